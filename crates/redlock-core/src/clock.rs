@@ -1,0 +1,184 @@
+//! Time and chance, as seams: everything the algorithm reads from outside passes through here, so that a simulation can
+//! replace it.
+//!
+//! [`HybridClock`] mints the fencing tokens. It promises strictly increasing tokens within one process, and it learns:
+//! a token seen on a node that lies ahead of our own wall clock moves our clock forward, at most by [`MAX_LEAD`], so that
+//! the slower of two gateways does not lose every first try. It does not promise agreement between gateways; the fence
+//! keys on the nodes do that.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::types::{FencingToken, Owner};
+
+/// Where time comes from.
+pub trait Clock: Send + Sync + 'static {
+    /// Time since an arbitrary fixed point: never goes back, and counts the time the machine spends suspended.
+    fn monotonic(&self) -> Duration;
+
+    /// Microseconds since 1970 as the machine believes.
+    fn wall_micros(&self) -> u64;
+}
+
+/// The machine's own clocks.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    /// CLOCK_BOOTTIME where there is one: `std::time::Instant` stops while a machine is suspended, and a holder that
+    /// wakes up after its lease ran out must not believe that no time has passed.
+    fn monotonic(&self) -> Duration {
+        #[cfg(target_os = "linux")]
+        let id = rustix::time::ClockId::Boottime;
+        #[cfg(not(target_os = "linux"))]
+        let id = rustix::time::ClockId::Monotonic;
+        let now = rustix::time::clock_gettime(id);
+        Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+    }
+
+    fn wall_micros(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
+    }
+}
+
+/// Where chance comes from: owners and jitter.
+pub trait Entropy: Send + Sync + 'static {
+    /// Fills the buffer with bytes that nobody can guess.
+    fn fill(&self, buffer: &mut [u8]);
+
+    /// A fresh owner.
+    fn owner(&self) -> Owner {
+        let mut raw = [0; Owner::LEN];
+        self.fill(&mut raw);
+        Owner::from_bytes(raw)
+    }
+
+    /// A number in `0.0..1.0`.
+    fn unit(&self) -> f64 {
+        let mut raw = [0; 8];
+        self.fill(&mut raw);
+        (u64::from_le_bytes(raw) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// The operating system's generator.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OsEntropy;
+
+impl Entropy for OsEntropy {
+    fn fill(&self, buffer: &mut [u8]) {
+        // A lock service without randomness would hand out guessable owners: there is nothing sensible to go on with.
+        getrandom::fill(buffer).expect("the operating system's random generator failed");
+    }
+}
+
+/// The most that tokens seen on nodes may move our own clock ahead for good.
+pub const MAX_LEAD: Duration = Duration::from_secs(1);
+
+/// Mints fencing tokens: T = max(last T minted or seen + 1, wall clock + learned lead).
+pub struct HybridClock {
+    clock: Arc<dyn Clock>,
+    /// D: a node refuses a T further than this from its own time, so we do not believe one either.
+    max_offset_micros: u64,
+    last: AtomicU64,
+    lead: AtomicU64,
+}
+
+impl HybridClock {
+    /// `max_offset` is D, the distance between a T and a node's own time beyond which the node refuses it.
+    pub fn new(clock: Arc<dyn Clock>, max_offset: Duration) -> Self {
+        Self {
+            clock,
+            max_offset_micros: max_offset.as_micros() as u64,
+            last: AtomicU64::new(0),
+            lead: AtomicU64::new(0),
+        }
+    }
+
+    /// A token larger than all that this clock has minted or observed. `None` when the wall clock is outside the years
+    /// 2001 to 2255.
+    pub fn mint(&self) -> Option<FencingToken> {
+        let now = self.clock.wall_micros() + self.lead.load(Ordering::Relaxed);
+        let mut last = self.last.load(Ordering::Relaxed);
+        loop {
+            let next = now.max(last + 1);
+            match self.last.compare_exchange_weak(last, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return FencingToken::new(next),
+                Err(newer) => last = newer,
+            }
+        }
+    }
+
+    /// Takes note of a token stored on a node, so that the next mint is larger. Answers false, and learns nothing, when
+    /// the token lies more than D ahead of our wall clock: one wild fence must not drive the tokens of all locks out of
+    /// the range that nodes accept.
+    pub fn observe(&self, seen: FencingToken) -> bool {
+        let wall = self.clock.wall_micros();
+        let ahead = seen.get().saturating_sub(wall);
+        if ahead > self.max_offset_micros {
+            return false;
+        }
+        self.lead.fetch_max(ahead.min(MAX_LEAD.as_micros() as u64), Ordering::Relaxed);
+        self.last.fetch_max(seen.get(), Ordering::Relaxed);
+        true
+    }
+
+    /// How long ago a token was minted, by our wall clock.
+    pub fn age(&self, token: FencingToken) -> Duration {
+        Duration::from_micros(self.clock.wall_micros().saturating_sub(token.get()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Fixed(AtomicU64);
+
+    impl Clock for Fixed {
+        fn monotonic(&self) -> Duration {
+            Duration::from_micros(self.wall_micros())
+        }
+        fn wall_micros(&self) -> u64 {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    const WALL: u64 = 1_763_725_165_000_000;
+
+    fn clock() -> (Arc<Fixed>, HybridClock) {
+        let fixed = Arc::new(Fixed(AtomicU64::new(WALL)));
+        (fixed.clone(), HybridClock::new(fixed, Duration::from_secs(2)))
+    }
+
+    #[test]
+    fn tokens_increase_even_when_the_wall_clock_stands_still_or_goes_back() {
+        let (wall, clock) = clock();
+        let first = clock.mint().unwrap();
+        let second = clock.mint().unwrap();
+        wall.0.store(WALL - 5_000_000, Ordering::Relaxed);
+        let third = clock.mint().unwrap();
+        assert!(first.get() == WALL && second > first && third > second);
+    }
+
+    #[test]
+    fn a_seen_token_moves_the_clock_past_it_and_the_lead_stays_capped() {
+        let (wall, clock) = clock();
+        assert!(clock.observe(FencingToken::new(WALL + 500_000).unwrap()));
+        assert_eq!(clock.mint().unwrap().get(), WALL + 500_001);
+        wall.0.store(WALL + 10_000_000, Ordering::Relaxed);
+        assert_eq!(clock.mint().unwrap().get(), WALL + 10_500_000, "the learned lead of 0.5 s remains");
+        assert!(clock.observe(FencingToken::new(WALL + 11_900_000).unwrap()));
+        wall.0.store(WALL + 20_000_000, Ordering::Relaxed);
+        assert_eq!(clock.mint().unwrap().get(), WALL + 21_000_000, "the lead is capped at 1 s");
+    }
+
+    #[test]
+    fn one_wild_fence_does_not_poison_the_tokens_of_all_locks() {
+        let (_, clock) = clock();
+        assert!(!clock.observe(FencingToken::new(WALL + 2_000_001).unwrap()));
+        assert!(!clock.observe(FencingToken::MAX));
+        assert_eq!(clock.mint().unwrap().get(), WALL);
+    }
+}

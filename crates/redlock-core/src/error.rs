@@ -1,0 +1,112 @@
+//! What can go wrong, in words that say whether something happened. A refusal, a missing majority and an unknown outcome
+//! are three different things to a caller, so none of them is folded into another.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::node::{Effect, Failure, Holding};
+use crate::types::{FencingToken, Ttl};
+
+/// The outcome of an operation that did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LockError {
+    /// Somebody else holds the lock. Whatever this try set elsewhere is being released.
+    #[error("the lock is held by somebody else")]
+    Held(HeldBy),
+    /// Extend or release: there is no such lock (any more).
+    #[error("the lock is free or expired")]
+    Lost,
+    /// Extend or release: somebody else holds the lock.
+    #[error("the lock is held by somebody else now")]
+    NotHolder(HeldBy),
+    /// Too few nodes gave a usable answer. Nothing is held: whatever was set is being released.
+    #[error("no majority of nodes could be reached: {}", Reports(.0))]
+    NoQuorum(Vec<NodeReport>),
+    /// Extend, release: too few nodes answered to tell. The old deadline stands; trying again is safe.
+    #[error("the outcome is unknown: {}", Reports(.0))]
+    Unknown(Vec<NodeReport>),
+    /// The TTL is longer than this cluster allows.
+    #[error("a ttl of {} ms is longer than the {} ms this cluster allows", .asked.millis(), .max.millis())]
+    TtlTooLong {
+        /// What was asked.
+        asked: Ttl,
+        /// What is allowed.
+        max: Ttl,
+    },
+}
+
+impl LockError {
+    /// Whether the operation may have changed anything that outlasts it.
+    pub fn effect(&self) -> Effect {
+        match self {
+            Self::Held(_) | Self::Lost | Self::NotHolder(_) | Self::NoQuorum(_) | Self::TtlTooLong { .. } => {
+                Effect::None
+            }
+            Self::Unknown(_) => Effect::Possible,
+        }
+    }
+}
+
+/// What is known of whoever holds a lock that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HeldBy {
+    /// The text stored for people; empty when there is none or another Redlock client holds the lock.
+    pub info: Vec<u8>,
+    /// When the lock was acquired, as its fencing token says; `None` when another client holds it.
+    pub fencing: Option<FencingToken>,
+    /// The earliest time at which a majority can be free without a release; `None` when it never expires.
+    pub expires_in: Option<Duration>,
+}
+
+impl HeldBy {
+    pub(crate) fn from_holding(holding: &Holding, expires_in: Option<Duration>) -> Self {
+        match holding.record.parse() {
+            Some((token, info)) => Self { info: info.to_vec(), fencing: Some(token.fencing()), expires_in },
+            None => Self { info: Vec::new(), fencing: None, expires_in },
+        }
+    }
+}
+
+/// What one node said in a round that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeReport {
+    /// The node's name.
+    pub node: String,
+    /// Its answer.
+    pub answer: NodeAnswer,
+}
+
+/// The kinds of answers, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeAnswer {
+    /// It agreed.
+    Agreed,
+    /// It refused: somebody else's lock, or none, or a newer fencing token stood there.
+    Refused(&'static str),
+    /// No usable answer.
+    Failed(Failure),
+    /// The round was decided before it answered.
+    Pending,
+}
+
+impl fmt::Display for NodeAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Agreed => f.write_str("agreed"),
+            Self::Refused(what) => f.write_str(what),
+            Self::Failed(failure) => failure.fmt(f),
+            Self::Pending => f.write_str("not needed"),
+        }
+    }
+}
+
+struct Reports<'a>(&'a [NodeReport]);
+
+impl fmt::Display for Reports<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, report) in self.0.iter().enumerate() {
+            write!(f, "{}{} {}", if i == 0 { "" } else { "; " }, report.node, report.answer)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+//! Redlock over N independent masters, made safe where the canonical text leaves it to operators.
+//!
+//! # The algorithm on one page
+//!
+//! A lock is one key on each of N independent Redis masters, set only if it is free, with a TTL, under a value that
+//! nobody else can guess. It is *granted* when at least ⌊N/2⌋+1 of all configured nodes set it and some of the TTL is
+//! left: `validity = ttl − elapsed − drift`. Any two majorities share a node, so there is one holder at a time for as
+//! long as holders stop at their deadline and nodes keep what they were told. This is the canonical text
+//! (<https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>). On top of it:
+//!
+//! - every grant carries a *fencing token* T, larger than that of every earlier grant of the same lock. A resource that
+//!   refuses smaller tokens is safe even from a holder that slept through its deadline (Kleppmann, "How to do
+//!   distributed locking"). It costs no extra round trip: nodes keep the last T beside the lock and refuse smaller ones;
+//! - a failed, cancelled or timed-out attempt is released on every node it may have reached, on a deadline of its own,
+//!   and the release is a barrier against commands that are still in flight;
+//! - outcomes are honest: refused, impossible and unknown are different answers ([`LockError`]).
+//!
+//! ```
+//! use std::sync::Arc;
+//! use redlock_core::clock::SystemClock;
+//! use redlock_core::node::{Node, memory::MemoryNode};
+//! use redlock_core::{AcquireOptions, LockError, LockName, Redlock, Ttl};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let node = |n| Arc::new(MemoryNode::new(format!("embedded-{n}"), Arc::new(SystemClock), Default::default()));
+//! let nodes = (1..=5).map(|n| node(n) as Arc<dyn Node>).collect();
+//! let locks = Redlock::new(nodes, Default::default(), Default::default())?;
+//!
+//! let name = LockName::parse("reports/nightly")?;
+//! let ttl = Ttl::from_millis(10_000).expect("between 10 ms and a day");
+//! let lease = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
+//! println!("held for {:?}, fencing token {}", locks.validity(&lease), lease.token.fencing());
+//!
+//! let other = locks.acquire(&name, ttl, AcquireOptions::default()).await;
+//! assert!(matches!(other, Err(LockError::Held(_))));
+//!
+//! locks.extend(&name, &lease.token, ttl).await?;
+//! locks.release(&name, &lease.token).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! On real masters a node is a [`node::redis::RedisNode`]; nothing else changes. To keep trying for a while:
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use redlock_core::{clock::SystemClock, node::{Node, memory::MemoryNode}, *};
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let node = Arc::new(MemoryNode::new("embedded", Arc::new(SystemClock), Default::default()));
+//! # let locks = Redlock::new(vec![node as Arc<dyn Node>], Default::default(), Default::default())?;
+//! # let (name, ttl) = (LockName::parse("a")?, Ttl::from_millis(100).unwrap());
+//! let held = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
+//! let policy = RetryPolicy { count: 20, ..RetryPolicy::default() };
+//! let next = locks.acquire_with_retry(&name, ttl, AcquireOptions::default(), &policy).await?;
+//! assert!(next.token.fencing() > held.token.fencing(), "granted after the first expired, with a larger token");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it does not guarantee
+//!
+//! - Exclusion while a client ignores its deadline (a long pause, a lost connection to the resource), unless the
+//!   resource checks fencing tokens.
+//! - Survival of keys deleted by hand, of eviction (nodes that may evict are refused), or of a failover to a replica that
+//!   lags behind.
+//! - Exclusion after a majority lost its data while locks were held: restarted nodes are not yet kept from voting. Run
+//!   masters with an append-only file that is synced always.
+//! - That all gateways' clocks agree: fencing needs no such thing while fence keys survive; a gateway whose clock is
+//!   further than two seconds from a node's is refused by that node.
+//!
+//! # Map
+//!
+//! | module | what it is for | what it does not know |
+//! | --- | --- | --- |
+//! | [`types`] | names, owners, tokens, TTLs: parsed once, limits beside them | everything else |
+//! | [`clock`] | the time and chance seams, the clock that mints fencing tokens | nodes |
+//! | [`quorum`], [`validity`], [`retry`] | pure decisions | time, nodes, tokio |
+//! | `round` | one question to all nodes | what the answer is for |
+//! | [`redlock`] | acquire, extend, release, inspect, list | Redis, HTTP |
+//! | `cleanup` | releases owed to nodes that did not answer | who asked |
+//! | [`node`] | the seam to one master, in memory and on Redis | other nodes, quorum, retries |
+//! | [`error`] | outcomes | status codes |
+//!
+//! Nothing here knows HTTP, serde or environment variables. No table of held locks is kept: the token travels with the
+//! client, so any process over the same nodes can extend or release.
+
+#![warn(missing_docs)]
+
+mod cleanup;
+pub mod clock;
+pub mod error;
+pub mod node;
+pub mod quorum;
+pub mod redlock;
+pub mod retry;
+mod round;
+pub mod types;
+pub mod validity;
+
+pub use error::{HeldBy, LockError, NodeAnswer, NodeReport};
+pub use redlock::{AcquireOptions, Inspection, Lease, ListCursor, LockPage, LockState, Redlock, Seams, Settings};
+pub use retry::RetryPolicy;
+pub use types::{FencingToken, Info, LockName, LockToken, Owner, Ttl};

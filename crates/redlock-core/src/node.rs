@@ -1,0 +1,473 @@
+//! The seam between the algorithm and one master: an [`Op`] goes in, a [`Vote`] comes out.
+//!
+//! A node knows nothing of the other nodes, of quorum, of TTL policy or of retries. It promises three things:
+//!
+//! 1. *Order*: operations submitted one after the other take effect in that order, or not at all. So a release never
+//!    overtakes its own acquire.
+//! 2. *One vote each*: every submitted operation is answered exactly once, if only with [`Vote::Failed`]; `submit` itself
+//!    never waits.
+//! 3. *Honesty about effects*: [`Effect::None`] is said only when the node cannot have run the operation, now or later.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::types::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
+
+pub mod admission;
+pub mod memory;
+pub mod redis;
+
+/// One master, as a round sees it.
+pub trait Node: Send + Sync + 'static {
+    /// `host:port` or another name that is fit for logs and metrics; never a password.
+    fn name(&self) -> &str;
+
+    /// Whether it may vote, and why not.
+    fn status(&self) -> watch::Receiver<NodeStatus>;
+
+    /// Takes an operation; the vote goes to `reply`, at once or later. Operations that the node has not begun by
+    /// `not_after` may be answered `Failed` without being run.
+    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply);
+}
+
+/// Where a lock lives on every node.
+///
+/// One buffer holds `{<prefix><name>}:fence`; the lock key is the part between the braces, so both are in the same
+/// cluster slot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys {
+    /// The lock: `<prefix><name>`.
+    pub lock: Bytes,
+    /// The fence: `{<prefix><name>}:fence`.
+    pub fence: Bytes,
+}
+
+impl Keys {
+    /// The keys of one lock under a prefix.
+    pub fn new(prefix: &str, name: &LockName) -> Self {
+        let mut text = Vec::with_capacity(prefix.len() + name.as_str().len() + 8);
+        text.push(b'{');
+        text.extend_from_slice(prefix.as_bytes());
+        text.extend_from_slice(name.as_str().as_bytes());
+        let end = text.len();
+        text.extend_from_slice(b"}:fence");
+        let fence = Bytes::from(text);
+        Self { lock: fence.slice(1..end), fence }
+    }
+}
+
+/// What a node stores for a held lock: `T:owner:info`, T and owner of fixed width.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record(Bytes);
+
+impl Record {
+    const OWNER_AT: usize = FencingToken::TEXT_LEN + 1;
+    /// Length of `T:owner`, which names one grant and is what a release compares.
+    pub(crate) const GRANT_LEN: usize = Self::OWNER_AT + Owner::TEXT_LEN;
+
+    /// The record of a grant.
+    pub fn new(token: &LockToken, info: &Info) -> Self {
+        use std::io::Write;
+        let mut text = Vec::with_capacity(Self::GRANT_LEN + 1 + info.0.len());
+        write!(text, "{}:", token.fencing()).expect("a Vec takes every write");
+        text.extend_from_slice(token.owner().as_bytes());
+        text.push(b':');
+        text.extend_from_slice(&info.0);
+        Self(Bytes::from(text))
+    }
+
+    /// Whatever a node had under the lock key; other Redlock clients put their own values there.
+    pub fn foreign(value: Bytes) -> Self {
+        Self(value)
+    }
+
+    /// The stored bytes.
+    pub fn as_bytes(&self) -> &Bytes {
+        &self.0
+    }
+
+    /// `T:owner`, for a record of our own.
+    pub fn grant(&self) -> Bytes {
+        self.0.slice(..Self::GRANT_LEN)
+    }
+
+    /// The parts, or `None` when another client's value is stored.
+    pub fn parse(&self) -> Option<(LockToken, &[u8])> {
+        let fencing = FencingToken::parse(self.0.get(..FencingToken::TEXT_LEN)?)?;
+        let owner = Owner::parse(self.0.get(Self::OWNER_AT..Self::GRANT_LEN)?)?;
+        let separators = (self.0.get(FencingToken::TEXT_LEN)?, self.0.get(Self::GRANT_LEN)?);
+        let info = self.0.get(Self::GRANT_LEN + 1..)?;
+        (separators == (&b':', &b':')).then(|| (LockToken::new(owner, fencing), info))
+    }
+
+    pub(crate) fn owner_bytes(&self) -> Bytes {
+        self.0.slice(Self::OWNER_AT..Self::GRANT_LEN)
+    }
+
+    pub(crate) fn owner_text(&self) -> &[u8] {
+        self.0.get(Self::OWNER_AT..Self::GRANT_LEN).unwrap_or_default()
+    }
+
+    pub(crate) fn fencing(&self) -> Option<FencingToken> {
+        FencingToken::parse(self.0.get(..FencingToken::TEXT_LEN)?)
+    }
+}
+
+/// What a node is asked to do.
+#[derive(Debug, Clone)]
+pub enum Op {
+    /// Set the lock if it is free (or this owner's) and T is larger than the fence; store T in both keys.
+    Acquire {
+        /// The lock's keys.
+        keys: Keys,
+        /// What to store.
+        record: Record,
+        /// How long.
+        ttl: Ttl,
+    },
+    /// Prolong the lock if this owner has it; never shorten it.
+    Extend {
+        /// The lock's keys.
+        keys: Keys,
+        /// Who claims to hold it; only its owner counts.
+        record: Record,
+        /// How long from now.
+        ttl: Ttl,
+    },
+    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above.
+    Release {
+        /// The lock's keys.
+        keys: Keys,
+        /// The grant to undo.
+        record: Record,
+    },
+    /// Read the lock.
+    Inspect {
+        /// The lock's keys.
+        keys: Keys,
+    },
+    /// Read a page of lock keys.
+    Scan {
+        /// Only keys that begin so.
+        key_prefix: Bytes,
+        /// Where the last page ended; empty to begin.
+        cursor: Bytes,
+        /// About how many.
+        count: u32,
+    },
+}
+
+/// A node's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Vote {
+    /// The lock is set with exactly the T that was asked for.
+    Granted,
+    /// Somebody else's lock stands.
+    Held(Holding),
+    /// Free, but the node has seen this T or a larger one.
+    Stale {
+        /// The last T stored for this lock.
+        fence: FencingToken,
+    },
+    /// The lock is this owner's and lives at least the asked TTL from now.
+    Extended,
+    /// The lock was this owner's and is gone now; the fence is at T or above.
+    Released,
+    /// There is no such lock.
+    Missing,
+    /// The lock as it stands.
+    Found(Holding),
+    /// A page of lock keys.
+    Page {
+        /// The keys found.
+        keys: Vec<Bytes>,
+        /// Where the next page begins; `None` at the end.
+        next: Option<Bytes>,
+    },
+    /// No usable answer.
+    Failed(Failure),
+}
+
+/// A lock as one node stores it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holding {
+    /// What is stored.
+    pub record: Record,
+    /// How long it still lives; `None` for a key without expiry, which only another client can have set.
+    pub expires_in: Option<Duration>,
+}
+
+/// Whether an operation that failed may have run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// It has not run and never will.
+    None,
+    /// It may have run, or may still run.
+    Possible,
+}
+
+/// Why a node gave no usable answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The kind, for metrics and callers.
+    pub reason: Reason,
+    /// Whether the operation may have run.
+    pub effect: Effect,
+    /// One sentence for people.
+    pub detail: String,
+}
+
+impl Failure {
+    pub(crate) fn new(reason: Reason, effect: Effect, detail: impl Into<String>) -> Self {
+        Self { reason, effect, detail: detail.into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.reason.as_str(), self.detail)
+    }
+}
+
+/// The kinds of failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// No answer within the node time-out.
+    Timeout,
+    /// No connection.
+    Down,
+    /// Connected, but not admitted to vote.
+    Quarantined,
+    /// The T is too far from the node's own time.
+    Clock,
+    /// The node's queue is full.
+    Overloaded,
+    /// The node answered with an error.
+    Error,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Timeout, Self::Down, Self::Quarantined, Self::Clock, Self::Overloaded, Self::Error];
+
+    /// A word for metrics and answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Down => "down",
+            Self::Quarantined => "quarantined",
+            Self::Clock => "clock",
+            Self::Overloaded => "overloaded",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Receives the votes of one round.
+pub trait Voter: Send + Sync {
+    /// Node number `node` has voted. Called exactly once for each submitted [`Reply`].
+    fn vote(&self, node: usize, vote: Vote);
+}
+
+/// The return address of one operation. Dropping it unanswered votes `Failed` with a possible effect, so no node can
+/// lose a vote.
+pub struct Reply {
+    voter: Option<Arc<dyn Voter>>,
+    node: usize,
+}
+
+impl Reply {
+    /// A reply that reaches `voter` as node number `node`.
+    pub fn new(voter: Arc<dyn Voter>, node: usize) -> Self {
+        Self { voter: Some(voter), node }
+    }
+
+    /// Delivers the vote.
+    pub fn send(mut self, vote: Vote) {
+        if let Some(voter) = self.voter.take() {
+            voter.vote(self.node, vote);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(voter) = self.voter.take() {
+            let failure = Failure::new(Reason::Down, Effect::Possible, "the node's task ended without an answer");
+            voter.vote(self.node, Vote::Failed(failure));
+        }
+    }
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reply(node {})", self.node)
+    }
+}
+
+/// What a node is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NodeState {
+    /// It votes.
+    Admitted,
+    /// It lost its memory of locks and waits until none of them can still live.
+    Quarantined,
+    /// No usable connection; being retried.
+    Connecting,
+    /// Reached, but its configuration makes it unfit; looked at again from time to time.
+    Refused,
+}
+
+impl NodeState {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Admitted, Self::Quarantined, Self::Connecting, Self::Refused];
+
+    /// A word for metrics and answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::Quarantined => "quarantined",
+            Self::Connecting => "connecting",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// What a node is doing and why, for operators.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeStatus {
+    /// Its state.
+    pub state: NodeState,
+    /// Why, in a sentence; empty when there is nothing to explain.
+    pub detail: String,
+    /// How many times a restart was seen.
+    pub restarts: u64,
+    /// Keys it has evicted, as it reported when it was admitted last; anything but zero means that locks may be lost.
+    pub evicted_keys: u64,
+}
+
+impl NodeStatus {
+    pub(crate) fn connecting() -> Self {
+        Self {
+            state: NodeState::Connecting,
+            detail: "connecting for the first time".into(),
+            restarts: 0,
+            evicted_keys: 0,
+        }
+    }
+}
+
+/// What the core lets its host measure. All methods are called on hot paths: they must not block.
+pub trait Observer: Send + Sync + 'static {
+    /// A node answered one call that carried `operations` operations.
+    fn node_call(&self, node: &str, operations: usize, elapsed: Duration);
+    /// A node's clock was compared with ours; positive when the node is ahead.
+    fn clock_offset(&self, node: &str, offset_micros: i64);
+    /// A node voted in a round.
+    fn vote(&self, node: usize, vote: &Vote);
+    /// A release could not be delivered and was given up: the lock's TTL now bounds what is left on that node.
+    fn release_abandoned(&self, node: usize);
+}
+
+/// Measures nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoObserver;
+
+impl Observer for NoObserver {
+    fn node_call(&self, _: &str, _: usize, _: Duration) {}
+    fn clock_offset(&self, _: &str, _: i64) {}
+    fn vote(&self, _: usize, _: &Vote) {}
+    fn release_abandoned(&self, _: usize) {}
+}
+
+/// The four rules that make fencing tokens sound. Always all on; a build with the feature `mutation-testing` can switch
+/// single ones off, to prove that the tests notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// A retry by the same owner takes a new T and rewrites both keys.
+    pub retry_rewrites: bool,
+    /// A release leaves the fence at T or above.
+    pub release_is_a_barrier: bool,
+    /// A release deletes only a lock whose T is not newer than its own.
+    pub release_keeps_newer: bool,
+    /// A node refuses a T too far from its own time.
+    pub clock_is_checked: bool,
+}
+
+impl Rules {
+    /// All four.
+    pub const ALL: Self =
+        Self { retry_rewrites: true, release_is_a_barrier: true, release_keeps_newer: true, clock_is_checked: true };
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+/// What a node needs to know of the cluster's configuration.
+#[derive(Debug, Clone)]
+pub struct NodeSettings {
+    /// D: a T further than this from the node's own time is refused.
+    pub max_clock_offset: Duration,
+    /// How long a fence outlives the last grant; must exceed what gateway clocks may differ by.
+    pub fence_retention: Duration,
+    /// Which rules are on: all, outside of mutation tests.
+    pub rules: Rules,
+}
+
+impl Default for NodeSettings {
+    /// D = 2 s, fences kept for 30 minutes.
+    fn default() -> Self {
+        Self {
+            max_clock_offset: Duration::from_secs(2),
+            fence_retention: Duration::from_secs(30 * 60),
+            rules: Rules::ALL,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_gives_back_what_went_in_and_foreign_values_do_not_parse() {
+        let token = LockToken::new(Owner::from_bytes([7; 20]), FencingToken::MIN);
+        let record = Record::new(&token, &Info::new("x:y").unwrap());
+        assert_eq!(record.parse(), Some((token, &b"x:y"[..])));
+        assert_eq!(record.grant().len(), Record::GRANT_LEN);
+        for foreign in ["", "1", "some-uuid-of-another-client", &"1".repeat(80)] {
+            assert_eq!(Record::foreign(Bytes::copy_from_slice(foreign.as_bytes())).parse(), None);
+        }
+    }
+
+    #[test]
+    fn the_fence_key_shares_the_slot_of_the_lock_key() {
+        let keys = Keys::new("lock:", &LockName::parse("a/b").unwrap());
+        assert_eq!((&keys.lock[..], &keys.fence[..]), (&b"lock:a/b"[..], &b"{lock:a/b}:fence"[..]));
+    }
+
+    #[test]
+    fn a_reply_dropped_without_an_answer_still_votes() {
+        struct Count(std::sync::Mutex<Vec<(usize, Vote)>>);
+        impl Voter for Count {
+            fn vote(&self, node: usize, vote: Vote) {
+                self.0.lock().unwrap().push((node, vote));
+            }
+        }
+        let voter = Arc::new(Count(Default::default()));
+        drop(Reply::new(voter.clone(), 3));
+        Reply::new(voter.clone(), 4).send(Vote::Granted);
+        let votes = voter.0.lock().unwrap();
+        assert!(matches!(&votes[0], (3, Vote::Failed(Failure { effect: Effect::Possible, .. }))));
+        assert_eq!(&votes[1..], &[(4, Vote::Granted)]);
+    }
+}

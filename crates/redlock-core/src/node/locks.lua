@@ -1,0 +1,150 @@
+-- Many lock operations in one call. Each stands alone: an error in one is reported for it and touches no other.
+--
+-- KEYS[1]  the marker of this node
+-- ARGV[1]  the marker that admits this gateway     ARGV[2]  D in microseconds     ARGV[3]  fence retention in ms
+-- then for each operation, its arguments from ARGV[4] and its keys from KEYS[2]:
+--   A record ttl_ms | lock fence     acquire; record = T:owner:info, T 16 digits, owner 40 characters
+--   E owner ttl_ms  | lock           extend
+--   R T:owner       | lock fence     release
+--   I               | lock           inspect
+-- Answers: this node's time in microseconds, then for each operation a number or a list that begins with one:
+--   1 granted   2 held (pttl, record)   3 stale (fence)   4 extended   5 released   6 missing   7 found (pttl, record)
+--   8 quarantined   9 clock   10 error (text)
+--
+-- T is handled as the text it came as: Lua's tostring gives 1.76e+15. Comparisons are between numbers below 2^53.
+
+local call, sub, num = redis.pcall, string.sub, tonumber
+
+local RULE_RETRY_REWRITES = true
+local RULE_RELEASE_IS_A_BARRIER = true
+local RULE_RELEASE_KEEPS_NEWER = true
+local RULE_CLOCK_IS_CHECKED = true
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local admitted = call('GET', KEYS[1]) == ARGV[1]
+local max_offset, retention = num(ARGV[2]), ARGV[3]
+
+local function failed(reply)
+  return type(reply) == 'table' and reply.err
+end
+
+local function held(code, lock, record)
+  local pttl = call('PTTL', lock)
+  return { code, failed(pttl) and 0 or pttl, record }
+end
+
+local function acquire(lock, fence, record, ttl)
+  if not admitted then return 8 end
+  local t = sub(record, 1, 16)
+  local t_num = num(t)
+  if RULE_CLOCK_IS_CHECKED and (t_num - now > max_offset or now - t_num > max_offset) then return 9 end
+  local owner = sub(record, 18, 57)
+
+  local last = call('GET', fence)
+  if failed(last) then return { 10, last.err } end
+  if last and not num(last) then return { 10, 'ERR the fence holds no number' } end
+  if last and num(last) >= t_num then
+    local current = call('GET', lock)
+    if failed(current) then return { 10, current.err } end
+    if current and sub(current, 18, 57) ~= owner then return held(2, lock, current) end
+    if current and not RULE_RETRY_REWRITES then return 1 end
+    return { 3, last }
+  end
+
+  local current = call('SET', lock, record, 'NX', 'GET', 'PX', ttl)
+  if failed(current) then return { 10, current.err } end
+  if current then
+    if sub(current, 18, 57) ~= owner then return held(2, lock, current) end
+    if not RULE_RETRY_REWRITES then return 1 end
+    -- The same owner tries again: a new T in both keys, a full TTL, and never less than it had.
+    local left = call('PTTL', lock)
+    local set = call('SET', lock, record, 'PX', left > num(ttl) and left or ttl)
+    if failed(set) then return { 10, set.err } end
+  end
+  local set = call('SET', fence, t, 'PX', retention)
+  if failed(set) then
+    call('DEL', lock)
+    return { 10, set.err }
+  end
+  return 1
+end
+
+local function extend(lock, owner, ttl)
+  if not admitted then return 8 end
+  local current = call('GET', lock)
+  if failed(current) then return { 10, current.err } end
+  if not current then return 6 end
+  if sub(current, 18, 57) ~= owner then return held(2, lock, current) end
+  local left = call('PTTL', lock)
+  if left >= 0 and left < num(ttl) then
+    local set = call('PEXPIRE', lock, ttl)
+    if failed(set) then return { 10, set.err } end
+  end
+  return 4
+end
+
+-- Needs no admission: taking a lock away can never produce a second holder. Deletes before it sets anything: the
+-- deletion works, and lets the rest of the script write, when Redis is out of memory.
+local function release(lock, fence, grant)
+  local current = call('GET', lock)
+  if failed(current) then return { 10, current.err } end
+  local deleted = false
+  if current and sub(current, 1, 57) == grant then
+    local del = call('DEL', lock)
+    if failed(del) then return { 10, del.err } end
+    -- The acquire that stored this very T has left the fence at T.
+    return 5
+  end
+  local t = sub(grant, 1, 16)
+  local t_num = num(t)
+  local mine = current and sub(current, 18, 57) == sub(grant, 18, 57)
+  if mine and (not RULE_RELEASE_KEEPS_NEWER or (num(sub(current, 1, 16)) or 0) <= t_num) then
+    local del = call('DEL', lock)
+    if failed(del) then return { 10, del.err } end
+    deleted = true
+  end
+  if RULE_RELEASE_IS_A_BARRIER then
+    if t_num - now <= max_offset then
+      local last = call('GET', fence)
+      if failed(last) then return { 10, last.err } end
+      if not (last and (num(last) or 0) >= t_num) then
+        local set = call('SET', fence, t, 'PX', retention)
+        if failed(set) and not deleted then return { 10, set.err } end
+      end
+    elseif not deleted then
+      -- A T from the future would make the fence refuse everyone until it has passed.
+      return 9
+    end
+  end
+  if deleted then return 5 end
+  if current then return held(2, lock, current) end
+  return 6
+end
+
+local function inspect(lock)
+  local current = call('GET', lock)
+  if failed(current) then return { 10, current.err } end
+  if not current then return 6 end
+  return held(7, lock, current)
+end
+
+local out, n, k, a = { now }, 1, 2, 4
+while ARGV[a] do
+  local op = ARGV[a]
+  n = n + 1
+  if op == 'A' then
+    out[n] = acquire(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])
+    k, a = k + 2, a + 3
+  elseif op == 'R' then
+    out[n] = release(KEYS[k], KEYS[k + 1], ARGV[a + 1])
+    k, a = k + 2, a + 2
+  elseif op == 'E' then
+    out[n] = extend(KEYS[k], ARGV[a + 1], ARGV[a + 2])
+    k, a = k + 1, a + 3
+  else
+    out[n] = inspect(KEYS[k])
+    k, a = k + 1, a + 1
+  end
+end
+return out

@@ -1,0 +1,305 @@
+//! A master in this process: the state machine of the scripts, operation for operation, on a hash map.
+//!
+//! It is the embedded default of the gateway and the node of simulations and doc examples. It answers `submit` before
+//! returning. What it cannot do is remember: a restart of the process is a loss of all locks, and all "nodes" of one
+//! process share its fate.
+//!
+//! A differential test holds it to the answers of a real redis-server (`tests/it/contract.rs`). Two differences are
+//! wanted: expiry follows the monotonic clock, so that a step of the wall clock does not expire locks; and there are no
+//! keys of other types.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{
+    Effect, Failure, Holding, Keys, Node, NodeSettings, NodeState, NodeStatus, Op, Reason, Record, Reply, Vote,
+};
+use crate::clock::Clock;
+use crate::types::{FencingToken, Ttl};
+
+/// An in-process master.
+pub struct MemoryNode {
+    name: String,
+    store: Mutex<Store>,
+    status: watch::Sender<NodeStatus>,
+}
+
+impl MemoryNode {
+    /// An empty, admitted node. `clock` is the node's own: its expiry and its TIME.
+    pub fn new(name: impl Into<String>, clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
+        let status = NodeStatus { state: NodeState::Admitted, detail: String::new(), restarts: 0, evicted_keys: 0 };
+        Self { name: name.into(), store: Mutex::new(Store::new(clock, settings)), status: watch::Sender::new(status) }
+    }
+
+    /// Runs one operation and answers it.
+    pub fn run(&self, op: &Op) -> Vote {
+        self.lock().run(op)
+    }
+
+    /// Sets a key as another client would, overwriting what is there.
+    pub fn set_foreign(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) {
+        self.lock().set(Bytes::copy_from_slice(key), Bytes::copy_from_slice(value), ttl.map(millis));
+    }
+
+    /// Forgets everything, as FLUSHALL or an empty restart does, the right to vote included.
+    pub fn wipe(&self) {
+        let mut store = self.lock();
+        store.entries.clear();
+        store.expiries.clear();
+        store.admitted = false;
+        self.status.send_modify(|status| {
+            status.state = NodeState::Quarantined;
+            status.detail = "all data was lost".into();
+        });
+    }
+
+    /// Gives the right to vote back.
+    pub fn admit(&self) {
+        self.lock().admitted = true;
+        self.status.send_modify(|status| {
+            status.state = NodeState::Admitted;
+            status.detail.clear();
+        });
+    }
+
+    /// Number of keys, expired ones that nobody has touched yet included.
+    pub fn key_count(&self) -> usize {
+        self.lock().entries.len()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Node for MemoryNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn status(&self) -> watch::Receiver<NodeStatus> {
+        self.status.subscribe()
+    }
+
+    fn submit(&self, op: Arc<Op>, _not_after: Instant, reply: Reply) {
+        // The store must be unlocked before the vote is delivered: the voter may submit again.
+        let vote = self.run(&op);
+        reply.send(vote);
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+struct Entry {
+    value: Bytes,
+    expires_at: Option<u64>,
+}
+
+struct Store {
+    clock: Arc<dyn Clock>,
+    settings: NodeSettings,
+    admitted: bool,
+    entries: HashMap<Bytes, Entry>,
+    /// When to look at which key; entries that were prolonged or deleted since are skipped.
+    expiries: BinaryHeap<Reverse<(u64, Bytes)>>,
+}
+
+impl Store {
+    fn new(clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
+        Self { clock, settings, admitted: true, entries: HashMap::new(), expiries: BinaryHeap::new() }
+    }
+
+    fn run(&mut self, op: &Op) -> Vote {
+        self.expire_some();
+        match op {
+            Op::Acquire { keys, record, ttl } => self.acquire(keys, record, *ttl),
+            Op::Extend { keys, record, ttl } => self.extend(keys, record, *ttl),
+            Op::Release { keys, record } => self.release(keys, record),
+            Op::Inspect { keys } => match self.get(&keys.lock) {
+                Some(value) => Vote::Found(self.holding(keys, value)),
+                None => Vote::Missing,
+            },
+            Op::Scan { key_prefix, cursor, count } => self.scan(key_prefix, cursor, *count),
+        }
+    }
+
+    fn acquire(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Vote {
+        if !self.admitted {
+            return not_admitted();
+        }
+        let Some(t) = record.fencing() else { return error("the record has no T") };
+        let now = self.clock.wall_micros();
+        let rules = self.settings.rules;
+        if rules.clock_is_checked && t.get().abs_diff(now) > self.max_offset() {
+            return clock_refusal();
+        }
+        let fence = match self.get(&keys.fence).map(|text| FencingToken::parse(&text)) {
+            None => None,
+            Some(Some(fence)) => Some(fence),
+            Some(None) => return error("ERR the fence holds no number"),
+        };
+        let current = self.get(&keys.lock);
+        if let Some(value) = &current {
+            if Record::foreign(value.clone()).owner_text() != record.owner_text() {
+                return Vote::Held(self.holding(keys, value.clone()));
+            }
+            if !rules.retry_rewrites {
+                return Vote::Granted;
+            }
+        }
+        if let Some(fence) = fence.filter(|fence| *fence >= t) {
+            return Vote::Stale { fence };
+        }
+        let asked = u64::from(ttl.millis());
+        let ttl = match current {
+            Some(_) => self.left(&keys.lock).map_or(asked, |left| left.max(asked)),
+            None => asked,
+        };
+        self.set(keys.lock.clone(), record.as_bytes().clone(), Some(ttl));
+        self.set_fence(keys, record);
+        Vote::Granted
+    }
+
+    fn extend(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Vote {
+        if !self.admitted {
+            return not_admitted();
+        }
+        let Some(value) = self.get(&keys.lock) else { return Vote::Missing };
+        if Record::foreign(value.clone()).owner_text() != record.owner_text() {
+            return Vote::Held(self.holding(keys, value));
+        }
+        let asked = u64::from(ttl.millis());
+        if self.left(&keys.lock).is_some_and(|left| left < asked) {
+            self.set(keys.lock.clone(), value, Some(asked));
+        }
+        Vote::Extended
+    }
+
+    fn release(&mut self, keys: &Keys, record: &Record) -> Vote {
+        let Some(t) = record.fencing() else { return error("the record has no T") };
+        let current = self.get(&keys.lock).map(Record::foreign);
+        let mut deleted = false;
+        if let Some(current) = &current {
+            let mine = current.owner_text() == record.owner_text();
+            if mine && current.fencing() == Some(t) {
+                self.entries.remove(&keys.lock);
+                return Vote::Released;
+            }
+            if mine && (!self.settings.rules.release_keeps_newer || current.fencing().is_none_or(|stored| stored <= t))
+            {
+                self.entries.remove(&keys.lock);
+                deleted = true;
+            }
+        }
+        if self.settings.rules.release_is_a_barrier {
+            if t.get().saturating_sub(self.clock.wall_micros()) <= self.max_offset() {
+                let fence = self.get(&keys.fence).and_then(|text| FencingToken::parse(&text));
+                if fence.is_none_or(|fence| fence < t) {
+                    self.set_fence(keys, record);
+                }
+            } else if !deleted {
+                return clock_refusal();
+            }
+        }
+        match current {
+            _ if deleted => Vote::Released,
+            Some(current) => Vote::Held(self.holding(keys, current.as_bytes().clone())),
+            None => Vote::Missing,
+        }
+    }
+
+    fn scan(&self, key_prefix: &Bytes, cursor: &Bytes, count: u32) -> Vote {
+        let now = self.now();
+        let mut keys: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|(key, entry)| key.starts_with(key_prefix) && *key > cursor && !is_past(entry.expires_at, now))
+            .map(|(key, _)| key.clone())
+            .collect();
+        keys.sort_unstable();
+        let more = keys.len() > count as usize;
+        keys.truncate(count as usize);
+        let next = keys.last().filter(|_| more).cloned();
+        Vote::Page { keys, next }
+    }
+
+    fn set_fence(&mut self, keys: &Keys, record: &Record) {
+        let text = record.as_bytes().slice(..FencingToken::TEXT_LEN);
+        self.set(keys.fence.clone(), text, Some(millis(self.settings.fence_retention)));
+    }
+
+    fn max_offset(&self) -> u64 {
+        self.settings.max_clock_offset.as_micros() as u64
+    }
+
+    fn now(&self) -> u64 {
+        millis(self.clock.monotonic())
+    }
+
+    fn get(&mut self, key: &Bytes) -> Option<Bytes> {
+        let entry = self.entries.get(key)?;
+        if is_past(entry.expires_at, self.now()) {
+            self.entries.remove(key);
+            return None;
+        }
+        Some(entry.value.clone())
+    }
+
+    fn left(&self, key: &Bytes) -> Option<u64> {
+        Some(self.entries.get(key)?.expires_at?.saturating_sub(self.now()))
+    }
+
+    fn set(&mut self, key: Bytes, value: Bytes, ttl: Option<u64>) {
+        let expires_at = ttl.map(|ttl| self.now().saturating_add(ttl));
+        if let Some(at) = expires_at {
+            self.expiries.push(Reverse((at, key.clone())));
+        }
+        self.entries.insert(key, Entry { value, expires_at });
+    }
+
+    fn holding(&self, keys: &Keys, value: Bytes) -> Holding {
+        let expires_in = self.left(&keys.lock).map(Duration::from_millis);
+        Holding { record: Record::foreign(value), expires_in }
+    }
+
+    /// Forgets a few keys that are past their time, so that names that are never asked for again do not pile up: each
+    /// operation adds at most two and clears up to four.
+    fn expire_some(&mut self) {
+        let now = self.now();
+        for _ in 0..4 {
+            match self.expiries.peek() {
+                Some(Reverse((at, _))) if now > *at => {}
+                _ => return,
+            }
+            let Some(Reverse((_, key))) = self.expiries.pop() else { return };
+            if self.entries.get(&key).is_some_and(|entry| is_past(entry.expires_at, now)) {
+                self.entries.remove(&key);
+            }
+        }
+    }
+}
+
+/// Redis keeps a key through the millisecond that its expiry names.
+fn is_past(expires_at: Option<u64>, now: u64) -> bool {
+    expires_at.is_some_and(|at| now > at)
+}
+
+fn not_admitted() -> Vote {
+    Vote::Failed(Failure::new(Reason::Quarantined, Effect::None, "the node's marker is missing or differs"))
+}
+
+fn clock_refusal() -> Vote {
+    Vote::Failed(Failure::new(Reason::Clock, Effect::None, "the fencing token is too far from the node's own time"))
+}
+
+fn error(detail: &str) -> Vote {
+    Vote::Failed(Failure::new(Reason::Error, Effect::None, detail))
+}

@@ -1,0 +1,154 @@
+//! Operations to script arguments and replies to votes; see `node/locks.lua` for both formats.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fred::types::{Key, Value};
+
+use crate::node::{Effect, Failure, Holding, NodeSettings, Op, Reason, Record, Vote};
+use crate::types::FencingToken;
+
+/// What is equal in every call of a session.
+pub(super) struct Header {
+    marker_key: Bytes,
+    marker: Value,
+    max_offset: Value,
+    retention: Value,
+}
+
+impl Header {
+    pub(super) fn new(marker_key: String, marker: String, settings: &NodeSettings) -> Self {
+        let number = |number: u128| text(Bytes::from(number.to_string()));
+        Self {
+            marker_key: marker_key.into(),
+            marker: text(marker.into()),
+            max_offset: number(settings.max_clock_offset.as_micros()),
+            retention: number(settings.fence_retention.as_millis()),
+        }
+    }
+}
+
+fn text(bytes: Bytes) -> Value {
+    Value::Bytes(bytes)
+}
+
+/// Bytes an operation adds to a call, roughly; for splitting oversized batches.
+pub(super) fn weight(op: &Op) -> usize {
+    const OVERHEAD: usize = 64;
+    OVERHEAD
+        + match op {
+            Op::Acquire { keys, record, .. } => 2 * keys.fence.len() + record.as_bytes().len(),
+            Op::Release { keys, .. } => 2 * keys.fence.len() + Record::GRANT_LEN,
+            Op::Extend { keys, .. } | Op::Inspect { keys } => keys.lock.len(),
+            Op::Scan { key_prefix, .. } => key_prefix.len(),
+        }
+}
+
+/// One call for many operations. `Scan` is no script operation and must not be among them.
+pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a Arc<Op>>) -> (Vec<Key>, Vec<Value>) {
+    let mut keys: Vec<Key> = Vec::with_capacity(1 + 2 * ops.len());
+    let mut arguments = Vec::with_capacity(3 + 3 * ops.len());
+    keys.push(header.marker_key.clone().into());
+    arguments.extend([header.marker.clone(), header.max_offset.clone(), header.retention.clone()]);
+    for op in ops {
+        match op.as_ref() {
+            Op::Acquire { keys: of, record, ttl } => {
+                keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
+                arguments.push(text(Bytes::from_static(b"A")));
+                arguments.push(text(record.as_bytes().clone()));
+                arguments.push(Value::Integer(ttl.millis().into()));
+            }
+            Op::Extend { keys: of, record, ttl } => {
+                keys.push(of.lock.clone().into());
+                arguments.push(text(Bytes::from_static(b"E")));
+                arguments.push(text(record.owner_bytes()));
+                arguments.push(Value::Integer(ttl.millis().into()));
+            }
+            Op::Release { keys: of, record } => {
+                keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
+                arguments.push(text(Bytes::from_static(b"R")));
+                arguments.push(text(record.grant()));
+            }
+            Op::Inspect { keys: of } => {
+                keys.push(of.lock.clone().into());
+                arguments.push(text(Bytes::from_static(b"I")));
+            }
+            Op::Scan { .. } => unreachable!("the lane sends a scan by itself"),
+        }
+    }
+    (keys, arguments)
+}
+
+/// One reply of the script.
+pub(super) fn decode(reply: Value) -> Vote {
+    let (code, mut rest) = match reply {
+        Value::Integer(code) => (code, Vec::new()),
+        Value::Array(parts) => {
+            let mut parts = parts.into_iter();
+            (parts.next().and_then(|code| code.as_i64()).unwrap_or(0), parts.collect())
+        }
+        _ => (0, Vec::new()),
+    };
+    match (code, rest.as_mut_slice()) {
+        (1, []) => Vote::Granted,
+        (2, [left, record]) => Vote::Held(holding(left, record)),
+        (3, [fence]) => match fence.as_bytes().and_then(FencingToken::parse) {
+            Some(fence) => Vote::Stale { fence },
+            None => failed(Reason::Error, Effect::None, "the fence holds no fencing token"),
+        },
+        (4, []) => Vote::Extended,
+        (5, []) => Vote::Released,
+        (6, []) => Vote::Missing,
+        (7, [left, record]) => Vote::Found(holding(left, record)),
+        (8, []) => failed(Reason::Quarantined, Effect::None, "the node's marker is missing or differs"),
+        (9, []) => failed(Reason::Clock, Effect::None, "the fencing token is too far from the node's own time"),
+        // The script stops at the first error of an operation and undoes what it set before, with one exception that
+        // only a broken disk can cause; so the careful word.
+        (10, [detail]) => failed(
+            Reason::Error,
+            Effect::Possible,
+            &detail.as_string().unwrap_or_else(|| "an error without text".into()),
+        ),
+        _ => failed(Reason::Error, Effect::Possible, "the script gave an answer it does not have"),
+    }
+}
+
+fn failed(reason: Reason, effect: Effect, detail: &str) -> Vote {
+    Vote::Failed(Failure::new(reason, effect, detail))
+}
+
+fn holding(left: &Value, record: &mut Value) -> Holding {
+    let record = match std::mem::replace(record, Value::Null) {
+        Value::Bytes(bytes) => bytes,
+        Value::String(text) => text.into_inner(),
+        _ => Bytes::new(),
+    };
+    // -1 is a key without expiry; a key that is gone between two reads of one script cannot be.
+    let expires_in = left.as_i64().and_then(|left| u64::try_from(left).ok()).map(Duration::from_millis);
+    Holding { record: Record::foreign(record), expires_in }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shape_of_reply_becomes_a_vote_and_none_panics() {
+        assert_eq!(decode(Value::Integer(1)), Vote::Granted);
+        assert!(matches!(decode(Value::Array(vec![3.into(), "1763725165000000".into()])), Vote::Stale { .. }));
+        let held = decode(Value::Array(vec![2.into(), (-1).into(), "x".into()]));
+        assert!(matches!(held, Vote::Held(Holding { expires_in: None, .. })));
+        for odd in [
+            Value::Null,
+            Value::Integer(2),
+            Value::Integer(99),
+            Value::Array(vec![]),
+            Value::Array(vec![Value::Null]),
+            Value::Array(vec![3.into(), "x".into()]),
+            Value::Array(vec![1.into(), 2.into()]),
+        ] {
+            assert!(matches!(decode(odd), Vote::Failed(_)));
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! One connection to one master, from connect to the first error. Never repaired: what failed is dropped, and the lane
+//! opens a new session. That is what keeps a command of before a restart from running after it; the client's own
+//! reconnect and replay logic gives no such promise, so it stays off (no policy, one attempt).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fred::clients::Client;
+use fred::error::{Error, ErrorKind};
+use fred::interfaces::{ClientLike, KeysInterface, LuaInterface};
+use fred::types::config::{Config, ServerConfig, TlsConnector};
+use fred::types::scan::ScanType;
+use fred::types::{Builder, ConnectHandle, InfoKind, Key, Value};
+use tokio::time::timeout;
+
+use super::url::RedisUrl;
+use crate::node::admission::{Facts, Generation, marker_key};
+
+const LOCKS_LUA: &str = include_str!("../locks.lua");
+const ADMIT_LUA: &str = include_str!("../admit.lua");
+
+/// A usable connection. Ends when dropped.
+pub(super) struct Session {
+    client: Client,
+    connection: ConnectHandle,
+    deadline: Duration,
+}
+
+/// Why a session failed.
+#[derive(Debug)]
+pub(super) enum SessionError {
+    /// No answer in time: whatever was sent may still run.
+    Timeout,
+    /// The connection broke: whatever was sent may have run.
+    Broken(String),
+    /// The node does not know the script: it was restarted or its scripts were flushed. Nothing ran.
+    NoScript,
+    /// The node refused the command as a whole, before it ran.
+    Refused(String),
+    /// The node answered with an error; part of the call may have run.
+    Error(String),
+}
+
+impl std::fmt::Display for SessionError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Timeout => f.write_str("no answer in time"),
+            Self::NoScript => f.write_str("the node was restarted or its scripts were flushed"),
+            Self::Broken(text) | Self::Refused(text) | Self::Error(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<Error> for SessionError {
+    fn from(error: Error) -> Self {
+        let text = error.details();
+        let word = text.split_whitespace().next().unwrap_or_default();
+        match (error.kind(), word) {
+            (_, "NOSCRIPT") => Self::NoScript,
+            (_, "NOAUTH" | "WRONGPASS" | "NOPERM" | "LOADING" | "BUSY" | "MASTERDOWN") => Self::Refused(text.into()),
+            (ErrorKind::Timeout, _) => Self::Timeout,
+            (ErrorKind::Unknown | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand, _)
+                if word.chars().all(|c| c.is_ascii_uppercase()) =>
+            {
+                Self::Error(text.into())
+            }
+            (kind, _) => Self::Broken(format!("{}: {text}", kind.to_str())),
+        }
+    }
+}
+
+/// The answer to an attempt to be admitted.
+#[derive(Debug)]
+pub(super) enum Admission {
+    /// The marker is ours; calls go to this script and show this marker.
+    Admitted { script: String, marker: String },
+    /// The node must not vote.
+    Refused(String),
+}
+
+impl Session {
+    /// Connects, authenticates and selects the database, all within `deadline`, which also bounds every later command
+    /// of the session.
+    pub(super) async fn connect(url: &RedisUrl, deadline: Duration) -> Result<Self, SessionError> {
+        let config = Config {
+            server: ServerConfig::new_centralized(&url.host, url.port),
+            username: url.username.clone(),
+            password: url.password.clone(),
+            database: url.database,
+            tls: if url.tls { Some(TlsConnector::default_rustls()?.into()) } else { None },
+            fail_fast: true,
+            ..Config::default()
+        };
+        let client = Builder::from_config(config)
+            .with_connection_config(|connection| {
+                connection.connection_timeout = deadline;
+                connection.internal_command_timeout = deadline;
+                connection.max_command_attempts = 1;
+                connection.max_command_buffer_len = 64;
+                connection.tcp.nodelay = Some(true);
+            })
+            .build()?;
+        // Held from here on, so that the connection ends with the session however the start goes.
+        let mut session = Self { connection: client.connect(), client, deadline };
+        match timeout(deadline, session.client.wait_for_connect()).await {
+            Err(_) => Err(SessionError::Timeout),
+            Ok(Ok(())) => Ok(session),
+            Ok(Err(error)) => {
+                // The connection task knows more than "cancelled".
+                let cause = match timeout(deadline, &mut session.connection).await {
+                    Ok(Ok(Err(cause))) => cause,
+                    _ => error,
+                };
+                Err(cause.into())
+            }
+        }
+    }
+
+    /// Resolves when the connection has ended by itself.
+    pub(super) async fn ended(&mut self) -> String {
+        match (&mut self.connection).await {
+            Ok(Err(error)) if !error.details().is_empty() => error.to_string(),
+            _ => "the connection was closed".into(),
+        }
+    }
+
+    pub(super) async fn facts(&self) -> Result<Facts, SessionError> {
+        let info: String = self.bounded(self.client.info(Some(InfoKind::Default))).await?;
+        Ok(Facts::from_info(&info))
+    }
+
+    pub(super) async fn marker(&self, prefix: &str) -> Result<Option<String>, SessionError> {
+        self.bounded(self.client.get(marker_key(prefix))).await
+    }
+
+    pub(super) async fn time_micros(&self) -> Result<i64, SessionError> {
+        let parts: Vec<i64> =
+            self.bounded(self.client.eval("return redis.call('TIME')", Vec::<Key>::new(), Vec::<Value>::new())).await?;
+        match parts.as_slice() {
+            [seconds, micros] => Ok(seconds * 1_000_000 + micros),
+            _ => Err(SessionError::Error("TIME gave an answer it does not have".into())),
+        }
+    }
+
+    pub(super) async fn set_marker(&self, prefix: &str, marker: &str) -> Result<(), SessionError> {
+        self.bounded(self.client.set(marker_key(prefix), marker, None, None, false)).await
+    }
+
+    /// Writes or confirms the marker and loads the script. The script's text begins with the run_id, so every Redis
+    /// process has a digest of its own: one that was restarted behind our back answers NOSCRIPT before we have even
+    /// seen the connection break.
+    pub(super) async fn admit(
+        &self,
+        prefix: &str,
+        generation: &Generation,
+        run_id: &str,
+        script: &str,
+    ) -> Result<Admission, SessionError> {
+        let arguments = vec![run_id.to_owned(), generation.config().to_owned()];
+        let answer: Value = self.bounded(self.client.eval(ADMIT_LUA, vec![marker_key(prefix)], arguments)).await?;
+        let (code, text) = match answer {
+            Value::Integer(code) => (code, String::new()),
+            Value::Array(parts) => match parts.as_slice() {
+                [Value::Integer(code), text] => (*code, text.as_string().unwrap_or_default()),
+                _ => (0, String::new()),
+            },
+            _ => (0, String::new()),
+        };
+        match code {
+            1 => {}
+            2 => return Ok(Admission::Refused(generation.conflict(&text))),
+            3 => return Err(SessionError::Broken("the node was restarted while it was being admitted".into())),
+            _ => return Err(SessionError::Error("the admission script gave an answer it does not have".into())),
+        }
+        let script: String = self.bounded(self.client.script_load(format!("-- {run_id}\n{script}"))).await?;
+        Ok(Admission::Admitted { script, marker: generation.marker(run_id) })
+    }
+
+    pub(super) async fn call(
+        &self,
+        script: &str,
+        keys: Vec<Key>,
+        arguments: Vec<Value>,
+    ) -> Result<Vec<Value>, SessionError> {
+        match self.bounded(self.client.evalsha(script, keys, Value::Array(arguments))).await? {
+            Value::Array(replies) => Ok(replies),
+            other => Err(SessionError::Error(format!("expected a list, got {:?}", other.kind()))),
+        }
+    }
+
+    pub(super) async fn scan(
+        &self,
+        cursor: &str,
+        pattern: String,
+        count: u32,
+    ) -> Result<(String, Vec<Bytes>), SessionError> {
+        self.bounded(self.client.scan_page(cursor.to_owned(), pattern, Some(count), Some(ScanType::String))).await
+    }
+
+    /// The heartbeat. Our own, because the client's does not fire while the socket's send buffer is full.
+    pub(super) async fn ping(&self) -> Result<(), SessionError> {
+        self.bounded(self.client.ping(None)).await
+    }
+
+    /// A future that was polled once and is dropped at the deadline is still written and its reply consumed: a time-out
+    /// here means "unknown", never "not run".
+    async fn bounded<T>(&self, command: impl Future<Output = Result<T, Error>>) -> Result<T, SessionError> {
+        match timeout(self.deadline, command).await {
+            Ok(result) => result.map_err(SessionError::from),
+            Err(_) => Err(SessionError::Timeout),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Dropping the client alone would leave its task and its connection behind.
+        self.connection.abort();
+    }
+}
+
+/// The script of lock operations; in a `mutation-testing` build with the given rules.
+pub(super) fn locks_script(rules: crate::node::Rules) -> String {
+    #[cfg(feature = "mutation-testing")]
+    {
+        let mut text = LOCKS_LUA.to_owned();
+        for (name, on) in [
+            ("RULE_RETRY_REWRITES", rules.retry_rewrites),
+            ("RULE_RELEASE_IS_A_BARRIER", rules.release_is_a_barrier),
+            ("RULE_RELEASE_KEEPS_NEWER", rules.release_keeps_newer),
+            ("RULE_CLOCK_IS_CHECKED", rules.clock_is_checked),
+        ] {
+            text = text.replace(&format!("local {name} = true"), &format!("local {name} = {on}"));
+        }
+        text
+    }
+    #[cfg(not(feature = "mutation-testing"))]
+    {
+        let _ = rules;
+        LOCKS_LUA.to_owned()
+    }
+}

@@ -1,0 +1,124 @@
+//! Counting votes. Pure.
+//!
+//! Every kind of round asks the same question: do a majority of all *configured* nodes say yes, or do so many say no that
+//! a majority of yes is impossible, or is it neither? Nodes that failed to answer are neither: a time-out is not a refusal.
+
+/// Why a set of nodes is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{given} nodes given; allowed are 1 to {max}", max = Quorum::MAX_NODES)]
+pub struct NodeCountError {
+    /// How many were given.
+    pub given: usize,
+}
+
+/// The size of the cluster and what follows from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quorum {
+    nodes: usize,
+}
+
+impl Quorum {
+    /// More masters than this buy no safety and cost latency; a round's bookkeeping is sized for it.
+    pub const MAX_NODES: usize = 32;
+
+    /// A cluster of `nodes` nodes.
+    pub fn new(nodes: usize) -> Result<Self, NodeCountError> {
+        if (1..=Self::MAX_NODES).contains(&nodes) { Ok(Self { nodes }) } else { Err(NodeCountError { given: nodes }) }
+    }
+
+    /// N, all configured nodes.
+    pub fn nodes(self) -> usize {
+        self.nodes
+    }
+
+    /// ⌊N/2⌋ + 1: any two sets of this size share a node.
+    pub fn size(self) -> usize {
+        self.nodes / 2 + 1
+    }
+
+    /// N − quorum + 1: once so many say no, no majority can say yes.
+    pub fn blocking(self) -> usize {
+        self.nodes - self.size() + 1
+    }
+
+    /// What the votes so far force, if anything.
+    pub fn decide(self, tally: Tally) -> Decision {
+        let open = self.nodes - tally.yes - tally.no - tally.failed;
+        if tally.yes >= self.size() {
+            Decision::Yes
+        } else if tally.no >= self.blocking() {
+            Decision::No
+        } else if tally.yes + open < self.size() && tally.no + open < self.blocking() {
+            Decision::Neither
+        } else {
+            Decision::Open
+        }
+    }
+}
+
+/// Votes counted so far; those still out are the rest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// For the operation.
+    pub yes: usize,
+    /// Definite refusals.
+    pub no: usize,
+    /// No usable answer: down, timed out, quarantined, overloaded, error.
+    pub failed: usize,
+}
+
+/// What a tally says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// A majority says yes.
+    Yes,
+    /// A majority of yes is impossible because of refusals alone.
+    No,
+    /// Neither can come true any more.
+    Neither,
+    /// The votes still out can turn it.
+    Open,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every tally of every cluster up to 9 nodes, against the definition written the slow way: a decision is forced
+    /// when all completions of the open votes agree on it.
+    #[test]
+    fn decisions_are_exactly_the_forced_ones() {
+        for nodes in 1..=9usize {
+            let quorum = Quorum::new(nodes).unwrap();
+            assert!(2 * quorum.size() > nodes && quorum.size() + quorum.blocking() == nodes + 1);
+            for yes in 0..=nodes {
+                for no in 0..=nodes - yes {
+                    for failed in 0..=nodes - yes - no {
+                        let open = nodes - yes - no - failed;
+                        let mut finals = Vec::new();
+                        for more_yes in 0..=open {
+                            for more_no in 0..=open - more_yes {
+                                finals.push(if yes + more_yes >= quorum.size() {
+                                    Decision::Yes
+                                } else if no + more_no >= quorum.blocking() {
+                                    Decision::No
+                                } else {
+                                    Decision::Neither
+                                });
+                            }
+                        }
+                        let expected = if finals.iter().all(|f| *f == finals[0]) { finals[0] } else { Decision::Open };
+                        assert_eq!(quorum.decide(Tally { yes, no, failed }), expected, "{nodes} {yes} {no} {failed}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_are_majorities_of_the_configured_nodes() {
+        let sizes: Vec<_> = (1..=6).map(|n| Quorum::new(n).unwrap().size()).collect();
+        assert_eq!(sizes, [1, 2, 2, 3, 3, 4]);
+        assert!(Quorum::new(0).is_err() && Quorum::new(33).is_err());
+    }
+}

@@ -1,0 +1,669 @@
+//! Acquire, extend, release, inspect, list: the only control flow of the algorithm.
+//!
+//! Everything here is safe to cancel. A future that is dropped half-way leaves nothing behind: what it may have set is
+//! released, on the clean-up's own deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::cleanup::Cleanup;
+use crate::clock::{Clock, Entropy, HybridClock, OsEntropy, SystemClock};
+use crate::error::{HeldBy, LockError, NodeAnswer, NodeReport};
+use crate::node::{
+    Effect, Failure, Holding, Keys, NoObserver, Node, NodeState, NodeStatus, Observer, Op, Reason, Record, Vote,
+};
+use crate::quorum::{Decision, NodeCountError, Quorum};
+use crate::retry::RetryPolicy;
+use crate::round::{self, Outcome, Round};
+use crate::types::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
+use crate::validity;
+
+/// Tries with a new fencing token within one attempt, when nodes have seen a larger one. Each try learns from the last,
+/// so more than a few mean that other gateways outrun us; then the attempt fails like any other.
+const MAX_FENCING_TRIES: u32 = 8;
+
+/// What all gateways of a cluster must agree on, and how patient this one is.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Put before every lock name to make its key. Must not contain braces.
+    pub key_prefix: String,
+    /// The longest TTL anybody may ask for.
+    pub max_ttl: Ttl,
+    /// How long a round waits for a node; a tenth of the TTL if that is less.
+    pub node_timeout: Duration,
+    /// Part of a TTL that clocks running at different rates may eat.
+    pub drift_factor: f64,
+    /// D: how far a fencing token may be from a node's own time.
+    pub max_clock_offset: Duration,
+}
+
+impl Default for Settings {
+    /// `lock:`, 5 minutes, 50 ms, 1 %, 2 s.
+    fn default() -> Self {
+        Self {
+            key_prefix: "lock:".into(),
+            max_ttl: Ttl::from_millis(300_000).expect("within the limits of a Ttl"),
+            node_timeout: Duration::from_millis(50),
+            drift_factor: 0.01,
+            max_clock_offset: Duration::from_secs(2),
+        }
+    }
+}
+
+/// The seams: where time, chance and measurement come from.
+#[derive(Clone)]
+pub struct Seams {
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Chance.
+    pub entropy: Arc<dyn Entropy>,
+    /// Measurement.
+    pub observer: Arc<dyn Observer>,
+}
+
+impl Default for Seams {
+    /// The machine's clocks and generator; nothing is measured.
+    fn default() -> Self {
+        Self { clock: Arc::new(SystemClock), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) }
+    }
+}
+
+/// Distributed locks over a fixed set of independent masters. Cheap to clone; all clones are one.
+#[derive(Clone)]
+pub struct Redlock {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    nodes: Vec<Arc<dyn Node>>,
+    quorum: Quorum,
+    settings: Settings,
+    seams: Seams,
+    tokens: HybridClock,
+    cleanup: Arc<Cleanup>,
+}
+
+/// How to acquire.
+#[derive(Debug, Clone, Default)]
+pub struct AcquireOptions {
+    /// Text for people, stored beside the lock.
+    pub info: Info,
+    /// Who will own it; a fresh random owner when `None`. The same owner gets its own lock again, with a larger fencing
+    /// token and a full TTL.
+    pub owner: Option<Owner>,
+}
+
+/// A lock that is held, or was when a majority said so.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    /// What the holder shows to extend and release. A secret.
+    pub token: LockToken,
+    /// For how long it was granted.
+    pub ttl: Ttl,
+    /// Nodes that had granted when the decision fell.
+    pub nodes_granted: usize,
+    /// All configured nodes.
+    pub nodes_total: usize,
+    started: Duration,
+    drift: Duration,
+}
+
+/// A lock as a majority sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inspection {
+    /// The majority's view.
+    pub state: LockState,
+    /// What each node has, by name.
+    pub nodes: Vec<(String, NodeView)>,
+}
+
+/// The majority's view of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LockState {
+    /// A majority stores the same holder; `expires_in` is when it will no longer be a majority.
+    Held(HeldBy),
+    /// No holder can have a majority.
+    Free,
+    /// Too few nodes answered to tell.
+    Unknown,
+}
+
+/// One node's view of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeView {
+    /// Somebody's lock is stored.
+    Held,
+    /// Nothing is stored.
+    Free,
+    /// No usable answer.
+    Failed(Failure),
+    /// The answer was not needed.
+    Pending,
+}
+
+/// A page of held locks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockPage {
+    /// Held locks, in no particular order.
+    pub locks: Vec<(LockName, HeldBy)>,
+    /// Where the next page begins; `None` at the end.
+    pub next: Option<ListCursor>,
+}
+
+/// Where a listing stands: the node being read, its own cursor, and the nodes read before.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ListCursor {
+    node: usize,
+    walked: u32,
+    at: Bytes,
+}
+
+impl ListCursor {
+    /// Text that [`ListCursor::parse`] reads back.
+    pub fn text(&self) -> String {
+        let at: String = self.at.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{}-{:x}-{at}", self.node, self.walked)
+    }
+
+    /// `None` for what is no cursor.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('-');
+        let node = parts.next()?.parse().ok().filter(|node| *node < Quorum::MAX_NODES)?;
+        let walked = u32::from_str_radix(parts.next()?, 16).ok()?;
+        let hex = parts.next()?;
+        if parts.next().is_some() || !hex.is_ascii() || hex.len() % 2 != 0 || hex.len() > 4096 {
+            return None;
+        }
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let at = hex.as_bytes().chunks(2).map(byte).collect::<Option<Vec<_>>>()?.into();
+        Some(Self { node, walked, at })
+    }
+}
+
+/// Why a [`Redlock`] cannot be made.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SettingsError {
+    /// No node, or too many.
+    #[error(transparent)]
+    Nodes(#[from] NodeCountError),
+    /// Two nodes with one name are not independent.
+    #[error("node {0} is given twice; a quorum needs independent nodes")]
+    DuplicateNode(String),
+    /// Outside `0.0..=0.5`.
+    #[error("a drift factor of {0} is outside 0.0 to 0.5")]
+    DriftFactor(f64),
+    /// Nothing could ever answer in time.
+    #[error("a node time-out of {0:?} is below 1 ms")]
+    NodeTimeout(Duration),
+    /// Braces would mix up lock keys with the keys kept beside them.
+    #[error("the key prefix {0:?} contains a brace or a control character, or is longer than 255 bytes")]
+    KeyPrefix(String),
+}
+
+impl Redlock {
+    /// Puts nodes together. Must be called on a tokio runtime.
+    pub fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings, seams: Seams) -> Result<Self, SettingsError> {
+        let quorum = Quorum::new(nodes.len())?;
+        for (index, node) in nodes.iter().enumerate() {
+            if nodes[..index].iter().any(|other| other.name() == node.name()) {
+                return Err(SettingsError::DuplicateNode(node.name().into()));
+            }
+        }
+        if !(0.0..=0.5).contains(&settings.drift_factor) {
+            return Err(SettingsError::DriftFactor(settings.drift_factor));
+        }
+        if settings.node_timeout < Duration::from_millis(1) {
+            return Err(SettingsError::NodeTimeout(settings.node_timeout));
+        }
+        let prefix = &settings.key_prefix;
+        if prefix.contains(['{', '}']) || prefix.chars().any(char::is_control) || prefix.len() > 255 {
+            return Err(SettingsError::KeyPrefix(prefix.clone()));
+        }
+        let life = settings.max_ttl.duration() + settings.max_clock_offset;
+        let cleanup = Cleanup::start(&nodes, seams.observer.clone(), life);
+        let tokens = HybridClock::new(seams.clock.clone(), settings.max_clock_offset);
+        Ok(Self { shared: Arc::new(Shared { nodes, quorum, settings, seams, tokens, cleanup }) })
+    }
+
+    /// Tries once to get the lock.
+    ///
+    /// # Errors
+    /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then), [`LockError::TtlTooLong`].
+    pub async fn acquire(&self, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Lease, LockError> {
+        let owner = options.owner.unwrap_or_else(|| self.shared.seams.entropy.owner());
+        self.attempt(name, ttl, owner, &options.info).await
+    }
+
+    /// Tries until the lock is granted or the policy is exhausted; the last error is returned.
+    ///
+    /// # Errors
+    /// As [`Redlock::acquire`].
+    pub async fn acquire_with_retry(
+        &self,
+        name: &LockName,
+        ttl: Ttl,
+        options: AcquireOptions,
+        policy: &RetryPolicy,
+    ) -> Result<Lease, LockError> {
+        let owner = options.owner.unwrap_or_else(|| self.shared.seams.entropy.owner());
+        let started = Instant::now();
+        let mut tries = 0;
+        loop {
+            let error = match self.attempt(name, ttl, owner, &options.info).await {
+                Ok(lease) => return Ok(lease),
+                Err(error @ (LockError::Held(_) | LockError::NoQuorum(_))) => error,
+                Err(error) => return Err(error),
+            };
+            tries += 1;
+            match policy.pause(tries, started.elapsed(), self.shared.seams.entropy.unit()) {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => return Err(error),
+            }
+        }
+    }
+
+    async fn attempt(&self, name: &LockName, ttl: Ttl, owner: Owner, info: &Info) -> Result<Lease, LockError> {
+        let shared = &self.shared;
+        self.check_ttl(ttl)?;
+        let started = shared.seams.clock.monotonic();
+        let limit = shared.round_limit(ttl);
+        let mut undo = Undo { shared, keys: Keys::new(&shared.settings.key_prefix, name), tries: Vec::new() };
+        for last in (1..=MAX_FENCING_TRIES).map(|n| n == MAX_FENCING_TRIES) {
+            let Some(fencing) = shared.tokens.mint() else {
+                return Err(LockError::NoQuorum(
+                    shared.reports_of(Reason::Clock, "this machine's wall clock is wrong"),
+                ));
+            };
+            let token = LockToken::new(owner, fencing);
+            let record = Record::new(&token, info);
+            let deadline = Instant::now() + limit;
+            let op = Op::Acquire { keys: undo.keys.clone(), record: record.clone(), ttl };
+            let round = shared.round(op, deadline);
+            undo.tries.push((record, round.clone()));
+            let outcome = round.outcome(deadline, limit).await;
+
+            let mut fences = stale_fences(&outcome.votes).peekable();
+            let saw_fence = fences.peek().is_some();
+            let mut believable = true;
+            for fence in fences {
+                believable &= shared.tokens.observe(fence);
+            }
+            match outcome.decision {
+                Decision::Yes => {
+                    let lease = shared.lease(token, ttl, started, &outcome);
+                    if self.validity(&lease).is_none() {
+                        return Err(LockError::NoQuorum(shared.reports(&outcome)));
+                    }
+                    undo.disarm();
+                    return Ok(lease);
+                }
+                Decision::No => return Err(LockError::Held(held_by(shared.quorum, &outcome.votes))),
+                Decision::Neither | Decision::Open if saw_fence && believable && !last => {}
+                Decision::Neither | Decision::Open => return Err(LockError::NoQuorum(shared.reports(&outcome))),
+            }
+        }
+        unreachable!("the last try always returns")
+    }
+
+    /// Prolongs a lock: from now on it lives at least `ttl`; it is never shortened. Success proves that the owner has
+    /// held it without a gap.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. [`LockError::Unknown`]: the old deadline stands.
+    pub async fn extend(&self, name: &LockName, token: &LockToken, ttl: Ttl) -> Result<Lease, LockError> {
+        let shared = &self.shared;
+        self.check_ttl(ttl)?;
+        let started = shared.seams.clock.monotonic();
+        let limit = shared.round_limit(ttl);
+        let deadline = Instant::now() + limit;
+        let record = Record::new(token, &Info::default());
+        let keys = Keys::new(&shared.settings.key_prefix, name);
+        let outcome = shared.round(Op::Extend { keys, record, ttl }, deadline).outcome(deadline, limit).await;
+        match outcome.decision {
+            Decision::Yes => {
+                let lease = shared.lease(*token, ttl, started, &outcome);
+                // The nodes have the lock, but the answer took so long that nothing can be promised of it.
+                self.validity(&lease).map(|_| lease).ok_or_else(|| LockError::Unknown(shared.reports(&outcome)))
+            }
+            Decision::No => Err(not_held(shared.quorum, &outcome.votes)),
+            Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
+        }
+    }
+
+    /// Gives a lock back. Returns when a majority has let go; nodes that did not answer are asked again in the
+    /// background.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`]: it had been released or had expired. [`LockError::NotHolder`]. [`LockError::Unknown`].
+    pub async fn release(&self, name: &LockName, token: &LockToken) -> Result<(), LockError> {
+        let shared = &self.shared;
+        let limit = shared.settings.node_timeout;
+        let deadline = Instant::now() + limit;
+        let op = Op::Release {
+            keys: Keys::new(&shared.settings.key_prefix, name),
+            record: Record::new(token, &Info::default()),
+        };
+        let round = shared.release_on(Arc::new(op), u32::MAX);
+        let outcome = round.outcome(deadline, limit).await;
+        let count = |kind: fn(&Vote) -> bool| outcome.votes.iter().flatten().filter(|vote| kind(vote)).count();
+        let released = count(|vote| matches!(vote, Vote::Released));
+        let refused = count(|vote| matches!(vote, Vote::Held(_) | Vote::Missing));
+        match outcome.decision {
+            Decision::Yes => Ok(()),
+            Decision::No => Err(not_held(shared.quorum, &outcome.votes)),
+            // It was ours somewhere, and with a majority of answers none is left that could hold it still.
+            Decision::Neither | Decision::Open if released > 0 && released + refused >= shared.quorum.size() => Ok(()),
+            Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
+        }
+    }
+
+    /// Reads a lock without changing it.
+    pub async fn inspect(&self, name: &LockName) -> Inspection {
+        let shared = &self.shared;
+        let limit = shared.settings.node_timeout;
+        let deadline = Instant::now() + limit;
+        let keys = Keys::new(&shared.settings.key_prefix, name);
+        let outcome = shared.round(Op::Inspect { keys }, deadline).outcome(deadline, limit).await;
+        let nodes = shared.names().zip(&outcome.votes).map(|(name, vote)| (name, node_view(vote.as_ref()))).collect();
+        Inspection { state: lock_state(shared.quorum, &outcome), nodes }
+    }
+
+    /// A page of held locks whose names begin with `prefix`. Reads one node after the other until so many were read that
+    /// no majority can be missed, and asks all nodes about every lock it meets. Locks that come or go during a listing
+    /// may be missed or shown twice.
+    ///
+    /// # Errors
+    /// [`LockError::NoQuorum`] when too few nodes can be read.
+    pub async fn list(&self, prefix: &str, limit: usize, cursor: ListCursor) -> Result<LockPage, LockError> {
+        let shared = &self.shared;
+        let limit = limit.max(1);
+        let mut cursor = cursor;
+        let mut locks = Vec::new();
+        let mut failures = Vec::new();
+        let key_prefix = Bytes::from(format!("{}{prefix}", shared.settings.key_prefix));
+        while cursor.node < shared.nodes.len() && cursor.walked.count_ones() < shared.quorum.blocking() as u32 {
+            let count = u32::try_from(limit - locks.len()).unwrap_or(u32::MAX).max(16);
+            let op = Op::Scan { key_prefix: key_prefix.clone(), cursor: cursor.at.clone(), count };
+            match shared.ask_one(cursor.node, op).await {
+                Some(Vote::Page { keys, next }) => {
+                    self.add_held(&keys, cursor.walked, &mut locks).await;
+                    cursor.at = next.unwrap_or_default();
+                    if cursor.at.is_empty() {
+                        cursor.walked |= 1 << cursor.node;
+                        cursor.node += 1;
+                    }
+                }
+                vote => {
+                    // Skipped: other nodes can make up for it. What was shown of it stays right.
+                    let name = shared.nodes[cursor.node].name().to_owned();
+                    failures.push(NodeReport { node: name, answer: answer(vote.as_ref()) });
+                    cursor = ListCursor { node: cursor.node + 1, walked: cursor.walked, at: Bytes::new() };
+                }
+            }
+            if locks.len() >= limit {
+                break;
+            }
+        }
+        let complete = cursor.walked.count_ones() as usize >= shared.quorum.blocking();
+        if !complete && cursor.node >= shared.nodes.len() {
+            return Err(LockError::NoQuorum(failures));
+        }
+        Ok(LockPage { locks, next: (!complete).then_some(cursor) })
+    }
+
+    /// Adds those of a node's lock keys that a majority holds and that no node read before has shown.
+    async fn add_held(&self, keys: &[Bytes], walked: u32, locks: &mut Vec<(LockName, HeldBy)>) {
+        let shared = &self.shared;
+        let limit = shared.settings.node_timeout;
+        let deadline = Instant::now() + limit;
+        let name_of = |key: &Bytes| {
+            let name = std::str::from_utf8(key).ok()?.strip_prefix(&shared.settings.key_prefix)?;
+            LockName::parse(name).ok()
+        };
+        let rounds: Vec<_> = keys
+            .iter()
+            .filter_map(name_of)
+            .filter(|name| locks.iter().all(|(listed, _)| listed != name))
+            .map(|name| {
+                let op = Op::Inspect { keys: Keys::new(&shared.settings.key_prefix, &name) };
+                (name, shared.round(op, deadline))
+            })
+            .collect();
+        for (name, round) in rounds {
+            let outcome = round.outcome(deadline, limit).await;
+            let shown = outcome
+                .votes
+                .iter()
+                .enumerate()
+                .any(|(node, vote)| walked & (1 << node) != 0 && matches!(vote, Some(Vote::Found(_))));
+            if let (false, LockState::Held(by)) = (shown, lock_state(shared.quorum, &outcome)) {
+                locks.push((name, by));
+            }
+        }
+    }
+
+    /// Undoes a grant that nobody will use, without waiting: the answer could not be delivered.
+    pub fn abandon(&self, name: &LockName, token: &LockToken) {
+        let op = Op::Release {
+            keys: Keys::new(&self.shared.settings.key_prefix, name),
+            record: Record::new(token, &Info::default()),
+        };
+        self.shared.release_on(Arc::new(op), u32::MAX);
+    }
+
+    /// What is left of a lease now: `None` when it must no longer be trusted.
+    pub fn validity(&self, lease: &Lease) -> Option<Duration> {
+        validity::validity(lease.ttl, self.elapsed(lease), lease.drift)
+    }
+
+    /// Time since the request for a lease began.
+    pub fn elapsed(&self, lease: &Lease) -> Duration {
+        self.shared.seams.clock.monotonic().saturating_sub(lease.started)
+    }
+
+    /// Time since the lock was acquired, as its fencing token says.
+    pub fn held_for(&self, token: &LockToken) -> Duration {
+        self.shared.tokens.age(token.fencing())
+    }
+
+    /// Microseconds since 1970 by this machine's wall clock, for people.
+    pub fn wall_micros(&self) -> u64 {
+        self.shared.seams.clock.wall_micros()
+    }
+
+    /// A status feed for every node, by name.
+    pub fn nodes(&self) -> Vec<(String, watch::Receiver<NodeStatus>)> {
+        self.shared.nodes.iter().map(|node| (node.name().to_owned(), node.status())).collect()
+    }
+
+    /// Whether a majority may vote now.
+    pub fn has_quorum(&self) -> bool {
+        let admitted = |node: &&Arc<dyn Node>| node.status().borrow().state == NodeState::Admitted;
+        self.shared.nodes.iter().filter(admitted).count() >= self.shared.quorum.size()
+    }
+
+    /// Size of the cluster and its majority.
+    pub fn quorum(&self) -> Quorum {
+        self.shared.quorum
+    }
+
+    /// Waits until no release is under way any more; for shutting down. Does not wait for nodes that are down.
+    pub async fn settled(&self) {
+        self.shared.cleanup.settled().await;
+    }
+
+    fn check_ttl(&self, asked: Ttl) -> Result<(), LockError> {
+        let max = self.shared.settings.max_ttl;
+        if asked > max { Err(LockError::TtlTooLong { asked, max }) } else { Ok(()) }
+    }
+}
+
+impl Shared {
+    fn round(&self, op: Op, deadline: Instant) -> Arc<Round> {
+        Round::start(&self.nodes, self.quorum, op, deadline, &self.seams.observer)
+    }
+
+    fn release_on(&self, op: Arc<Op>, mask: u32) -> Arc<Round> {
+        // A release is worth running however late it is.
+        let not_after = Instant::now() + self.settings.max_ttl.duration();
+        let cleanup = Some(&self.cleanup);
+        Round::start_on(&self.nodes, self.quorum, op, not_after, &self.seams.observer, cleanup, mask)
+    }
+
+    async fn ask_one(&self, node: usize, op: Op) -> Option<Vote> {
+        // A scan is no lock operation: it may take longer than a vote.
+        let limit = self.settings.node_timeout * 10;
+        let deadline = Instant::now() + limit;
+        let observer = &self.seams.observer;
+        let one = Quorum::new(1).expect("one node is a cluster");
+        let nodes = &self.nodes[node..=node];
+        let round = Round::start(nodes, one, op, deadline, observer);
+        round.outcome(deadline, limit).await.votes.into_iter().next().flatten()
+    }
+
+    /// Never above a tenth of the TTL, so that a round with hung nodes leaves most of the lease.
+    fn round_limit(&self, ttl: Ttl) -> Duration {
+        self.settings.node_timeout.min(ttl.duration() / 10)
+    }
+
+    fn lease(&self, token: LockToken, ttl: Ttl, started: Duration, outcome: &Outcome) -> Lease {
+        let agreed = |vote: &&Vote| matches!(vote, Vote::Granted | Vote::Extended);
+        Lease {
+            token,
+            ttl,
+            nodes_granted: outcome.votes.iter().flatten().filter(agreed).count(),
+            nodes_total: self.nodes.len(),
+            started,
+            drift: validity::drift(ttl, self.settings.drift_factor),
+        }
+    }
+
+    fn names(&self) -> impl Iterator<Item = String> {
+        self.nodes.iter().map(|node| node.name().to_owned())
+    }
+
+    fn reports(&self, outcome: &Outcome) -> Vec<NodeReport> {
+        let votes = outcome.votes.iter().map(Option::as_ref);
+        self.names().zip(votes).map(|(node, vote)| NodeReport { node, answer: answer(vote) }).collect()
+    }
+
+    fn reports_of(&self, reason: Reason, detail: &str) -> Vec<NodeReport> {
+        let failure = || NodeAnswer::Failed(Failure::new(reason, Effect::None, detail));
+        self.names().map(|node| NodeReport { node, answer: failure() }).collect()
+    }
+}
+
+/// Releases, when dropped armed, what an acquire has set or may still set.
+struct Undo<'a> {
+    shared: &'a Shared,
+    keys: Keys,
+    tries: Vec<(Record, Arc<Round>)>,
+}
+
+impl Undo<'_> {
+    fn disarm(&mut self) {
+        self.tries.clear();
+    }
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        // The release of the last T covers the earlier ones: they are smaller and of the same owner.
+        let mask = self.tries.iter().fold(0, |mask, (_, round)| mask | round.touched());
+        if let Some((record, _)) = self.tries.last().filter(|_| mask != 0) {
+            let op = Op::Release { keys: self.keys.clone(), record: record.clone() };
+            self.shared.release_on(Arc::new(op), mask);
+        }
+    }
+}
+
+fn stale_fences(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
+    votes.iter().flatten().filter_map(|vote| match vote {
+        Vote::Stale { fence } => Some(*fence),
+        _ => None,
+    })
+}
+
+/// Who holds a lock that enough nodes refused, and the earliest time at which a majority can be free: when all but
+/// `blocking − 1` of the refusers have expired.
+fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
+    let mut refusals: Vec<&Holding> = votes
+        .iter()
+        .flatten()
+        .filter_map(|vote| match vote {
+            Vote::Held(holding) | Vote::Found(holding) => Some(holding),
+            _ => None,
+        })
+        .collect();
+    // A key without expiry sorts last.
+    refusals.sort_by_key(|holding| holding.expires_in.unwrap_or(Duration::MAX));
+    let deciding = refusals.get(refusals.len().saturating_sub(quorum.blocking())).or(refusals.last());
+    let expires_in = deciding.and_then(|holding| holding.expires_in);
+    round::agreeing(votes).map_or_else(HeldBy::default, |(holding, _)| HeldBy::from_holding(holding, expires_in))
+}
+
+/// Extend and release: gone, or somebody else's?
+fn not_held(quorum: Quorum, votes: &[Option<Vote>]) -> LockError {
+    if votes.iter().flatten().any(|vote| matches!(vote, Vote::Held(_))) {
+        LockError::NotHolder(held_by(quorum, votes))
+    } else {
+        LockError::Lost
+    }
+}
+
+fn lock_state(quorum: Quorum, outcome: &Outcome) -> LockState {
+    match (outcome.decision, round::agreeing(&outcome.votes)) {
+        (Decision::Yes, Some((majority, _))) => {
+            let mut lives: Vec<_> = outcome
+                .votes
+                .iter()
+                .flatten()
+                .filter_map(|vote| match vote {
+                    Vote::Found(holding) if round::same_owner(holding, majority) => Some(holding.expires_in),
+                    _ => None,
+                })
+                .collect();
+            // It stops being a majority when the quorum-th longest of them expires.
+            lives.sort_by_key(|life| std::cmp::Reverse(life.unwrap_or(Duration::MAX)));
+            let expires_in = lives.get(quorum.size() - 1).copied().flatten();
+            LockState::Held(HeldBy::from_holding(majority, expires_in))
+        }
+        (Decision::No, _) => LockState::Free,
+        // All answered and no owner has a majority: nobody holds it.
+        (Decision::Neither, _)
+            if outcome.votes.iter().all(|vote| matches!(vote, Some(Vote::Found(_) | Vote::Missing))) =>
+        {
+            LockState::Free
+        }
+        (Decision::Yes | Decision::Neither | Decision::Open, _) => LockState::Unknown,
+    }
+}
+
+fn node_view(vote: Option<&Vote>) -> NodeView {
+    match vote {
+        None => NodeView::Pending,
+        Some(Vote::Found(_) | Vote::Held(_)) => NodeView::Held,
+        Some(Vote::Missing) => NodeView::Free,
+        Some(Vote::Failed(failure)) => NodeView::Failed(failure.clone()),
+        Some(Vote::Granted | Vote::Stale { .. } | Vote::Extended | Vote::Released | Vote::Page { .. }) => {
+            NodeView::Failed(Failure::new(Reason::Error, Effect::None, "an answer to another question"))
+        }
+    }
+}
+
+fn answer(vote: Option<&Vote>) -> NodeAnswer {
+    match vote {
+        None => NodeAnswer::Pending,
+        Some(Vote::Granted | Vote::Extended | Vote::Released | Vote::Found(_) | Vote::Page { .. }) => {
+            NodeAnswer::Agreed
+        }
+        Some(Vote::Held(_)) => NodeAnswer::Refused("held by somebody else"),
+        Some(Vote::Missing) => NodeAnswer::Refused("has no such lock"),
+        Some(Vote::Stale { .. }) => NodeAnswer::Refused("has seen a newer fencing token"),
+        Some(Vote::Failed(failure)) => NodeAnswer::Failed(failure.clone()),
+    }
+}

@@ -1,0 +1,66 @@
+//! When to try again: bounded, jittered delays. Pure, given a random number.
+
+use std::time::Duration;
+
+/// How often and how long a library user wants to try for a lock that is held or lacks a quorum.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RetryPolicy {
+    /// Tries after the first.
+    pub count: u32,
+    /// Shortest pause between two tries; should exceed a round trip, so that contenders do not collide again.
+    pub delay: Duration,
+    /// Up to this much is added at random, which is what desynchronizes contenders that split the vote.
+    pub jitter: Duration,
+    /// No try starts later than this after the first one started.
+    pub deadline: Duration,
+}
+
+impl RetryPolicy {
+    /// One try only.
+    pub const NONE: Self = Self { count: 0, delay: Duration::ZERO, jitter: Duration::ZERO, deadline: Duration::ZERO };
+
+    /// The pause before the next try, or `None` when no try is left. `tries` counts those made, `spent` is the time
+    /// since the first began, `unit` is a random number in `0.0..1.0`.
+    pub fn pause(&self, tries: u32, spent: Duration, unit: f64) -> Option<Duration> {
+        if tries > self.count {
+            return None;
+        }
+        let pause = self.delay + self.jitter.mul_f64(unit.clamp(0.0, 1.0));
+        (spent + pause <= self.deadline).then_some(pause)
+    }
+}
+
+impl Default for RetryPolicy {
+    /// Three more tries, 50 to 150 ms apart, within two seconds.
+    fn default() -> Self {
+        Self {
+            count: 3,
+            delay: Duration::from_millis(50),
+            jitter: Duration::from_millis(100),
+            deadline: Duration::from_secs(2),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn one_try_means_one_try() {
+        assert_eq!(RetryPolicy::NONE.pause(1, Duration::ZERO, 0.0), None);
+    }
+
+    proptest! {
+        #[test]
+        fn pauses_stay_within_delay_jitter_count_and_deadline(count in 0u32..20, tries in 1u32..30, spent in 0u64..5_000, unit in 0.0..1.0) {
+            let policy = RetryPolicy { count, ..RetryPolicy::default() };
+            let spent = Duration::from_millis(spent);
+            match policy.pause(tries, spent, unit) {
+                Some(pause) => prop_assert!(tries <= count && pause >= policy.delay && pause <= policy.delay + policy.jitter && spent + pause <= policy.deadline),
+                None => prop_assert!(tries > count || spent + policy.delay + policy.jitter.mul_f64(unit) > policy.deadline),
+            }
+        }
+    }
+}

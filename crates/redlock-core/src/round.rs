@@ -1,0 +1,197 @@
+//! One question to all nodes: submitted to every lane before anything can return, answered at the deciding vote or at
+//! the time limit. The round outlives whoever asked: late votes still arrive here.
+//!
+//! One object serves all nodes of a round, with one wake-up at the deciding vote.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
+use tokio::time::Instant;
+
+use crate::cleanup::Cleanup;
+use crate::node::{Effect, Failure, Node, Observer, Op, Reason, Reply, Vote, Voter};
+use crate::quorum::{Decision, Quorum, Tally};
+
+pub(crate) struct Round {
+    quorum: Quorum,
+    op: Arc<Op>,
+    observer: Arc<dyn Observer>,
+    /// Where a release that a node failed to answer is kept for another try.
+    cleanup: Option<Arc<Cleanup>>,
+    ballot: Mutex<Ballot>,
+    decided: AtomicWaker,
+}
+
+struct Ballot {
+    votes: Vec<Option<Vote>>,
+    decision: Decision,
+}
+
+/// How a round ended.
+pub(crate) struct Outcome {
+    pub(crate) decision: Decision,
+    /// By node; `None` where the answer was not needed any more.
+    pub(crate) votes: Vec<Option<Vote>>,
+}
+
+impl Round {
+    pub(crate) fn start(
+        nodes: &[Arc<dyn Node>],
+        quorum: Quorum,
+        op: Op,
+        not_after: Instant,
+        observer: &Arc<dyn Observer>,
+    ) -> Arc<Self> {
+        Self::start_on(nodes, quorum, Arc::new(op), not_after, observer, None, u32::MAX)
+    }
+
+    /// Asks only the nodes whose bit is set; the others count as open for ever.
+    pub(crate) fn start_on(
+        nodes: &[Arc<dyn Node>],
+        quorum: Quorum,
+        op: Arc<Op>,
+        not_after: Instant,
+        observer: &Arc<dyn Observer>,
+        cleanup: Option<&Arc<Cleanup>>,
+        mask: u32,
+    ) -> Arc<Self> {
+        let ballot = Ballot { votes: vec![None; nodes.len()], decision: Decision::Open };
+        let round = Arc::new(Self {
+            quorum,
+            op: op.clone(),
+            observer: observer.clone(),
+            cleanup: cleanup.cloned(),
+            ballot: Mutex::new(ballot),
+            decided: AtomicWaker::new(),
+        });
+        for (index, node) in nodes.iter().enumerate().filter(|(index, _)| mask & (1 << index) != 0) {
+            if let Some(cleanup) = cleanup {
+                cleanup.began();
+            }
+            node.submit(op.clone(), not_after, Reply::new(round.clone(), index));
+        }
+        round
+    }
+
+    /// Waits for the deciding vote, at most until `deadline`. Nodes that have not answered by then are counted as timed
+    /// out, which is "unknown" and not a refusal.
+    pub(crate) async fn outcome(&self, deadline: Instant, limit: Duration) -> Outcome {
+        let decision = std::future::poll_fn(|cx| {
+            // Registered before looking, or a vote between the two would wake nobody.
+            self.decided.register(cx.waker());
+            match self.lock().decision {
+                Decision::Open => Poll::Pending,
+                decision => Poll::Ready(decision),
+            }
+        });
+        let in_time = tokio::time::timeout_at(deadline, decision).await.ok();
+        let ballot = self.lock();
+        let mut votes = ballot.votes.clone();
+        let decision = match in_time {
+            Some(decision) => decision,
+            None => {
+                for vote in votes.iter_mut().filter(|vote| vote.is_none()) {
+                    let detail = format!("no answer within {limit:?}");
+                    *vote = Some(Vote::Failed(Failure::new(Reason::Timeout, Effect::Possible, detail)));
+                }
+                match self.quorum.decide(tally(&self.op, &votes)) {
+                    Decision::Open => Decision::Neither,
+                    decision => decision,
+                }
+            }
+        };
+        Outcome { decision, votes }
+    }
+
+    /// The nodes that have done, or may still do, what was asked.
+    pub(crate) fn touched(&self) -> u32 {
+        let ballot = self.lock();
+        let mut mask = 0;
+        for (index, vote) in ballot.votes.iter().enumerate() {
+            let touched = match vote {
+                None => true,
+                Some(Vote::Failed(failure)) => failure.effect == Effect::Possible,
+                Some(Vote::Granted | Vote::Extended | Vote::Released) => true,
+                Some(Vote::Held(_) | Vote::Stale { .. } | Vote::Missing | Vote::Found(_) | Vote::Page { .. }) => false,
+            };
+            mask |= u32::from(touched) << index;
+        }
+        mask
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ballot> {
+        self.ballot.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Voter for Round {
+    fn vote(&self, node: usize, vote: Vote) {
+        self.observer.vote(node, &vote);
+        if let Some(cleanup) = &self.cleanup {
+            cleanup.ended(matches!(vote, Vote::Failed(_)).then_some((node, &self.op)));
+        }
+        let mut ballot = self.lock();
+        ballot.votes[node] = Some(vote);
+        if ballot.decision != Decision::Open {
+            return;
+        }
+        ballot.decision = self.quorum.decide(tally(&self.op, &ballot.votes));
+        let decided = ballot.decision != Decision::Open;
+        drop(ballot);
+        if decided {
+            self.decided.wake();
+        }
+    }
+}
+
+/// Sorts votes into yes, no and neither.
+fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
+    let mut tally = Tally::default();
+    for vote in votes.iter().flatten() {
+        match (op, vote) {
+            (Op::Acquire { .. }, Vote::Granted)
+            | (Op::Extend { .. }, Vote::Extended)
+            | (Op::Release { .. }, Vote::Released) => tally.yes += 1,
+            (Op::Acquire { .. }, Vote::Held(_))
+            | (Op::Extend { .. } | Op::Release { .. }, Vote::Held(_) | Vote::Missing)
+            | (Op::Inspect { .. }, Vote::Missing) => tally.no += 1,
+            // The yes of an inspection is agreement among nodes: counted below.
+            (Op::Inspect { .. }, Vote::Found(_)) => {}
+            // A stale T is a refusal of this T, not of the lock: the caller tries again with a larger one.
+            (_, Vote::Failed(_) | Vote::Stale { .. } | Vote::Page { .. }) => tally.failed += 1,
+            (_, Vote::Granted | Vote::Held(_) | Vote::Extended | Vote::Released | Vote::Missing | Vote::Found(_)) => {
+                tally.failed += 1;
+            }
+        }
+    }
+    if let Op::Inspect { .. } = op {
+        let found = votes.iter().flatten().filter(|vote| matches!(vote, Vote::Found(_))).count();
+        tally.yes = agreeing(votes).map_or(0, |(_, count)| count);
+        tally.failed += found - tally.yes;
+    }
+    tally
+}
+
+/// The holding that most nodes agree on, with their number. Nodes agree when they store the same owner, or the same
+/// value of another client.
+pub(crate) fn agreeing(votes: &[Option<Vote>]) -> Option<(&crate::node::Holding, usize)> {
+    let holdings = || {
+        votes.iter().flatten().filter_map(|vote| match vote {
+            Vote::Found(holding) | Vote::Held(holding) => Some(holding),
+            _ => None,
+        })
+    };
+    holdings()
+        .map(|holding| (holding, holdings().filter(|other| same_owner(holding, other)).count()))
+        .max_by_key(|(_, count)| *count)
+}
+
+pub(crate) fn same_owner(a: &crate::node::Holding, b: &crate::node::Holding) -> bool {
+    match (a.record.parse(), b.record.parse()) {
+        (Some((a, _)), Some((b, _))) => a.owner() == b.owner(),
+        (None, None) => a.record == b.record,
+        _ => false,
+    }
+}

@@ -1,0 +1,342 @@
+//! The words of the domain, parsed once at the edge and trusted from there on, with their limits beside them.
+//!
+//! Nothing here is serializable and nothing here formats a secret: [`Owner`] and [`LockToken`] have a redacted `Debug`
+//! and no `Display`. The one way to the text of a token is [`LockToken::expose`].
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+/// A lock's name: 1 to 255 bytes of `[A-Za-z0-9._:@/+~-]`.
+///
+/// The alphabet excludes everything that has a meaning to Redis patterns, to Lua, to RESP or to a cluster's hash tags,
+/// so a name can never reach another key than its own.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LockName(Box<str>);
+
+impl LockName {
+    /// Longest name in bytes.
+    pub const MAX_LEN: usize = 255;
+
+    /// Checks and takes over a name.
+    pub fn parse(text: &str) -> Result<Self, NameError> {
+        if text.is_empty() {
+            return Err(NameError::Empty);
+        }
+        if text.len() > Self::MAX_LEN {
+            return Err(NameError::TooLong { len: text.len() });
+        }
+        match text.char_indices().find(|(_, c)| !is_name_char(*c)) {
+            Some((at, found)) => Err(NameError::BadCharacter { found, at }),
+            None => Ok(Self(text.into())),
+        }
+    }
+
+    /// The name as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+fn is_name_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "._:@/+~-".contains(c)
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", &self.0)
+    }
+}
+
+/// Why a text is no lock name. Nothing happened.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// No byte at all.
+    #[error("the name is empty; allowed are 1 to 255 bytes of [A-Za-z0-9._:@/+~-]")]
+    Empty,
+    /// More than [`LockName::MAX_LEN`] bytes.
+    #[error("the name has {len} bytes; allowed are 1 to 255 bytes of [A-Za-z0-9._:@/+~-]")]
+    TooLong {
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// A character outside the alphabet.
+    #[error("the name has {found:?} at byte {at}; allowed are 1 to 255 bytes of [A-Za-z0-9._:@/+~-]")]
+    BadCharacter {
+        /// The character.
+        found: char,
+        /// Its position in bytes, from 0.
+        at: usize,
+    },
+}
+
+/// Who holds a lock: 20 bytes nobody else can guess, drawn per acquisition or derived from an idempotency key.
+///
+/// Kept as its text, 40 lowercase hexadecimal digits, because that is what every node stores and compares.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Owner([u8; Owner::TEXT_LEN]);
+
+impl Owner {
+    /// Bytes of entropy.
+    pub const LEN: usize = 20;
+    /// Characters of the stored text.
+    pub const TEXT_LEN: usize = 2 * Self::LEN;
+
+    /// An owner from raw bytes, which must come from a cryptographic generator.
+    pub fn from_bytes(raw: [u8; Self::LEN]) -> Self {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [0; Self::TEXT_LEN];
+        for (pair, byte) in text.chunks_exact_mut(2).zip(raw) {
+            pair[0] = DIGITS[usize::from(byte >> 4)];
+            pair[1] = DIGITS[usize::from(byte & 15)];
+        }
+        Self(text)
+    }
+
+    /// The owner that belongs to an idempotency key: the same (cluster, principal, lock, key) gives the same owner on
+    /// every gateway, so a repeated request meets its own lock.
+    ///
+    /// HMAC-SHA-256 over length-prefixed parts (no two lists of parts collide), cut to 20 bytes. It is as hard to guess
+    /// as the idempotency key is.
+    pub fn derive(cluster: &str, principal: &str, name: &LockName, idempotency_key: &str) -> Self {
+        let mut mac = Hmac::<Sha256>::new_from_slice(cluster.as_bytes()).expect("HMAC takes a key of any length");
+        for part in ["redlock owner v1", principal, name.as_str(), idempotency_key] {
+            mac.update(&(part.len() as u64).to_be_bytes());
+            mac.update(part.as_bytes());
+        }
+        let digest = mac.finalize().into_bytes();
+        Self::from_bytes(std::array::from_fn(|i| digest[i]))
+    }
+
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let text: [u8; Self::TEXT_LEN] = text.try_into().ok()?;
+        text.iter().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f')).then_some(Self(text))
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Owner(redacted)")
+    }
+}
+
+/// A fencing token T: microseconds since 1970 as minted by a gateway's hybrid clock, below 2^53 so that Lua and
+/// JavaScript hold it exactly. A later grant of the same lock carries a larger one; a resource that refuses smaller
+/// tokens than it has seen is safe from holders that come back late.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// Decimal digits of the stored text. 16 digits last from 2001 until 2255.
+    pub const TEXT_LEN: usize = 16;
+    /// Smallest value with 16 digits.
+    pub const MIN: Self = Self(1_000_000_000_000_000);
+    /// Largest integer that an IEEE double holds exactly together with all smaller ones.
+    pub const MAX: Self = Self((1 << 53) - 1);
+
+    /// Takes a value in `MIN..=MAX`.
+    pub fn new(micros: u64) -> Option<Self> {
+        (Self::MIN.0..=Self::MAX.0).contains(&micros).then_some(Self(micros))
+    }
+
+    /// Microseconds since 1970.
+    pub fn get(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        if text.len() != Self::TEXT_LEN || !text.iter().all(u8::is_ascii_digit) {
+            return None;
+        }
+        std::str::from_utf8(text).ok()?.parse().ok().and_then(Self::new)
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// What a holder shows to extend or release: its owner and its fencing token. A secret.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LockToken {
+    owner: Owner,
+    fencing: FencingToken,
+}
+
+impl LockToken {
+    const VERSION: &'static str = "1";
+
+    pub(crate) fn new(owner: Owner, fencing: FencingToken) -> Self {
+        Self { owner, fencing }
+    }
+
+    /// Reads the text that [`LockToken::expose`] gave. `None` for anything else.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('.');
+        let (version, fencing, owner) = (parts.next()?, parts.next()?, parts.next()?);
+        if version != Self::VERSION || parts.next().is_some() {
+            return None;
+        }
+        Some(Self { owner: Owner::parse(owner.as_bytes())?, fencing: FencingToken::parse(fencing.as_bytes())? })
+    }
+
+    /// The token's text, to hand to its holder and to nobody else.
+    pub fn expose(&self) -> String {
+        let owner = std::str::from_utf8(&self.owner.0).expect("hexadecimal digits are ASCII");
+        format!("{}.{}.{owner}", Self::VERSION, self.fencing)
+    }
+
+    /// The fencing token; not a secret.
+    pub fn fencing(&self) -> FencingToken {
+        self.fencing
+    }
+
+    pub(crate) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+}
+
+impl fmt::Debug for LockToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LockToken({}, redacted)", self.fencing)
+    }
+}
+
+/// How long a lock lives without an extension, in whole milliseconds.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct Ttl(u32);
+
+impl Ttl {
+    /// Below this no validity would be left after drift and one round trip.
+    pub const MIN: Self = Self(10);
+    /// One day. A gateway or library user sets its own, smaller maximum.
+    pub const MAX: Self = Self(24 * 60 * 60 * 1000);
+
+    /// Takes whole milliseconds in `MIN..=MAX`.
+    pub fn from_millis(millis: u64) -> Option<Self> {
+        let ttl = Self(u32::try_from(millis).ok()?);
+        (Self::MIN..=Self::MAX).contains(&ttl).then_some(ttl)
+    }
+
+    /// Takes a duration of whole milliseconds in `MIN..=MAX`.
+    pub fn from_duration(duration: Duration) -> Option<Self> {
+        if !duration.subsec_nanos().is_multiple_of(1_000_000) {
+            return None;
+        }
+        Self::from_millis(u64::try_from(duration.as_millis()).ok()?)
+    }
+
+    /// Whole milliseconds.
+    pub fn millis(self) -> u32 {
+        self.0
+    }
+
+    /// The same as a duration.
+    pub fn duration(self) -> Duration {
+        Duration::from_millis(u64::from(self.0))
+    }
+}
+
+/// Text for people that is stored beside the owner and shown to whoever asks who holds the lock. The algorithm never
+/// looks inside; the gateway puts JSON there.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Info(pub(crate) Bytes);
+
+impl Info {
+    /// Longest text in bytes.
+    pub const MAX_LEN: usize = 8 * 1024;
+
+    /// Takes a text of at most [`Info::MAX_LEN`] bytes.
+    pub fn new(text: impl Into<Bytes>) -> Option<Self> {
+        let text = text.into();
+        (text.len() <= Self::MAX_LEN).then_some(Self(text))
+    }
+
+    /// The text as it was stored.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_keep_to_their_alphabet_and_length() {
+        for good in ["a", "deploy/prod", "A-z_0.9:@/+~", &"x".repeat(255)] {
+            assert_eq!(LockName::parse(good).unwrap().as_str(), good);
+        }
+        assert_eq!(LockName::parse(""), Err(NameError::Empty));
+        assert_eq!(LockName::parse(&"x".repeat(256)), Err(NameError::TooLong { len: 256 }));
+        for bad in ["a b", "a\0", "a\n", "{a}", "a*", "a?", "[a]", "a\\", "é", "a%00"] {
+            assert!(matches!(LockName::parse(bad), Err(NameError::BadCharacter { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_survives_its_own_text_and_nothing_else_parses() {
+        let token = LockToken::new(Owner::from_bytes([0xa5; 20]), FencingToken::new(1_763_725_165_123_456).unwrap());
+        let text = token.expose();
+        assert_eq!(LockToken::parse(&text), Some(token));
+        let upper = text.to_uppercase();
+        for bad in [
+            "",
+            "1",
+            "1.2.3",
+            &text[1..],
+            &text[..text.len() - 1],
+            &format!("{text}."),
+            &upper,
+            &format!("2{}", &text[1..]),
+        ] {
+            assert_eq!(LockToken::parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn debug_output_never_shows_the_owner() {
+        let token = LockToken::new(Owner::from_bytes([0xa5; 20]), FencingToken::MIN);
+        assert!(!format!("{token:?} {:?}", token.owner()).contains("a5"));
+    }
+
+    #[test]
+    fn derived_owners_differ_in_every_part() {
+        let name = |text| LockName::parse(text).unwrap();
+        let base = Owner::derive("c", "p", &name("n"), "k");
+        assert_eq!(base, Owner::derive("c", "p", &name("n"), "k"));
+        for other in [
+            Owner::derive("d", "p", &name("n"), "k"),
+            Owner::derive("c", "q", &name("n"), "k"),
+            Owner::derive("c", "p", &name("m"), "k"),
+            Owner::derive("c", "p", &name("n"), "l"),
+            Owner::derive("c", "pn", &name("n"), "k"),
+        ] {
+            assert_ne!(base, other);
+        }
+    }
+
+    #[test]
+    fn ttl_limits_hold() {
+        assert_eq!(Ttl::from_millis(9), None);
+        assert_eq!(Ttl::from_millis(10).map(Ttl::millis), Some(10));
+        assert_eq!(Ttl::from_millis(86_400_001), None);
+        assert_eq!(Ttl::from_millis(1 << 63), None);
+        assert_eq!(Ttl::from_duration(Duration::from_micros(10_500)), None);
+    }
+}

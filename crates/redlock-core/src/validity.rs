@@ -1,0 +1,41 @@
+//! Validity: how long a holder may trust its lock. Pure.
+
+use std::time::Duration;
+
+use crate::types::Ttl;
+
+/// What clocks that run at slightly different rates may eat of a lease: `ttl × factor + 2 ms`, as in the Redis
+/// "Distributed Locks" page. The 2 ms stand for Redis' expiry precision of 1 ms and 1 ms of minimum drift.
+pub fn drift(ttl: Ttl, factor: f64) -> Duration {
+    ttl.duration().mul_f64(factor) + Duration::from_millis(2)
+}
+
+/// `ttl − elapsed − drift`, or `None` when nothing of it is left.
+pub fn validity(ttl: Ttl, elapsed: Duration, drift: Duration) -> Option<Duration> {
+    ttl.duration().checked_sub(elapsed)?.checked_sub(drift).filter(|left| !left.is_zero())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn thirty_seconds_lose_302_ms_to_drift() {
+        let ttl = Ttl::from_millis(30_000).unwrap();
+        assert_eq!(drift(ttl, 0.01), Duration::from_millis(302));
+        assert_eq!(validity(ttl, Duration::from_millis(5), drift(ttl, 0.01)), Some(Duration::from_millis(29_693)));
+    }
+
+    proptest! {
+        #[test]
+        fn validity_is_positive_and_below_what_the_ttl_leaves(ttl in 10u64..86_400_000, elapsed in 0u64..90_000_000, factor in 0.0..0.5) {
+            let ttl = Ttl::from_millis(ttl).unwrap();
+            let elapsed = Duration::from_millis(elapsed);
+            match validity(ttl, elapsed, drift(ttl, factor)) {
+                Some(left) => prop_assert!(!left.is_zero() && left + elapsed + Duration::from_millis(2) <= ttl.duration()),
+                None => prop_assert!(elapsed + drift(ttl, factor) >= ttl.duration()),
+            }
+        }
+    }
+}
