@@ -1,1 +1,21 @@
-//! Work in progress.
+//! redlock-gateway: distributed locks over plain HTTP.
+//!
+//! Data flows one way: HTTP → gateway → core → node client → Redis.
+//!
+//! | room | what it is for | what it does not know |
+//! | --- | --- | --- |
+//! | [`config`] | flags, environment and file to plain values | everything else |
+//! | [`http`] | routes, bodies, statuses, the OpenAPI document | node count, quorum, Redis, clocks, retries |
+//! | [`gateway`] | limits, undoing what cannot be delivered, draining | axum, status codes, Redis keys |
+//! | [`telemetry`] | names of metrics, buckets, logging | what the numbers mean |
+//! | [`commands`] | `check`, `reconfigure` | HTTP |
+//! | `redlock_core` | the algorithm | HTTP, serde, environment |
+
+pub mod commands;
+pub mod config;
+pub mod gateway;
+pub mod http;
+mod serve;
+pub mod telemetry;
+
+pub use serve::{Running, run};

@@ -1,1 +1,108 @@
-fn main() {}
+//! Parse, start telemetry, run.
+
+use std::io::IsTerminal;
+use std::net::TcpListener;
+use std::process::ExitCode;
+
+use clap::Parser;
+use redlock_gateway::config::{Cli, Command, Config, Flags, LogFormat, Nodes, show};
+use redlock_gateway::{Running, commands, http, run, telemetry};
+use tokio::signal::unix::{SignalKind, signal};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error.to_string()),
+    };
+    match cli.command {
+        None => runtime.block_on(serve(cli.flags)),
+        Some(Command::Serve(flags)) => runtime.block_on(serve(flags)),
+        Some(Command::Openapi { version }) => openapi(&version),
+        Some(Command::Check(flags)) => match Config::load(flags) {
+            Ok(config) if runtime.block_on(commands::check(&config)) => ExitCode::SUCCESS,
+            Ok(_) => ExitCode::FAILURE,
+            Err(error) => fail(&error.to_string()),
+        },
+        Some(Command::Reconfigure { yes, flags }) => {
+            let done = Config::load(flags)
+                .map_err(|error| error.to_string())
+                .and_then(|config| runtime.block_on(commands::reconfigure(&config, yes)));
+            done.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn fail(error: &str) -> ExitCode {
+    eprintln!("redlock-gateway: {error}");
+    ExitCode::FAILURE
+}
+
+fn openapi(version: &str) -> ExitCode {
+    let mut document = http::openapi_document();
+    if version == "3.0" {
+        document = http::openapi::downgrade(&document);
+    }
+    println!("{document:#}");
+    ExitCode::SUCCESS
+}
+
+async fn serve(flags: Flags) -> ExitCode {
+    let config = match Config::load(flags) {
+        Ok(config) => config,
+        Err(error) => return fail(&error.to_string()),
+    };
+    let terminal = std::io::stdout().is_terminal();
+    let format = config.log_format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
+    telemetry::start_logging(format);
+    let listener = match TcpListener::bind(config.listen) {
+        Ok(listener) => listener,
+        Err(error) => return fail(&format!("--listen: {}: {error}", config.listen)),
+    };
+    // Before anything else runs: a signal that comes early must not kill the process half-way.
+    let (mut terminate, mut interrupt) = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+        (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
+        (Err(error), _) | (_, Err(error)) => return fail(&error.to_string()),
+    };
+    let shutdown = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    let banner = config.clone();
+    match run(listener, shutdown, config, |running| announce(&banner, running)).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error.to_string()),
+    }
+}
+
+/// For people, on standard error; the log says the same in one line.
+fn announce(config: &Config, running: &Running) {
+    let url = format!("http://{}", running.address);
+    let summary = running.gateway.nodes_summary();
+    tracing::info!(address = %running.address, nodes = summary, "listening");
+    let (default_ttl, max_ttl) = (config.limits.default_ttl.duration(), config.limits.max_ttl.duration());
+    eprintln!("redlock-gateway {} on {url}", env!("CARGO_PKG_VERSION"));
+    eprintln!("  locks live {} unless asked otherwise, at most {}", show(default_ttl), show(max_ttl));
+    match &config.nodes {
+        Nodes::Embedded(count) => {
+            eprintln!("  nodes: {count} in-memory nodes inside this process (no --node was given)");
+            eprintln!(
+                "  CAUTION: nothing is stored. A restart of this process forgets every lock, and a second gateway"
+            );
+            eprintln!("  knows nothing of this one's locks. For real use give 3 or 5 Redis masters: --node redis://… ");
+        }
+        Nodes::Redis(urls) => {
+            let names: Vec<_> = urls.iter().map(|url| url.name()).collect();
+            eprintln!("  nodes: {} ({summary} so far; see {url}/readyz)", names.join(", "));
+            eprintln!("  CAUTION: a master that restarts without its data votes again at once. Run masters with");
+            eprintln!("  appendonly yes, appendfsync always and maxmemory-policy noeviction.");
+            if urls.len() % 2 == 0 {
+                eprintln!("  CAUTION: {} nodes tolerate no more failures than {}.", urls.len(), urls.len() - 1);
+            }
+        }
+    }
+    eprintln!("  anybody who can connect can take and release locks: there are no API keys yet");
+    eprintln!("  try:  curl -i -X POST {url}/locks/demo        docs: {url}/docs");
+}

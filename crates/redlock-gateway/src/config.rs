@@ -1,0 +1,394 @@
+//! Flags, environment and file to validated plain values, before anything is bound or connected.
+//!
+//! A flag beats its environment variable, which beats the file, which beats the default. Every error names the setting,
+//! the value and what is allowed; no error shows a password.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use redlock_core::Ttl;
+use redlock_core::node::redis::RedisUrl;
+use serde::Deserialize;
+
+/// Distributed locks over plain HTTP, on independent Redis masters.
+///
+/// Without --node it starts five in-memory nodes inside this process: good for trying it out, without any durability.
+/// With --node (once for each master; 3 or 5 is right) it uses those and nothing else.
+///
+/// Try:  curl -i -X POST http://127.0.0.1:8080/locks/demo
+#[derive(Debug, Parser)]
+#[command(version, about, long_about, args_conflicts_with_subcommands = true, max_term_width = 120)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub flags: Flags,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve locks over HTTP (the default).
+    Serve(Flags),
+    /// Print the OpenAPI document.
+    Openapi {
+        /// Version of the OpenAPI specification: 3.1, or its twin in 3.0 for generators that know no newer one.
+        #[arg(long, default_value = "3.1", value_parser = ["3.0", "3.1"])]
+        version: String,
+    },
+    /// Validate the configuration and look at every node; exit 1 when no majority of nodes would be admitted.
+    Check(Flags),
+    /// After an intended change of the node set or of max_ttl: stop every gateway's votes, wait until no lock of the old
+    /// configuration can live, and write the new markers. All nodes must answer.
+    Reconfigure {
+        /// Do it. Without this flag it only says what it would do.
+        #[arg(long)]
+        yes: bool,
+        #[command(flatten)]
+        flags: Flags,
+    },
+}
+
+/// Every setting; each can also stand in the file given by --config, under the same name with underscores.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Flags {
+    /// Address and port to listen on [default: 127.0.0.1:8080]
+    ///
+    /// An address that is not loopback is refused unless --allow-anonymous is given: there are no API keys yet.
+    #[arg(long, value_name = "ADDR", env = "REDLOCK_LISTEN")]
+    pub listen: Option<String>,
+    /// A Redis master, redis://[[user]:password@]host[:port][/db] or rediss:// for TLS; repeat for each [default: five
+    /// in-memory nodes]
+    #[arg(long = "node", value_name = "URL", env = "REDLOCK_NODES", value_delimiter = ',', hide_env_values = true)]
+    pub nodes: Vec<String>,
+    /// TOML file with settings
+    #[arg(long, value_name = "FILE", env = "REDLOCK_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// TTL of a lock when the request names none [default: 30s]
+    #[arg(long, value_name = "DURATION", env = "REDLOCK_DEFAULT_TTL")]
+    pub default_ttl: Option<String>,
+    /// Longest TTL a request may ask for [default: 5m]
+    #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_TTL")]
+    pub max_ttl: Option<String>,
+    /// Longest time a request may wait for a lock [default: 25s]; not used yet: waiting is not built
+    #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_WAIT")]
+    pub max_wait: Option<String>,
+    /// Longest time a lock may be held by extending it [default: 24h]
+    #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_HOLD")]
+    pub max_hold: Option<String>,
+    /// How long a round waits for a node; never more than a tenth of the TTL [default: 50ms]
+    #[arg(long, value_name = "DURATION", env = "REDLOCK_NODE_TIMEOUT")]
+    pub node_timeout: Option<String>,
+    /// Part of a TTL that clocks running at different rates may eat [default: 0.01]
+    #[arg(long, value_name = "FACTOR", env = "REDLOCK_DRIFT_FACTOR")]
+    pub drift_factor: Option<f64>,
+    /// How far apart the clocks of gateways and nodes may be [default: 2s]
+    #[arg(long, value_name = "DURATION", env = "REDLOCK_CLOCK_SKEW")]
+    pub clock_skew: Option<String>,
+    /// Put before a lock's name to make its key on the nodes; may be empty [default: lock:]
+    #[arg(long, value_name = "TEXT", env = "REDLOCK_KEY_PREFIX")]
+    pub key_prefix: Option<String>,
+    /// Requests that may wait at the same time [default: 10000]; not used yet: waiting is not built
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS")]
+    pub max_waiters: Option<usize>,
+    /// Open connections; more are closed at once [default: 10000]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS")]
+    pub max_connections: Option<usize>,
+    /// Requests being worked on at the same time; more are answered 503 [default: 4096]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT")]
+    pub max_in_flight: Option<usize>,
+    /// Name of the node set, where gateways reach the same nodes under different addresses [default: the list of nodes]
+    #[arg(long, value_name = "NAME", env = "REDLOCK_CLUSTER")]
+    pub cluster: Option<String>,
+    /// Serve anybody who can connect, also on an address that is not loopback
+    #[arg(long, env = "REDLOCK_ALLOW_ANONYMOUS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub allow_anonymous: Option<bool>,
+    /// Log lines as text or as JSON [default: text on a terminal, else json]; the level is set by RUST_LOG
+    #[arg(long, value_name = "FORMAT", env = "REDLOCK_LOG_FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// On SIGTERM or SIGINT, how long requests in flight may take before the process exits [default: 20s]
+    #[arg(long, value_name = "DURATION", env = "REDLOCK_SHUTDOWN_GRACE")]
+    pub shutdown_grace: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    listen: Option<String>,
+    nodes: Option<Vec<String>>,
+    default_ttl: Option<String>,
+    max_ttl: Option<String>,
+    max_wait: Option<String>,
+    max_hold: Option<String>,
+    node_timeout: Option<String>,
+    drift_factor: Option<f64>,
+    clock_skew: Option<String>,
+    key_prefix: Option<String>,
+    max_waiters: Option<usize>,
+    max_connections: Option<usize>,
+    max_in_flight: Option<usize>,
+    cluster: Option<String>,
+    allow_anonymous: Option<bool>,
+    log_format: Option<LogFormat>,
+    shutdown_grace: Option<String>,
+}
+
+/// The validated whole. Only `main` and `lib` see it; each room gets the part it needs.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub listen: SocketAddr,
+    pub nodes: Nodes,
+    pub limits: Limits,
+    pub node_timeout: Duration,
+    pub drift_factor: f64,
+    pub clock_skew: Duration,
+    pub key_prefix: String,
+    pub cluster: Option<String>,
+    pub max_connections: usize,
+    pub max_in_flight: usize,
+    pub log_format: Option<LogFormat>,
+    pub shutdown_grace: Duration,
+}
+
+/// Where the locks live.
+#[derive(Debug, Clone)]
+pub enum Nodes {
+    /// So many in-memory nodes in this process.
+    Embedded(usize),
+    Redis(Vec<RedisUrl>),
+}
+
+/// What a request may ask for.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    pub default_ttl: Ttl,
+    pub max_ttl: Ttl,
+    pub max_wait: Duration,
+    pub max_hold: Duration,
+}
+
+/// A setting that cannot be used: its name, what is wrong with the value, and what is allowed.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ConfigError(String);
+
+impl std::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+const EMBEDDED_NODES: usize = 5;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+impl Config {
+    pub fn load(flags: Flags) -> Result<Self, ConfigError> {
+        let file = match &flags.config {
+            Some(path) => read_file(path)?,
+            None => File::default(),
+        };
+        Self::merge(flags, file)
+    }
+
+    fn merge(flags: Flags, file: File) -> Result<Self, ConfigError> {
+        let listen = flags.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:8080".into());
+        let listen: SocketAddr = listen.parse().map_err(|_| {
+            ConfigError(format!(
+                "--listen: {listen:?} is no address; expected IP:PORT, such as 127.0.0.1:8080 or [::1]:8080"
+            ))
+        })?;
+        let allow_anonymous = flags.allow_anonymous.or(file.allow_anonymous).unwrap_or(false);
+        if !listen.ip().is_loopback() && !allow_anonymous {
+            return Err(ConfigError(format!(
+                "--listen: {listen} is reachable from other machines and there are no API keys: anybody could take and \
+                 release locks; listen on a loopback address, or say --allow-anonymous if the network is trusted"
+            )));
+        }
+
+        let max_ttl = ttl("--max-ttl", flags.max_ttl.or(file.max_ttl), "5m", Ttl::MAX)?;
+        let default_ttl = ttl("--default-ttl", flags.default_ttl.or(file.default_ttl), "30s", Ttl::MAX)?;
+        if default_ttl > max_ttl {
+            return Err(ConfigError(format!(
+                "--default-ttl: {} is longer than --max-ttl, {}",
+                show(default_ttl.duration()),
+                show(max_ttl.duration())
+            )));
+        }
+        let limits = Limits {
+            default_ttl,
+            max_ttl,
+            max_wait: duration("--max-wait", flags.max_wait.or(file.max_wait), "25s", Duration::ZERO..=DAY)?,
+            max_hold: duration("--max-hold", flags.max_hold.or(file.max_hold), "24h", max_ttl.duration()..=DAY * 365)?,
+        };
+        let second = Duration::from_secs(1);
+        let node_timeout = flags.node_timeout.or(file.node_timeout);
+        let node_timeout = duration("--node-timeout", node_timeout, "50ms", second / 1000..=second * 10)?;
+        let clock_skew = flags.clock_skew.or(file.clock_skew);
+        // Fences outlive a grant by half an hour, which has to exceed what clocks may differ by.
+        let clock_skew = duration("--clock-skew", clock_skew, "2s", second / 10..=second * 600)?;
+        let shutdown_grace = flags.shutdown_grace.or(file.shutdown_grace);
+        let shutdown_grace = duration("--shutdown-grace", shutdown_grace, "20s", Duration::ZERO..=second * 3600)?;
+        let drift_factor = flags.drift_factor.or(file.drift_factor).unwrap_or(0.01);
+        if !(0.0..=0.5).contains(&drift_factor) {
+            return Err(ConfigError(format!("--drift-factor: {drift_factor} is outside 0.0 to 0.5")));
+        }
+        let key_prefix = flags.key_prefix.or(file.key_prefix).unwrap_or_else(|| "lock:".into());
+        if key_prefix.len() > 255 || key_prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
+            return Err(ConfigError(format!(
+                "--key-prefix: {key_prefix:?} is not allowed; at most 255 bytes without braces or control characters"
+            )));
+        }
+        let _: usize = count("--max-waiters", flags.max_waiters.or(file.max_waiters), 10_000)?;
+        Ok(Self {
+            listen,
+            nodes: nodes(flags.nodes, file.nodes)?,
+            limits,
+            node_timeout,
+            drift_factor,
+            clock_skew,
+            key_prefix,
+            cluster: flags.cluster.or(file.cluster),
+            max_connections: count("--max-connections", flags.max_connections.or(file.max_connections), 10_000)?,
+            max_in_flight: count("--max-in-flight", flags.max_in_flight.or(file.max_in_flight), 4_096)?,
+            log_format: flags.log_format.or(file.log_format),
+            shutdown_grace,
+        })
+    }
+}
+
+fn read_file(path: &Path) -> Result<File, ConfigError> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).map_err(|error| ConfigError(format!("--config: {shown}: {error}")))?;
+    // The error's own display quotes the line, which may hold a node's password.
+    toml::from_str(&text).map_err(|error| {
+        let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+        ConfigError(format!("--config: {shown}, line {line}: {}", error.message()))
+    })
+}
+
+fn nodes(flags: Vec<String>, file: Option<Vec<String>>) -> Result<Nodes, ConfigError> {
+    let texts: Vec<String> = if flags.is_empty() { file.unwrap_or_default() } else { flags };
+    let texts: Vec<_> = texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty()).collect();
+    if texts.is_empty() {
+        return Ok(Nodes::Embedded(EMBEDDED_NODES));
+    }
+    let mut urls: Vec<RedisUrl> = Vec::with_capacity(texts.len());
+    for (index, text) in texts.iter().enumerate() {
+        let url =
+            RedisUrl::parse(text).map_err(|error| ConfigError(format!("--node, number {}: {error}", index + 1)))?;
+        if urls.iter().any(|other| other.name() == url.name()) {
+            return Err(ConfigError(format!("--node: {url} is given twice; a quorum needs independent masters")));
+        }
+        urls.push(url);
+    }
+    let max = redlock_core::quorum::Quorum::MAX_NODES;
+    if urls.len() > max {
+        return Err(ConfigError(format!("--node: {} nodes given; allowed are 1 to {max}", urls.len())));
+    }
+    Ok(Nodes::Redis(urls))
+}
+
+fn duration(
+    flag: &str,
+    given: Option<String>,
+    default: &str,
+    allowed: std::ops::RangeInclusive<Duration>,
+) -> Result<Duration, ConfigError> {
+    let text = given.as_deref().unwrap_or(default);
+    let allow = || format!("expected {} to {}, such as {default}", show(*allowed.start()), show(*allowed.end()));
+    let value = humantime::parse_duration(text.trim())
+        .map_err(|_| ConfigError(format!("{flag}: {text:?} is no duration; {}", allow())))?;
+    if allowed.contains(&value) {
+        Ok(value)
+    } else {
+        Err(ConfigError(format!("{flag}: {text} is not allowed; {}", allow())))
+    }
+}
+
+fn ttl(flag: &str, given: Option<String>, default: &str, max: Ttl) -> Result<Ttl, ConfigError> {
+    let value = duration(flag, given, default, Ttl::MIN.duration()..=max.duration())?;
+    Ttl::from_duration(value)
+        .ok_or_else(|| ConfigError(format!("{flag}: {} is not allowed; expected whole milliseconds", show(value))))
+}
+
+fn count(flag: &str, given: Option<usize>, default: usize) -> Result<usize, ConfigError> {
+    match given.unwrap_or(default) {
+        0 => Err(ConfigError(format!("{flag}: 0 is not allowed; expected 1 to 1000000"))),
+        n if n <= 1_000_000 => Ok(n),
+        n => Err(ConfigError(format!("{flag}: {n} is not allowed; expected 1 to 1000000"))),
+    }
+}
+
+pub fn show(duration: Duration) -> String {
+    humantime::format_duration(duration).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(flags: Flags, file: &str) -> Result<Config, ConfigError> {
+        Config::merge(flags, toml::from_str(file).map_err(|error| ConfigError(error.message().to_owned()))?)
+    }
+
+    #[test]
+    fn defaults_are_embedded_on_loopback() {
+        let config = load(Flags::default(), "").unwrap();
+        assert!(config.listen.ip().is_loopback());
+        assert!(matches!(config.nodes, Nodes::Embedded(5)));
+        assert_eq!((config.limits.default_ttl.millis(), config.limits.max_ttl.millis()), (30_000, 300_000));
+    }
+
+    #[test]
+    fn flags_beat_the_file_and_the_file_beats_the_defaults() {
+        let file = "max_ttl = '1m'\ndefault_ttl = '5s'\nnodes = ['redis://a:1', 'redis://b:2', 'redis://c:3']";
+        let flags = Flags { default_ttl: Some("7s".into()), ..Flags::default() };
+        let config = load(flags, file).unwrap();
+        assert_eq!((config.limits.default_ttl.millis(), config.limits.max_ttl.millis()), (7_000, 60_000));
+        assert!(matches!(config.nodes, Nodes::Redis(urls) if urls.len() == 3));
+    }
+
+    #[test]
+    fn errors_name_the_setting_the_value_and_what_is_allowed() {
+        let node = |text: &str| Flags { nodes: vec![text.into()], ..Flags::default() };
+        let cases = [
+            (
+                Flags { listen: Some("0.0.0.0:80".into()), ..Flags::default() },
+                "",
+                ["--listen", "0.0.0.0:80", "--allow-anonymous"],
+            ),
+            (Flags { listen: Some("here".into()), ..Flags::default() }, "", ["--listen", "here", "IP:PORT"]),
+            (Flags { max_ttl: Some("fast".into()), ..Flags::default() }, "", ["--max-ttl", "fast", "10ms to 1day"]),
+            (Flags { max_ttl: Some("2days".into()), ..Flags::default() }, "", ["--max-ttl", "2days", "10ms to 1day"]),
+            (Flags { max_ttl: Some("5s".into()), ..Flags::default() }, "", ["--default-ttl", "30s", "5s"]),
+            (Flags { drift_factor: Some(0.9), ..Flags::default() }, "", ["--drift-factor", "0.9", "0.0 to 0.5"]),
+            (Flags { max_in_flight: Some(0), ..Flags::default() }, "", ["--max-in-flight", "0", "1 to 1000000"]),
+            (Flags { key_prefix: Some("a{b".into()), ..Flags::default() }, "", ["--key-prefix", "a{b", "braces"]),
+            (node("http://x"), "", ["--node", "number 1", "rediss://"]),
+            (Flags::default(), "nodes = ['redis://a:1', 'redis://u:p@a:1']", ["--node", "a:1", "twice"]),
+            (Flags::default(), "max_tll = '5m'", ["max_tll", "unknown field", "max_ttl"]),
+        ];
+        for (flags, file, words) in cases {
+            let error = load(flags, file).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error:?} lacks one of {words:?}");
+        }
+    }
+
+    #[test]
+    fn a_broken_file_does_not_leak_the_password_on_its_line() {
+        let path = std::env::temp_dir().join(format!("redlock-config-test-{}.toml", std::process::id()));
+        std::fs::write(&path, "max_ttl = '5m'\nnodes = ['redis://:hunter2@a:1\n").unwrap();
+        let error = read_file(&path).unwrap_err().to_string();
+        std::fs::remove_file(&path).unwrap();
+        assert!(error.contains("line 2") && !error.contains("hunter2"), "{error}");
+    }
+}

@@ -1,0 +1,295 @@
+//! Policy between HTTP and the core: what a request may ask for, what becomes of a grant that cannot be delivered, and
+//! when no new work is taken.
+//!
+//! Knows nothing of status codes, of axum or of how nodes are asked.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use redlock_core::node::{NodeState, NodeStatus, Reason};
+use redlock_core::{
+    AcquireOptions, Info, Inspection, Lease, ListCursor, LockError, LockName, LockPage, LockState, LockToken,
+    NodeAnswer, Owner, Redlock, Ttl,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::config::Limits;
+use crate::telemetry::{Operation, Outcome, Telemetry};
+
+/// The lock service.
+pub struct Gateway {
+    locks: Redlock,
+    limits: Limits,
+    cluster: String,
+    telemetry: Arc<Telemetry>,
+    in_flight: Arc<Semaphore>,
+    max_in_flight: usize,
+    draining: AtomicBool,
+}
+
+/// What to acquire.
+#[derive(Debug)]
+pub struct AcquireRequest {
+    pub name: LockName,
+    pub ttl: Option<Ttl>,
+    pub info: Info,
+    pub idempotency_key: Option<String>,
+}
+
+/// Why a request was not served.
+#[derive(Debug)]
+pub enum Refusal {
+    Lock(LockError),
+    MaxHoldReached { held: Duration, max: Duration },
+    Draining,
+    Overloaded { max_in_flight: usize },
+}
+
+impl From<LockError> for Refusal {
+    fn from(error: LockError) -> Self {
+        Self::Lock(error)
+    }
+}
+
+/// A lease as the client is told of it, at one moment.
+#[derive(Debug, Clone)]
+pub struct LeaseView {
+    pub token: LockToken,
+    pub ttl: Ttl,
+    pub validity: Duration,
+    pub elapsed: Duration,
+    /// Microseconds since 1970, for people.
+    pub expires_at: u64,
+    pub nodes_granted: usize,
+    pub nodes_total: usize,
+}
+
+/// A grant on its way to the client. Dropped undelivered, it releases the lock: nobody knows its token.
+pub struct Undelivered {
+    locks: Redlock,
+    lock: Option<(LockName, LockToken)>,
+}
+
+impl Undelivered {
+    /// The answer was handed over.
+    pub fn delivered(mut self) {
+        self.lock = None;
+    }
+}
+
+impl Drop for Undelivered {
+    fn drop(&mut self) {
+        if let Some((name, token)) = self.lock.take() {
+            tracing::debug!(lock = %name, "a grant could not be delivered and is released");
+            self.locks.abandon(&name, &token);
+        }
+    }
+}
+
+/// A place among the requests being worked on.
+pub struct InFlight {
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Gateway {
+    pub fn new(
+        locks: Redlock,
+        limits: Limits,
+        cluster: String,
+        max_in_flight: usize,
+        telemetry: Arc<Telemetry>,
+    ) -> Self {
+        let in_flight = Arc::new(Semaphore::new(max_in_flight));
+        Self { locks, limits, cluster, telemetry, in_flight, max_in_flight, draining: AtomicBool::new(false) }
+    }
+
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Takes a place among the requests in flight.
+    ///
+    /// # Errors
+    /// [`Refusal::Overloaded`] when all are taken: there is no queue.
+    pub fn enter(&self) -> Result<InFlight, Refusal> {
+        match self.in_flight.clone().try_acquire_owned() {
+            Ok(permit) => Ok(InFlight { _permit: permit }),
+            Err(_) => Err(Refusal::Overloaded { max_in_flight: self.max_in_flight }),
+        }
+    }
+
+    /// Tries once for a lock. When the returned future is dropped, or the grant is, the lock is released.
+    pub async fn acquire(&self, request: AcquireRequest) -> Result<(LeaseView, Undelivered), Refusal> {
+        if self.is_draining() {
+            return Err(Refusal::Draining);
+        }
+        let started = Instant::now();
+        let mut cancelled = CountCancelled { telemetry: &self.telemetry, started, armed: true };
+        let AcquireRequest { name, ttl, info, idempotency_key } = request;
+        // All gateways of a cluster derive the same owner, whichever of them a retry reaches.
+        let owner = idempotency_key.map(|key| Owner::derive(&self.cluster, "anonymous", &name, &key));
+        let ttl = ttl.unwrap_or(self.limits.default_ttl);
+        let result = self.locks.acquire(&name, ttl, AcquireOptions { info, owner }).await;
+        cancelled.armed = false;
+        let result = result.and_then(|lease| {
+            let lock = Some((name, lease.token));
+            let undelivered = Undelivered { locks: self.locks.clone(), lock };
+            // Looked at again: what has run out since the votes came in is not handed out, and the guard releases it.
+            let view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
+            Ok((view, undelivered))
+        });
+        let outcome = match &result {
+            Ok(_) => Outcome::Granted,
+            Err(LockError::Held(_)) => Outcome::Held,
+            Err(LockError::NoQuorum(_)) => Outcome::NoQuorum,
+            Err(LockError::TtlTooLong { .. } | LockError::Lost | LockError::NotHolder(_) | LockError::Unknown(_)) => {
+                Outcome::Refused
+            }
+        };
+        self.telemetry.acquire(outcome, started.elapsed());
+        Ok(result.inspect_err(|error| self.count_failures(Operation::Acquire, error))?)
+    }
+
+    pub async fn extend(&self, name: &LockName, token: &LockToken, ttl: Ttl) -> Result<LeaseView, Refusal> {
+        let held = self.locks.held_for(token);
+        if held > self.limits.max_hold {
+            self.telemetry.operation(Operation::Extend, Outcome::Refused);
+            return Err(Refusal::MaxHoldReached { held, max: self.limits.max_hold });
+        }
+        let result = self.locks.extend(name, token, ttl).await;
+        let result = result.and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
+        let outcome = match &result {
+            Ok(_) => Outcome::Extended,
+            Err(LockError::Lost) => Outcome::Lost,
+            Err(LockError::NotHolder(_)) => Outcome::NotHolder,
+            Err(LockError::Unknown(_)) => Outcome::Unknown,
+            Err(LockError::TtlTooLong { .. } | LockError::Held(_) | LockError::NoQuorum(_)) => Outcome::Refused,
+        };
+        self.telemetry.operation(Operation::Extend, outcome);
+        Ok(result.inspect_err(|error| self.count_failures(Operation::Extend, error))?)
+    }
+
+    pub async fn release(&self, name: &LockName, token: &LockToken) -> Result<(), Refusal> {
+        let result = self.locks.release(name, token).await;
+        let outcome = match &result {
+            Ok(()) => Outcome::Released,
+            Err(LockError::Lost) => Outcome::Lost,
+            Err(LockError::NotHolder(_)) => Outcome::NotHolder,
+            Err(LockError::Unknown(_) | LockError::TtlTooLong { .. } | LockError::Held(_) | LockError::NoQuorum(_)) => {
+                Outcome::Unknown
+            }
+        };
+        self.telemetry.operation(Operation::Release, outcome);
+        Ok(result.inspect_err(|error| self.count_failures(Operation::Release, error))?)
+    }
+
+    pub async fn inspect(&self, name: &LockName) -> Inspection {
+        let inspection = self.locks.inspect(name).await;
+        let outcome = match &inspection.state {
+            LockState::Held(_) => Outcome::Found,
+            LockState::Free => Outcome::Free,
+            LockState::Unknown => Outcome::Unknown,
+        };
+        self.telemetry.operation(Operation::Inspect, outcome);
+        inspection
+    }
+
+    pub async fn list(&self, prefix: &str, limit: usize, cursor: ListCursor) -> Result<LockPage, Refusal> {
+        Ok(self.locks.list(prefix, limit, cursor).await?)
+    }
+
+    /// Whether requests should be sent here, with every node's state.
+    pub fn readiness(&self) -> (Readiness, Vec<(String, NodeStatus)>) {
+        let nodes: Vec<_> =
+            self.locks.nodes().into_iter().map(|(name, status)| (name, status.borrow().clone())).collect();
+        let readiness = if self.is_draining() {
+            Readiness::Draining
+        } else if self.locks.has_quorum() {
+            Readiness::Ready
+        } else {
+            Readiness::NoQuorum
+        };
+        (readiness, nodes)
+    }
+
+    /// How many nodes may vote now, how many must, and how many there are.
+    pub fn nodes_summary(&self) -> String {
+        let quorum = self.locks.quorum();
+        let admitted = |(_, status): &(String, NodeStatus)| status.state == NodeState::Admitted;
+        let admitted = self.readiness().1.iter().filter(|node| admitted(node)).count();
+        format!("{admitted} of {} nodes admitted, {} needed", quorum.nodes(), quorum.size())
+    }
+
+    pub fn metrics(&self) -> String {
+        let (_, nodes) = self.readiness();
+        self.telemetry.render(nodes.iter().map(|(name, status)| (name.as_str(), status.clone())))
+    }
+
+    /// From now on nothing new is acquired; extending and releasing go on.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Waits until no request is being worked on and no release is under way.
+    pub async fn idle(&self) {
+        let all = u32::try_from(self.max_in_flight).unwrap_or(u32::MAX);
+        // An error would mean that the semaphore is closed, which nobody does.
+        drop(self.in_flight.acquire_many(all).await);
+        self.locks.settled().await;
+    }
+
+    fn view(&self, lease: &Lease) -> Option<LeaseView> {
+        let validity = self.locks.validity(lease)?;
+        let expires_at = self.locks.wall_micros().saturating_add(validity.as_micros() as u64);
+        Some(LeaseView {
+            token: lease.token,
+            ttl: lease.ttl,
+            validity,
+            elapsed: self.locks.elapsed(lease),
+            expires_at,
+            nodes_granted: lease.nodes_granted,
+            nodes_total: lease.nodes_total,
+        })
+    }
+
+    fn count_failures(&self, operation: Operation, error: &LockError) {
+        let (LockError::NoQuorum(reports) | LockError::Unknown(reports)) = error else { return };
+        for report in reports {
+            match &report.answer {
+                NodeAnswer::Failed(failure) => self.telemetry.quorum_failure(operation, failure.reason),
+                NodeAnswer::Agreed | NodeAnswer::Refused(_) | NodeAnswer::Pending => {}
+            }
+        }
+        if reports.is_empty() {
+            self.telemetry.quorum_failure(operation, Reason::Timeout);
+        }
+    }
+}
+
+/// Whether a gateway takes requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readiness {
+    Ready,
+    NoQuorum,
+    Draining,
+}
+
+/// Counts an acquire whose client went away before the decision.
+struct CountCancelled<'a> {
+    telemetry: &'a Telemetry,
+    started: Instant,
+    armed: bool,
+}
+
+impl Drop for CountCancelled<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.telemetry.acquire(Outcome::Cancelled, self.started.elapsed());
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Router and layers. Below this module are the only files that know axum.
+
+pub mod error;
+pub mod health;
+pub mod locks;
+pub mod openapi;
+pub mod wire;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get};
+use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use utoipa_swagger_ui::{Config, SwaggerUi};
+
+use self::error::ApiError;
+use self::wire::Problem;
+use crate::gateway::Gateway;
+use crate::telemetry::Telemetry;
+
+static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+fn api() -> OpenApiRouter<Arc<Gateway>> {
+    OpenApiRouter::with_openapi(openapi::ApiDoc::openapi())
+        .routes(routes!(locks::acquire, locks::extend, locks::release, locks::inspect))
+        .routes(routes!(locks::list))
+        .routes(routes!(health::livez))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::metrics))
+}
+
+/// The OpenAPI document, 3.1.
+pub fn openapi_document() -> serde_json::Value {
+    openapi::document(api().get_openapi())
+}
+
+/// All routes over a gateway.
+pub fn router(gateway: Arc<Gateway>, telemetry: Arc<Telemetry>) -> Router {
+    let (router, generated) = api().split_for_parts();
+    let document = openapi::document(&generated);
+    let (newer, older) = (document.to_string(), openapi::downgrade(&document).to_string());
+    let json =
+        |text: String| get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], text.clone())));
+    let swagger = SwaggerUi::new("/docs").config(Config::new(["/openapi.json"]));
+    router
+        .route("/locks/", any(locks::no_name))
+        .route("/openapi.json", json(newer))
+        .route("/openapi-3.0.json", json(older))
+        .merge(swagger)
+        .fallback(not_found)
+        .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
+        .with_state(gateway)
+        .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| ApiError::Internal.into_response()))
+        .layer(axum::middleware::from_fn_with_state(telemetry, observe))
+}
+
+async fn not_found(uri: Uri) -> ApiError {
+    ApiError::NotFound(if uri.path().starts_with("/locks/") {
+        "a lock's name is one path segment: write its slashes as %2F".into()
+    } else {
+        "the paths of this service are listed under /docs and in /openapi.json".into()
+    })
+}
+
+/// Around everything: the request id, the duration, the log line, and the body of errors, which carries the id.
+async fn observe(State(telemetry): State<Arc<Telemetry>>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let id = match request.headers().get(&REQUEST_ID) {
+        Some(given) if is_usable_id(given) => given.clone(),
+        _ => new_id(),
+    };
+    let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
+    let method = method_word(request.method());
+    let route = request.extensions().get::<MatchedPath>().map_or("", |path| route_word(path.as_str()));
+
+    let mut response = next.run(request).await;
+    if let Some(problem) = response.extensions_mut().remove::<Arc<Problem>>() {
+        render_problem(&mut response, &problem, &id);
+    }
+    let status = response.status();
+    let elapsed = started.elapsed();
+    telemetry.http(method, route, status.as_u16(), elapsed);
+    let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+    if status.is_server_error() {
+        let trace = trace.as_ref().map(text);
+        tracing::warn!(
+            request_id = text(&id),
+            trace,
+            method,
+            route,
+            status = status.as_u16(),
+            ?elapsed,
+            "request failed"
+        );
+    } else if tracing::enabled!(tracing::Level::DEBUG) {
+        let trace = trace.as_ref().map(text);
+        tracing::debug!(request_id = text(&id), trace, method, route, status = status.as_u16(), ?elapsed, "request");
+    }
+    response.headers_mut().insert(REQUEST_ID.clone(), id);
+    response
+}
+
+fn render_problem(response: &mut Response, problem: &Problem, id: &HeaderValue) {
+    let with_id = Problem { request_id: id.to_str().ok().map(str::to_owned), ..problem.clone() };
+    *response.body_mut() = Body::from(serde_json::to_vec(&with_id).unwrap_or_default());
+    let headers = response.headers_mut();
+    headers.remove(header::CONTENT_LENGTH);
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    if problem.status != StatusCode::NOT_FOUND {
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+}
+
+fn is_usable_id(value: &HeaderValue) -> bool {
+    (1..=128).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
+}
+
+/// 16 hexadecimal digits: a random number of this process, counted on. Only has to be findable in a log.
+fn new_id() -> HeaderValue {
+    use std::hash::{BuildHasher, RandomState};
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(RandomState::new().hash_one(0)));
+    // An odd constant: all 2^64 values come up before one repeats, and neighbours do not look alike.
+    let id = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    HeaderValue::try_from(format!("{id:016x}")).unwrap_or_else(|_| HeaderValue::from_static("0"))
+}
+
+/// Metric labels come from fixed lists, whatever a client sends.
+fn method_word(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
+        Method::PUT => "PUT",
+        Method::HEAD => "HEAD",
+        Method::OPTIONS => "OPTIONS",
+        _ => "_OTHER",
+    }
+}
+
+fn route_word(route: &str) -> &'static str {
+    const ROUTES: [&str; 9] = [
+        "/locks/{name}",
+        "/locks",
+        "/livez",
+        "/readyz",
+        "/healthz",
+        "/metrics",
+        "/openapi.json",
+        "/openapi-3.0.json",
+        "/locks/",
+    ];
+    match ROUTES.iter().find(|known| **known == route) {
+        Some(known) => known,
+        None if route.starts_with("/docs") => "/docs",
+        None => "",
+    }
+}

@@ -1,0 +1,55 @@
+//! For machines that watch: livez, readyz, healthz, metrics.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{StatusCode, header};
+
+use super::error::ApiError;
+use super::locks::json_response;
+use super::wire::Health;
+use crate::gateway::{Gateway, Readiness};
+
+/// Whether the process lives
+///
+/// Asks no node, so a failure of Redis never restarts gateways.
+#[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations",
+    responses((status = 200, description = "Alive", body = Health)))]
+pub async fn livez() -> Result<Response, ApiError> {
+    json_response(StatusCode::OK, &Health::alive())
+}
+
+/// Whether to send requests here
+///
+/// 200 when a majority of the nodes may vote; 503 when not, and while shutting down.
+#[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "operations",
+    responses(
+        (status = 200, description = "Ready", body = Health),
+        (status = 503, description = "No quorum, or draining", body = Health),
+    ))]
+pub async fn readyz(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
+    let (readiness, nodes) = gateway.readiness();
+    let status = match readiness {
+        Readiness::Ready => StatusCode::OK,
+        Readiness::NoQuorum | Readiness::Draining => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    json_response(status, &Health::new(readiness, nodes))
+}
+
+/// The same as /readyz
+#[utoipa::path(get, path = "/healthz", operation_id = "getHealth", tag = "operations",
+    responses(
+        (status = 200, description = "Ready", body = Health),
+        (status = 503, description = "No quorum, or draining", body = Health),
+    ))]
+pub async fn healthz(state: State<Arc<Gateway>>) -> Result<Response, ApiError> {
+    readyz(state).await
+}
+
+/// Metrics as Prometheus text
+#[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "operations",
+    responses((status = 200, description = "Prometheus text", body = String, content_type = "text/plain")))]
+pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gateway.metrics()).into_response()
+}

@@ -1,0 +1,401 @@
+//! The lock handlers: typed arguments in, one gateway call, render.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequestParts, Path, Query, Request, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use redlock_core::{ListCursor, LockName, LockToken};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use utoipa::IntoParams;
+
+use super::error::ApiError;
+use super::wire::{AcquireBody, ExtendBody, Lease, LockList, LockStatus, Problem, invalid_wait, label_of};
+use crate::config::Limits;
+use crate::gateway::{AcquireRequest, Gateway, Undelivered};
+
+/// No legal body comes near it: a label and 4 KiB of metadata, at worst all escaped.
+const MAX_BODY: usize = 64 * 1024;
+/// For a body to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+static LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
+static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+static PREFER: HeaderName = HeaderName::from_static("prefer");
+static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+
+/// The lock's name from the path, percent-decoded and checked.
+pub struct Name(LockName);
+
+impl<S: Send + Sync> FromRequestParts<S> for Name {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Ok(Path(text)) = Path::<String>::from_request_parts(parts, state).await else {
+            return Err(ApiError::InvalidName("the name is not UTF-8 after percent-decoding".into()));
+        };
+        LockName::parse(&text).map(Self).map_err(|error| ApiError::InvalidName(error.to_string()))
+    }
+}
+
+/// Acquire a lock
+///
+/// Tries once and answers at once: 201 when a majority of the nodes granted the lock, 409 when somebody holds it.
+/// When the client disconnects before the answer, the lock is released.
+#[utoipa::path(
+    post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
+    params(
+        ("name" = String, Path, description = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded", example = "reports%2Fnightly", max_length = 255),
+        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key gets the same lock again, with a larger fencing token and a full TTL.", min_length = 16, max_length = 255),
+        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body wins"),
+    ),
+    request_body(content = AcquireBody, description = "May be left out."),
+    responses(
+        (status = 201, description = "Granted", body = Lease, headers(
+            ("Location" = String, description = "Path of the lock"),
+            ("Lock-Token" = String, description = "The token, as in the body"),
+            ("Cache-Control" = String, description = "no-store"),
+        )),
+        (status = 400, description = "invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter", body = Problem, content_type = "application/problem+json"),
+        (status = 408, description = "request_timeout", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
+        (status = 413, description = "body_too_large", body = Problem, content_type = "application/problem+json"),
+        (status = 415, description = "unsupported_media_type", body = Problem, content_type = "application/problem+json"),
+        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "quorum_unavailable (nothing is held), draining, overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
+    )
+)]
+pub async fn acquire(
+    State(gateway): State<Arc<Gateway>>,
+    Name(name): Name,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let _in_flight = gateway.enter().map_err(ApiError::Acquire)?;
+    let limits = gateway.limits();
+    let idempotency_key = idempotency_key(request.headers())?;
+    let preferred = preferred_wait(request.headers(), &limits)?;
+    let body: AcquireBody = json(request).await?.unwrap_or_default();
+    let ttl = body.ttl(&limits)?;
+    match body.wait_ms(&limits)? {
+        Some(wait) if wait > 0 => return Err(invalid_wait(&format!("wait_ms is {wait}"), &limits)),
+        None if preferred.is_some_and(|seconds| seconds > 0) => {
+            return Err(invalid_wait("Prefer asks to wait", &limits));
+        }
+        Some(_) | None => {}
+    }
+    let info = body.info()?;
+    let label = label_of(info.as_bytes());
+    let asked = AcquireRequest { name: name.clone(), ttl, info, idempotency_key };
+    let (view, undelivered) = gateway.acquire(asked).await.map_err(ApiError::Acquire)?;
+
+    let lease = Lease::new(&name, &view, label);
+    let mut response = lease_response(StatusCode::CREATED, &lease, Some(undelivered))?;
+    let headers = response.headers_mut();
+    headers.insert(header::LOCATION, header_value(format!("/locks/{}", percent_encode(name.as_str())))?);
+    headers.insert(LOCK_TOKEN.clone(), header_value(lease.token)?);
+    if preferred.is_some() {
+        headers.insert(PREFERENCE_APPLIED.clone(), HeaderValue::from_static("wait=0"));
+    }
+    Ok(response)
+}
+
+/// Extend a lock
+///
+/// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token's owner has held it
+/// without a gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+#[utoipa::path(
+    patch, path = "/locks/{name}", operation_id = "extendLock", tag = "locks",
+    params(
+        ("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports%2Fnightly", max_length = 255),
+        ("Lock-Token" = String, Header, description = "The token that acquiring the lock returned, bare or as <token>"),
+    ),
+    request_body = ExtendBody,
+    responses(
+        (status = 200, description = "Extended", body = Lease),
+        (status = 400, description = "invalid_name, invalid_ttl, invalid_body, missing_token, invalid_token", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "lock_not_found: free or expired; stop work", body = Problem, content_type = "application/problem+json"),
+        (status = 408, description = "request_timeout", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "not_holder: somebody else holds it; max_hold_reached", body = Problem, content_type = "application/problem+json"),
+        (status = 413, description = "body_too_large", body = Problem, content_type = "application/problem+json"),
+        (status = 415, description = "unsupported_media_type", body = Problem, content_type = "application/problem+json"),
+        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "outcome_unknown: the old deadline stands; overloaded", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn extend(
+    State(gateway): State<Arc<Gateway>>,
+    Name(name): Name,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
+    let token = lock_token(request.headers())?;
+    let body: ExtendBody = json(request).await?.unwrap_or_default();
+    let ttl = body.ttl(&gateway.limits())?;
+    let view = gateway.extend(&name, &token, ttl).await.map_err(ApiError::Holder)?;
+    lease_response(StatusCode::OK, &Lease::new(&name, &view, None), None)
+}
+
+/// Release a lock
+///
+/// 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done.
+#[utoipa::path(
+    delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
+    params(
+        ("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports%2Fnightly", max_length = 255),
+        ("Lock-Token" = String, Header, description = "The token that acquiring the lock returned, bare or as <token>"),
+    ),
+    responses(
+        (status = 204, description = "Released"),
+        (status = 400, description = "invalid_name, missing_token, invalid_token", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "lock_not_found: it was released or has expired", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "not_holder: somebody else holds it", body = Problem, content_type = "application/problem+json"),
+        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "outcome_unknown: try again; overloaded", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn release(
+    State(gateway): State<Arc<Gateway>>,
+    Name(name): Name,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
+    let token = lock_token(&headers)?;
+    gateway.release(&name, &token).await.map_err(ApiError::Holder)?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Look at a lock
+///
+/// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
+#[utoipa::path(
+    get, path = "/locks/{name}", operation_id = "getLock", tag = "locks",
+    params(("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports%2Fnightly", max_length = 255)),
+    responses(
+        (status = 200, description = "The lock: held, free or unknown", body = LockStatus),
+        (status = 400, description = "invalid_name", body = Problem, content_type = "application/problem+json"),
+        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "overloaded", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn inspect(State(gateway): State<Arc<Gateway>>, Name(name): Name) -> Result<Response, ApiError> {
+    let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
+    let inspection = gateway.inspect(&name).await;
+    json_response(StatusCode::OK, &LockStatus::new(&name, inspection))
+}
+
+/// Which locks to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListQuery {
+    /// Only names that begin so.
+    #[serde(default)]
+    #[param(required = false, max_length = 255)]
+    prefix: String,
+    /// About how many locks on a page, 1 to 1000.
+    #[serde(default = "default_limit")]
+    #[param(required = false, minimum = 1, maximum = 1000, default = 100)]
+    limit: u32,
+    /// Where the last page ended.
+    #[serde(default)]
+    #[param(required = false)]
+    cursor: String,
+}
+
+fn default_limit() -> u32 {
+    100
+}
+
+/// List held locks
+///
+/// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer.
+#[utoipa::path(
+    get, path = "/locks", operation_id = "listLocks", tag = "locks",
+    params(ListQuery),
+    responses(
+        (status = 200, description = "A page", body = LockList),
+        (status = 400, description = "invalid_parameter", body = Problem, content_type = "application/problem+json"),
+        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "quorum_unavailable, overloaded", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn list(
+    State(gateway): State<Arc<Gateway>>,
+    query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
+) -> Result<Response, ApiError> {
+    let _in_flight = gateway.enter().map_err(ApiError::Acquire)?;
+    let bad = |detail: &str| ApiError::InvalidParameter(detail.to_owned());
+    let Query(query) = query.map_err(|error| ApiError::InvalidParameter(error.body_text()))?;
+    if !(1..=1000).contains(&query.limit) {
+        return Err(ApiError::InvalidParameter(format!("limit is {}; allowed are 1 to 1000", query.limit)));
+    }
+    if !query.prefix.is_empty() {
+        LockName::parse(&query.prefix).map_err(|error| ApiError::InvalidParameter(format!("prefix: {error}")))?;
+    }
+    let cursor = match query.cursor.as_str() {
+        "" => ListCursor::default(),
+        text => ListCursor::parse(text)
+            .ok_or_else(|| bad("cursor is none; give back next_cursor of the last page, or leave it out"))?,
+    };
+    let page = gateway.list(&query.prefix, query.limit as usize, cursor).await.map_err(ApiError::Acquire)?;
+    json_response(StatusCode::OK, &LockList::from(page))
+}
+
+/// `/locks/` without a name.
+pub async fn no_name() -> ApiError {
+    ApiError::InvalidName(redlock_core::types::NameError::Empty.to_string())
+}
+
+/// The body as JSON; `None` when there is none.
+async fn json<T: DeserializeOwned>(request: Request) -> Result<Option<T>, ApiError> {
+    let (parts, body) = request.into_parts();
+    if http_body::Body::is_end_stream(&body) {
+        return Ok(None);
+    }
+    let bytes = match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
+        Err(_) => return Err(ApiError::RequestTimeout(BODY_TIMEOUT)),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(ApiError::BodyTooLarge { limit: MAX_BODY }),
+        Ok(Err(_)) => return Err(ApiError::InvalidBody("the body broke off".into())),
+        Ok(Ok(collected)) => collected.to_bytes(),
+    };
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let content_type = parts.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    if !content_type.is_some_and(is_json) {
+        let found = content_type.map_or("missing".into(), |text| format!("{:?}", String::from_utf8_lossy(text)));
+        return Err(ApiError::UnsupportedMediaType(found));
+    }
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| ApiError::InvalidBody(error.to_string()))
+}
+
+fn is_json(content_type: &[u8]) -> bool {
+    let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    essence.eq_ignore_ascii_case(b"application/json")
+}
+
+fn lock_token(headers: &HeaderMap) -> Result<LockToken, ApiError> {
+    let mut values = headers.get_all(&LOCK_TOKEN).iter();
+    let value = values.next().ok_or(ApiError::MissingToken)?;
+    if values.next().is_some() {
+        return Err(ApiError::InvalidToken);
+    }
+    let text = value.to_str().map_err(|_| ApiError::InvalidToken)?.trim();
+    let text = text.strip_prefix('<').and_then(|text| text.strip_suffix('>')).unwrap_or(text);
+    LockToken::parse(text).ok_or(ApiError::InvalidToken)
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get(&IDEMPOTENCY_KEY) else { return Ok(None) };
+    match value.to_str() {
+        Ok(key) if (16..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic()) => Ok(Some(key.into())),
+        // The key is as good as the token it leads to, so it is not repeated here.
+        _ => Err(ApiError::InvalidParameter("Idempotency-Key must have 16 to 255 visible ASCII characters".into())),
+    }
+}
+
+/// The seconds of `Prefer: wait=…`; other preferences are ignored, as RFC 7240 wants.
+fn preferred_wait(headers: &HeaderMap, limits: &Limits) -> Result<Option<u64>, ApiError> {
+    for value in headers.get_all(&PREFER) {
+        for preference in value.to_str().unwrap_or_default().split(',') {
+            let preference = preference.split(';').next().unwrap_or_default();
+            if let Some((name, seconds)) = preference.split_once('=')
+                && name.trim().eq_ignore_ascii_case("wait")
+            {
+                let seconds = seconds.trim().trim_matches('"');
+                return match seconds.parse() {
+                    Ok(seconds) => Ok(Some(seconds)),
+                    Err(_) => Err(invalid_wait("Prefer: wait is no number of seconds", limits)),
+                };
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Percent-encodes the slash, the one character of a name that would end a path segment.
+fn percent_encode(name: &str) -> String {
+    name.replace('/', "%2F")
+}
+
+fn header_value(text: String) -> Result<HeaderValue, ApiError> {
+    HeaderValue::try_from(text).map_err(|_| ApiError::Internal)
+}
+
+pub fn json_response(status: StatusCode, body: &impl serde::Serialize) -> Result<Response, ApiError> {
+    let bytes = serde_json::to_vec(body).map_err(|_| ApiError::Internal)?;
+    let mut response = Response::new(Body::from(bytes));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+fn lease_response(status: StatusCode, lease: &Lease, undelivered: Option<Undelivered>) -> Result<Response, ApiError> {
+    let bytes = Bytes::from(serde_json::to_vec(lease).map_err(|_| ApiError::Internal)?);
+    let mut response = Response::new(Body::new(GrantBody { bytes: Some(bytes), undelivered }));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+/// The answer to an acquire. Dropped before the connection has taken it, as happens when the client is gone, it lets the
+/// grant's guard release the lock. What the connection took and the network lost is beyond reach: the TTL bounds it.
+struct GrantBody {
+    bytes: Option<Bytes>,
+    undelivered: Option<Undelivered>,
+}
+
+impl http_body::Body for GrantBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::convert::Infallible>>> {
+        if let Some(undelivered) = self.undelivered.take() {
+            undelivered.delivered();
+        }
+        Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.as_ref().map_or(0, Bytes::len) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_taken_bare_and_in_angle_brackets() {
+        let token = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
+        for text in [token.to_owned(), format!("<{token}>")] {
+            let headers = HeaderMap::from_iter([(LOCK_TOKEN.clone(), HeaderValue::try_from(text).unwrap())]);
+            assert!(lock_token(&headers).is_ok());
+        }
+        assert!(matches!(lock_token(&HeaderMap::new()), Err(ApiError::MissingToken)));
+    }
+
+    #[test]
+    fn content_types_with_parameters_are_json_and_others_are_not() {
+        assert!(is_json(b"application/json") && is_json(b"Application/JSON ; charset=utf-8"));
+        assert!(!is_json(b"application/x-www-form-urlencoded") && !is_json(b""));
+    }
+}

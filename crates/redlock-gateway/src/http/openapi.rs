@@ -1,0 +1,65 @@
+//! The OpenAPI document, generated from the handlers: 3.1, and a 3.0.3 twin for generators that know no newer one.
+
+use serde_json::{Map, Value};
+use utoipa::OpenApi;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "redlock-gateway",
+        description = "Distributed locks over plain HTTP, on independent Redis masters. POST acquires, PATCH extends, DELETE releases. A lock is granted by a majority of the nodes; `validity_ms` is what a client may trust, and `fencing_token` is what a resource should check.\n\nErrors are `application/problem+json`; program against `code`.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
+    ),
+    servers((url = "/", description = "this gateway")),
+    tags((name = "locks", description = "Acquire, extend, release, look"), (name = "operations", description = "For machines that watch"))
+)]
+pub struct ApiDoc;
+
+/// The document as it is served and committed.
+pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
+    let mut document = serde_json::to_value(generated).unwrap_or_default();
+    // One server, no users and passwords: everything that is not said here would be noise.
+    if let Some(info) = document.get_mut("info").and_then(Value::as_object_mut) {
+        info.remove("contact");
+    }
+    document
+}
+
+/// The same in OpenAPI 3.0.3. The document keeps to what both versions can say, so little has to change.
+pub fn downgrade(document: &Value) -> Value {
+    let mut twin = document.clone();
+    twin["openapi"] = "3.0.3".into();
+    if let Some(license) = twin.pointer_mut("/info/license").and_then(Value::as_object_mut) {
+        license.remove("identifier");
+    }
+    walk(&mut twin);
+    twin
+}
+
+fn walk(value: &mut Value) {
+    match value {
+        Value::Object(object) => {
+            downgrade_schema(object);
+            object.values_mut().for_each(walk);
+        }
+        Value::Array(items) => items.iter_mut().for_each(walk),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn downgrade_schema(schema: &mut Map<String, Value>) {
+    // 3.1 has a list of examples and of types; 3.0 has one of each.
+    if let Some(Value::Array(examples)) = schema.get("examples")
+        && let Some(first) = examples.first().cloned()
+    {
+        schema.remove("examples");
+        schema.insert("example".into(), first);
+    }
+    if let Some(Value::Array(types)) = schema.get("type") {
+        let first = types.iter().find(|kind| kind.as_str() != Some("null")).cloned();
+        if let Some(first) = first {
+            schema.insert("type".into(), first);
+        }
+    }
+    schema.remove("propertyNames");
+}

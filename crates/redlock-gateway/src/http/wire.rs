@@ -1,0 +1,460 @@
+//! What travels: the JSON bodies and their schemas, and the conversions from and to the core's types. Only this module
+//! knows both sides; the core's types are not serializable.
+//!
+//! Optional fields are omitted, never null: several client generators drop or mistype nullable fields.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redlock_core::node::{NodeState, NodeStatus};
+use redlock_core::redlock::NodeView;
+use redlock_core::{HeldBy, Info, Inspection, LockName, LockPage, LockState, NodeReport, Ttl};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::error::ApiError;
+use crate::config::Limits;
+use crate::gateway::{LeaseView, Readiness};
+
+/// Longest `owner` label in bytes.
+pub const MAX_LABEL: usize = 255;
+/// Most bytes of all keys and values of `metadata` together.
+pub const MAX_METADATA: usize = 4096;
+
+/// What to acquire. Every field may be omitted; unknown fields are refused.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "ttl_ms": 30000, "owner": "nightly-report on host-7" }))]
+pub struct AcquireBody {
+    /// How long the lock lives without an extension, in milliseconds, from 10 to the configured maximum (by default
+    /// 300000). The default is configured too (30000).
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000)]
+    pub ttl_ms: Option<Value>,
+    /// How long to wait for the lock. Waiting is not built yet: anything above 0 is answered 400 `invalid_wait`.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = u32, required = false, minimum = 0, maximum = 0, example = 0)]
+    pub wait_ms: Option<Value>,
+    /// A label for people: shown to whoever asks who holds the lock. At most 255 bytes, no control characters.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = String, required = false, max_length = 255, example = "nightly-report on host-7")]
+    pub owner: Option<Value>,
+    /// Stored beside the lock for people: strings only, keys and values together at most 4096 bytes.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = BTreeMap<String, String>, required = false)]
+    pub metadata: Option<Value>,
+}
+
+/// For how long to extend.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "ttl_ms": 30000 }))]
+pub struct ExtendBody {
+    /// The lock lives at least so many milliseconds from now; it is never shortened. From 10 to the configured maximum.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = u32, required = true, minimum = 10, maximum = 86400000, example = 30000)]
+    pub ttl_ms: Option<Value>,
+}
+
+/// An explicit null is a value, and a wrong one: `"ttl_ms": null` must not silently give the default.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
+}
+
+impl AcquireBody {
+    /// The TTL, if one was given.
+    pub fn ttl(&self, limits: &Limits) -> Result<Option<Ttl>, ApiError> {
+        self.ttl_ms.as_ref().map(|value| ttl(value, limits)).transpose()
+    }
+
+    /// Milliseconds to wait, if given.
+    pub fn wait_ms(&self, limits: &Limits) -> Result<Option<u64>, ApiError> {
+        let Some(value) = &self.wait_ms else { return Ok(None) };
+        match value.as_u64() {
+            Some(wait) => Ok(Some(wait)),
+            None => Err(invalid_wait(&format!("wait_ms is {value}"), limits)),
+        }
+    }
+
+    /// Label and metadata as they are stored.
+    pub fn info(self) -> Result<Info, ApiError> {
+        let owner = match self.owner {
+            None => None,
+            Some(Value::String(label)) if label.len() <= MAX_LABEL && !label.chars().any(char::is_control) => {
+                Some(label)
+            }
+            Some(_) => {
+                let detail = format!("owner must be a string of at most {MAX_LABEL} bytes without control characters");
+                return Err(ApiError::InvalidBody(detail));
+            }
+        };
+        let metadata = match self.metadata {
+            None => BTreeMap::new(),
+            Some(value) => serde_json::from_value::<BTreeMap<String, String>>(value)
+                .map_err(|_| ApiError::InvalidBody("metadata must be an object whose values are strings".into()))?,
+        };
+        let size: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
+        if size > MAX_METADATA {
+            let detail = format!("metadata has {size} bytes in keys and values; allowed are {MAX_METADATA}");
+            return Err(ApiError::InvalidBody(detail));
+        }
+        if owner.is_none() && metadata.is_empty() {
+            return Ok(Info::default());
+        }
+        let stored = serde_json::to_vec(&StoredInfo { owner, metadata }).map_err(|_| ApiError::Internal)?;
+        // JSON escapes can make six bytes of one; few texts have that many, and they are refused by their size.
+        Info::new(stored).ok_or_else(|| {
+            let max = Info::MAX_LEN;
+            ApiError::InvalidBody(format!("owner and metadata take more than {max} bytes when escaped as JSON"))
+        })
+    }
+}
+
+impl ExtendBody {
+    pub fn ttl(&self, limits: &Limits) -> Result<Ttl, ApiError> {
+        match &self.ttl_ms {
+            Some(value) => ttl(value, limits),
+            None => Err(ApiError::InvalidTtl(format!("ttl_ms is missing; {}", allowed_ttl(limits)))),
+        }
+    }
+}
+
+fn ttl(value: &Value, limits: &Limits) -> Result<Ttl, ApiError> {
+    value
+        .as_u64()
+        .and_then(Ttl::from_millis)
+        .filter(|ttl| *ttl <= limits.max_ttl)
+        .ok_or_else(|| ApiError::InvalidTtl(format!("ttl_ms is {}; {}", shortened(value), allowed_ttl(limits))))
+}
+
+fn allowed_ttl(limits: &Limits) -> String {
+    format!("allowed are whole milliseconds from {} to {}", Ttl::MIN.millis(), limits.max_ttl.millis())
+}
+
+pub fn invalid_wait(what: &str, limits: &Limits) -> ApiError {
+    let cap = limits.max_wait.as_millis();
+    ApiError::InvalidWait(format!(
+        "{what}; waiting is not built yet, so only 0 is allowed (later: whole milliseconds up to {cap})"
+    ))
+}
+
+/// A value as an error quotes it.
+fn shortened(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(40) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// What is stored beside a lock, for people.
+#[derive(Serialize, Deserialize)]
+struct StoredInfo {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<String, String>,
+}
+
+/// The label in what is stored beside a lock; none when another client wrote it.
+pub fn label_of(info: &[u8]) -> Option<String> {
+    serde_json::from_slice::<StoredInfo>(info).ok()?.owner
+}
+
+/// A granted or extended lock.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({
+    "name": "reports/nightly", "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+    "fencing_token": 1763725165123456u64, "ttl_ms": 30000, "validity_ms": 29696, "elapsed_ms": 1,
+    "expires_at": "2025-11-21T11:39:54.822Z", "owner": "nightly-report on host-7", "nodes_granted": 3, "nodes_total": 5
+}))]
+pub struct Lease {
+    /// The lock's name.
+    pub name: String,
+    /// Show it in the `Lock-Token` header to extend or release. A secret.
+    pub token: String,
+    /// Larger than that of every earlier grant of this lock. Give it to the resource with every write, and let the
+    /// resource refuse smaller ones than it has seen. Below 2^53.
+    #[schema(format = "int64")]
+    pub fencing_token: u64,
+    /// For how long the lock was granted, in milliseconds.
+    pub ttl_ms: u32,
+    /// For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round trip − `elapsed_ms`).
+    pub validity_ms: u32,
+    /// How long deciding took inside the gateway, in milliseconds.
+    #[schema(format = "int64")]
+    pub elapsed_ms: u64,
+    /// When the validity ends by the gateway's wall clock, RFC 3339. For people; count `validity_ms` instead.
+    pub expires_at: String,
+    /// The label that the request gave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub owner: Option<String>,
+    /// Nodes that had agreed when the decision fell.
+    pub nodes_granted: u32,
+    /// All configured nodes.
+    pub nodes_total: u32,
+}
+
+impl Lease {
+    pub fn new(name: &LockName, view: &LeaseView, owner: Option<String>) -> Self {
+        Self {
+            name: name.as_str().into(),
+            token: view.token.expose(),
+            fencing_token: view.token.fencing().get(),
+            ttl_ms: view.ttl.millis(),
+            // Rounded down, both: that only ever shortens what a client may trust.
+            validity_ms: view.validity.as_millis() as u32,
+            elapsed_ms: view.elapsed.as_millis() as u64,
+            expires_at: rfc3339(view.expires_at),
+            owner,
+            nodes_granted: view.nodes_granted as u32,
+            nodes_total: view.nodes_total as u32,
+        }
+    }
+}
+
+fn rfc3339(micros: u64) -> String {
+    let time: SystemTime = UNIX_EPOCH + Duration::from_micros(micros);
+    humantime::format_rfc3339_millis(time).to_string()
+}
+
+/// A lock as a majority of the nodes sees it. Never the token.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({
+    "name": "reports/nightly", "state": "held", "owner": "nightly-report on host-7",
+    "fencing_token": 1763725165123456u64, "expires_in_ms": 21400, "acquired_at": "2025-11-21T11:39:25.123Z",
+    "nodes": [{ "node": "10.0.0.1:6379", "state": "held" }]
+}))]
+pub struct LockStatus {
+    /// The lock's name.
+    pub name: String,
+    /// Held by a majority, free (nobody can have a majority), or unknown (too few nodes answered).
+    pub state: LockStateBody,
+    /// The holder's label.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub owner: Option<String>,
+    /// The holder's fencing token; absent when another Redlock client holds the lock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = u64, format = "int64", required = false)]
+    pub fencing_token: Option<u64>,
+    /// When it stops being held by a majority unless it is extended; absent when it has no expiry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = u64, format = "int64", required = false)]
+    pub expires_in_ms: Option<u64>,
+    /// When it was acquired, by the acquiring gateway's wall clock, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub acquired_at: Option<String>,
+    /// What each node has; absent in listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Vec<NodeAnswerBody>, required = false)]
+    pub nodes: Option<Vec<NodeAnswerBody>>,
+}
+
+/// The majority's view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = LockState, example = "held")]
+pub enum LockStateBody {
+    Held,
+    Free,
+    Unknown,
+}
+
+/// One node's part in an answer.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = NodeAnswer, example = json!({ "node": "10.0.0.1:6379", "state": "timeout", "detail": "no answer within 50ms" }))]
+pub struct NodeAnswerBody {
+    /// `host:port`.
+    pub node: String,
+    /// `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there was none: `timeout`,
+    /// `down`, `quarantined`, `clock`, `overloaded`, `error`.
+    pub state: String,
+    /// A sentence for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub detail: Option<String>,
+}
+
+impl From<NodeReport> for NodeAnswerBody {
+    fn from(report: NodeReport) -> Self {
+        use redlock_core::NodeAnswer as A;
+        let (state, detail) = match report.answer {
+            A::Agreed => ("agreed", None),
+            A::Refused(why) => ("refused", Some(why.to_owned())),
+            A::Failed(failure) => (failure.reason.as_str(), Some(failure.detail)),
+            A::Pending => ("pending", None),
+        };
+        Self { node: report.node, state: state.into(), detail: detail.filter(|detail| !detail.is_empty()) }
+    }
+}
+
+impl LockStatus {
+    pub fn new(name: &LockName, inspection: Inspection) -> Self {
+        let (state, by) = match inspection.state {
+            LockState::Held(by) => (LockStateBody::Held, Some(by)),
+            LockState::Free => (LockStateBody::Free, None),
+            LockState::Unknown => (LockStateBody::Unknown, None),
+        };
+        let nodes = inspection.nodes.into_iter().map(|(node, view)| {
+            let (state, detail) = match view {
+                NodeView::Held => ("held", None),
+                NodeView::Free => ("free", None),
+                NodeView::Pending => ("pending", None),
+                NodeView::Failed(failure) => (failure.reason.as_str(), Some(failure.detail)),
+            };
+            NodeAnswerBody { node, state: state.into(), detail }
+        });
+        Self { nodes: Some(nodes.collect()), ..Self::of(name, state, by) }
+    }
+
+    fn of(name: &LockName, state: LockStateBody, by: Option<HeldBy>) -> Self {
+        let by = by.unwrap_or_default();
+        Self {
+            name: name.as_str().into(),
+            state,
+            owner: label_of(&by.info),
+            fencing_token: by.fencing.map(|token| token.get()),
+            expires_in_ms: by.expires_in.map(|left| left.as_millis() as u64),
+            acquired_at: by.fencing.map(|token| rfc3339(token.get())),
+            nodes: None,
+        }
+    }
+}
+
+/// A page of held locks.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({ "locks": [{ "name": "reports/nightly", "state": "held", "expires_in_ms": 21400 }] }))]
+pub struct LockList {
+    /// Held locks, in no particular order. Locks that come or go during a listing may be missed or repeated.
+    pub locks: Vec<LockStatus>,
+    /// Give it back as `cursor` for the next page; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub next_cursor: Option<String>,
+}
+
+impl From<LockPage> for LockList {
+    fn from(page: LockPage) -> Self {
+        let held = |(name, by)| LockStatus::of(&name, LockStateBody::Held, Some(by));
+        Self { locks: page.locks.into_iter().map(held).collect(), next_cursor: page.next.map(|next| next.text()) }
+    }
+}
+
+/// Whether to send requests here.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({ "status": "ready", "nodes": [{ "node": "10.0.0.1:6379", "state": "admitted" }] }))]
+pub struct Health {
+    /// `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the process alone: `alive`.
+    pub status: String,
+    /// Every node: `admitted`, `quarantined`, `connecting` or `refused`, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Vec<NodeAnswerBody>, required = false)]
+    pub nodes: Option<Vec<NodeAnswerBody>>,
+}
+
+impl Health {
+    pub fn alive() -> Self {
+        Self { status: "alive".into(), nodes: None }
+    }
+
+    pub fn new(readiness: Readiness, nodes: Vec<(String, NodeStatus)>) -> Self {
+        let status = match readiness {
+            Readiness::Ready => "ready",
+            Readiness::NoQuorum => "no_quorum",
+            Readiness::Draining => "draining",
+        };
+        let state = |state: NodeState| state.as_str().to_owned();
+        let nodes = nodes.into_iter().map(|(node, status)| NodeAnswerBody {
+            node,
+            state: state(status.state),
+            detail: Some(status.detail).filter(|detail| !detail.is_empty()),
+        });
+        Self { status: status.into(), nodes: Some(nodes.collect()) }
+    }
+}
+
+/// An error, as RFC 9457 has it; `code` is the part to program against.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(example = json!({
+    "type": "urn:redlock:problem:lock_held", "title": "The lock is held", "status": 409, "code": "lock_held",
+    "detail": "\"nightly-report on host-7\" holds it for at most 21400 ms more unless it is extended",
+    "request_id": "5f2b7c0e9a3d4418", "retry_after_ms": 5000, "holder": "nightly-report on host-7", "expires_in_ms": 21400
+}))]
+pub struct Problem {
+    /// A URI for the kind of problem.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The kind in words.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// The kind as a word to program against.
+    pub code: String,
+    /// What happened here, with the value and what is allowed.
+    pub detail: String,
+    /// The `x-request-id` of this answer, as it stands in the gateway's log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub request_id: Option<String>,
+    /// When trying again makes sense, in milliseconds; `Retry-After` has it in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = u64, format = "int64", required = false)]
+    pub retry_after_ms: Option<u64>,
+    /// The label of whoever holds the lock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub holder: Option<String>,
+    /// When the holder's lock expires unless it is extended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = u64, format = "int64", required = false)]
+    pub expires_in_ms: Option<u64>,
+    /// What each node answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Vec<NodeAnswerBody>, required = false)]
+    pub nodes: Option<Vec<NodeAnswerBody>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits {
+            default_ttl: Ttl::from_millis(30_000).unwrap(),
+            max_ttl: Ttl::from_millis(300_000).unwrap(),
+            max_wait: Duration::from_secs(25),
+            max_hold: Duration::from_secs(86_400),
+        }
+    }
+
+    #[test]
+    fn every_bad_ttl_is_refused_with_the_allowed_range() {
+        for bad in ["0", "9", "-1", "300001", "9223372036854775808", "1e400", "1.5", "\"5s\"", "null", "[]"] {
+            let Ok(body) = serde_json::from_str::<AcquireBody>(&format!("{{\"ttl_ms\":{bad}}}")) else {
+                assert_eq!(bad, "1e400", "only a number that is none at all is no JSON");
+                continue;
+            };
+            let problem = body.ttl(&limits()).unwrap_err().problem();
+            assert_eq!(problem.code, "invalid_ttl");
+            assert!(problem.detail.contains("10 to 300000"), "{}", problem.detail);
+        }
+    }
+
+    #[test]
+    fn a_misspelt_field_is_refused_and_named() {
+        let error = serde_json::from_str::<AcquireBody>("{\"ttl\":5000}").unwrap_err().to_string();
+        assert!(error.contains("`ttl`") && error.contains("`ttl_ms`"), "{error}");
+    }
+
+    #[test]
+    fn the_label_survives_storage() {
+        let body: AcquireBody = serde_json::from_str(r#"{"owner":"a \"b\"","metadata":{"k":"v"}}"#).unwrap();
+        let info = body.info().unwrap();
+        assert_eq!(label_of(info.as_bytes()).as_deref(), Some("a \"b\""));
+        assert_eq!(label_of(b"not ours"), None);
+    }
+}

@@ -1,0 +1,199 @@
+//! From a configuration to a running server and back down again.
+
+use std::future::Future;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum_server::Handle;
+use axum_server::accept::NoDelayAcceptor;
+use hyper_util::rt::TokioTimer;
+use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
+use redlock_core::node::admission::Generation;
+use redlock_core::node::memory::MemoryNode;
+use redlock_core::node::redis::{RedisNode, RedisSettings};
+use redlock_core::node::{Node, NodeSettings};
+use redlock_core::redlock::SettingsError;
+use redlock_core::{Redlock, Seams, Settings};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tower::Service;
+
+use crate::config::{Config, Nodes};
+use crate::gateway::Gateway;
+use crate::http;
+use crate::telemetry::Telemetry;
+
+/// For the head of a request to arrive.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Head and buffered body of one connection; larger heads are answered 431.
+const CONNECTION_BUFFER: usize = 64 * 1024;
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// A server that was started.
+pub struct Running {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The service behind it.
+    pub gateway: Arc<Gateway>,
+}
+
+/// Serves until `shutdown` resolves, then finishes what is in flight, for at most the configured grace. `started` is
+/// called once it listens.
+pub async fn run(
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()>,
+    config: Config,
+    started: impl FnOnce(&Running),
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    let (gateway, telemetry) = assemble(&config)?;
+    let router = http::router(gateway.clone(), telemetry.clone());
+
+    let handle = Handle::new();
+    let mut server = axum_server::from_tcp(listener)?.acceptor(NoDelayAcceptor::new()).handle(handle.clone());
+    server
+        .http_builder()
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(CONNECTION_BUFFER)
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(256);
+    let connections = Connections { router, places: Arc::new(Semaphore::new(config.max_connections)) };
+    let server = tokio::spawn(server.serve(connections));
+    let upkeep = tokio::spawn(async move {
+        let mut tick = tokio::time::interval(UPKEEP);
+        loop {
+            tick.tick().await;
+            telemetry.upkeep();
+        }
+    });
+
+    started(&Running { address, gateway: gateway.clone() });
+    let mut server = server;
+    tokio::select! {
+        () = shutdown => {}
+        ended = &mut server => return Ok(ended??),
+    }
+
+    // Still listening: readyz says 503 and new locks are refused, while holders can extend and release.
+    tracing::info!(grace = ?config.shutdown_grace, "shutting down");
+    gateway.drain();
+    let deadline = tokio::time::Instant::now() + config.shutdown_grace;
+    if tokio::time::timeout_at(deadline, gateway.idle()).await.is_err() {
+        tracing::warn!("requests were still in flight at the end of the grace period");
+    }
+    handle.graceful_shutdown(Some(deadline.saturating_duration_since(tokio::time::Instant::now())));
+    server.await??;
+    upkeep.abort();
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsError> {
+    let clock = Arc::new(SystemClock);
+    let entropy: Arc<dyn Entropy> = Arc::new(OsEntropy);
+    let node_settings = NodeSettings { max_clock_offset: config.clock_skew, ..NodeSettings::default() };
+    let names: Vec<String> = match &config.nodes {
+        Nodes::Embedded(count) => (1..=*count).map(|n| format!("embedded-{n}")).collect(),
+        Nodes::Redis(urls) => urls.iter().map(|url| url.name().to_owned()).collect(),
+    };
+    let cluster = cluster_name(config, &names);
+    let telemetry = Arc::new(Telemetry::new(&names));
+    let nodes: Vec<Arc<dyn Node>> = match &config.nodes {
+        Nodes::Embedded(_) => names
+            .iter()
+            .map(|name| Arc::new(MemoryNode::new(name, clock.clone(), node_settings.clone())) as Arc<dyn Node>)
+            .collect(),
+        Nodes::Redis(urls) => {
+            let settings = redis_settings(config, &cluster);
+            let start = |url: &redlock_core::node::redis::RedisUrl| {
+                RedisNode::start(url.clone(), settings.clone(), clock.clone(), entropy.clone(), telemetry.clone())
+            };
+            urls.iter().map(|url| Arc::new(start(url)) as Arc<dyn Node>).collect()
+        }
+    };
+    if let even @ (2 | 4 | 6 | 8) = nodes.len() {
+        tracing::warn!(nodes = even, "an even number of nodes tolerates no more failures than one node fewer");
+    }
+    let settings = Settings {
+        key_prefix: config.key_prefix.clone(),
+        max_ttl: config.limits.max_ttl,
+        node_timeout: config.node_timeout,
+        drift_factor: config.drift_factor,
+        max_clock_offset: config.clock_skew,
+    };
+    let locks = Redlock::new(nodes, settings, Seams { clock, entropy, observer: telemetry.clone() })?;
+    let gateway = Gateway::new(locks, config.limits, cluster, config.max_in_flight, telemetry.clone());
+    Ok((Arc::new(gateway), telemetry))
+}
+
+/// What the markers' node-set hash and the owners of idempotency keys stand on.
+pub(crate) fn cluster_name(config: &Config, names: &[String]) -> String {
+    match &config.cluster {
+        Some(name) => name.clone(),
+        None => Generation::cluster_of_nodes(names.iter().map(String::as_str)),
+    }
+}
+
+pub(crate) fn redis_settings(config: &Config, cluster: &str) -> RedisSettings {
+    RedisSettings {
+        node: NodeSettings { max_clock_offset: config.clock_skew, ..NodeSettings::default() },
+        key_prefix: config.key_prefix.clone(),
+        generation: Generation::new(cluster, config.limits.max_ttl.duration()),
+    }
+}
+
+/// Makes one service per connection, as long as there is a place; a connection beyond the limit is closed at once.
+#[derive(Clone)]
+struct Connections {
+    router: Router,
+    places: Arc<Semaphore>,
+}
+
+/// The service of one connection, holding its place.
+#[derive(Clone)]
+struct Connection {
+    router: Router,
+    _place: Arc<OwnedSemaphorePermit>,
+}
+
+impl Service<SocketAddr> for Connections {
+    type Response = Connection;
+    type Error = std::io::Error;
+    type Future = std::future::Ready<Result<Connection, std::io::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: SocketAddr) -> Self::Future {
+        std::future::ready(match self.places.clone().try_acquire_owned() {
+            Ok(place) => Ok(Connection { router: self.router.clone(), _place: Arc::new(place) }),
+            Err(_) => {
+                tracing::warn!("a connection was closed: as many as allowed are open");
+                Err(std::io::Error::other("too many connections"))
+            }
+        })
+    }
+}
+
+type Request = ::http::Request<hyper::body::Incoming>;
+
+impl Service<Request> for Connection {
+    type Response = <Router as Service<Request>>::Response;
+    type Error = <Router as Service<Request>>::Error;
+    type Future = <Router as Service<Request>>::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Service::<Request>::poll_ready(&mut self.router, cx)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        self.router.call(request)
+    }
+}

@@ -1,0 +1,343 @@
+//! What is measured and logged, under which names. Handles are made once: the hot path touches atomics only.
+//!
+//! No lock name, owner, token or raw path is ever a label. Nothing global is installed except the log subscriber, so a
+//! process can hold several gateways (tests do).
+
+use std::collections::HashMap;
+use std::sync::RwLock;
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, Label, Unit};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use redlock_core::node::{Failure, NodeState, NodeStatus, Observer, Reason, Vote};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::LogFormat;
+
+/// 250 µs to 30 s.
+const SECONDS: [f64; 16] =
+    [0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
+const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
+
+/// Starts logging: to standard output, level by RUST_LOG, `info` by default.
+pub fn start_logging(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,fred=off"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter);
+    let started = match format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    };
+    // A second start in one process keeps the first subscriber.
+    drop(started);
+}
+
+/// The operations that are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    Acquire,
+    Extend,
+    Release,
+    Inspect,
+}
+
+/// How an operation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Granted,
+    Held,
+    NoQuorum,
+    Cancelled,
+    Extended,
+    Released,
+    Lost,
+    NotHolder,
+    Unknown,
+    Refused,
+    Found,
+    Free,
+}
+
+const OPERATIONS: [(Operation, &str); 4] = [
+    (Operation::Acquire, "acquire"),
+    (Operation::Extend, "extend"),
+    (Operation::Release, "release"),
+    (Operation::Inspect, "inspect"),
+];
+
+const OUTCOMES: [(Outcome, &str); 12] = [
+    (Outcome::Granted, "granted"),
+    (Outcome::Held, "held"),
+    (Outcome::NoQuorum, "no_quorum"),
+    (Outcome::Cancelled, "cancelled"),
+    (Outcome::Extended, "extended"),
+    (Outcome::Released, "released"),
+    (Outcome::Lost, "lost"),
+    (Outcome::NotHolder, "not_holder"),
+    (Outcome::Unknown, "unknown"),
+    (Outcome::Refused, "refused"),
+    (Outcome::Found, "found"),
+    (Outcome::Free, "free"),
+];
+
+/// The outcomes that an operation can have; others are never exported for it.
+fn outcomes_of(operation: Operation) -> &'static [Outcome] {
+    match operation {
+        Operation::Acquire => {
+            &[Outcome::Granted, Outcome::Held, Outcome::NoQuorum, Outcome::Cancelled, Outcome::Refused]
+        }
+        Operation::Extend => {
+            &[Outcome::Extended, Outcome::Lost, Outcome::NotHolder, Outcome::Unknown, Outcome::Refused]
+        }
+        Operation::Release => &[Outcome::Released, Outcome::Lost, Outcome::NotHolder, Outcome::Unknown],
+        Operation::Inspect => &[Outcome::Found, Outcome::Free, Outcome::Unknown],
+    }
+}
+
+fn vote_word(vote: &Vote) -> &'static str {
+    match vote {
+        Vote::Granted => "granted",
+        Vote::Held(_) => "held",
+        Vote::Stale { .. } => "stale",
+        Vote::Extended => "extended",
+        Vote::Released => "released",
+        Vote::Missing => "missing",
+        Vote::Found(_) => "found",
+        Vote::Page { .. } => "page",
+        Vote::Failed(Failure { reason, .. }) => reason.as_str(),
+    }
+}
+
+const VOTES: [&str; 8] = ["granted", "held", "stale", "extended", "released", "missing", "found", "page"];
+
+/// All metrics of one gateway.
+pub struct Telemetry {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    process: metrics_process::Collector,
+    acquire: HashMap<&'static str, Histogram>,
+    operations: HashMap<(&'static str, &'static str), Counter>,
+    quorum_failures: HashMap<(&'static str, &'static str), Counter>,
+    http: RwLock<HashMap<(&'static str, &'static str, u16), Histogram>>,
+    nodes: Vec<NodeMetrics>,
+    batch: Histogram,
+    abandoned: Counter,
+}
+
+struct NodeMetrics {
+    name: String,
+    duration: Histogram,
+    votes: HashMap<&'static str, Counter>,
+    offset: Gauge,
+    restarts: Counter,
+    evicted: Gauge,
+    states: Vec<(NodeState, Gauge)>,
+}
+
+impl Telemetry {
+    pub fn new(nodes: &[String]) -> Self {
+        let recorder = PrometheusBuilder::new()
+            .set_buckets(&SECONDS)
+            .and_then(|builder| {
+                let matcher = metrics_exporter_prometheus::Matcher::Full("redlock_batch_operations".into());
+                builder.set_buckets_for_metric(matcher, &BATCH)
+            })
+            .expect("bucket lists are not empty")
+            .build_recorder();
+        let handle = recorder.handle();
+        let made = metrics::with_local_recorder(&recorder, || {
+            describe();
+            let process = metrics_process::Collector::default();
+            process.describe();
+            metrics::gauge!("redlock_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+            (process, nodes.iter().map(|node| NodeMetrics::new(node)).collect::<Vec<_>>(), Handles::new())
+        });
+        let (process, nodes, handles) = made;
+        Self {
+            recorder,
+            handle,
+            process,
+            acquire: handles.acquire,
+            operations: handles.operations,
+            quorum_failures: handles.quorum_failures,
+            http: RwLock::default(),
+            nodes,
+            batch: handles.batch,
+            abandoned: handles.abandoned,
+        }
+    }
+
+    pub fn operation(&self, operation: Operation, outcome: Outcome) {
+        let key = (word(&OPERATIONS, operation), word(&OUTCOMES, outcome));
+        if let Some(counter) = self.operations.get(&key) {
+            counter.increment(1);
+        }
+    }
+
+    pub fn acquire(&self, outcome: Outcome, elapsed: Duration) {
+        self.operation(Operation::Acquire, outcome);
+        if let Some(histogram) = self.acquire.get(word(&OUTCOMES, outcome)) {
+            histogram.record(elapsed);
+        }
+    }
+
+    pub fn quorum_failure(&self, operation: Operation, reason: Reason) {
+        if let Some(counter) = self.quorum_failures.get(&(word(&OPERATIONS, operation), reason.as_str())) {
+            counter.increment(1);
+        }
+    }
+
+    /// `route` is a pattern such as `/locks/{name}`, never a raw path.
+    pub fn http(&self, method: &'static str, route: &'static str, status: u16, elapsed: Duration) {
+        let key = (method, route, status);
+        if let Some(histogram) = self.http.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&key) {
+            histogram.record(elapsed);
+            return;
+        }
+        let labels = vec![
+            Label::from_static_parts("http_request_method", method),
+            Label::from_static_parts("http_route", route),
+            Label::new("http_response_status_code", status.to_string()),
+        ];
+        let histogram = metrics::with_local_recorder(&self.recorder, || {
+            metrics::histogram!("http_server_request_duration_seconds", labels)
+        });
+        histogram.record(elapsed);
+        self.http.write().unwrap_or_else(std::sync::PoisonError::into_inner).insert(key, histogram);
+    }
+
+    /// Everything as Prometheus text, with the nodes' present states.
+    pub fn render<'a>(&self, statuses: impl Iterator<Item = (&'a str, NodeStatus)>) -> String {
+        for (name, status) in statuses {
+            let Some(node) = self.node(name) else { continue };
+            for (state, gauge) in &node.states {
+                gauge.set(f64::from(u8::from(*state == status.state)));
+            }
+            node.restarts.absolute(status.restarts);
+            node.evicted.set(status.evicted_keys as f64);
+        }
+        metrics::with_local_recorder(&self.recorder, || self.process.collect());
+        self.handle.render()
+    }
+
+    /// Folds recorded values into the buckets; without it histograms of a gateway that nobody scrapes would grow.
+    pub fn upkeep(&self) {
+        self.handle.run_upkeep();
+    }
+
+    fn node(&self, name: &str) -> Option<&NodeMetrics> {
+        self.nodes.iter().find(|node| node.name == name)
+    }
+}
+
+impl Observer for Telemetry {
+    fn node_call(&self, node: &str, operations: usize, elapsed: Duration) {
+        self.batch.record(operations as f64);
+        if let Some(node) = self.node(node) {
+            node.duration.record(elapsed);
+        }
+    }
+
+    fn clock_offset(&self, node: &str, offset_micros: i64) {
+        if let Some(node) = self.node(node) {
+            node.offset.set(offset_micros as f64 / 1e6);
+        }
+    }
+
+    fn vote(&self, node: usize, vote: &Vote) {
+        if let Some(counter) = self.nodes.get(node).and_then(|node| node.votes.get(vote_word(vote))) {
+            counter.increment(1);
+        }
+    }
+
+    fn release_abandoned(&self, node: usize) {
+        self.abandoned.increment(1);
+        let node = self.nodes.get(node).map_or("?", |node| &node.name);
+        tracing::warn!(node, "a release could not be delivered; the lock's ttl bounds what is left on that node");
+    }
+}
+
+impl NodeMetrics {
+    fn new(name: &str) -> Self {
+        let node = || vec![Label::new("node", name.to_owned())];
+        let with = |key: &'static str, value: &'static str| {
+            vec![Label::new("node", name.to_owned()), Label::from_static_parts(key, value)]
+        };
+        let words = VOTES.into_iter().chain(Reason::ALL.map(Reason::as_str));
+        Self {
+            name: name.to_owned(),
+            duration: metrics::histogram!("redlock_node_request_duration_seconds", node()),
+            votes: words
+                .map(|word| (word, metrics::counter!("redlock_node_votes_total", with("vote", word))))
+                .collect(),
+            offset: metrics::gauge!("redlock_node_clock_offset_seconds", node()),
+            restarts: metrics::counter!("redlock_node_restarts_total", node()),
+            evicted: metrics::gauge!("redlock_node_evicted_keys", node()),
+            states: NodeState::ALL
+                .map(|state| (state, metrics::gauge!("redlock_node_state", with("state", state.as_str()))))
+                .into(),
+        }
+    }
+}
+
+struct Handles {
+    acquire: HashMap<&'static str, Histogram>,
+    operations: HashMap<(&'static str, &'static str), Counter>,
+    quorum_failures: HashMap<(&'static str, &'static str), Counter>,
+    batch: Histogram,
+    abandoned: Counter,
+}
+
+impl Handles {
+    fn new() -> Self {
+        let timed = [Outcome::Granted, Outcome::Held, Outcome::NoQuorum, Outcome::Cancelled];
+        let acquire = timed.map(|outcome| {
+            let outcome = word(&OUTCOMES, outcome);
+            (outcome, metrics::histogram!("redlock_acquire_duration_seconds", "outcome" => outcome))
+        });
+        let mut operations = HashMap::new();
+        let mut quorum_failures = HashMap::new();
+        for (operation, name) in OPERATIONS {
+            for outcome in outcomes_of(operation) {
+                let outcome = word(&OUTCOMES, *outcome);
+                let counter = metrics::counter!("redlock_operations_total", "operation" => name, "outcome" => outcome);
+                operations.insert((name, outcome), counter);
+            }
+            for reason in Reason::ALL.map(Reason::as_str) {
+                let counter =
+                    metrics::counter!("redlock_quorum_failures_total", "operation" => name, "reason" => reason);
+                quorum_failures.insert((name, reason), counter);
+            }
+        }
+        Self {
+            acquire: acquire.into(),
+            operations,
+            quorum_failures,
+            batch: metrics::histogram!("redlock_batch_operations"),
+            abandoned: metrics::counter!("redlock_releases_abandoned_total"),
+        }
+    }
+}
+
+fn word<T: PartialEq + Copy>(table: &[(T, &'static str)], value: T) -> &'static str {
+    table.iter().find(|(key, _)| *key == value).map_or("other", |(_, word)| word)
+}
+
+fn describe() {
+    use metrics::{describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram};
+    histogram!("redlock_acquire_duration_seconds", Unit::Seconds, "Time to decide an acquire, waiting excluded.");
+    counter!("redlock_operations_total", "Lock operations by outcome.");
+    counter!("redlock_quorum_failures_total", "Unusable node answers in operations that lacked a majority, by reason.");
+    counter!("redlock_releases_abandoned_total", "Releases that a node never confirmed and that were given up.");
+    histogram!("redlock_node_request_duration_seconds", Unit::Seconds, "Time of one call to a node.");
+    counter!("redlock_node_votes_total", "Answers of a node to single operations.");
+    gauge!("redlock_node_state", "1 for the state that a node is in, else 0.");
+    gauge!("redlock_node_clock_offset_seconds", Unit::Seconds, "A node's clock minus this gateway's.");
+    counter!("redlock_node_restarts_total", "Restarts of a node that this gateway has seen.");
+    gauge!(
+        "redlock_node_evicted_keys",
+        "Keys that a node had evicted when it was admitted; above 0 locks may be lost."
+    );
+    histogram!("redlock_batch_operations", "Operations carried by one call to a node.");
+    histogram!("http_server_request_duration_seconds", Unit::Seconds, "Time from request to answer.");
+    gauge!("redlock_build_info", "Constant 1, labelled with the version.");
+}
