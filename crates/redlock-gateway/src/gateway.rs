@@ -4,7 +4,7 @@
 //! Knows nothing of status codes, of axum or of how nodes are asked.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use redlock_core::node::{NodeState, NodeStatus, Reason};
@@ -12,7 +12,7 @@ use redlock_core::{
     AcquireOptions, Info, Inspection, Lease, ListCursor, LockError, LockName, LockPage, LockState, LockToken,
     NodeAnswer, Owner, Redlock, Ttl,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 
 use crate::config::Limits;
 use crate::telemetry::{Operation, Outcome, Telemetry};
@@ -23,7 +23,7 @@ pub struct Gateway {
     limits: Limits,
     cluster: String,
     telemetry: Arc<Telemetry>,
-    in_flight: Arc<Semaphore>,
+    in_flight: Arc<Requests>,
     max_in_flight: usize,
     draining: AtomicBool,
 }
@@ -88,8 +88,21 @@ impl Drop for Undelivered {
 }
 
 /// A place among the requests being worked on.
-pub struct InFlight {
-    _permit: OwnedSemaphorePermit,
+pub struct InFlight(Arc<Requests>);
+
+/// No semaphore: waiting for all of its permits would take them from the requests that may still be served while draining.
+#[derive(Default)]
+struct Requests {
+    active: AtomicUsize,
+    none_left: Notify,
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.0.active.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.none_left.notify_waiters();
+        }
+    }
 }
 
 impl Gateway {
@@ -100,7 +113,7 @@ impl Gateway {
         max_in_flight: usize,
         telemetry: Arc<Telemetry>,
     ) -> Self {
-        let in_flight = Arc::new(Semaphore::new(max_in_flight));
+        let in_flight = Arc::default();
         Self { locks, limits, cluster, telemetry, in_flight, max_in_flight, draining: AtomicBool::new(false) }
     }
 
@@ -113,9 +126,11 @@ impl Gateway {
     /// # Errors
     /// [`Refusal::Overloaded`] when all are taken: there is no queue.
     pub fn enter(&self) -> Result<InFlight, Refusal> {
-        match self.in_flight.clone().try_acquire_owned() {
-            Ok(permit) => Ok(InFlight { _permit: permit }),
-            Err(_) => Err(Refusal::Overloaded { max_in_flight: self.max_in_flight }),
+        let max = self.max_in_flight;
+        let place = |active: usize| (active < max).then_some(active + 1);
+        match self.in_flight.active.fetch_update(Ordering::AcqRel, Ordering::Relaxed, place) {
+            Ok(_) => Ok(InFlight(self.in_flight.clone())),
+            Err(_) => Err(Refusal::Overloaded { max_in_flight: max }),
         }
     }
 
@@ -237,9 +252,13 @@ impl Gateway {
 
     /// Waits until no request is being worked on and no release is under way.
     pub async fn idle(&self) {
-        let all = u32::try_from(self.max_in_flight).unwrap_or(u32::MAX);
-        // An error would mean that the semaphore is closed, which nobody does.
-        drop(self.in_flight.acquire_many(all).await);
+        loop {
+            let none_left = self.in_flight.none_left.notified();
+            if self.in_flight.active.load(Ordering::Acquire) == 0 {
+                break;
+            }
+            none_left.await;
+        }
         self.locks.settled().await;
     }
 
