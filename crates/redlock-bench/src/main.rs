@@ -1,1 +1,227 @@
-fn main() {}
+//! What this tree costs: the gateway beside an HTTP server that does nothing and beside the obvious design, a Redis
+//! command per node and request, on the same five masters, in one run.
+//!
+//! Absolute figures follow the machine and the hour; ratios within one run are what this program is for. So the
+//! contenders take turns within a round, each round begins with another one, and medians over the rounds are printed. A
+//! contender whose rounds disagree is named: then the machine was busy with something else, and the run is worth
+//! nothing.
+//!
+//! Masters, contenders and load share one machine, as separate processes on loopback. CPU is read from the
+//! accounting of the processes themselves. Locks are never contended here, no node fails and the network has no
+//! delay: a figure for those is another program's.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `contenders` | who is measured, and how each is started |
+//! | `naive` | the contenders that live in here; the program runs itself again to be one |
+//! | `servers` | child processes: starting, waiting for, accounting, killing |
+//! | `load` | the connections that acquire and release, and what they counted |
+//! | `http` | as much of an HTTP/1.1 client as the load needs |
+//! | `histogram` | latencies |
+//! | `report` | medians, the table, the JSON file |
+
+mod contenders;
+mod histogram;
+mod http;
+mod load;
+mod naive;
+mod report;
+mod servers;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::contenders::Contender;
+use crate::load::Load;
+use crate::naive::Design;
+use crate::report::{Machine, Measurement, Report};
+use crate::servers::{Masters, Process, Scratch};
+
+/// Long enough for connections to be open, scripts to be loaded and batches to have grown.
+const WARM_UP: Duration = Duration::from_millis(500);
+
+const EXAMPLES: &str = "\
+Examples:
+  cargo build --release -p redlock-gateway && cargo run --release -p redlock-bench
+  cargo run --release -p redlock-bench -- --only fred-fenced,gateway --rounds 5 --json figures.json
+
+Run it while the machine has nothing else to do; it says when that was not so.
+Any answer but 201 to an acquire and 204 to a release is reported and makes it exit with 1.";
+
+/// Measures the gateway beside the naive designs and prints a table.
+///
+/// Starts five redis-servers and every contender on free loopback ports, lets each serve acquire + release on random
+/// names over keep-alive connections in turn, and prints the medians over the rounds. Everything that was started ends
+/// with the program. Progress goes to stderr, the table to stdout.
+///
+/// Needs redis-server 7 or newer and setpriv (util-linux) on the PATH, and the gateway built beside this program.
+#[derive(Debug, Parser)]
+#[command(name = "redlock-bench", after_help = EXAMPLES)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+struct Options {
+    /// Length of one measurement
+    #[arg(long, value_name = "S", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: u64,
+
+    /// Measurements of each contender; the medians are printed
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+
+    /// Keep-alive connections, each with one request in flight
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    connections: u32,
+
+    /// Threads of the load generator; it is said when they were the limit [default: half the cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    load_threads: Option<u32>,
+
+    /// Measure only these, separated by commas
+    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
+    only: Vec<Contender>,
+
+    /// The gateway's binary [default: redlock-gateway beside this program]
+    #[arg(long, value_name = "PATH")]
+    gateway: Option<PathBuf>,
+
+    /// Passed on to the gateway, for instance --gateway-arg=--node-timeout=100ms; may be repeated
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    gateway_arg: Vec<String>,
+
+    /// Also write every single measurement to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// Be one of the naive contenders
+    #[command(hide = true)]
+    Naive {
+        #[arg(value_enum)]
+        design: Design,
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Port of a master on 127.0.0.1
+        #[arg(long)]
+        master: Vec<u16>,
+    },
+}
+
+fn main() -> ExitCode {
+    let mut options = Options::parse();
+    let result = match options.role.take() {
+        Some(Role::Naive { design, listen, master }) => naive::serve(design, listen, &master),
+        None => measure_until_interrupted(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("redlock-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Children are told to die with the thread that spawned them. `block_on` polls its future on this thread, the main
+/// one; nothing that spawns a child may move into a task.
+fn measure_until_interrupted(options: &Options) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot start a runtime: {error}"))?;
+    runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;
+        let mut terminate = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
+        tokio::select! {
+            biased;
+            _ = interrupt.recv() => Err("interrupted".into()),
+            _ = terminate.recv() => Err("terminated".into()),
+            result = measure(options) => result,
+        }
+    })
+}
+
+async fn measure(options: &Options) -> Result<(), String> {
+    let mut lineup = if options.only.is_empty() { Contender::ALL.to_vec() } else { options.only.clone() };
+    lineup.sort_unstable();
+    lineup.dedup();
+    let programs = contenders::Programs::find(&lineup, options.gateway.as_deref())?;
+    let json = options.json.as_ref().map(|path| report::JsonFile::create(path)).transpose()?;
+    let machine = Machine::look()?;
+    let threads = options.load_threads.unwrap_or_else(|| (machine.cores as u32 / 2).max(1)).min(options.connections);
+    if cfg!(debug_assertions) {
+        eprintln!("debug build: the figures mean nothing, use `cargo run --release -p redlock-bench`");
+    }
+
+    let scratch = Scratch::create()?;
+    let masters = Masters::start(&scratch).await?;
+    let mut running = Vec::new();
+    for &contender in &lineup {
+        eprintln!("starting {}", contender.label());
+        running.push(contenders::start(contender, &programs, &masters, &options.gateway_arg, &scratch).await?);
+    }
+
+    let mut report = Report::new(machine, options.seconds, options.connections, threads, &lineup);
+    for round in 0..options.rounds {
+        for turn in 0..lineup.len() {
+            let at = (turn + round as usize) % lineup.len();
+            let Running { process, address } = &running[at];
+            let window = Duration::from_secs(options.seconds);
+            let measurement = measure_one(process, *address, &masters, options.connections, threads, window)
+                .await
+                .map_err(|error| format!("{}: {error}\n{}", lineup[at].label(), process.log_tail()))?;
+            eprintln!("round {}/{}  {:<22} {measurement}", round + 1, options.rounds, lineup[at].label());
+            report.add(lineup[at], measurement);
+        }
+    }
+
+    print!("{report}");
+    if let Some(json) = json {
+        json.write(&report)?;
+    }
+    match report.errors() {
+        0 => Ok(()),
+        errors => Err(format!("{errors} answers were not the expected 201 or 204; the figures leave them out")),
+    }
+}
+
+/// A contender that is ready for requests.
+struct Running {
+    process: Process,
+    address: SocketAddr,
+}
+
+/// One turn of one contender: warm up, then count between two looks at the clock and at everybody's CPU time, while the
+/// load goes on across both.
+async fn measure_one(
+    process: &Process,
+    address: SocketAddr,
+    masters: &Masters,
+    connections: u32,
+    threads: u32,
+    window: Duration,
+) -> Result<Measurement, String> {
+    let mut load = Load::start(address, connections, threads)?;
+    load.run_for(WARM_UP).await?;
+
+    let cpu = || Ok::<_, String>([process.cpu()?, masters.cpu()?, servers::own_cpu()?, servers::machine_cpu()?]);
+    let (began, before) = (Instant::now(), cpu()?);
+    load.count(true);
+    load.run_for(window).await?;
+    load.count(false);
+    let (elapsed, after) = (began.elapsed(), cpu()?);
+
+    let tally = load.stop().await?;
+    let [server, redis, load, machine] = [0, 1, 2, 3].map(|at| after[at].saturating_sub(before[at]));
+    let cpu =
+        report::Cpu { server, redis, load: load / threads, others: machine.saturating_sub(server + redis + load) };
+    Measurement::new(&tally, elapsed, cpu, process.peak_memory_bytes()?)
+}

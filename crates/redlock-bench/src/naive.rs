@@ -1,0 +1,230 @@
+//! The contenders that live in this program, each as small as it can be. They answer as the gateway does — the same
+//! fields and headers — so that only the work in between differs.
+//!
+//! - *no-op*: HTTP and JSON both ways. What is left to any gateway on this stack.
+//! - *plain*: the recipe as it is usually written: SET NX PX on every node, compare-and-delete, return at quorum.
+//! - *fenced*: the same with a fencing token that only rises, kept by a script. The design to compare with, since a
+//!   lock without fencing promises less.
+//!
+//! They have one fred client per node and send one command per node and request, as a program does that takes fred from
+//! the shelf. Left out: admission, clocks, time-outs, retries, limits, and whatever else makes a lock safe.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use axum::{Json, Router};
+use clap::ValueEnum;
+use fred::clients::Client;
+use fred::error::Error;
+use fred::interfaces::{ClientLike, KeysInterface, LuaInterface};
+use fred::types::config::{Config, ServerConfig};
+use fred::types::{Builder, Expiration, SetOptions};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use serde::{Deserialize, Serialize};
+
+/// KEYS lock, fence; ARGV token, fencing token, ttl in ms, retention of the fence in ms.
+const ACQUIRE_FENCED: &str = "\
+local last = redis.call('GET', KEYS[2])
+if last and tonumber(last) >= tonumber(ARGV[2]) then return 0 end
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'GET', 'PX', ARGV[3]) then return 0 end
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
+return 1";
+
+/// KEYS lock; ARGV token.
+const RELEASE: &str = "\
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0";
+
+/// As long as the gateway keeps its fences, so that Redis has the same number of keys to carry.
+const RETENTION_MS: u64 = 30 * 60 * 1000;
+
+/// Which of them this process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Design {
+    Noop,
+    Plain,
+    Fenced,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    ttl_ms: u64,
+}
+
+#[derive(Serialize)]
+struct Granted {
+    name: String,
+    token: String,
+    fencing_token: u64,
+    ttl_ms: u64,
+    validity_ms: u64,
+    elapsed_ms: u64,
+    expires_at: String,
+    nodes_granted: usize,
+    nodes_total: usize,
+}
+
+struct Naive {
+    design: Design,
+    nodes: Vec<Client>,
+    acquire_sha: String,
+    release_sha: String,
+    last_fence: AtomicU64,
+}
+
+/// Serves until killed.
+pub(crate) fn serve(design: Design, listen: SocketAddr, masters: &[u16]) -> Result<(), String> {
+    let runtime = tokio::runtime::Runtime::new().map_err(|error| format!("cannot start a runtime: {error}"))?;
+    runtime.block_on(async {
+        let masters = if design == Design::Noop { &[] } else { masters };
+        let naive = Naive::connect(design, masters).await.map_err(|error| format!("cannot use a master: {error}"))?;
+        let router = Router::new()
+            .route("/locks/{name}", post(acquire).delete(release))
+            .route("/readyz", get(async || "ready"))
+            .with_state(Arc::new(naive));
+        let listener = tokio::net::TcpListener::bind(listen)
+            .await
+            .map_err(|error| format!("cannot listen on {listen}: {error}"))?
+            .tap_io(|stream| drop(stream.set_nodelay(true)));
+        axum::serve(listener, router).await.map_err(|error| error.to_string())
+    })
+}
+
+async fn acquire(
+    State(naive): State<Arc<Naive>>,
+    Path(name): Path<String>,
+    Json(Wanted { ttl_ms }): Json<Wanted>,
+) -> Response {
+    let began = Instant::now();
+    let token = format!("{:032x}", rand::random::<u128>());
+    let fencing_token = naive.next_fence();
+    let nodes_granted = naive.acquire(&name, &token, fencing_token, ttl_ms).await;
+    if nodes_granted < naive.quorum() {
+        naive.release(&name, &token).await;
+        return StatusCode::CONFLICT.into_response();
+    }
+    let elapsed_ms = began.elapsed().as_millis() as u64;
+    let validity_ms = ttl_ms.saturating_sub(elapsed_ms + ttl_ms / 100 + 2);
+    let headers = [
+        (header::LOCATION.as_str(), format!("/locks/{name}")),
+        ("lock-token", token.clone()),
+        (header::CACHE_CONTROL.as_str(), "no-store".into()),
+        ("x-request-id", format!("{:016x}", rand::random::<u64>())),
+    ];
+    let granted = Granted {
+        name,
+        token,
+        fencing_token,
+        ttl_ms,
+        validity_ms,
+        elapsed_ms,
+        expires_at: humantime::format_rfc3339_millis(SystemTime::now() + Duration::from_millis(validity_ms))
+            .to_string(),
+        nodes_granted,
+        nodes_total: naive.nodes.len(),
+    };
+    (StatusCode::CREATED, headers, Json(granted)).into_response()
+}
+
+async fn release(State(naive): State<Arc<Naive>>, Path(name): Path<String>, headers: HeaderMap) -> Response {
+    let Some(token) = headers.get("lock-token").and_then(|token| token.to_str().ok()) else {
+        return StatusCode::BAD_REQUEST.into_response();
+    };
+    let status = match naive.release(&name, token).await >= naive.quorum() {
+        true => StatusCode::NO_CONTENT,
+        false => StatusCode::CONFLICT,
+    };
+    (status, [("x-request-id", format!("{:016x}", rand::random::<u64>()))]).into_response()
+}
+
+impl Naive {
+    async fn connect(design: Design, masters: &[u16]) -> Result<Self, Error> {
+        let (mut acquire_sha, mut release_sha) = (String::new(), String::new());
+        let mut nodes = Vec::with_capacity(masters.len());
+        for &port in masters {
+            let config = Config { server: ServerConfig::new_centralized("127.0.0.1", port), ..Config::default() };
+            let client = Builder::from_config(config)
+                .with_connection_config(|connection| connection.tcp.nodelay = Some(true))
+                .build()?;
+            client.init().await?;
+            acquire_sha = client.script_load(ACQUIRE_FENCED).await?;
+            release_sha = client.script_load(RELEASE).await?;
+            nodes.push(client);
+        }
+        Ok(Self { design, nodes, acquire_sha, release_sha, last_fence: AtomicU64::new(0) })
+    }
+
+    /// Zero for the no-op, which has no nodes.
+    fn quorum(&self) -> usize {
+        if self.nodes.is_empty() { 0 } else { self.nodes.len() / 2 + 1 }
+    }
+
+    /// The clock in µs, but always more than the last.
+    fn next_fence(&self) -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+        let last = self.last_fence.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(now.max(last + 1)));
+        now.max(last.unwrap_or_default() + 1)
+    }
+
+    async fn acquire(&self, name: &str, token: &str, fence: u64, ttl_ms: u64) -> usize {
+        match self.design {
+            Design::Noop => 0,
+            Design::Plain => {
+                self.ask_all(|node| {
+                    let (lock, token) = (format!("bench:{name}"), token.to_owned());
+                    async move {
+                        let ttl = Some(Expiration::PX(ttl_ms as i64));
+                        let set: Option<String> = node.set(lock, token, ttl, Some(SetOptions::NX), false).await?;
+                        Ok(set.is_some())
+                    }
+                })
+                .await
+            }
+            Design::Fenced => {
+                self.ask_all(|node| {
+                    let keys = vec![format!("bench:{name}"), format!("{{bench:{name}}}:fence")];
+                    let args = vec![token.to_owned(), fence.to_string(), ttl_ms.to_string(), RETENTION_MS.to_string()];
+                    let sha = self.acquire_sha.clone();
+                    async move { node.evalsha::<i64, _, _, _>(sha, keys, args).await.map(|granted| granted == 1) }
+                })
+                .await
+            }
+        }
+    }
+
+    async fn release(&self, name: &str, token: &str) -> usize {
+        self.ask_all(|node| {
+            let (lock, token) = (format!("bench:{name}"), token.to_owned());
+            let sha = self.release_sha.clone();
+            async move { node.evalsha::<i64, _, _, _>(sha, lock, token).await.map(|deleted| deleted == 1) }
+        })
+        .await
+    }
+
+    /// Asks every node at once and counts the votes until they make a quorum; the rest answer in the background.
+    async fn ask_all<F>(&self, ask: impl Fn(Client) -> F) -> usize
+    where
+        F: Future<Output = Result<bool, Error>> + Send + 'static,
+    {
+        let mut votes: FuturesUnordered<F> = self.nodes.iter().map(|node| ask(node.clone())).collect();
+        let mut granted = 0;
+        while granted < self.quorum() {
+            match votes.next().await {
+                Some(vote) => granted += usize::from(vote.unwrap_or(false)),
+                None => break,
+            }
+        }
+        if !votes.is_empty() {
+            tokio::spawn(async move { while votes.next().await.is_some() {} });
+        }
+        granted
+    }
+}
