@@ -6,6 +6,7 @@
 //! left that it could undo. Debts are bounded: what is beyond the bound is given up and counted, and the TTL alone bounds
 //! what stays behind.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -79,10 +80,17 @@ impl Cleanup {
 
 async fn pay(node: Arc<dyn Node>, index: usize, mut debts: mpsc::Receiver<Debt>, observer: Arc<dyn Observer>) {
     let mut status = node.status();
-    let mut open: Vec<Debt> = Vec::new();
+    // A queue: a debt that keeps failing goes to the end, or it would hold up all others for as long as it is owed.
+    let mut open: VecDeque<Debt> = VecDeque::new();
     loop {
-        if open.is_empty() && debts.recv_many(&mut open, AT_ONCE).await == 0 {
-            return;
+        if open.is_empty() {
+            let Some(debt) = debts.recv().await else { return };
+            open.push_back(debt);
+        }
+        while open.len() < MAX_OWED
+            && let Ok(debt) = debts.try_recv()
+        {
+            open.push_back(debt);
         }
         let last = open.iter().map(|debt| debt.until).max().unwrap_or_else(Instant::now);
         let admitted = status.wait_for(|status| status.state == NodeState::Admitted);
@@ -90,8 +98,9 @@ async fn pay(node: Arc<dyn Node>, index: usize, mut debts: mpsc::Receiver<Debt>,
         let _ = tokio::time::timeout_at(last, admitted).await.map(|seen| seen.map(drop));
 
         let now = Instant::now();
-        let mut answers = Vec::with_capacity(open.len());
-        for debt in open.drain(..) {
+        let turn = open.len().min(AT_ONCE);
+        let mut answers = Vec::with_capacity(turn);
+        for debt in open.drain(..turn) {
             if debt.until <= now {
                 observer.release_abandoned(index);
                 continue;
@@ -100,13 +109,17 @@ async fn pay(node: Arc<dyn Node>, index: usize, mut debts: mpsc::Receiver<Debt>,
             node.submit(debt.op.clone(), debt.until, Reply::new(Arc::new(Payment::from(answer)), index));
             answers.push((debt, voted));
         }
+        let mut failed = false;
         for (debt, voted) in answers {
             match voted.await {
-                Ok(Vote::Failed(_)) | Err(_) => open.push(debt),
+                Ok(Vote::Failed(_)) | Err(_) => {
+                    open.push_back(debt);
+                    failed = true;
+                }
                 Ok(_) => {}
             }
         }
-        if !open.is_empty() {
+        if failed {
             tokio::time::sleep(PAUSE).await;
         }
     }

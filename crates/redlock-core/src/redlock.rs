@@ -26,6 +26,9 @@ use crate::validity;
 /// so more than a few mean that other gateways outrun us; then the attempt fails like any other.
 const MAX_FENCING_TRIES: u32 = 8;
 
+/// Scans of a node for one page of a listing: bounds how long a page takes on nodes with many keys and few locks.
+const MAX_SCANS: u32 = 64;
+
 /// What all gateways of a cluster must agree on, and how patient this one is.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -374,7 +377,7 @@ impl Redlock {
 
     /// A page of held locks whose names begin with `prefix`. Reads one node after the other until so many were read that
     /// no majority can be missed, and asks all nodes about every lock it meets. Locks that come or go during a listing
-    /// may be missed or shown twice.
+    /// may be missed or shown twice, and those of a node that stops answering during it shown twice.
     ///
     /// # Errors
     /// [`LockError::NoQuorum`] when too few nodes can be read.
@@ -385,7 +388,12 @@ impl Redlock {
         let mut locks = Vec::new();
         let mut failures = Vec::new();
         let key_prefix = Bytes::from(format!("{}{prefix}", shared.settings.key_prefix));
-        while cursor.node < shared.nodes.len() && cursor.walked.count_ones() < shared.quorum.blocking() as u32 {
+        // Keys that are no locks are passed over by the nodes, so a page may take many scans, or end with few locks.
+        for _ in 0..MAX_SCANS {
+            let walked_enough = cursor.walked.count_ones() as usize >= shared.quorum.blocking();
+            if walked_enough || cursor.node >= shared.nodes.len() || locks.len() >= limit {
+                break;
+            }
             let count = u32::try_from(limit - locks.len()).unwrap_or(u32::MAX).max(16);
             let op = Op::Scan { key_prefix: key_prefix.clone(), cursor: cursor.at.clone(), count };
             match shared.ask_one(cursor.node, op).await {
@@ -403,9 +411,6 @@ impl Redlock {
                     failures.push(NodeReport { node: name, answer: answer(vote.as_ref()) });
                     cursor = ListCursor { node: cursor.node + 1, walked: cursor.walked, at: Bytes::new() };
                 }
-            }
-            if locks.len() >= limit {
-                break;
             }
         }
         let complete = cursor.walked.count_ones() as usize >= shared.quorum.blocking();
@@ -435,11 +440,7 @@ impl Redlock {
             .collect();
         for (name, round) in rounds {
             let outcome = round.outcome(deadline, limit).await;
-            let shown = outcome
-                .votes
-                .iter()
-                .enumerate()
-                .any(|(node, vote)| walked & (1 << node) != 0 && matches!(vote, Some(Vote::Found(_))));
+            let shown = round.found_on(walked, deadline).await;
             if let (false, LockState::Held(by)) = (shown, lock_state(shared.quorum, &outcome)) {
                 locks.push((name, by));
             }

@@ -105,6 +105,25 @@ impl Round {
         Outcome { decision, votes }
     }
 
+    /// Whether one of the nodes whose bit is set found something. Their votes may come after the deciding one: waits for
+    /// them, at most until `deadline`. To be called when the round is decided.
+    pub(crate) async fn found_on(&self, mask: u32, deadline: Instant) -> bool {
+        let all = std::future::poll_fn(|cx| {
+            self.decided.register(cx.waker());
+            let ballot = self.lock();
+            let of = |index: &usize| mask & (1 << index) != 0;
+            let mut votes = (0..ballot.votes.len()).filter(of).map(|index| &ballot.votes[index]);
+            if votes.clone().any(|vote| matches!(vote, Some(Vote::Found(_)))) {
+                Poll::Ready(true)
+            } else if votes.all(Option::is_some) {
+                Poll::Ready(false)
+            } else {
+                Poll::Pending
+            }
+        });
+        tokio::time::timeout_at(deadline, all).await.unwrap_or(false)
+    }
+
     /// The nodes that have done, or may still do, what was asked.
     pub(crate) fn touched(&self) -> u32 {
         let ballot = self.lock();
@@ -135,6 +154,9 @@ impl Voter for Round {
         let mut ballot = self.lock();
         ballot.votes[node] = Some(vote);
         if ballot.decision != Decision::Open {
+            drop(ballot);
+            // Somebody may still want to hear this node: see `found_on`.
+            self.decided.wake();
             return;
         }
         ballot.decision = self.quorum.decide(tally(&self.op, &ballot.votes));

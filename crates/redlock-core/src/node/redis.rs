@@ -288,16 +288,13 @@ impl Lane {
             let ours = self.clock.wall_micros() as i64 - started.elapsed().as_micros() as i64 / 2;
             self.observer.clock_offset(self.url.name(), node_time - ours);
         }
-        let mut marker_lost = false;
+        let mut unfit = None;
         for (job, reply) in jobs.into_iter().zip(replies) {
             let vote = codec::decode(reply);
-            marker_lost |= matches!(&vote, Vote::Failed(Failure { reason: Reason::Quarantined, .. }));
+            unfit = unfit.or(unfit_by(&vote));
             job.reply.send(vote);
         }
-        if marker_lost {
-            return Err(Outage::Connecting("its marker was lost or changed: it must be admitted again".into()));
-        }
-        Ok(())
+        unfit.map_or(Ok(()), |why| Err(Outage::Connecting(why.into())))
     }
 
     fn admitted(&mut self, facts: &Facts) {
@@ -326,6 +323,19 @@ impl Lane {
         if changed {
             tracing::warn!(node = %self.url, state = state.as_str(), detail, "node cannot vote");
         }
+    }
+}
+
+/// Why a node that gives this vote must be looked at again before it may go on voting.
+fn unfit_by(vote: &Vote) -> Option<&'static str> {
+    match vote {
+        Vote::Failed(Failure { reason: Reason::Quarantined, .. }) => {
+            Some("its marker was lost or changed: it must be admitted again")
+        }
+        Vote::Failed(Failure { reason: Reason::Error, detail, .. }) if detail.starts_with("READONLY") => {
+            Some("it takes no writes any more: it has become a replica")
+        }
+        _ => None,
     }
 }
 

@@ -1,0 +1,246 @@
+//! Holds the master in memory to a real one: any sequence of operations gets the same answers from both and leaves the
+//! same keys behind. Simulations and the gateway's embedded default stand on this.
+//!
+//! Remaining lives are compared within a tolerance, so they are long; a few are as short as a TTL may be, and then both
+//! nodes are watched until the key is gone before anything else happens. Tokens lie well within or well beyond D.
+//!
+//! Every run draws new sequences and prints their seed when one fails; `PROPTEST_RNG_SEED=<seed>` replays it, and
+//! `PROPTEST_CASES=<number>` runs more of them.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
+use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
+use redlock_core::node::memory::MemoryNode;
+use redlock_core::node::{Holding, Keys, Node, NodeSettings, NodeState, Op, Vote};
+
+use crate::harness::{PATIENCE, RedisServer};
+use crate::nodes::{LONG_MS, Lock, ask, in_state, lane_with, now, record, redis_settings};
+
+const CASES: u32 = 400;
+const STEPS: usize = 30;
+const NAMES: u8 = 3;
+const OWNERS: u8 = 3;
+/// What two reads of one life may differ by.
+const TOLERANCE: Duration = Duration::from_secs(10);
+/// Lives that nothing in a case outlasts; further apart than the tolerance, so that shortening shows.
+const LIVES_MS: [u64; 3] = [LONG_MS, 2 * LONG_MS, 3 * LONG_MS];
+const SHORT_MS: u64 = 15;
+
+/// Values of other clients. The zeros have the text of owner 0 where a record has its owner.
+const TEXTS: &[&[u8]] = &[b"", b"uuid-of-another-client", b"1", &[b'0'; 57], &[b'7'; 90]];
+
+fn settings() -> NodeSettings {
+    NodeSettings { max_clock_offset: Duration::from_secs(10), ..NodeSettings::default() }
+}
+
+/// One thing that happens to one lock. T is an offset in microseconds from the beginning of the case.
+#[derive(Debug, Clone)]
+enum Step {
+    Acquire {
+        owner: u8,
+        t: i64,
+        life_ms: u64,
+    },
+    Extend {
+        owner: u8,
+        life_ms: u64,
+    },
+    Release {
+        owner: u8,
+        t: i64,
+    },
+    /// SET by another client.
+    Foreign {
+        value: Value,
+        life_ms: Option<u64>,
+    },
+    /// SET of the fence to what is none.
+    BadFence,
+    /// DEL of the fence, as when its retention is over.
+    NoFence,
+}
+
+#[derive(Debug, Clone)]
+enum Value {
+    Text(&'static [u8]),
+    /// What looks like a lock of ours; nobody but a test would write it.
+    Record {
+        owner: u8,
+        t: i64,
+    },
+}
+
+fn any_t() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        8 => 0i64..6,
+        2 => 400_000i64..400_003,
+        2 => -400_003i64..-400_000,
+        1 => Just(40_000_000i64),
+        1 => Just(-40_000_000i64),
+    ]
+}
+
+fn any_life() -> impl Strategy<Value = u64> {
+    prop_oneof![30 => proptest::sample::select(&LIVES_MS[..]), 1 => Just(SHORT_MS)]
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let owner = 0..OWNERS;
+    let text = proptest::sample::select(TEXTS);
+    let value = prop_oneof![
+        text.prop_map(Value::Text),
+        (owner.clone(), any_t()).prop_map(|(owner, t)| Value::Record { owner, t }),
+    ];
+    prop_oneof![
+        9 => (owner.clone(), any_t(), any_life()).prop_map(|(owner, t, life_ms)| Step::Acquire { owner, t, life_ms }),
+        4 => (owner.clone(), any_life()).prop_map(|(owner, life_ms)| Step::Extend { owner, life_ms }),
+        7 => (owner, any_t()).prop_map(|(owner, t)| Step::Release { owner, t }),
+        1 => (value, proptest::option::of(any_life())).prop_map(|(value, life_ms)| Step::Foreign { value, life_ms }),
+        1 => Just(Step::BadFence),
+        1 => Just(Step::NoFence),
+    ]
+}
+
+struct Pair {
+    memory: Arc<MemoryNode>,
+    redis: Arc<dyn Node>,
+    server: RedisServer,
+}
+
+fn differ(what: &str, memory: impl std::fmt::Debug, redis: impl std::fmt::Debug) -> TestCaseError {
+    TestCaseError::fail(format!("{what}\n  memory: {memory:?}\n  redis:  {redis:?}"))
+}
+
+fn alike(memory: &Holding, redis: &Holding) -> bool {
+    let near = match (memory.expires_in, redis.expires_in) {
+        (None, None) => true,
+        (Some(memory), Some(redis)) => memory.abs_diff(redis) < TOLERANCE,
+        _ => false,
+    };
+    near && memory.record == redis.record
+}
+
+impl Pair {
+    async fn start() -> Self {
+        let server = RedisServer::start();
+        let observer = Arc::new(redlock_core::node::NoObserver);
+        let redis = lane_with(&server.url(), redis_settings(settings()), observer);
+        in_state(redis.as_ref(), NodeState::Admitted).await;
+        Self { memory: Arc::new(MemoryNode::new("memory", Arc::new(SystemClock), settings())), redis, server }
+    }
+
+    /// Asks both and demands one answer.
+    async fn both(&self, op: Op) -> Result<Vote, TestCaseError> {
+        let memory = self.memory.run(&op);
+        let redis = ask(self.redis.as_ref(), op.clone()).await;
+        let equal = match (&memory, &redis) {
+            (Vote::Held(memory), Vote::Held(redis)) | (Vote::Found(memory), Vote::Found(redis)) => alike(memory, redis),
+            // The script is careful and says that an operation which ended with an error may have had an effect.
+            (Vote::Failed(memory), Vote::Failed(redis)) => memory.reason == redis.reason,
+            (memory, redis) => memory == redis,
+        };
+        if equal { Ok(redis) } else { Err(differ(&format!("{op:?}"), memory, redis)) }
+    }
+
+    fn set(&self, key: &[u8], value: &[u8], life_ms: Option<u64>) {
+        self.memory.set_foreign(key, value, life_ms.map(Duration::from_millis));
+        let life = life_ms.map(|life| life.to_string());
+        let mut words = vec![b"SET", key, value];
+        if let Some(life) = &life {
+            words.extend([b"PX", life.as_bytes()]);
+        }
+        self.server.cmd(&words);
+    }
+
+    async fn step(&self, lock: &Lock, base: u64, step: Step) -> Result<(), TestCaseError> {
+        let at = |offset: i64| base.strict_add_signed(offset);
+        match step {
+            Step::Acquire { owner, t, life_ms } => drop(self.both(lock.acquire(owner, at(t), life_ms)).await?),
+            Step::Extend { owner, life_ms } => drop(self.both(lock.extend(owner, at(0), life_ms)).await?),
+            Step::Release { owner, t } => drop(self.both(lock.release(owner, at(t))).await?),
+            Step::Foreign { value: Value::Text(text), life_ms } => self.set(&lock.keys.lock, text, life_ms),
+            Step::Foreign { value: Value::Record { owner, t }, life_ms } => {
+                self.set(&lock.keys.lock, record(owner, at(t)).as_bytes(), life_ms);
+            }
+            Step::BadFence => self.set(&lock.keys.fence, b"no fence", None),
+            Step::NoFence => {
+                // The shortest way to have a key deleted in memory is to release a lock of that name.
+                let fence = Keys { lock: lock.keys.fence.clone(), fence: Bytes::from_static(b"unused") };
+                self.set(&fence.lock, record(0, base).as_bytes(), None);
+                self.both(Op::Release { keys: fence, record: record(0, base) }).await?;
+            }
+        }
+        self.settle(lock).await?;
+        self.both(lock.inspect_fence()).await.map(drop)
+    }
+
+    /// Demands that both store the same lock. One that is about to expire must expire on both, not long after the other.
+    async fn settle(&self, lock: &Lock) -> Result<(), TestCaseError> {
+        let short = |vote: &Vote| match vote {
+            Vote::Found(holding) => holding.expires_in.is_some_and(|left| left <= Duration::from_millis(SHORT_MS)),
+            vote => *vote == Vote::Missing,
+        };
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let (memory, redis) = (self.memory.run(&lock.inspect()), ask(self.redis.as_ref(), lock.inspect()).await);
+            match (&memory, &redis) {
+                (Vote::Missing, Vote::Missing) => return Ok(()),
+                (memory, redis) if short(memory) && short(redis) => {}
+                (Vote::Found(memory), Vote::Found(redis)) if alike(memory, redis) => return Ok(()),
+                (memory, redis) => return Err(differ("stored after it", memory, redis)),
+            }
+            if tokio::time::Instant::now() >= deadline {
+                return Err(differ("still not expired", memory, redis));
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    async fn run(&self, case: u32, steps: Vec<(u8, Step)>) -> Result<(), TestCaseError> {
+        let base = now();
+        let locks: Vec<_> = (0..NAMES).map(|n| Lock::new(&format!("{case}/{n}"))).collect();
+        for (index, (name, step)) in steps.into_iter().enumerate() {
+            let what = format!("step {index}, lock {name}, {step:?}");
+            self.step(&locks[usize::from(name)], base, step).await.map_err(|error| match error {
+                TestCaseError::Fail(why) => TestCaseError::fail(format!("{what}: {why}")),
+                reject => reject,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_node_in_memory_answers_and_stores_what_a_real_one_does() {
+    let mut config = Config { failure_persistence: None, ..Config::default() };
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = CASES;
+    }
+    let seed = match config.rng_seed {
+        RngSeed::Fixed(seed) => seed,
+        RngSeed::Random => {
+            let mut seed = [0; 8];
+            OsEntropy.fill(&mut seed);
+            u64::from_le_bytes(seed)
+        }
+    };
+    config.rng_seed = RngSeed::Fixed(seed);
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let pair = runtime.block_on(Pair::start());
+    // Each case has locks of its own, the shrunk ones included.
+    let case = Cell::new(0);
+    let steps = proptest::collection::vec((0..NAMES, any_step()), 1..STEPS);
+    let outcome = TestRunner::new(config).run(&steps, |steps| {
+        case.set(case.get() + 1);
+        runtime.block_on(pair.run(case.get(), steps))
+    });
+    if let Err(error) = outcome {
+        panic!("{error}\nreplay with PROPTEST_RNG_SEED={seed}");
+    }
+}

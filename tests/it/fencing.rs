@@ -1,0 +1,148 @@
+//! Fencing tokens, end to end: whoever is granted a lock later has a larger one, whichever gateway granted it and
+//! whatever its clock says.
+//!
+//! Two gateways, each with lanes of its own, work on the same five masters; the clock of one is ahead. Contenders write
+//! down their token while they hold the lock, so the order of the notes is the order of the grants.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlock_core::clock::{Clock, SystemClock};
+use redlock_core::node::{NodeSettings, Reason, Rules};
+use redlock_core::{AcquireOptions, LockError, NodeAnswer, Owner, Redlock, RetryPolicy, Seams, Settings};
+
+use crate::nodes::{Cluster, LONG_MS, PREFIX, name, ttl};
+
+/// A wall clock that is ahead by so many microseconds, or behind.
+struct Off(i64);
+
+impl Clock for Off {
+    fn monotonic(&self) -> Duration {
+        SystemClock.monotonic()
+    }
+    fn wall_micros(&self) -> u64 {
+        SystemClock.wall_micros().strict_add_signed(self.0)
+    }
+}
+
+const HALF_A_SECOND: i64 = 500_000;
+const HOUR: i64 = 3_600_000_000;
+
+/// A gateway of its own over a cluster's servers.
+async fn gateway(cluster: &Cluster, ahead_micros: i64, rules: Rules) -> Redlock {
+    let nodes = Cluster::lanes(&cluster.servers, NodeSettings { rules, ..NodeSettings::default() }).await;
+    let settings = Settings { key_prefix: PREFIX.into(), node_timeout: Duration::from_secs(2), ..Settings::default() };
+    let seams = Seams { clock: Arc::new(Off(ahead_micros)), ..Seams::default() };
+    Redlock::new(nodes, settings, seams).expect("good settings")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways_half_a_second_apart() {
+    const CONTENDERS: usize = 64;
+    const GRANTS: usize = 400;
+    let cluster = Cluster::start(5).await;
+    let gateways = [gateway(&cluster, 0, Rules::ALL).await, gateway(&cluster, HALF_A_SECOND, Rules::ALL).await];
+    // Grants in order: which gateway, which token.
+    let grants = Arc::new(Mutex::new(Vec::new()));
+    let (count, inside) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let policy = RetryPolicy {
+        count: u32::MAX,
+        delay: Duration::from_millis(2),
+        jitter: Duration::from_millis(40),
+        deadline: Duration::from_secs(60),
+    };
+    let contenders: Vec<_> = (0..CONTENDERS)
+        .map(|contender| {
+            let which = contender % 2;
+            let (locks, policy) = (gateways[which].clone(), policy.clone());
+            let (grants, count, inside) = (grants.clone(), count.clone(), inside.clone());
+            tokio::spawn(async move {
+                let lock = name("hot");
+                while count.load(Ordering::SeqCst) < GRANTS {
+                    let options = AcquireOptions::default();
+                    let lease = locks.acquire_with_retry(&lock, ttl(LONG_MS), options, &policy).await.unwrap();
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two holders at a time");
+                    grants.lock().unwrap().push((which, lease.token.fencing()));
+                    // Others may run while this one holds the lock.
+                    tokio::task::yield_now().await;
+                    count.fetch_add(1, Ordering::SeqCst);
+                    assert!(inside.swap(false, Ordering::SeqCst), "two holders at a time");
+                    locks.release(&lock, &lease.token).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for contender in contenders {
+        contender.await.expect("no contender panics");
+    }
+    let grants = grants.lock().unwrap();
+    assert!(grants.len() >= GRANTS);
+    for pair in grants.windows(2) {
+        assert!(pair[0].1 < pair[1].1, "{pair:?}");
+    }
+    let changes = grants.windows(2).filter(|pair| pair[0].0 != pair[1].0).count();
+    assert!(changes > 0, "both gateways must have had the lock, or their clocks were never compared");
+    println!("{} grants, {changes} changes of gateway", grants.len());
+}
+
+/// A request is repeated on a gateway whose clock is behind: the same owner, so the lock is its own.
+async fn a_repeated_request_gets_a_larger_token(rules: Rules) -> Result<(), String> {
+    let cluster = Cluster::start(3).await;
+    let (ahead, behind) = (gateway(&cluster, HALF_A_SECOND, rules).await, gateway(&cluster, 0, rules).await);
+    let lock = name("job");
+    let options = || AcquireOptions { owner: Some(Owner::from_bytes([7; 20])), ..AcquireOptions::default() };
+    let acquire = async |locks: &Redlock| locks.acquire(&lock, ttl(LONG_MS), options()).await.unwrap().token.fencing();
+    let (first, second) = (acquire(&ahead).await, acquire(&behind).await);
+    if second > first { Ok(()) } else { Err(format!("{second} after {first}")) }
+}
+
+#[tokio::test]
+async fn a_request_repeated_on_a_slower_clock_gets_a_larger_token_by_rule_1() {
+    assert_eq!(a_repeated_request_gets_a_larger_token(Rules::ALL).await, Ok(()));
+    let off = Rules { retry_rewrites: false, ..Rules::ALL };
+    assert!(a_repeated_request_gets_a_larger_token(off).await.is_err());
+}
+
+/// A gateway that is an hour ahead takes locks if it can; then a good one wants the same lock.
+async fn a_bad_clock_harms_only_its_own_gateway(rules: Rules) -> Result<(), String> {
+    let cluster = Cluster::start(3).await;
+    let (bad, good) = (gateway(&cluster, HOUR, rules).await, gateway(&cluster, 0, rules).await);
+    let lock = name("job");
+    let acquire = async |locks: &Redlock| locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await;
+    match acquire(&bad).await {
+        Ok(lease) => bad.release(&lock, &lease.token).await.map_err(|error| error.to_string())?,
+        Err(LockError::NoQuorum(reports)) => {
+            let clock =
+                |answer: &NodeAnswer| matches!(answer, NodeAnswer::Failed(failure) if failure.reason == Reason::Clock);
+            assert!(reports.iter().filter(|report| clock(&report.answer)).count() >= 2, "{reports:?}");
+        }
+        Err(error) => return Err(error.to_string()),
+    }
+    acquire(&good).await.map(drop).map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn a_gateway_an_hour_ahead_harms_only_itself_by_rule_4() {
+    assert_eq!(a_bad_clock_harms_only_its_own_gateway(Rules::ALL).await, Ok(()));
+    let off = Rules { clock_is_checked: false, ..Rules::ALL };
+    assert!(a_bad_clock_harms_only_its_own_gateway(off).await.is_err());
+}
+
+/// 1.5 s are more than a clock learns to be ahead for good, and less than nodes refuse.
+#[tokio::test]
+async fn a_slower_gateway_gets_its_turn_with_larger_tokens() {
+    let cluster = Cluster::start(3).await;
+    let behind = gateway(&cluster, 0, Rules::ALL).await;
+    for (index, offset) in [HALF_A_SECOND, 3 * HALF_A_SECOND].into_iter().enumerate() {
+        let ahead = gateway(&cluster, offset, Rules::ALL).await;
+        let (lock, mut last) = (name(&format!("job-{index}")), None);
+        for round in 0..10 {
+            let locks = if round % 2 == 0 { &ahead } else { &behind };
+            let lease = locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.unwrap();
+            assert!(Some(lease.token.fencing()) > last, "round {round}");
+            last = Some(lease.token.fencing());
+            locks.release(&lock, &lease.token).await.unwrap();
+        }
+    }
+}

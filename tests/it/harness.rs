@@ -1,0 +1,377 @@
+//! Real processes for the tests: each test starts its own, on ports of its own, in a directory of its own, and whatever
+//! it started dies with it, however it ends.
+//!
+//! Nothing here waits for a length of time. A server is ready when the very process that was started answers PING; it is
+//! stopped when the kernel says so; everything else goes through [`eventually`], which polls and gives up loudly.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+/// How long anything that must happen may take before a test fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
+const POLL: Duration = Duration::from_millis(5);
+
+/// Asks again and again until there is an answer; panics with `what` when there is none in time.
+pub(crate) async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = probe().await {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// The same for code that blocks.
+fn eventually_blocking<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = probe() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// A directory that goes away with its owner.
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let unique = format!("redlock-it-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(unique);
+        std::fs::create_dir(&path).expect("a fresh directory");
+        Self(path)
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A port that nobody listens on now. Below the ephemeral range, or the local end of some outgoing connection could be
+/// sitting on it when a server is restarted.
+fn free_port() -> u16 {
+    const FIRST: u32 = 10_000;
+    const COUNT: u32 = 20_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(97);
+    eventually_blocking("a free port", || {
+        let step = start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = (FIRST + step % COUNT) as u16;
+        TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
+    })
+}
+
+/// A child that is killed with this process, even when this process is killed.
+///
+/// The kernel sends the signal when the *thread* that spawned the child ends: spawn from the thread of the test.
+struct Process {
+    child: Child,
+}
+
+impl Process {
+    fn spawn(program: &str, args: &[String]) -> Self {
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", program])
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("setpriv (util-linux) starts");
+        Self { child }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child can be waited for").is_some()
+    }
+
+    /// SIGKILL; returns when the process is gone.
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// SIGSTOP; returns when the process has stopped.
+    fn stop(&self) {
+        kill_process(self.pid(), Signal::STOP).expect("the process lives");
+        let (_, status) = waitpid(Some(self.pid()), WaitOptions::UNTRACED).expect("a child").expect("a blocking wait");
+        assert!(status.stopped(), "the process ended instead of stopping");
+    }
+
+    fn cont(&self) {
+        kill_process(self.pid(), Signal::CONT).expect("the process lives");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// How a redis-server is started. The default keeps nothing on disk.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RedisOptions {
+    /// An append-only file that is synced with every write.
+    pub(crate) append_only: bool,
+    pub(crate) password: Option<String>,
+    /// Further arguments, as redis-server takes them.
+    pub(crate) args: Vec<String>,
+}
+
+/// A redis-server on a free loopback port.
+pub(crate) struct RedisServer {
+    process: Process,
+    port: u16,
+    dir: TempDir,
+    options: RedisOptions,
+    wire: Mutex<Option<Wire>>,
+}
+
+impl RedisServer {
+    pub(crate) fn start() -> Self {
+        Self::start_with(RedisOptions::default())
+    }
+
+    pub(crate) fn start_with(options: RedisOptions) -> Self {
+        let dir = TempDir::new();
+        let port = free_port();
+        let process = Self::launch(port, &dir, &options);
+        let mut server = Self { process, port, dir, options, wire: Mutex::new(None) };
+        // Somebody else may take the port between the look and the start.
+        eventually_blocking("redis-server starts", || {
+            if server.ready().is_ok() {
+                return Some(());
+            }
+            server.port = free_port();
+            server.process = Self::launch(server.port, &server.dir, &server.options);
+            None
+        });
+        server
+    }
+
+    fn launch(port: u16, dir: &TempDir, options: &RedisOptions) -> Process {
+        let dir = dir.path().to_str().expect("a plain path");
+        let append = if options.append_only { "yes" } else { "no" };
+        let mut args: Vec<String> = ["--bind", "127.0.0.1", "--port"].map(String::from).into();
+        args.push(port.to_string());
+        for arg in ["--dir", dir, "--logfile", "log", "--save", "", "--appendonly", append, "--appendfsync", "always"] {
+            args.push(arg.into());
+        }
+        if let Some(password) = &options.password {
+            args.extend(["--requirepass".into(), password.clone()]);
+        }
+        args.extend(options.args.iter().cloned());
+        Process::spawn("redis-server", &args)
+    }
+
+    /// Waits until the process that was started, and no other on the same port, serves; `Err` when it ended.
+    fn ready(&mut self) -> Result<(), ()> {
+        let own = format!("process_id:{}\r\n", self.process.pid().as_raw_nonzero());
+        eventually_blocking("redis-server answers", || {
+            if self.process.has_ended() {
+                return Some(Err(()));
+            }
+            let pong = self.try_cmd(&["PING"]).ok()?;
+            let Resp::Bytes(info) = self.try_cmd(&["INFO", "server"]).ok()? else { return None };
+            let ours = String::from_utf8_lossy(&info).contains(&own);
+            (ours && pong == Resp::Text("PONG".into())).then_some(Ok(()))
+        })
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn url(&self) -> String {
+        match &self.options.password {
+            Some(password) => format!("redis://:{password}@127.0.0.1:{}", self.port),
+            None => format!("redis://127.0.0.1:{}", self.port),
+        }
+    }
+
+    /// SIGKILL; returns when the process is gone.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill();
+        *self.wire() = None;
+    }
+
+    /// SIGSTOP; returns when the process has stopped. Commands of this harness would hang until [`Self::cont`].
+    pub(crate) fn stop(&self) {
+        self.process.stop();
+    }
+
+    pub(crate) fn cont(&self) {
+        self.process.cont();
+    }
+
+    /// Starts a killed server again: same port, same directory, so with whatever it had on disk.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        eventually_blocking("redis-server starts again", || {
+            self.process = Self::launch(self.port, &self.dir, &self.options);
+            self.ready().ok()
+        });
+    }
+
+    /// Runs one command, given as the words one would type; any error is a panic.
+    pub(crate) fn cmd<A: AsRef<[u8]>>(&self, words: &[A]) -> Resp {
+        match self.try_cmd(words) {
+            Ok(Resp::Error(error)) => panic!("redis answers {error}"),
+            Ok(answer) => answer,
+            Err(error) => panic!("redis-server on port {}: {error}", self.port),
+        }
+    }
+
+    fn try_cmd<A: AsRef<[u8]>>(&self, words: &[A]) -> io::Result<Resp> {
+        let mut wire = self.wire();
+        // Taken out, so that a connection that failed half-way is never used again.
+        let mut open = match wire.take() {
+            Some(open) => open,
+            None => Wire::open(self.port, self.options.password.as_deref())?,
+        };
+        let answer = open.call(words)?;
+        *wire = Some(open);
+        Ok(answer)
+    }
+
+    fn wire(&self) -> std::sync::MutexGuard<'_, Option<Wire>> {
+        self.wire.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for RedisServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "redis-server on port {}", self.port)
+    }
+}
+
+/// An answer of Redis.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Resp {
+    Text(String),
+    Error(String),
+    Integer(i64),
+    Bytes(Vec<u8>),
+    Nil,
+    List(Vec<Resp>),
+}
+
+impl Resp {
+    pub(crate) fn integer(&self) -> i64 {
+        match self {
+            Self::Integer(number) => *number,
+            other => panic!("expected a number, got {other:?}"),
+        }
+    }
+
+    /// The text of a bulk string.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            other => panic!("expected a text, got {other:?}"),
+        }
+    }
+}
+
+/// The smallest blocking RESP client: not the client under test.
+struct Wire(BufReader<TcpStream>);
+
+impl Wire {
+    fn open(port: u16, password: Option<&str>) -> io::Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut wire = Self(BufReader::new(stream));
+        if let Some(password) = password {
+            wire.call(&["AUTH", password])?;
+        }
+        Ok(wire)
+    }
+
+    fn call<A: AsRef<[u8]>>(&mut self, words: &[A]) -> io::Result<Resp> {
+        let mut request = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words.iter().map(AsRef::as_ref) {
+            request.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+            request.extend_from_slice(word);
+            request.extend_from_slice(b"\r\n");
+        }
+        self.0.get_mut().write_all(&request)?;
+        self.read()
+    }
+
+    fn read(&mut self) -> io::Result<Resp> {
+        let mut line = String::new();
+        if self.0.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let bad = || io::Error::other(format!("no RESP: {line:?}"));
+        let (kind, rest) = line.trim_end().split_at_checked(1).ok_or_else(bad)?;
+        let number = || rest.parse::<i64>().map_err(|_| bad());
+        Ok(match kind {
+            "+" => Resp::Text(rest.into()),
+            "-" => Resp::Error(rest.into()),
+            ":" => Resp::Integer(number()?),
+            "$" => match usize::try_from(number()?) {
+                Err(_) => Resp::Nil,
+                Ok(len) => {
+                    let mut bytes = vec![0; len + 2];
+                    self.0.read_exact(&mut bytes)?;
+                    bytes.truncate(len);
+                    Resp::Bytes(bytes)
+                }
+            },
+            "*" => match usize::try_from(number()?) {
+                Err(_) => Resp::Nil,
+                Ok(len) => Resp::List((0..len).map(|_| self.read()).collect::<io::Result<_>>()?),
+            },
+            _ => return Err(bad()),
+        })
+    }
+}
+
+/// An address that refuses connections for as long as this lives: the local end of an open connection holds the port,
+/// and nobody listens on it.
+pub(crate) struct DeadPort {
+    _listener: TcpListener,
+    stream: TcpStream,
+}
+
+impl DeadPort {
+    pub(crate) fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("the backlog takes one");
+        Self { _listener: listener, stream }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.stream.local_addr().expect("connected").port()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port())
+    }
+}

@@ -1,0 +1,242 @@
+//! Speaking to nodes through their seam: one operation in, one vote out, and a small vocabulary for tests that care
+//! about owners and fencing tokens, and not about their text. Also a cluster of real servers for whole locks.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlock_core::clock::{Clock, OsEntropy, SystemClock};
+use redlock_core::node::admission::Generation;
+use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
+use redlock_core::node::{
+    Effect, Failure, Keys, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Record, Reply,
+    Vote, Voter,
+};
+use redlock_core::{Info, LockName, LockToken, Redlock, Seams, Settings, Ttl};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+
+use crate::harness::{PATIENCE, RedisServer, Resp, eventually};
+
+pub(crate) const PREFIX: &str = "lock:";
+/// Long enough that nothing expires while a test runs.
+pub(crate) const LONG_MS: u64 = 60_000;
+
+/// This machine's wall clock in microseconds: where fencing tokens come from.
+pub(crate) fn now() -> u64 {
+    SystemClock.wall_micros()
+}
+
+pub(crate) fn ttl(millis: u64) -> Ttl {
+    Ttl::from_millis(millis).expect("a valid ttl")
+}
+
+pub(crate) fn name(text: &str) -> LockName {
+    LockName::parse(text).expect("a valid name")
+}
+
+/// The token of owner number `owner` with fencing token `t`.
+pub(crate) fn token(owner: u8, t: u64) -> LockToken {
+    LockToken::parse(&format!("1.{t}.{}", format!("{owner:02x}").repeat(20))).expect("a valid token")
+}
+
+pub(crate) fn record(owner: u8, t: u64) -> Record {
+    Record::new(&token(owner, t), &Info::default())
+}
+
+/// One lock, as the source of operations on it.
+#[derive(Clone)]
+pub(crate) struct Lock {
+    pub(crate) keys: Keys,
+}
+
+impl Lock {
+    pub(crate) fn new(text: &str) -> Self {
+        Self { keys: Keys::new(PREFIX, &name(text)) }
+    }
+
+    pub(crate) fn acquire(&self, owner: u8, t: u64, millis: u64) -> Op {
+        Op::Acquire { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis) }
+    }
+
+    pub(crate) fn extend(&self, owner: u8, t: u64, millis: u64) -> Op {
+        Op::Extend { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis) }
+    }
+
+    pub(crate) fn release(&self, owner: u8, t: u64) -> Op {
+        Op::Release { keys: self.keys.clone(), record: record(owner, t) }
+    }
+
+    pub(crate) fn inspect(&self) -> Op {
+        Op::Inspect { keys: self.keys.clone() }
+    }
+
+    /// Reads the fence as if it were a lock: an inspection does not care what it reads.
+    pub(crate) fn inspect_fence(&self) -> Op {
+        Op::Inspect { keys: Keys { lock: self.keys.fence.clone(), fence: self.keys.fence.clone() } }
+    }
+}
+
+struct Slot(Mutex<Option<oneshot::Sender<Vote>>>);
+
+impl Voter for Slot {
+    fn vote(&self, _: usize, vote: Vote) {
+        let sender = self.0.lock().unwrap().take().expect("one vote for one operation");
+        let _ = sender.send(vote);
+    }
+}
+
+/// A vote that may still be out.
+pub(crate) struct Pending(oneshot::Receiver<Vote>);
+
+impl Pending {
+    pub(crate) async fn vote(self) -> Vote {
+        timeout(PATIENCE, self.0).await.expect("every operation is answered").expect("every operation is answered")
+    }
+
+    /// The vote if it is there already.
+    pub(crate) fn at_once(mut self) -> Result<Vote, Self> {
+        self.0.try_recv().map_err(|_| self)
+    }
+}
+
+pub(crate) fn submit(node: &dyn Node, op: Op) -> Pending {
+    let (sender, receiver) = oneshot::channel();
+    let reply = Reply::new(Arc::new(Slot(Mutex::new(Some(sender)))), 0);
+    node.submit(Arc::new(op), Instant::now() + PATIENCE, reply);
+    Pending(receiver)
+}
+
+pub(crate) async fn ask(node: &dyn Node, op: Op) -> Vote {
+    submit(node, op).vote().await
+}
+
+pub(crate) async fn votes(pending: Vec<Pending>) -> Vec<Vote> {
+    let mut votes = Vec::with_capacity(pending.len());
+    for one in pending {
+        votes.push(one.vote().await);
+    }
+    votes
+}
+
+/// The failure in a vote, or a panic.
+#[track_caller]
+pub(crate) fn failure(vote: Vote) -> Failure {
+    match vote {
+        Vote::Failed(failure) => failure,
+        other => panic!("expected a failure, got {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(crate) fn assert_failed(vote: Vote, reason: Reason, effect: Effect) {
+    let failure = failure(vote);
+    assert_eq!((failure.reason, failure.effect), (reason, effect), "{}", failure.detail);
+}
+
+/// Waits until a node is in a state.
+pub(crate) async fn in_state(node: &dyn Node, state: NodeState) -> NodeStatus {
+    let mut status = node.status();
+    let seen = timeout(PATIENCE, status.wait_for(|status| status.state == state)).await;
+    match seen {
+        Ok(seen) => seen.expect("the lane lives").clone(),
+        Err(_) => panic!("{} is not {state:?} but {:?}", node.name(), node.status().borrow()),
+    }
+}
+
+pub(crate) fn generation() -> Generation {
+    Generation::new("tests", Duration::from_secs(300))
+}
+
+pub(crate) fn redis_settings(node: NodeSettings) -> RedisSettings {
+    RedisSettings { node, key_prefix: PREFIX.into(), generation: generation() }
+}
+
+pub(crate) fn lane(url: &str) -> Arc<RedisNode> {
+    lane_with(url, redis_settings(NodeSettings::default()), Arc::new(NoObserver))
+}
+
+pub(crate) fn lane_with(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RedisNode> {
+    let url = RedisUrl::parse(url).expect("a valid url");
+    Arc::new(RedisNode::start(url, settings, Arc::new(SystemClock), Arc::new(OsEntropy), observer))
+}
+
+/// How many operations each call to a node carried.
+#[derive(Default)]
+pub(crate) struct Calls(Mutex<Vec<usize>>);
+
+impl Calls {
+    pub(crate) fn take(&self) -> Vec<usize> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl Observer for Calls {
+    fn node_call(&self, _: &str, operations: usize, _: Duration) {
+        self.0.lock().unwrap().push(operations);
+    }
+    fn clock_offset(&self, _: &str, _: i64) {}
+    fn vote(&self, _: usize, _: &Vote) {}
+    fn release_abandoned(&self, _: usize) {}
+}
+
+/// Real servers and one lane to each.
+pub(crate) struct Cluster {
+    pub(crate) servers: Vec<RedisServer>,
+    pub(crate) nodes: Vec<Arc<dyn Node>>,
+}
+
+impl Cluster {
+    /// Returns when all nodes are admitted.
+    pub(crate) async fn start(size: usize) -> Self {
+        Self::start_with(size, NodeSettings::default()).await
+    }
+
+    pub(crate) async fn start_with(size: usize, settings: NodeSettings) -> Self {
+        let servers: Vec<_> = (0..size).map(|_| RedisServer::start()).collect();
+        let nodes = Self::lanes(&servers, settings).await;
+        Self { servers, nodes }
+    }
+
+    /// Lanes of its own to each server, as another gateway has them.
+    pub(crate) async fn lanes(servers: &[RedisServer], settings: NodeSettings) -> Vec<Arc<dyn Node>> {
+        let start = |server: &RedisServer| {
+            lane_with(&server.url(), redis_settings(settings.clone()), Arc::new(NoObserver)) as Arc<dyn Node>
+        };
+        let nodes: Vec<_> = servers.iter().map(start).collect();
+        for node in &nodes {
+            in_state(node.as_ref(), NodeState::Admitted).await;
+        }
+        nodes
+    }
+
+    /// The lock over all nodes. `node_timeout` is generous: a busy machine must not look like a dead node.
+    pub(crate) fn redlock(&self) -> Redlock {
+        redlock(self.nodes.clone(), Duration::from_secs(2))
+    }
+
+    /// Servers that store something under a lock's key; those for which `reachable` is false are not asked.
+    pub(crate) fn stored_on(&self, lock: &LockName, reachable: impl Fn(usize) -> bool) -> Vec<usize> {
+        let key = format!("{PREFIX}{lock}");
+        let stored = |server: &RedisServer| server.cmd(&["GET", &key]) != Resp::Nil;
+        (0..self.servers.len()).filter(|index| reachable(*index) && stored(&self.servers[*index])).collect()
+    }
+
+    /// Waits until no server has the lock and every one has a fence of at least `t`: what is still in some socket can
+    /// change nothing any more.
+    pub(crate) async fn clean_for_good(&self, lock: &LockName, t: u64) {
+        let fence = format!("{{{PREFIX}{lock}}}:fence");
+        let fenced = |server: &RedisServer| match server.cmd(&["GET", &fence]) {
+            Resp::Nil => false,
+            fence => fence.text().parse::<u64>().expect("a number") >= t,
+        };
+        eventually("no node stores the lock, and all refuse its fencing token", async || {
+            (self.servers.iter().all(fenced) && self.stored_on(lock, |_| true).is_empty()).then_some(())
+        })
+        .await;
+    }
+}
+
+pub(crate) fn redlock(nodes: Vec<Arc<dyn Node>>, node_timeout: Duration) -> Redlock {
+    let settings = Settings { node_timeout, key_prefix: PREFIX.into(), ..Settings::default() };
+    Redlock::new(nodes, settings, Seams::default()).expect("good settings")
+}

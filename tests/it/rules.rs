@@ -1,0 +1,117 @@
+//! The four rules that make fencing tokens sound, each as the history that breaks without it.
+//!
+//! A scenario runs on one node, which is a cluster of one: what it grants is granted. It says what went wrong, if
+//! anything did. With all rules on nothing may go wrong; with its rule off the scenario must notice, or it would prove
+//! nothing. On Redis the rules are switched in the script itself.
+
+use redlock_core::node::{NodeSettings, Rules, Vote};
+
+use crate::contract::{Kind, Subject};
+use crate::harness::eventually;
+use crate::nodes::{LONG_MS, Lock, now, record};
+
+/// D is small against this: a clock that is plainly wrong.
+const HOUR: u64 = 3_600_000_000;
+
+async fn subject(rules: Rules, kind: Kind) -> Subject {
+    kind.subject(NodeSettings { rules, ..NodeSettings::default() }).await
+}
+
+fn demand(vote: Vote, wanted: Vote, what: &str) -> Result<(), String> {
+    if vote == wanted { Ok(()) } else { Err(format!("{what}: {vote:?}")) }
+}
+
+/// A client gets the lock with T and, not having heard of it, asks again and gets T + 2. Its lock expires. The next
+/// holder must not be granted T + 1, or a resource that has seen T + 2 refuses the rightful holder.
+async fn a_retry_is_granted_a_token_that_later_grants_exceed(rules: Rules, kind: Kind) -> Result<(), String> {
+    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(s.ask(a.acquire(1, t, 150)).await, Vote::Granted, "the first try")?;
+    demand(s.ask(a.acquire(1, t + 2, 150)).await, Vote::Granted, "the retry")?;
+    eventually("the lock expires", async || (s.ask(a.inspect()).await == Vote::Missing).then_some(())).await;
+    match s.ask(a.acquire(2, t + 1, LONG_MS)).await {
+        Vote::Stale { .. } => Ok(()),
+        vote => Err(format!("after a grant with T + 2, another owner asks with T + 1: {vote:?}")),
+    }
+}
+
+/// Two tries of one client overtake each other: the one with the larger T is granted first. The other must not be
+/// granted as well, or the same lock is held twice with tokens in the wrong order.
+async fn a_retry_that_was_overtaken_is_not_granted(rules: Rules, kind: Kind) -> Result<(), String> {
+    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(s.ask(a.acquire(1, t + 1, LONG_MS)).await, Vote::Granted, "the overtaking try")?;
+    match s.ask(a.acquire(1, t, LONG_MS)).await {
+        Vote::Stale { .. } => Ok(()),
+        vote => Err(format!("after a grant with T + 1, the same owner asks with T: {vote:?}")),
+    }
+}
+
+/// An acquire is delayed in a socket until after its own release: nobody will ever release what it sets.
+async fn an_acquire_that_its_release_overtook_leaves_no_orphan(rules: Rules, kind: Kind) -> Result<(), String> {
+    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(s.ask(a.release(1, t)).await, Vote::Missing, "the release")?;
+    let late = s.ask(a.acquire(1, t, LONG_MS)).await;
+    demand(s.ask(a.inspect()).await, Vote::Missing, &format!("the late acquire was answered {late:?}, and stored"))
+}
+
+/// A try with T is abandoned and its release is on the way. The client asks again and gets T + 1. Then the release of
+/// the abandoned try arrives, and must not take the lock away.
+async fn the_release_of_an_abandoned_try_spares_the_retry(rules: Rules, kind: Kind) -> Result<(), String> {
+    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(s.ask(a.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first try")?;
+    demand(s.ask(a.acquire(1, t + 1, LONG_MS)).await, Vote::Granted, "the retry")?;
+    let _ = s.ask(a.release(1, t)).await;
+    match s.stored(&a).await {
+        Some((stored, _)) if stored == record(1, t + 1) => {}
+        other => return Err(format!("the retry's lock was replaced by {other:?}")),
+    }
+    match s.ask(a.acquire(2, t + 2, LONG_MS)).await {
+        Vote::Held(_) => Ok(()),
+        vote => Err(format!("a second holder beside the first: {vote:?}")),
+    }
+}
+
+/// One gateway's clock is an hour ahead. It takes the lock and gives it back. Everybody else must still get it.
+async fn one_bad_clock_does_not_lock_everybody_out(rules: Rules, kind: Kind) -> Result<(), String> {
+    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    if s.ask(a.acquire(1, t + HOUR, LONG_MS)).await == Vote::Granted {
+        demand(s.ask(a.release(1, t + HOUR)).await, Vote::Released, "the release")?;
+    }
+    demand(s.ask(a.acquire(2, t, LONG_MS)).await, Vote::Granted, "a good clock after the bad one")
+}
+
+/// One gateway's clock is an hour behind. While no fence is there, its tokens must not be granted either: a resource
+/// has seen larger ones.
+async fn a_clock_that_is_behind_gets_no_token(rules: Rules, kind: Kind) -> Result<(), String> {
+    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    match s.ask(a.acquire(1, t - HOUR, LONG_MS)).await {
+        Vote::Failed(_) => Ok(()),
+        vote => Err(format!("a T of an hour ago: {vote:?}")),
+    }
+}
+
+macro_rules! rules {
+    ($($scenario:ident without $rule:ident;)*) => {
+        mod in_memory { $(rules!(@ $scenario $rule Memory);)* }
+        mod on_redis { $(rules!(@ $scenario $rule Redis);)* }
+    };
+    (@ $scenario:ident $rule:ident $kind:ident) => {
+        #[tokio::test]
+        async fn $scenario() {
+            use super::{Kind, Rules};
+            assert_eq!(super::$scenario(Rules::ALL, Kind::$kind).await, Ok(()));
+            let off = Rules { $rule: false, ..Rules::ALL };
+            let noticed = super::$scenario(off, Kind::$kind).await;
+            println!(concat!("without ", stringify!($rule), ": {:?}"), noticed);
+            assert!(noticed.is_err(), concat!("nothing goes wrong without ", stringify!($rule)));
+        }
+    };
+}
+
+rules! {
+    a_retry_is_granted_a_token_that_later_grants_exceed without retry_rewrites;
+    a_retry_that_was_overtaken_is_not_granted without retry_rewrites;
+    an_acquire_that_its_release_overtook_leaves_no_orphan without release_is_a_barrier;
+    the_release_of_an_abandoned_try_spares_the_retry without release_keeps_newer;
+    one_bad_clock_does_not_lock_everybody_out without clock_is_checked;
+    a_clock_that_is_behind_gets_no_token without clock_is_checked;
+}
