@@ -404,6 +404,45 @@ async fn the_same_owner_gets_its_lock_again_with_a_larger_token() {
     cluster.clean_for_good(&lock, second.token.fencing().get()).await;
 }
 
+fn keyed(lock: &LockName) -> AcquireOptions {
+    AcquireOptions { owner: Some(Owner::derive("c", "p", lock, "idempotency-key-1")), ..AcquireOptions::default() }
+}
+
+#[tokio::test]
+async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_first_answer_promised() {
+    let cluster = Cluster::start(3).await;
+    let (locks, lock) = (cluster.redlock(), name("job"));
+    let first = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
+
+    cluster.servers.iter().for_each(|server| server.stop());
+    let repeated = locks.acquire(&lock, ttl(LONG), keyed(&lock));
+    let cancelled = tokio::time::timeout(Duration::from_millis(100), repeated).await;
+    assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
+    cluster.servers.iter().for_each(|server| server.cont());
+    // The answer to this one comes after whatever the cancelled one may have sent.
+    let undelivered = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
+    locks.abandon(&lock, &undelivered);
+    locks.settled().await;
+
+    assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))), "a second holder");
+    assert!(locks.extend(&lock, &first.token, ttl(LONG)).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_first_request_with_a_key_that_is_cancelled_or_undelivered_leaves_no_lock() {
+    let cluster = Cluster::start(3).await;
+    let (locks, cancelled, undelivered) = (cluster.redlock(), name("cancelled"), name("undelivered"));
+    cluster.servers.iter().for_each(|server| server.stop());
+    let request = locks.acquire(&cancelled, ttl(LONG), keyed(&cancelled));
+    assert!(tokio::time::timeout(Duration::from_millis(100), request).await.is_err(), "the nodes are stopped");
+    cluster.servers.iter().for_each(|server| server.cont());
+    cluster.clean_for_good(&cancelled, 1).await;
+
+    let lease = locks.acquire(&undelivered, ttl(LONG), keyed(&undelivered)).await.unwrap();
+    locks.abandon(&undelivered, &lease);
+    cluster.clean_for_good(&undelivered, lease.token.fencing().get()).await;
+}
+
 #[tokio::test]
 async fn retrying_gets_the_lock_when_it_is_free_and_gives_up_when_it_is_not() {
     let cluster = Cluster::start(3).await;

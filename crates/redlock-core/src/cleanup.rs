@@ -56,13 +56,18 @@ impl Cleanup {
     /// A release was answered; with a debt when it failed.
     pub(crate) fn ended(&self, failed: Option<(usize, &Arc<Op>)>) {
         if let Some((node, op)) = failed {
-            let debt = Debt { op: op.clone(), until: Instant::now() + self.life };
-            if self.owed[node].try_send(debt).is_err() {
-                self.observer.release_abandoned(node);
-            }
+            self.owe(node, op.clone());
         }
         if self.under_way.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.settled.notify_waiters();
+        }
+    }
+
+    /// Has a release delivered to a node as soon as it can be.
+    pub(crate) fn owe(&self, node: usize, op: Arc<Op>) {
+        let debt = Debt { op, until: Instant::now() + self.life };
+        if self.owed[node].try_send(debt).is_err() {
+            self.observer.release_abandoned(node);
         }
     }
 

@@ -165,8 +165,11 @@ pub enum Op {
 /// A node's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Vote {
-    /// The lock is set with exactly the T that was asked for.
+    /// The lock was free and is set with exactly the T that was asked for.
     Granted,
+    /// The same, on a node where this owner had the lock already. Undoing such a grant would take away what an earlier
+    /// request of the same owner was promised.
+    GrantedAgain,
     /// Somebody else's lock stands.
     Held(Holding),
     /// Free, but the node has seen this T or a larger one.

@@ -96,7 +96,8 @@ pub struct AcquireOptions {
     /// Text for people, stored beside the lock.
     pub info: Info,
     /// Who will own it; a fresh random owner when `None`. The same owner gets its own lock again, with a larger fencing
-    /// token and a full TTL.
+    /// token and a full TTL. An attempt with a given owner that fails or is cancelled undoes only what it set on nodes
+    /// where that owner had nothing: an earlier attempt may have been promised the rest.
     pub owner: Option<Owner>,
 }
 
@@ -111,6 +112,8 @@ pub struct Lease {
     pub nodes_granted: usize,
     /// All configured nodes.
     pub nodes_total: usize,
+    /// Whether the owner may have held it before: then an earlier request counts on it.
+    renewed: bool,
     started: Duration,
     drift: Duration,
 }
@@ -237,8 +240,8 @@ impl Redlock {
     /// # Errors
     /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then), [`LockError::TtlTooLong`].
     pub async fn acquire(&self, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Lease, LockError> {
-        let owner = options.owner.unwrap_or_else(|| self.shared.seams.entropy.owner());
-        self.attempt(name, ttl, owner, &options.info).await
+        let claim = self.claim(options.owner);
+        self.attempt(name, ttl, claim, &options.info).await
     }
 
     /// Tries until the lock is granted or the policy is exhausted; the last error is returned.
@@ -252,11 +255,11 @@ impl Redlock {
         options: AcquireOptions,
         policy: &RetryPolicy,
     ) -> Result<Lease, LockError> {
-        let owner = options.owner.unwrap_or_else(|| self.shared.seams.entropy.owner());
+        let claim = self.claim(options.owner);
         let started = Instant::now();
         let mut tries = 0;
         loop {
-            let error = match self.attempt(name, ttl, owner, &options.info).await {
+            let error = match self.attempt(name, ttl, claim, &options.info).await {
                 Ok(lease) => return Ok(lease),
                 Err(error @ (LockError::Held(_) | LockError::NoQuorum(_))) => error,
                 Err(error) => return Err(error),
@@ -269,19 +272,27 @@ impl Redlock {
         }
     }
 
-    async fn attempt(&self, name: &LockName, ttl: Ttl, owner: Owner, info: &Info) -> Result<Lease, LockError> {
+    fn claim(&self, given: Option<Owner>) -> Claim {
+        match given {
+            Some(owner) => Claim { owner, shared: true },
+            None => Claim { owner: self.shared.seams.entropy.owner(), shared: false },
+        }
+    }
+
+    async fn attempt(&self, name: &LockName, ttl: Ttl, claim: Claim, info: &Info) -> Result<Lease, LockError> {
         let shared = &self.shared;
         self.check_ttl(ttl)?;
         let started = shared.seams.clock.monotonic();
         let limit = shared.round_limit(ttl);
-        let mut undo = Undo { shared, keys: Keys::new(&shared.settings.key_prefix, name), tries: Vec::new() };
+        let keys = Keys::new(&shared.settings.key_prefix, name);
+        let mut undo = Undo { shared, keys, claim, tries: Vec::new() };
         for last in (1..=MAX_FENCING_TRIES).map(|n| n == MAX_FENCING_TRIES) {
             let Some(fencing) = shared.tokens.mint() else {
                 return Err(LockError::NoQuorum(
                     shared.reports_of(Reason::Clock, "this machine's wall clock is wrong"),
                 ));
             };
-            let token = LockToken::new(owner, fencing);
+            let token = LockToken::new(claim.owner, fencing);
             let record = Record::new(&token, info);
             let deadline = Instant::now() + limit;
             let op = Op::Acquire { keys: undo.keys.clone(), record: record.clone(), ttl };
@@ -297,10 +308,11 @@ impl Redlock {
             }
             match outcome.decision {
                 Decision::Yes => {
-                    let lease = shared.lease(token, ttl, started, &outcome);
+                    let mut lease = shared.lease(token, ttl, started, &outcome);
                     if self.validity(&lease).is_none() {
                         return Err(LockError::NoQuorum(shared.reports(&outcome)));
                     }
+                    lease.renewed = undo.renews();
                     undo.disarm();
                     return Ok(lease);
                 }
@@ -447,11 +459,15 @@ impl Redlock {
         }
     }
 
-    /// Undoes a grant that nobody will use, without waiting: the answer could not be delivered.
-    pub fn abandon(&self, name: &LockName, token: &LockToken) {
+    /// Undoes a grant that nobody will use, without waiting: the answer could not be delivered. Does nothing when the
+    /// owner may have held the lock before, because an earlier answer may have been delivered.
+    pub fn abandon(&self, name: &LockName, lease: &Lease) {
+        if lease.renewed {
+            return;
+        }
         let op = Op::Release {
             keys: Keys::new(&self.shared.settings.key_prefix, name),
-            record: Record::new(token, &Info::default()),
+            record: Record::new(&lease.token, &Info::default()),
         };
         self.shared.release_on(Arc::new(op), u32::MAX);
     }
@@ -532,12 +548,13 @@ impl Shared {
     }
 
     fn lease(&self, token: LockToken, ttl: Ttl, started: Duration, outcome: &Outcome) -> Lease {
-        let agreed = |vote: &&Vote| matches!(vote, Vote::Granted | Vote::Extended);
+        let agreed = |vote: &&Vote| matches!(vote, Vote::Granted | Vote::GrantedAgain | Vote::Extended);
         Lease {
             token,
             ttl,
             nodes_granted: outcome.votes.iter().flatten().filter(agreed).count(),
             nodes_total: self.nodes.len(),
+            renewed: false,
             started,
             drift: validity::drift(ttl, self.settings.drift_factor),
         }
@@ -558,10 +575,19 @@ impl Shared {
     }
 }
 
+/// Who an attempt acquires for.
+#[derive(Clone, Copy)]
+struct Claim {
+    owner: Owner,
+    /// Other attempts may act for the same owner, at the same time or before.
+    shared: bool,
+}
+
 /// Releases, when dropped armed, what an acquire has set or may still set.
 struct Undo<'a> {
     shared: &'a Shared,
     keys: Keys,
+    claim: Claim,
     tries: Vec<(Record, Arc<Round>)>,
 }
 
@@ -569,15 +595,27 @@ impl Undo<'_> {
     fn disarm(&mut self) {
         self.tries.clear();
     }
+
+    /// Whether the owner had the lock before this attempt, on a node at least: granted again where none of our own tries
+    /// was granted first.
+    fn renews(&self) -> bool {
+        let on = |vote| self.tries.iter().fold(0, |mask, (_, round)| mask | round.voted(vote));
+        self.claim.shared && on(&Vote::GrantedAgain) & !on(&Vote::Granted) != 0
+    }
 }
 
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
         // The release of the last T covers the earlier ones: they are smaller and of the same owner.
-        let mask = self.tries.iter().fold(0, |mask, (_, round)| mask | round.touched());
-        if let Some((record, _)) = self.tries.last().filter(|_| mask != 0) {
-            let op = Op::Release { keys: self.keys.clone(), record: record.clone() };
-            self.shared.release_on(Arc::new(op), mask);
+        let Some((record, _)) = self.tries.last() else { return };
+        let op = Arc::new(Op::Release { keys: self.keys.clone(), record: record.clone() });
+        let undo = |round: &Arc<Round>| match self.claim.shared {
+            false => round.touched(),
+            true => round.abandon(op.clone(), self.shared.cleanup.clone()),
+        };
+        let mask = self.tries.iter().fold(0, |mask, (_, round)| mask | undo(round));
+        if mask != 0 {
+            self.shared.release_on(op, mask);
         }
     }
 }
@@ -650,18 +688,22 @@ fn node_view(vote: Option<&Vote>) -> NodeView {
         Some(Vote::Found(_) | Vote::Held(_)) => NodeView::Held,
         Some(Vote::Missing) => NodeView::Free,
         Some(Vote::Failed(failure)) => NodeView::Failed(failure.clone()),
-        Some(Vote::Granted | Vote::Stale { .. } | Vote::Extended | Vote::Released | Vote::Page { .. }) => {
-            NodeView::Failed(Failure::new(Reason::Error, Effect::None, "an answer to another question"))
-        }
+        Some(
+            Vote::Granted
+            | Vote::GrantedAgain
+            | Vote::Stale { .. }
+            | Vote::Extended
+            | Vote::Released
+            | Vote::Page { .. },
+        ) => NodeView::Failed(Failure::new(Reason::Error, Effect::None, "an answer to another question")),
     }
 }
 
 fn answer(vote: Option<&Vote>) -> NodeAnswer {
     match vote {
         None => NodeAnswer::Pending,
-        Some(Vote::Granted | Vote::Extended | Vote::Released | Vote::Found(_) | Vote::Page { .. }) => {
-            NodeAnswer::Agreed
-        }
+        Some(Vote::Granted | Vote::GrantedAgain | Vote::Extended | Vote::Released) => NodeAnswer::Agreed,
+        Some(Vote::Found(_) | Vote::Page { .. }) => NodeAnswer::Agreed,
         Some(Vote::Held(_)) => NodeAnswer::Refused("held by somebody else"),
         Some(Vote::Missing) => NodeAnswer::Refused("has no such lock"),
         Some(Vote::Stale { .. }) => NodeAnswer::Refused("has seen a newer fencing token"),

@@ -27,6 +27,8 @@ pub(crate) struct Round {
 struct Ballot {
     votes: Vec<Option<Vote>>,
     decision: Decision,
+    /// What undoes a grant that still comes in, once nobody wants it.
+    undo: Option<(Arc<Op>, Arc<Cleanup>)>,
 }
 
 /// How a round ended.
@@ -57,7 +59,7 @@ impl Round {
         cleanup: Option<&Arc<Cleanup>>,
         mask: u32,
     ) -> Arc<Self> {
-        let ballot = Ballot { votes: vec![None; nodes.len()], decision: Decision::Open };
+        let ballot = Ballot { votes: vec![None; nodes.len()], decision: Decision::Open, undo: None };
         let round = Arc::new(Self {
             quorum,
             op: op.clone(),
@@ -132,12 +134,26 @@ impl Round {
             let touched = match vote {
                 None => true,
                 Some(Vote::Failed(failure)) => failure.effect == Effect::Possible,
-                Some(Vote::Granted | Vote::Extended | Vote::Released) => true,
+                Some(Vote::Granted | Vote::GrantedAgain | Vote::Extended | Vote::Released) => true,
                 Some(Vote::Held(_) | Vote::Stale { .. } | Vote::Missing | Vote::Found(_) | Vote::Page { .. }) => false,
             };
             mask |= u32::from(touched) << index;
         }
         mask
+    }
+
+    /// The nodes that have given this vote so far.
+    pub(crate) fn voted(&self, vote: &Vote) -> u32 {
+        let ballot = self.lock();
+        let given = |(index, found): (usize, &Option<Vote>)| u32::from(found.as_ref() == Some(vote)) << index;
+        ballot.votes.iter().enumerate().map(given).sum()
+    }
+
+    /// From now on, undoes every grant that comes in on a node where the owner had no lock before. Answers the nodes
+    /// where that has happened already.
+    pub(crate) fn abandon(&self, undo: Arc<Op>, cleanup: Arc<Cleanup>) -> u32 {
+        self.lock().undo = Some((undo, cleanup));
+        self.voted(&Vote::Granted)
     }
 
     fn lock(&self) -> MutexGuard<'_, Ballot> {
@@ -152,6 +168,9 @@ impl Voter for Round {
             cleanup.ended(matches!(vote, Vote::Failed(_)).then_some((node, &self.op)));
         }
         let mut ballot = self.lock();
+        if let (Vote::Granted, Some((undo, cleanup))) = (&vote, &ballot.undo) {
+            cleanup.owe(node, undo.clone());
+        }
         ballot.votes[node] = Some(vote);
         if ballot.decision != Decision::Open {
             drop(ballot);
@@ -173,7 +192,7 @@ fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
     let mut tally = Tally::default();
     for vote in votes.iter().flatten() {
         match (op, vote) {
-            (Op::Acquire { .. }, Vote::Granted)
+            (Op::Acquire { .. }, Vote::Granted | Vote::GrantedAgain)
             | (Op::Extend { .. }, Vote::Extended)
             | (Op::Release { .. }, Vote::Released) => tally.yes += 1,
             (Op::Acquire { .. }, Vote::Held(_))
@@ -183,9 +202,9 @@ fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
             (Op::Inspect { .. }, Vote::Found(_)) => {}
             // A stale T is a refusal of this T, not of the lock: the caller tries again with a larger one.
             (_, Vote::Failed(_) | Vote::Stale { .. } | Vote::Page { .. }) => tally.failed += 1,
-            (_, Vote::Granted | Vote::Held(_) | Vote::Extended | Vote::Released | Vote::Missing | Vote::Found(_)) => {
-                tally.failed += 1;
-            }
+            // An answer to another question.
+            (_, Vote::Granted | Vote::GrantedAgain | Vote::Held(_) | Vote::Extended) => tally.failed += 1,
+            (_, Vote::Released | Vote::Missing | Vote::Found(_)) => tally.failed += 1,
         }
     }
     if let Op::Inspect { .. } = op {

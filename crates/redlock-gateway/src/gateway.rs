@@ -68,7 +68,7 @@ pub struct LeaseView {
 /// A grant on its way to the client. Dropped undelivered, it releases the lock: nobody knows its token.
 pub struct Undelivered {
     locks: Redlock,
-    lock: Option<(LockName, LockToken)>,
+    lock: Option<(LockName, Lease)>,
 }
 
 impl Undelivered {
@@ -80,9 +80,9 @@ impl Undelivered {
 
 impl Drop for Undelivered {
     fn drop(&mut self) {
-        if let Some((name, token)) = self.lock.take() {
+        if let Some((name, lease)) = self.lock.take() {
             tracing::debug!(lock = %name, "a grant could not be delivered and is released");
-            self.locks.abandon(&name, &token);
+            self.locks.abandon(&name, &lease);
         }
     }
 }
@@ -148,7 +148,7 @@ impl Gateway {
         let result = self.locks.acquire(&name, ttl, AcquireOptions { info, owner }).await;
         cancelled.armed = false;
         let result = result.and_then(|lease| {
-            let lock = Some((name, lease.token));
+            let lock = Some((name, lease.clone()));
             let undelivered = Undelivered { locks: self.locks.clone(), lock };
             // Looked at again: what has run out since the votes came in is not handed out, and the guard releases it.
             let view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;

@@ -96,6 +96,7 @@ fn outcomes_of(operation: Operation) -> &'static [Outcome] {
 fn vote_word(vote: &Vote) -> &'static str {
     match vote {
         Vote::Granted => "granted",
+        Vote::GrantedAgain => "granted_again",
         Vote::Held(_) => "held",
         Vote::Stale { .. } => "stale",
         Vote::Extended => "extended",
@@ -107,7 +108,8 @@ fn vote_word(vote: &Vote) -> &'static str {
     }
 }
 
-const VOTES: [&str; 8] = ["granted", "held", "stale", "extended", "released", "missing", "found", "page"];
+const VOTES: [&str; 9] =
+    ["granted", "granted_again", "held", "stale", "extended", "released", "missing", "found", "page"];
 
 /// All metrics of one gateway.
 pub struct Telemetry {

@@ -8,7 +8,7 @@
 --   R T:owner       | lock fence     release
 --   I               | lock           inspect
 -- Answers: this node's time in microseconds, then for each operation a number or a list that begins with one:
---   1 granted   2 held (pttl, record)   3 stale (fence)   4 extended   5 released   6 missing   7 found (pttl, record)
+--   1 granted   11 granted again, to the owner that had it   2 held (pttl, record)   3 stale (fence)   4 extended   5 released   6 missing   7 found (pttl, record)
 --   8 quarantined   9 clock   10 error (text)
 --
 -- T is handled as the text it came as: Lua's tostring gives 1.76e+15. Comparisons are between numbers below 2^53.
@@ -64,10 +64,10 @@ local function acquire(lock, fence, record, ttl)
   end
   local set = call('SET', fence, t, 'PX', retention)
   if failed(set) then
-    call('DEL', lock)
+    if not current then call('DEL', lock) end
     return { 10, set.err }
   end
-  return 1
+  return current and 11 or 1
 end
 
 local function extend(lock, owner, ttl)

@@ -159,13 +159,13 @@ impl Store {
             return Vote::Stale { fence };
         }
         let asked = u64::from(ttl.millis());
-        let ttl = match current {
+        let ttl = match &current {
             Some(_) => self.left(&keys.lock).map_or(asked, |left| left.max(asked)),
             None => asked,
         };
         self.set(keys.lock.clone(), record.as_bytes().clone(), Some(ttl));
         self.set_fence(keys, record);
-        Vote::Granted
+        if current.is_some() { Vote::GrantedAgain } else { Vote::Granted }
     }
 
     fn extend(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Vote {

@@ -92,6 +92,7 @@ pub(super) fn decode(reply: Value) -> Vote {
     };
     match (code, rest.as_mut_slice()) {
         (1, []) => Vote::Granted,
+        (11, []) => Vote::GrantedAgain,
         (2, [left, record]) => Vote::Held(holding(left, record)),
         (3, [fence]) => match fence.as_bytes().and_then(FencingToken::parse) {
             Some(fence) => Vote::Stale { fence },
