@@ -1,1 +1,20 @@
-//! Black-box tests.
+//! Black-box tests: the core by its public API, on masters in memory and on real redis-servers.
+
+mod cluster;
+mod contract;
+mod differential;
+mod fencing;
+mod gateway;
+mod harness;
+mod http_config;
+mod http_errors;
+mod http_fencing;
+mod http_lifecycle;
+mod http_locks;
+mod http_metrics;
+mod http_retries;
+mod layout;
+mod nodes;
+mod openapi;
+mod readme;
+mod rules;

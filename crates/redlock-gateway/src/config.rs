@@ -81,7 +81,7 @@ pub struct Flags {
     #[arg(long, value_name = "DURATION", env = "REDLOCK_NODE_TIMEOUT")]
     pub node_timeout: Option<String>,
     /// Part of a TTL that clocks running at different rates may eat [default: 0.01]
-    #[arg(long, value_name = "FACTOR", env = "REDLOCK_DRIFT_FACTOR")]
+    #[arg(long, value_name = "FACTOR", env = "REDLOCK_DRIFT_FACTOR", value_parser = parse_factor)]
     pub drift_factor: Option<f64>,
     /// How far apart the clocks of gateways and nodes may be [default: 2s]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_CLOCK_SKEW")]
@@ -90,13 +90,13 @@ pub struct Flags {
     #[arg(long, value_name = "TEXT", env = "REDLOCK_KEY_PREFIX")]
     pub key_prefix: Option<String>,
     /// Requests that may wait at the same time [default: 10000]; not used yet: waiting is not built
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS")]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS", value_parser = parse_count)]
     pub max_waiters: Option<usize>,
     /// Open connections; more are closed at once [default: 10000]
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS")]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = parse_count)]
     pub max_connections: Option<usize>,
     /// Requests being worked on at the same time; more are answered 503 [default: 4096]
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT")]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = parse_count)]
     pub max_in_flight: Option<usize>,
     /// Name of the node set, where gateways reach the same nodes under different addresses [default: the list of nodes]
     #[arg(long, value_name = "NAME", env = "REDLOCK_CLUSTER")]
@@ -239,7 +239,7 @@ impl Config {
         let shutdown_grace = duration("--shutdown-grace", shutdown_grace, "20s", Duration::ZERO..=second * 3600)?;
         let drift_factor = flags.drift_factor.or(file.drift_factor).unwrap_or(0.01);
         if !(0.0..=0.5).contains(&drift_factor) {
-            return Err(ConfigError(format!("--drift-factor: {drift_factor} is outside 0.0 to 0.5")));
+            return Err(ConfigError(format!("--drift-factor: {drift_factor} is not allowed; {FACTORS}")));
         }
         let key_prefix = flags.key_prefix.or(file.key_prefix).unwrap_or_else(|| "lock:".into());
         if key_prefix.len() > 255 || key_prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
@@ -270,9 +270,21 @@ fn read_file(path: &Path) -> Result<File, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|error| ConfigError(format!("--config: {shown}: {error}")))?;
     // The error's own display quotes the line, which may hold a node's password.
     toml::from_str(&text).map_err(|error| {
-        let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-        ConfigError(format!("--config: {shown}, line {line}: {}", error.message()))
+        let at = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count());
+        let key = text.lines().nth(at).and_then(|line| line.split_once('=')).map_or("", |(key, _)| key.trim());
+        let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        let key = if is_key { format!(", {key}") } else { String::new() };
+        let message = without_credentials(error.message());
+        ConfigError(format!("--config: {shown}, line {}{key}: {message}", at + 1))
     })
+}
+
+/// A URL in the wrong place is quoted by the parser's message, credentials and all.
+fn without_credentials(text: &str) -> String {
+    match (text.find("://"), text.rfind('@')) {
+        (Some(scheme), Some(host)) if scheme < host => format!("{}://…{}", &text[..scheme], &text[host..]),
+        _ => text.to_owned(),
+    }
 }
 
 fn nodes(flags: Vec<String>, file: Option<Vec<String>>) -> Result<Nodes, ConfigError> {
@@ -322,10 +334,21 @@ fn ttl(flag: &str, given: Option<String>, default: &str, max: Ttl) -> Result<Ttl
 
 fn count(flag: &str, given: Option<usize>, default: usize) -> Result<usize, ConfigError> {
     match given.unwrap_or(default) {
-        0 => Err(ConfigError(format!("{flag}: 0 is not allowed; expected 1 to 1000000"))),
-        n if n <= 1_000_000 => Ok(n),
-        n => Err(ConfigError(format!("{flag}: {n} is not allowed; expected 1 to 1000000"))),
+        n @ 1..=1_000_000 => Ok(n),
+        n => Err(ConfigError(format!("{flag}: {n} is not allowed; {COUNTS}"))),
     }
+}
+
+const COUNTS: &str = "expected 1 to 1000000";
+const FACTORS: &str = "expected 0.0 to 0.5";
+
+/// What is no number at all is told what is allowed, as a number out of range is.
+fn parse_count(text: &str) -> Result<usize, &'static str> {
+    text.parse().map_err(|_| COUNTS)
+}
+
+fn parse_factor(text: &str) -> Result<f64, &'static str> {
+    text.parse().map_err(|_| FACTORS)
 }
 
 pub fn show(duration: Duration) -> String {
@@ -388,7 +411,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("redlock-config-test-{}.toml", std::process::id()));
         std::fs::write(&path, "max_ttl = '5m'\nnodes = ['redis://:hunter2@a:1\n").unwrap();
         let error = read_file(&path).unwrap_err().to_string();
-        std::fs::remove_file(&path).unwrap();
         assert!(error.contains("line 2") && !error.contains("hunter2"), "{error}");
+        std::fs::write(&path, "nodes = 'redis://:hunter2@a:1'\n").unwrap();
+        let error = read_file(&path).unwrap_err().to_string();
+        std::fs::remove_file(&path).unwrap();
+        assert!(error.contains("line 1, nodes: ") && error.contains("redis://…@a:1"), "{error}");
     }
 }

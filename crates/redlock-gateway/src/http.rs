@@ -66,7 +66,11 @@ pub fn router(gateway: Arc<Gateway>, telemetry: Arc<Telemetry>) -> Router {
 }
 
 async fn not_found(uri: Uri) -> ApiError {
-    ApiError::NotFound(if uri.path().starts_with("/locks/") {
+    no_such_path(uri.path())
+}
+
+fn no_such_path(path: &str) -> ApiError {
+    ApiError::NotFound(if path.starts_with("/locks/") {
         "a lock's name is one path segment: write its slashes as %2F".into()
     } else {
         "the paths of this service are listed under /docs and in /openapi.json".into()
@@ -85,7 +89,10 @@ async fn observe(State(telemetry): State<Arc<Telemetry>>, request: Request, next
     let route = request.extensions().get::<MatchedPath>().map_or("", |path| route_word(path.as_str()));
 
     let mut response = next.run(request).await;
-    if let Some(problem) = response.extensions_mut().remove::<Arc<Problem>>() {
+    let problem = response.extensions_mut().remove::<Arc<Problem>>();
+    // The page's own router says 404 without a body.
+    let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| Arc::new(no_such_path("").problem()));
+    if let Some(problem) = problem.or_else(plain) {
         render_problem(&mut response, &problem, &id);
     }
     let status = response.status();

@@ -275,6 +275,10 @@ async fn json<T: DeserializeOwned>(request: Request) -> Result<Option<T>, ApiErr
         let found = content_type.map_or("missing".into(), |text| format!("{:?}", String::from_utf8_lossy(text)));
         return Err(ApiError::UnsupportedMediaType(found));
     }
+    // A derived Deserialize takes an array for a struct too, field by field.
+    if !bytes.trim_ascii_start().starts_with(b"{") {
+        return Err(ApiError::InvalidBody("the body is no JSON object, such as {\"ttl_ms\": 30000}".into()));
+    }
     serde_json::from_slice(&bytes).map(Some).map_err(|error| ApiError::InvalidBody(error.to_string()))
 }
 
@@ -295,7 +299,11 @@ fn lock_token(headers: &HeaderMap) -> Result<LockToken, ApiError> {
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let Some(value) = headers.get(&IDEMPOTENCY_KEY) else { return Ok(None) };
+    let mut values = headers.get_all(&IDEMPOTENCY_KEY).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(ApiError::InvalidParameter("Idempotency-Key is there more than once".into()));
+    }
     match value.to_str() {
         Ok(key) if (16..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic()) => Ok(Some(key.into())),
         // The key is as good as the token it leads to, so it is not repeated here.

@@ -62,4 +62,8 @@ fn downgrade_schema(schema: &mut Map<String, Value>) {
         }
     }
     schema.remove("propertyNames");
+    // 3.0 ignores whatever stands beside a reference, and some tools refuse it.
+    if schema.get("$ref").is_some_and(Value::is_string) {
+        schema.retain(|key, _| key == "$ref");
+    }
 }

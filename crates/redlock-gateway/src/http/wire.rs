@@ -73,7 +73,7 @@ impl AcquireBody {
         let Some(value) = &self.wait_ms else { return Ok(None) };
         match value.as_u64() {
             Some(wait) => Ok(Some(wait)),
-            None => Err(invalid_wait(&format!("wait_ms is {value}"), limits)),
+            None => Err(invalid_wait(&format!("wait_ms is {}", shortened(value)), limits)),
         }
     }
 

@@ -1,0 +1,352 @@
+//! Starting with a wrong configuration, and the operator's commands: a mistake ends the program before anything is bound,
+//! with a message that names the setting, the value and what is allowed, and never a password.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::gateway::{Finished, Gateway, Launch, Scratch, stored_on};
+use crate::harness::{DeadPort, RedisOptions, RedisServer, Resp, eventually};
+
+/// A password that could stand in any of these places.
+const SECRET: &str = "hunter2-the-password";
+
+#[track_caller]
+fn assert_refused(what: &str, finished: &Finished, words: &[&str]) {
+    assert!(matches!(finished.code, Some(1 | 2)), "{what}: {finished:?}");
+    assert_eq!(finished.stdout, "", "{what}");
+    for word in words {
+        assert!(finished.stderr.contains(word), "{what}: {word:?} is not in {:?}", finished.stderr);
+    }
+    assert!(!finished.stderr.contains(SECRET), "{what}: the password is shown: {}", finished.stderr);
+    assert!(!finished.stderr.contains("panicked"), "{what}: {}", finished.stderr);
+}
+
+#[tokio::test]
+async fn an_address_that_others_can_reach_needs_a_word() {
+    for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:8080"] {
+        let refused = Launch::bare(&["--listen", address]).finish().await;
+        assert_refused(address, &refused, &["--listen", address, "reachable from other machines", "--allow-anonymous"]);
+        assert_eq!(refused.code, Some(1));
+    }
+    let anonymous = ["--listen", "0.0.0.0:0", "--allow-anonymous"];
+    for launch in [
+        Launch::bare(&anonymous),
+        Launch::bare(&anonymous[..2]).env("REDLOCK_ALLOW_ANONYMOUS", "true"),
+        Launch::bare(&["serve", "--listen", "0.0.0.0:0", "--allow-anonymous=true"]),
+    ] {
+        let gateway = launch.start().await;
+        assert!(gateway.address().ip().is_unspecified(), "{}", gateway.address());
+    }
+    let taken_back = Launch::bare(&["--listen", "0.0.0.0:0", "--allow-anonymous=false"]);
+    assert_refused("false", &taken_back.env("REDLOCK_ALLOW_ANONYMOUS", "true").finish().await, &["--allow-anonymous"]);
+}
+
+#[tokio::test]
+async fn bad_flags_are_refused_with_flag_value_and_what_is_allowed() {
+    let node = format!("http://:{SECRET}@redis-1:6379");
+    let bad_port = format!("redis://:{SECRET}@redis-1:port");
+    let bad_database = format!("redis://:{SECRET}@redis-1:6379/last");
+    let many: Vec<String> = (1..=64).map(|n| format!("redis://redis-{n}")).collect();
+    let cases: [(&str, &str, &[&str]); 19] = [
+        ("--listen", "8080", &["IP:PORT"]),
+        ("--listen", "localhost:8080", &["IP:PORT"]),
+        ("--max-ttl", "soon", &["10ms to 1day"]),
+        ("--max-ttl", "2days", &["10ms to 1day"]),
+        ("--default-ttl", "10m", &["--max-ttl", "5m"]),
+        ("--default-ttl", "1ms", &["10ms to 1day"]),
+        ("--max-wait", "-1s", &["0s to 1day"]),
+        ("--max-hold", "1s", &["5m to"]),
+        ("--node-timeout", "0s", &["1ms to 10s"]),
+        ("--clock-skew", "1h", &["100ms to 10m"]),
+        ("--shutdown-grace", "2h", &["0s to 1h"]),
+        ("--drift-factor", "0.6", &["0.0 to 0.5"]),
+        ("--drift-factor", "NaN", &["0.0 to 0.5"]),
+        ("--drift-factor", "little", &["0.0 to 0.5"]),
+        ("--max-in-flight", "0", &["1 to 1000000"]),
+        ("--max-connections", "many", &["1 to 1000000"]),
+        ("--max-waiters", "-1", &["1 to 1000000"]),
+        ("--key-prefix", "{lock}", &["without braces"]),
+        ("--log-format", "xml", &["text", "json"]),
+    ];
+    for (flag, value, words) in cases {
+        let refused = Launch::bare(&[&format!("{flag}={value}")]).finish().await;
+        assert_refused(flag, &refused, &[&[flag, value], words].concat());
+    }
+    for (value, words) in [
+        (node.as_str(), ["neither redis nor rediss", "redis://[[user]:password@]host[:port]"]),
+        (&bad_port, ["not a URL", "rediss://"]),
+        (&bad_database, ["database is not a number", "/database"]),
+    ] {
+        let launch = Launch::bare(&["--node", "redis://redis-0", "--node", value]);
+        assert_refused("--node", &launch.finish().await, &[&["--node, number 2"], words.as_slice()].concat());
+        let launch = Launch::bare(&[]).env("REDLOCK_NODES", &format!("redis://redis-0,{value}"));
+        assert_refused("REDLOCK_NODES", &launch.finish().await, &[&["--node, number 2"], words.as_slice()].concat());
+    }
+    let twice = format!("redis://redis-1,redis://:{SECRET}@redis-1:6379/2");
+    let twice = Launch::bare(&[]).env("REDLOCK_NODES", &twice).finish().await;
+    assert_refused("twice", &twice, &["--node", "redis-1:6379", "twice"]);
+    let many = Launch::bare(&["--node", &many.join(",")]).finish().await;
+    assert_refused("64 nodes", &many, &["--node", "64 nodes", "allowed are 1 to"]);
+    assert_refused("unknown", &Launch::bare(&["--max-tll", "5m"]).finish().await, &["--max-tll", "--max-ttl"]);
+    assert_refused("unknown", &Launch::bare(&["sevre"]).finish().await, &["sevre", "serve"]);
+}
+
+#[tokio::test]
+async fn bad_environment_variables_and_files_are_refused_like_flags() {
+    for (variable, value, words) in [
+        ("REDLOCK_MAX_TTL", "soon", ["--max-ttl", "10ms to 1day"]),
+        ("REDLOCK_LISTEN", "here", ["--listen", "IP:PORT"]),
+        ("REDLOCK_MAX_IN_FLIGHT", "many", ["--max-in-flight", "1 to 1000000"]),
+        ("REDLOCK_LOG_FORMAT", "xml", ["--log-format", "text, json"]),
+        ("REDLOCK_ALLOW_ANONYMOUS", "perhaps", ["--allow-anonymous", "true, false"]),
+    ] {
+        let refused = Launch::bare(&[]).env(variable, value).finish().await;
+        assert_refused(variable, &refused, &[&[value], words.as_slice()].concat());
+    }
+    let secret_url = format!("redis://:{SECRET}@redis-1");
+    let not_a_list = format!("nodes = '{secret_url}'");
+    let broken = format!("max_ttl = '5m'\nnodes = ['{secret_url}\n");
+    let misplaced = format!("max_ttl = '5m'\nmax_waiters = '{secret_url}'\n");
+    let misnamed = format!("max_ttl = '5m'\nlog_format = '{secret_url}'\n");
+    let misplaced_too = format!("listen = ['{secret_url}']\n");
+    let cases: [(&str, &str, &[&str]); 10] = [
+        ("an unknown key", "max_tll = '5m'", &["line 1", "max_tll", "max_ttl"]),
+        ("a bad value", "max_ttl = 'soon'", &["--max-ttl", "soon", "10ms to 1day"]),
+        ("a number for a duration", "listen = '127.0.0.1:0'\nmax_ttl = 300", &["line 2", "max_ttl", "string"]),
+        ("a text for a number", "max_in_flight = 'many'", &["line 1", "max_in_flight"]),
+        ("no TOML", "max_ttl", &["line 1"]),
+        ("nodes that are no list", &not_a_list, &["line 1", "nodes"]),
+        ("a string that is not closed", &broken, &["line 2"]),
+        ("a URL for a number", &misplaced, &["line 2", "max_waiters"]),
+        ("a URL for a word", &misnamed, &["line 2", "log_format"]),
+        ("a URL for an address", &misplaced_too, &["line 1", "listen"]),
+    ];
+    for (what, text, words) in cases {
+        let path = Scratch::new("gateway.toml", text);
+        let path = path.path();
+        for launch in [Launch::bare(&["--config", path]), Launch::bare(&[]).env("REDLOCK_CONFIG", path)] {
+            assert_refused(what, &launch.finish().await, words);
+        }
+        if what != "a bad value" {
+            assert_refused(what, &Launch::bare(&["--config", path]).finish().await, &["--config", path]);
+        }
+    }
+    let absent = Launch::bare(&["--config", "/nowhere/gateway.toml"]).finish().await;
+    assert_refused("no file", &absent, &["--config", "/nowhere/gateway.toml", "No such file"]);
+}
+
+#[tokio::test]
+async fn the_help_names_every_setting_and_shows_no_password() {
+    let secret = format!("redis://:{SECRET}@redis-1");
+    for argument in ["--help", "-h"] {
+        let help = Launch::bare(&[argument]).env("REDLOCK_NODES", &secret).finish().await;
+        assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""));
+        assert!(!help.stdout.contains(SECRET), "{}", help.stdout);
+        let shown = help.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        for setting in [
+            "listen",
+            "node",
+            "config",
+            "default-ttl",
+            "max-ttl",
+            "max-wait",
+            "max-hold",
+            "node-timeout",
+            "drift-factor",
+            "clock-skew",
+            "key-prefix",
+            "max-waiters",
+            "max-connections",
+            "max-in-flight",
+            "cluster",
+            "allow-anonymous",
+            "log-format",
+            "shutdown-grace",
+        ] {
+            assert!(help.stdout.contains(&format!("--{setting}")), "--{setting} is not in\n{}", help.stdout);
+            let variable = match setting {
+                "node" => "REDLOCK_NODES".into(),
+                _ => format!("REDLOCK_{}", setting.replace('-', "_").to_uppercase()),
+            };
+            assert!(shown.contains(&format!("[env: {variable}")), "{variable} is not in\n{}", help.stdout);
+        }
+        for command in ["serve", "openapi", "check", "reconfigure"] {
+            assert!(help.stdout.contains(command), "{command} is not in\n{}", help.stdout);
+        }
+    }
+}
+
+async fn longest_ttl(launch: Launch) -> String {
+    let gateway = launch.start().await;
+    let problem = gateway.post("job", json!({ "ttl_ms": 0 })).await.problem(400, "invalid_ttl");
+    problem["detail"].as_str().unwrap().rsplit(' ').next().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults() {
+    let text = "listen = '127.0.0.1:0'\nmax_ttl = '1m'\nmax_hold = '1h'\n";
+    let path = Scratch::new("gateway.toml", text);
+    let path = path.path();
+    let file = || Launch::bare(&["--config", path]);
+    assert_eq!(longest_ttl(Launch::embedded()).await, "300000");
+    assert_eq!(longest_ttl(file()).await, "60000");
+    assert_eq!(longest_ttl(file().env("REDLOCK_MAX_TTL", "2m")).await, "120000");
+    assert_eq!(longest_ttl(file().env("REDLOCK_MAX_TTL", "2m").flag("--max-ttl", "3m")).await, "180000");
+    let by_environment = Launch::bare(&[]).env("REDLOCK_CONFIG", path).env("REDLOCK_MAX_TTL", "4m");
+    assert_eq!(longest_ttl(by_environment).await, "240000");
+}
+
+#[tokio::test]
+async fn nodes_from_the_file_and_the_environment_are_used_and_nothing_else() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let path = Scratch::new("gateway.toml", &format!("key_prefix = 'mine/'\nnodes = {urls:?}\n"));
+    let from_file = Launch::embedded().flag("--config", path.path()).flag("--node-timeout", "2s").ready().await;
+    let lease = from_file.acquire("job").await;
+    let stored = servers.iter().filter(|server| server.cmd(&["GET", "mine/job"]) != Resp::Nil).count();
+    assert!(stored >= 2, "the prefix of the file is not used");
+    let from_environment =
+        Launch::embedded().env("REDLOCK_NODES", &urls.join(" , ")).env("REDLOCK_KEY_PREFIX", "mine/");
+    let from_environment = from_environment.flag("--node-timeout", "2s").ready().await;
+    assert_eq!(from_environment.look("job").await["fencing_token"], lease.fencing);
+}
+
+#[tokio::test]
+async fn a_password_is_used_and_a_missing_one_is_said() {
+    let options = || RedisOptions { password: Some(SECRET.into()), ..RedisOptions::default() };
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
+    Launch::over(&servers).ready().await.acquire("job").await;
+    let without: Vec<String> = servers.iter().map(|server| format!("redis://127.0.0.1:{}", server.port())).collect();
+    let gateway = Launch::embedded().nodes(&without).start().await;
+    eventually("every node says why", async || {
+        let health = gateway.readyz().await.json();
+        let nodes = health["nodes"].as_array().unwrap().clone();
+        nodes.iter().all(|node| node["detail"].as_str().is_some_and(|why| why.contains("NOAUTH"))).then_some(())
+    })
+    .await;
+    gateway.post("other", json!({})).await.problem(503, "quorum_unavailable");
+}
+
+#[tokio::test]
+async fn check_reports_every_node_and_fails_without_a_majority() {
+    let servers = [RedisServer::start(), RedisServer::start()];
+    let evicting =
+        RedisOptions { args: ["--maxmemory-policy", "allkeys-lru"].map(String::from).into(), ..Default::default() };
+    let (evicting, dead) = (RedisServer::start_with(evicting), DeadPort::new());
+    let check = |urls: Vec<String>| Launch::bare(&["check"]).nodes(&urls).finish();
+
+    let good = check(vec![servers[0].url(), servers[1].url(), dead.url()]).await;
+    assert_eq!((good.code, good.stderr.as_str()), (Some(0), ""), "{good:?}");
+    let dead_name = dead.url().replace("redis://", "");
+    for word in
+        [&format!("{dead_name}: UNREACHABLE"), "ok: 2 of 3 nodes would be admitted, 2 needed", "append-only file OFF"]
+    {
+        assert!(good.stdout.contains(word), "no {word:?} in\n{}", good.stdout);
+    }
+    for server in &servers {
+        let line = good.stdout.lines().find(|line| line.starts_with(&format!("127.0.0.1:{}: Redis", server.port())));
+        let line = line.unwrap_or_else(|| panic!("{server:?} is not in\n{}", good.stdout));
+        assert!(
+            ["role master", "policy noeviction", "marker absent", "clock "].iter().all(|word| line.contains(word)),
+            "{line}"
+        );
+        assert_eq!(server.cmd(&["DBSIZE"]).integer(), 0, "looking changes nothing");
+    }
+
+    let bad = check(vec![servers[0].url(), evicting.url(), dead.url()]).await;
+    assert_eq!(bad.code, Some(1), "{bad:?}");
+    for word in ["allkeys-lru", "REFUSED", "UNREACHABLE", "NOT ENOUGH: 1 of 3 nodes would be admitted, 2 needed"] {
+        assert!(bad.stdout.contains(word), "no {word:?} in\n{}", bad.stdout);
+    }
+
+    let gateway = Launch::over(&servers).ready().await;
+    let ours = check(servers.iter().map(RedisServer::url).collect()).await;
+    assert!(ours.stdout.matches("marker ours").count() == 2 && ours.code == Some(0), "{ours:?}");
+    let other_ttl =
+        Launch::bare(&["check", "--max-ttl", "1m"]).nodes(&servers.each_ref().map(RedisServer::url)).finish();
+    let other_ttl = other_ttl.await;
+    assert!(other_ttl.stdout.matches("marker FOREIGN").count() == 2 && other_ttl.code == Some(1), "{other_ttl:?}");
+    drop(gateway);
+
+    let refused = Launch::bare(&["check", "--max-ttl", "soon"]).finish().await;
+    assert_refused("check", &refused, &["--max-ttl", "soon"]);
+    let embedded = Launch::bare(&["check"]).finish().await;
+    assert!(embedded.code == Some(0) && embedded.stdout.contains("embedded"), "{embedded:?}");
+}
+
+fn markers(servers: &[RedisServer]) -> Vec<String> {
+    servers.iter().map(|server| server.cmd(&["GET", "{lock:}:marker"]).text()).collect()
+}
+
+async fn refused_everywhere(gateway: &Gateway) {
+    eventually("every node refuses the gateway", async || {
+        let health = gateway.readyz().await.json();
+        let nodes = health["nodes"].as_array().unwrap().clone();
+        let refused = |node: &serde_json::Value| {
+            node["state"] == "refused" && node["detail"].as_str().is_some_and(|why| why.contains("reconfigure"))
+        };
+        nodes.iter().all(refused).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
+    let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(durable())).collect();
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let times = |launch: Launch, max_ttl: &str| {
+        launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "1s").flag("--clock-skew", "200ms")
+    };
+    let old = times(Launch::over(&servers), "1500ms").ready().await;
+    assert_eq!(old.post("job", json!({ "ttl_ms": 1500 })).await.status, 201);
+    let before = markers(&servers);
+
+    // Whoever comes with another configuration is refused until an operator says that it is meant.
+    let early = times(Launch::over(&servers), "2s").start().await;
+    refused_everywhere(&early).await;
+    early.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    let reconfigure = |words: &[&str]| times(Launch::bare(words).nodes(&urls), "2s").finish();
+    let asked = reconfigure(&["reconfigure"]).await;
+    assert_eq!(asked.code, Some(0), "{asked:?}");
+    for word in ["nothing was changed", "--yes", "2s 200ms"] {
+        assert!(asked.stdout.contains(word), "no {word:?} in\n{}", asked.stdout);
+    }
+    assert_eq!(markers(&servers), before);
+
+    servers[2].kill();
+    let incomplete = reconfigure(&["reconfigure", "--yes"]).await;
+    assert_refused_after_output(&incomplete, &[&format!("127.0.0.1:{}", servers[2].port()), "all nodes must answer"]);
+    assert_eq!(markers(&servers[..2]), before[..2]);
+    servers[2].restart();
+
+    let since = Instant::now();
+    let done = reconfigure(&["reconfigure", "--yes"]).await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(since.elapsed().as_millis() >= 2_200, "locks of the old configuration may still have lived");
+    assert!(done.stdout.contains("done: 3 nodes carry the new marker"), "{done:?}");
+    for (old_marker, new_marker) in before.iter().zip(markers(&servers)) {
+        assert_ne!(*old_marker, new_marker);
+        assert!(new_marker.contains(":2000:"), "{new_marker}");
+    }
+    early.all_nodes_admitted().await;
+    let lease = early.acquire_for("job", 2_000).await;
+    let problem = old.post("another", json!({})).await.problem(503, "quorum_unavailable");
+    let states: Vec<_> =
+        problem["nodes"].as_array().unwrap().iter().map(|node| node["state"].as_str().unwrap()).collect();
+    assert!(states.contains(&"quarantined") && !states.contains(&"agreed"), "{problem:#}");
+    refused_everywhere(&old).await;
+    assert!(!stored_on(&servers, "job", |_| true).is_empty());
+    assert_eq!(early.delete("job", &lease.token).await.status, 204);
+
+    let embedded = Launch::bare(&["reconfigure", "--yes"]).finish().await;
+    assert_refused("embedded", &embedded, &["--node", "no markers"]);
+}
+
+/// A command that said what it saw before it failed.
+#[track_caller]
+fn assert_refused_after_output(finished: &Finished, words: &[&str]) {
+    assert_eq!(finished.code, Some(1), "{finished:?}");
+    assert!(words.iter().all(|word| finished.stderr.contains(word)), "{finished:?}");
+}

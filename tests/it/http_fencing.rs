@@ -1,0 +1,112 @@
+//! Fencing tokens as a resource sees them: every later grant of a lock carries a larger one, whichever gateway granted it
+//! and whatever its clock says. One of two gateways runs half a second ahead, by a small library that is preloaded into it
+//! alone; the clock of this machine stays as it is.
+
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use http::Method;
+use serde_json::json;
+
+use crate::gateway::{Gateway, Launch, Lease, Scratch, lock_path, source_root};
+use crate::harness::RedisServer;
+
+const AHEAD: Duration = Duration::from_millis(500);
+const CLIENTS: usize = 64;
+const GRANTS: usize = 240;
+
+/// The library that shifts a process's wall clock.
+fn clock_shim() -> Scratch {
+    let library = Scratch::new("clock_shim.so", "");
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
+        .arg(library.path())
+        .arg(source_root().join("tests/it/clock_shim.c"))
+        .output()
+        .expect("a C compiler is installed");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    library
+}
+
+/// Two gateways over the same masters; the second one's clock is ahead.
+async fn two_gateways(servers: &[RedisServer]) -> (Gateway, Gateway) {
+    let shim = clock_shim();
+    let shifted = Launch::over(servers)
+        .env("LD_PRELOAD", shim.path())
+        .env("CLOCK_SHIM_OFFSET_MS", &AHEAD.as_millis().to_string());
+    let (ahead, exact) = (shifted.ready().await, Launch::over(servers).ready().await);
+    // The shifted one is asked first, so that without the shift its token would be the smaller one.
+    let since = Instant::now();
+    let early = ahead.acquire("which-clock-ahead").await.fencing;
+    let late = exact.acquire("which-clock-exact").await.fencing;
+    let apart = Duration::from_micros(early.saturating_sub(late));
+    assert!(apart + since.elapsed() >= AHEAD && apart <= AHEAD, "the clocks are {apart:?} apart");
+    (exact, ahead)
+}
+
+#[tokio::test]
+async fn a_gateway_whose_clock_is_behind_grants_larger_tokens_all_the_same() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let (exact, ahead) = two_gateways(&servers).await;
+    let mut last = 0;
+    for gateway in [&exact, &ahead, &exact, &ahead, &exact] {
+        let lease = gateway.acquire("job").await;
+        assert!(lease.fencing > last, "{} after {last}", lease.fencing);
+        last = lease.fencing;
+        assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
+    }
+}
+
+#[tokio::test]
+async fn tokens_grow_with_every_grant_among_64_clients_of_two_gateways_with_different_clocks() {
+    let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let (exact, ahead) = two_gateways(&servers).await;
+    // Written to only while the lock is held, so its order is the order of the grants.
+    let grants = Arc::new(Mutex::new(Vec::<(u64, usize)>::new()));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|client| {
+            let at = client % 2;
+            let gateway = [&exact, &ahead][at];
+            let path = lock_path("hot");
+            let acquire = gateway.call(Method::POST, &*path).json(&json!({ "ttl_ms": 60_000 }));
+            let release = gateway.call(Method::DELETE, path);
+            let grants = grants.clone();
+            tokio::spawn(async move {
+                let mut pause = Duration::from_millis(2 + client as u64);
+                while grants.lock().unwrap().len() < GRANTS {
+                    let answer = acquire.clone().send().await;
+                    match answer.status {
+                        201 => {
+                            let lease = Lease::from(&answer);
+                            grants.lock().unwrap().push((lease.fencing, at));
+                            let released = release.clone().header("lock-token", &lease.token).send().await;
+                            assert_eq!(released.status, 204, "{released:?}");
+                            pause = Duration::from_millis(2 + client as u64);
+                        }
+                        // A split vote is "held" to most and no quorum to nobody: all masters are up.
+                        409 => pause = (pause * 2).min(Duration::from_millis(100)),
+                        503 => {
+                            answer.problem(503, "quorum_unavailable");
+                        }
+                        _ => panic!("{answer:?}"),
+                    }
+                    tokio::time::sleep(pause).await;
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.expect("no client panics");
+    }
+    let grants = std::mem::take(&mut *grants.lock().unwrap());
+    assert!(grants.len() >= GRANTS);
+    for at in [0, 1] {
+        let of_one = grants.iter().filter(|grant| grant.1 == at).count();
+        assert!(of_one >= GRANTS / 10, "gateway {at} granted {of_one} of {}", grants.len());
+    }
+    assert!(grants.windows(2).any(|pair| pair[0].1 != pair[1].1), "the gateways never took turns");
+    for pair in grants.windows(2) {
+        assert!(pair[0].0 < pair[1].0, "{pair:?} in this order");
+    }
+}

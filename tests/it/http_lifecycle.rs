@@ -1,0 +1,220 @@
+//! A gateway as a process: how it greets, how it ends with work in flight and without, and what it does when more is asked
+//! of it than it was sized for.
+
+use std::time::{Duration, Instant};
+
+use http::Method;
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::gateway::{Gateway, Launch, Lease, Raw, WELL_BELOW_A_TIMEOUT, stored_on};
+use crate::harness::{RedisServer, eventually};
+
+/// Sends all of a request but the second half of its body; returns when the gateway works on it.
+async fn half_sent(gateway: &Gateway, method: &str, name: &str, headers: &str, body: &str) -> Raw {
+    let mut raw = gateway.raw().await;
+    // Only asking for a body makes the server say "100 Continue", so it stands in the middle of its work then.
+    raw.announce(method, name, &format!("expect: 100-continue\r\n{headers}"), body.len()).await;
+    raw.told_to_continue().await;
+    raw.write(&body[..body.len() / 2]).await;
+    raw
+}
+
+async fn draining(gateway: &Gateway) {
+    let drained = eventually("readyz says that it is draining", async || {
+        Some(gateway.readyz().await).filter(|answer| answer.status == 503)
+    })
+    .await;
+    assert_eq!(drained.json()["status"], "draining");
+}
+
+#[tokio::test]
+async fn the_banner_has_a_line_that_works_and_says_what_is_not_safe() {
+    let gateway = Launch::embedded().start().await;
+    let banner =
+        eventually("the banner is complete", async || Some(gateway.stderr()).filter(|text| text.contains("/docs")))
+            .await;
+    for word in ["5 in-memory nodes", "CAUTION: nothing is stored", "there are no API keys", "30s", "5m"] {
+        assert!(banner.contains(word), "no {word:?} in\n{banner}");
+    }
+    let command = banner.lines().find_map(|line| line.trim().strip_prefix("try:")).expect("a command to try");
+    let command = command.split("   ").next().unwrap().trim();
+    assert!(command.starts_with("curl ") && command.contains(&gateway.address().to_string()), "{command}");
+    let tried = tokio::process::Command::new("bash").args(["-c", command]).output().await.expect("bash starts");
+    let shown = String::from_utf8_lossy(&tried.stdout);
+    assert!(shown.starts_with("HTTP/1.1 201 Created"), "{command} gives\n{shown}");
+
+    let servers = [RedisServer::start(), RedisServer::start()];
+    let gateway = Launch::over(&servers).start().await;
+    let banner =
+        eventually("the banner is complete", async || Some(gateway.stderr()).filter(|text| text.contains("/docs")))
+            .await;
+    for word in ["appendfsync always", "noeviction", "2 nodes tolerate no more failures than 1"] {
+        assert!(banner.contains(word), "no {word:?} in\n{banner}");
+    }
+    assert!(servers.iter().all(|server| banner.contains(&format!("127.0.0.1:{}", server.port()))), "{banner}");
+}
+
+async fn ends_in_order(signal: Signal) {
+    let mut gateway = Launch::embedded().start().await;
+    let (held, other) = (gateway.acquire("held").await, gateway.acquire("other").await);
+    let token = format!("lock-token: {}\r\n", held.token);
+    let body = json!({ "ttl_ms": 60_000 }).to_string();
+    let mut patch = half_sent(&gateway, "PATCH", "held", &token, &body).await;
+    let mut post = half_sent(&gateway, "POST", "new", "", &body).await;
+
+    gateway.signal(signal);
+    draining(&gateway).await;
+    assert_eq!(gateway.get("/livez").await.status, 200);
+    assert_eq!(gateway.post("another", json!({})).await.problem(503, "draining")["retry_after_ms"], 1_000);
+    // Holders must be able to go on and to let go.
+    assert_eq!(gateway.patch("other", &other.token, 60_000).await.status, 200);
+    assert_eq!(gateway.delete("other", &other.token).await.status, 204);
+    assert_eq!(gateway.look("held").await["state"], "held");
+
+    patch.write(&body[body.len() / 2..]).await;
+    let extended = patch.answer().await;
+    assert_eq!((extended.status, &extended.json()["token"]), (200, &json!(held.token)), "{extended:?}");
+    draining(&gateway).await;
+    // Asked for before the signal, but nothing was tried yet: nothing is begun any more.
+    post.write(&body[body.len() / 2..]).await;
+    post.answer().await.problem(503, "draining");
+    let since = Instant::now();
+    assert_eq!(gateway.ended().await, Some(0));
+    assert!(since.elapsed() < Duration::from_secs(5), "the grace of 20 s was waited for: {:?}", since.elapsed());
+    let log = gateway.stdout();
+    assert!(log.contains("shutting down") && log.contains("stopped"), "{log}");
+}
+
+#[tokio::test]
+async fn sigterm_finishes_what_is_in_flight_and_begins_nothing() {
+    ends_in_order(Signal::TERM).await;
+}
+
+#[tokio::test]
+async fn sigint_does_as_sigterm_does() {
+    ends_in_order(Signal::INT).await;
+}
+
+#[tokio::test]
+async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let mut gateway = Launch::over(&servers).flag("--node-timeout", "5s").ready().await;
+    servers[1..].iter().for_each(RedisServer::stop);
+    let asked = gateway.call(Method::POST, "/locks/job").json(&json!({ "ttl_ms": 60_000 }));
+    let asked = tokio::spawn(asked.send());
+    eventually("the acquire is under way", async || (stored_on(&servers, "job", |at| at == 0) == [0]).then_some(()))
+        .await;
+    gateway.signal(Signal::TERM);
+    draining(&gateway).await;
+    servers[1..].iter().for_each(RedisServer::cont);
+    let lease = Lease::from(&asked.await.expect("no panic"));
+    assert_eq!(gateway.ended().await, Some(0));
+
+    let next = Launch::over(&servers).ready().await;
+    assert_eq!(next.look("job").await["fencing_token"], lease.fencing, "the lock outlives the gateway");
+    assert_eq!(next.delete("job", &lease.token).await.status, 204);
+}
+
+#[tokio::test]
+async fn idle_connections_do_not_hold_up_the_end() {
+    let mut gateway = Launch::embedded().start().await;
+    let (mut fresh, mut used) = (gateway.raw().await, gateway.raw().await);
+    used.write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
+    assert_eq!(used.answer().await.status, 200);
+    let since = Instant::now();
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.ended().await, Some(0));
+    assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT * 3, "{:?}", since.elapsed());
+    assert_eq!((fresh.closed().await, used.closed().await), (String::new(), String::new()));
+}
+
+#[tokio::test]
+async fn a_request_that_never_ends_does_not_outlive_the_grace() {
+    let mut gateway = Launch::embedded().flag("--shutdown-grace", "300ms").start().await;
+    let _endless = half_sent(&gateway, "POST", "job", "", "{\"ttl_ms\":60000}").await;
+    let since = Instant::now();
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.ended().await, Some(0));
+    let took = since.elapsed();
+    assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(5), "{took:?}");
+    assert!(gateway.stdout().contains("still in flight at the end of the grace period"), "{}", gateway.stdout());
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_named() {
+    let gateway = Launch::embedded().start().await;
+    let address = gateway.address().to_string();
+    let second = Launch::embedded().flag("--listen", &address).finish().await;
+    assert_eq!(second.code, Some(1));
+    assert!(second.stderr.contains("--listen") && second.stderr.contains(&address), "{}", second.stderr);
+}
+
+/// Both take ten seconds, so they take them together.
+#[tokio::test]
+async fn slow_heads_are_cut_off_and_slow_bodies_are_408() {
+    let gateway = Launch::embedded().start().await;
+    let mut body = half_sent(&gateway, "POST", "slow", "", "{\"ttl_ms\":60000}").await;
+    let mut head = gateway.raw().await;
+    head.write("POST /locks/slow HTTP/1.1\r\nhost: ").await;
+    let since = Instant::now();
+    let answer = body.answer().await;
+    let problem = answer.problem(408, "request_timeout");
+    assert!(problem["detail"].as_str().unwrap().contains("10s"), "{problem:#}");
+    let cut_off = head.closed().await;
+    assert!(!cut_off.contains(" 20"), "{cut_off}");
+    assert!(since.elapsed() > Duration::from_secs(8), "{:?}", since.elapsed());
+    assert_eq!(gateway.look("slow").await["state"], "free");
+}
+
+#[tokio::test]
+async fn a_connection_beyond_the_limit_is_closed_and_its_place_is_given_back() {
+    let gateway = Launch::embedded().flag("--max-connections", "3").start().await;
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        let mut raw = gateway.raw().await;
+        raw.write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
+        assert_eq!(raw.answer().await.status, 200);
+        open.push(raw);
+    }
+    let mut fourth = gateway.raw().await;
+    let _ = fourth.try_write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
+    assert_eq!(fourth.closed().await, "");
+    // Those that are in are still served.
+    open[2].write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
+    assert_eq!(open[2].answer().await.status, 200);
+    open.pop();
+    eventually("there is a place again", async || {
+        gateway.call(Method::GET, "/livez").try_send().await.is_ok_and(|answer| answer.status == 200).then_some(())
+    })
+    .await;
+    assert!(gateway.stdout().contains("as many as allowed are open"), "{}", gateway.stdout());
+}
+
+#[tokio::test]
+async fn a_request_beyond_the_limit_is_503_and_those_that_watch_are_still_answered() {
+    let gateway = Launch::embedded().flag("--max-in-flight", "2").start().await;
+    let lease = gateway.acquire("held").await;
+    let body = "{\"ttl_ms\":60000}";
+    let mut first = half_sent(&gateway, "POST", "first", "", body).await;
+    let mut second = half_sent(&gateway, "POST", "second", "", body).await;
+    let overloaded = gateway.post("third", json!({})).await;
+    let problem = overloaded.problem(503, "overloaded");
+    assert_eq!(overloaded.header("retry-after"), "1");
+    assert!(problem["detail"].as_str().unwrap().contains("2 requests"), "{problem:#}");
+    gateway.patch("held", &lease.token, 60_000).await.problem(503, "overloaded");
+    gateway.delete("held", &lease.token).await.problem(503, "overloaded");
+    gateway.get("/locks/held").await.problem(503, "overloaded");
+    gateway.get("/locks").await.problem(503, "overloaded");
+    for path in ["/livez", "/readyz", "/metrics", "/openapi.json"] {
+        assert_eq!(gateway.get(path).await.status, 200, "{path}");
+    }
+    for raw in [&mut first, &mut second] {
+        raw.write(&body[body.len() / 2..]).await;
+        assert_eq!(raw.answer().await.status, 201);
+    }
+    eventually("there is a place again", async || {
+        (gateway.delete("held", &lease.token).await.status == 204).then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,426 @@
+//! The life of a lock by HTTP: on nodes inside the gateway, on one, three and five real masters, through two gateways over
+//! the same masters, beside another Redlock client, and while masters are dead or hang.
+//!
+//! Nothing waits for a length of time: a lock has expired when GET says so.
+
+use std::time::Instant;
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::gateway::{Answer, Gateway, Launch, Lease, WELL_BELOW_A_TIMEOUT, clean_for_good, lock_path, stored_on};
+use crate::harness::{RedisServer, Resp, eventually};
+
+fn masters(count: usize) -> Vec<RedisServer> {
+    (0..count).map(|_| RedisServer::start()).collect()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// `2025-11-21T11:39:54.822Z`, and nothing looser.
+fn is_rfc3339(value: &Value) -> bool {
+    let shape: String = value.as_str().unwrap().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+    shape == "0000-00-00T00:00:00.000Z"
+}
+
+/// Everything a grant says.
+#[track_caller]
+fn assert_granted(answer: &Answer, name: &str, ttl_ms: u64, owner: Option<&str>, nodes: u64) -> Lease {
+    assert_eq!(answer.status, 201, "{answer:?}");
+    assert_eq!(answer.header("content-type"), "application/json");
+    assert_eq!(answer.header("cache-control"), "no-store");
+    assert_eq!(answer.header("location"), lock_path(name));
+    assert!(!answer.header("x-request-id").is_empty());
+    let lease = Lease::from(answer);
+    assert_eq!(answer.header("lock-token"), lease.token);
+    assert_lease(&answer.json(), name, ttl_ms, owner, nodes);
+    lease
+}
+
+#[track_caller]
+fn assert_lease(body: &Value, name: &str, ttl_ms: u64, owner: Option<&str>, nodes: u64) {
+    assert_eq!((&body["name"], &body["ttl_ms"]), (&json!(name), &json!(ttl_ms)));
+    assert_eq!(body.get("owner").map(|owner| owner.as_str().unwrap()), owner);
+    let fencing = number(&body["fencing_token"]);
+    let token = body["token"].as_str().unwrap();
+    let secret =
+        token.strip_prefix(&format!("1.{fencing}.")).unwrap_or_else(|| panic!("{token} does not carry {fencing}"));
+    assert!(secret.len() == 40 && secret.bytes().all(|byte| byte.is_ascii_hexdigit()), "{token}");
+    assert!((1_700_000_000_000_000..1 << 53).contains(&fencing), "{fencing} is no time in microseconds below 2^53");
+    // A hundredth and 2 ms for drift; what is left is for a busy machine.
+    let (validity, elapsed) = (number(&body["validity_ms"]), number(&body["elapsed_ms"]));
+    let most = ttl_ms - ttl_ms / 100 - 2;
+    assert!(validity <= most && validity + 5_000 > most, "{validity} of {ttl_ms} ms are left");
+    assert!(validity + elapsed <= most + 1, "validity {validity} and elapsed {elapsed} of {ttl_ms} ms");
+    assert!(is_rfc3339(&body["expires_at"]), "{body:#}");
+    assert_eq!(body["nodes_total"], nodes);
+    assert!((nodes / 2 + 1..=nodes).contains(&number(&body["nodes_granted"])), "{body:#}");
+}
+
+#[track_caller]
+fn assert_held_by(answer: &Answer, code: &str, holder: Option<&str>, ttl_ms: u64) {
+    let problem = answer.problem(409, code);
+    assert_eq!(problem.get("holder").map(|holder| holder.as_str().unwrap()), holder);
+    let left = number(&problem["expires_in_ms"]);
+    assert!(left <= ttl_ms && left + 5_000 > ttl_ms, "{left} of {ttl_ms} ms are left");
+    // A holder may release early, so nobody is sent away for longer than 5 s.
+    assert_eq!(problem["retry_after_ms"], left.min(5_000));
+    assert_eq!(answer.header("retry-after"), left.min(5_000).div_ceil(1000).to_string());
+    assert!(problem["detail"].as_str().unwrap().contains(holder.unwrap_or("somebody else")), "{problem:#}");
+}
+
+/// One lock from nobody's to nobody's.
+async fn lifecycle(gateway: &Gateway, nodes: u64) {
+    let name = "reports/nightly@eu-1";
+    let free = gateway.look(name).await;
+    assert_eq!((&free["name"], &free["state"]), (&json!(name), &json!("free")));
+    for absent in ["owner", "fencing_token", "expires_in_ms", "acquired_at"] {
+        assert!(free.get(absent).is_none(), "{free:#}");
+    }
+
+    let ask = json!({ "ttl_ms": 60_000, "owner": "host-7 \"blue\"", "metadata": { "job": "17", "größe": "♥" } });
+    let granted = gateway.post(name, ask).await;
+    let lease = assert_granted(&granted, name, 60_000, Some("host-7 \"blue\""), nodes);
+
+    let refused = gateway.post(name, json!({ "ttl_ms": 1_000, "owner": "another" })).await;
+    let problem = refused.problem(409, "lock_held");
+    assert_eq!(problem["holder"], "host-7 \"blue\"");
+    let left = number(&problem["expires_in_ms"]);
+    assert!((50_000..=60_000).contains(&left), "{left}");
+    assert_eq!((&problem["retry_after_ms"], refused.header("retry-after")), (&json!(5_000), "5"));
+
+    let held = gateway.look(name).await;
+    assert_eq!((&held["state"], &held["owner"]), (&json!("held"), &json!("host-7 \"blue\"")));
+    assert_eq!(held["fencing_token"], lease.fencing);
+    assert!((50_000..=60_000).contains(&number(&held["expires_in_ms"])), "{held:#}");
+    assert!(is_rfc3339(&held["acquired_at"]), "{held:#}");
+    assert_eq!(held["nodes"].as_array().unwrap().len() as u64, nodes);
+    let holding = held["nodes"].as_array().unwrap().iter().filter(|node| node["state"] == "held").count() as u64;
+    assert!(holding > nodes / 2, "{held:#}");
+    assert!(!held.to_string().contains(lease.owner()), "GET shows the secret: {held:#}");
+
+    let extended = gateway.patch(name, &lease.token, 120_000).await;
+    assert_eq!((extended.status, extended.header("cache-control")), (200, "no-store"), "{extended:?}");
+    let body = extended.json();
+    assert_lease(&body, name, 120_000, None, nodes);
+    assert_eq!((&body["token"], &body["fencing_token"]), (&json!(lease.token), &json!(lease.fencing)));
+    assert!(number(&gateway.look(name).await["expires_in_ms"]) > 100_000);
+
+    let released = gateway.delete(name, &format!("<{}>", lease.token)).await;
+    assert_eq!((released.status, released.body.len()), (204, 0), "{released:?}");
+    assert!(!released.header("x-request-id").is_empty());
+    assert_eq!(gateway.look(name).await["state"], "free");
+    gateway.delete(name, &lease.token).await.problem(404, "lock_not_found");
+    gateway.patch(name, &lease.token, 1_000).await.problem(404, "lock_not_found");
+
+    let next = gateway.acquire(name).await;
+    assert!(next.fencing > lease.fencing, "{next:?} after {lease:?}");
+}
+
+#[tokio::test]
+async fn a_lock_lives_and_ends_on_embedded_nodes() {
+    lifecycle(&Launch::embedded().start().await, 5).await;
+}
+
+#[tokio::test]
+async fn a_lock_lives_and_ends_on_one_master() {
+    lifecycle(&Launch::over(&masters(1)).ready().await, 1).await;
+}
+
+#[tokio::test]
+async fn a_lock_lives_and_ends_on_three_masters() {
+    lifecycle(&Launch::over(&masters(3)).ready().await, 3).await;
+}
+
+#[tokio::test]
+async fn a_lock_lives_and_ends_on_five_masters() {
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    lifecycle(&gateway, 5).await;
+    eventually("the next lock is stored on all masters", async || {
+        (stored_on(&servers, "reports/nightly@eu-1", |_| true).len() == 5).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_without_a_body_gets_the_default_ttl_and_no_label() {
+    let gateway = Launch::embedded().flag("--default-ttl", "45s").start().await;
+    let answer = gateway.call(Method::POST, "/locks/plain").send().await;
+    assert_granted(&answer, "plain", 45_000, None, 5);
+    assert_held_by(&gateway.post("plain", json!({})).await, "lock_held", None, 45_000);
+    let empty = gateway.call(Method::POST, "/locks/empty").header("content-type", "text/plain").send().await;
+    assert_granted(&empty, "empty", 45_000, None, 5);
+    let preferred =
+        gateway.call(Method::POST, "/locks/preferred").header("prefer", "respond-async, wait=0").send().await;
+    assert_granted(&preferred, "preferred", 45_000, None, 5);
+    assert_eq!(preferred.header("preference-applied"), "wait=0");
+    assert_eq!(answer.header("preference-applied"), "");
+}
+
+#[tokio::test]
+async fn every_character_of_a_name_survives_the_way_to_the_masters_and_back() {
+    let servers = masters(1);
+    let gateway = Launch::over(&servers).ready().await;
+    let name = "AZaz09._:@/+~-";
+    let granted = gateway.post(name, json!({ "ttl_ms": 60_000 })).await;
+    let lease = assert_granted(&granted, name, 60_000, None, 1);
+    assert_eq!(stored_on(&servers, name, |_| true), [0]);
+    // The location is a path that leads to the lock, and all of it may as well be percent-encoded.
+    assert_eq!(gateway.get(granted.header("location")).await.json()["name"], name);
+    let encoded: String = name.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    assert_eq!(gateway.get(&format!("/locks/{encoded}")).await.json()["fencing_token"], lease.fencing);
+    let longest = "n".repeat(255);
+    assert_granted(&gateway.post(&longest, json!({ "ttl_ms": 60_000 })).await, &longest, 60_000, None, 1);
+}
+
+#[tokio::test]
+async fn a_lock_that_nobody_extends_expires() {
+    for gateway in [Launch::embedded().start().await, Launch::over(&masters(3)).ready().await] {
+        let lease = Lease::from(&gateway.post("short", json!({ "ttl_ms": 400 })).await);
+        eventually("the lock is free", async || (gateway.look("short").await["state"] == "free").then_some(())).await;
+        gateway.patch("short", &lease.token, 60_000).await.problem(404, "lock_not_found");
+        gateway.delete("short", &lease.token).await.problem(404, "lock_not_found");
+        assert!(gateway.acquire("short").await.fencing > lease.fencing);
+        gateway.patch("short", &lease.token, 60_000).await.problem(409, "not_holder");
+    }
+}
+
+#[tokio::test]
+async fn a_token_of_another_acquisition_neither_extends_nor_releases() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    let owner = json!({ "ttl_ms": 60_000, "owner": "first" });
+    let (first, second) = (Lease::from(&gateway.post("first", owner).await), gateway.acquire("second").await);
+    assert_held_by(&gateway.patch("first", &second.token, 1_000).await, "not_holder", Some("first"), 60_000);
+    assert_held_by(&gateway.delete("first", &second.token).await, "not_holder", Some("first"), 60_000);
+    gateway.delete("never-held", &second.token).await.problem(404, "lock_not_found");
+    assert_eq!(gateway.look("first").await["fencing_token"], first.fencing);
+    assert_eq!(gateway.delete("first", &first.token).await.status, 204);
+}
+
+#[tokio::test]
+async fn an_extension_never_shortens_and_counts_from_now() {
+    let gateway = Launch::embedded().start().await;
+    let lease = gateway.acquire("job").await;
+    assert_eq!(gateway.patch("job", &lease.token, 100).await.status, 200);
+    assert!(number(&gateway.look("job").await["expires_in_ms"]) > 50_000);
+}
+
+#[tokio::test]
+async fn a_lock_is_not_extended_beyond_the_longest_hold() {
+    let gateway = Launch::embedded().flag("--max-ttl", "1s").flag("--default-ttl", "1s").flag("--max-hold", "1s");
+    let gateway = gateway.start().await;
+    let lease = Lease::from(&gateway.post("job", json!({})).await);
+    let refused = eventually("an extension is refused", async || {
+        Some(gateway.patch("job", &lease.token, 1_000).await).filter(|answer| answer.status != 200)
+    })
+    .await;
+    let problem = refused.problem(409, "max_hold_reached");
+    assert!(problem["detail"].as_str().unwrap().contains("may be for 1s"), "{problem:#}");
+    assert_eq!(gateway.delete("job", &lease.token).await.status, 204, "it can still be released");
+}
+
+#[tokio::test]
+async fn held_locks_are_listed_page_by_page() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    for name in (0..30).map(|n| format!("a/{n}")).chain((0..3).map(|n| format!("b/{n}"))) {
+        assert_eq!(gateway.post(&name, json!({ "ttl_ms": 60_000, "owner": name })).await.status, 201);
+    }
+    let (mut names, mut cursor, mut pages) = (Vec::new(), String::new(), 0);
+    loop {
+        let answer = gateway.get(&format!("/locks?prefix=a%2F&limit=10&cursor={cursor}")).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let page = answer.json();
+        pages += 1;
+        for lock in page["locks"].as_array().unwrap() {
+            assert_eq!((&lock["state"], &lock["owner"]), (&json!("held"), &lock["name"]), "{lock:#}");
+            assert!(lock.get("nodes").is_none());
+            names.push(lock["name"].as_str().unwrap().to_owned());
+        }
+        match page.get("next_cursor") {
+            Some(next) => next.as_str().unwrap().clone_into(&mut cursor),
+            None => break,
+        }
+    }
+    assert!(pages > 1);
+    names.sort_unstable();
+    let mut wanted: Vec<String> = (0..30).map(|n| format!("a/{n}")).collect();
+    wanted.sort_unstable();
+    assert_eq!(names, wanted);
+    assert_eq!(gateway.get("/locks?limit=1000").await.json()["locks"].as_array().unwrap().len(), 33);
+}
+
+#[tokio::test]
+async fn two_gateways_over_the_same_masters_exclude_each_other() {
+    let servers = masters(5);
+    let (one, two) = (Launch::over(&servers).ready().await, Launch::over(&servers).ready().await);
+    let ask = |owner: &str| json!({ "ttl_ms": 60_000, "owner": owner });
+    let first = Lease::from(&one.post("job", ask("by one")).await);
+    assert_held_by(&two.post("job", ask("by two")).await, "lock_held", Some("by one"), 60_000);
+    assert_held_by(&one.post("job", ask("by one again")).await, "lock_held", Some("by one"), 60_000);
+
+    // No gateway knows its locks: the token is enough for any of them.
+    let extended = two.patch("job", &first.token, 90_000).await;
+    assert_eq!(extended.status, 200, "{extended:?}");
+    assert_eq!(two.look("job").await["fencing_token"], first.fencing);
+    assert_eq!(two.delete("job", &first.token).await.status, 204);
+    let second = two.acquire("job").await;
+    assert!(second.fencing > first.fencing);
+    one.delete("job", &first.token).await.problem(409, "not_holder");
+    assert_eq!(one.delete("job", &second.token).await.status, 204);
+    clean_for_good(&servers, "job").await;
+}
+
+#[tokio::test]
+async fn two_gateways_that_list_the_masters_in_another_order_are_one_cluster() {
+    let mut servers = masters(3);
+    let one = Launch::over(&servers).ready().await;
+    servers.reverse();
+    let two = Launch::over(&servers).ready().await;
+    let lease = one.acquire("job").await;
+    two.post("job", json!({})).await.problem(409, "lock_held");
+    assert_eq!(two.delete("job", &lease.token).await.status, 204);
+}
+
+fn set_nx_px(server: &RedisServer, name: &str) -> Resp {
+    server.cmd(&["SET", &format!("lock:{name}"), "the-uuid-of-another-client", "NX", "PX", "60000"])
+}
+
+#[tokio::test]
+async fn another_redlock_client_excludes_us_and_is_excluded_by_us() {
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    for server in &servers[2..] {
+        assert_eq!(set_nx_px(server, "theirs"), Resp::Text("OK".into()));
+    }
+    assert_held_by(&gateway.post("theirs", json!({})).await, "lock_held", None, 60_000);
+    let seen = gateway.look("theirs").await;
+    assert_eq!(
+        (&seen["state"], seen.get("owner"), seen.get("fencing_token")),
+        (&json!("held"), None, None),
+        "{seen:#}"
+    );
+
+    let lease = gateway.acquire("ours").await;
+    let refused = servers.iter().filter(|server| set_nx_px(server, "ours") == Resp::Nil).count();
+    assert!(refused >= 3, "only {refused} masters keep the other client out");
+    assert_eq!(gateway.delete("ours", &lease.token).await.status, 204);
+}
+
+#[tokio::test]
+async fn two_dead_masters_of_five_change_nothing_for_a_client() {
+    let mut servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    let held = gateway.post("before", json!({ "ttl_ms": 60_000, "owner": "me" })).await;
+    servers[0].kill();
+    servers[3].kill();
+    let lease = gateway.acquire("job").await;
+    assert_held_by(&gateway.post("before", json!({})).await, "lock_held", Some("me"), 60_000);
+    assert_eq!(gateway.patch("job", &lease.token, 60_000).await.status, 200);
+    assert_eq!(gateway.look("job").await["state"], "held");
+    assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
+    assert_eq!(gateway.delete("before", &Lease::from(&held).token).await.status, 204);
+    assert_eq!(gateway.readyz().await.status, 200);
+}
+
+#[tokio::test]
+async fn three_dead_masters_of_five_are_503_until_one_is_back() {
+    let mut servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    let lease = gateway.acquire("held-before").await;
+    let dead = [1, 2, 4];
+    dead.iter().for_each(|at| servers[*at].kill());
+    let alive = |at: usize| !dead.contains(&at);
+
+    let refused = gateway.post("job", json!({ "ttl_ms": 60_000 })).await;
+    let problem = refused.problem(503, "quorum_unavailable");
+    assert_eq!((refused.header("retry-after"), &problem["retry_after_ms"]), ("1", &json!(1_000)));
+    let nodes = problem["nodes"].as_array().unwrap();
+    assert_eq!(nodes.len(), 5);
+    for (at, node) in nodes.iter().enumerate() {
+        assert_eq!(node["node"], format!("127.0.0.1:{}", servers[at].port()));
+        let state = node["state"].as_str().unwrap();
+        match alive(at) {
+            true => assert!(matches!(state, "agreed" | "pending"), "{problem:#}"),
+            false => assert!(state == "down" && !node["detail"].as_str().unwrap().is_empty(), "{problem:#}"),
+        }
+    }
+    eventually("what was set has been released", async || stored_on(&servers, "job", alive).is_empty().then_some(()))
+        .await;
+    gateway.patch("held-before", &lease.token, 60_000).await.problem(503, "outcome_unknown");
+    assert_eq!(gateway.look("held-before").await["state"], "unknown");
+    gateway.get("/locks").await.problem(503, "quorum_unavailable");
+
+    let unready = gateway.readyz().await;
+    assert_eq!((unready.status, &unready.json()["status"]), (503, &json!("no_quorum")));
+    assert_eq!(gateway.get("/healthz").await.status, 503);
+    assert_eq!(gateway.get("/livez").await.status, 200, "a failure of Redis is no reason to restart gateways");
+    let connecting = unready.json()["nodes"].as_array().unwrap().iter().filter(|n| n["state"] == "connecting").count();
+    assert_eq!(connecting, 3);
+
+    servers[1].restart();
+    eventually("ready again", async || (gateway.readyz().await.status == 200).then_some(())).await;
+    gateway.acquire("job").await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_starts_before_its_masters_becomes_ready_with_them() {
+    let mut servers = masters(3);
+    servers.iter_mut().for_each(RedisServer::kill);
+    let gateway = Launch::over(&servers).start().await;
+    assert_eq!(gateway.readyz().await.status, 503);
+    gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    servers[0].restart();
+    servers[2].restart();
+    eventually("ready", async || (gateway.readyz().await.status == 200).then_some(())).await;
+    gateway.acquire("job").await;
+}
+
+#[tokio::test]
+async fn a_hung_master_delays_nobody_and_keeps_no_orphan() {
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    servers[2].stop();
+    let since = Instant::now();
+    let lease = gateway.acquire("job").await;
+    assert_eq!(gateway.patch("job", &lease.token, 60_000).await.status, 200);
+    assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
+    assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT, "the node's time-out was waited for: {:?}", since.elapsed());
+    servers[2].cont();
+    clean_for_good(&servers, "job").await;
+}
+
+#[tokio::test]
+async fn a_release_reaches_a_hung_master_whose_connection_was_given_up_before() {
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    servers[4].stop();
+    let lease = gateway.acquire("job").await;
+    // The acquire lies in the socket of the connection that is given up here, and may still run.
+    eventually("the connection is given up", async || {
+        let health = gateway.readyz().await.json();
+        (health["nodes"][4]["state"] == "connecting").then_some(())
+    })
+    .await;
+    assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
+    servers[4].cont();
+    clean_for_good(&servers, "job").await;
+}
+
+#[tokio::test]
+async fn three_hung_masters_are_503_after_the_node_timeout_and_keep_no_orphan() {
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).flag("--node-timeout", "300ms").ready().await;
+    servers[..3].iter().for_each(RedisServer::stop);
+    let problem = gateway.post("job", json!({ "ttl_ms": 60_000 })).await.problem(503, "quorum_unavailable");
+    for node in &problem["nodes"].as_array().unwrap()[..3] {
+        assert_eq!(node["state"], "timeout", "{problem:#}");
+        assert_eq!(node["detail"], "no answer within 300ms");
+    }
+    servers[..3].iter().for_each(RedisServer::cont);
+    clean_for_good(&servers, "job").await;
+}

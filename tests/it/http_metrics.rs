@@ -1,0 +1,317 @@
+//! What a gateway tells of itself while it serves: metrics with exact values after a known sequence of calls, in a form
+//! that Prometheus' own checker accepts; and neither there nor in the log, at its most talkative, anything that would let
+//! a reader act on somebody's lock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use http::Method;
+use serde_json::json;
+
+use crate::gateway::{Gateway, Launch, lock_path};
+use crate::harness::{RedisOptions, RedisServer, eventually};
+
+/// The samples of one scrape.
+pub(crate) struct Samples {
+    text: String,
+    values: BTreeMap<(String, BTreeSet<(String, String)>), f64>,
+}
+
+impl Samples {
+    pub(crate) async fn of(gateway: &Gateway) -> Self {
+        let answer = gateway.get("/metrics").await;
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
+        Self::parse(answer.text())
+    }
+
+    /// Takes the exposition format as far as we use it: no label value has a quote, a comma or a brace in front of an
+    /// equals sign.
+    fn parse(text: String) -> Self {
+        let mut values = BTreeMap::new();
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let (series, value) = line.rsplit_once(' ').expect("a series and a value");
+            let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+            let labels = labels.trim_end_matches('}').split("\",").filter(|label| !label.is_empty());
+            let labels = labels
+                .map(|label| {
+                    let (key, value) = label.split_once("=\"").expect("a label and its value");
+                    (key.to_owned(), value.trim_end_matches('"').to_owned())
+                })
+                .collect();
+            let fresh = values.insert((name.to_owned(), labels), value.parse().expect("a number")).is_none();
+            assert!(fresh, "there twice: {line}");
+        }
+        Self { text, values }
+    }
+
+    fn find(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        self.values.get(&(name.to_owned(), labels)).copied()
+    }
+
+    #[track_caller]
+    pub(crate) fn get(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        self.find(name, labels).unwrap_or_else(|| panic!("there is no {name} {labels:?} in\n{}", self.text))
+    }
+
+    pub(crate) fn is(&self, name: &str, labels: &[(&str, &str)], value: f64) -> bool {
+        self.find(name, labels) == Some(value)
+    }
+
+    /// All values of a family that are not zero, by the labels that `key` picks.
+    fn non_zero(&self, name: &str, key: &[&str]) -> BTreeMap<Vec<String>, u64> {
+        let mut found = BTreeMap::new();
+        for ((_, labels), value) in self.values.iter().filter(|((other, _), value)| other == name && **value != 0.0) {
+            let label = |key: &&str| labels.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value).to_owned();
+            *found.entry(key.iter().map(label).collect()).or_default() += *value as u64;
+        }
+        found
+    }
+}
+
+fn counts<const N: usize>(expected: &[([&str; N], u64)]) -> BTreeMap<Vec<String>, u64> {
+    expected.iter().map(|(labels, count)| (labels.iter().map(|label| (*label).to_owned()).collect(), *count)).collect()
+}
+
+#[tokio::test]
+async fn a_known_sequence_of_calls_gives_exact_numbers() {
+    let gateway = Launch::embedded().start().await;
+    let (a, b) = (gateway.acquire("a").await, gateway.acquire("b").await);
+    gateway.post("a", json!({})).await.problem(409, "lock_held");
+    gateway.post("a", json!({ "ttl": 1 })).await.problem(400, "invalid_body");
+    assert_eq!(gateway.patch("a", &a.token, 60_000).await.status, 200);
+    gateway.patch("a", &b.token, 60_000).await.problem(409, "not_holder");
+    gateway.patch("a", &b.token, 0).await.problem(400, "invalid_ttl");
+    assert_eq!(gateway.look("a").await["state"], "held");
+    assert_eq!(gateway.look("c").await["state"], "free");
+    assert_eq!(gateway.delete("a", &a.token).await.status, 204);
+    gateway.delete("a", &a.token).await.problem(404, "lock_not_found");
+    gateway.delete("b", &a.token).await.problem(409, "not_holder");
+    gateway.get("/nowhere").await.problem(404, "not_found");
+    gateway.call(Method::from_bytes(b"BREW").unwrap(), "/locks/a").send().await.problem(405, "method_not_allowed");
+
+    // Five nodes vote on each round; the votes that were not needed for a decision come a moment later.
+    let votes: u64 = 5 * (2 + 1 + 2 + 2 + 3);
+    let samples = eventually("every vote is counted", async || {
+        let samples = Samples::of(&gateway).await;
+        let counted: u64 = samples.non_zero("redlock_node_votes_total", &[]).values().sum();
+        assert!(counted <= votes, "{counted} votes");
+        (counted == votes).then_some(samples)
+    })
+    .await;
+    for node in (1..=5).map(|n| format!("embedded-{n}")) {
+        for (vote, count) in
+            [("granted", 2), ("held", 3), ("extended", 1), ("released", 1), ("missing", 2), ("found", 1)]
+        {
+            let labels = [("node", node.as_str()), ("vote", vote)];
+            assert_eq!(samples.get("redlock_node_votes_total", &labels), f64::from(count), "{vote}");
+        }
+    }
+    assert_eq!(
+        samples.non_zero("redlock_operations_total", &["operation", "outcome"]),
+        counts(&[
+            (["acquire", "granted"], 2),
+            (["acquire", "held"], 1),
+            (["extend", "extended"], 1),
+            (["extend", "not_holder"], 1),
+            (["inspect", "found"], 1),
+            (["inspect", "free"], 1),
+            (["release", "released"], 1),
+            (["release", "lost"], 1),
+            (["release", "not_holder"], 1),
+        ])
+    );
+    assert_eq!(
+        samples.non_zero("redlock_acquire_duration_seconds_count", &["outcome"]),
+        counts(&[(["granted"], 2), (["held"], 1)])
+    );
+    let mut requests = samples.non_zero(
+        "http_server_request_duration_seconds_count",
+        &["http_request_method", "http_route", "http_response_status_code"],
+    );
+    requests.retain(|labels, _| labels[1] != "/metrics");
+    let lock = "/locks/{name}";
+    assert_eq!(
+        requests,
+        counts(&[
+            (["POST", lock, "201"], 2),
+            (["POST", lock, "409"], 1),
+            (["POST", lock, "400"], 1),
+            (["PATCH", lock, "200"], 1),
+            (["PATCH", lock, "409"], 1),
+            (["PATCH", lock, "400"], 1),
+            (["GET", lock, "200"], 2),
+            (["DELETE", lock, "204"], 1),
+            (["DELETE", lock, "404"], 1),
+            (["DELETE", lock, "409"], 1),
+            (["GET", "", "404"], 1),
+            (["_OTHER", lock, "405"], 1),
+        ])
+    );
+    assert_eq!(samples.non_zero("redlock_quorum_failures_total", &[]), BTreeMap::new());
+}
+
+#[tokio::test]
+async fn an_operation_without_a_quorum_is_counted_with_each_nodes_reason() {
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let gateway = Launch::over(&servers).ready().await;
+    let lease = gateway.acquire("job").await;
+    servers[..2].iter_mut().for_each(RedisServer::kill);
+    gateway.post("other", json!({})).await.problem(503, "quorum_unavailable");
+    gateway.patch("job", &lease.token, 60_000).await.problem(503, "outcome_unknown");
+    let samples = Samples::of(&gateway).await;
+    let failures = samples.non_zero("redlock_quorum_failures_total", &["operation", "reason"]);
+    assert_eq!(failures, counts(&[(["acquire", "down"], 2), (["extend", "down"], 2)]));
+    let operations =
+        |operation, outcome| samples.get("redlock_operations_total", &[("operation", operation), ("outcome", outcome)]);
+    assert_eq!((operations("acquire", "no_quorum"), operations("extend", "unknown")), (1.0, 1.0));
+    assert_eq!(samples.get("redlock_acquire_duration_seconds_count", &[("outcome", "no_quorum")]), 1.0);
+
+    let name = format!("127.0.0.1:{}", servers[0].port());
+    let state = |samples: &Samples, state| samples.get("redlock_node_state", &[("node", &name), ("state", state)]);
+    assert_eq!((state(&samples, "admitted"), state(&samples, "connecting")), (0.0, 1.0));
+    servers[0].restart();
+    eventually("the restart is counted", async || {
+        let samples = Samples::of(&gateway).await;
+        let states = ["admitted", "connecting", "quarantined", "refused"].map(|word| state(&samples, word));
+        let restarts = samples.get("redlock_node_restarts_total", &[("node", &name)]);
+        (states == [1.0, 0.0, 0.0, 0.0] && restarts == 1.0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn every_family_is_there_and_prometheus_accepts_the_whole() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let gateway = Launch::over(&servers).ready().await;
+    let lease = gateway.acquire("job").await;
+    assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
+    let samples = Samples::of(&gateway).await;
+    for (family, kind) in [
+        ("redlock_acquire_duration_seconds", "histogram"),
+        ("redlock_operations_total", "counter"),
+        ("redlock_quorum_failures_total", "counter"),
+        ("redlock_releases_abandoned_total", "counter"),
+        ("redlock_node_request_duration_seconds", "histogram"),
+        ("redlock_node_votes_total", "counter"),
+        ("redlock_node_state", "gauge"),
+        ("redlock_node_clock_offset_seconds", "gauge"),
+        ("redlock_node_restarts_total", "counter"),
+        ("redlock_node_evicted_keys", "gauge"),
+        ("redlock_batch_operations", "histogram"),
+        ("http_server_request_duration_seconds", "histogram"),
+        ("redlock_build_info", "gauge"),
+        ("process_cpu_seconds_total", "counter"),
+        ("process_resident_memory_bytes", "gauge"),
+        ("process_open_fds", "gauge"),
+    ] {
+        assert!(samples.text.contains(&format!("# TYPE {family} {kind}\n")), "no {kind} {family} in\n{}", samples.text);
+        assert!(samples.text.contains(&format!("# HELP {family} ")), "{family} has no help text");
+        let member = |name: &String| name.strip_prefix(family).is_some_and(|rest| matches!(rest, "" | "_count"));
+        assert!(samples.values.keys().any(|(name, _)| member(name)), "{family} has no sample");
+    }
+    // 250 µs to 30 s, as dashboards and alerts are written for them.
+    let bounds: BTreeSet<&str> = samples
+        .values
+        .keys()
+        .filter(|(name, _)| name == "redlock_acquire_duration_seconds_bucket")
+        .filter_map(|(_, labels)| labels.iter().find(|(key, _)| key == "le").map(|(_, bound)| bound.as_str()))
+        .collect();
+    for bound in ["0.00025", "0.001", "0.05", "1", "30", "+Inf"] {
+        assert!(bounds.contains(bound), "{bounds:?}");
+    }
+    for server in &servers {
+        let offset =
+            samples.get("redlock_node_clock_offset_seconds", &[("node", &format!("127.0.0.1:{}", server.port()))]);
+        assert!(offset.abs() < 1.0, "one machine has one clock: {offset}");
+    }
+
+    let promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut promtool = match promtool {
+        Ok(promtool) => promtool,
+        Err(error) => {
+            assert!(std::env::var_os("CI").is_none(), "promtool (prometheus) is missing: {error}");
+            return;
+        }
+    };
+    promtool.stdin.take().expect("piped").write_all(samples.text.as_bytes()).expect("promtool reads");
+    let verdict = promtool.wait_with_output().expect("promtool ends");
+    let said = format!("{}{}", String::from_utf8_lossy(&verdict.stdout), String::from_utf8_lossy(&verdict.stderr));
+    assert!(verdict.status.success() && said.trim().is_empty(), "promtool: {}\n{said}", verdict.status);
+}
+
+#[tokio::test]
+async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
+    let password = "hunter2-the-password";
+    let options = || RedisOptions { password: Some(password.into()), ..RedisOptions::default() };
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
+    let wrong = servers[2].url().replace(password, "wrong-password");
+    let urls = [servers[0].url(), servers[1].url(), wrong];
+    let launch = Launch::embedded().nodes(&urls).flag("--node-timeout", "2s").env("RUST_LOG", "trace");
+    let gateway = launch.start().await;
+    eventually("ready", async || (gateway.readyz().await.status == 200).then_some(())).await;
+
+    let (name, key) = ("customers/4711", "the-idempotency-key-of-4711");
+    let call = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key);
+    let body = json!({ "ttl_ms": 60_000, "owner": "the-label", "metadata": { "m": "the-metadata" } });
+    let lease = crate::gateway::Lease::from(&call.json(&body).send().await);
+    gateway.post(name, json!({})).await.problem(409, "lock_held");
+    assert_eq!(gateway.patch(name, &lease.token, 60_000).await.status, 200);
+    let held = gateway.look(name).await;
+    let listed = gateway.get("/locks").await.text();
+    let not_that_one = lease.token.replacen(&lease.fencing.to_string(), "1763725165123456", 1);
+    let refused = gateway.delete(name, &not_that_one).await.text();
+    assert_eq!(gateway.delete(name, &lease.token).await.status, 204);
+    eventually("the wrong password was refused", async || {
+        gateway.readyz().await.text().contains("WRONGPASS").then_some(())
+    })
+    .await;
+
+    let (readyz, metrics) = (gateway.readyz().await.text(), gateway.get("/metrics").await.text());
+    let (stdout, stderr) = (gateway.stdout(), gateway.stderr());
+    assert!(stdout.contains("TRACE"), "the log is not at its most talkative:\n{stdout}");
+    for (place, text) in [
+        ("standard output", &stdout),
+        ("standard error", &stderr),
+        ("readyz", &readyz),
+        ("metrics", &metrics),
+        ("GET", &held.to_string()),
+        ("the listing", &listed),
+        ("a refusal", &refused),
+    ] {
+        for (what, secret) in [
+            ("the owner's secret", lease.owner()),
+            ("the idempotency key", key),
+            ("the password", password),
+            ("a wrong password", "wrong-password"),
+        ] {
+            let line = text.lines().find(|line| line.contains(secret));
+            assert!(line.is_none(), "{what} is in {place}: {line:?}");
+        }
+    }
+    for private in [name, "the-label", "the-metadata", "4711", &lease.fencing.to_string()] {
+        assert!(!metrics.contains(private), "{private} is in the metrics");
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_found_in_the_log_by_its_id_and_its_trace() {
+    let gateway = Launch::embedded().env("RUST_LOG", "redlock_gateway=debug").start().await;
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let call = gateway.call(Method::POST, "/locks/secret-name").header("x-request-id", "order-4711");
+    assert_eq!(call.header("traceparent", trace).send().await.status, 201);
+    let line = eventually("the request is logged", async || {
+        gateway.stdout().lines().find(|line| line.contains("order-4711")).map(str::to_owned)
+    })
+    .await;
+    let line: serde_json::Value = serde_json::from_str(&line).expect("one JSON object");
+    assert_eq!((&line["trace"], &line["status"]), (&json!(trace), &json!(201)), "{line}");
+    assert_eq!((&line["method"], &line["route"]), (&json!("POST"), &json!("/locks/{name}")), "{line}");
+}

@@ -1,0 +1,125 @@
+//! Requests that are repeated and clients that go away: an answer that was lost must cost nobody more than a repetition,
+//! and a lock that nobody waits for any more must not stay behind.
+
+use std::time::Duration;
+
+use http::Method;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use crate::gateway::{Gateway, Launch, Lease, clean_for_good, lock_path, stored_on};
+use crate::harness::{RedisServer, eventually};
+use crate::http_metrics::Samples;
+
+const KEY: &str = "order-4711/attempt";
+
+async fn keyed(gateway: &Gateway, name: &str, key: &str, ttl_ms: u64) -> crate::gateway::Answer {
+    let call = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key);
+    call.json(&json!({ "ttl_ms": ttl_ms, "owner": "host-7" })).send().await
+}
+
+fn left(status: &Value) -> u64 {
+    status["expires_in_ms"].as_u64().unwrap()
+}
+
+/// The same request at each gateway in turn: always the same lock, each time with a larger token and a full TTL.
+async fn repeated(gateways: &[&Gateway]) {
+    let mut leases: Vec<Lease> = Vec::new();
+    for (n, gateway) in gateways.iter().enumerate() {
+        let ttl_ms = 60_000 * (n as u64 + 1);
+        let lease = Lease::from(&keyed(gateway, "job", KEY, ttl_ms).await);
+        if let Some(before) = leases.last() {
+            assert_eq!(lease.owner(), before.owner());
+            assert!(lease.fencing > before.fencing, "{lease:?} after {before:?}");
+        }
+        assert!(left(&gateway.look("job").await) > ttl_ms - 5_000, "the repetition gets its full TTL");
+        leases.push(lease);
+    }
+    let (first, last) = (&leases[0], leases.last().unwrap());
+    let (one, other) = (gateways[0], gateways[gateways.len() - 1]);
+
+    let refused = keyed(one, "job", "order-4711/another-attempt", 60_000).await.problem(409, "lock_held");
+    assert_eq!(refused["holder"], "host-7");
+    one.post("job", json!({})).await.problem(409, "lock_held");
+    let elsewhere = Lease::from(&keyed(one, "another-job", KEY, 60_000).await);
+    assert_ne!(elsewhere.owner(), first.owner(), "one key for two locks must not give them one secret");
+
+    // Whoever cleans up after the lost answer must not release what the repetition got.
+    one.delete("job", &first.token).await.problem(409, "not_holder");
+    assert_eq!(other.look("job").await["fencing_token"], last.fencing);
+    assert_eq!(one.delete("job", &last.token).await.status, 204);
+    assert_eq!(other.look("job").await["state"], "free");
+    let again = Lease::from(&keyed(other, "job", KEY, 60_000).await);
+    assert!(again.fencing > last.fencing);
+}
+
+#[tokio::test]
+async fn a_repeated_request_gets_its_own_lock_again_on_embedded_nodes() {
+    let gateway = Launch::embedded().start().await;
+    repeated(&[&gateway, &gateway, &gateway]).await;
+}
+
+#[tokio::test]
+async fn a_repeated_request_gets_its_own_lock_again_from_any_gateway() {
+    let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let (one, two) = (Launch::over(&servers).ready().await, Launch::over(&servers).ready().await);
+    repeated(&[&one, &two, &one]).await;
+}
+
+#[tokio::test]
+async fn gateways_of_different_clusters_derive_different_secrets_from_one_key() {
+    let (one, two) = (Launch::embedded().flag("--cluster", "one"), Launch::embedded().flag("--cluster", "two"));
+    let (one, two) = (one.start().await, two.start().await);
+    let leases = [keyed(&one, "job", KEY, 60_000).await, keyed(&two, "job", KEY, 60_000).await];
+    assert_ne!(Lease::from(&leases[0]).owner(), Lease::from(&leases[1]).owner());
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
+    let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let gateway = Launch::over(&servers).flag("--node-timeout", "5s").ready().await;
+    servers[2..].iter().for_each(RedisServer::stop);
+    let mut client = gateway.raw().await;
+    let body = r#"{"ttl_ms":300000}"#;
+    client.announce("POST", "job", "", body.len()).await;
+    client.write(body).await;
+    let reachable = |at| at < 2;
+    eventually("the acquire is under way", async || (stored_on(&servers, "job", reachable).len() == 2).then_some(()))
+        .await;
+    drop(client);
+    eventually("the gateway has seen that the client is gone", async || {
+        let samples = Samples::of(&gateway).await;
+        samples.is("redlock_operations_total", &[("operation", "acquire"), ("outcome", "cancelled")], 1.0).then_some(())
+    })
+    .await;
+    servers[2..].iter().for_each(RedisServer::cont);
+    clean_for_good(&servers, "job").await;
+    eventually("the lock is free", async || (gateway.look("job").await["state"] == "free").then_some(())).await;
+    gateway.acquire("job").await;
+}
+
+#[tokio::test]
+async fn clients_that_leave_at_any_moment_hold_nothing_beyond_the_ttl() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let gateway = Launch::over(&servers).ready().await;
+    for n in 0..200_u64 {
+        let mut client = TcpStream::connect(gateway.address()).await.unwrap();
+        let head = format!("POST /locks/gone-{n} HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\n");
+        let body = r#"{"ttl_ms":1500}"#;
+        client.write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
+        // Anywhere between before the request is read and after the answer is written.
+        tokio::time::sleep(Duration::from_micros(n * 20)).await;
+    }
+    eventually("no lock is held", async || {
+        let page = gateway.get("/locks?prefix=gone-&limit=1000").await.json();
+        page["locks"].as_array().unwrap().is_empty().then_some(())
+    })
+    .await;
+    let samples = Samples::of(&gateway).await;
+    let acquires: f64 = ["granted", "cancelled"]
+        .iter()
+        .map(|outcome| samples.get("redlock_operations_total", &[("operation", "acquire"), ("outcome", outcome)]))
+        .sum();
+    assert!(acquires > 100.0, "only {acquires} requests came so far as to be tried");
+}

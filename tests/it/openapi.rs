@@ -1,0 +1,323 @@
+//! The OpenAPI document: that it is what the program prints and serves, that every answer the tests meet is in it, and
+//! that it keeps to what client generators can read. The last part are rules learnt from the generators themselves:
+//! nullable fields and unions are dropped or mistyped by some, `default` answers make every error a success in one.
+
+use std::collections::BTreeSet;
+
+use http::Method;
+use serde_json::{Map, Value};
+
+use crate::gateway::{Answer, Launch, binary};
+
+const COMMITTED: &str = include_str!("../../openapi/openapi.json");
+const COMMITTED_TWIN: &str = include_str!("../../openapi/openapi-3.0.json");
+
+fn document() -> Value {
+    serde_json::from_str(COMMITTED).expect("openapi/openapi.json is JSON")
+}
+
+fn twin() -> Value {
+    serde_json::from_str(COMMITTED_TWIN).expect("openapi/openapi-3.0.json is JSON")
+}
+
+/// Fails when an answer to a documented operation is not the document's.
+#[track_caller]
+pub(crate) fn hold_against_document(method: &Method, path: &str, answer: &Answer) {
+    let path = path.split('?').next().unwrap_or_default();
+    let template = match path.strip_prefix("/locks/") {
+        Some(name) if !name.is_empty() && !name.contains('/') => "/locks/{name}",
+        _ => path,
+    };
+    let document = document();
+    let operation = &document["paths"][template][method.as_str().to_ascii_lowercase()];
+    if operation.is_null() {
+        return;
+    }
+    let listed = &operation["responses"][answer.status.to_string()];
+    assert!(!listed.is_null(), "{method} {template} does not list {}: {answer:?}", answer.status);
+    let content = listed["content"].as_object();
+    let media_type = answer.header("content-type").split(';').next().unwrap_or_default();
+    let Some(content) = content else {
+        assert!(answer.body.is_empty(), "{method} {template} lists no body for {}: {answer:?}", answer.status);
+        return;
+    };
+    let listed = content.get(media_type).unwrap_or_else(|| {
+        panic!("{method} {template} does not list {media_type:?} for {}: {answer:?}", answer.status)
+    });
+    if media_type.ends_with("json") {
+        let at = format!("{method} {template} {}", answer.status);
+        check(&document, &listed["schema"], &answer.json(), &at);
+    }
+}
+
+/// Fails when a value is not of a named schema.
+#[track_caller]
+pub(crate) fn assert_schema(name: &str, value: &Value) {
+    let document = document();
+    let schema = &document["components"]["schemas"][name];
+    assert!(!schema.is_null(), "there is no schema {name}");
+    check(&document, schema, value, name);
+}
+
+/// As much of JSON Schema as the document uses. A field that the schema does not have is a failure: what is sent is
+/// documented.
+#[track_caller]
+fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
+    let schema = resolve(document, schema);
+    match schema["type"].as_str() {
+        Some("object") => {
+            let fields = value.as_object().unwrap_or_else(|| panic!("{at} is no object: {value}"));
+            for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+                assert!(fields.contains_key(name), "{at} lacks {name}: {value}");
+            }
+            for (name, value) in fields {
+                let property = &schema["properties"][name];
+                assert!(!property.is_null(), "{at} has a field that is not documented: {name}");
+                check(document, property, value, &format!("{at}.{name}"));
+            }
+        }
+        Some("array") => {
+            let items = value.as_array().unwrap_or_else(|| panic!("{at} is no array: {value}"));
+            items.iter().for_each(|item| check(document, &schema["items"], item, &format!("{at}[]")));
+        }
+        Some("string") => {
+            let text = value.as_str().unwrap_or_else(|| panic!("{at} is no string: {value}"));
+            let allowed = schema["enum"].as_array();
+            assert!(allowed.is_none_or(|list| list.iter().any(|word| word == text)), "{at} may not be {text:?}");
+        }
+        Some("integer") => {
+            let number = value.as_i64().unwrap_or_else(|| panic!("{at} is no integer: {value}"));
+            let max = if schema["format"] == "int32" { i64::from(i32::MAX) } else { i64::MAX };
+            let least = schema["minimum"].as_i64().unwrap_or(i64::MIN);
+            assert!((least..=max).contains(&number), "{at} is out of range: {value}");
+        }
+        other => panic!("{at}: the tests do not know the type {other:?}"),
+    }
+}
+
+fn resolve<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
+    match schema["$ref"].as_str() {
+        Some(pointer) => document.pointer(pointer.trim_start_matches('#')).expect("a reference leads somewhere"),
+        None => schema,
+    }
+}
+
+/// Calls `visit` with every object of a document and where it is.
+fn walk(value: &Value, at: &str, visit: &mut impl FnMut(&str, &Map<String, Value>)) {
+    match value {
+        Value::Object(object) => {
+            visit(at, object);
+            // Examples are data, and data may look like anything.
+            for (key, value) in object.iter().filter(|(key, _)| !matches!(key.as_str(), "example" | "examples")) {
+                walk(value, &format!("{at}/{}", key.replace('/', "~1")), visit);
+            }
+        }
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(index, item)| walk(item, &format!("{at}/{index}"), visit));
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// The schemas of a document: those that have a name, and everything below a `schema`.
+fn schemas(document: &Value) -> Vec<(String, Map<String, Value>)> {
+    let mut found = Vec::new();
+    walk(document, "", &mut |at, object| {
+        if at.contains("/schema") && at != "/components/schemas" && !at.ends_with("/properties") {
+            found.push((at.to_owned(), object.clone()));
+        }
+    });
+    assert!(found.len() > 40, "only {} schemas were found", found.len());
+    found
+}
+
+fn operations(document: &Value) -> Vec<(String, &Value)> {
+    let paths = document["paths"].as_object().expect("paths");
+    let of_path = |(path, item): (&String, &'_ Value)| {
+        let path = path.clone();
+        item.as_object()
+            .expect("a path item")
+            .keys()
+            .filter(|key| ["get", "post", "patch", "put", "delete"].contains(&key.as_str()))
+            .map(move |method| (method.clone(), path.clone()))
+            .collect::<Vec<_>>()
+    };
+    let keys: Vec<_> = paths.iter().flat_map(of_path).collect();
+    keys.into_iter().map(|(method, path)| (format!("{method} {path}"), &document["paths"][&path][&method])).collect()
+}
+
+#[tokio::test]
+async fn the_committed_documents_are_those_that_the_program_prints_and_serves() {
+    let gateway = Launch::embedded().start().await;
+    for (file, version, path, committed) in [
+        ("openapi/openapi.json", "3.1", "/openapi.json", COMMITTED),
+        ("openapi/openapi-3.0.json", "3.0", "/openapi-3.0.json", COMMITTED_TWIN),
+    ] {
+        let printed = Launch::bare(&["openapi", "--version", version]).finish().await;
+        assert_eq!((printed.code, printed.stderr.as_str()), (Some(0), ""));
+        assert!(
+            printed.stdout == committed,
+            "{file} is out of date; make it anew: {} openapi --version {version} > {file}",
+            binary().display()
+        );
+        let served = gateway.get(path).await;
+        assert_eq!((served.status, served.header("content-type")), (200, "application/json"));
+        assert_eq!(served.json(), serde_json::from_str::<Value>(committed).unwrap(), "{path} and {file} differ");
+    }
+    let printed = Launch::bare(&["openapi"]).finish().await;
+    assert!(printed.stdout == COMMITTED, "3.1 is the default");
+    let refused = Launch::bare(&["openapi", "--version", "2.0"]).finish().await;
+    assert_eq!(refused.code, Some(2));
+    assert!(["--version", "2.0", "3.0", "3.1"].iter().all(|word| refused.stderr.contains(word)), "{}", refused.stderr);
+}
+
+#[test]
+fn the_documents_say_which_version_they_are_and_describe_the_same_operations() {
+    let (document, twin) = (document(), twin());
+    assert!(document["openapi"].as_str().unwrap().starts_with("3.1."), "{}", document["openapi"]);
+    assert_eq!(twin["openapi"], "3.0.3");
+    let names = |document: &Value| -> Vec<String> { operations(document).into_iter().map(|(name, _)| name).collect() };
+    assert_eq!(names(&document), names(&twin));
+    assert_eq!(
+        names(&document),
+        [
+            "get /healthz",
+            "get /livez",
+            "get /locks",
+            "delete /locks/{name}",
+            "get /locks/{name}",
+            "patch /locks/{name}",
+            "post /locks/{name}",
+            "get /metrics",
+            "get /readyz",
+        ]
+    );
+}
+
+#[test]
+fn every_operation_has_a_name_of_its_own() {
+    let document = document();
+    let ids: Vec<_> = operations(&document)
+        .into_iter()
+        .map(|(name, operation)| {
+            let id = operation["operationId"].as_str().unwrap_or_else(|| panic!("{name} has no operationId"));
+            assert!(id.chars().all(|c| c.is_ascii_alphanumeric()), "{id} does not read well in code");
+            id.to_owned()
+        })
+        .collect();
+    assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "{ids:?}");
+}
+
+#[test]
+fn no_schema_uses_what_generators_drop_or_mistype() {
+    for (name, document) in [("openapi.json", document()), ("openapi-3.0.json", twin())] {
+        for (at, schema) in schemas(&document) {
+            for keyword in ["nullable", "oneOf", "allOf", "anyOf", "not", "const"] {
+                assert!(!schema.contains_key(keyword), "{name} {at} has {keyword}");
+            }
+            assert!(!matches!(schema.get("type"), Some(Value::Array(_))), "{name} {at} has a list of types");
+        }
+    }
+}
+
+#[test]
+fn every_integer_has_a_format() {
+    let mut integers = 0;
+    for (at, schema) in schemas(&document()) {
+        if schema.get("type").is_some_and(|kind| kind == "integer") {
+            integers += 1;
+            assert!(schema.get("format").is_some_and(|f| f == "int32" || f == "int64"), "{at} is {schema:?}");
+        }
+    }
+    assert!(integers > 10, "only {integers} integers were found");
+}
+
+#[test]
+fn every_named_schema_has_an_example_of_itself() {
+    for document in [document(), twin()] {
+        for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
+            let example = schema.get("example").or_else(|| schema.get("examples")?.get(0));
+            let example = example.unwrap_or_else(|| panic!("{name} has no example"));
+            check(&document, schema, example, name);
+        }
+    }
+}
+
+#[test]
+fn every_operation_lists_all_its_statuses_with_one_success_type_and_one_error_type() {
+    let reading = ["400", "500", "503"];
+    let with_a_body = ["400", "408", "409", "413", "415", "500", "503"];
+    let expected = |name: &str| -> Vec<&str> {
+        match name {
+            "post /locks/{name}" => ["201"].into_iter().chain(with_a_body).collect(),
+            "patch /locks/{name}" => ["200", "404"].into_iter().chain(with_a_body).collect(),
+            "delete /locks/{name}" => vec!["204", "400", "404", "409", "500", "503"],
+            "get /locks/{name}" | "get /locks" => ["200"].into_iter().chain(reading).collect(),
+            "get /readyz" | "get /healthz" => vec!["200", "503"],
+            "get /livez" | "get /metrics" => vec!["200"],
+            _ => panic!("{name} is new: say here what it answers"),
+        }
+    };
+    let document = document();
+    for (name, operation) in operations(&document) {
+        let responses = operation["responses"].as_object().unwrap();
+        assert!(!responses.contains_key("default"), "{name} has a default answer");
+        let listed: BTreeSet<&str> = responses.keys().map(String::as_str).collect();
+        assert_eq!(listed, expected(&name).into_iter().collect(), "{name}");
+        for success in [true, false] {
+            let types: BTreeSet<String> = responses
+                .iter()
+                .filter(|(status, _)| status.starts_with('2') == success)
+                .flat_map(|(_, response)| response["content"].as_object().into_iter().flatten())
+                .map(|(media_type, content)| format!("{media_type} {}", content["schema"]))
+                .collect();
+            assert!(types.len() <= 1, "{name} has more than one type for one outcome: {types:?}");
+        }
+    }
+}
+
+#[test]
+fn the_older_twin_has_nothing_that_only_the_newer_version_knows() {
+    let twin = twin();
+    assert!(twin["info"]["license"].get("identifier").is_none());
+    assert!(twin.get("webhooks").is_none() && twin.get("jsonSchemaDialect").is_none());
+    for (at, schema) in schemas(&twin) {
+        for keyword in ["examples", "propertyNames", "patternProperties", "$schema", "$defs", "contentMediaType", "if"]
+        {
+            assert!(!schema.contains_key(keyword), "{at} has {keyword}");
+        }
+        for keyword in ["exclusiveMinimum", "exclusiveMaximum"] {
+            assert!(schema.get(keyword).is_none_or(Value::is_boolean), "{at} has a number for {keyword}");
+        }
+        // In 3.0 everything beside a reference is ignored.
+        assert!(!schema.contains_key("$ref") || schema.len() == 1, "{at} has more than a reference: {schema:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_documentation_page_needs_nobody_else() {
+    let gateway = Launch::embedded().start().await;
+    let moved = gateway.get("/docs").await;
+    assert_eq!((moved.status, moved.header("location")), (303, "/docs/"), "{moved:?}");
+    let page = gateway.get("/docs/").await;
+    assert_eq!(page.status, 200);
+    assert!(page.header("content-type").starts_with("text/html"), "{page:?}");
+    let html = page.text();
+    assert!(!html.contains("http://") && !html.contains("https://"), "the page leads elsewhere:\n{html}");
+
+    let assets: Vec<&str> = ["href=\"", "src=\""]
+        .iter()
+        .flat_map(|attribute| html.split(attribute).skip(1).filter_map(|rest| rest.split('"').next()))
+        .collect();
+    assert!(assets.len() >= 4, "{assets:?}");
+    for asset in assets {
+        assert!(!asset.starts_with("//") && !asset.contains(':'), "{asset} is somebody else's");
+        let path =
+            if asset.starts_with('/') { asset.to_owned() } else { format!("/docs/{}", asset.trim_start_matches("./")) };
+        let served = gateway.get(&path).await;
+        assert!(served.status == 200 && !served.body.is_empty(), "{path}: {}", served.status);
+        if asset.contains("initializer") {
+            assert!(served.text().contains("/openapi.json"), "the page shows another document:\n{}", served.text());
+        }
+    }
+}
