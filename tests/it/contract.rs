@@ -570,10 +570,21 @@ async fn after_a_script_flush_the_lane_loads_its_script_again() {
 async fn after_flushall_the_lane_is_admitted_again() {
     let (server, node, _) = redis_node().await;
     let (a, t) = (Lock::new("a"), now());
+    // A lane that was just used sends no heartbeat, which could notice before the acquire does.
+    assert_eq!(ask(node.as_ref(), a.inspect()).await, Vote::Missing);
     server.cmd(&["FLUSHALL"]);
     assert_failed(ask(node.as_ref(), a.acquire(1, t, LONG_MS)).await, Reason::Quarantined, Effect::None);
     recovers(node.as_ref()).await;
     assert_eq!(ask(node.as_ref(), a.acquire(1, t, LONG_MS)).await, Vote::Granted);
+}
+
+#[tokio::test]
+async fn a_lost_marker_is_noticed_by_an_idle_lane() {
+    let (server, node, _) = redis_node().await;
+    server.cmd(&["FLUSHALL"]);
+    // Nothing is asked of the node: the heartbeat alone brings its marker back.
+    eventually("a marker stands again", async || (server.cmd(&["DBSIZE"]).integer() == 1).then_some(())).await;
+    in_state(node.as_ref(), NodeState::Admitted).await;
 }
 
 #[tokio::test]
@@ -688,7 +699,7 @@ async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
     let node = lane(&server.url());
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     assert!(status.detail.contains("slave") && status.detail.contains("REPLICAOF NO ONE"), "{}", status.detail);
-    assert_failed(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Reason::Down, Effect::None);
+    assert_failed(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Reason::Quarantined, Effect::None);
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
     in_state(node.as_ref(), NodeState::Admitted).await;
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);

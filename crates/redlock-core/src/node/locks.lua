@@ -1,4 +1,5 @@
--- Many lock operations in one call. Each stands alone: an error in one is reported for it and touches no other.
+-- Many lock operations in one call. Each stands alone: an error in one is reported for it and touches no other. A call
+-- without operations is the heartbeat.
 --
 -- KEYS[1]  the marker of this node
 -- ARGV[1]  the marker that admits this gateway     ARGV[2]  D in microseconds     ARGV[3]  fence retention in ms
@@ -7,7 +8,7 @@
 --   E owner ttl_ms  | lock           extend
 --   R T:owner       | lock fence     release
 --   I               | lock           inspect
--- Answers: this node's time in microseconds, then for each operation a number or a list that begins with one:
+-- Answers: this node's time in microseconds, 1 or 0 for whether the marker admits the gateway, then for each operation a number or a list that begins with one:
 --   1 granted   11 granted again, to the owner that had it   2 held (pttl, record)   3 stale (fence)   4 extended   5 released   6 missing   7 found (pttl, record)
 --   8 quarantined   9 clock   10 error (text)
 --
@@ -129,7 +130,7 @@ local function inspect(lock)
   return held(7, lock, current)
 end
 
-local out, n, k, a = { now }, 1, 2, 4
+local out, n, k, a = { now, admitted and 1 or 0 }, 2, 2, 4
 while ARGV[a] do
   local op = ARGV[a]
   n = n + 1

@@ -31,7 +31,7 @@ const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 /// A call or heartbeat that takes longer ends the session. Rounds have long given up by then.
 const CALL_DEADLINE: Duration = Duration::from_secs(1);
-/// How often an idle connection is tried.
+/// How often an idle connection is tried. The client's own watch does not fire while the socket's send buffer is full.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Pauses between two attempts to connect, doubled from the first to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -196,8 +196,8 @@ impl Lane {
                     Some(job) => {
                         let status = self.status.borrow();
                         let reason = match status.state {
-                            NodeState::Quarantined => Reason::Quarantined,
-                            NodeState::Admitted | NodeState::Connecting | NodeState::Refused => Reason::Down,
+                            NodeState::Quarantined | NodeState::Refused => Reason::Quarantined,
+                            NodeState::Admitted | NodeState::Connecting => Reason::Down,
                         };
                         job.reply.send(Vote::Failed(Failure::new(reason, Effect::None, status.detail.clone())));
                     }
@@ -223,8 +223,11 @@ impl Lane {
                     }
                     why = session.ended() => return Ok(Outage::Connecting(why)),
                     _ = heartbeat.tick() => {
-                        if std::mem::replace(&mut idle, true) && let Err(error) = session.ping().await {
-                            return Ok(error.into());
+                        // A call without operations: it notices a dead connection, a restart and a lost marker.
+                        if std::mem::replace(&mut idle, true)
+                            && let Err(outage) = self.call(&session, header, script, Vec::new()).await
+                        {
+                            return Ok(outage);
                         }
                         continue;
                     }
@@ -253,8 +256,7 @@ impl Lane {
         for late in jobs.extract_if(.., |job| job.not_after < started && !matches!(*job.op, Op::Release { .. })) {
             late.reply.send(Vote::Failed(Failure::new(Reason::Timeout, Effect::None, "not sent in time")));
         }
-        let Some(first) = jobs.first() else { return Ok(()) };
-        if let Op::Scan { key_prefix, cursor, count } = first.op.as_ref() {
+        if let Some(Op::Scan { key_prefix, cursor, count }) = jobs.first().map(|job| job.op.as_ref()) {
             let result = scan(session, key_prefix, cursor, *count).await;
             self.observer.node_call(self.url.name(), 1, started.elapsed());
             return answer_scan(jobs, result);
@@ -262,11 +264,13 @@ impl Lane {
 
         let (keys, arguments) = codec::encode(header, jobs.iter().map(|job| &job.op));
         let result = session.call(script, keys, arguments).await;
-        self.observer.node_call(self.url.name(), jobs.len(), started.elapsed());
+        if !jobs.is_empty() {
+            self.observer.node_call(self.url.name(), jobs.len(), started.elapsed());
+        }
         let replies = match result {
-            Ok(replies) if replies.len() == jobs.len() + 1 => replies,
+            Ok(replies) if replies.len() == jobs.len() + 2 => replies,
             Ok(replies) => {
-                let text = format!("{} replies to {} operations", replies.len(), jobs.len());
+                let text = format!("{} values in answer to {} operations", replies.len(), jobs.len());
                 fail_all(jobs, Reason::Error, Effect::Possible, &text);
                 return Err(Outage::Connecting(text));
             }
@@ -288,7 +292,8 @@ impl Lane {
             let ours = self.clock.wall_micros() as i64 - started.elapsed().as_micros() as i64 / 2;
             self.observer.clock_offset(self.url.name(), node_time - ours);
         }
-        let mut unfit = None;
+        let admitted = replies.next().and_then(|admitted| admitted.as_i64()) == Some(1);
+        let mut unfit = (!admitted).then_some("its marker was lost or changed: it must be admitted again");
         for (job, reply) in jobs.into_iter().zip(replies) {
             let vote = codec::decode(reply);
             unfit = unfit.or(unfit_by(&vote));
@@ -329,9 +334,6 @@ impl Lane {
 /// Why a node that gives this vote must be looked at again before it may go on voting.
 fn unfit_by(vote: &Vote) -> Option<&'static str> {
     match vote {
-        Vote::Failed(Failure { reason: Reason::Quarantined, .. }) => {
-            Some("its marker was lost or changed: it must be admitted again")
-        }
         Vote::Failed(Failure { reason: Reason::Error, detail, .. }) if detail.starts_with("READONLY") => {
             Some("it takes no writes any more: it has become a replica")
         }

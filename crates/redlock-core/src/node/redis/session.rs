@@ -197,11 +197,6 @@ impl Session {
         self.bounded(self.client.scan_page(cursor.to_owned(), pattern, Some(count), Some(ScanType::String))).await
     }
 
-    /// The heartbeat. Our own, because the client's does not fire while the socket's send buffer is full.
-    pub(super) async fn ping(&self) -> Result<(), SessionError> {
-        self.bounded(self.client.ping(None)).await
-    }
-
     /// A future that was polled once and is dropped at the deadline is still written and its reply consumed: a time-out
     /// here means "unknown", never "not run".
     async fn bounded<T>(&self, command: impl Future<Output = Result<T, Error>>) -> Result<T, SessionError> {
