@@ -699,7 +699,11 @@ async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
     let node = lane(&server.url());
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     assert!(status.detail.contains("slave") && status.detail.contains("REPLICAOF NO ONE"), "{}", status.detail);
-    assert_failed(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Reason::Quarantined, Effect::None);
+    assert_failed(
+        ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
+        Reason::Quarantined,
+        Effect::None,
+    );
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
     in_state(node.as_ref(), NodeState::Admitted).await;
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
