@@ -12,7 +12,7 @@ use bytes::Bytes;
 use redlock_core::clock::SystemClock;
 use redlock_core::node::admission::Generation;
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::redis::{RedisSettings, overwrite_marker};
+use redlock_core::node::redis::{NewMarker, RedisSettings, overwrite_marker};
 use redlock_core::node::{Effect, Holding, Keys, Node, NodeSettings, NodeState, Op, Reason, Record, Vote};
 use redlock_core::{FencingToken, Info};
 use tokio::time::Instant;
@@ -144,6 +144,7 @@ contract! {
     the_same_owner_gets_its_lock_again_in_both_keys_and_never_a_shorter_one
     the_same_owner_with_an_old_t_is_stale
     an_extension_prolongs_and_never_shortens
+    an_extension_of_a_grant_that_its_owner_has_replaced_is_refused
     an_extension_of_an_absent_or_foreign_lock_creates_nothing
     a_release_deletes_exactly_its_own_grant
     a_release_with_an_older_t_keeps_the_newer_grant
@@ -212,6 +213,15 @@ async fn the_same_owner_with_an_old_t_is_stale(kind: Kind) {
         assert_eq!(s.ask(a.acquire(1, old, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
     }
     assert_eq!(s.stored(&a).await.unwrap().0, record(1, t));
+}
+
+async fn an_extension_of_a_grant_that_its_owner_has_replaced_is_refused(kind: Kind) {
+    let (s, a, t) = (subject(kind).await, Lock::new("a"), now());
+    assert_eq!(s.ask(a.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(s.ask(a.acquire(1, t + 1, LONG_MS)).await, Vote::GrantedAgain);
+    assert!(matches!(s.ask(a.extend(1, t, 3 * LONG_MS)).await, Vote::Held(_)));
+    assert_lives(s.stored(&a).await.unwrap().1, LONG_MS);
+    assert_eq!(s.ask(a.extend(1, t + 1, LONG_MS)).await, Vote::Extended);
 }
 
 async fn an_extension_prolongs_and_never_shortens(kind: Kind) {
@@ -752,7 +762,7 @@ async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_over
 
     // The operator's step turns the tables: the new generation votes and the old one does not.
     let url = redlock_core::node::redis::RedisUrl::parse(&server.url()).unwrap();
-    overwrite_marker(&url, &other, true).await.unwrap();
+    overwrite_marker(&url, &other, NewMarker::Final).await.unwrap();
     assert_failed(
         ask(node.as_ref(), Lock::new("b").acquire(1, now(), LONG_MS)).await,
         Reason::Quarantined,
@@ -844,7 +854,7 @@ async fn a_prefix_with_its_own_marker_does_not_disturb_another_on_the_same_serve
     let other = RedisSettings {
         key_prefix: String::new(),
         generation: Generation::new("others", Duration::from_secs(5)),
-        node: NodeSettings::default(),
+        ..redis_settings(NodeSettings::default())
     };
     let plain = lane_with(&server.url(), other, Arc::new(Calls::default()));
     in_state(plain.as_ref(), NodeState::Admitted).await;

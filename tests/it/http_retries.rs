@@ -45,6 +45,8 @@ async fn repeated(gateways: &[&Gateway]) {
     let elsewhere = Lease::from(&keyed(one, "another-job", KEY, 60_000).await);
     assert_ne!(elsewhere.owner(), first.owner(), "one key for two locks must not give them one secret");
 
+    // The first token has been replaced: extending it must not prove a hold that may have had a gap.
+    one.patch("job", &first.token, 60_000).await.problem(409, "not_holder");
     // Whoever cleans up after the lost answer must not release what the repetition got.
     one.delete("job", &first.token).await.problem(409, "not_holder");
     assert_eq!(other.look("job").await["fencing_token"], last.fencing);

@@ -148,7 +148,7 @@ pub(crate) fn generation() -> Generation {
 }
 
 pub(crate) fn redis_settings(node: NodeSettings) -> RedisSettings {
-    RedisSettings { node, key_prefix: PREFIX.into(), generation: generation() }
+    RedisSettings { node, key_prefix: PREFIX.into(), generation: generation(), node_timeout: Duration::from_millis(50) }
 }
 
 pub(crate) fn lane(url: &str) -> Arc<RedisNode> {

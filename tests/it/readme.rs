@@ -74,7 +74,7 @@ fn masked_line(line: &str) -> String {
     for field in ["validity_ms", "elapsed_ms", "expires_in_ms", "retry_after_ms"] {
         line = masked_after(&line, &format!("\"{field}\":"), |c| c.is_ascii_digit(), "<ms>");
     }
-    line = masked_after(&line, "for at most ", |c| c.is_ascii_digit(), "<ms>");
+    line = masked_after(&line, "may expire in ", |c| c.is_ascii_digit(), "<ms>");
     line = masked_shape(&line, "0000-00-00T00:00:00.000Z", "<time>");
     let owner = "h".repeat(40);
     line = masked_shape(&line, &format!("1.0000000000000000.{owner}"), "<token>");
@@ -183,7 +183,7 @@ fn what_nobody_can_foresee_is_masked_and_nothing_else() {
         r#"{"token":"1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b","ttl_ms":30000,"validity_ms": 29}"#;
     assert_eq!(masked(line), r#"{"token":"<token>","ttl_ms":30000,"validity_ms":<ms>}"#);
     assert_eq!(masked("Date: today\nLocation: /locks/a\n\n"), "date: <date>\nLocation: /locks/a");
-    assert_eq!(masked("held for at most 21400 ms more, größer"), "held for at most <ms> ms more, größer");
+    assert_eq!(masked("it may expire in 21400 ms, größer"), "it may expire in <ms> ms, größer");
     assert_ne!(masked("\"state\":\"held\""), masked("\"state\":\"free\""));
 }
 

@@ -1,7 +1,8 @@
 //! Time and chance, as seams: everything the algorithm reads from outside passes through here, so that a simulation can
 //! replace it.
 //!
-//! [`HybridClock`] mints the fencing tokens. It promises strictly increasing tokens within one process, and it learns:
+//! [`HybridClock`] mints the fencing tokens. It promises strictly increasing tokens within one process
+//! (unless the wall clock steps back by more than D, see [`HybridClock::mint`]), and it learns:
 //! a token seen on a node that lies ahead of our own wall clock moves our clock forward, at most by [`MAX_LEAD`], so that
 //! the slower of two gateways does not lose every first try. It does not promise agreement between gateways; the fence
 //! keys on the nodes do that.
@@ -96,13 +97,15 @@ impl HybridClock {
         }
     }
 
-    /// A token larger than all that this clock has minted or observed. `None` when the wall clock is outside the years
+    /// A token larger than all that this clock has minted or observed, as long as those are within D of the wall clock:
+    /// after a step of the wall clock back, larger tokens would only be refused by the nodes, and the fences keep the
+    /// order of each lock all the same. `None` when the wall clock is outside the years
     /// 2001 to 2255.
     pub fn mint(&self) -> Option<FencingToken> {
         let now = self.clock.wall_micros() + self.lead.load(Ordering::Relaxed);
         let mut last = self.last.load(Ordering::Relaxed);
         loop {
-            let next = now.max(last + 1);
+            let next = if last > now + self.max_offset_micros { now } else { now.max(last + 1) };
             match self.last.compare_exchange_weak(last, next, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return FencingToken::new(next),
                 Err(newer) => last = newer,
@@ -111,12 +114,12 @@ impl HybridClock {
     }
 
     /// Takes note of a token stored on a node, so that the next mint is larger. Answers false, and learns nothing, when
-    /// the token lies more than D ahead of our wall clock: one wild fence must not drive the tokens of all locks out of
-    /// the range that nodes accept.
+    /// the token lies more than three quarters of D ahead of our wall clock: one wild fence must not drive the tokens of
+    /// all locks out of the range that nodes accept, and the last quarter is for nodes whose clocks are behind ours.
     pub fn observe(&self, seen: FencingToken) -> bool {
         let wall = self.clock.wall_micros();
         let ahead = seen.get().saturating_sub(wall);
-        if ahead > self.max_offset_micros {
+        if ahead > self.max_offset_micros / 4 * 3 {
             return false;
         }
         self.lead.fetch_max(ahead.min(MAX_LEAD.as_micros() as u64), Ordering::Relaxed);
@@ -157,7 +160,7 @@ mod tests {
         let (wall, clock) = clock();
         let first = clock.mint().unwrap();
         let second = clock.mint().unwrap();
-        wall.0.store(WALL - 5_000_000, Ordering::Relaxed);
+        wall.0.store(WALL - 1_900_000, Ordering::Relaxed);
         let third = clock.mint().unwrap();
         assert!(first.get() == WALL && second > first && third > second);
     }
@@ -169,7 +172,7 @@ mod tests {
         assert_eq!(clock.mint().unwrap().get(), WALL + 500_001);
         wall.0.store(WALL + 10_000_000, Ordering::Relaxed);
         assert_eq!(clock.mint().unwrap().get(), WALL + 10_500_000, "the learned lead of 0.5 s remains");
-        assert!(clock.observe(FencingToken::new(WALL + 11_900_000).unwrap()));
+        assert!(clock.observe(FencingToken::new(WALL + 11_400_000).unwrap()));
         wall.0.store(WALL + 20_000_000, Ordering::Relaxed);
         assert_eq!(clock.mint().unwrap().get(), WALL + 21_000_000, "the lead is capped at 1 s");
     }
@@ -177,8 +180,18 @@ mod tests {
     #[test]
     fn one_wild_fence_does_not_poison_the_tokens_of_all_locks() {
         let (_, clock) = clock();
-        assert!(!clock.observe(FencingToken::new(WALL + 2_000_001).unwrap()));
+        assert!(!clock.observe(FencingToken::new(WALL + 1_500_001).unwrap()));
         assert!(!clock.observe(FencingToken::MAX));
         assert_eq!(clock.mint().unwrap().get(), WALL);
+    }
+
+    #[test]
+    fn a_wall_clock_that_was_far_ahead_for_a_while_does_not_stop_all_locks_for_as_long() {
+        let (wall, clock) = clock();
+        wall.0.store(WALL + 3_600_000_000, Ordering::Relaxed);
+        clock.mint().unwrap();
+        wall.0.store(WALL + 1_000, Ordering::Relaxed);
+        let tokens = [clock.mint().unwrap().get(), clock.mint().unwrap().get()];
+        assert_eq!(tokens, [WALL + 1_000, WALL + 1_001]);
     }
 }

@@ -105,10 +105,6 @@ impl Record {
         (separators == (&b':', &b':')).then(|| (LockToken::new(owner, fencing), info))
     }
 
-    pub(crate) fn owner_bytes(&self) -> Bytes {
-        self.0.slice(Self::OWNER_AT..Self::GRANT_LEN)
-    }
-
     pub(crate) fn owner_text(&self) -> &[u8] {
         self.0.get(Self::OWNER_AT..Self::GRANT_LEN).unwrap_or_default()
     }
@@ -130,11 +126,11 @@ pub enum Op {
         /// How long.
         ttl: Ttl,
     },
-    /// Prolong the lock if this owner has it; never shorten it.
+    /// Prolong the lock if it is this very grant, owner and T; never shorten it.
     Extend {
         /// The lock's keys.
         keys: Keys,
-        /// Who claims to hold it; only its owner counts.
+        /// The grant to prolong.
         record: Record,
         /// How long from now.
         ttl: Ttl,
@@ -177,7 +173,7 @@ pub enum Vote {
         /// The last T stored for this lock.
         fence: FencingToken,
     },
-    /// The lock is this owner's and lives at least the asked TTL from now.
+    /// The lock is still this grant and lives at least the asked TTL from now.
     Extended,
     /// The lock was this owner's and is gone now; the fence is at T or above.
     Released,
@@ -422,8 +418,21 @@ pub struct NodeSettings {
     pub max_clock_offset: Duration,
     /// How long a fence outlives the last grant; must exceed what gateway clocks may differ by.
     pub fence_retention: Duration,
-    /// Which rules are on: all, outside of mutation tests.
+    /// Which rules are on.
+    #[cfg(feature = "mutation-testing")]
     pub rules: Rules,
+}
+
+impl NodeSettings {
+    #[cfg(feature = "mutation-testing")]
+    pub(crate) fn rules(&self) -> Rules {
+        self.rules
+    }
+
+    #[cfg(not(feature = "mutation-testing"))]
+    pub(crate) fn rules(&self) -> Rules {
+        Rules::ALL
+    }
 }
 
 impl Default for NodeSettings {
@@ -432,6 +441,7 @@ impl Default for NodeSettings {
         Self {
             max_clock_offset: Duration::from_secs(2),
             fence_retention: Duration::from_secs(30 * 60),
+            #[cfg(feature = "mutation-testing")]
             rules: Rules::ALL,
         }
     }

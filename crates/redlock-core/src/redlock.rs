@@ -3,13 +3,15 @@
 //! Everything here is safe to cancel. A future that is dropped half-way leaves nothing behind: what it may have set is
 //! released, on the clean-up's own deadline.
 
+mod list;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use self::list::{ListCursor, LockPage};
 use crate::cleanup::Cleanup;
 use crate::clock::{Clock, Entropy, HybridClock, OsEntropy, SystemClock};
 use crate::error::{HeldBy, LockError, NodeAnswer, NodeReport};
@@ -26,8 +28,11 @@ use crate::validity;
 /// so more than a few mean that other gateways outrun us; then the attempt fails like any other.
 const MAX_FENCING_TRIES: u32 = 8;
 
-/// Scans of a node for one page of a listing: bounds how long a page takes on nodes with many keys and few locks.
-const MAX_SCANS: u32 = 64;
+/// Tries after the first when contenders have split the votes.
+const MAX_SPLIT_TRIES: u32 = 3;
+
+/// The shortest pause before such a try, where a round takes even less.
+const SPLIT_PAUSE: Duration = Duration::from_millis(2);
 
 /// What all gateways of a cluster must agree on, and how patient this one is.
 #[derive(Debug, Clone)]
@@ -151,45 +156,6 @@ pub enum NodeView {
     Pending,
 }
 
-/// A page of held locks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LockPage {
-    /// Held locks, in no particular order.
-    pub locks: Vec<(LockName, HeldBy)>,
-    /// Where the next page begins; `None` at the end.
-    pub next: Option<ListCursor>,
-}
-
-/// Where a listing stands: the node being read, its own cursor, and the nodes read before.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ListCursor {
-    node: usize,
-    walked: u32,
-    at: Bytes,
-}
-
-impl ListCursor {
-    /// Text that [`ListCursor::parse`] reads back.
-    pub fn text(&self) -> String {
-        let at: String = self.at.iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("{}-{:x}-{at}", self.node, self.walked)
-    }
-
-    /// `None` for what is no cursor.
-    pub fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.split('-');
-        let node = parts.next()?.parse().ok().filter(|node| *node < Quorum::MAX_NODES)?;
-        let walked = u32::from_str_radix(parts.next()?, 16).ok()?;
-        let hex = parts.next()?;
-        if parts.next().is_some() || !hex.is_ascii() || hex.len() % 2 != 0 || hex.len() > 4096 {
-            return None;
-        }
-        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-        let at = hex.as_bytes().chunks(2).map(byte).collect::<Option<Vec<_>>>()?.into();
-        Some(Self { node, walked, at })
-    }
-}
-
 /// Why a [`Redlock`] cannot be made.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SettingsError {
@@ -235,13 +201,27 @@ impl Redlock {
         Ok(Self { shared: Arc::new(Shared { nodes, quorum, settings, seams, tokens, cleanup }) })
     }
 
-    /// Tries once to get the lock.
+    /// Tries to get the lock, without waiting for a holder. Only when contenders have split the votes so that nobody can
+    /// have a majority, it tries again, after a random pause longer than a round.
     ///
     /// # Errors
     /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then), [`LockError::TtlTooLong`].
     pub async fn acquire(&self, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Lease, LockError> {
         let claim = self.claim(options.owner);
-        self.attempt(name, ttl, claim, &options.info).await
+        let mut tries = 0;
+        loop {
+            let started = Instant::now();
+            let error = match self.attempt(name, ttl, claim, &options.info).await {
+                Err(Denial::Split(error)) if tries < MAX_SPLIT_TRIES => error,
+                Err(Denial::Split(error) | Denial::Final(error)) => return Err(error),
+                Ok(lease) => return Ok(lease),
+            };
+            tries += 1;
+            tracing::debug!(lock = %name, tries, %error, "the votes were split");
+            // From one to three rounds, more the next time: who wakes first finds the others gone.
+            let round = started.elapsed().max(SPLIT_PAUSE);
+            tokio::time::sleep(round.mul_f64(1.0 + 2.0 * self.shared.seams.entropy.unit()) * tries).await;
+        }
     }
 
     /// Tries until the lock is granted or the policy is exhausted; the last error is returned.
@@ -261,8 +241,9 @@ impl Redlock {
         loop {
             let error = match self.attempt(name, ttl, claim, &options.info).await {
                 Ok(lease) => return Ok(lease),
-                Err(error @ (LockError::Held(_) | LockError::NoQuorum(_))) => error,
-                Err(error) => return Err(error),
+                Err(Denial::Split(error)) => error,
+                Err(Denial::Final(error @ (LockError::Held(_) | LockError::NoQuorum(_)))) => error,
+                Err(Denial::Final(error)) => return Err(error),
             };
             tries += 1;
             match policy.pause(tries, started.elapsed(), self.shared.seams.entropy.unit()) {
@@ -279,7 +260,7 @@ impl Redlock {
         }
     }
 
-    async fn attempt(&self, name: &LockName, ttl: Ttl, claim: Claim, info: &Info) -> Result<Lease, LockError> {
+    async fn attempt(&self, name: &LockName, ttl: Ttl, claim: Claim, info: &Info) -> Result<Lease, Denial> {
         let shared = &self.shared;
         self.check_ttl(ttl)?;
         let started = shared.seams.clock.monotonic();
@@ -288,9 +269,8 @@ impl Redlock {
         let mut undo = Undo { shared, keys, claim, tries: Vec::new() };
         for last in (1..=MAX_FENCING_TRIES).map(|n| n == MAX_FENCING_TRIES) {
             let Some(fencing) = shared.tokens.mint() else {
-                return Err(LockError::NoQuorum(
-                    shared.reports_of(Reason::Clock, "this machine's wall clock is wrong"),
-                ));
+                let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
+                return Err(LockError::NoQuorum(reports).into());
             };
             let token = LockToken::new(claim.owner, fencing);
             let record = Record::new(&token, info);
@@ -310,22 +290,31 @@ impl Redlock {
                 Decision::Yes => {
                     let mut lease = shared.lease(token, ttl, started, &outcome);
                     if self.validity(&lease).is_none() {
-                        return Err(LockError::NoQuorum(shared.reports(&outcome)));
+                        return Err(LockError::NoQuorum(shared.reports(&outcome)).into());
                     }
                     lease.renewed = undo.renews();
                     undo.disarm();
                     return Ok(lease);
                 }
-                Decision::No => return Err(LockError::Held(held_by(shared.quorum, &outcome.votes))),
+                Decision::No => {
+                    // Refusals for different contenders say little: the votes still out tell whether one of them wins.
+                    let quorum = shared.quorum;
+                    let clear = |votes: &[Option<Vote>]| holds(quorum, votes) || !can_hold(quorum, votes);
+                    let votes = round.votes_until(deadline, clear).await;
+                    let held = LockError::Held(held_by(quorum, &votes));
+                    return Err(if can_hold(quorum, &votes) { held.into() } else { Denial::Split(held) });
+                }
                 Decision::Neither | Decision::Open if saw_fence && believable && !last => {}
-                Decision::Neither | Decision::Open => return Err(LockError::NoQuorum(shared.reports(&outcome))),
+                Decision::Neither | Decision::Open => {
+                    return Err(LockError::NoQuorum(shared.reports(&outcome)).into());
+                }
             }
         }
         unreachable!("the last try always returns")
     }
 
     /// Prolongs a lock: from now on it lives at least `ttl`; it is never shortened. Success proves that the owner has
-    /// held it without a gap.
+    /// held it without a gap: a lock that the same owner lost and got again has a newer token.
     ///
     /// # Errors
     /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. [`LockError::Unknown`]: the old deadline stands.
@@ -385,78 +374,6 @@ impl Redlock {
         let outcome = shared.round(Op::Inspect { keys }, deadline).outcome(deadline, limit).await;
         let nodes = shared.names().zip(&outcome.votes).map(|(name, vote)| (name, node_view(vote.as_ref()))).collect();
         Inspection { state: lock_state(shared.quorum, &outcome), nodes }
-    }
-
-    /// A page of held locks whose names begin with `prefix`. Reads one node after the other until so many were read that
-    /// no majority can be missed, and asks all nodes about every lock it meets. Locks that come or go during a listing
-    /// may be missed or shown twice, and those of a node that stops answering during it shown twice.
-    ///
-    /// # Errors
-    /// [`LockError::NoQuorum`] when too few nodes can be read.
-    pub async fn list(&self, prefix: &str, limit: usize, cursor: ListCursor) -> Result<LockPage, LockError> {
-        let shared = &self.shared;
-        let limit = limit.max(1);
-        let mut cursor = cursor;
-        let mut locks = Vec::new();
-        let mut failures = Vec::new();
-        let key_prefix = Bytes::from(format!("{}{prefix}", shared.settings.key_prefix));
-        // Keys that are no locks are passed over by the nodes, so a page may take many scans, or end with few locks.
-        for _ in 0..MAX_SCANS {
-            let walked_enough = cursor.walked.count_ones() as usize >= shared.quorum.blocking();
-            if walked_enough || cursor.node >= shared.nodes.len() || locks.len() >= limit {
-                break;
-            }
-            let count = u32::try_from(limit - locks.len()).unwrap_or(u32::MAX).max(16);
-            let op = Op::Scan { key_prefix: key_prefix.clone(), cursor: cursor.at.clone(), count };
-            match shared.ask_one(cursor.node, op).await {
-                Some(Vote::Page { keys, next }) => {
-                    self.add_held(&keys, cursor.walked, &mut locks).await;
-                    cursor.at = next.unwrap_or_default();
-                    if cursor.at.is_empty() {
-                        cursor.walked |= 1 << cursor.node;
-                        cursor.node += 1;
-                    }
-                }
-                vote => {
-                    // Skipped: other nodes can make up for it. What was shown of it stays right.
-                    let name = shared.nodes[cursor.node].name().to_owned();
-                    failures.push(NodeReport { node: name, answer: answer(vote.as_ref()) });
-                    cursor = ListCursor { node: cursor.node + 1, walked: cursor.walked, at: Bytes::new() };
-                }
-            }
-        }
-        let complete = cursor.walked.count_ones() as usize >= shared.quorum.blocking();
-        if !complete && cursor.node >= shared.nodes.len() {
-            return Err(LockError::NoQuorum(failures));
-        }
-        Ok(LockPage { locks, next: (!complete).then_some(cursor) })
-    }
-
-    /// Adds those of a node's lock keys that a majority holds and that no node read before has shown.
-    async fn add_held(&self, keys: &[Bytes], walked: u32, locks: &mut Vec<(LockName, HeldBy)>) {
-        let shared = &self.shared;
-        let limit = shared.settings.node_timeout;
-        let deadline = Instant::now() + limit;
-        let name_of = |key: &Bytes| {
-            let name = std::str::from_utf8(key).ok()?.strip_prefix(&shared.settings.key_prefix)?;
-            LockName::parse(name).ok()
-        };
-        let rounds: Vec<_> = keys
-            .iter()
-            .filter_map(name_of)
-            .filter(|name| locks.iter().all(|(listed, _)| listed != name))
-            .map(|name| {
-                let op = Op::Inspect { keys: Keys::new(&shared.settings.key_prefix, &name) };
-                (name, shared.round(op, deadline))
-            })
-            .collect();
-        for (name, round) in rounds {
-            let outcome = round.outcome(deadline, limit).await;
-            let shown = round.found_on(walked, deadline).await;
-            if let (false, LockState::Held(by)) = (shown, lock_state(shared.quorum, &outcome)) {
-                locks.push((name, by));
-            }
-        }
     }
 
     /// Undoes a grant that nobody will use, without waiting: the answer could not be delivered. Does nothing when the
@@ -531,17 +448,6 @@ impl Shared {
         Round::start_on(&self.nodes, self.quorum, op, not_after, &self.seams.observer, cleanup, mask)
     }
 
-    async fn ask_one(&self, node: usize, op: Op) -> Option<Vote> {
-        // A scan is no lock operation: it may take longer than a vote.
-        let limit = self.settings.node_timeout * 10;
-        let deadline = Instant::now() + limit;
-        let observer = &self.seams.observer;
-        let one = Quorum::new(1).expect("one node is a cluster");
-        let nodes = &self.nodes[node..=node];
-        let round = Round::start(nodes, one, op, deadline, observer);
-        round.outcome(deadline, limit).await.votes.into_iter().next().flatten()
-    }
-
     /// Never above a tenth of the TTL, so that a round with hung nodes leaves most of the lease.
     fn round_limit(&self, ttl: Ttl) -> Duration {
         self.settings.node_timeout.min(ttl.duration() / 10)
@@ -572,6 +478,20 @@ impl Shared {
     fn reports_of(&self, reason: Reason, detail: &str) -> Vec<NodeReport> {
         let failure = || NodeAnswer::Failed(Failure::new(reason, Effect::None, detail));
         self.names().map(|node| NodeReport { node, answer: failure() }).collect()
+    }
+}
+
+/// Why an attempt failed.
+enum Denial {
+    /// Enough nodes refused, but for different contenders: nobody has a majority.
+    Split(LockError),
+    /// Anything else.
+    Final(LockError),
+}
+
+impl From<LockError> for Denial {
+    fn from(error: LockError) -> Self {
+        Self::Final(error)
     }
 }
 
@@ -608,14 +528,27 @@ impl Drop for Undo<'_> {
     fn drop(&mut self) {
         // The release of the last T covers the earlier ones: they are smaller and of the same owner.
         let Some((record, _)) = self.tries.last() else { return };
-        let op = Arc::new(Op::Release { keys: self.keys.clone(), record: record.clone() });
-        let undo = |round: &Arc<Round>| match self.claim.shared {
-            false => round.touched(),
-            true => round.abandon(op.clone(), self.shared.cleanup.clone()),
-        };
-        let mask = self.tries.iter().fold(0, |mask, (_, round)| mask | undo(round));
-        if mask != 0 {
-            self.shared.release_on(op, mask);
+        let release = |record: Record| Arc::new(Op::Release { keys: self.keys.clone(), record });
+        let undo = release(record.clone());
+        let rounds = || self.tries.iter().map(|(_, round)| round);
+        let touched = rounds().fold(0, |mask, round| mask | round.touched());
+        if !self.claim.shared {
+            if touched != 0 {
+                self.shared.release_on(undo, touched);
+            }
+            return;
+        }
+        let cleanup = &self.shared.cleanup;
+        let fresh = rounds().fold(0, |mask, round| mask | round.abandon(undo.clone(), cleanup.clone()));
+        if fresh != 0 {
+            self.shared.release_on(undo, fresh);
+        }
+        // Nodes that may have had the lock already: what they store must stay, but an acquire that is still in flight
+        // must not take effect any more. A release for nobody deletes nothing and leaves the fence at T.
+        let unknown = touched & !fresh;
+        if let (true, Some((token, _))) = (unknown != 0, record.parse()) {
+            let nobody = LockToken::new(self.shared.seams.entropy.owner(), token.fencing());
+            self.shared.release_on(release(Record::new(&nobody, &Info::default())), unknown);
         }
     }
 }
@@ -645,13 +578,21 @@ fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
     round::agreeing(votes).map_or_else(HeldBy::default, |(holding, _)| HeldBy::from_holding(holding, expires_in))
 }
 
-/// Extend and release: gone, or somebody else's?
+/// Extend and release: gone, or somebody else's? A minority may show a try that lost; only what can still be a majority is
+/// a holder.
 fn not_held(quorum: Quorum, votes: &[Option<Vote>]) -> LockError {
-    if votes.iter().flatten().any(|vote| matches!(vote, Vote::Held(_))) {
-        LockError::NotHolder(held_by(quorum, votes))
-    } else {
-        LockError::Lost
-    }
+    if can_hold(quorum, votes) { LockError::NotHolder(held_by(quorum, votes)) } else { LockError::Lost }
+}
+
+/// Whether a majority shows one holder.
+fn holds(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
+    round::agreeing(votes).is_some_and(|(_, count)| count >= quorum.size())
+}
+
+/// Whether one of those who have the lock on some nodes may have it on a majority, as far as the votes tell.
+fn can_hold(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
+    let unheard = votes.iter().filter(|vote| matches!(vote, None | Some(Vote::Failed(_)))).count();
+    round::agreeing(votes).is_some_and(|(_, count)| count + unheard >= quorum.size())
 }
 
 fn lock_state(quorum: Quorum, outcome: &Outcome) -> LockState {

@@ -110,20 +110,28 @@ impl Round {
     /// Whether one of the nodes whose bit is set found something. Their votes may come after the deciding one: waits for
     /// them, at most until `deadline`. To be called when the round is decided.
     pub(crate) async fn found_on(&self, mask: u32, deadline: Instant) -> bool {
-        let all = std::future::poll_fn(|cx| {
+        let among = |votes: &[Option<Vote>], is: fn(&Option<Vote>) -> bool| {
+            votes.iter().enumerate().any(|(index, vote)| mask & (1 << index) != 0 && is(vote))
+        };
+        let found = |votes: &[Option<Vote>]| among(votes, |vote| matches!(vote, Some(Vote::Found(_))));
+        let unheard = |votes: &[Option<Vote>]| among(votes, Option::is_none);
+        found(&self.votes_until(deadline, |votes| found(votes) || !unheard(votes)).await)
+    }
+
+    /// The votes when they are as wanted, or all in, or at `deadline`; also those after the deciding one.
+    pub(crate) async fn votes_until(
+        &self,
+        deadline: Instant,
+        wanted: impl Fn(&[Option<Vote>]) -> bool,
+    ) -> Vec<Option<Vote>> {
+        let reached = std::future::poll_fn(|cx| {
             self.decided.register(cx.waker());
             let ballot = self.lock();
-            let of = |index: &usize| mask & (1 << index) != 0;
-            let mut votes = (0..ballot.votes.len()).filter(of).map(|index| &ballot.votes[index]);
-            if votes.clone().any(|vote| matches!(vote, Some(Vote::Found(_)))) {
-                Poll::Ready(true)
-            } else if votes.all(Option::is_some) {
-                Poll::Ready(false)
-            } else {
-                Poll::Pending
-            }
+            let enough = wanted(&ballot.votes) || ballot.votes.iter().all(Option::is_some);
+            if enough { Poll::Ready(()) } else { Poll::Pending }
         });
-        tokio::time::timeout_at(deadline, all).await.unwrap_or(false)
+        let _ = tokio::time::timeout_at(deadline, reached).await;
+        self.lock().votes.clone()
     }
 
     /// The nodes that have done, or may still do, what was asked.
@@ -174,7 +182,7 @@ impl Voter for Round {
         ballot.votes[node] = Some(vote);
         if ballot.decision != Decision::Open {
             drop(ballot);
-            // Somebody may still want to hear this node: see `found_on`.
+            // Somebody may still want to hear this node: see `votes_until`.
             self.decided.wake();
             return;
         }

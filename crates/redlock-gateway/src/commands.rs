@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlock_core::clock::SystemClock;
 use redlock_core::node::admission::Generation;
-use redlock_core::node::redis::{Probe, RedisSettings, RedisUrl, overwrite_marker, probe};
+use redlock_core::node::redis::{NewMarker, Probe, RedisSettings, RedisUrl, overwrite_marker, probe};
 use redlock_core::quorum::Quorum;
 
 use crate::config::{Config, Nodes, show};
@@ -23,7 +23,8 @@ pub async fn check(config: &Config) -> bool {
     for url in urls {
         match probe(url, &settings, &SystemClock).await {
             Ok(found) => {
-                admitted += usize::from(found.refusal.is_none());
+                let clock_agrees = found.clock_offset_micros.unsigned_abs() <= config.clock_skew.as_micros() as u64;
+                admitted += usize::from(found.refusal.is_none() && clock_agrees);
                 print_probe(url, &found, &settings, config.clock_skew);
             }
             Err(why) => println!("{url}: UNREACHABLE: {why}"),
@@ -59,13 +60,18 @@ fn print_probe(url: &RedisUrl, found: &Probe, settings: &RedisSettings, skew: Du
         facts.evicted_keys,
     );
     match &found.refusal {
+        None if Duration::from_micros(found.clock_offset_micros.unsigned_abs()) > skew => {
+            println!("  WOULD REFUSE every vote: its clock is more than {} from this machine's", show(skew));
+        }
         None => println!("  would be admitted"),
         Some(why) => println!("  REFUSED: {why}"),
     }
 }
 
-/// Moves all nodes to this configuration's markers. All must answer; votes stop for the time that locks of the old
-/// configuration may still live.
+/// Moves all nodes to this configuration's markers. All must answer; their votes stop for the time that locks of the old
+/// configuration may still live. An interrupted run is taken up by running it again: it waits as long.
+///
+/// Nodes of the old set that are not in the new one are out of its reach: it says that their gateways must be stopped.
 pub async fn reconfigure(config: &Config, really: bool) -> Result<(), String> {
     let Nodes::Redis(urls) = &config.nodes else {
         return Err("--node: none given; embedded nodes have no markers".into());
@@ -83,20 +89,25 @@ pub async fn reconfigure(config: &Config, really: bool) -> Result<(), String> {
         println!("{url}: marker is {:?}, will be {:?}", stands, settings.generation.config());
     }
     let wait = longest + config.clock_skew;
+    println!("CAUTION: nodes that leave the set are not among these: first stop every gateway that still uses them");
     if !really {
         println!(
-            "nothing was changed; with --yes: no gateway can grant locks for {}, then the new markers count",
+            "nothing was changed; with --yes: these nodes give no votes for {}, then the new markers count",
             show(wait)
         );
         return Ok(());
     }
     for url in urls {
-        overwrite_marker(url, &settings, false).await.map_err(|why| format!("{url}: {why}; run it again"))?;
+        overwrite_marker(url, &settings, NewMarker::UnderWay { longest_ttl: longest })
+            .await
+            .map_err(|why| format!("{url}: {why}; run it again"))?;
     }
-    println!("all votes are stopped; waiting {} until no lock of the old configuration can live", show(wait));
+    println!("these nodes give no votes now; waiting {} until no lock of the old configuration can live", show(wait));
     tokio::time::sleep(wait).await;
     for url in urls {
-        overwrite_marker(url, &settings, true).await.map_err(|why| format!("{url}: {why}; run it again"))?;
+        overwrite_marker(url, &settings, NewMarker::Final)
+            .await
+            .map_err(|why| format!("{url}: {why}; run it again"))?;
     }
     println!("done: {} nodes carry the new marker", urls.len());
     Ok(())

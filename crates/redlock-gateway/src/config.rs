@@ -39,8 +39,9 @@ pub enum Command {
     },
     /// Validate the configuration and look at every node; exit 1 when no majority of nodes would be admitted.
     Check(Flags),
-    /// After an intended change of the node set or of max_ttl: stop every gateway's votes, wait until no lock of the old
-    /// configuration can live, and write the new markers. All nodes must answer.
+    /// After an intended change of the node set or of max_ttl: stop the votes of the given nodes, wait until no lock of
+    /// the old configuration can live, and write the new markers. All nodes must answer. Gateways that use nodes which
+    /// left the set must be stopped first.
     Reconfigure {
         /// Do it. Without this flag it only says what it would do.
         #[arg(long)]
@@ -95,6 +96,12 @@ pub struct Flags {
     /// Open connections; more are closed at once [default: 10000]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = parse_count)]
     pub max_connections: Option<usize>,
+    /// How long a connection may be idle, or take to send the head of a request, before it is closed [default: 75s]
+    ///
+    /// Should exceed what proxies and client pools in front keep idle connections for (often 60s): they would use one
+    /// that was just closed.
+    #[arg(long, value_name = "DURATION", env = "REDLOCK_IDLE_TIMEOUT")]
+    pub idle_timeout: Option<String>,
     /// Requests being worked on at the same time; more are answered 503 [default: 4096]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = parse_count)]
     pub max_in_flight: Option<usize>,
@@ -134,6 +141,7 @@ struct File {
     key_prefix: Option<String>,
     max_waiters: Option<usize>,
     max_connections: Option<usize>,
+    idle_timeout: Option<String>,
     max_in_flight: Option<usize>,
     cluster: Option<String>,
     allow_anonymous: Option<bool>,
@@ -153,6 +161,7 @@ pub struct Config {
     pub key_prefix: String,
     pub cluster: Option<String>,
     pub max_connections: usize,
+    pub idle_timeout: Duration,
     pub max_in_flight: usize,
     pub log_format: Option<LogFormat>,
     pub shutdown_grace: Duration,
@@ -235,6 +244,8 @@ impl Config {
         let clock_skew = flags.clock_skew.or(file.clock_skew);
         // Fences outlive a grant by half an hour, which has to exceed what clocks may differ by.
         let clock_skew = duration("--clock-skew", clock_skew, "2s", second / 10..=second * 600)?;
+        let idle_timeout = flags.idle_timeout.or(file.idle_timeout);
+        let idle_timeout = duration("--idle-timeout", idle_timeout, "75s", second..=second * 3600)?;
         let shutdown_grace = flags.shutdown_grace.or(file.shutdown_grace);
         let shutdown_grace = duration("--shutdown-grace", shutdown_grace, "20s", Duration::ZERO..=second * 3600)?;
         let drift_factor = flags.drift_factor.or(file.drift_factor).unwrap_or(0.01);
@@ -258,6 +269,7 @@ impl Config {
             key_prefix,
             cluster: flags.cluster.or(file.cluster),
             max_connections: count("--max-connections", flags.max_connections.or(file.max_connections), 10_000)?,
+            idle_timeout,
             max_in_flight: count("--max-in-flight", flags.max_in_flight.or(file.max_in_flight), 4_096)?,
             log_format: flags.log_format.or(file.log_format),
             shutdown_grace,

@@ -99,7 +99,8 @@ fn announce(config: &Config, running: &Running) {
             eprintln!("  CAUTION: a master that restarts without its data votes again at once. Run masters with");
             eprintln!("  appendonly yes, appendfsync always and maxmemory-policy noeviction.");
             if urls.len() % 2 == 0 {
-                eprintln!("  CAUTION: {} nodes tolerate no more failures than {}.", urls.len(), urls.len() - 1);
+                let (even, odd) = (urls.len(), urls.len() - 1);
+                eprintln!("  CAUTION: {even} nodes survive no more failures than {odd} nodes would.");
             }
         }
     }

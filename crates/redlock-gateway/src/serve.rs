@@ -25,8 +25,6 @@ use crate::gateway::Gateway;
 use crate::http;
 use crate::telemetry::Telemetry;
 
-/// For the head of a request to arrive.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Head and buffered body of one connection; larger heads are answered 431.
 const CONNECTION_BUFFER: usize = 64 * 1024;
 const UPKEEP: Duration = Duration::from_secs(5);
@@ -58,7 +56,8 @@ pub async fn run(
         .http_builder()
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
+        // Counts from the end of the last request: it bounds idle connections and slow request heads alike.
+        .header_read_timeout(config.idle_timeout)
         .max_buf_size(CONNECTION_BUFFER)
         .http2()
         .timer(TokioTimer::new())
@@ -117,8 +116,8 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
             urls.iter().map(|url| Arc::new(start(url)) as Arc<dyn Node>).collect()
         }
     };
-    if let even @ (2 | 4 | 6 | 8) = nodes.len() {
-        tracing::warn!(nodes = even, "an even number of nodes tolerates no more failures than one node fewer");
+    if nodes.len().is_multiple_of(2) {
+        tracing::warn!(nodes = nodes.len(), "an even number of nodes tolerates no more failures than one node fewer");
     }
     let settings = Settings {
         key_prefix: config.key_prefix.clone(),
@@ -145,6 +144,7 @@ pub(crate) fn redis_settings(config: &Config, cluster: &str) -> RedisSettings {
         node: NodeSettings { max_clock_offset: config.clock_skew, ..NodeSettings::default() },
         key_prefix: config.key_prefix.clone(),
         generation: Generation::new(cluster, config.limits.max_ttl.duration()),
+        node_timeout: config.node_timeout,
     }
 }
 

@@ -93,23 +93,26 @@ fn outcomes_of(operation: Operation) -> &'static [Outcome] {
     }
 }
 
-fn vote_word(vote: &Vote) -> &'static str {
-    match vote {
-        Vote::Granted => "granted",
-        Vote::GrantedAgain => "granted_again",
-        Vote::Held(_) => "held",
-        Vote::Stale { .. } => "stale",
-        Vote::Extended => "extended",
-        Vote::Released => "released",
-        Vote::Missing => "missing",
-        Vote::Found(_) => "found",
-        Vote::Page { .. } => "page",
-        Vote::Failed(Failure { reason, .. }) => reason.as_str(),
-    }
+/// All votes in the order of [`vote_index`].
+fn vote_words() -> impl Iterator<Item = &'static str> {
+    let answers = ["granted", "granted_again", "held", "stale", "extended", "released", "missing", "found", "page"];
+    answers.into_iter().chain(Reason::ALL.map(Reason::as_str))
 }
 
-const VOTES: [&str; 9] =
-    ["granted", "granted_again", "held", "stale", "extended", "released", "missing", "found", "page"];
+fn vote_index(vote: &Vote) -> usize {
+    match vote {
+        Vote::Granted => 0,
+        Vote::GrantedAgain => 1,
+        Vote::Held(_) => 2,
+        Vote::Stale { .. } => 3,
+        Vote::Extended => 4,
+        Vote::Released => 5,
+        Vote::Missing => 6,
+        Vote::Found(_) => 7,
+        Vote::Page { .. } => 8,
+        Vote::Failed(Failure { reason, .. }) => 9 + *reason as usize,
+    }
+}
 
 /// All metrics of one gateway.
 pub struct Telemetry {
@@ -128,7 +131,7 @@ pub struct Telemetry {
 struct NodeMetrics {
     name: String,
     duration: Histogram,
-    votes: HashMap<&'static str, Counter>,
+    votes: Vec<Counter>,
     offset: Gauge,
     restarts: Counter,
     evicted: Gauge,
@@ -246,7 +249,7 @@ impl Observer for Telemetry {
     }
 
     fn vote(&self, node: usize, vote: &Vote) {
-        if let Some(counter) = self.nodes.get(node).and_then(|node| node.votes.get(vote_word(vote))) {
+        if let Some(counter) = self.nodes.get(node).and_then(|node| node.votes.get(vote_index(vote))) {
             counter.increment(1);
         }
     }
@@ -264,13 +267,10 @@ impl NodeMetrics {
         let with = |key: &'static str, value: &'static str| {
             vec![Label::new("node", name.to_owned()), Label::from_static_parts(key, value)]
         };
-        let words = VOTES.into_iter().chain(Reason::ALL.map(Reason::as_str));
         Self {
             name: name.to_owned(),
             duration: metrics::histogram!("redlock_node_request_duration_seconds", node()),
-            votes: words
-                .map(|word| (word, metrics::counter!("redlock_node_votes_total", with("vote", word))))
-                .collect(),
+            votes: vote_words().map(|word| metrics::counter!("redlock_node_votes_total", with("vote", word))).collect(),
             offset: metrics::gauge!("redlock_node_clock_offset_seconds", node()),
             restarts: metrics::counter!("redlock_node_restarts_total", node()),
             evicted: metrics::gauge!("redlock_node_evicted_keys", node()),

@@ -101,6 +101,12 @@ impl Generation {
         format!("{}{run_id}", self.config)
     }
 
+    /// The marker that stands while a change of configuration is under way: of no node set, so that nobody accepts it,
+    /// with the longest TTL that locks of before can have.
+    pub fn marker_under_way(longest_ttl: Duration) -> String {
+        format!("v1:{UNDER_WAY}:{}:", longest_ttl.as_millis())
+    }
+
     /// Why a marker that stands on a node keeps it from voting, naming both configurations.
     pub fn conflict(&self, marker: &str) -> String {
         let stands = describe(marker).unwrap_or_else(|| format!("{marker:?}, which is no marker of this program"));
@@ -117,11 +123,21 @@ impl Generation {
     }
 }
 
+/// In place of a node set's hash.
+const UNDER_WAY: &str = "reconfiguring";
+
 fn describe(marker: &str) -> Option<String> {
     let mut parts = marker.split(':');
     let (version, node_set) = (parts.next()?, parts.next()?);
     let max_ttl = Generation::max_ttl_of(marker)?;
-    (version == "v1").then(|| format!("node set {node_set}, max_ttl {} ms", max_ttl.as_millis()))
+    if version != "v1" {
+        return None;
+    }
+    Some(if node_set == UNDER_WAY {
+        "a change of configuration under way (`redlock-gateway reconfigure` was started and has not ended)".into()
+    } else {
+        format!("node set {node_set}, max_ttl {} ms", max_ttl.as_millis())
+    })
 }
 
 /// The marker key under a prefix. The braces keep it apart from every lock key.
@@ -165,6 +181,9 @@ mod tests {
         assert_ne!(base, other_ttl);
         assert_ne!(base, Generation::new("a:1", ttl));
         let conflict = base.conflict(&other_ttl.marker("run"));
+        let under_way = Generation::marker_under_way(ttl * 3);
+        assert_eq!(Generation::max_ttl_of(&under_way), Some(ttl * 3));
+        assert!(base.conflict(&under_way).contains("under way"));
         assert!(conflict.contains("max_ttl 600000 ms") && conflict.contains("max_ttl 300000 ms"), "{conflict}");
     }
 }

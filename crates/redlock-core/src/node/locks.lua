@@ -5,7 +5,7 @@
 -- ARGV[1]  the marker that admits this gateway     ARGV[2]  D in microseconds     ARGV[3]  fence retention in ms
 -- then for each operation, its arguments from ARGV[4] and its keys from KEYS[2]:
 --   A record ttl_ms | lock fence     acquire; record = T:owner:info, T 16 digits, owner 40 characters
---   E owner ttl_ms  | lock           extend
+--   E T:owner ttl_ms | lock          extend
 --   R T:owner       | lock fence     release
 --   I               | lock           inspect
 -- Answers: this node's time in microseconds, 1 or 0 for whether the marker admits the gateway, then for each operation a number or a list that begins with one:
@@ -60,6 +60,7 @@ local function acquire(lock, fence, record, ttl)
     if not RULE_RETRY_REWRITES then return 1 end
     -- The same owner tries again: a new T in both keys, a full TTL, and never less than it had.
     local left = call('PTTL', lock)
+    if failed(left) then return { 10, left.err } end
     local set = call('SET', lock, record, 'PX', left > num(ttl) and left or ttl)
     if failed(set) then return { 10, set.err } end
   end
@@ -71,13 +72,15 @@ local function acquire(lock, fence, record, ttl)
   return current and 11 or 1
 end
 
-local function extend(lock, owner, ttl)
+local function extend(lock, grant, ttl)
   if not admitted then return 8 end
   local current = call('GET', lock)
   if failed(current) then return { 10, current.err } end
   if not current then return 6 end
-  if sub(current, 18, 57) ~= owner then return held(2, lock, current) end
+  -- T counts too: the owner may have lost the lock and been granted it again, and then this T had a gap.
+  if sub(current, 1, 57) ~= grant then return held(2, lock, current) end
   local left = call('PTTL', lock)
+  if failed(left) then return { 10, left.err } end
   if left >= 0 and left < num(ttl) then
     local set = call('PEXPIRE', lock, ttl)
     if failed(set) then return { 10, set.err } end
@@ -94,7 +97,8 @@ local function release(lock, fence, grant)
   if current and sub(current, 1, 57) == grant then
     local del = call('DEL', lock)
     if failed(del) then return { 10, del.err } end
-    -- The acquire that stored this very T has left the fence at T.
+    -- The acquire that stored this very T has left the fence at T. When extensions outlived the fence, T is so old that
+    -- the clock rule refuses it.
     return 5
   end
   local t = sub(grant, 1, 16)

@@ -8,8 +8,7 @@
 //! wanted: expiry follows the monotonic clock, so that a step of the wall clock does not expire locks; and there are no
 //! keys of other types.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -108,13 +107,13 @@ struct Store {
     settings: NodeSettings,
     admitted: bool,
     entries: HashMap<Bytes, Entry>,
-    /// When to look at which key; entries that were prolonged or deleted since are skipped.
-    expiries: BinaryHeap<Reverse<(u64, Bytes)>>,
+    /// Every key that has an expiry, once, by its time.
+    expiries: BTreeSet<(u64, Bytes)>,
 }
 
 impl Store {
     fn new(clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
-        Self { clock, settings, admitted: true, entries: HashMap::new(), expiries: BinaryHeap::new() }
+        Self { clock, settings, admitted: true, entries: HashMap::new(), expiries: BTreeSet::new() }
     }
 
     fn run(&mut self, op: &Op) -> Vote {
@@ -137,7 +136,7 @@ impl Store {
         }
         let Some(t) = record.fencing() else { return error("the record has no T") };
         let now = self.clock.wall_micros();
-        let rules = self.settings.rules;
+        let rules = self.settings.rules();
         if rules.clock_is_checked && t.get().abs_diff(now) > self.max_offset() {
             return clock_refusal();
         }
@@ -173,7 +172,7 @@ impl Store {
             return not_admitted();
         }
         let Some(value) = self.get(&keys.lock) else { return Vote::Missing };
-        if Record::foreign(value.clone()).owner_text() != record.owner_text() {
+        if !value.starts_with(&record.grant()) {
             return Vote::Held(self.holding(keys, value));
         }
         let asked = u64::from(ttl.millis());
@@ -190,16 +189,17 @@ impl Store {
         if let Some(current) = &current {
             let mine = current.owner_text() == record.owner_text();
             if mine && current.fencing() == Some(t) {
-                self.entries.remove(&keys.lock);
+                self.remove(&keys.lock);
                 return Vote::Released;
             }
-            if mine && (!self.settings.rules.release_keeps_newer || current.fencing().is_none_or(|stored| stored <= t))
+            if mine
+                && (!self.settings.rules().release_keeps_newer || current.fencing().is_none_or(|stored| stored <= t))
             {
-                self.entries.remove(&keys.lock);
+                self.remove(&keys.lock);
                 deleted = true;
             }
         }
-        if self.settings.rules.release_is_a_barrier {
+        if self.settings.rules().release_is_a_barrier {
             if t.get().saturating_sub(self.clock.wall_micros()) <= self.max_offset() {
                 let fence = self.get(&keys.fence).and_then(|text| FencingToken::parse(&text));
                 if fence.is_none_or(|fence| fence < t) {
@@ -247,7 +247,7 @@ impl Store {
     fn get(&mut self, key: &Bytes) -> Option<Bytes> {
         let entry = self.entries.get(key)?;
         if is_past(entry.expires_at, self.now()) {
-            self.entries.remove(key);
+            self.remove(key);
             return None;
         }
         Some(entry.value.clone())
@@ -258,11 +258,18 @@ impl Store {
     }
 
     fn set(&mut self, key: Bytes, value: Bytes, ttl: Option<u64>) {
+        self.remove(&key);
         let expires_at = ttl.map(|ttl| self.now().saturating_add(ttl));
         if let Some(at) = expires_at {
-            self.expiries.push(Reverse((at, key.clone())));
+            self.expiries.insert((at, key.clone()));
         }
         self.entries.insert(key, Entry { value, expires_at });
+    }
+
+    fn remove(&mut self, key: &Bytes) {
+        if let Some((key, Entry { expires_at: Some(at), .. })) = self.entries.remove_entry(key) {
+            self.expiries.remove(&(at, key));
+        }
     }
 
     fn holding(&self, keys: &Keys, value: Bytes) -> Holding {
@@ -275,12 +282,11 @@ impl Store {
     fn expire_some(&mut self) {
         let now = self.now();
         for _ in 0..4 {
-            match self.expiries.peek() {
-                Some(Reverse((at, _))) if now > *at => {}
+            match self.expiries.first() {
+                Some((at, _)) if now > *at => {}
                 _ => return,
             }
-            let Some(Reverse((_, key))) = self.expiries.pop() else { return };
-            if self.entries.get(&key).is_some_and(|entry| is_past(entry.expires_at, now)) {
+            if let Some((_, key)) = self.expiries.pop_first() {
                 self.entries.remove(&key);
             }
         }
@@ -302,4 +308,28 @@ fn clock_refusal() -> Vote {
 
 fn error(detail: &str) -> Vote {
     Vote::Failed(Failure::new(Reason::Error, Effect::None, detail))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Entropy, OsEntropy, SystemClock};
+    use crate::types::{Info, LockName, LockToken};
+
+    #[test]
+    fn using_one_name_again_and_again_takes_no_more_memory() {
+        let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
+        let keys = Keys::new("lock:", &LockName::parse("job").unwrap());
+        let ttl = Ttl::from_millis(30_000).unwrap();
+        let now = SystemClock.wall_micros();
+        for cycle in 0..1_000 {
+            let token = LockToken::new(OsEntropy.owner(), FencingToken::new(now + cycle).unwrap());
+            let record = Record::new(&token, &Info::default());
+            assert_eq!(node.run(&Op::Acquire { keys: keys.clone(), record: record.clone(), ttl }), Vote::Granted);
+            assert_eq!(node.run(&Op::Extend { keys: keys.clone(), record: record.clone(), ttl }), Vote::Extended);
+            assert_eq!(node.run(&Op::Release { keys: keys.clone(), record }), Vote::Released);
+        }
+        let store = node.lock();
+        assert_eq!((store.entries.len(), store.expiries.len()), (1, 1), "the fence alone is left");
+    }
 }

@@ -29,7 +29,8 @@ const QUEUE: usize = 8192;
 const MAX_BATCH: usize = 128;
 /// Bytes in one call, roughly.
 const MAX_BATCH_BYTES: usize = 256 * 1024;
-/// A call or heartbeat that takes longer ends the session. Rounds have long given up by then.
+/// A call or heartbeat that takes longer, or longer than twice the node time-out, ends the session: rounds have given up
+/// by then.
 const CALL_DEADLINE: Duration = Duration::from_secs(1);
 /// How often an idle connection is tried. The client's own watch does not fire while the socket's send buffer is full.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -51,6 +52,14 @@ pub struct RedisSettings {
     pub key_prefix: String,
     /// What the marker must say.
     pub generation: Generation,
+    /// How long rounds wait for the node.
+    pub node_timeout: Duration,
+}
+
+impl RedisSettings {
+    fn call_deadline(&self) -> Duration {
+        CALL_DEADLINE.max(self.node_timeout * 2)
+    }
 }
 
 /// One Redis master.
@@ -78,7 +87,7 @@ impl RedisNode {
         let (queue, jobs) = mpsc::channel(QUEUE);
         let (status_in, status) = watch::channel(NodeStatus::connecting());
         let name = url.name().to_owned();
-        let script = session::locks_script(settings.node.rules);
+        let script = session::locks_script(settings.node.rules());
         let lane = Lane { url, settings, script, jobs, status: status_in, run_id: None, clock, entropy, observer };
         tokio::spawn(lane.run());
         Self { name, queue, status }
@@ -171,7 +180,7 @@ impl Lane {
         settings: RedisSettings,
         script: String,
     ) -> Result<(Session, Facts, codec::Header, String), Outage> {
-        let session = Session::connect(&url, CALL_DEADLINE).await?;
+        let session = Session::connect(&url, settings.call_deadline()).await?;
         let facts = session.facts().await?;
         if let Some(defect) = facts.unfit() {
             return Err(Outage::Refused(defect));
@@ -234,8 +243,7 @@ impl Lane {
                 }
             }
             idle = false;
-            let rest = batch.split_off(next_call(&batch));
-            let call = std::mem::replace(&mut batch, rest);
+            let call = batch.drain(..next_call(&batch)).collect();
             if let Err(outage) = self.call(&session, header, script, call).await {
                 fail_all(batch, Reason::Down, Effect::None, "the connection was lost before this was sent");
                 return Ok(outage);
@@ -253,8 +261,12 @@ impl Lane {
     ) -> Result<(), Outage> {
         let started = Instant::now();
         // Running an acquire whose round has given up would only make work for the clean-up.
+        let submitted = jobs.len();
         for late in jobs.extract_if(.., |job| job.not_after < started && !matches!(*job.op, Op::Release { .. })) {
             late.reply.send(Vote::Failed(Failure::new(Reason::Timeout, Effect::None, "not sent in time")));
+        }
+        if jobs.is_empty() && submitted > 0 {
+            return Ok(());
         }
         if let Some(Op::Scan { key_prefix, cursor, count }) = jobs.first().map(|job| job.op.as_ref()) {
             let result = scan(session, key_prefix, cursor, *count).await;
@@ -418,7 +430,7 @@ pub struct Probe {
 /// Looks at a node without changing anything.
 pub async fn probe(url: &RedisUrl, settings: &RedisSettings, clock: &dyn Clock) -> Result<Probe, String> {
     let look = async {
-        let session = Session::connect(url, CALL_DEADLINE).await?;
+        let session = Session::connect(url, settings.call_deadline()).await?;
         let facts = session.facts().await?;
         let marker = session.marker(&settings.key_prefix).await?;
         let before = clock.wall_micros() as i64;
@@ -431,14 +443,26 @@ pub async fn probe(url: &RedisUrl, settings: &RedisSettings, clock: &dyn Clock) 
     look.await.map_err(|error: SessionError| error.to_string())
 }
 
-/// Puts a marker on a node, whatever stands there: the operator's step after a change of configuration. With `None` the
-/// marker says that the change is under way, which no gateway accepts.
-pub async fn overwrite_marker(url: &RedisUrl, settings: &RedisSettings, admit: bool) -> Result<(), String> {
+/// What [`overwrite_marker`] writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewMarker {
+    /// A marker that no gateway accepts. It keeps the longest TTL that locks on the node can have, for whoever takes an
+    /// interrupted change up again.
+    UnderWay {
+        /// That TTL.
+        longest_ttl: Duration,
+    },
+    /// The marker of the settings.
+    Final,
+}
+
+/// Puts a marker on a node, whatever stands there: the operator's step after a change of configuration.
+pub async fn overwrite_marker(url: &RedisUrl, settings: &RedisSettings, new: NewMarker) -> Result<(), String> {
     let write = async {
-        let session = Session::connect(url, CALL_DEADLINE).await?;
-        let marker = match admit {
-            true => settings.generation.marker(&session.facts().await?.run_id),
-            false => format!("reconfiguring to {}", settings.generation.config()),
+        let session = Session::connect(url, settings.call_deadline()).await?;
+        let marker = match new {
+            NewMarker::Final => settings.generation.marker(&session.facts().await?.run_id),
+            NewMarker::UnderWay { longest_ttl } => Generation::marker_under_way(longest_ttl),
         };
         session.set_marker(&settings.key_prefix, &marker).await
     };

@@ -139,7 +139,8 @@ fn holder_problem(error: LockError) -> Problem {
 }
 
 fn no_quorum(nodes: Vec<NodeReport>) -> Problem {
-    let detail = "too few nodes answered in time to decide; nothing is held, and whatever was set is being released";
+    let detail = "too few nodes answered in time to decide; this request holds nothing, and whatever it set is being \
+                  released";
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "quorum_unavailable", "No quorum", detail.into())
         .retry_after(SOON)
         .nodes(nodes)
@@ -154,8 +155,8 @@ fn ttl_too_long(asked: redlock_core::Ttl, max: redlock_core::Ttl) -> Problem {
 fn describe(by: &HeldBy) -> String {
     let who = label_of(&by.info).map_or_else(|| "somebody else".to_owned(), |label| format!("{label:?}"));
     match by.expires_in {
-        Some(left) => format!("{who} holds it for at most {} ms more unless it is extended", left.as_millis()),
-        None => format!("{who} holds it without an expiry"),
+        Some(left) => format!("{who} holds it; it may expire in {} ms", left.as_millis()),
+        None => format!("{who} holds it, without an expiry"),
     }
 }
 

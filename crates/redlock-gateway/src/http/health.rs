@@ -8,14 +8,17 @@ use http::{StatusCode, header};
 
 use super::error::ApiError;
 use super::locks::json_response;
-use super::wire::Health;
+use super::wire::{Health, Problem};
 use crate::gateway::{Gateway, Readiness};
 
 /// Whether the process lives
 ///
 /// Asks no node, so a failure of Redis never restarts gateways.
 #[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations",
-    responses((status = 200, description = "Alive", body = Health)))]
+    responses(
+        (status = 200, description = "Alive", body = Health),
+        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
+    ))]
 pub async fn livez() -> Result<Response, ApiError> {
     json_response(StatusCode::OK, &Health::alive())
 }
@@ -26,6 +29,7 @@ pub async fn livez() -> Result<Response, ApiError> {
 #[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "operations",
     responses(
         (status = 200, description = "Ready", body = Health),
+        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "No quorum, or draining", body = Health),
     ))]
 pub async fn readyz(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
@@ -41,6 +45,7 @@ pub async fn readyz(State(gateway): State<Arc<Gateway>>) -> Result<Response, Api
 #[utoipa::path(get, path = "/healthz", operation_id = "getHealth", tag = "operations",
     responses(
         (status = 200, description = "Ready", body = Health),
+        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "No quorum, or draining", body = Health),
     ))]
 pub async fn healthz(state: State<Arc<Gateway>>) -> Result<Response, ApiError> {
@@ -49,7 +54,10 @@ pub async fn healthz(state: State<Arc<Gateway>>) -> Result<Response, ApiError> {
 
 /// Metrics as Prometheus text
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "operations",
-    responses((status = 200, description = "Prometheus text", body = String, content_type = "text/plain")))]
+    responses(
+        (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
+        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
+    ))]
 pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gateway.metrics()).into_response()
 }

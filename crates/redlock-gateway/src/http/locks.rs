@@ -10,7 +10,7 @@ use axum::extract::{FromRequestParts, Path, Query, Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use redlock_core::{ListCursor, LockName, LockToken};
@@ -54,7 +54,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
     params(
-        ("name" = String, Path, description = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded", example = "reports%2Fnightly", max_length = 255),
+        ("name" = String, Path, description = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded", example = "reports/nightly", max_length = 255),
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key gets the same lock again, with a larger fencing token and a full TTL.", min_length = 16, max_length = 255),
         ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body wins"),
     ),
@@ -80,12 +80,14 @@ pub async fn acquire(
     request: Request,
 ) -> Result<Response, ApiError> {
     let _in_flight = gateway.enter().map_err(ApiError::Acquire)?;
+    no_query(request.uri())?;
     let limits = gateway.limits();
     let idempotency_key = idempotency_key(request.headers())?;
     let preferred = preferred_wait(request.headers(), &limits)?;
     let body: AcquireBody = json(request).await?.unwrap_or_default();
     let ttl = body.ttl(&limits)?;
-    match body.wait_ms(&limits)? {
+    let wait_ms = body.wait_ms(&limits)?;
+    match wait_ms {
         Some(wait) if wait > 0 => return Err(invalid_wait(&format!("wait_ms is {wait}"), &limits)),
         None if preferred.is_some_and(|seconds| seconds > 0) => {
             return Err(invalid_wait("Prefer asks to wait", &limits));
@@ -102,7 +104,8 @@ pub async fn acquire(
     let headers = response.headers_mut();
     headers.insert(header::LOCATION, header_value(format!("/locks/{}", percent_encode(name.as_str())))?);
     headers.insert(LOCK_TOKEN.clone(), header_value(lease.token)?);
-    if preferred.is_some() {
+    // The body wins: a preference beside it was not applied.
+    if preferred.is_some() && wait_ms.is_none() {
         headers.insert(PREFERENCE_APPLIED.clone(), HeaderValue::from_static("wait=0"));
     }
     Ok(response)
@@ -110,25 +113,25 @@ pub async fn acquire(
 
 /// Extend a lock
 ///
-/// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token's owner has held it
-/// without a gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+/// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
+/// gap. A request that was repeated with an Idempotency-Key has a newer token; the older one is `not_holder`. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
 #[utoipa::path(
     patch, path = "/locks/{name}", operation_id = "extendLock", tag = "locks",
     params(
-        ("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports%2Fnightly", max_length = 255),
+        ("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports/nightly", max_length = 255),
         ("Lock-Token" = String, Header, description = "The token that acquiring the lock returned, bare or as <token>"),
     ),
     request_body = ExtendBody,
     responses(
         (status = 200, description = "Extended", body = Lease),
-        (status = 400, description = "invalid_name, invalid_ttl, invalid_body, missing_token, invalid_token", body = Problem, content_type = "application/problem+json"),
+        (status = 400, description = "invalid_name, invalid_ttl, invalid_body, invalid_parameter, missing_token, invalid_token", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "lock_not_found: free or expired; stop work", body = Problem, content_type = "application/problem+json"),
         (status = 408, description = "request_timeout", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "not_holder: somebody else holds it; max_hold_reached", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "not_holder: somebody else holds it; max_hold_reached", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 413, description = "body_too_large", body = Problem, content_type = "application/problem+json"),
         (status = 415, description = "unsupported_media_type", body = Problem, content_type = "application/problem+json"),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "outcome_unknown: the old deadline stands; overloaded", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "outcome_unknown: the old deadline stands; overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
 )]
 pub async fn extend(
@@ -137,6 +140,7 @@ pub async fn extend(
     request: Request,
 ) -> Result<Response, ApiError> {
     let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
+    no_query(request.uri())?;
     let token = lock_token(request.headers())?;
     let body: ExtendBody = json(request).await?.unwrap_or_default();
     let ttl = body.ttl(&gateway.limits())?;
@@ -150,24 +154,26 @@ pub async fn extend(
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(
-        ("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports%2Fnightly", max_length = 255),
+        ("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports/nightly", max_length = 255),
         ("Lock-Token" = String, Header, description = "The token that acquiring the lock returned, bare or as <token>"),
     ),
     responses(
         (status = 204, description = "Released"),
-        (status = 400, description = "invalid_name, missing_token, invalid_token", body = Problem, content_type = "application/problem+json"),
+        (status = 400, description = "invalid_name, invalid_parameter, missing_token, invalid_token", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "lock_not_found: it was released or has expired", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "not_holder: somebody else holds it", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "not_holder: somebody else holds it", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "outcome_unknown: try again; overloaded", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "outcome_unknown: try again; overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
 )]
 pub async fn release(
     State(gateway): State<Arc<Gateway>>,
     Name(name): Name,
+    uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
+    no_query(&uri)?;
     let token = lock_token(&headers)?;
     gateway.release(&name, &token).await.map_err(ApiError::Holder)?;
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -178,12 +184,12 @@ pub async fn release(
 /// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 #[utoipa::path(
     get, path = "/locks/{name}", operation_id = "getLock", tag = "locks",
-    params(("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports%2Fnightly", max_length = 255)),
+    params(("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports/nightly", max_length = 255)),
     responses(
         (status = 200, description = "The lock: held, free or unknown", body = LockStatus),
         (status = 400, description = "invalid_name", body = Problem, content_type = "application/problem+json"),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "overloaded", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
 )]
 pub async fn inspect(State(gateway): State<Arc<Gateway>>, Name(name): Name) -> Result<Response, ApiError> {
@@ -225,7 +231,7 @@ fn default_limit() -> u32 {
         (status = 200, description = "A page", body = LockList),
         (status = 400, description = "invalid_parameter", body = Problem, content_type = "application/problem+json"),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "quorum_unavailable, overloaded", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "quorum_unavailable, overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
 )]
 pub async fn list(
@@ -253,6 +259,16 @@ pub async fn list(
 /// `/locks/` without a name.
 pub async fn no_name() -> ApiError {
     ApiError::InvalidName(redlock_core::types::NameError::Empty.to_string())
+}
+
+/// A misplaced `?ttl_ms=` must not silently give the default.
+fn no_query(uri: &Uri) -> Result<(), ApiError> {
+    match uri.query() {
+        None | Some("") => Ok(()),
+        Some(_) => Err(ApiError::InvalidParameter(
+            "query parameters have no meaning here: the fields of a request go into its JSON body".into(),
+        )),
+    }
 }
 
 /// The body as JSON; `None` when there is none.

@@ -381,7 +381,7 @@ impl Health {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(example = json!({
     "type": "urn:redlock:problem:lock_held", "title": "The lock is held", "status": 409, "code": "lock_held",
-    "detail": "\"nightly-report on host-7\" holds it for at most 21400 ms more unless it is extended",
+    "detail": "\"nightly-report on host-7\" holds it; it may expire in 21400 ms",
     "request_id": "5f2b7c0e9a3d4418", "retry_after_ms": 5000, "holder": "nightly-report on host-7", "expires_in_ms": 21400
 }))]
 pub struct Problem {

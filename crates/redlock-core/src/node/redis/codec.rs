@@ -62,7 +62,7 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
             Op::Extend { keys: of, record, ttl } => {
                 keys.push(of.lock.clone().into());
                 arguments.push(text(Bytes::from_static(b"E")));
-                arguments.push(text(record.owner_bytes()));
+                arguments.push(text(record.grant()));
                 arguments.push(Value::Integer(ttl.millis().into()));
             }
             Op::Release { keys: of, record } => {
