@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redlock_core::clock::Clock;
+use redlock_core::clock::{Clock, SystemClock};
+use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Effect, Keys, Node, NodeSettings, NodeState, NodeStatus, Op, Reason, Reply};
 use redlock_core::redlock::NodeView;
 use redlock_core::{
-    AcquireOptions, HeldBy, Info, Lease, ListCursor, LockError, LockName, LockState, LockToken, NodeAnswer, Owner,
-    Redlock, RetryPolicy, Seams, Settings,
+    AcquireOptions, FencingToken, HeldBy, Info, Lease, ListCursor, LockError, LockName, LockState, LockToken,
+    NodeAnswer, Owner, Redlock, RetryPolicy, Seams, Settings,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -606,7 +607,8 @@ async fn list_all(locks: &Redlock, prefix: &str, limit: usize) -> (Vec<String>, 
     let (mut found, mut pages, mut cursor) = (Vec::new(), 0, ListCursor::default());
     loop {
         let page = locks.list(prefix, limit, cursor).await.unwrap();
-        found.extend(page.locks.into_iter().map(|(lock, _)| lock.to_string()));
+        let held = |(_, state): &(LockName, LockState)| matches!(state, LockState::Held(_));
+        found.extend(page.locks.into_iter().filter(held).map(|(lock, _)| lock.to_string()));
         pages += 1;
         match page.next {
             // By its text, as it travels with a client.
@@ -700,6 +702,38 @@ async fn a_listing_gives_each_lock_once_even_when_the_node_it_read_first_is_slow
     for limit in [10, 1_000] {
         assert_once_each(list_all(&locks, "a/", limit).await.0, &wanted);
     }
+}
+
+/// Counts what is asked of a node.
+struct Counted(Arc<dyn Node>, Arc<AtomicU64>);
+
+impl Node for Counted {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn status(&self) -> watch::Receiver<NodeStatus> {
+        self.0.status()
+    }
+    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.submit(op, not_after, reply);
+    }
+}
+
+/// Anybody can invent tokens: what nodes refuse for their T was never granted, and asking again would be work for nothing
+/// that keeps real releases waiting.
+#[tokio::test(start_paused = true)]
+async fn the_release_of_an_invented_token_is_not_owed() {
+    let asked = Arc::new(AtomicU64::new(0));
+    let nodes = (0..3).map(|n| {
+        let node = MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default());
+        Arc::new(Counted(Arc::new(node), asked.clone())) as Arc<dyn Node>
+    });
+    let locks = redlock(nodes.collect(), Duration::from_secs(1));
+    let invented = LockToken::parse(&format!("1.{}.{}", FencingToken::MAX, "ab".repeat(20))).unwrap();
+    assert!(matches!(locks.release(&name("job"), &invented).await, Err(LockError::Unknown(_))));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(asked.load(Ordering::Relaxed), 3, "each node was asked once");
 }
 
 #[tokio::test]

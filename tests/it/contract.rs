@@ -747,6 +747,16 @@ async fn a_node_that_may_evict_is_refused_with_the_cure_and_votes_once_it_may_no
 }
 
 #[tokio::test]
+async fn an_eviction_policy_that_is_changed_under_an_admitted_node_is_noticed() {
+    let (server, node, _) = redis_node().await;
+    server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let status = in_state(node.as_ref(), NodeState::Refused).await;
+    assert!(status.detail.contains("allkeys-lru"), "{}", status.detail);
+    server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    in_state(node.as_ref(), NodeState::Admitted).await;
+}
+
+#[tokio::test]
 async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_overwritten() {
     let (server, node, _) = redis_node().await;
     let before = server.cmd(&["GET", "{lock:}:marker"]);

@@ -117,6 +117,12 @@ impl Launch {
         self
     }
 
+    /// A flag that may be repeated.
+    pub(crate) fn more(mut self, name: &str, value: &str) -> Self {
+        self.args.extend([name.into(), value.into()]);
+        self
+    }
+
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.env.insert(name.into(), value.into());
         self
@@ -135,6 +141,23 @@ impl Launch {
         let stdout = Captured::drain(child.stdout.take().expect("piped"));
         let stderr = Captured::drain(child.stderr.take().expect("piped"));
         Process { child, stdout, stderr }
+    }
+
+    /// Serves at this address with standard output and standard error that take nothing; returns when it answers.
+    pub(crate) async fn unheard(self, address: SocketAddr) -> Gateway {
+        let full = || std::fs::File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(binary()).args(&self.args).envs(&self.env).stdin(Stdio::null());
+        let child = command.stdout(full()).stderr(full()).spawn().expect("setpriv (util-linux) starts");
+        let process = Process { child, stdout: Captured::default(), stderr: Captured::default() };
+        let gateway = Gateway { process, address };
+        eventually("it answers", async || gateway.call(Method::GET, "/livez").try_send().await.ok()).await;
+        gateway
+    }
+
+    /// Runs until it is dropped.
+    pub(crate) fn spawn_only(self) -> Process {
+        self.spawn()
     }
 
     /// Runs to the end, as commands and refused configurations do.
@@ -175,6 +198,7 @@ pub(crate) struct Finished {
 }
 
 /// What a process has written so far.
+#[derive(Default)]
 struct Captured {
     bytes: Arc<Mutex<Vec<u8>>>,
     reader: Option<JoinHandle<()>>,
@@ -206,7 +230,8 @@ impl Captured {
     }
 }
 
-struct Process {
+/// A process that ends with its owner.
+pub(crate) struct Process {
     child: Child,
     stdout: Captured,
     stderr: Captured,

@@ -68,7 +68,7 @@ impl Drop for TempDir {
 
 /// A port that nobody listens on now. Below the ephemeral range, or the local end of some outgoing connection could be
 /// sitting on it when a server is restarted.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     const FIRST: u32 = 10_000;
     const COUNT: u32 = 20_000;
     static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -344,6 +344,70 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
     assert_refused("embedded", &embedded, &["--node", "no markers"]);
 }
 
+#[tokio::test]
+async fn reconfigure_that_was_interrupted_waits_as_long_when_it_is_run_again() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let times = |launch: Launch, max_ttl: &str| {
+        launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "500ms").flag("--clock-skew", "100ms")
+    };
+    drop(times(Launch::over(&servers), "3s").ready().await);
+    // The process is killed as soon as the markers show that it has begun to wait.
+    let first = times(Launch::bare(&["reconfigure", "--yes"]).nodes(&urls), "500ms").spawn_only();
+    eventually("all votes are stopped", async || {
+        markers(&servers).iter().all(|marker| marker.starts_with("v1:leaving-")).then_some(())
+    })
+    .await;
+    drop(first);
+
+    let refused = times(Launch::over(&servers), "500ms").start().await;
+    refused_everywhere(&refused).await;
+    let since = Instant::now();
+    let second = times(Launch::bare(&["reconfigure", "--yes"]).nodes(&urls), "500ms").finish().await;
+    assert_eq!(second.code, Some(0), "{second:?}");
+    assert!(since.elapsed().as_millis() >= 3_100, "locks of 3 s may still have lived: {second:?}");
+    refused.all_nodes_admitted().await;
+}
+
+#[tokio::test]
+async fn reconfigure_to_other_nodes_stops_those_that_leave() {
+    let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let times =
+        |launch: Launch| launch.flag("--max-ttl", "500ms").flag("--default-ttl", "500ms").flag("--clock-skew", "100ms");
+    let old = times(Launch::over(&servers[..3])).ready().await;
+    let reconfigure = |old: &[String]| {
+        let mut launch = Launch::bare(&["reconfigure", "--yes"]).nodes(&urls[2..]);
+        for url in old {
+            launch = launch.more("--old-node", url);
+        }
+        times(launch).finish()
+    };
+    for (what, given) in [("none", &urls[..0]), ("not all", &urls[..2]), ("others", &urls[2..])] {
+        let refused = reconfigure(given).await;
+        assert_refused_after_output(&refused, &["--old-node", "name every node"]);
+        assert_eq!(old.post("job", json!({ "ttl_ms": 500 })).await.status, 201, "{what}: nothing was changed");
+        eventually("it expires", async || (old.look("job").await["state"] == "free").then_some(())).await;
+    }
+    // One of the old nodes is lost for good: that is why it is replaced.
+    servers[0].kill();
+    let done = reconfigure(&urls[..3]).await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let new = times(Launch::over(&servers[2..])).ready().await;
+    assert_eq!(new.post("job", json!({ "ttl_ms": 500 })).await.status, 201);
+    old.post("job", json!({ "ttl_ms": 500 })).await.problem(503, "quorum_unavailable");
+    assert_eq!(old.readyz().await.status, 503);
+}
+
+#[tokio::test]
+async fn check_counts_one_master_under_two_names_once() {
+    let server = RedisServer::start();
+    let names = ["127.0.0.1", "localhost"].map(|host| format!("redis://{host}:{}", server.port()));
+    let checked = Launch::bare(&["check"]).nodes(&names).finish().await;
+    assert_eq!(checked.code, Some(1), "{checked:?}");
+    assert!(checked.stdout.contains("same Redis process") && checked.stdout.contains("NOT ENOUGH"), "{checked:?}");
+}
+
 /// A command that said what it saw before it failed.
 #[track_caller]
 fn assert_refused_after_output(finished: &Finished, words: &[&str]) {

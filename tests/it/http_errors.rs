@@ -250,7 +250,11 @@ async fn waiting_is_refused_as_long_as_it_is_not_built() {
     }
     assert_eq!(gateway.look("job").await["state"], "free");
     let body_wins = preferring("wait=5").json(&json!({ "wait_ms": 0, "ttl_ms": 60_000 })).send().await;
-    assert_eq!((body_wins.status, body_wins.header("preference-applied")), (201, "wait=0"), "{body_wins:?}");
+    assert_eq!(
+        (body_wins.status, body_wins.header("preference-applied")),
+        (201, ""),
+        "nothing of the preference was applied: {body_wins:?}"
+    );
 }
 
 #[tokio::test]
@@ -288,6 +292,14 @@ async fn bad_query_parameters_of_a_listing_are_named() {
         ("a long prefix", get(&long), 400, "invalid_parameter", &["prefix", "256 bytes"]),
         ("an unknown parameter", get("offset=5"), 400, "invalid_parameter", &["offset", "prefix"]),
         ("a parameter twice", get("limit=5&limit=6"), 400, "invalid_parameter", &["limit"]),
+        // Ignored, it would silently give the default TTL.
+        (
+            "a ttl beside the path",
+            gateway.call(Method::POST, "/locks/job?ttl_ms=5"),
+            400,
+            "invalid_parameter",
+            &["body"],
+        ),
     ])
     .await;
 }

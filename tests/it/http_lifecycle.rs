@@ -1,6 +1,7 @@
 //! A gateway as a process: how it greets, how it ends with work in flight and without, and what it does when more is asked
 //! of it than it was sized for.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use http::Method;
@@ -8,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::gateway::{Gateway, Launch, Lease, Raw, WELL_BELOW_A_TIMEOUT, stored_on};
-use crate::harness::{RedisServer, eventually};
+use crate::harness::{RedisServer, eventually, free_port};
 
 /// Sends all of a request but the second half of its body; returns when the gateway works on it.
 async fn half_sent(gateway: &Gateway, method: &str, name: &str, headers: &str, body: &str) -> Raw {
@@ -164,6 +165,25 @@ async fn slow_heads_are_cut_off_and_slow_bodies_are_408() {
     assert!(!cut_off.contains(" 20"), "{cut_off}");
     assert!(since.elapsed() > Duration::from_secs(8), "{:?}", since.elapsed());
     assert_eq!(gateway.look("slow").await["state"], "free");
+}
+
+/// Standard output and standard error on a full disk: nothing can be logged, and everything else goes on.
+#[tokio::test]
+async fn a_log_that_cannot_be_written_stops_nothing() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let port = free_port();
+    let launch = Launch::over(&servers).flag("--listen", &format!("127.0.0.1:{port}"));
+    let gateway = launch.unheard(SocketAddr::from(([127, 0, 0, 1], port))).await;
+    for n in 0..3 {
+        // Each outage makes the lanes log, and each server error the requests.
+        servers.iter().for_each(|server| drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])));
+        gateway.all_nodes_admitted().await;
+        let lease = gateway.acquire(&format!("job-{n}")).await;
+        assert_eq!(gateway.delete(&format!("job-{n}"), &lease.token).await.status, 204);
+    }
+    servers.iter().for_each(RedisServer::stop);
+    gateway.post("job", json!({ "ttl_ms": 1_000 })).await.problem(503, "quorum_unavailable");
+    servers.iter().for_each(RedisServer::cont);
 }
 
 #[tokio::test]

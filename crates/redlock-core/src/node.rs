@@ -347,7 +347,7 @@ pub struct NodeStatus {
     pub detail: String,
     /// How many times a restart was seen.
     pub restarts: u64,
-    /// Keys it has evicted, as it reported when it was admitted last; anything but zero means that locks may be lost.
+    /// Keys it has evicted, as it reported last; anything but zero means that locks may be lost.
     pub evicted_keys: u64,
 }
 

@@ -297,12 +297,9 @@ impl Redlock {
                     return Ok(lease);
                 }
                 Decision::No => {
-                    // Refusals for different contenders say little: the votes still out tell whether one of them wins.
-                    let quorum = shared.quorum;
-                    let clear = |votes: &[Option<Vote>]| holds(quorum, votes) || !can_hold(quorum, votes);
-                    let votes = round.votes_until(deadline, clear).await;
-                    let held = LockError::Held(held_by(quorum, &votes));
-                    return Err(if can_hold(quorum, &votes) { held.into() } else { Denial::Split(held) });
+                    let votes = shared.clear_votes(&round, deadline).await;
+                    let held = LockError::Held(held_by(shared.quorum, &votes));
+                    return Err(if can_hold(shared.quorum, &votes) { held.into() } else { Denial::Split(held) });
                 }
                 Decision::Neither | Decision::Open if saw_fence && believable && !last => {}
                 Decision::Neither | Decision::Open => {
@@ -326,14 +323,15 @@ impl Redlock {
         let deadline = Instant::now() + limit;
         let record = Record::new(token, &Info::default());
         let keys = Keys::new(&shared.settings.key_prefix, name);
-        let outcome = shared.round(Op::Extend { keys, record, ttl }, deadline).outcome(deadline, limit).await;
+        let round = shared.round(Op::Extend { keys, record, ttl }, deadline);
+        let outcome = round.outcome(deadline, limit).await;
         match outcome.decision {
             Decision::Yes => {
                 let lease = shared.lease(*token, ttl, started, &outcome);
                 // The nodes have the lock, but the answer took so long that nothing can be promised of it.
                 self.validity(&lease).map(|_| lease).ok_or_else(|| LockError::Unknown(shared.reports(&outcome)))
             }
-            Decision::No => Err(not_held(shared.quorum, &outcome.votes)),
+            Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round, deadline).await)),
             Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
         }
     }
@@ -358,7 +356,7 @@ impl Redlock {
         let refused = count(|vote| matches!(vote, Vote::Held(_) | Vote::Missing));
         match outcome.decision {
             Decision::Yes => Ok(()),
-            Decision::No => Err(not_held(shared.quorum, &outcome.votes)),
+            Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round, deadline).await)),
             // It was ours somewhere, and with a majority of answers none is left that could hold it still.
             Decision::Neither | Decision::Open if released > 0 && released + refused >= shared.quorum.size() => Ok(()),
             Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
@@ -439,6 +437,13 @@ impl Redlock {
 impl Shared {
     fn round(&self, op: Op, deadline: Instant) -> Arc<Round> {
         Round::start(&self.nodes, self.quorum, op, deadline, &self.seams.observer)
+    }
+
+    /// The votes of a round that was refused, once they tell whether one holder has a majority. Refusals for different
+    /// contenders say little: the votes that are still out decide.
+    async fn clear_votes(&self, round: &Round, deadline: Instant) -> Vec<Option<Vote>> {
+        let clear = |votes: &[Option<Vote>]| holds(self.quorum, votes) || !can_hold(self.quorum, votes);
+        round.votes_until(deadline, clear).await
     }
 
     fn release_on(&self, op: Arc<Op>, mask: u32) -> Arc<Round> {

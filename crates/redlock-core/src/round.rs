@@ -173,7 +173,9 @@ impl Voter for Round {
     fn vote(&self, node: usize, vote: Vote) {
         self.observer.vote(node, &vote);
         if let Some(cleanup) = &self.cleanup {
-            cleanup.ended(matches!(vote, Vote::Failed(_)).then_some((node, &self.op)));
+            // A T too far in the future was never granted: there is nothing to undo.
+            let undone = !matches!(&vote, Vote::Failed(failure) if failure.reason != Reason::Clock);
+            cleanup.ended((!undone).then_some((node, &self.op)));
         }
         let mut ballot = self.lock();
         if let (Vote::Granted, Some((undo, cleanup))) = (&vote, &ballot.undo) {

@@ -20,9 +20,17 @@ pub async fn check(config: &Config) -> bool {
     let settings = settings_of(config, urls);
     println!("configuration: valid");
     let mut admitted = 0;
+    let mut seen: Vec<(String, &RedisUrl)> = Vec::new();
     for url in urls {
         match probe(url, &settings, &SystemClock).await {
             Ok(found) => {
+                if let Some((_, other)) = seen.iter().find(|(run_id, _)| *run_id == found.facts.run_id) {
+                    println!(
+                        "{url}: REFUSED: it is the same Redis process as {other}; a quorum needs independent masters"
+                    );
+                    continue;
+                }
+                seen.push((found.facts.run_id.clone(), url));
                 let clock_agrees = found.clock_offset_micros.unsigned_abs() <= config.clock_skew.as_micros() as u64;
                 admitted += usize::from(found.refusal.is_none() && clock_agrees);
                 print_probe(url, &found, &settings, config.clock_skew);
@@ -68,39 +76,38 @@ fn print_probe(url: &RedisUrl, found: &Probe, settings: &RedisSettings, skew: Du
     }
 }
 
-/// Moves all nodes to this configuration's markers. All must answer; their votes stop for the time that locks of the old
-/// configuration may still live. An interrupted run is taken up by running it again: it waits as long.
+/// Moves all nodes to this configuration's markers: stops their votes, waits until no lock of the old configuration can
+/// live, and writes the new markers. All new nodes must answer.
 ///
-/// Nodes of the old set that are not in the new one are out of its reach: it says that their gateways must be stopped.
-pub async fn reconfigure(config: &Config, really: bool) -> Result<(), String> {
+/// When the node set changes, the old one has to be named, because markers know only its hash: gateways that still run on
+/// it would go on granting on the nodes that leave. So many of the old nodes are stopped that no majority of them is left;
+/// one that is lost for good need not answer. An interrupted run is taken up by running it again: the markers of the time
+/// between keep what it has to wait for.
+pub async fn reconfigure(config: &Config, old_nodes: &[String], really: bool) -> Result<(), String> {
     let Nodes::Redis(urls) = &config.nodes else {
         return Err("--node: none given; embedded nodes have no markers".into());
     };
     let settings = settings_of(config, urls);
-    let mut longest = config.limits.max_ttl.duration();
+    let mut change = Change { longest: config.limits.max_ttl.duration(), left: None };
     for url in urls {
         let found =
             probe(url, &settings, &SystemClock).await.map_err(|why| format!("{url}: {why}; all nodes must answer"))?;
         if let Some(why) = found.facts.unfit() {
             return Err(format!("{url}: {why}"));
         }
-        let stands = found.marker.unwrap_or_default();
-        longest = longest.max(Generation::max_ttl_of(&stands).unwrap_or_default());
-        println!("{url}: marker is {:?}, will be {:?}", stands, settings.generation.config());
+        change.note(url, &found, &settings)?;
     }
-    let wait = longest + config.clock_skew;
-    println!("CAUTION: nodes that leave the set are not among these: first stop every gateway that still uses them");
+    let leaving = leaving_nodes(old_nodes, urls, &settings, &mut change).await?;
+    let wait = change.longest + config.clock_skew;
     if !really {
-        println!(
-            "nothing was changed; with --yes: these nodes give no votes for {}, then the new markers count",
-            show(wait)
-        );
+        let wait = show(wait);
+        println!("nothing was changed; with --yes: these nodes give no votes for {wait}, then the new markers count");
         return Ok(());
     }
-    for url in urls {
-        overwrite_marker(url, &settings, NewMarker::UnderWay { longest_ttl: longest })
-            .await
-            .map_err(|why| format!("{url}: {why}; run it again"))?;
+    let left = change.left.as_deref().unwrap_or(settings.generation.node_set());
+    let under_way = NewMarker::UnderWay { longest_ttl: change.longest, left };
+    for url in urls.iter().chain(&leaving) {
+        overwrite_marker(url, &settings, under_way).await.map_err(|why| format!("{url}: {why}; run it again"))?;
     }
     println!("these nodes give no votes now; waiting {} until no lock of the old configuration can live", show(wait));
     tokio::time::sleep(wait).await;
@@ -111,6 +118,77 @@ pub async fn reconfigure(config: &Config, really: bool) -> Result<(), String> {
     }
     println!("done: {} nodes carry the new marker", urls.len());
     Ok(())
+}
+
+/// What the markers that stand say of the configuration that is being left.
+struct Change {
+    longest: Duration,
+    /// The hash of its node set, when that is another one.
+    left: Option<String>,
+}
+
+impl Change {
+    fn note(&mut self, url: &RedisUrl, found: &Probe, settings: &RedisSettings) -> Result<(), String> {
+        let stands = found.marker.as_deref().unwrap_or_default();
+        println!("{url}: marker is {stands:?}, will be {:?}", settings.generation.config());
+        self.longest = self.longest.max(Generation::max_ttl_of(stands).unwrap_or_default());
+        let other = Generation::node_set_of(stands).filter(|set| *set != settings.generation.node_set());
+        match (other, &self.left) {
+            (Some(other), Some(left)) if other != left => Err(format!(
+                "{url}: its marker is of node set {other}, another node's of {left}; a set can be left for one other only"
+            )),
+            (Some(other), None) => {
+                self.left = Some(other.to_owned());
+                Ok(())
+            }
+            (Some(_) | None, _) => Ok(()),
+        }
+    }
+}
+
+/// The nodes of the old set that are not in the new one and answer. Checked: they are the old set, and with them no
+/// majority of it goes on voting.
+async fn leaving_nodes(
+    old_nodes: &[String],
+    urls: &[RedisUrl],
+    settings: &RedisSettings,
+    change: &mut Change,
+) -> Result<Vec<RedisUrl>, String> {
+    let Some(left) = change.left.clone() else { return Ok(Vec::new()) };
+    let parse = |text: &String| RedisUrl::parse(text).map_err(|error| format!("--old-node: {error}"));
+    let old = old_nodes.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+    let old_set = Generation::cluster_of_nodes(old.iter().map(RedisUrl::name));
+    if Generation::new(&old_set, change.longest).node_set() != left {
+        let given = if old.is_empty() { "none".to_owned() } else { old_set };
+        return Err(format!(
+            "--old-node: the markers are of node set {left}, and the nodes given ({given}) are not that set; name every \
+             node that the gateways used until now, so that those which leave stop voting too"
+        ));
+    }
+    let stays = |url: &&RedisUrl| urls.iter().any(|new| new.name() == url.name());
+    let staying = old.iter().filter(stays).count();
+    let mut leaving = Vec::new();
+    for url in old.iter().filter(|url| !stays(url)) {
+        match probe(url, settings, &SystemClock).await {
+            Ok(found) => {
+                let stands = found.marker.as_deref().unwrap_or_default();
+                println!("{url}: marker is {stands:?}, leaves");
+                change.longest = change.longest.max(Generation::max_ttl_of(stands).unwrap_or_default());
+                leaving.push(url.clone());
+            }
+            Err(why) => println!("{url}: {why}; leaves without having answered"),
+        }
+    }
+    let needed = Quorum::new(old.len()).map_or(0, Quorum::blocking);
+    let stopped = staying + leaving.len();
+    if stopped < needed {
+        return Err(format!(
+            "--old-node: {stopped} of {} old nodes can be stopped, {needed} are needed so that no majority of them goes on \
+             voting",
+            old.len()
+        ));
+    }
+    Ok(leaving)
 }
 
 fn settings_of(config: &Config, urls: &[RedisUrl]) -> RedisSettings {

@@ -40,12 +40,15 @@ pub enum Command {
     /// Validate the configuration and look at every node; exit 1 when no majority of nodes would be admitted.
     Check(Flags),
     /// After an intended change of the node set or of max_ttl: stop the votes of the given nodes, wait until no lock of
-    /// the old configuration can live, and write the new markers. All nodes must answer. Gateways that use nodes which
-    /// left the set must be stopped first.
+    /// the old configuration can live, and write the new markers. All nodes must answer. It can be interrupted and run
+    /// again.
     Reconfigure {
         /// Do it. Without this flag it only says what it would do.
         #[arg(long)]
         yes: bool,
+        /// When the node set changes: a node that the gateways used until now; repeat for each, also for those that stay.
+        #[arg(long = "old-node", value_name = "URL")]
+        old_nodes: Vec<String>,
         #[command(flatten)]
         flags: Flags,
     },

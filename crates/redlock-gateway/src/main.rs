@@ -24,10 +24,10 @@ fn main() -> ExitCode {
             Ok(_) => ExitCode::FAILURE,
             Err(error) => fail(&error.to_string()),
         },
-        Some(Command::Reconfigure { yes, flags }) => {
+        Some(Command::Reconfigure { yes, old_nodes, flags }) => {
             let done = Config::load(flags)
                 .map_err(|error| error.to_string())
-                .and_then(|config| runtime.block_on(commands::reconfigure(&config, yes)));
+                .and_then(|config| runtime.block_on(commands::reconfigure(&config, &old_nodes, yes)));
             done.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
         }
     }
@@ -79,31 +79,34 @@ async fn serve(flags: Flags) -> ExitCode {
 
 /// For people, on standard error; the log says the same in one line.
 fn announce(config: &Config, running: &Running) {
+    use std::fmt::Write as _;
+    let mut text = String::new();
+    macro_rules! say { ($($word:tt)*) => { let _ = writeln!(text, $($word)*); } }
     let url = format!("http://{}", running.address);
     let summary = running.gateway.nodes_summary();
     tracing::info!(address = %running.address, nodes = summary, "listening");
     let (default_ttl, max_ttl) = (config.limits.default_ttl.duration(), config.limits.max_ttl.duration());
-    eprintln!("redlock-gateway {} on {url}", env!("CARGO_PKG_VERSION"));
-    eprintln!("  locks live {} unless asked otherwise, at most {}", show(default_ttl), show(max_ttl));
+    say!("redlock-gateway {} on {url}", env!("CARGO_PKG_VERSION"));
+    say!("  locks live {} unless asked otherwise, at most {}", show(default_ttl), show(max_ttl));
     match &config.nodes {
         Nodes::Embedded(count) => {
-            eprintln!("  nodes: {count} in-memory nodes inside this process (no --node was given)");
-            eprintln!(
-                "  CAUTION: nothing is stored. A restart of this process forgets every lock, and a second gateway"
-            );
-            eprintln!("  knows nothing of this one's locks. For real use give 3 or 5 Redis masters: --node redis://… ");
+            say!("  nodes: {count} in-memory nodes inside this process (no --node was given)");
+            say!("  CAUTION: nothing is stored. A restart of this process forgets every lock, and a second gateway");
+            say!("  knows nothing of this one's locks. For real use give 3 or 5 Redis masters: --node redis://… ");
         }
         Nodes::Redis(urls) => {
             let names: Vec<_> = urls.iter().map(|url| url.name()).collect();
-            eprintln!("  nodes: {} ({summary} so far; see {url}/readyz)", names.join(", "));
-            eprintln!("  CAUTION: a master that restarts without its data votes again at once. Run masters with");
-            eprintln!("  appendonly yes, appendfsync always and maxmemory-policy noeviction.");
+            say!("  nodes: {} ({summary} so far; see {url}/readyz)", names.join(", "));
+            say!("  CAUTION: a master that restarts without its data votes again at once. Run masters with");
+            say!("  appendonly yes, appendfsync always and maxmemory-policy noeviction.");
             if urls.len() % 2 == 0 {
                 let (even, odd) = (urls.len(), urls.len() - 1);
-                eprintln!("  CAUTION: {even} nodes survive no more failures than {odd} nodes would.");
+                say!("  CAUTION: {even} nodes survive no more failures than {odd} nodes would.");
             }
         }
     }
-    eprintln!("  anybody who can connect can take and release locks: there are no API keys yet");
-    eprintln!("  try:  curl -i -X POST {url}/locks/demo        docs: {url}/docs");
+    say!("  anybody who can connect can take and release locks: there are no API keys yet");
+    say!("  try:  curl -i -X POST {url}/locks/demo        docs: {url}/docs");
+    // Nobody may be listening any more; that is no reason to end.
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
 }

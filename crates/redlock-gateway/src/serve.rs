@@ -25,8 +25,9 @@ use crate::gateway::Gateway;
 use crate::http;
 use crate::telemetry::Telemetry;
 
-/// Head and buffered body of one connection; larger heads are answered 431.
-const CONNECTION_BUFFER: usize = 64 * 1024;
+/// Buffer of one connection. A head larger than this is answered 431, at the latest when it has twice the size: what is
+/// read at once may exceed it.
+const CONNECTION_BUFFER: usize = 32 * 1024;
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// A server that was started.
@@ -51,17 +52,16 @@ pub async fn run(
     let router = http::router(gateway.clone(), telemetry.clone());
 
     let handle = Handle::new();
-    let mut server = axum_server::from_tcp(listener)?.acceptor(NoDelayAcceptor::new()).handle(handle.clone());
+    // HTTP/1.1 only: telling versions apart by the first bytes has no time limit, so silent connections would stay for ever.
+    let mut server =
+        axum_server::from_tcp(listener)?.acceptor(NoDelayAcceptor::new()).handle(handle.clone()).http1_only();
     server
         .http_builder()
         .http1()
         .timer(TokioTimer::new())
         // Counts from the end of the last request: it bounds idle connections and slow request heads alike.
         .header_read_timeout(config.idle_timeout)
-        .max_buf_size(CONNECTION_BUFFER)
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(256);
+        .max_buf_size(CONNECTION_BUFFER);
     let connections = Connections { router, places: Arc::new(Semaphore::new(config.max_connections)) };
     let server = tokio::spawn(server.serve(connections));
     let upkeep = tokio::spawn(async move {

@@ -22,7 +22,8 @@ const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 /// Starts logging: to standard output, level by RUST_LOG, `info` by default.
 pub fn start_logging(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,fred=off"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter);
+    // A log that cannot be written must not panic: by default that is reported on standard error, which may be gone too.
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
     let started = match format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
@@ -335,10 +336,7 @@ fn describe() {
     gauge!("redlock_node_state", "1 for the state that a node is in, else 0.");
     gauge!("redlock_node_clock_offset_seconds", Unit::Seconds, "A node's clock minus this gateway's.");
     counter!("redlock_node_restarts_total", "Restarts of a node that this gateway has seen.");
-    gauge!(
-        "redlock_node_evicted_keys",
-        "Keys that a node had evicted when it was admitted; above 0 locks may be lost."
-    );
+    gauge!("redlock_node_evicted_keys", "Keys that a node has evicted; above 0 locks may be lost.");
     histogram!("redlock_batch_operations", "Operations carried by one call to a node.");
     histogram!("http_server_request_duration_seconds", Unit::Seconds, "Time from request to answer.");
     gauge!("redlock_build_info", "Constant 1, labelled with the version.");

@@ -101,10 +101,21 @@ impl Generation {
         format!("{}{run_id}", self.config)
     }
 
+    /// The hash of the node set, as markers have it.
+    pub fn node_set(&self) -> &str {
+        Self::node_set_of(&self.config).unwrap_or_default()
+    }
+
     /// The marker that stands while a change of configuration is under way: of no node set, so that nobody accepts it,
-    /// with the longest TTL that locks of before can have.
-    pub fn marker_under_way(longest_ttl: Duration) -> String {
-        format!("v1:{UNDER_WAY}:{}:", longest_ttl.as_millis())
+    /// with the node set that is being left and the longest TTL that its locks can have.
+    pub fn marker_under_way(left: &str, longest_ttl: Duration) -> String {
+        format!("v1:{UNDER_WAY}{left}:{}:", longest_ttl.as_millis())
+    }
+
+    /// The node set that a marker was written for; of a change under way, the one that is being left.
+    pub fn node_set_of(marker: &str) -> Option<&str> {
+        let node_set = marker.strip_prefix("v1:")?.split(':').next()?;
+        Some(node_set.strip_prefix(UNDER_WAY).unwrap_or(node_set))
     }
 
     /// Why a marker that stands on a node keeps it from voting, naming both configurations.
@@ -123,8 +134,8 @@ impl Generation {
     }
 }
 
-/// In place of a node set's hash.
-const UNDER_WAY: &str = "reconfiguring";
+/// Before the hash of a node set that is being left.
+const UNDER_WAY: &str = "leaving-";
 
 fn describe(marker: &str) -> Option<String> {
     let mut parts = marker.split(':');
@@ -133,7 +144,7 @@ fn describe(marker: &str) -> Option<String> {
     if version != "v1" {
         return None;
     }
-    Some(if node_set == UNDER_WAY {
+    Some(if node_set.starts_with(UNDER_WAY) {
         "a change of configuration under way (`redlock-gateway reconfigure` was started and has not ended)".into()
     } else {
         format!("node set {node_set}, max_ttl {} ms", max_ttl.as_millis())
@@ -181,7 +192,8 @@ mod tests {
         assert_ne!(base, other_ttl);
         assert_ne!(base, Generation::new("a:1", ttl));
         let conflict = base.conflict(&other_ttl.marker("run"));
-        let under_way = Generation::marker_under_way(ttl * 3);
+        let under_way = Generation::marker_under_way(base.node_set(), ttl * 3);
+        assert_eq!(Generation::node_set_of(&under_way), Some(base.node_set()));
         assert_eq!(Generation::max_ttl_of(&under_way), Some(ttl * 3));
         assert!(base.conflict(&under_way).contains("under way"));
         assert!(conflict.contains("max_ttl 600000 ms") && conflict.contains("max_ttl 300000 ms"), "{conflict}");

@@ -110,7 +110,9 @@ local function release(lock, fence, grant)
     deleted = true
   end
   if RULE_RELEASE_IS_A_BARRIER then
-    if t_num - now <= max_offset then
+    -- Anybody can invent a T. Half of D is as far ahead as gateways learn to be; what is beyond would push the tokens of
+    -- this lock, and of all gateways that see the fence, towards what nodes with other clocks refuse.
+    if t_num - now <= max_offset / 2 then
       local last = call('GET', fence)
       if failed(last) then return { 10, last.err } end
       if not (last and (num(last) or 0) >= t_num) then
@@ -118,7 +120,6 @@ local function release(lock, fence, grant)
         if failed(set) and not deleted then return { 10, set.err } end
       end
     elseif not deleted then
-      -- A T from the future would make the fence refuse everyone until it has passed.
       return 9
     end
   end

@@ -200,7 +200,7 @@ impl Store {
             }
         }
         if self.settings.rules().release_is_a_barrier {
-            if t.get().saturating_sub(self.clock.wall_micros()) <= self.max_offset() {
+            if t.get().saturating_sub(self.clock.wall_micros()) <= self.max_offset() / 2 {
                 let fence = self.get(&keys.fence).and_then(|text| FencingToken::parse(&text));
                 if fence.is_none_or(|fence| fence < t) {
                     self.set_fence(keys, record);

@@ -34,6 +34,8 @@ const MAX_BATCH_BYTES: usize = 256 * 1024;
 const CALL_DEADLINE: Duration = Duration::from_secs(1);
 /// How often an idle connection is tried. The client's own watch does not fire while the socket's send buffer is full.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// After how many heartbeats a node is asked about itself again.
+const LOOK_EVERY: u32 = 5;
 /// Pauses between two attempts to connect, doubled from the first to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How soon a node that was refused is looked at again.
@@ -220,7 +222,7 @@ impl Lane {
         let mut batch: Vec<Job> = Vec::with_capacity(MAX_BATCH);
         let mut heartbeat = tokio::time::interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut idle = true;
+        let (mut idle, mut beats) = (true, 0);
         loop {
             if batch.is_empty() {
                 tokio::select! {
@@ -232,6 +234,10 @@ impl Lane {
                     }
                     why = session.ended() => return Ok(Outage::Connecting(why)),
                     _ = heartbeat.tick() => {
+                        beats += 1;
+                        if beats % LOOK_EVERY == 0 && let Err(outage) = self.look_again(&session).await {
+                            return Ok(outage);
+                        }
                         // A call without operations: it notices a dead connection, a restart and a lost marker.
                         if std::mem::replace(&mut idle, true)
                             && let Err(outage) = self.call(&session, header, script, Vec::new()).await
@@ -314,6 +320,15 @@ impl Lane {
         unfit.map_or(Ok(()), |why| Err(Outage::Connecting(why.into())))
     }
 
+    /// What may change while a session lasts: the eviction policy, evictions, the role.
+    async fn look_again(&self, session: &Session) -> Result<(), Outage> {
+        let facts = session.facts().await?;
+        self.status.send_if_modified(|status| {
+            std::mem::replace(&mut status.evicted_keys, facts.evicted_keys) != facts.evicted_keys
+        });
+        facts.unfit().map_or(Ok(()), |defect| Err(Outage::Refused(defect)))
+    }
+
     fn admitted(&mut self, facts: &Facts) {
         let restarted = self.run_id.as_ref().is_some_and(|known| *known != facts.run_id);
         self.run_id = Some(facts.run_id.clone());
@@ -340,6 +355,16 @@ impl Lane {
         if changed {
             tracing::warn!(node = %self.url, state = state.as_str(), detail, "node cannot vote");
         }
+    }
+}
+
+/// A lane that ended, by a defect, must not go on looking admitted.
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.status.send_modify(|status| {
+            status.state = NodeState::Connecting;
+            status.detail = "the node's task has ended".into();
+        });
     }
 }
 
@@ -445,24 +470,26 @@ pub async fn probe(url: &RedisUrl, settings: &RedisSettings, clock: &dyn Clock) 
 
 /// What [`overwrite_marker`] writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NewMarker {
+pub enum NewMarker<'a> {
     /// A marker that no gateway accepts. It keeps the longest TTL that locks on the node can have, for whoever takes an
     /// interrupted change up again.
     UnderWay {
         /// That TTL.
         longest_ttl: Duration,
+        /// The hash of the node set that is being left.
+        left: &'a str,
     },
     /// The marker of the settings.
     Final,
 }
 
 /// Puts a marker on a node, whatever stands there: the operator's step after a change of configuration.
-pub async fn overwrite_marker(url: &RedisUrl, settings: &RedisSettings, new: NewMarker) -> Result<(), String> {
+pub async fn overwrite_marker(url: &RedisUrl, settings: &RedisSettings, new: NewMarker<'_>) -> Result<(), String> {
     let write = async {
         let session = Session::connect(url, settings.call_deadline()).await?;
         let marker = match new {
             NewMarker::Final => settings.generation.marker(&session.facts().await?.run_id),
-            NewMarker::UnderWay { longest_ttl } => Generation::marker_under_way(longest_ttl),
+            NewMarker::UnderWay { longest_ttl, left } => Generation::marker_under_way(left, longest_ttl),
         };
         session.set_marker(&settings.key_prefix, &marker).await
     };

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{LockState, Redlock, Shared, answer, lock_state};
-use crate::error::{HeldBy, LockError, NodeReport};
+use crate::error::{LockError, NodeReport};
 use crate::node::{Keys, Op, Vote};
 use crate::quorum::Quorum;
 use crate::round::Round;
@@ -22,8 +22,8 @@ const MAX_SCANS: u32 = 64;
 /// A page of held locks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockPage {
-    /// Held locks, in no particular order.
-    pub locks: Vec<(LockName, HeldBy)>,
+    /// Locks that are held, or may be as far as the nodes that answered tell; in no particular order.
+    pub locks: Vec<(LockName, LockState)>,
     /// Where the next page begins; `None` at the end.
     pub next: Option<ListCursor>,
 }
@@ -64,7 +64,7 @@ impl Redlock {
     /// may be missed or shown twice, and those of a node that stops answering during it shown twice.
     ///
     /// # Errors
-    /// [`LockError::NoQuorum`] when too few nodes can be read, or asked about a lock.
+    /// [`LockError::NoQuorum`] when too few nodes can be read.
     pub async fn list(&self, prefix: &str, limit: usize, cursor: ListCursor) -> Result<LockPage, LockError> {
         let shared = &self.shared;
         let limit = limit.max(1);
@@ -82,7 +82,7 @@ impl Redlock {
             let op = Op::Scan { key_prefix: key_prefix.clone(), cursor: cursor.at.clone(), count };
             match shared.ask_one(cursor.node, op).await {
                 Some(Vote::Page { keys, next }) => {
-                    self.add_held(&keys, cursor.walked, &mut locks).await?;
+                    self.add_found(&keys, cursor.walked, &mut locks).await;
                     cursor.at = next.unwrap_or_default();
                     if cursor.at.is_empty() {
                         cursor.walked |= 1 << cursor.node;
@@ -105,12 +105,7 @@ impl Redlock {
     }
 
     /// Adds those of a node's lock keys that a majority holds and that no node read before has shown.
-    async fn add_held(
-        &self,
-        keys: &[Bytes],
-        walked: u32,
-        locks: &mut Vec<(LockName, HeldBy)>,
-    ) -> Result<(), LockError> {
+    async fn add_found(&self, keys: &[Bytes], walked: u32, locks: &mut Vec<(LockName, LockState)>) {
         let shared = &self.shared;
         let limit = shared.settings.node_timeout;
         let name_of = |key: &Bytes| {
@@ -132,14 +127,12 @@ impl Redlock {
                 let outcome = round.outcome(deadline, limit).await;
                 let shown = round.found_on(walked, deadline).await;
                 match lock_state(shared.quorum, &outcome) {
-                    LockState::Held(by) if !shown => locks.push((name, by)),
-                    LockState::Held(_) | LockState::Free => {}
-                    // To leave it out would be to say that it is free.
-                    LockState::Unknown => return Err(LockError::NoQuorum(shared.reports(&outcome))),
+                    // To leave out what is unknown would be to say that it is free.
+                    state @ (LockState::Held(_) | LockState::Unknown) if !shown => locks.push((name, state)),
+                    LockState::Held(_) | LockState::Unknown | LockState::Free => {}
                 }
             }
         }
-        Ok(())
     }
 }
 

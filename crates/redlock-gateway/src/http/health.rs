@@ -29,7 +29,6 @@ pub async fn livez() -> Result<Response, ApiError> {
 #[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "operations",
     responses(
         (status = 200, description = "Ready", body = Health),
-        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "No quorum, or draining", body = Health),
     ))]
 pub async fn readyz(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
@@ -45,7 +44,6 @@ pub async fn readyz(State(gateway): State<Arc<Gateway>>) -> Result<Response, Api
 #[utoipa::path(get, path = "/healthz", operation_id = "getHealth", tag = "operations",
     responses(
         (status = 200, description = "Ready", body = Health),
-        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "No quorum, or draining", body = Health),
     ))]
 pub async fn healthz(state: State<Arc<Gateway>>) -> Result<Response, ApiError> {

@@ -329,7 +329,7 @@ impl LockStatus {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(example = json!({ "locks": [{ "name": "reports/nightly", "state": "held", "expires_in_ms": 21400 }] }))]
 pub struct LockList {
-    /// Held locks, in no particular order. Locks that come or go during a listing may be missed or repeated.
+    /// Locks that are held, or `unknown` where too few nodes answered; in no particular order. Locks that come or go during a listing may be missed or repeated.
     pub locks: Vec<LockStatus>,
     /// Give it back as `cursor` for the next page; absent at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -339,8 +339,12 @@ pub struct LockList {
 
 impl From<LockPage> for LockList {
     fn from(page: LockPage) -> Self {
-        let held = |(name, by)| LockStatus::of(&name, LockStateBody::Held, Some(by));
-        Self { locks: page.locks.into_iter().map(held).collect(), next_cursor: page.next.map(|next| next.text()) }
+        let status = |(name, state)| match state {
+            LockState::Held(by) => LockStatus::of(&name, LockStateBody::Held, Some(by)),
+            LockState::Free => LockStatus::of(&name, LockStateBody::Free, None),
+            LockState::Unknown => LockStatus::of(&name, LockStateBody::Unknown, None),
+        };
+        Self { locks: page.locks.into_iter().map(status).collect(), next_cursor: page.next.map(|next| next.text()) }
     }
 }
 
