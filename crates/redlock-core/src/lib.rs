@@ -78,7 +78,7 @@
 //! | [`clock`] | the time and chance seams, the clock that mints fencing tokens | nodes |
 //! | [`quorum`], [`validity`], [`retry`] | pure decisions | time, nodes, tokio |
 //! | `round` | one question to all nodes | what the answer is for |
-//! | [`redlock`] | acquire, extend, release, inspect, list | Redis, HTTP |
+//! | [`redlock`] | acquire, extend, release, inspect; listing beside them | Redis, HTTP |
 //! | `cleanup` | releases owed to nodes that did not answer | who asked |
 //! | [`node`] | the seam to one master, in memory and on Redis | other nodes, quorum, retries |
 //! | [`error`] | outcomes | status codes |

@@ -5,6 +5,7 @@
 //! | room | what it is for | what it does not know |
 //! | --- | --- | --- |
 //! | [`config`] | flags, environment and file to plain values | everything else |
+//! | `serve` | wiring: nodes, core, gateway and server from a configuration, and down again | what requests mean |
 //! | [`http`] | routes, bodies, statuses, the OpenAPI document | node count, quorum, Redis, clocks, retries |
 //! | [`gateway`] | limits, undoing what cannot be delivered, draining | axum, status codes, Redis keys |
 //! | [`telemetry`] | names of metrics, buckets, logging | what the numbers mean |
