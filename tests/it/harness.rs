@@ -44,10 +44,11 @@ fn eventually_blocking<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T
 }
 
 /// A directory that goes away with its owner.
-struct TempDir(PathBuf);
+/// A folder that goes away with its owner.
+pub(crate) struct TempDir(PathBuf);
 
 impl TempDir {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let unique = format!("redlock-it-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(unique);
@@ -55,7 +56,7 @@ impl TempDir {
         Self(path)
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 }

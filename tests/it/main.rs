@@ -13,6 +13,7 @@ mod http_lifecycle;
 mod http_locks;
 mod http_metrics;
 mod http_retries;
+mod http_tls;
 mod layout;
 mod nodes;
 mod openapi;
