@@ -120,7 +120,7 @@ async fn observe(State(telemetry): State<Arc<Telemetry>>, request: Request, next
 
 fn render_problem(response: &mut Response, problem: &Problem, id: &HeaderValue) {
     let with_id = Problem { request_id: id.to_str().ok().map(str::to_owned), ..problem.clone() };
-    *response.body_mut() = Body::from(serde_json::to_vec(&with_id).unwrap_or_default());
+    *response.body_mut() = Body::from(locks::json_line(&with_id).unwrap_or_default());
     let headers = response.headers_mut();
     headers.remove(header::CONTENT_LENGTH);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));

@@ -355,16 +355,22 @@ fn header_value(text: String) -> Result<HeaderValue, ApiError> {
     HeaderValue::try_from(text).map_err(|_| ApiError::Internal)
 }
 
+/// JSON and a newline, for those who read it in a terminal.
+pub fn json_line(body: &impl serde::Serialize) -> Result<Vec<u8>, ApiError> {
+    let mut line = serde_json::to_vec(body).map_err(|_| ApiError::Internal)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
 pub fn json_response(status: StatusCode, body: &impl serde::Serialize) -> Result<Response, ApiError> {
-    let bytes = serde_json::to_vec(body).map_err(|_| ApiError::Internal)?;
-    let mut response = Response::new(Body::from(bytes));
+    let mut response = Response::new(Body::from(json_line(body)?));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
 }
 
 fn lease_response(status: StatusCode, lease: &Lease, undelivered: Option<Undelivered>) -> Result<Response, ApiError> {
-    let bytes = Bytes::from(serde_json::to_vec(lease).map_err(|_| ApiError::Internal)?);
+    let bytes = Bytes::from(json_line(lease)?);
     let mut response = Response::new(Body::new(GrantBody { bytes: Some(bytes), undelivered }));
     *response.status_mut() = status;
     let headers = response.headers_mut();
