@@ -25,7 +25,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::harness::{PATIENCE, RedisServer, Resp, eventually};
+use crate::harness::{PATIENCE, RedisServer, Resp, dies_with_us, eventually};
 use crate::openapi;
 
 /// The gateway, built from the present sources: once per run, in the profile of the tests.
@@ -130,8 +130,8 @@ impl Launch {
 
     fn spawn(&self) -> Process {
         let program = binary();
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL"]).arg(program).args(&self.args);
+        let mut command = dies_with_us(program);
+        command.args(&self.args);
         let inherited = std::env::vars_os().map(|(name, _)| name);
         for name in inherited.filter(|name| name == "RUST_LOG" || name.to_string_lossy().starts_with("REDLOCK_")) {
             command.env_remove(name);
@@ -146,8 +146,8 @@ impl Launch {
     /// Serves at this address with standard output and standard error that take nothing; returns when it answers.
     pub(crate) async fn unheard(self, address: SocketAddr) -> Gateway {
         let full = || std::fs::File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL"]).arg(binary()).args(&self.args).envs(&self.env).stdin(Stdio::null());
+        let mut command = dies_with_us(binary());
+        command.args(&self.args).envs(&self.env).stdin(Stdio::null());
         let child = command.stdout(full()).stderr(full()).spawn().expect("setpriv (util-linux) starts");
         let process = Process { child, stdout: Captured::default(), stderr: Captured::default() };
         let gateway = Gateway { process, address };

@@ -4,6 +4,7 @@
 //! Nothing here waits for a length of time. A server is ready when the very process that was started answers PING; it is
 //! stopped when the kernel says so; everything else goes through [`eventually`], which polls and gives up loudly.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -88,10 +89,18 @@ struct Process {
     child: Child,
 }
 
+/// A command whose process the kernel kills when the thread that starts it ends, however that comes about. The shell in
+/// between looks whether we had ended before that was arranged; then nothing is started.
+pub(crate) fn dies_with_us(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    let only_below_us = r#"[ "$PPID" = "$0" ] && exec "$@""#;
+    command.args(["--pdeathsig", "KILL", "sh", "-c", only_below_us, &std::process::id().to_string()]).arg(program);
+    command
+}
+
 impl Process {
     fn spawn(program: &str, args: &[String]) -> Self {
-        let child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", program])
+        let child = dies_with_us(program)
             .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

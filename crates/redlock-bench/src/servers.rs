@@ -66,7 +66,10 @@ impl Process {
             .and_then(|file| Ok((file.try_clone()?, file)))
             .map_err(|error| format!("cannot write below {}: {error}", directory.display()))?;
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(args);
+        // The shell in between starts nothing when this program ended before its death was made to matter.
+        let only_below_us = r#"[ "$PPID" = "$0" ] && exec "$@""#;
+        command.args(["--pdeathsig", "KILL", "--", "sh", "-c", only_below_us, &std::process::id().to_string()]);
+        command.arg(program).args(args);
         command.current_dir(&directory).process_group(0);
         command.stdin(Stdio::null()).stdout(output.0).stderr(output.1);
         // The caller's own settings for a gateway or its log must not change what is measured.
