@@ -134,7 +134,7 @@ impl Gateway {
         }
     }
 
-    /// Tries once for a lock. When the returned future is dropped, or the grant is, the lock is released.
+    /// Tries for a lock without waiting for a holder. When the returned future is dropped, or the grant is, the lock is released.
     pub async fn acquire(&self, request: AcquireRequest) -> Result<(LeaseView, Undelivered), Refusal> {
         if self.is_draining() {
             return Err(Refusal::Draining);

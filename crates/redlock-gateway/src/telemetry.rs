@@ -1,4 +1,5 @@
-//! What is measured and logged, under which names. Handles are made once: the hot path touches atomics only.
+//! What is measured and logged, under which names. Handles are made once, so that a request looks
+//! one up and adds to it.
 //!
 //! No lock name, owner, token or raw path is ever a label. Nothing global is installed except the log subscriber, so a
 //! process can hold several gateways (tests do).

@@ -49,7 +49,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 
 /// Acquire a lock
 ///
-/// Tries once and answers at once: 201 when a majority of the nodes granted the lock, 409 when somebody holds it.
+/// Does not wait for a holder: 201 when a majority of the nodes granted the lock, 409 when somebody holds it. Only when
+/// contenders split the votes it tries again, a few times within milliseconds.
 /// When the client disconnects before the answer, the lock is released.
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
