@@ -95,10 +95,12 @@ impl Launch {
         Self::bare(&["--listen", "127.0.0.1:0"])
     }
 
-    /// These masters. A node may take its time, so that a busy machine does not look like a fault.
+    /// These masters, said to be brand-new. A node may take its time, so that a busy machine does not look like a fault.
     pub(crate) fn over(servers: &[RedisServer]) -> Self {
         let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-        Self::embedded().nodes(&urls).flag("--node-timeout", "2s")
+        let mut launch = Self::embedded().nodes(&urls).flag("--node-timeout", "2s");
+        launch.args.push("--bootstrap".into());
+        launch
     }
 
     pub(crate) fn nodes(mut self, urls: &[String]) -> Self {

@@ -148,14 +148,38 @@ pub(crate) fn generation() -> Generation {
 }
 
 pub(crate) fn redis_settings(node: NodeSettings) -> RedisSettings {
-    RedisSettings { node, key_prefix: PREFIX.into(), generation: generation(), node_timeout: Duration::from_millis(50) }
+    RedisSettings {
+        node,
+        key_prefix: PREFIX.into(),
+        generation: generation(),
+        identity: None,
+        node_timeout: Duration::from_millis(50),
+    }
 }
 
 pub(crate) fn lane(url: &str) -> Arc<RedisNode> {
     lane_with(url, redis_settings(NodeSettings::default()), Arc::new(NoObserver))
 }
 
+/// A lane for tests that are not about quarantine: whenever its node is blank it is said to be brand-new, and admitted.
 pub(crate) fn lane_with(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RedisNode> {
+    let node = strict_lane(url, settings, observer);
+    let (weak, mut status) = (Arc::downgrade(&node), node.status());
+    tokio::spawn(async move {
+        while status.wait_for(|status| status.blank).await.is_ok() {
+            let Some(node) = weak.upgrade() else { return };
+            node.admit_brand_new();
+            drop(node);
+            if status.changed().await.is_err() {
+                return;
+            }
+        }
+    });
+    node
+}
+
+/// A lane as a gateway has it.
+pub(crate) fn strict_lane(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RedisNode> {
     let url = RedisUrl::parse(url).expect("a valid url");
     Arc::new(RedisNode::start(url, settings, Arc::new(SystemClock), Arc::new(OsEntropy), observer))
 }
@@ -177,6 +201,7 @@ impl Observer for Calls {
     fn clock_offset(&self, _: &str, _: i64) {}
     fn vote(&self, _: usize, _: &Vote) {}
     fn release_abandoned(&self, _: usize) {}
+    fn healed(&self, _: usize) {}
 }
 
 /// Real servers and one lane to each.

@@ -97,6 +97,7 @@ pub(crate) async fn start(
         None => {
             args.extend(["--listen".into(), address.to_string().into()]);
             args.extend(masters.ports().flat_map(|port| ["--node".into(), format!("redis://127.0.0.1:{port}").into()]));
+            args.push("--bootstrap".into());
             args.extend(gateway_args.iter().map(OsString::from));
             &programs.gateway
         }

@@ -79,6 +79,7 @@
 //! | [`quorum`], [`validity`], [`retry`] | pure decisions | time, nodes, tokio |
 //! | `round` | one question to all nodes | what the answer is for |
 //! | [`redlock`] | acquire, extend, release, inspect; listing beside them | Redis, HTTP |
+//! | `heal` | sets an extended lock again where it was lost | who asked |
 //! | `cleanup` | releases owed to nodes that did not answer | who asked |
 //! | [`node`] | the seam to one master, in memory and on Redis | other nodes, quorum, retries |
 //! | [`error`] | outcomes | status codes |
@@ -91,6 +92,7 @@
 mod cleanup;
 pub mod clock;
 pub mod error;
+mod heal;
 pub mod node;
 pub mod quorum;
 pub mod redlock;
@@ -100,6 +102,8 @@ pub mod types;
 pub mod validity;
 
 pub use error::{HeldBy, LockError, NodeAnswer, NodeReport};
-pub use redlock::{AcquireOptions, Inspection, Lease, ListCursor, LockPage, LockState, Redlock, Seams, Settings};
+pub use redlock::{
+    AcquireOptions, BrandNew, Inspection, Lease, ListCursor, LockPage, LockState, Redlock, Seams, Settings,
+};
 pub use retry::RetryPolicy;
 pub use types::{FencingToken, Info, LockName, LockToken, Owner, Ttl};

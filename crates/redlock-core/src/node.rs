@@ -33,6 +33,10 @@ pub trait Node: Send + Sync + 'static {
     /// Takes an operation; the vote goes to `reply`, at once or later. Operations that the node has not begun by
     /// `not_after` may be answered `Failed` without being run.
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply);
+
+    /// Somebody who has looked at all nodes says that the cluster is brand-new: a node that is quarantined because it was
+    /// blank is admitted at once. Does nothing to any other node.
+    fn admit_brand_new(&self) {}
 }
 
 /// Where a lock lives on every node.
@@ -343,8 +347,16 @@ impl NodeState {
 pub struct NodeStatus {
     /// Its state.
     pub state: NodeState,
+    /// Since when, in microseconds since 1970 by the gateway's wall clock.
+    pub since_micros: u64,
+    /// Until when at the latest, if that is known: the end of a quarantine.
+    pub until_micros: Option<u64>,
     /// Why, in a sentence; empty when there is nothing to explain.
     pub detail: String,
+    /// What an operator can do; empty when there is nothing.
+    pub advice: String,
+    /// Whether it is quarantined because it had no marker at all, as in a brand-new cluster.
+    pub blank: bool,
     /// How many times a restart was seen.
     pub restarts: u64,
     /// Keys it has evicted, as it reported last; anything but zero means that locks may be lost.
@@ -352,10 +364,15 @@ pub struct NodeStatus {
 }
 
 impl NodeStatus {
-    pub(crate) fn connecting() -> Self {
+    /// A node in a state of which nothing else is known.
+    pub fn new(state: NodeState, since_micros: u64) -> Self {
         Self {
-            state: NodeState::Connecting,
-            detail: "connecting for the first time".into(),
+            state,
+            since_micros,
+            until_micros: None,
+            detail: String::new(),
+            advice: String::new(),
+            blank: false,
             restarts: 0,
             evicted_keys: 0,
         }
@@ -372,6 +389,8 @@ pub trait Observer: Send + Sync + 'static {
     fn vote(&self, node: usize, vote: &Vote);
     /// A release could not be delivered and was given up: the lock's TTL now bounds what is left on that node.
     fn release_abandoned(&self, node: usize);
+    /// A lock that a node had lost was set there again.
+    fn healed(&self, node: usize);
 }
 
 /// Measures nothing.
@@ -383,10 +402,11 @@ impl Observer for NoObserver {
     fn clock_offset(&self, _: &str, _: i64) {}
     fn vote(&self, _: usize, _: &Vote) {}
     fn release_abandoned(&self, _: usize) {}
+    fn healed(&self, _: usize) {}
 }
 
-/// The four rules that make fencing tokens sound. Always all on; a build with the feature `mutation-testing` can switch
-/// single ones off, to prove that the tests notice.
+/// The rules that the safety of locks and fencing tokens rests on. Always all on; a build with the feature
+/// `mutation-testing` can switch single ones off, to prove that the tests notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     /// A retry by the same owner takes a new T and rewrites both keys.
@@ -397,12 +417,28 @@ pub struct Rules {
     pub release_keeps_newer: bool,
     /// A node refuses a T too far from its own time.
     pub clock_is_checked: bool,
+    /// A node grants only a T larger than the last it has stored for the lock.
+    pub fence_is_checked: bool,
+    /// A node refuses lock operations unless the marker of its admission stands.
+    pub marker_is_checked: bool,
+    /// A node whose memory of locks is doubtful is quarantined before it votes.
+    pub quarantine_is_waited: bool,
+    /// A successful extension sets the lock again on nodes that lost it.
+    pub missing_is_healed: bool,
 }
 
 impl Rules {
-    /// All four.
-    pub const ALL: Self =
-        Self { retry_rewrites: true, release_is_a_barrier: true, release_keeps_newer: true, clock_is_checked: true };
+    /// All of them.
+    pub const ALL: Self = Self {
+        retry_rewrites: true,
+        release_is_a_barrier: true,
+        release_keeps_newer: true,
+        clock_is_checked: true,
+        fence_is_checked: true,
+        marker_is_checked: true,
+        quarantine_is_waited: true,
+        missing_is_healed: true,
+    };
 }
 
 impl Default for Rules {

@@ -3,6 +3,7 @@
 //! Everything here is safe to cancel. A future that is dropped half-way leaves nothing behind: what it may have set is
 //! released, on the clean-up's own deadline.
 
+mod brand_new;
 mod list;
 
 use std::sync::Arc;
@@ -11,10 +12,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use self::brand_new::BrandNew;
 pub use self::list::{ListCursor, LockPage};
 use crate::cleanup::Cleanup;
 use crate::clock::{Clock, Entropy, HybridClock, OsEntropy, SystemClock};
 use crate::error::{HeldBy, LockError, NodeAnswer, NodeReport};
+use crate::heal::Healing;
 use crate::node::{
     Effect, Failure, Holding, Keys, NoObserver, Node, NodeState, NodeStatus, Observer, Op, Reason, Record, Vote,
 };
@@ -47,6 +50,21 @@ pub struct Settings {
     pub drift_factor: f64,
     /// D: how far a fencing token may be from a node's own time.
     pub max_clock_offset: Duration,
+    /// Which rules are on.
+    #[cfg(feature = "mutation-testing")]
+    pub rules: crate::node::Rules,
+}
+
+impl Settings {
+    #[cfg(feature = "mutation-testing")]
+    fn missing_is_healed(&self) -> bool {
+        self.rules.missing_is_healed
+    }
+
+    #[cfg(not(feature = "mutation-testing"))]
+    fn missing_is_healed(&self) -> bool {
+        true
+    }
 }
 
 impl Default for Settings {
@@ -58,6 +76,8 @@ impl Default for Settings {
             node_timeout: Duration::from_millis(50),
             drift_factor: 0.01,
             max_clock_offset: Duration::from_secs(2),
+            #[cfg(feature = "mutation-testing")]
+            rules: crate::node::Rules::ALL,
         }
     }
 }
@@ -87,7 +107,7 @@ pub struct Redlock {
 }
 
 struct Shared {
-    nodes: Vec<Arc<dyn Node>>,
+    nodes: Arc<[Arc<dyn Node>]>,
     quorum: Quorum,
     settings: Settings,
     seams: Seams,
@@ -198,7 +218,7 @@ impl Redlock {
         let life = settings.max_ttl.duration() + settings.max_clock_offset;
         let cleanup = Cleanup::start(&nodes, seams.observer.clone(), life);
         let tokens = HybridClock::new(seams.clock.clone(), settings.max_clock_offset);
-        Ok(Self { shared: Arc::new(Shared { nodes, quorum, settings, seams, tokens, cleanup }) })
+        Ok(Self { shared: Arc::new(Shared { nodes: nodes.into(), quorum, settings, seams, tokens, cleanup }) })
     }
 
     /// Tries to get the lock, without waiting for a holder. Only when contenders have split the votes so that nobody can
@@ -311,7 +331,8 @@ impl Redlock {
     }
 
     /// Prolongs a lock: from now on it lives at least `ttl`; it is never shortened. Success proves that the owner has
-    /// held it without a gap: a lock that the same owner lost and got again has a newer token.
+    /// held it without a gap: a lock that the same owner lost and got again has a newer token. Nodes that have lost the
+    /// lock get it again, in the background.
     ///
     /// # Errors
     /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. [`LockError::Unknown`]: the old deadline stands.
@@ -323,7 +344,9 @@ impl Redlock {
         let deadline = Instant::now() + limit;
         let record = Record::new(token, &Info::default());
         let keys = Keys::new(&shared.settings.key_prefix, name);
-        let round = shared.round(Op::Extend { keys, record, ttl }, deadline);
+        let healing = shared.settings.missing_is_healed().then(|| shared.healing(&keys, token, ttl));
+        let op = Op::Extend { keys, record, ttl };
+        let round = Round::start(&shared.nodes, shared.quorum, op, deadline, &shared.seams.observer, healing);
         let outcome = round.outcome(deadline, limit).await;
         match outcome.decision {
             Decision::Yes => {
@@ -436,7 +459,19 @@ impl Redlock {
 
 impl Shared {
     fn round(&self, op: Op, deadline: Instant) -> Arc<Round> {
-        Round::start(&self.nodes, self.quorum, op, deadline, &self.seams.observer)
+        Round::start(&self.nodes, self.quorum, op, deadline, &self.seams.observer, None)
+    }
+
+    fn healing(&self, keys: &Keys, token: &LockToken, ttl: Ttl) -> Arc<Healing> {
+        Arc::new(Healing {
+            nodes: self.nodes.clone(),
+            observer: self.seams.observer.clone(),
+            keys: keys.clone(),
+            token: *token,
+            ttl,
+            not_after: Instant::now() + ttl.duration(),
+            progress: Default::default(),
+        })
     }
 
     /// The votes of a round that was refused, once they tell whether one holder has a majority. Refusals for different
@@ -449,8 +484,7 @@ impl Shared {
     fn release_on(&self, op: Arc<Op>, mask: u32) -> Arc<Round> {
         // A release is worth running however late it is.
         let not_after = Instant::now() + self.settings.max_ttl.duration();
-        let cleanup = Some(&self.cleanup);
-        Round::start_on(&self.nodes, self.quorum, op, not_after, &self.seams.observer, cleanup, mask)
+        Round::release(&self.nodes, self.quorum, op, not_after, &self.seams.observer, &self.cleanup, mask)
     }
 
     /// Never above a tenth of the TTL, so that a round with hung nodes leaves most of the lease.

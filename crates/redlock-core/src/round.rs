@@ -11,6 +11,7 @@ use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
 use crate::cleanup::Cleanup;
+use crate::heal::Healing;
 use crate::node::{Effect, Failure, Node, Observer, Op, Reason, Reply, Vote, Voter};
 use crate::quorum::{Decision, Quorum, Tally};
 
@@ -20,6 +21,8 @@ pub(crate) struct Round {
     observer: Arc<dyn Observer>,
     /// Where a release that a node failed to answer is kept for another try.
     cleanup: Option<Arc<Cleanup>>,
+    /// What sets the lock again on nodes that lost it, once an extension has its majority.
+    healing: Option<Arc<Healing>>,
     ballot: Mutex<Ballot>,
     decided: AtomicWaker,
 }
@@ -39,42 +42,55 @@ pub(crate) struct Outcome {
 }
 
 impl Round {
+    /// Asks all nodes.
     pub(crate) fn start(
         nodes: &[Arc<dyn Node>],
         quorum: Quorum,
         op: Op,
         not_after: Instant,
         observer: &Arc<dyn Observer>,
+        healing: Option<Arc<Healing>>,
     ) -> Arc<Self> {
-        Self::start_on(nodes, quorum, Arc::new(op), not_after, observer, None, u32::MAX)
+        let round = Arc::new(Self { healing, ..Self::new(quorum, Arc::new(op), observer) });
+        round.ask(nodes, u32::MAX, not_after);
+        round
     }
 
-    /// Asks only the nodes whose bit is set; the others count as open for ever.
-    pub(crate) fn start_on(
+    /// Releases on the nodes whose bit is set; the others count as open for ever. What a node fails to answer is owed.
+    pub(crate) fn release(
         nodes: &[Arc<dyn Node>],
         quorum: Quorum,
         op: Arc<Op>,
         not_after: Instant,
         observer: &Arc<dyn Observer>,
-        cleanup: Option<&Arc<Cleanup>>,
+        cleanup: &Arc<Cleanup>,
         mask: u32,
     ) -> Arc<Self> {
-        let ballot = Ballot { votes: vec![None; nodes.len()], decision: Decision::Open, undo: None };
-        let round = Arc::new(Self {
+        let round = Arc::new(Self { cleanup: Some(cleanup.clone()), ..Self::new(quorum, op, observer) });
+        round.ask(nodes, mask, not_after);
+        round
+    }
+
+    fn new(quorum: Quorum, op: Arc<Op>, observer: &Arc<dyn Observer>) -> Self {
+        let ballot = Ballot { votes: vec![None; quorum.nodes()], decision: Decision::Open, undo: None };
+        Self {
             quorum,
-            op: op.clone(),
+            op,
             observer: observer.clone(),
-            cleanup: cleanup.cloned(),
+            cleanup: None,
+            healing: None,
             ballot: Mutex::new(ballot),
             decided: AtomicWaker::new(),
-        });
+        }
+    }
+
+    fn ask(self: &Arc<Self>, nodes: &[Arc<dyn Node>], mask: u32, not_after: Instant) {
         for (index, node) in nodes.iter().enumerate().filter(|(index, _)| mask & (1 << index) != 0) {
-            if let Some(cleanup) = cleanup {
+            if let Some(cleanup) = &self.cleanup {
                 cleanup.began();
             }
-            node.submit(op.clone(), not_after, Reply::new(round.clone(), index));
+            node.submit(self.op.clone(), not_after, Reply::new(self.clone(), index));
         }
-        round
     }
 
     /// Waits for the deciding vote, at most until `deadline`. Nodes that have not answered by then are counted as timed
@@ -181,18 +197,32 @@ impl Voter for Round {
         if let (Vote::Granted, Some((undo, cleanup))) = (&vote, &ballot.undo) {
             cleanup.owe(node, undo.clone());
         }
+        let missing = vote == Vote::Missing;
         ballot.votes[node] = Some(vote);
-        if ballot.decision != Decision::Open {
-            drop(ballot);
-            // Somebody may still want to hear this node: see `votes_until`.
-            self.decided.wake();
-            return;
+        let was_open = ballot.decision == Decision::Open;
+        if was_open {
+            ballot.decision = self.quorum.decide(tally(&self.op, &ballot.votes));
         }
-        ballot.decision = self.quorum.decide(tally(&self.op, &ballot.votes));
         let decided = ballot.decision != Decision::Open;
+        let heal = match &self.healing {
+            Some(healing) if ballot.decision == Decision::Yes && (was_open || missing) => {
+                let is = |at: usize, vote: &Vote| ballot.votes[at].as_ref() == Some(vote);
+                let all = 0..ballot.votes.len();
+                // At the decision for all that have no such lock; after it for each that comes in.
+                let lost: Vec<usize> =
+                    all.clone().filter(|at| is(*at, &Vote::Missing) && (was_open || *at == node)).collect();
+                let witness = all.into_iter().find(|at| is(*at, &Vote::Extended));
+                witness.filter(|_| !lost.is_empty()).map(|witness| (healing, lost, witness))
+            }
+            _ => None,
+        };
         drop(ballot);
         if decided {
+            // Also after the decision: somebody may still want to hear this node, see `votes_until`.
             self.decided.wake();
+        }
+        if let Some((healing, lost, witness)) = heal {
+            healing.heal(lost, witness);
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use redlock_core::clock::SystemClock;
+use redlock_core::clock::{OsEntropy, SystemClock};
 use redlock_core::node::admission::Generation;
-use redlock_core::node::redis::{NewMarker, Probe, RedisSettings, RedisUrl, overwrite_marker, probe};
+use redlock_core::node::redis::{NewMarker, Probe, RedisSettings, RedisUrl, Verdict, overwrite_marker};
 use redlock_core::quorum::Quorum;
 
 use crate::config::{Config, Nodes, show};
@@ -17,12 +17,11 @@ pub async fn check(config: &Config) -> bool {
         println!("nodes: embedded in the process; nothing to check, and nothing survives a restart of the gateway");
         return true;
     };
-    let settings = settings_of(config, urls);
     println!("configuration: valid");
-    let mut admitted = 0;
+    let (mut admitted, mut later) = (0, 0);
     let mut seen: Vec<(String, &RedisUrl)> = Vec::new();
-    for url in urls {
-        match probe(url, &settings, &SystemClock).await {
+    for (url, settings) in with_settings(config, urls) {
+        match probe(url, &settings).await {
             Ok(found) => {
                 if let Some((_, other)) = seen.iter().find(|(run_id, _)| *run_id == found.facts.run_id) {
                     println!(
@@ -32,7 +31,8 @@ pub async fn check(config: &Config) -> bool {
                 }
                 seen.push((found.facts.run_id.clone(), url));
                 let clock_agrees = found.clock_offset_micros.unsigned_abs() <= config.clock_skew.as_micros() as u64;
-                admitted += usize::from(found.refusal.is_none() && clock_agrees);
+                admitted += usize::from(found.verdict == Verdict::Admitted && clock_agrees);
+                later += usize::from(matches!(found.verdict, Verdict::Quarantined(..)) && clock_agrees);
                 print_probe(url, &found, &settings, config.clock_skew);
             }
             Err(why) => println!("{url}: UNREACHABLE: {why}"),
@@ -41,17 +41,13 @@ pub async fn check(config: &Config) -> bool {
     let needed = Quorum::new(urls.len()).map_or(0, Quorum::size);
     let enough = admitted >= needed;
     let verdict = if enough { "ok" } else { "NOT ENOUGH" };
-    println!("{verdict}: {admitted} of {} nodes would be admitted, {needed} needed", urls.len());
+    let waiting = if later == 0 { String::new() } else { format!(", {later} after a quarantine") };
+    println!("{verdict}: {admitted} of {} nodes would be admitted now{waiting}, {needed} needed", urls.len());
     enough
 }
 
 fn print_probe(url: &RedisUrl, found: &Probe, settings: &RedisSettings, skew: Duration) {
     let facts = &found.facts;
-    let durability = match facts.append_only {
-        Some(true) => "append-only file on",
-        Some(false) => "append-only file OFF: a restart forgets every lock",
-        None => "durability unknown",
-    };
     let marker = match &found.marker {
         None => "marker absent".to_owned(),
         Some(marker) if marker.starts_with(settings.generation.config()) => "marker ours".to_owned(),
@@ -61,18 +57,24 @@ fn print_probe(url: &RedisUrl, found: &Probe, settings: &RedisSettings, skew: Du
     let far = Duration::from_micros(found.clock_offset_micros.unsigned_abs()) > skew / 2;
     let warning = if far { format!(" (TOO FAR: more than half of {})", show(skew)) } else { String::new() };
     println!(
-        "{url}: Redis {}, role {}, policy {}, {durability}, {marker}, clock {offset:+.1} ms{warning}, evicted {}",
+        "{url}: Redis {}, role {}, policy {}, {}, {marker}, clock {offset:+.1} ms{warning}, evicted {}",
         facts.version,
         facts.role,
         if facts.policy.is_empty() { "unknown" } else { &facts.policy },
+        facts.durability,
         facts.evicted_keys,
     );
-    match &found.refusal {
-        None if Duration::from_micros(found.clock_offset_micros.unsigned_abs()) > skew => {
+    match &found.verdict {
+        Verdict::Refused(ground) => println!("  REFUSED: {ground}"),
+        Verdict::Admitted | Verdict::Quarantined(..)
+            if Duration::from_micros(found.clock_offset_micros.unsigned_abs()) > skew =>
+        {
             println!("  WOULD REFUSE every vote: its clock is more than {} from this machine's", show(skew));
         }
-        None => println!("  would be admitted"),
-        Some(why) => println!("  REFUSED: {why}"),
+        Verdict::Admitted => println!("  would be admitted at once"),
+        Verdict::Quarantined(wait, ground) => {
+            println!("  WOULD WAIT {}, counted from when a gateway first sees it so: {ground}", show(*wait));
+        }
     }
 }
 
@@ -87,17 +89,17 @@ pub async fn reconfigure(config: &Config, old_nodes: &[String], really: bool) ->
     let Nodes::Redis(urls) = &config.nodes else {
         return Err("--node: none given; embedded nodes have no markers".into());
     };
-    let settings = settings_of(config, urls);
+    let nodes = with_settings(config, urls);
+    let settings = &nodes[0].1;
     let mut change = Change { longest: config.limits.max_ttl.duration(), left: None };
-    for url in urls {
-        let found =
-            probe(url, &settings, &SystemClock).await.map_err(|why| format!("{url}: {why}; all nodes must answer"))?;
-        if let Some(why) = found.facts.unfit() {
-            return Err(format!("{url}: {why}"));
+    for (url, settings) in &nodes {
+        let found = probe(url, settings).await.map_err(|why| format!("{url}: {why}; all nodes must answer"))?;
+        if let Some(ground) = found.facts.unfit() {
+            return Err(format!("{url}: {ground}"));
         }
-        change.note(url, &found, &settings)?;
+        change.note(url, &found, settings)?;
     }
-    let leaving = leaving_nodes(old_nodes, urls, &settings, &mut change).await?;
+    let leaving = leaving_nodes(old_nodes, urls, settings, &mut change).await?;
     let wait = change.longest + config.clock_skew;
     if !really {
         let wait = show(wait);
@@ -107,14 +109,12 @@ pub async fn reconfigure(config: &Config, old_nodes: &[String], really: bool) ->
     let left = change.left.as_deref().unwrap_or(settings.generation.node_set());
     let under_way = NewMarker::UnderWay { longest_ttl: change.longest, left };
     for url in urls.iter().chain(&leaving) {
-        overwrite_marker(url, &settings, under_way).await.map_err(|why| format!("{url}: {why}; run it again"))?;
+        overwrite_marker(url, settings, under_way).await.map_err(|why| format!("{url}: {why}; run it again"))?;
     }
     println!("these nodes give no votes now; waiting {} until no lock of the old configuration can live", show(wait));
     tokio::time::sleep(wait).await;
-    for url in urls {
-        overwrite_marker(url, &settings, NewMarker::Final)
-            .await
-            .map_err(|why| format!("{url}: {why}; run it again"))?;
+    for (url, settings) in &nodes {
+        overwrite_marker(url, settings, NewMarker::Final).await.map_err(|why| format!("{url}: {why}; run it again"))?;
     }
     println!("done: {} nodes carry the new marker", urls.len());
     Ok(())
@@ -169,7 +169,7 @@ async fn leaving_nodes(
     let staying = old.iter().filter(stays).count();
     let mut leaving = Vec::new();
     for url in old.iter().filter(|url| !stays(url)) {
-        match probe(url, settings, &SystemClock).await {
+        match probe(url, settings).await {
             Ok(found) => {
                 let stands = found.marker.as_deref().unwrap_or_default();
                 println!("{url}: marker is {stands:?}, leaves");
@@ -191,7 +191,13 @@ async fn leaving_nodes(
     Ok(leaving)
 }
 
-fn settings_of(config: &Config, urls: &[RedisUrl]) -> RedisSettings {
+async fn probe(url: &RedisUrl, settings: &RedisSettings) -> Result<Probe, String> {
+    redlock_core::node::redis::probe(url, settings, (&SystemClock, &OsEntropy)).await
+}
+
+/// The nodes, of which there is at least one, each with the settings of its place in the list.
+fn with_settings<'a>(config: &Config, urls: &'a [RedisUrl]) -> Vec<(&'a RedisUrl, RedisSettings)> {
     let names: Vec<String> = urls.iter().map(|url| url.name().to_owned()).collect();
-    redis_settings(config, &cluster_name(config, &names))
+    let cluster = cluster_name(config, &names);
+    urls.iter().enumerate().map(|(place, url)| (url, redis_settings(config, &cluster, place))).collect()
 }

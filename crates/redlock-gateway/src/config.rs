@@ -109,8 +109,16 @@ pub struct Flags {
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = parse_count)]
     pub max_in_flight: Option<usize>,
     /// Name of the node set, where gateways reach the same nodes under different addresses [default: the list of nodes]
+    ///
+    /// Nodes are then known by their place in the list: give them in the same order to all gateways.
     #[arg(long, value_name = "NAME", env = "REDLOCK_CLUSTER")]
     pub cluster: Option<String>,
+    /// Let a brand-new cluster vote at once: only when all nodes answer and none of them has ever had a marker
+    ///
+    /// Without it the nodes of a new cluster wait for --max-ttl + --clock-skew, as nodes do that lost all their data: the
+    /// two look alike. For the first start only; of a cluster that was in use, first wait as long yourself.
+    #[arg(long, env = "REDLOCK_BOOTSTRAP", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub bootstrap: Option<bool>,
     /// Serve anybody who can connect, also on an address that is not loopback
     #[arg(long, env = "REDLOCK_ALLOW_ANONYMOUS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub allow_anonymous: Option<bool>,
@@ -147,6 +155,7 @@ struct File {
     idle_timeout: Option<String>,
     max_in_flight: Option<usize>,
     cluster: Option<String>,
+    bootstrap: Option<bool>,
     allow_anonymous: Option<bool>,
     log_format: Option<LogFormat>,
     shutdown_grace: Option<String>,
@@ -163,6 +172,7 @@ pub struct Config {
     pub clock_skew: Duration,
     pub key_prefix: String,
     pub cluster: Option<String>,
+    pub bootstrap: bool,
     pub max_connections: usize,
     pub idle_timeout: Duration,
     pub max_in_flight: usize,
@@ -271,6 +281,7 @@ impl Config {
             clock_skew,
             key_prefix,
             cluster: flags.cluster.or(file.cluster),
+            bootstrap: flags.bootstrap.or(file.bootstrap).unwrap_or(false),
             max_connections: count("--max-connections", flags.max_connections.or(file.max_connections), 10_000)?,
             idle_timeout,
             max_in_flight: count("--max-in-flight", flags.max_in_flight.or(file.max_in_flight), 4_096)?,

@@ -238,7 +238,8 @@ impl Gateway {
 
     pub fn metrics(&self) -> String {
         let (_, nodes) = self.readiness();
-        self.telemetry.render(nodes.iter().map(|(name, status)| (name.as_str(), status.clone())))
+        let statuses = nodes.iter().map(|(name, status)| (name.as_str(), status.clone()));
+        self.telemetry.render(statuses, self.locks.wall_micros())
     }
 
     /// From now on nothing new is acquired; extending and releasing go on.

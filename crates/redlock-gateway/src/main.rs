@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::process::ExitCode;
 
 use clap::Parser;
+use redlock_core::node::admission::quarantine;
 use redlock_gateway::config::{Cli, Command, Config, Flags, LogFormat, Nodes, show};
 use redlock_gateway::{Running, commands, http, run, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
@@ -97,8 +98,14 @@ fn announce(config: &Config, running: &Running) {
         Nodes::Redis(urls) => {
             let names: Vec<_> = urls.iter().map(|url| url.name()).collect();
             say!("  nodes: {} ({summary} so far; see {url}/readyz)", names.join(", "));
-            say!("  CAUTION: a master that restarts without its data votes again at once. Run masters with");
-            say!("  appendonly yes, appendfsync always and maxmemory-policy noeviction.");
+            let wait = show(quarantine(max_ttl, config.clock_skew));
+            say!(
+                "  A master that is new, or may have forgotten locks in a restart, votes after {wait}. One that syncs"
+            );
+            say!("  every write (appendonly yes, appendfsync always) votes at once after a restart.");
+            if !config.bootstrap {
+                say!("  Brand-new cluster? Start with --bootstrap, once, and all masters vote at once.");
+            }
             if urls.len() % 2 == 0 {
                 let (even, odd) = (urls.len(), urls.len() - 1);
                 say!("  CAUTION: {even} nodes survive no more failures than {odd} nodes would.");

@@ -13,10 +13,10 @@ use hyper_util::rt::TokioTimer;
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::admission::Generation;
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::redis::{RedisNode, RedisSettings};
+use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
 use redlock_core::node::{Node, NodeSettings};
 use redlock_core::redlock::SettingsError;
-use redlock_core::{Redlock, Seams, Settings};
+use redlock_core::{BrandNew, Redlock, Seams, Settings};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::Service;
 
@@ -109,11 +109,11 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
             .map(|name| Arc::new(MemoryNode::new(name, clock.clone(), node_settings.clone())) as Arc<dyn Node>)
             .collect(),
         Nodes::Redis(urls) => {
-            let settings = redis_settings(config, &cluster);
-            let start = |url: &redlock_core::node::redis::RedisUrl| {
-                RedisNode::start(url.clone(), settings.clone(), clock.clone(), entropy.clone(), telemetry.clone())
+            let start = |(index, url): (usize, &RedisUrl)| {
+                let settings = redis_settings(config, &cluster, index);
+                RedisNode::start(url.clone(), settings, clock.clone(), entropy.clone(), telemetry.clone())
             };
-            urls.iter().map(|url| Arc::new(start(url)) as Arc<dyn Node>).collect()
+            urls.iter().enumerate().map(|node| Arc::new(start(node)) as Arc<dyn Node>).collect()
         }
     };
     if nodes.len().is_multiple_of(2) {
@@ -125,8 +125,18 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
         node_timeout: config.node_timeout,
         drift_factor: config.drift_factor,
         max_clock_offset: config.clock_skew,
+        ..Settings::default()
     };
     let locks = Redlock::new(nodes, settings, Seams { clock, entropy, observer: telemetry.clone() })?;
+    if config.bootstrap && matches!(config.nodes, Nodes::Redis(_)) {
+        let locks = locks.clone();
+        tokio::spawn(async move {
+            match locks.brand_new().await {
+                BrandNew::Confirmed => tracing::info!("--bootstrap: all nodes are blank and are admitted at once"),
+                BrandNew::Refuted(node) => tracing::info!(node, "--bootstrap: not applied, this cluster has been used"),
+            }
+        });
+    }
     let gateway = Gateway::new(locks, config.limits, cluster, config.max_in_flight, telemetry.clone());
     Ok((Arc::new(gateway), telemetry))
 }
@@ -139,8 +149,11 @@ pub(crate) fn cluster_name(config: &Config, names: &[String]) -> String {
     }
 }
 
-pub(crate) fn redis_settings(config: &Config, cluster: &str) -> RedisSettings {
+/// Of the node at this place in the list.
+pub(crate) fn redis_settings(config: &Config, cluster: &str, place: usize) -> RedisSettings {
     RedisSettings {
+        // Where addresses differ from gateway to gateway, the place in the list is what they agree on.
+        identity: config.cluster.as_ref().map(|_| place.to_string()),
         node: NodeSettings { max_clock_offset: config.clock_skew, ..NodeSettings::default() },
         key_prefix: config.key_prefix.clone(),
         generation: Generation::new(cluster, config.limits.max_ttl.duration()),

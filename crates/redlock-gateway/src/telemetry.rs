@@ -137,6 +137,8 @@ struct NodeMetrics {
     offset: Gauge,
     restarts: Counter,
     evicted: Gauge,
+    quarantine: Gauge,
+    heals: Counter,
     states: Vec<(NodeState, Gauge)>,
 }
 
@@ -212,8 +214,8 @@ impl Telemetry {
         self.http.write().unwrap_or_else(std::sync::PoisonError::into_inner).insert(key, histogram);
     }
 
-    /// Everything as Prometheus text, with the nodes' present states.
-    pub fn render<'a>(&self, statuses: impl Iterator<Item = (&'a str, NodeStatus)>) -> String {
+    /// Everything as Prometheus text, with the nodes' present states. `now` is the wall clock in microseconds.
+    pub fn render<'a>(&self, statuses: impl Iterator<Item = (&'a str, NodeStatus)>, now: u64) -> String {
         for (name, status) in statuses {
             let Some(node) = self.node(name) else { continue };
             for (state, gauge) in &node.states {
@@ -221,6 +223,8 @@ impl Telemetry {
             }
             node.restarts.absolute(status.restarts);
             node.evicted.set(status.evicted_keys as f64);
+            let left = status.until_micros.map_or(0, |until| until.saturating_sub(now));
+            node.quarantine.set(left as f64 / 1e6);
         }
         metrics::with_local_recorder(&self.recorder, || self.process.collect());
         self.handle.render()
@@ -261,6 +265,12 @@ impl Observer for Telemetry {
         let node = self.nodes.get(node).map_or("?", |node| &node.name);
         tracing::warn!(node, "a release could not be delivered; the lock's ttl bounds what is left on that node");
     }
+
+    fn healed(&self, node: usize) {
+        if let Some(node) = self.nodes.get(node) {
+            node.heals.increment(1);
+        }
+    }
 }
 
 impl NodeMetrics {
@@ -276,6 +286,8 @@ impl NodeMetrics {
             offset: metrics::gauge!("redlock_node_clock_offset_seconds", node()),
             restarts: metrics::counter!("redlock_node_restarts_total", node()),
             evicted: metrics::gauge!("redlock_node_evicted_keys", node()),
+            quarantine: metrics::gauge!("redlock_node_quarantine_remaining_seconds", node()),
+            heals: metrics::counter!("redlock_node_heals_total", node()),
             states: NodeState::ALL
                 .map(|state| (state, metrics::gauge!("redlock_node_state", with("state", state.as_str()))))
                 .into(),
@@ -338,6 +350,12 @@ fn describe() {
     gauge!("redlock_node_clock_offset_seconds", Unit::Seconds, "A node's clock minus this gateway's.");
     counter!("redlock_node_restarts_total", "Restarts of a node that this gateway has seen.");
     gauge!("redlock_node_evicted_keys", "Keys that a node has evicted; above 0 locks may be lost.");
+    gauge!(
+        "redlock_node_quarantine_remaining_seconds",
+        Unit::Seconds,
+        "How long a node's quarantine still lasts; else 0."
+    );
+    counter!("redlock_node_heals_total", "Extended locks that were set again on a node that had lost them.");
     histogram!("redlock_batch_operations", "Operations carried by one call to a node.");
     histogram!("http_server_request_duration_seconds", Unit::Seconds, "Time from request to answer.");
     gauge!("redlock_build_info", "Constant 1, labelled with the version.");

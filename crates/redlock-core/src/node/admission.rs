@@ -1,201 +1,480 @@
-//! Whether a connected master may vote. Pure: facts in, a verdict out; `node/redis.rs` gathers the facts and acts.
+//! Whether a connected master may vote. Pure: what was seen goes in, one step comes out; the lane of a master
+//! (`node/redis.rs`) looks and acts, and a simulation can do the same with a node in memory.
 //!
-//! A master is fit when it is a master, is a Redis that has what the scripts need, and never evicts keys. Its *marker*, a
-//! key without expiry, says for which configuration and for which process it was admitted: lock operations are refused
-//! by the scripts when it is missing or differs, which catches FLUSHALL, an empty restart, a foreign data set after
-//! REPLICAOF, and gateways that are configured with another node set or maximum TTL.
+//! The canonical text asks operators to delay the return of a crashed master by the longest TTL, because a master that
+//! forgot its locks helps to grant them a second time. Here that is done for them. A master is *fit* when it is a master,
+//! is new enough and never evicts keys. Its *marker*, a key without expiry, says for which configuration, for which node
+//! and for which process it was admitted. Lock operations are refused by the scripts unless exactly this marker stands,
+//! which catches FLUSHALL, an empty restart, a data set that came from elsewhere, and gateways that are configured with
+//! another node set or maximum TTL. Then:
 //!
-//! What is not here yet: the quarantine. A node whose marker is missing is admitted at once, so a master that lost its
-//! data while locks were held can help to grant them a second time. Run masters with `appendonly yes` and
-//! `appendfsync always` where that matters.
+//! 1. the marker is of this very process: admitted;
+//! 2. the marker is of an earlier process of this node, which synced every write to disk, and the new process does so
+//!    too: admitted, for nothing that was acknowledged can be missing;
+//! 3. otherwise the node's memory of locks is doubtful, and it is *quarantined* until every lock that it may have
+//!    forgotten has ended: `max_ttl + S` on the gateway's own clock ([`quarantine`]).
+//!
+//! A quarantine is written on the node: a marker with a nonce, that admits nobody. At its end exactly this marker is
+//! replaced by the admitting one, in one step that also checks the run_id. So whatever else happened to the node in the
+//! meantime (a second loss of data, an admission by another gateway and a loss after it) leaves another marker or none,
+//! and the count starts anew. A gateway counts only what it has itself seen standing; one that was restarted counts from
+//! the beginning.
+//!
+//! A marker of another configuration is never overwritten: the node is refused, and an operator decides.
+//!
+//! What cannot be seen: a backup of an append-only file that was put back; `appendfsync` weakened at run time, a crash
+//! within seconds and a restart with the old setting; a clock of the node that jumps forward, which ends locks early, and
+//! back again (no votes are given while it is off, but it forgets nothing that would show later).
 
+mod facts;
+mod marker;
+
+use std::fmt;
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
+pub use self::facts::{Durability, Facts, SETTINGS};
+pub use self::marker::{Generation, Slot, marker_key};
+use self::marker::{Standing, State};
+use crate::clock::Entropy;
 
-/// What a node says about itself on connection.
+/// How long a node whose memory is doubtful gives no votes: the longest lock it may have forgotten, and S, the skew
+/// between gateways' clocks, for the fencing tokens it has forgotten too. A token may also be ahead of its own gateway's
+/// clock by as much as D, which is S here, so a short maximum TTL does not shorten the wait below 2 S.
+pub fn quarantine(max_ttl: Duration, clock_skew: Duration) -> Duration {
+    max_ttl.max(clock_skew) + clock_skew
+}
+
+/// Why a node does not vote, and what an operator can do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Facts {
-    /// Identity of the process: 40 hexadecimal digits, new on every start.
-    pub run_id: String,
-    /// Redis' version.
-    pub version: String,
-    /// `master` or `slave`.
-    pub role: String,
-    /// `maxmemory-policy`; empty when the node did not say.
-    pub policy: String,
-    /// Keys evicted since it started.
-    pub evicted_keys: u64,
-    /// Whether the append-only file is on; `None` when the node did not say.
-    pub append_only: Option<bool>,
+pub struct Ground {
+    /// One sentence.
+    pub why: String,
+    /// What can be done; empty when there is nothing but to wait.
+    pub advice: String,
 }
 
-impl Facts {
-    /// Reads the answer of INFO.
-    pub fn from_info(info: &str) -> Self {
-        let field = |name: &str| {
-            info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or_default().trim()
-        };
-        Self {
-            run_id: field("run_id").into(),
-            version: field("redis_version").into(),
-            role: field("role").into(),
-            policy: field("maxmemory_policy").into(),
-            evicted_keys: field("evicted_keys").parse().unwrap_or(0),
-            append_only: match field("aof_enabled") {
-                "1" => Some(true),
-                "0" => Some(false),
-                _ => None,
-            },
-        }
-    }
-
-    /// Why this node must not vote, if so: what was found and what an operator can do.
-    pub fn unfit(&self) -> Option<String> {
-        let major: Option<u32> = self.version.split('.').next().and_then(|major| major.parse().ok());
-        if self.run_id.len() != 40 || !self.run_id.bytes().all(|b| b.is_ascii_hexdigit()) {
-            Some("INFO gives no run_id, so a restart could not be noticed; allow INFO for the gateway's user".into())
-        } else if major.is_none_or(|major| major < 7) {
-            Some(format!("Redis {} is too old; 7.0 or newer is needed (SET with NX and GET)", self.version))
-        } else if self.role != "master" {
-            Some(format!("its role is {:?}; only masters vote (REPLICAOF NO ONE makes it one)", self.role))
-        } else if !matches!(self.policy.as_str(), "noeviction" | "") {
-            Some(format!(
-                "maxmemory-policy is {}, which may evict locks; CONFIG SET maxmemory-policy noeviction",
-                self.policy
-            ))
-        } else {
-            None
-        }
+impl Ground {
+    pub(crate) fn new(why: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { why: why.into(), advice: advice.into() }
     }
 }
 
-/// What every gateway of one cluster agrees on, as the marker states it.
+impl fmt::Display for Ground {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)?;
+        if self.advice.is_empty() { Ok(()) } else { write!(f, "; {}", self.advice) }
+    }
+}
+
+/// What makes a node's memory of locks doubtful.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Doubt {
+    /// It had no marker: it is new, or all its data was lost.
+    Blank,
+    /// It was restarted, and may have lost its newest writes.
+    Restarted,
+    /// Its data was another node's, or it was a replica.
+    Copied,
+    /// It has evicted keys since it was admitted.
+    Evicted,
+    /// Its marker could not be read.
+    Unreadable,
+}
+
+impl Doubt {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Blank, Self::Restarted, Self::Copied, Self::Evicted, Self::Unreadable];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Blank => "blank",
+            Self::Restarted => "restarted",
+            Self::Copied => "copied",
+            Self::Evicted => "evicted",
+            Self::Unreadable => "unreadable",
+        }
+    }
+
+    fn ground(self, durability: &Durability) -> Ground {
+        match self {
+            Self::Blank => Ground::new(
+                "it had no marker: it is new, or all its data was lost",
+                "wait; for a brand-new cluster only, --bootstrap admits all nodes at once",
+            ),
+            Self::Restarted => Ground::new(
+                format!("it was restarted and may have forgotten locks; {durability}"),
+                "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart needs none",
+            ),
+            Self::Copied => Ground::new("its data came from another node, or it was a replica", "wait"),
+            Self::Evicted => {
+                Ground::new("it has evicted keys, perhaps locks", "wait; keep maxmemory-policy at noeviction")
+            }
+            Self::Unreadable => Ground::new("its marker could not be read", "wait"),
+        }
+    }
+}
+
+/// What to do next with a node that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Generation {
-    config: String,
+pub enum Step {
+    /// It must not vote. Look again after a while.
+    Refuse(Ground),
+    /// If the process is still the one that was looked at: put one marker in the place of another (or of none), in one
+    /// step. Then look again, whatever came of it.
+    Put {
+        /// What must stand.
+        from: Option<String>,
+        /// What shall stand.
+        to: String,
+    },
+    /// It is in quarantine. Look again from time to time, at the latest when it ends.
+    Wait {
+        /// When it ends, on the clock that `look` was given.
+        until: Duration,
+        /// What for.
+        doubt: Doubt,
+        /// What for, in words.
+        ground: Ground,
+    },
+    /// It votes, as long as exactly this marker stands.
+    Admit {
+        /// That marker.
+        marker: String,
+    },
 }
 
-impl Generation {
-    /// `cluster` names the node set; two gateways with different clusters or maximum TTLs never vote side by side.
-    pub fn new(cluster: &str, max_ttl: Duration) -> Self {
-        let digest = Sha256::digest(cluster.as_bytes());
-        let node_set: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-        Self { config: format!("v1:{node_set}:{}:", max_ttl.as_millis()) }
+/// The admission of one node by one gateway.
+#[derive(Debug, Clone)]
+pub struct Admission {
+    slot: Slot,
+    quarantine: Duration,
+    /// The quarantine that stands, and when this gateway first saw it.
+    seen: Option<(String, Duration)>,
+}
+
+impl Admission {
+    /// `quarantine` is how long a doubtful node waits: [`quarantine`].
+    pub fn new(slot: Slot, quarantine: Duration) -> Self {
+        Self { slot, quarantine, seen: None }
     }
 
-    /// The name of a node set: the given nodes, in any order.
-    pub fn cluster_of_nodes<'a>(nodes: impl IntoIterator<Item = &'a str>) -> String {
-        let mut nodes: Vec<_> = nodes.into_iter().collect();
-        nodes.sort_unstable();
-        nodes.join(",")
-    }
-
-    /// The part of the marker that is equal on all nodes.
-    pub fn config(&self) -> &str {
-        &self.config
-    }
-
-    /// The marker of one process.
-    pub fn marker(&self, run_id: &str) -> String {
-        format!("{}{run_id}", self.config)
-    }
-
-    /// The hash of the node set, as markers have it.
-    pub fn node_set(&self) -> &str {
-        Self::node_set_of(&self.config).unwrap_or_default()
-    }
-
-    /// The marker that stands while a change of configuration is under way: of no node set, so that nobody accepts it,
-    /// with the node set that is being left and the longest TTL that its locks can have.
-    pub fn marker_under_way(left: &str, longest_ttl: Duration) -> String {
-        format!("v1:{UNDER_WAY}{left}:{}:", longest_ttl.as_millis())
-    }
-
-    /// The node set that a marker was written for; of a change under way, the one that is being left.
-    pub fn node_set_of(marker: &str) -> Option<&str> {
-        let node_set = marker.strip_prefix("v1:")?.split(':').next()?;
-        Some(node_set.strip_prefix(UNDER_WAY).unwrap_or(node_set))
-    }
-
-    /// Why a marker that stands on a node keeps it from voting, naming both configurations.
-    pub fn conflict(&self, marker: &str) -> String {
-        let stands = describe(marker).unwrap_or_else(|| format!("{marker:?}, which is no marker of this program"));
-        let ours = describe(&self.config).unwrap_or_default();
-        format!(
-            "its marker is of another configuration: it has {stands}, this gateway has {ours}; \
-             after an intended change run `redlock-gateway reconfigure`"
-        )
-    }
-
-    /// The maximum TTL that a marker was written for.
-    pub fn max_ttl_of(marker: &str) -> Option<Duration> {
-        marker.split(':').nth(2)?.parse().ok().map(Duration::from_millis)
+    /// The step that follows from what a node said and which marker stood there. `now` is this gateway's monotonic clock,
+    /// read after the answers came. `brand_new` is an operator's word that this cluster has never been used, confirmed by
+    /// looking at all nodes: it ends the quarantine of a blank node.
+    pub fn look(
+        &mut self,
+        facts: &Facts,
+        marker: Option<&str>,
+        now: Duration,
+        brand_new: bool,
+        entropy: &dyn Entropy,
+    ) -> Step {
+        if let Some(ground) = facts.unfit() {
+            return Step::Refuse(ground);
+        }
+        let put = |to: String| Step::Put { from: marker.map(str::to_owned), to };
+        let doubtful = |doubt| put(self.slot.quarantining(facts, doubt, nonce(entropy)));
+        let Some(stands) = marker else { return doubtful(Doubt::Blank) };
+        let Some(rest) = stands.strip_prefix(self.slot.generation().config()) else {
+            return Step::Refuse(self.slot.generation().conflict(stands));
+        };
+        let Some(standing) = Standing::parse(rest) else { return doubtful(Doubt::Unreadable) };
+        let same_node = self.slot.is(standing.node);
+        if standing.run_id != facts.run_id {
+            let synced = matches!(facts.durability, Durability::Durable | Durability::Settling);
+            return match standing.state {
+                _ if !same_node || facts.was_replica => doubtful(Doubt::Copied),
+                State::Admitted { durable: true, .. } if synced => put(self.slot.admitting(facts)),
+                State::Admitted { .. } | State::Quarantined(_) => doubtful(Doubt::Restarted),
+            };
+        }
+        if !same_node {
+            return Step::Refuse(Ground::new(
+                "this very process is admitted as another node of the cluster; a quorum needs independent masters",
+                "give every master once; with --cluster, list the nodes in the same order on all gateways",
+            ));
+        }
+        match standing.state {
+            State::Admitted { evicted_keys, .. } if evicted_keys != facts.evicted_keys => doubtful(Doubt::Evicted),
+            State::Admitted { durable, .. } => match (&facts.durability, durable) {
+                // Where this gateway cannot see the durability, the marker stands on the word of one that could.
+                (Durability::Volatile(_), true) | (Durability::Durable, false) => put(self.slot.admitting(facts)),
+                (Durability::Durable | Durability::Settling | Durability::Unknown(_), _)
+                | (Durability::Volatile(_), false) => Step::Admit { marker: stands.to_owned() },
+            },
+            State::Quarantined(doubt) => {
+                let since = match &self.seen {
+                    Some((marker, since)) if marker == stands => *since,
+                    _ => now,
+                };
+                self.seen = Some((stands.to_owned(), since));
+                let until = since + self.quarantine;
+                if now >= until || (brand_new && doubt == Doubt::Blank) {
+                    put(self.slot.admitting(facts))
+                } else {
+                    Step::Wait { until, doubt, ground: doubt.ground(&facts.durability) }
+                }
+            }
+        }
     }
 }
 
-/// Before the hash of a node set that is being left.
-const UNDER_WAY: &str = "leaving-";
-
-fn describe(marker: &str) -> Option<String> {
-    let mut parts = marker.split(':');
-    let (version, node_set) = (parts.next()?, parts.next()?);
-    let max_ttl = Generation::max_ttl_of(marker)?;
-    if version != "v1" {
-        return None;
-    }
-    Some(if node_set.starts_with(UNDER_WAY) {
-        "a change of configuration under way (`redlock-gateway reconfigure` was started and has not ended)".into()
-    } else {
-        format!("node set {node_set}, max_ttl {} ms", max_ttl.as_millis())
-    })
-}
-
-/// The marker key under a prefix. The braces keep it apart from every lock key.
-pub fn marker_key(prefix: &str) -> String {
-    format!("{{{prefix}}}:marker")
+fn nonce(entropy: &dyn Entropy) -> u64 {
+    let mut raw = [0; 8];
+    entropy.fill(&mut raw);
+    u64::from_le_bytes(raw)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::OsEntropy;
 
-    fn fit() -> Facts {
-        Facts::from_info(&format!(
-            "# Server\r\nredis_version:7.0.15\r\nrun_id:{}\r\n# Replication\r\nrole:master\r\nmaxmemory_policy:noeviction\r\n\
-             evicted_keys:0\r\naof_enabled:0\r\n",
-            "a".repeat(40)
-        ))
+    const NEXT_RUN: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+    const MAX_TTL: Duration = Duration::from_secs(300);
+    const WAIT: Duration = Duration::from_secs(302);
+
+    const INFO: &str = "# Server\r\nredis_version:7.0.15\r\nrun_id:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n# Replication\r\n\
+        role:master\r\nmaster_replid2:0000000000000000000000000000000000000000\r\nmaxmemory_policy:noeviction\r\n\
+        evicted_keys:0\r\naof_rewrite_in_progress:0\r\naof_rewrite_scheduled:0\r\naof_last_bgrewrite_status:ok\r\n";
+
+    fn settings(appendonly: &str, appendfsync: &str, on_rewrite: &str) -> Vec<(String, String)> {
+        let pairs =
+            [("appendonly", appendonly), ("appendfsync", appendfsync), ("no-appendfsync-on-rewrite", on_rewrite)];
+        pairs.map(|(key, value)| (key.into(), value.into())).into()
+    }
+
+    fn volatile() -> Facts {
+        Facts::new(INFO, Ok(&settings("no", "everysec", "no")))
+    }
+
+    fn durable() -> Facts {
+        Facts::new(INFO, Ok(&settings("yes", "always", "no")))
+    }
+
+    fn generation() -> Generation {
+        Generation::new("a:1,b:2,c:3", MAX_TTL)
+    }
+
+    /// One gateway's admission of node a, and a marker that obeys it.
+    struct Bench {
+        admission: Admission,
+        marker: Option<String>,
+    }
+
+    impl Bench {
+        fn new(marker: Option<String>) -> Self {
+            Self { admission: Admission::new(generation().slot("a:1"), quarantine(MAX_TTL, WAIT - MAX_TTL)), marker }
+        }
+
+        fn look(&mut self, facts: &Facts, at: u64) -> Step {
+            let now = Duration::from_secs(at);
+            self.admission.look(facts, self.marker.as_deref(), now, false, &OsEntropy)
+        }
+
+        /// Looks and puts markers until there is something else to do.
+        fn settle(&mut self, facts: &Facts, at: u64) -> Step {
+            for _ in 0..4 {
+                match self.look(facts, at) {
+                    Step::Put { from, to } => {
+                        assert_eq!(
+                            from, self.marker,
+                            "a marker is put only in the place of the one that was looked at"
+                        );
+                        self.marker = Some(to);
+                    }
+                    step => return step,
+                }
+            }
+            panic!("no end to putting markers");
+        }
+
+        fn is_admitted(&mut self, facts: &Facts, at: u64) -> bool {
+            let step = self.settle(facts, at);
+            matches!(&step, Step::Admit { marker } if Some(marker) == self.marker.as_ref())
+        }
+
+        #[track_caller]
+        fn assert_waits(&mut self, facts: &Facts, at: u64, until: u64, what_for: Doubt) {
+            match self.settle(facts, at) {
+                Step::Wait { until: end, doubt, .. } => {
+                    assert_eq!((end, doubt), (Duration::from_secs(until), what_for));
+                }
+                step => panic!("{step:?}"),
+            }
+        }
+    }
+
+    fn admitted(facts: &Facts) -> Bench {
+        Bench::new(Some(generation().slot("a:1").admitting(facts)))
     }
 
     #[test]
     fn a_plain_master_is_fit_and_each_defect_alone_makes_it_unfit() {
-        assert_eq!(fit().unfit(), None);
-        assert_eq!(fit().append_only, Some(false));
+        assert_eq!(volatile().unfit(), None);
         for (defect, word) in [
-            (Facts { run_id: String::new(), ..fit() }, "run_id"),
-            (Facts { version: "6.2.7".into(), ..fit() }, "too old"),
-            (Facts { role: "slave".into(), ..fit() }, "REPLICAOF NO ONE"),
-            (Facts { policy: "allkeys-lru".into(), ..fit() }, "allkeys-lru"),
+            (Facts { run_id: String::new(), ..volatile() }, "run_id"),
+            (Facts { version: "6.2.7".into(), ..volatile() }, "too old"),
+            (Facts { role: "slave".into(), ..volatile() }, "REPLICAOF NO ONE"),
+            (Facts { role: String::new(), ..volatile() }, "no role"),
+            (Facts { policy: "allkeys-lru".into(), ..volatile() }, "allkeys-lru"),
+            (Facts { policy: String::new(), ..volatile() }, "maxmemory-policy"),
         ] {
-            assert!(defect.unfit().unwrap().contains(word), "{defect:?}");
+            let ground = defect.unfit().expect("unfit");
+            assert!(ground.to_string().contains(word) && !ground.advice.is_empty(), "{ground}");
+            assert_eq!(admitted(&volatile()).look(&defect, 0), Step::Refuse(ground), "whatever the marker says");
         }
     }
 
     #[test]
+    fn only_a_file_synced_with_every_write_is_durable_and_what_is_not_shown_is_unknown() {
+        assert_eq!(durable().durability, Durability::Durable);
+        let rewriting = INFO.replace("aof_rewrite_in_progress:0", "aof_rewrite_in_progress:1");
+        assert_eq!(Facts::new(&rewriting, Ok(&settings("yes", "always", "no"))).durability, Durability::Settling);
+        for (appendonly, appendfsync, on_rewrite) in
+            [("no", "always", "no"), ("yes", "everysec", "no"), ("yes", "no", "no"), ("yes", "always", "yes")]
+        {
+            let facts = Facts::new(INFO, Ok(&settings(appendonly, appendfsync, on_rewrite)));
+            assert!(matches!(facts.durability, Durability::Volatile(_)), "{facts:?}");
+        }
+        for unknown in [Facts::new(INFO, Err("NOPERM")), Facts::new(INFO, Ok(&[]))] {
+            assert!(matches!(unknown.durability, Durability::Unknown(_)), "{unknown:?}");
+        }
+    }
+
+    #[test]
+    fn the_policy_may_come_from_either_answer() {
+        let info = INFO.replace("maxmemory_policy:noeviction\r\n", "");
+        let policy = [("maxmemory-policy".to_owned(), "noeviction".to_owned())];
+        assert_eq!(Facts::new(&info, Ok(&policy)).unfit(), None);
+        assert!(Facts::new(&info, Err("NOPERM")).unfit().is_some());
+    }
+
+    #[test]
+    fn a_blank_node_waits_and_is_admitted_at_the_end_and_not_before() {
+        let mut node = Bench::new(None);
+        node.assert_waits(&volatile(), 10, 312, Doubt::Blank);
+        node.assert_waits(&volatile(), 311, 312, Doubt::Blank);
+        assert!(node.is_admitted(&volatile(), 312));
+        assert!(node.is_admitted(&volatile(), 400), "and stays so");
+    }
+
+    #[test]
+    fn the_word_of_an_operator_admits_a_blank_node_and_no_other() {
+        let mut blank = Bench::new(None);
+        blank.assert_waits(&volatile(), 0, 302, Doubt::Blank);
+        let step = blank.admission.look(&volatile(), blank.marker.as_deref(), Duration::ZERO, true, &OsEntropy);
+        assert_eq!(step, Step::Put { from: blank.marker, to: generation().slot("a:1").admitting(&volatile()) });
+
+        let mut restarted = admitted(&volatile());
+        let next = Facts { run_id: NEXT_RUN.into(), ..volatile() };
+        restarted.assert_waits(&next, 0, 302, Doubt::Restarted);
+        let step = restarted.admission.look(&next, restarted.marker.as_deref(), Duration::ZERO, true, &OsEntropy);
+        assert!(matches!(step, Step::Wait { .. }), "{step:?}");
+    }
+
+    #[test]
+    fn a_process_that_was_admitted_is_admitted_by_every_gateway_at_once() {
+        assert!(admitted(&volatile()).is_admitted(&volatile(), 0));
+    }
+
+    #[test]
+    fn a_restart_waits_unless_both_processes_synced_every_write() {
+        let next = |facts: Facts| Facts { run_id: NEXT_RUN.into(), ..facts };
+        assert!(admitted(&durable()).is_admitted(&next(durable()), 5));
+        let settling = Facts { durability: Durability::Settling, ..next(durable()) };
+        assert!(admitted(&durable()).is_admitted(&settling, 5), "a rewrite of a file that is complete harms nothing");
+        admitted(&durable()).assert_waits(&next(volatile()), 5, 307, Doubt::Restarted);
+        admitted(&volatile()).assert_waits(&next(durable()), 5, 307, Doubt::Restarted);
+        let unknown = Facts { durability: Durability::Unknown("NOPERM".into()), ..next(durable()) };
+        admitted(&durable()).assert_waits(&unknown, 5, 307, Doubt::Restarted);
+        let promoted = Facts { was_replica: true, ..next(durable()) };
+        admitted(&durable()).assert_waits(&promoted, 5, 307, Doubt::Copied);
+    }
+
+    #[test]
+    fn a_marker_that_came_from_another_node_waits_however_durable_both_are() {
+        let copied = generation().slot("b:2").admitting(&durable());
+        let other = Facts { run_id: NEXT_RUN.into(), ..durable() };
+        Bench::new(Some(copied)).assert_waits(&other, 0, 302, Doubt::Copied);
+    }
+
+    #[test]
+    fn one_process_under_two_names_is_refused_under_the_second() {
+        let step = Bench::new(Some(generation().slot("b:2").admitting(&durable()))).look(&durable(), 0);
+        assert!(matches!(&step, Step::Refuse(ground) if ground.why.contains("another node")), "{step:?}");
+    }
+
+    #[test]
+    fn a_change_of_durability_changes_the_marker_of_an_admitted_node() {
+        let mut node = admitted(&durable());
+        assert!(node.is_admitted(&volatile(), 0));
+        node.assert_waits(&Facts { run_id: NEXT_RUN.into(), ..durable() }, 1, 303, Doubt::Restarted);
+        let mut node = admitted(&volatile());
+        let settling = Facts { durability: Durability::Settling, ..durable() };
+        assert!(node.is_admitted(&settling, 0));
+        assert!(node.marker.as_ref().is_some_and(|marker| marker.contains("volatile")), "not yet");
+        assert!(node.is_admitted(&durable(), 0));
+        assert!(node.is_admitted(&Facts { run_id: NEXT_RUN.into(), ..durable() }, 1));
+    }
+
+    #[test]
+    fn a_node_that_evicted_keys_waits() {
+        let evicted = Facts { evicted_keys: 1, ..volatile() };
+        let mut node = admitted(&volatile());
+        node.assert_waits(&evicted, 0, 302, Doubt::Evicted);
+        assert!(node.is_admitted(&evicted, 302), "with what it had evicted by then");
+    }
+
+    #[test]
+    fn a_second_loss_during_the_quarantine_starts_the_count_anew_also_after_an_admission_by_others() {
+        let mut first = Bench::new(None);
+        first.assert_waits(&volatile(), 0, 302, Doubt::Blank);
+        // Another gateway, which had seen the node earlier, admits it; then all data is lost again. The first gateway has
+        // looked at nothing in the meantime.
+        first.marker = None;
+        first.assert_waits(&volatile(), 300, 602, Doubt::Blank);
+    }
+
+    #[test]
+    fn a_gateway_that_was_restarted_counts_from_the_beginning() {
+        let mut before = Bench::new(None);
+        before.assert_waits(&volatile(), 0, 302, Doubt::Blank);
+        Bench::new(before.marker).assert_waits(&volatile(), 300, 602, Doubt::Blank);
+    }
+
+    #[test]
+    fn a_marker_nobody_can_read_waits_and_one_of_another_configuration_is_refused() {
+        for rest in ["", "x", "x:y", "x:y:volatile", "x:y:volatile.g", "x:y:odd.0", "x:y:volatile.0:z"] {
+            let marker = format!("{}{rest}", generation().config());
+            Bench::new(Some(marker)).assert_waits(&volatile(), 0, 302, Doubt::Unreadable);
+        }
+        let other = Generation::new("a:1", MAX_TTL).slot("a:1").admitting(&volatile());
+        for foreign in [&other, "", "hello", &Generation::marker_under_way("x", MAX_TTL)] {
+            assert!(matches!(Bench::new(Some(foreign.to_owned())).look(&volatile(), 0), Step::Refuse(_)), "{foreign}");
+        }
+    }
+
+    #[test]
+    fn the_wait_covers_what_tokens_may_be_ahead_however_short_locks_are() {
+        let s = Duration::from_secs(2);
+        assert_eq!(quarantine(MAX_TTL, s), WAIT);
+        assert_eq!(quarantine(Duration::from_millis(100), s), s * 2);
+    }
+
+    #[test]
     fn generations_differ_in_node_set_and_max_ttl_and_not_in_node_order() {
-        let ttl = Duration::from_secs(300);
         let nodes = Generation::cluster_of_nodes(["b:2", "a:1"]);
         assert_eq!(nodes, Generation::cluster_of_nodes(["a:1", "b:2"]));
-        let base = Generation::new(&nodes, ttl);
-        let other_ttl = Generation::new(&nodes, ttl * 2);
+        let base = Generation::new(&nodes, MAX_TTL);
+        let other_ttl = Generation::new(&nodes, MAX_TTL * 2);
         assert_ne!(base, other_ttl);
-        assert_ne!(base, Generation::new("a:1", ttl));
-        let conflict = base.conflict(&other_ttl.marker("run"));
-        let under_way = Generation::marker_under_way(base.node_set(), ttl * 3);
+        assert_ne!(base, Generation::new("a:1", MAX_TTL));
+        let conflict = base.conflict(&other_ttl.slot("a:1").admitting(&volatile())).to_string();
+        let under_way = Generation::marker_under_way(base.node_set(), MAX_TTL * 3);
         assert_eq!(Generation::node_set_of(&under_way), Some(base.node_set()));
-        assert_eq!(Generation::max_ttl_of(&under_way), Some(ttl * 3));
-        assert!(base.conflict(&under_way).contains("under way"));
+        assert_eq!(Generation::max_ttl_of(&under_way), Some(MAX_TTL * 3));
+        assert!(base.conflict(&under_way).why.contains("under way"));
         assert!(conflict.contains("max_ttl 600000 ms") && conflict.contains("max_ttl 300000 ms"), "{conflict}");
     }
 }

@@ -20,10 +20,12 @@ local RULE_RETRY_REWRITES = true
 local RULE_RELEASE_IS_A_BARRIER = true
 local RULE_RELEASE_KEEPS_NEWER = true
 local RULE_CLOCK_IS_CHECKED = true
+local RULE_FENCE_IS_CHECKED = true
+local RULE_MARKER_IS_CHECKED = true
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local admitted = call('GET', KEYS[1]) == ARGV[1]
+local admitted = not RULE_MARKER_IS_CHECKED or call('GET', KEYS[1]) == ARGV[1]
 local max_offset, retention = num(ARGV[2]), ARGV[3]
 
 local function failed(reply)
@@ -45,7 +47,7 @@ local function acquire(lock, fence, record, ttl)
   local last = call('GET', fence)
   if failed(last) then return { 10, last.err } end
   if last and not num(last) then return { 10, 'ERR the fence holds no number' } end
-  if last and num(last) >= t_num then
+  if RULE_FENCE_IS_CHECKED and last and num(last) >= t_num then
     local current = call('GET', lock)
     if failed(current) then return { 10, current.err } end
     if current and sub(current, 18, 57) ~= owner then return held(2, lock, current) end

@@ -32,13 +32,33 @@ pub struct MemoryNode {
 impl MemoryNode {
     /// An empty, admitted node. `clock` is the node's own: its expiry and its TIME.
     pub fn new(name: impl Into<String>, clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
-        let status = NodeStatus { state: NodeState::Admitted, detail: String::new(), restarts: 0, evicted_keys: 0 };
+        let status = NodeStatus::new(NodeState::Admitted, clock.wall_micros());
         Self { name: name.into(), store: Mutex::new(Store::new(clock, settings)), status: watch::Sender::new(status) }
     }
 
     /// Runs one operation and answers it.
     pub fn run(&self, op: &Op) -> Vote {
-        self.lock().run(op)
+        self.lock().run(op, EMBEDDED)
+    }
+
+    /// The same for a gateway that shows the marker by which it believes the node admitted.
+    pub fn run_with(&self, marker: &str, op: &Op) -> Vote {
+        self.lock().run(op, marker)
+    }
+
+    /// The marker that stands.
+    pub fn marker(&self) -> Option<String> {
+        self.lock().marker.clone()
+    }
+
+    /// Puts one marker in the place of another, as the admission script does; false when another one stands.
+    pub fn swap_marker(&self, from: Option<&str>, to: &str) -> bool {
+        let mut store = self.lock();
+        let stands = store.marker.as_deref() == from;
+        if stands {
+            store.marker = Some(to.to_owned());
+        }
+        stands
     }
 
     /// Sets a key as another client would, overwriting what is there.
@@ -51,18 +71,35 @@ impl MemoryNode {
         let mut store = self.lock();
         store.entries.clear();
         store.expiries.clear();
-        store.admitted = false;
+        store.marker = None;
+        let since_micros = store.clock.wall_micros();
         self.status.send_modify(|status| {
             status.state = NodeState::Quarantined;
+            status.since_micros = since_micros;
             status.detail = "all data was lost".into();
         });
     }
 
+    /// Everything that is stored now, the marker included.
+    pub fn snapshot(&self) -> Snapshot {
+        let store = self.lock();
+        Snapshot { entries: store.entries.clone(), expiries: store.expiries.clone(), marker: store.marker.clone() }
+    }
+
+    /// Puts back what was stored then, as a restart from an old file does.
+    pub fn restore(&self, snapshot: Snapshot) {
+        let mut store = self.lock();
+        (store.entries, store.expiries, store.marker) = (snapshot.entries, snapshot.expiries, snapshot.marker);
+    }
+
     /// Gives the right to vote back.
     pub fn admit(&self) {
-        self.lock().admitted = true;
+        let mut store = self.lock();
+        store.marker = Some(EMBEDDED.to_owned());
+        let since_micros = store.clock.wall_micros();
         self.status.send_modify(|status| {
             status.state = NodeState::Admitted;
+            status.since_micros = since_micros;
             status.detail.clear();
         });
     }
@@ -93,10 +130,22 @@ impl Node for MemoryNode {
     }
 }
 
+/// What a node had stored at one moment.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    entries: HashMap<Bytes, Entry>,
+    expiries: BTreeSet<(u64, Bytes)>,
+    marker: Option<String>,
+}
+
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// The marker of a node that lives and dies with its gateway: nobody else can admit it, and no wait is of use.
+const EMBEDDED: &str = "embedded";
+
+#[derive(Debug, Clone)]
 struct Entry {
     value: Bytes,
     expires_at: Option<u64>,
@@ -105,7 +154,7 @@ struct Entry {
 struct Store {
     clock: Arc<dyn Clock>,
     settings: NodeSettings,
-    admitted: bool,
+    marker: Option<String>,
     entries: HashMap<Bytes, Entry>,
     /// Every key that has an expiry, once, by its time.
     expiries: BTreeSet<(u64, Bytes)>,
@@ -113,12 +162,15 @@ struct Store {
 
 impl Store {
     fn new(clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
-        Self { clock, settings, admitted: true, entries: HashMap::new(), expiries: BTreeSet::new() }
+        let marker = Some(EMBEDDED.to_owned());
+        Self { clock, settings, marker, entries: HashMap::new(), expiries: BTreeSet::new() }
     }
 
-    fn run(&mut self, op: &Op) -> Vote {
+    fn run(&mut self, op: &Op, marker: &str) -> Vote {
         self.expire_some();
+        let admitted = !self.settings.rules().marker_is_checked || self.marker.as_deref() == Some(marker);
         match op {
+            Op::Acquire { .. } | Op::Extend { .. } if !admitted => not_admitted(),
             Op::Acquire { keys, record, ttl } => self.acquire(keys, record, *ttl),
             Op::Extend { keys, record, ttl } => self.extend(keys, record, *ttl),
             Op::Release { keys, record } => self.release(keys, record),
@@ -131,9 +183,6 @@ impl Store {
     }
 
     fn acquire(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Vote {
-        if !self.admitted {
-            return not_admitted();
-        }
         let Some(t) = record.fencing() else { return error("the record has no T") };
         let now = self.clock.wall_micros();
         let rules = self.settings.rules();
@@ -154,7 +203,7 @@ impl Store {
                 return Vote::Granted;
             }
         }
-        if let Some(fence) = fence.filter(|fence| *fence >= t) {
+        if let Some(fence) = fence.filter(|fence| rules.fence_is_checked && *fence >= t) {
             return Vote::Stale { fence };
         }
         let asked = u64::from(ttl.millis());
@@ -168,9 +217,6 @@ impl Store {
     }
 
     fn extend(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Vote {
-        if !self.admitted {
-            return not_admitted();
-        }
         let Some(value) = self.get(&keys.lock) else { return Vote::Missing };
         if !value.starts_with(&record.grant()) {
             return Vote::Held(self.holding(keys, value));

@@ -7,6 +7,7 @@
 //! This file and those below it are the only ones that name the Redis client.
 
 mod codec;
+mod gate;
 mod session;
 mod url;
 
@@ -14,12 +15,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
-use self::session::{Admission, Session, SessionError};
+use self::gate::{Gate, Open};
+use self::session::{Look, Session, SessionError};
 pub use self::url::{RedisUrl, RedisUrlError};
-use super::admission::{Facts, Generation, marker_key};
+use super::admission::{Admission, Facts, Generation, Ground, Slot, Step, quarantine};
 use super::{Effect, Failure, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Reply, Vote};
 use crate::clock::{Clock, Entropy};
 
@@ -54,6 +56,8 @@ pub struct RedisSettings {
     pub key_prefix: String,
     /// What the marker must say.
     pub generation: Generation,
+    /// What all gateways call the node in its marker; its address when `None`.
+    pub identity: Option<String>,
     /// How long rounds wait for the node.
     pub node_timeout: Duration,
 }
@@ -62,6 +66,18 @@ impl RedisSettings {
     fn call_deadline(&self) -> Duration {
         CALL_DEADLINE.max(self.node_timeout * 2)
     }
+
+    fn slot(&self, url: &RedisUrl) -> Slot {
+        self.generation.slot(self.identity.as_deref().unwrap_or(url.name()))
+    }
+
+    fn quarantine(&self) -> Duration {
+        if self.node.rules().quarantine_is_waited {
+            quarantine(self.generation.max_ttl(), self.node.max_clock_offset)
+        } else {
+            Duration::ZERO
+        }
+    }
 }
 
 /// One Redis master.
@@ -69,6 +85,7 @@ pub struct RedisNode {
     name: String,
     queue: mpsc::Sender<Job>,
     status: watch::Receiver<NodeStatus>,
+    brand_new: Arc<Notify>,
 }
 
 struct Job {
@@ -87,12 +104,25 @@ impl RedisNode {
         observer: Arc<dyn Observer>,
     ) -> Self {
         let (queue, jobs) = mpsc::channel(QUEUE);
-        let (status_in, status) = watch::channel(NodeStatus::connecting());
+        let first = NodeStatus::new(NodeState::Connecting, clock.wall_micros());
+        let (status_in, status) =
+            watch::channel(NodeStatus { detail: "connecting for the first time".into(), ..first });
         let name = url.name().to_owned();
-        let script = session::locks_script(settings.node.rules());
-        let lane = Lane { url, settings, script, jobs, status: status_in, run_id: None, clock, entropy, observer };
+        let brand_new = Arc::new(Notify::new());
+        let gate = Gate {
+            script: session::locks_script(settings.node.rules()),
+            admission: Admission::new(settings.slot(&url), settings.quarantine()),
+            url,
+            settings,
+            status: status_in,
+            run_id: None,
+            brand_new: brand_new.clone(),
+            clock,
+            entropy,
+        };
+        let lane = Lane { gate, jobs, status: status.clone(), clock_is_far: false, observer };
         tokio::spawn(lane.run());
-        Self { name, queue, status }
+        Self { name, queue, status, brand_new }
     }
 }
 
@@ -113,17 +143,19 @@ impl Node for RedisNode {
         };
         job.reply.send(Vote::Failed(Failure::new(failure.0, Effect::None, failure.1)));
     }
+
+    fn admit_brand_new(&self) {
+        if self.status.borrow().blank {
+            self.brand_new.notify_one();
+        }
+    }
 }
 
 struct Lane {
-    url: RedisUrl,
-    settings: RedisSettings,
-    script: String,
+    gate: Gate,
     jobs: mpsc::Receiver<Job>,
-    status: watch::Sender<NodeStatus>,
-    run_id: Option<String>,
-    clock: Arc<dyn Clock>,
-    entropy: Arc<dyn Entropy>,
+    status: watch::Receiver<NodeStatus>,
+    clock_is_far: bool,
     observer: Arc<dyn Observer>,
 }
 
@@ -133,27 +165,19 @@ struct Closed;
 /// Why a lane has no session.
 enum Outage {
     Connecting(String),
-    Refused(String),
-}
-
-impl From<SessionError> for Outage {
-    fn from(error: SessionError) -> Self {
-        Self::Connecting(error.to_string())
-    }
+    Refused(Ground),
 }
 
 impl Lane {
     async fn run(mut self) {
         let mut pause = BACKOFF.0;
         loop {
-            let opened = self.refusing(Self::open(self.url.clone(), self.settings.clone(), self.script.clone()));
-            let outage = match opened.await {
+            let outage = match refusing(&mut self.jobs, &self.status, self.gate.open()).await {
                 Err(Closed) => return,
                 Ok(Err(outage)) => outage,
-                Ok(Ok((session, facts, header, script))) => {
-                    self.admitted(&facts);
+                Ok(Ok(open)) => {
                     let since = Instant::now();
-                    match self.serve(session, &header, &script).await {
+                    match self.serve(open).await {
                         Err(Closed) => return,
                         Ok(outage) => {
                             if since.elapsed() >= GOOD_SESSION {
@@ -165,60 +189,19 @@ impl Lane {
                 }
             };
             let wait = match &outage {
-                Outage::Connecting(_) => pause.mul_f64(0.5 + self.entropy.unit()),
+                Outage::Connecting(_) => pause.mul_f64(0.5 + self.gate.entropy.unit()),
                 Outage::Refused(_) => REFUSED_PAUSE,
             };
             pause = (pause * 2).min(BACKOFF.1);
-            self.out_of_service(outage);
-            if let Err(Closed) = self.refusing(tokio::time::sleep(wait)).await {
+            self.gate.out_of_service(outage);
+            if let Err(Closed) = refusing(&mut self.jobs, &self.status, tokio::time::sleep(wait)).await {
                 return;
             }
         }
     }
 
-    /// Connect, look at the node, be admitted, load the script.
-    async fn open(
-        url: RedisUrl,
-        settings: RedisSettings,
-        script: String,
-    ) -> Result<(Session, Facts, codec::Header, String), Outage> {
-        let session = Session::connect(&url, settings.call_deadline()).await?;
-        let facts = session.facts().await?;
-        if let Some(defect) = facts.unfit() {
-            return Err(Outage::Refused(defect));
-        }
-        match session.admit(&settings.key_prefix, &settings.generation, &facts.run_id, &script).await? {
-            Admission::Refused(why) => Err(Outage::Refused(why)),
-            Admission::Admitted { script, marker } => {
-                let header = codec::Header::new(marker_key(&settings.key_prefix), marker, &settings.node);
-                Ok((session, facts, header, script))
-            }
-        }
-    }
-
-    /// Waits for something without a session: whoever submits in the meantime hears at once that nothing was sent.
-    async fn refusing<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Closed> {
-        tokio::pin!(work);
-        loop {
-            tokio::select! {
-                done = &mut work => return Ok(done),
-                job = self.jobs.recv() => match job {
-                    None => return Err(Closed),
-                    Some(job) => {
-                        let status = self.status.borrow();
-                        let reason = match status.state {
-                            NodeState::Quarantined | NodeState::Refused => Reason::Quarantined,
-                            NodeState::Admitted | NodeState::Connecting => Reason::Down,
-                        };
-                        job.reply.send(Vote::Failed(Failure::new(reason, Effect::None, status.detail.clone())));
-                    }
-                },
-            }
-        }
-    }
-
     /// Serves until the session fails.
-    async fn serve(&mut self, mut session: Session, header: &codec::Header, script: &str) -> Result<Outage, Closed> {
+    async fn serve(&mut self, mut open: Open) -> Result<Outage, Closed> {
         let mut batch: Vec<Job> = Vec::with_capacity(MAX_BATCH);
         let mut heartbeat = tokio::time::interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -232,15 +215,15 @@ impl Lane {
                             return Err(Closed);
                         }
                     }
-                    why = session.ended() => return Ok(Outage::Connecting(why)),
+                    why = open.session.ended() => return Ok(Outage::Connecting(why)),
                     _ = heartbeat.tick() => {
                         beats += 1;
-                        if beats % LOOK_EVERY == 0 && let Err(outage) = self.look_again(&session).await {
+                        if beats % LOOK_EVERY == 0 && let Err(outage) = self.gate.look_again(&open).await {
                             return Ok(outage);
                         }
                         // A call without operations: it notices a dead connection, a restart and a lost marker.
                         if std::mem::replace(&mut idle, true)
-                            && let Err(outage) = self.call(&session, header, script, Vec::new()).await
+                            && let Err(outage) = self.call(&open, Vec::new()).await
                         {
                             return Ok(outage);
                         }
@@ -250,7 +233,7 @@ impl Lane {
             }
             idle = false;
             let call = batch.drain(..next_call(&batch)).collect();
-            if let Err(outage) = self.call(&session, header, script, call).await {
+            if let Err(outage) = self.call(&open, call).await {
                 fail_all(batch, Reason::Down, Effect::None, "the connection was lost before this was sent");
                 return Ok(outage);
             }
@@ -258,13 +241,7 @@ impl Lane {
     }
 
     /// Sends operations as one call and hands out the votes.
-    async fn call(
-        &self,
-        session: &Session,
-        header: &codec::Header,
-        script: &str,
-        mut jobs: Vec<Job>,
-    ) -> Result<(), Outage> {
+    async fn call(&mut self, open: &Open, mut jobs: Vec<Job>) -> Result<(), Outage> {
         let started = Instant::now();
         // Running an acquire whose round has given up would only make work for the clean-up.
         let submitted = jobs.len();
@@ -275,15 +252,15 @@ impl Lane {
             return Ok(());
         }
         if let Some(Op::Scan { key_prefix, cursor, count }) = jobs.first().map(|job| job.op.as_ref()) {
-            let result = scan(session, key_prefix, cursor, *count).await;
-            self.observer.node_call(self.url.name(), 1, started.elapsed());
+            let result = scan(&open.session, key_prefix, cursor, *count).await;
+            self.observer.node_call(self.gate.url.name(), 1, started.elapsed());
             return answer_scan(jobs, result);
         }
 
-        let (keys, arguments) = codec::encode(header, jobs.iter().map(|job| &job.op));
-        let result = session.call(script, keys, arguments).await;
+        let (keys, arguments) = codec::encode(&open.header, jobs.iter().map(|job| &job.op));
+        let result = open.session.call(&open.script, keys, arguments).await;
         if !jobs.is_empty() {
-            self.observer.node_call(self.url.name(), jobs.len(), started.elapsed());
+            self.observer.node_call(self.gate.url.name(), jobs.len(), started.elapsed());
         }
         let replies = match result {
             Ok(replies) if replies.len() == jobs.len() + 2 => replies,
@@ -307,8 +284,8 @@ impl Lane {
         let mut replies = replies.into_iter();
         if let Some(node_time) = replies.next().and_then(|time| time.as_i64()) {
             // The node read its clock somewhere between our sending and now; the middle is the best guess.
-            let ours = self.clock.wall_micros() as i64 - started.elapsed().as_micros() as i64 / 2;
-            self.observer.clock_offset(self.url.name(), node_time - ours);
+            let ours = self.gate.clock.wall_micros() as i64 - started.elapsed().as_micros() as i64 / 2;
+            self.clock_offset(node_time - ours);
         }
         let admitted = replies.next().and_then(|admitted| admitted.as_i64()) == Some(1);
         let mut unfit = (!admitted).then_some("its marker was lost or changed: it must be admitted again");
@@ -320,51 +297,43 @@ impl Lane {
         unfit.map_or(Ok(()), |why| Err(Outage::Connecting(why.into())))
     }
 
-    /// What may change while a session lasts: the eviction policy, evictions, the role.
-    async fn look_again(&self, session: &Session) -> Result<(), Outage> {
-        let facts = session.facts().await?;
-        self.status.send_if_modified(|status| {
-            std::mem::replace(&mut status.evicted_keys, facts.evicted_keys) != facts.evicted_keys
-        });
-        facts.unfit().map_or(Ok(()), |defect| Err(Outage::Refused(defect)))
-    }
-
-    fn admitted(&mut self, facts: &Facts) {
-        let restarted = self.run_id.as_ref().is_some_and(|known| *known != facts.run_id);
-        self.run_id = Some(facts.run_id.clone());
-        self.status.send_modify(|status| {
-            status.state = NodeState::Admitted;
-            status.detail.clear();
-            status.restarts += u64::from(restarted);
-            status.evicted_keys = facts.evicted_keys;
-        });
-        tracing::info!(node = %self.url, version = %facts.version, restarted, "node admitted");
-    }
-
-    fn out_of_service(&mut self, outage: Outage) {
-        let (state, detail) = match outage {
-            Outage::Connecting(detail) => (NodeState::Connecting, detail),
-            Outage::Refused(detail) => (NodeState::Refused, detail),
-        };
-        let changed = self.status.send_if_modified(|status| {
-            let changed = status.state != state || status.detail != detail;
-            status.state = state;
-            status.detail.clone_from(&detail);
-            changed
-        });
-        if changed {
-            tracing::warn!(node = %self.url, state = state.as_str(), detail, "node cannot vote");
+    fn clock_offset(&mut self, offset_micros: i64) {
+        self.observer.clock_offset(self.gate.url.name(), offset_micros);
+        let max = self.gate.settings.node.max_clock_offset;
+        let far = Duration::from_micros(offset_micros.unsigned_abs()) > max / 2;
+        if std::mem::replace(&mut self.clock_is_far, far) != far {
+            let (node, offset_ms, max_ms) = (&self.gate.url, offset_micros / 1000, max.as_millis() as u64);
+            if far {
+                tracing::warn!(%node, offset_ms, max_ms, "the node's clock and this machine's are far apart: mend one");
+            } else {
+                tracing::info!(%node, offset_ms, "the node's clock and this machine's agree again");
+            }
         }
     }
 }
 
-/// A lane that ended, by a defect, must not go on looking admitted.
-impl Drop for Lane {
-    fn drop(&mut self) {
-        self.status.send_modify(|status| {
-            status.state = NodeState::Connecting;
-            status.detail = "the node's task has ended".into();
-        });
+/// Waits for something without a session: whoever submits in the meantime hears at once that nothing was sent.
+async fn refusing<T>(
+    jobs: &mut mpsc::Receiver<Job>,
+    status: &watch::Receiver<NodeStatus>,
+    work: impl Future<Output = T>,
+) -> Result<T, Closed> {
+    tokio::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return Ok(done),
+            job = jobs.recv() => match job {
+                None => return Err(Closed),
+                Some(job) => {
+                    let status = status.borrow();
+                    let reason = match status.state {
+                        NodeState::Quarantined | NodeState::Refused => Reason::Quarantined,
+                        NodeState::Admitted | NodeState::Connecting => Reason::Down,
+                    };
+                    job.reply.send(Vote::Failed(Failure::new(reason, Effect::None, status.detail.clone())));
+                }
+            },
+        }
     }
 }
 
@@ -446,26 +415,59 @@ pub struct Probe {
     pub facts: Facts,
     /// The marker that stands there.
     pub marker: Option<String>,
-    /// Why it would not be admitted, if so.
-    pub refusal: Option<String>,
+    /// What a gateway that started now would make of it.
+    pub verdict: Verdict,
     /// Its clock minus ours, in microseconds.
     pub clock_offset_micros: i64,
 }
 
+/// What a gateway that starts now would do with a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Let it vote.
+    Admitted,
+    /// Let it vote after so long, counted from the gateway's start.
+    Quarantined(Duration, Ground),
+    /// Not let it vote.
+    Refused(Ground),
+}
+
 /// Looks at a node without changing anything.
-pub async fn probe(url: &RedisUrl, settings: &RedisSettings, clock: &dyn Clock) -> Result<Probe, String> {
+pub async fn probe(
+    url: &RedisUrl,
+    settings: &RedisSettings,
+    seams: (&dyn Clock, &dyn Entropy),
+) -> Result<Probe, String> {
+    let (clock, entropy) = seams;
     let look = async {
         let session = Session::connect(url, settings.call_deadline()).await?;
-        let facts = session.facts().await?;
-        let marker = session.marker(&settings.key_prefix).await?;
+        let Look { facts, marker } = session.look(&settings.key_prefix).await?;
         let before = clock.wall_micros() as i64;
         let node = session.time_micros().await?;
         let clock_offset_micros = node - (before + clock.wall_micros() as i64) / 2;
-        let foreign = marker.as_deref().filter(|marker| !marker.starts_with(settings.generation.config()));
-        let refusal = facts.unfit().or_else(|| foreign.map(|marker| settings.generation.conflict(marker)));
-        Ok(Probe { facts, marker, refusal, clock_offset_micros })
+        let verdict = verdict(settings, url, &facts, marker.clone(), entropy);
+        Ok(Probe { facts, marker, verdict, clock_offset_micros })
     };
     look.await.map_err(|error: SessionError| error.to_string())
+}
+
+/// Plays the admission through without a node.
+fn verdict(
+    settings: &RedisSettings,
+    url: &RedisUrl,
+    facts: &Facts,
+    mut marker: Option<String>,
+    entropy: &dyn Entropy,
+) -> Verdict {
+    let mut admission = Admission::new(settings.slot(url), settings.quarantine());
+    loop {
+        match admission.look(facts, marker.as_deref(), Duration::ZERO, false, entropy) {
+            Step::Put { to, .. } => marker = Some(to),
+            Step::Admit { .. } => return Verdict::Admitted,
+            Step::Wait { until, ground, .. } => return Verdict::Quarantined(until, ground),
+            Step::Refuse(ground) => return Verdict::Refused(ground),
+        }
+    }
 }
 
 /// What [`overwrite_marker`] writes.
@@ -488,7 +490,7 @@ pub async fn overwrite_marker(url: &RedisUrl, settings: &RedisSettings, new: New
     let write = async {
         let session = Session::connect(url, settings.call_deadline()).await?;
         let marker = match new {
-            NewMarker::Final => settings.generation.marker(&session.facts().await?.run_id),
+            NewMarker::Final => settings.slot(url).admitting(&session.look(&settings.key_prefix).await?.facts),
             NewMarker::UnderWay { longest_ttl, left } => Generation::marker_under_way(left, longest_ttl),
         };
         session.set_marker(&settings.key_prefix, &marker).await

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redlock_core::node::{NodeState, NodeStatus};
+use redlock_core::node::NodeStatus;
 use redlock_core::redlock::NodeView;
 use redlock_core::{HeldBy, Info, Inspection, LockName, LockPage, LockState, NodeReport, Ttl};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -354,10 +354,46 @@ impl From<LockPage> for LockList {
 pub struct Health {
     /// `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the process alone: `alive`.
     pub status: String,
-    /// Every node: `admitted`, `quarantined`, `connecting` or `refused`, and why.
+    /// Every node, and whether it may vote.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Vec<NodeAnswerBody>, required = false)]
-    pub nodes: Option<Vec<NodeAnswerBody>>,
+    #[schema(value_type = Vec<NodeHealth>, required = false)]
+    pub nodes: Option<Vec<NodeHealth>>,
+}
+
+/// What one node is doing, and why.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({
+    "node": "10.0.0.1:6379", "state": "quarantined", "since": "2025-11-21T11:39:54.822Z", "until": "2025-11-21T11:44:56.822Z",
+    "detail": "it was restarted and may have forgotten locks; a crash can lose locks (appendonly no)",
+    "advice": "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart needs none",
+    "restarts": 1, "evicted_keys": 0
+}))]
+pub struct NodeHealth {
+    /// `host:port`.
+    pub node: String,
+    /// `admitted` (it votes), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
+    /// connection; being retried) or `refused` (unfit until somebody mends it).
+    pub state: String,
+    /// Since when, by this gateway's wall clock, RFC 3339.
+    pub since: String,
+    /// When a quarantine ends, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub until: Option<String>,
+    /// Why, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub detail: Option<String>,
+    /// What an operator can do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub advice: Option<String>,
+    /// Restarts of the node that this gateway has seen.
+    #[schema(format = "int64")]
+    pub restarts: u64,
+    /// Keys that the node has evicted since its start, as it said last; above 0 locks may be lost.
+    #[schema(format = "int64")]
+    pub evicted_keys: u64,
 }
 
 impl Health {
@@ -371,11 +407,16 @@ impl Health {
             Readiness::NoQuorum => "no_quorum",
             Readiness::Draining => "draining",
         };
-        let state = |state: NodeState| state.as_str().to_owned();
-        let nodes = nodes.into_iter().map(|(node, status)| NodeAnswerBody {
+        let said = |text: String| Some(text).filter(|text| !text.is_empty());
+        let nodes = nodes.into_iter().map(|(node, status)| NodeHealth {
             node,
-            state: state(status.state),
-            detail: Some(status.detail).filter(|detail| !detail.is_empty()),
+            state: status.state.as_str().to_owned(),
+            since: rfc3339(status.since_micros),
+            until: status.until_micros.map(rfc3339),
+            detail: said(status.detail),
+            advice: said(status.advice),
+            restarts: status.restarts,
+            evicted_keys: status.evicted_keys,
         });
         Self { status: status.into(), nodes: Some(nodes.collect()) }
     }

@@ -10,11 +10,11 @@ use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, KeysInterface, LuaInterface};
 use fred::types::config::{Config, ServerConfig, TlsConnector};
 use fred::types::scan::ScanType;
-use fred::types::{Builder, ConnectHandle, InfoKind, Key, Value};
+use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Value};
 use tokio::time::timeout;
 
 use super::url::RedisUrl;
-use crate::node::admission::{Facts, Generation, marker_key};
+use crate::node::admission::{Facts, SETTINGS, marker_key};
 
 const LOCKS_LUA: &str = include_str!("../locks.lua");
 const ADMIT_LUA: &str = include_str!("../admit.lua");
@@ -69,13 +69,21 @@ impl From<Error> for SessionError {
     }
 }
 
-/// The answer to an attempt to be admitted.
+/// What there is to see of a node.
 #[derive(Debug)]
-pub(super) enum Admission {
-    /// The marker is ours; calls go to this script and show this marker.
-    Admitted { script: String, marker: String },
-    /// The node must not vote.
-    Refused(String),
+pub(super) struct Look {
+    pub(super) facts: Facts,
+    pub(super) marker: Option<String>,
+}
+
+/// What became of an attempt to put a marker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Put {
+    Done,
+    /// Another marker stands than the one that was looked at.
+    OtherMarker,
+    /// The node was restarted since it was looked at.
+    OtherProcess,
 }
 
 impl Session {
@@ -124,13 +132,21 @@ impl Session {
         }
     }
 
-    pub(super) async fn facts(&self) -> Result<Facts, SessionError> {
+    /// One connection ends with the process it leads to, so facts and marker are of one process.
+    pub(super) async fn look(&self, prefix: &str) -> Result<Look, SessionError> {
         let info: String = self.bounded(self.client.info(Some(InfoKind::Default))).await?;
-        Ok(Facts::from_info(&info))
-    }
-
-    pub(super) async fn marker(&self, prefix: &str) -> Result<Option<String>, SessionError> {
-        self.bounded(self.client.get(marker_key(prefix))).await
+        let mut question = vec!["GET"];
+        question.extend(SETTINGS);
+        let config = CustomCommand::new_static("CONFIG", None, false);
+        let settings: Result<Vec<String>, SessionError> = self.bounded(self.client.custom(config, question)).await;
+        let settings = match settings {
+            Ok(words) => Ok(words.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect::<Vec<_>>()),
+            // Forbidden or renamed, as managed services do.
+            Err(SessionError::Refused(why) | SessionError::Error(why)) => Err(why),
+            Err(error) => return Err(error),
+        };
+        let facts = Facts::new(&info, settings.as_deref().map_err(String::as_str));
+        Ok(Look { facts, marker: self.bounded(self.client.get(marker_key(prefix))).await? })
     }
 
     pub(super) async fn time_micros(&self) -> Result<i64, SessionError> {
@@ -146,34 +162,27 @@ impl Session {
         self.bounded(self.client.set(marker_key(prefix), marker, None, None, false)).await
     }
 
-    /// Writes or confirms the marker and loads the script. The script's text begins with the run_id, so every Redis
-    /// process has a digest of its own: one that was restarted behind our back answers NOSCRIPT before we have even
-    /// seen the connection break.
-    pub(super) async fn admit(
+    /// Puts one marker in the place of another, if that one stands and the process is the one that was looked at.
+    pub(super) async fn put_marker(
         &self,
         prefix: &str,
-        generation: &Generation,
         run_id: &str,
-        script: &str,
-    ) -> Result<Admission, SessionError> {
-        let arguments = vec![run_id.to_owned(), generation.config().to_owned()];
-        let answer: Value = self.bounded(self.client.eval(ADMIT_LUA, vec![marker_key(prefix)], arguments)).await?;
-        let (code, text) = match answer {
-            Value::Integer(code) => (code, String::new()),
-            Value::Array(parts) => match parts.as_slice() {
-                [Value::Integer(code), text] => (*code, text.as_string().unwrap_or_default()),
-                _ => (0, String::new()),
-            },
-            _ => (0, String::new()),
-        };
-        match code {
-            1 => {}
-            2 => return Ok(Admission::Refused(generation.conflict(&text))),
-            3 => return Err(SessionError::Broken("the node was restarted while it was being admitted".into())),
-            _ => return Err(SessionError::Error("the admission script gave an answer it does not have".into())),
+        from: Option<&str>,
+        to: &str,
+    ) -> Result<Put, SessionError> {
+        let arguments = vec![run_id.to_owned(), from.unwrap_or_default().to_owned(), to.to_owned()];
+        match self.bounded(self.client.eval(ADMIT_LUA, vec![marker_key(prefix)], arguments)).await? {
+            1 => Ok(Put::Done),
+            2 => Ok(Put::OtherMarker),
+            3 => Ok(Put::OtherProcess),
+            other => Err(SessionError::Error(format!("the admission script answered {other}, which it cannot"))),
         }
-        let script: String = self.bounded(self.client.script_load(format!("-- {run_id}\n{script}"))).await?;
-        Ok(Admission::Admitted { script, marker: generation.marker(run_id) })
+    }
+
+    /// Loads the script of lock operations. Its text begins with the run_id, so every Redis process has a digest of its
+    /// own: one that was restarted behind our back answers NOSCRIPT before we have even seen the connection break.
+    pub(super) async fn load(&self, run_id: &str, script: &str) -> Result<String, SessionError> {
+        self.bounded(self.client.script_load(format!("-- {run_id}\n{script}"))).await
     }
 
     pub(super) async fn call(
@@ -224,6 +233,8 @@ pub(super) fn locks_script(rules: crate::node::Rules) -> String {
             ("RULE_RELEASE_IS_A_BARRIER", rules.release_is_a_barrier),
             ("RULE_RELEASE_KEEPS_NEWER", rules.release_keeps_newer),
             ("RULE_CLOCK_IS_CHECKED", rules.clock_is_checked),
+            ("RULE_FENCE_IS_CHECKED", rules.fence_is_checked),
+            ("RULE_MARKER_IS_CHECKED", rules.marker_is_checked),
         ] {
             text = text.replace(&format!("local {name} = true"), &format!("local {name} = {on}"));
         }

@@ -1,0 +1,98 @@
+//! Sets an extended lock again on nodes that lost it, after a majority has proved who holds it. Otherwise a lock that is
+//! extended for long enough dies of nodes that are restarted empty one after the other.
+//!
+//! A heal is an ordinary acquire at the *same* T. So the fence refuses it on a node that has granted a later T in the
+//! meantime, or that a release of this T has reached: late as it may come, a heal brings no released lock back. It also
+//! refuses it on a node where the lock merely expired; such a node is without this lock until it is acquired anew.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::time::Instant;
+
+use crate::node::{Keys, Node, Observer, Op, Record, Reply, Vote, Voter};
+use crate::types::{Info, LockToken, Ttl};
+
+pub(crate) struct Healing {
+    pub(crate) nodes: Arc<[Arc<dyn Node>]>,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) keys: Keys,
+    pub(crate) token: LockToken,
+    pub(crate) ttl: Ttl,
+    /// A heal that a node has not begun by then is of no use to the holder.
+    pub(crate) not_after: Instant,
+    pub(crate) progress: Mutex<Progress>,
+}
+
+/// What is to be set again carries the text for people, which the holder does not send along: a node that has it is asked.
+#[derive(Default)]
+pub(crate) enum Progress {
+    #[default]
+    Nothing,
+    /// These nodes wait for the record.
+    Asking(Vec<usize>),
+    Known(Arc<Op>),
+}
+
+impl Healing {
+    /// The extension has a majority; `witness` is part of it, `missing` have no such lock. May be called again for more.
+    pub(crate) fn heal(self: &Arc<Self>, missing: Vec<usize>, witness: usize) {
+        let mut progress = self.progress();
+        match &mut *progress {
+            Progress::Nothing => {
+                *progress = Progress::Asking(missing);
+                drop(progress);
+                let question = Op::Inspect { keys: self.keys.clone() };
+                let reply = Reply::new(Arc::new(Witness(self.clone())), witness);
+                self.nodes[witness].submit(Arc::new(question), self.not_after, reply);
+            }
+            Progress::Asking(waiting) => waiting.extend(missing),
+            Progress::Known(op) => {
+                let op = op.clone();
+                drop(progress);
+                self.set_again(&missing, &op);
+            }
+        }
+    }
+
+    fn set_again(self: &Arc<Self>, missing: &[usize], op: &Arc<Op>) {
+        for index in missing {
+            let reply = Reply::new(Arc::new(Healed(self.clone())), *index);
+            self.nodes[*index].submit(op.clone(), self.not_after, reply);
+        }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+struct Witness(Arc<Healing>);
+
+impl Voter for Witness {
+    fn vote(&self, _: usize, vote: Vote) {
+        let healing = &self.0;
+        let record = match vote {
+            Vote::Found(holding) if holding.record.parse().is_some_and(|(token, _)| token == healing.token) => {
+                holding.record
+            }
+            // Gone by now, or no answer. The proof stands all the same, and a lock without its text is better than none.
+            _ => Record::new(&healing.token, &Info::default()),
+        };
+        let op = Arc::new(Op::Acquire { keys: healing.keys.clone(), record, ttl: healing.ttl });
+        let before = std::mem::replace(&mut *healing.progress(), Progress::Known(op.clone()));
+        if let Progress::Asking(waiting) = before {
+            healing.set_again(&waiting, &op);
+        }
+    }
+}
+
+struct Healed(Arc<Healing>);
+
+impl Voter for Healed {
+    fn vote(&self, node: usize, vote: Vote) {
+        self.0.observer.vote(node, &vote);
+        if matches!(vote, Vote::Granted) {
+            self.0.observer.healed(node);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The texts of markers.
+
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use super::facts::{Durability, Facts};
+use super::{Doubt, Ground};
+
+/// What every gateway of one cluster agrees on, as the marker states it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Generation {
+    config: String,
+}
+
+impl Generation {
+    /// `cluster` names the node set; two gateways with different clusters or maximum TTLs never vote side by side.
+    pub fn new(cluster: &str, max_ttl: Duration) -> Self {
+        Self { config: format!("v1:{}:{}:", hash(cluster, 8), max_ttl.as_millis()) }
+    }
+
+    /// The name of a node set: the given nodes, in any order.
+    pub fn cluster_of_nodes<'a>(nodes: impl IntoIterator<Item = &'a str>) -> String {
+        let mut nodes: Vec<_> = nodes.into_iter().collect();
+        nodes.sort_unstable();
+        nodes.join(",")
+    }
+
+    /// The part of the marker that is equal on all nodes.
+    pub fn config(&self) -> &str {
+        &self.config
+    }
+
+    /// One node's place in this configuration. `identity` is what all gateways call the node: its address, or its
+    /// position in the list when a name stands for the list.
+    pub fn slot(&self, identity: &str) -> Slot {
+        Slot { generation: self.clone(), node: hash(identity, 4) }
+    }
+
+    /// The longest TTL that its locks can have.
+    pub fn max_ttl(&self) -> Duration {
+        Self::max_ttl_of(&self.config).unwrap_or_default()
+    }
+
+    /// The hash of the node set, as markers have it.
+    pub fn node_set(&self) -> &str {
+        Self::node_set_of(&self.config).unwrap_or_default()
+    }
+
+    /// The marker that stands while a change of configuration is under way: of no node set, so that nobody accepts it,
+    /// with the node set that is being left and the longest TTL that its locks can have.
+    pub fn marker_under_way(left: &str, longest_ttl: Duration) -> String {
+        format!("v1:{UNDER_WAY}{left}:{}:", longest_ttl.as_millis())
+    }
+
+    /// The node set that a marker was written for; of a change under way, the one that is being left.
+    pub fn node_set_of(marker: &str) -> Option<&str> {
+        let node_set = marker.strip_prefix("v1:")?.split(':').next()?;
+        Some(node_set.strip_prefix(UNDER_WAY).unwrap_or(node_set))
+    }
+
+    /// Why a marker that stands on a node keeps it from voting, naming both configurations.
+    pub fn conflict(&self, marker: &str) -> Ground {
+        let stands = describe(marker).unwrap_or_else(|| format!("{marker:?}, which is no marker of this program"));
+        let ours = describe(&self.config).unwrap_or_default();
+        let why = format!("its marker is of another configuration: it has {stands}, this gateway has {ours}");
+        Ground::new(why, "after an intended change run `redlock-gateway reconfigure`")
+    }
+
+    /// The maximum TTL that a marker was written for.
+    pub fn max_ttl_of(marker: &str) -> Option<Duration> {
+        marker.split(':').nth(2)?.parse().ok().map(Duration::from_millis)
+    }
+}
+
+fn hash(text: &str, bytes: usize) -> String {
+    Sha256::digest(text.as_bytes())[..bytes].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Before the hash of a node set that is being left.
+const UNDER_WAY: &str = "leaving-";
+
+fn describe(marker: &str) -> Option<String> {
+    let mut parts = marker.split(':');
+    let (version, node_set) = (parts.next()?, parts.next()?);
+    let max_ttl = Generation::max_ttl_of(marker)?;
+    if version != "v1" {
+        return None;
+    }
+    Some(if node_set.starts_with(UNDER_WAY) {
+        "a change of configuration under way (`redlock-gateway reconfigure` was started and has not ended)".into()
+    } else {
+        format!("node set {node_set}, max_ttl {} ms", max_ttl.as_millis())
+    })
+}
+
+/// The marker key under a prefix. The braces keep it apart from every lock key.
+pub fn marker_key(prefix: &str) -> String {
+    format!("{{{prefix}}}:marker")
+}
+
+/// One node's place in one configuration: what its markers say.
+///
+/// `v1:<node set>:<max_ttl_ms>:<node>:<run_id>:<state>.<number>`; the state is `durable` or `volatile` with the number of
+/// evicted keys at admission, or the word of a [`Doubt`] with a nonce.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    generation: Generation,
+    node: String,
+}
+
+impl Slot {
+    pub(super) fn is(&self, node: &str) -> bool {
+        self.node == node
+    }
+
+    /// The configuration.
+    pub fn generation(&self) -> &Generation {
+        &self.generation
+    }
+
+    /// The marker that admits the process with these facts.
+    pub fn admitting(&self, facts: &Facts) -> String {
+        let durable = if facts.durability == Durability::Durable { "durable" } else { "volatile" };
+        self.text(&facts.run_id, durable, facts.evicted_keys)
+    }
+
+    pub(super) fn quarantining(&self, facts: &Facts, doubt: Doubt, nonce: u64) -> String {
+        self.text(&facts.run_id, doubt.word(), nonce)
+    }
+
+    fn text(&self, run_id: &str, state: &str, number: u64) -> String {
+        format!("{}{}:{run_id}:{state}.{number:x}", self.generation.config, self.node)
+    }
+}
+
+/// The part of a marker after the configuration.
+pub(super) struct Standing<'a> {
+    pub(super) node: &'a str,
+    pub(super) run_id: &'a str,
+    pub(super) state: State,
+}
+
+pub(super) enum State {
+    Admitted { durable: bool, evicted_keys: u64 },
+    Quarantined(Doubt),
+}
+
+impl<'a> Standing<'a> {
+    pub(super) fn parse(rest: &'a str) -> Option<Self> {
+        let mut parts = rest.split(':');
+        let (node, run_id, state) = (parts.next()?, parts.next()?, parts.next()?);
+        let (word, number) = state.split_once('.')?;
+        let number = u64::from_str_radix(number, 16).ok()?;
+        let state = match word {
+            "durable" | "volatile" => State::Admitted { durable: word == "durable", evicted_keys: number },
+            _ => State::Quarantined(Doubt::ALL.into_iter().find(|doubt| doubt.word() == word)?),
+        };
+        parts.next().is_none().then_some(Self { node, run_id, state })
+    }
+}

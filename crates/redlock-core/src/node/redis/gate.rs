@@ -1,0 +1,187 @@
+//! The way of one master into service: connect, look at it, do what the admission says, until it may vote. The lane waits
+//! here, and answers refusals in the meantime.
+//!
+//! What the admission knows of the node (which quarantine it has seen, and since when) outlives connections.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::{Notify, watch};
+
+use super::codec::Header;
+use super::session::{Look, Put, Session, SessionError};
+use super::url::RedisUrl;
+use super::{Outage, RedisSettings};
+use crate::clock::{Clock, Entropy};
+use crate::node::admission::{Admission, Doubt, Facts, Ground, Step, marker_key};
+use crate::node::{NodeState, NodeStatus};
+
+/// How often a node in quarantine is looked at. Another gateway may have admitted it, or it may have lost its data again.
+const POLL: Duration = Duration::from_secs(1);
+/// How often its quarantine is mentioned in the log.
+const MENTION: Duration = Duration::from_secs(60);
+/// Markers put in a row. More mean that somebody else keeps changing them.
+const MAX_PUTS: u32 = 8;
+
+pub(super) struct Gate {
+    pub(super) url: RedisUrl,
+    pub(super) settings: RedisSettings,
+    pub(super) script: String,
+    pub(super) admission: Admission,
+    pub(super) status: watch::Sender<NodeStatus>,
+    pub(super) run_id: Option<String>,
+    pub(super) brand_new: Arc<Notify>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) entropy: Arc<dyn Entropy>,
+}
+
+/// A session on a node that may vote.
+pub(super) struct Open {
+    pub(super) session: Session,
+    /// What is equal in every call.
+    pub(super) header: Header,
+    /// The digest of the script that belongs to this process of the node.
+    pub(super) script: String,
+    marker: String,
+}
+
+impl Gate {
+    /// Ends when the node may vote, or cannot be reached, or must not vote for a reason that only an operator can mend.
+    pub(super) async fn open(&mut self) -> Result<Open, Outage> {
+        let mut session = Session::connect(&self.url, self.settings.call_deadline()).await?;
+        let mut puts = 0;
+        let mut mentioned: Option<Duration> = None;
+        let mut waits_at: Option<String> = None;
+        let mut told_brand_new = false;
+        loop {
+            let Look { facts, marker } = session.look(&self.settings.key_prefix).await?;
+            self.saw(&facts);
+            let now = self.clock.monotonic();
+            // What was said of one quarantine does not count for another.
+            let fresh = waits_at != marker;
+            let brand_new = std::mem::take(&mut told_brand_new) && !fresh;
+            match self.admission.look(&facts, marker.as_deref(), now, brand_new, self.entropy.as_ref()) {
+                Step::Refuse(ground) => return Err(Outage::Refused(ground)),
+                Step::Put { from, to } => {
+                    puts += 1;
+                    if puts > MAX_PUTS {
+                        let why = "its marker keeps changing: several gateways or programs disagree about it";
+                        return Err(Outage::Refused(Ground::new(why, "look at the other gateways' logs")));
+                    }
+                    match session.put_marker(&self.settings.key_prefix, &facts.run_id, from.as_deref(), &to).await? {
+                        Put::Done | Put::OtherMarker => {}
+                        Put::OtherProcess => return Err(Outage::Connecting("it was restarted just now".into())),
+                    }
+                }
+                Step::Wait { until, ground, doubt } => {
+                    puts = 0;
+                    let left = until.saturating_sub(now);
+                    if fresh {
+                        let _ = self.brand_new.notified().now_or_never();
+                        waits_at = marker;
+                        self.quarantined(&ground, doubt == Doubt::Blank, left);
+                    }
+                    if mentioned.is_none_or(|at| now.saturating_sub(at) >= MENTION) {
+                        mentioned = Some(now);
+                        tracing::warn!(node = %self.url, why = ground.why, seconds_left = left.as_secs(), "node in quarantine");
+                    }
+                    tokio::select! {
+                        why = session.ended() => return Err(Outage::Connecting(why)),
+                        () = self.brand_new.notified() => told_brand_new = true,
+                        () = tokio::time::sleep(left.min(POLL).max(Duration::from_millis(1))) => {}
+                    }
+                }
+                Step::Admit { marker } => {
+                    let script = session.load(&facts.run_id, &self.script).await?;
+                    let key = marker_key(&self.settings.key_prefix);
+                    let header = Header::new(key, marker.clone(), &self.settings.node);
+                    self.admitted(&facts);
+                    return Ok(Open { session, header, script, marker });
+                }
+            }
+        }
+    }
+
+    /// What may change while a session lasts: the eviction policy, evictions, the role, the durability.
+    pub(super) async fn look_again(&mut self, open: &Open) -> Result<(), Outage> {
+        let Look { facts, marker } = open.session.look(&self.settings.key_prefix).await?;
+        self.status.send_if_modified(|status| {
+            std::mem::replace(&mut status.evicted_keys, facts.evicted_keys) != facts.evicted_keys
+        });
+        let now = self.clock.monotonic();
+        match self.admission.look(&facts, marker.as_deref(), now, false, self.entropy.as_ref()) {
+            Step::Admit { marker } if marker == open.marker => Ok(()),
+            Step::Refuse(ground) => Err(Outage::Refused(ground)),
+            Step::Admit { .. } | Step::Put { .. } | Step::Wait { .. } => {
+                Err(Outage::Connecting("its state has changed: it is looked at again".into()))
+            }
+        }
+    }
+
+    pub(super) fn out_of_service(&self, outage: Outage) {
+        let (state, ground) = match outage {
+            Outage::Connecting(why) => (NodeState::Connecting, Ground::new(why, "")),
+            Outage::Refused(ground) => (NodeState::Refused, ground),
+        };
+        if self.publish(state, &ground) {
+            let Ground { why, advice } = ground;
+            tracing::warn!(node = %self.url, state = state.as_str(), why, advice, "node cannot vote");
+        }
+    }
+
+    fn admitted(&self, facts: &Facts) {
+        self.publish(NodeState::Admitted, &Ground::default());
+        self.status.send_modify(|status| status.evicted_keys = facts.evicted_keys);
+        tracing::info!(node = %self.url, version = %facts.version, durability = %facts.durability, "node admitted");
+    }
+
+    /// A quarantine was seen for the first time; also when another one stood there before.
+    fn quarantined(&self, ground: &Ground, blank: bool, left: Duration) {
+        self.publish(NodeState::Quarantined, ground);
+        let now = self.clock.wall_micros();
+        self.status.send_modify(|status| {
+            status.since_micros = now;
+            status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
+            status.blank = blank;
+        });
+    }
+
+    /// Whether there was something new to say.
+    fn publish(&self, state: NodeState, ground: &Ground) -> bool {
+        let now = self.clock.wall_micros();
+        self.status.send_if_modified(|status| {
+            let changed = status.state != state || status.detail != ground.why;
+            if status.state != state {
+                status.since_micros = now;
+            }
+            status.state = state;
+            status.until_micros = None;
+            status.blank = false;
+            status.detail.clone_from(&ground.why);
+            status.advice.clone_from(&ground.advice);
+            changed
+        })
+    }
+
+    fn saw(&mut self, facts: &Facts) {
+        if self.run_id.as_ref().is_some_and(|known| *known != facts.run_id) {
+            tracing::warn!(node = %self.url, "node was restarted");
+            self.status.send_modify(|status| status.restarts += 1);
+        }
+        self.run_id = Some(facts.run_id.clone());
+    }
+}
+
+impl From<SessionError> for Outage {
+    fn from(error: SessionError) -> Self {
+        Self::Connecting(error.to_string())
+    }
+}
+
+/// A lane that ended, by a defect, must not go on looking admitted.
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.publish(NodeState::Connecting, &Ground::new("the node's task has ended", ""));
+    }
+}
