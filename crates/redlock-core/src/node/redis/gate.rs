@@ -138,9 +138,10 @@ impl Gate {
 
     /// A quarantine was seen for the first time; also when another one stood there before.
     fn quarantined(&self, ground: &Ground, blank: bool, left: Duration) {
-        self.publish(NodeState::Quarantined, ground);
         let now = self.clock.wall_micros();
+        // In one step: nobody may see a blank node as one that is not.
         self.status.send_modify(|status| {
+            enter(status, NodeState::Quarantined, ground);
             status.since_micros = now;
             status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
             status.blank = blank;
@@ -155,11 +156,7 @@ impl Gate {
             if status.state != state {
                 status.since_micros = now;
             }
-            status.state = state;
-            status.until_micros = None;
-            status.blank = false;
-            status.detail.clone_from(&ground.why);
-            status.advice.clone_from(&ground.advice);
+            enter(status, state, ground);
             changed
         })
     }
@@ -171,6 +168,14 @@ impl Gate {
         }
         self.run_id = Some(facts.run_id.clone());
     }
+}
+
+fn enter(status: &mut NodeStatus, state: NodeState, ground: &Ground) {
+    status.state = state;
+    status.until_micros = None;
+    status.blank = false;
+    status.detail.clone_from(&ground.why);
+    status.advice.clone_from(&ground.advice);
 }
 
 impl From<SessionError> for Outage {
