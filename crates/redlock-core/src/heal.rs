@@ -1,9 +1,11 @@
 //! Sets an extended lock again on nodes that lost it, after a majority has proved who holds it. Otherwise a lock that is
 //! extended for long enough dies of nodes that are restarted empty one after the other.
 //!
-//! A heal is an ordinary acquire at the *same* T. So the fence refuses it on a node that has granted a later T in the
-//! meantime, or that a release of this T has reached: late as it may come, a heal brings no released lock back. It also
-//! refuses it on a node where the lock merely expired; such a node is without this lock until it is acquired anew.
+//! A heal sets the *same* T, however old it is. The fence refuses it on a node that has granted a later T in the meantime,
+//! or that a release of this T has reached: late as it may come, a heal brings no released lock back. A fence at T itself
+//! lets it pass only with the mark of an extension, which a release takes away: then the lock was there and has ended, as
+//! on a master that keeps its data and was down for longer than the TTL. A node that was down from before the first
+//! extension stays without the lock.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -78,7 +80,7 @@ impl Voter for Witness {
             // Gone by now, or no answer. The proof stands all the same, and a lock without its text is better than none.
             _ => Record::new(&healing.token, &Info::default()),
         };
-        let op = Arc::new(Op::Acquire { keys: healing.keys.clone(), record, ttl: healing.ttl });
+        let op = Arc::new(Op::Heal { keys: healing.keys.clone(), record, ttl: healing.ttl });
         let before = std::mem::replace(&mut *healing.progress(), Progress::Known(op.clone()));
         if let Progress::Asking(waiting) = before {
             healing.set_again(&waiting, &op);

@@ -65,7 +65,8 @@ impl Keys {
     }
 }
 
-/// What a node stores for a held lock: `T:owner:info`, T and owner of fixed width.
+/// What a node stores for a held lock: `T:owner:info`, T and owner of fixed width. The first extension puts a `;` after the
+/// owner, see `node/locks.lua`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record(Bytes);
 
@@ -106,7 +107,20 @@ impl Record {
         let owner = Owner::parse(self.0.get(Self::OWNER_AT..Self::GRANT_LEN)?)?;
         let separators = (self.0.get(FencingToken::TEXT_LEN)?, self.0.get(Self::GRANT_LEN)?);
         let info = self.0.get(Self::GRANT_LEN + 1..)?;
-        (separators == (&b':', &b':')).then(|| (LockToken::new(owner, fencing), info))
+        matches!(separators, (b':', b':' | b';')).then(|| (LockToken::new(owner, fencing), info))
+    }
+
+    /// Whether it has been extended on the node that stores it.
+    pub(crate) fn is_extended(&self) -> bool {
+        self.0.get(Self::GRANT_LEN) == Some(&b';')
+    }
+
+    pub(crate) fn extended(&self) -> Self {
+        let mut text = self.0.to_vec();
+        if let Some(separator) = text.get_mut(Self::GRANT_LEN) {
+            *separator = b';';
+        }
+        Self(Bytes::from(text))
     }
 
     pub(crate) fn owner_text(&self) -> &[u8] {
@@ -139,7 +153,17 @@ pub enum Op {
         /// How long from now.
         ttl: Ttl,
     },
-    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above.
+    /// Set an extended lock again where it is gone, unless the fence tells of a later grant or of its release. Only for a
+    /// T that a majority has just extended: it may be as old as the lock.
+    Heal {
+        /// The lock's keys.
+        keys: Keys,
+        /// What to store.
+        record: Record,
+        /// How long.
+        ttl: Ttl,
+    },
+    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above, where no heal passes it.
     Release {
         /// The lock's keys.
         keys: Keys,
@@ -179,7 +203,7 @@ pub enum Vote {
     },
     /// The lock is still this grant and lives at least the asked TTL from now.
     Extended,
-    /// The lock was this owner's and is gone now; the fence is at T or above.
+    /// The lock was this owner's and is gone now; the fence is at T or above, and no heal passes it.
     Released,
     /// There is no such lock.
     Missing,
@@ -411,7 +435,7 @@ impl Observer for NoObserver {
 pub struct Rules {
     /// A retry by the same owner takes a new T and rewrites both keys.
     pub retry_rewrites: bool,
-    /// A release leaves the fence at T or above.
+    /// A release leaves the fence at T or above, where no heal passes it.
     pub release_is_a_barrier: bool,
     /// A release deletes only a lock whose T is not newer than its own.
     pub release_keeps_newer: bool,

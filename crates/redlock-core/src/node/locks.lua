@@ -5,7 +5,8 @@
 -- ARGV[1]  the marker that admits this gateway     ARGV[2]  D in microseconds     ARGV[3]  fence retention in ms
 -- then for each operation, its arguments from ARGV[4] and its keys from KEYS[2]:
 --   A record ttl_ms | lock fence     acquire; record = T:owner:info, T 16 digits, owner 40 characters
---   E T:owner ttl_ms | lock          extend
+--   E T:owner ttl_ms | lock fence    extend
+--   H record ttl_ms | lock fence     heal: set an extended lock again where it is gone
 --   R T:owner       | lock fence     release
 --   I               | lock           inspect
 -- Answers: this node's time in microseconds, 1 or 0 for whether the marker admits the gateway, then for each operation a number or a list that begins with one:
@@ -37,6 +38,11 @@ local function held(code, lock, record)
   return { code, failed(pttl) and 0 or pttl, record }
 end
 
+-- Without the mark of an extension.
+local function fence_number(text)
+  return num(text) or num(sub(text, 1, 16))
+end
+
 local function acquire(lock, fence, record, ttl)
   if not admitted then return 8 end
   local t = sub(record, 1, 16)
@@ -46,8 +52,9 @@ local function acquire(lock, fence, record, ttl)
 
   local last = call('GET', fence)
   if failed(last) then return { 10, last.err } end
-  if last and not num(last) then return { 10, 'ERR the fence holds no number' } end
-  if RULE_FENCE_IS_CHECKED and last and num(last) >= t_num then
+  local last_num = last and fence_number(last)
+  if last and not last_num then return { 10, 'ERR the fence holds no number' } end
+  if RULE_FENCE_IS_CHECKED and last and last_num >= t_num then
     local current = call('GET', lock)
     if failed(current) then return { 10, current.err } end
     if current and sub(current, 18, 57) ~= owner then return held(2, lock, current) end
@@ -74,7 +81,20 @@ local function acquire(lock, fence, record, ttl)
   return current and 11 or 1
 end
 
-local function extend(lock, grant, ttl)
+-- The first extension marks the lock (';' for ':' after the owner) and the fence ('+' after T). The marks are what a heal
+-- and a release tell each other by, see there; a lock that is never extended costs nothing for it.
+local function mark(lock, fence, current, ttl)
+  local t = sub(current, 1, 16)
+  local last = call('GET', fence)
+  if failed(last) then return last end
+  if not last or last == t then
+    local set = call('SET', fence, t .. '+', 'PX', retention)
+    if failed(set) then return set end
+  end
+  return call('SET', lock, sub(current, 1, 57) .. ';' .. sub(current, 59), 'PX', ttl)
+end
+
+local function extend(lock, fence, grant, ttl)
   if not admitted then return 8 end
   local current = call('GET', lock)
   if failed(current) then return { 10, current.err } end
@@ -83,11 +103,39 @@ local function extend(lock, grant, ttl)
   if sub(current, 1, 57) ~= grant then return held(2, lock, current) end
   local left = call('PTTL', lock)
   if failed(left) then return { 10, left.err } end
-  if left >= 0 and left < num(ttl) then
-    local set = call('PEXPIRE', lock, ttl)
-    if failed(set) then return { 10, set.err } end
+  local set
+  if sub(current, 58, 58) == ':' then
+    set = mark(lock, fence, current, left > num(ttl) and left or ttl)
+  elseif left >= 0 and left < num(ttl) then
+    set = call('PEXPIRE', lock, ttl)
   end
+  if failed(set) then return { 10, set.err } end
   return 4
+end
+
+-- The majority that has just extended this T vouches for it: it may be old. A fence beyond T tells of a later grant or of
+-- the release of this one. A fence at T tells that the lock was here; with the mark, that no release has been here since.
+local function heal(lock, fence, record, ttl)
+  if not admitted then return 8 end
+  local t = sub(record, 1, 16)
+  local t_num = num(t)
+  if RULE_CLOCK_IS_CHECKED and t_num - now > max_offset then return 9 end
+  local current = call('GET', lock)
+  if failed(current) then return { 10, current.err } end
+  if current then
+    if sub(current, 1, 57) == sub(record, 1, 57) then return 4 end
+    return held(2, lock, current)
+  end
+  local marked = t .. '+'
+  local last = call('GET', fence)
+  if failed(last) then return { 10, last.err } end
+  if last and not fence_number(last) then return { 10, 'ERR the fence holds no number' } end
+  if RULE_FENCE_IS_CHECKED and last and last ~= marked and fence_number(last) >= t_num then return { 3, last } end
+  local set = call('SET', fence, marked, 'PX', retention)
+  if failed(set) then return { 10, set.err } end
+  set = call('SET', lock, sub(record, 1, 57) .. ';' .. sub(record, 59), 'PX', ttl)
+  if failed(set) then return { 10, set.err } end
+  return 1
 end
 
 -- Needs no admission: taking a lock away can never produce a second holder. Deletes before it sets anything: the
@@ -96,17 +144,16 @@ local function release(lock, fence, grant)
   local current = call('GET', lock)
   if failed(current) then return { 10, current.err } end
   local deleted = false
-  if current and sub(current, 1, 57) == grant then
+  local same = current and sub(current, 1, 57) == grant
+  if same and sub(current, 58, 58) ~= ';' then
     local del = call('DEL', lock)
     if failed(del) then return { 10, del.err } end
-    -- The acquire that stored this very T has left the fence at T. When extensions outlived the fence, T is so old that
-    -- the clock rule refuses it.
+    -- The acquire that stored this very T has left the fence at T, and no heal takes an unmarked fence at T.
     return 5
   end
-  local t = sub(grant, 1, 16)
-  local t_num = num(t)
+  local t_num = num(sub(grant, 1, 16))
   local mine = current and sub(current, 18, 57) == sub(grant, 18, 57)
-  if mine and (not RULE_RELEASE_KEEPS_NEWER or (num(sub(current, 1, 16)) or 0) <= t_num) then
+  if same or mine and (not RULE_RELEASE_KEEPS_NEWER or (num(sub(current, 1, 16)) or 0) <= t_num) then
     local del = call('DEL', lock)
     if failed(del) then return { 10, del.err } end
     deleted = true
@@ -114,11 +161,12 @@ local function release(lock, fence, grant)
   if RULE_RELEASE_IS_A_BARRIER then
     -- Anybody can invent a T. Half of D is as far ahead as gateways learn to be; what is beyond would push the tokens of
     -- this lock, and of all gateways that see the fence, towards what nodes with other clocks refuse.
-    if t_num - now <= max_offset / 2 then
+    if same or t_num - now <= max_offset / 2 then
       local last = call('GET', fence)
       if failed(last) then return { 10, last.err } end
-      if not (last and (num(last) or 0) >= t_num) then
-        local set = call('SET', fence, t, 'PX', retention)
+      -- The mark of this T goes too: a heal may be in flight.
+      if not last or last == sub(grant, 1, 16) .. '+' or (fence_number(last) or 0) < t_num then
+        local set = call('SET', fence, sub(grant, 1, 16), 'PX', retention)
         if failed(set) and not deleted then return { 10, set.err } end
       end
     elseif not deleted then
@@ -147,9 +195,12 @@ while ARGV[a] do
   elseif op == 'R' then
     out[n] = release(KEYS[k], KEYS[k + 1], ARGV[a + 1])
     k, a = k + 2, a + 2
+  elseif op == 'H' then
+    out[n] = heal(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])
+    k, a = k + 2, a + 3
   elseif op == 'E' then
-    out[n] = extend(KEYS[k], ARGV[a + 1], ARGV[a + 2])
-    k, a = k + 1, a + 3
+    out[n] = extend(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])
+    k, a = k + 2, a + 3
   else
     out[n] = inspect(KEYS[k])
     k, a = k + 1, a + 1

@@ -170,9 +170,10 @@ impl Store {
         self.expire_some();
         let admitted = !self.settings.rules().marker_is_checked || self.marker.as_deref() == Some(marker);
         match op {
-            Op::Acquire { .. } | Op::Extend { .. } if !admitted => not_admitted(),
+            Op::Acquire { .. } | Op::Extend { .. } | Op::Heal { .. } if !admitted => not_admitted(),
             Op::Acquire { keys, record, ttl } => self.acquire(keys, record, *ttl),
             Op::Extend { keys, record, ttl } => self.extend(keys, record, *ttl),
+            Op::Heal { keys, record, ttl } => self.heal(keys, record, *ttl),
             Op::Release { keys, record } => self.release(keys, record),
             Op::Inspect { keys } => match self.get(&keys.lock) {
                 Some(value) => Vote::Found(self.holding(keys, value)),
@@ -189,7 +190,7 @@ impl Store {
         if rules.clock_is_checked && t.get().abs_diff(now) > self.max_offset() {
             return clock_refusal();
         }
-        let fence = match self.get(&keys.fence).map(|text| FencingToken::parse(&text)) {
+        let fence = match self.get(&keys.fence).map(|text| fence_of(&text)) {
             None => None,
             Some(Some(fence)) => Some(fence),
             Some(None) => return error("ERR the fence holds no number"),
@@ -212,7 +213,7 @@ impl Store {
             None => asked,
         };
         self.set(keys.lock.clone(), record.as_bytes().clone(), Some(ttl));
-        self.set_fence(keys, record);
+        self.set_fence(keys, fence_text(t));
         if current.is_some() { Vote::GrantedAgain } else { Vote::Granted }
     }
 
@@ -222,34 +223,62 @@ impl Store {
             return Vote::Held(self.holding(keys, value));
         }
         let asked = u64::from(ttl.millis());
-        if self.left(&keys.lock).is_some_and(|left| left < asked) {
+        let stored = Record::foreign(value.clone());
+        if let (false, Some(t)) = (stored.is_extended(), stored.fencing()) {
+            if self.get(&keys.fence).is_none_or(|fence| fence == fence_text(t)) {
+                self.set_fence(keys, marked(t));
+            }
+            let ttl = self.left(&keys.lock).map_or(asked, |left| left.max(asked));
+            self.set(keys.lock.clone(), stored.extended().as_bytes().clone(), Some(ttl));
+        } else if self.left(&keys.lock).is_some_and(|left| left < asked) {
             self.set(keys.lock.clone(), value, Some(asked));
         }
         Vote::Extended
     }
 
+    fn heal(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Vote {
+        let Some(t) = record.fencing() else { return error("the record has no T") };
+        let rules = self.settings.rules();
+        if rules.clock_is_checked && t.get().saturating_sub(self.clock.wall_micros()) > self.max_offset() {
+            return clock_refusal();
+        }
+        if let Some(value) = self.get(&keys.lock) {
+            let same = value.starts_with(&record.grant());
+            return if same { Vote::Extended } else { Vote::Held(self.holding(keys, value)) };
+        }
+        if let Some(text) = self.get(&keys.fence) {
+            let Some(fence) = fence_of(&text) else { return error("ERR the fence holds no number") };
+            if rules.fence_is_checked && fence >= t && text != marked(t) {
+                return Vote::Stale { fence };
+            }
+        }
+        self.set_fence(keys, marked(t));
+        self.set(keys.lock.clone(), record.extended().as_bytes().clone(), Some(u64::from(ttl.millis())));
+        Vote::Granted
+    }
+
     fn release(&mut self, keys: &Keys, record: &Record) -> Vote {
         let Some(t) = record.fencing() else { return error("the record has no T") };
+        let rules = self.settings.rules();
         let current = self.get(&keys.lock).map(Record::foreign);
-        let mut deleted = false;
+        let (mut same, mut deleted) = (false, false);
         if let Some(current) = &current {
             let mine = current.owner_text() == record.owner_text();
-            if mine && current.fencing() == Some(t) {
-                self.remove(&keys.lock);
-                return Vote::Released;
-            }
-            if mine
-                && (!self.settings.rules().release_keeps_newer || current.fencing().is_none_or(|stored| stored <= t))
-            {
+            same = mine && current.fencing() == Some(t);
+            if mine && (!rules.release_keeps_newer || current.fencing().is_none_or(|stored| stored <= t)) {
                 self.remove(&keys.lock);
                 deleted = true;
             }
+            if same && !current.is_extended() {
+                return Vote::Released;
+            }
         }
-        if self.settings.rules().release_is_a_barrier {
-            if t.get().saturating_sub(self.clock.wall_micros()) <= self.max_offset() / 2 {
-                let fence = self.get(&keys.fence).and_then(|text| FencingToken::parse(&text));
-                if fence.is_none_or(|fence| fence < t) {
-                    self.set_fence(keys, record);
+        if rules.release_is_a_barrier {
+            if same || t.get().saturating_sub(self.clock.wall_micros()) <= self.max_offset() / 2 {
+                let stands = self.get(&keys.fence);
+                let fence = stands.as_ref().and_then(|text| fence_of(text));
+                if fence.is_none_or(|fence| fence < t) || stands == Some(marked(t)) {
+                    self.set_fence(keys, fence_text(t));
                 }
             } else if !deleted {
                 return clock_refusal();
@@ -277,8 +306,7 @@ impl Store {
         Vote::Page { keys, next }
     }
 
-    fn set_fence(&mut self, keys: &Keys, record: &Record) {
-        let text = record.as_bytes().slice(..FencingToken::TEXT_LEN);
+    fn set_fence(&mut self, keys: &Keys, text: Bytes) {
         self.set(keys.fence.clone(), text, Some(millis(self.settings.fence_retention)));
     }
 
@@ -337,6 +365,20 @@ impl Store {
             }
         }
     }
+}
+
+fn fence_text(t: FencingToken) -> Bytes {
+    Bytes::from(t.to_string())
+}
+
+/// A fence at the T of a lock that was extended here and that no release has reached since.
+fn marked(t: FencingToken) -> Bytes {
+    Bytes::from(format!("{t}+"))
+}
+
+/// Without the mark of an extension.
+fn fence_of(text: &[u8]) -> Option<FencingToken> {
+    FencingToken::parse(text.get(..FencingToken::TEXT_LEN)?)
 }
 
 /// Redis keeps a key through the millisecond that its expiry names.

@@ -38,9 +38,11 @@ pub(super) fn weight(op: &Op) -> usize {
     const OVERHEAD: usize = 64;
     OVERHEAD
         + match op {
-            Op::Acquire { keys, record, .. } => 2 * keys.fence.len() + record.as_bytes().len(),
-            Op::Release { keys, .. } => 2 * keys.fence.len() + Record::GRANT_LEN,
-            Op::Extend { keys, .. } | Op::Inspect { keys } => keys.lock.len(),
+            Op::Acquire { keys, record, .. } | Op::Heal { keys, record, .. } => {
+                2 * keys.fence.len() + record.as_bytes().len()
+            }
+            Op::Release { keys, .. } | Op::Extend { keys, .. } => 2 * keys.fence.len() + Record::GRANT_LEN,
+            Op::Inspect { keys } => keys.lock.len(),
             Op::Scan { key_prefix, .. } => key_prefix.len(),
         }
 }
@@ -53,14 +55,15 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
     arguments.extend([header.marker.clone(), header.max_offset.clone(), header.retention.clone()]);
     for op in ops {
         match op.as_ref() {
-            Op::Acquire { keys: of, record, ttl } => {
+            Op::Acquire { keys: of, record, ttl } | Op::Heal { keys: of, record, ttl } => {
+                let word: &[u8] = if matches!(op.as_ref(), Op::Heal { .. }) { b"H" } else { b"A" };
                 keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
-                arguments.push(text(Bytes::from_static(b"A")));
+                arguments.push(text(Bytes::from_static(word)));
                 arguments.push(text(record.as_bytes().clone()));
                 arguments.push(Value::Integer(ttl.millis().into()));
             }
             Op::Extend { keys: of, record, ttl } => {
-                keys.push(of.lock.clone().into());
+                keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
                 arguments.push(text(Bytes::from_static(b"E")));
                 arguments.push(text(record.grant()));
                 arguments.push(Value::Integer(ttl.millis().into()));
@@ -94,10 +97,13 @@ pub(super) fn decode(reply: Value) -> Vote {
         (1, []) => Vote::Granted,
         (11, []) => Vote::GrantedAgain,
         (2, [left, record]) => Vote::Held(holding(left, record)),
-        (3, [fence]) => match fence.as_bytes().and_then(FencingToken::parse) {
-            Some(fence) => Vote::Stale { fence },
-            None => failed(Reason::Error, Effect::None, "the fence holds no fencing token"),
-        },
+        // Perhaps with the mark of an extension after it.
+        (3, [fence]) => {
+            match fence.as_bytes().and_then(|text| FencingToken::parse(text.get(..FencingToken::TEXT_LEN)?)) {
+                Some(fence) => Vote::Stale { fence },
+                None => failed(Reason::Error, Effect::None, "the fence holds no fencing token"),
+            }
+        }
         (4, []) => Vote::Extended,
         (5, []) => Vote::Released,
         (6, []) => Vote::Missing,
