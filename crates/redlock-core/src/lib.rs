@@ -13,7 +13,11 @@
 //!   distributed locking"). It costs no extra round trip: nodes keep the last T beside the lock and refuse smaller ones;
 //! - a failed, cancelled or timed-out attempt is released on every node it may have reached, on a deadline of its own,
 //!   and the release is a barrier against commands that are still in flight;
+//! - a master that may have forgotten locks gives no votes until all of them have ended ([`node::admission`]);
+//! - an extension sets the lock again on masters that lost it;
 //! - outcomes are honest: refused, impossible and unknown are different answers ([`LockError`]).
+//!
+//! What exactly is promised, on what assumptions, and how it is shown: [`safety`].
 //!
 //! ```
 //! use std::sync::Arc;
@@ -41,7 +45,8 @@
 //! # }
 //! ```
 //!
-//! On real masters a node is a [`node::redis::RedisNode`]; nothing else changes. To keep trying for a while:
+//! On real masters a node is a [`node::redis::RedisNode`]; nothing else changes, except that new masters wait before they
+//! vote, see [`Redlock::brand_new`]. To keep trying for a while:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -58,17 +63,6 @@
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! # What it does not guarantee
-//!
-//! - Exclusion while a client ignores its deadline (a long pause, a lost connection to the resource), unless the
-//!   resource checks fencing tokens.
-//! - Survival of keys deleted by hand, of eviction (nodes that may evict are refused), or of a failover to a replica that
-//!   lags behind.
-//! - Exclusion after a majority lost its data while locks were held: restarted nodes are not yet kept from voting. Run
-//!   masters with an append-only file that is synced always.
-//! - That all gateways' clocks agree: fencing needs no such thing while fence keys survive; a gateway whose clock is
-//!   further than two seconds from a node's is refused by that node.
 //!
 //! # Map
 //!
@@ -98,6 +92,8 @@ pub mod quorum;
 pub mod redlock;
 pub mod retry;
 mod round;
+#[doc = include_str!("../SAFETY.md")]
+pub mod safety {}
 pub mod types;
 pub mod validity;
 

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 pub use self::facts::{Durability, Facts, SETTINGS};
 pub use self::marker::{Generation, Slot, marker_key};
-use self::marker::{Standing, State};
+use self::marker::{Standing, State, short};
 use crate::clock::Entropy;
 
 /// How long a node whose memory is doubtful gives no votes: the longest lock it may have forgotten, and S, the skew
@@ -196,6 +196,11 @@ impl Admission {
         }
         match standing.state {
             State::Admitted { evicted_keys, .. } if evicted_keys != facts.evicted_keys => doubtful(Doubt::Evicted),
+            // Made a replica and a master again, as by a failover and back: its data came from elsewhere, this marker too.
+            State::Admitted { replication_id, .. } if replication_id != short(&facts.replication_id) => {
+                // A master that was left by its replicas an hour ago also takes a new id.
+                if facts.was_replica { doubtful(Doubt::Copied) } else { put(self.slot.admitting(facts)) }
+            }
             State::Admitted { durable, .. } => match (&facts.durability, durable) {
                 // Where this gateway cannot see the durability, the marker stands on the word of one that could.
                 (Durability::Volatile(_), true) | (Durability::Durable, false) => put(self.slot.admitting(facts)),
@@ -235,7 +240,7 @@ mod tests {
     const WAIT: Duration = Duration::from_secs(302);
 
     const INFO: &str = "# Server\r\nredis_version:7.0.15\r\nrun_id:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n# Replication\r\n\
-        role:master\r\nmaster_replid2:0000000000000000000000000000000000000000\r\nmaxmemory_policy:noeviction\r\n\
+        role:master\r\nmaster_replid:cccccccccccccccccccccccccccccccccccccccc\r\nmaster_replid2:0000000000000000000000000000000000000000\r\nmaxmemory_policy:noeviction\r\n\
         evicted_keys:0\r\naof_rewrite_in_progress:0\r\naof_rewrite_scheduled:0\r\naof_last_bgrewrite_status:ok\r\n";
 
     fn settings(appendonly: &str, appendfsync: &str, on_rewrite: &str) -> Vec<(String, String)> {
@@ -400,6 +405,16 @@ mod tests {
     }
 
     #[test]
+    fn a_failover_and_back_waits_although_the_marker_came_back_too() {
+        let mut node = admitted(&durable());
+        let back = Facts { replication_id: "b".repeat(40), was_replica: true, ..durable() };
+        node.assert_waits(&back, 0, 302, Doubt::Copied);
+        assert!(node.is_admitted(&back, 302), "and not again for the same one");
+        let alone = Facts { replication_id: "b".repeat(40), ..durable() };
+        assert!(admitted(&durable()).is_admitted(&alone, 0), "a new id because its replicas have left means nothing");
+    }
+
+    #[test]
     fn one_process_under_two_names_is_refused_under_the_second() {
         let step = Bench::new(Some(generation().slot("b:2").admitting(&durable()))).look(&durable(), 0);
         assert!(matches!(&step, Step::Refuse(ground) if ground.why.contains("another node")), "{step:?}");
@@ -445,7 +460,17 @@ mod tests {
 
     #[test]
     fn a_marker_nobody_can_read_waits_and_one_of_another_configuration_is_refused() {
-        for rest in ["", "x", "x:y", "x:y:volatile", "x:y:volatile.g", "x:y:odd.0", "x:y:volatile.0:z"] {
+        for rest in [
+            "",
+            "x",
+            "x:y",
+            "x:y:volatile",
+            "x:y:volatile.g.a",
+            "x:y:volatile.0",
+            "x:y:odd.0",
+            "x:y:volatile.0.a:z",
+            "x:y:blank.0.a",
+        ] {
             let marker = format!("{}{rest}", generation().config());
             Bench::new(Some(marker)).assert_waits(&volatile(), 0, 302, Doubt::Unreadable);
         }

@@ -77,6 +77,11 @@ fn hash(text: &str, bytes: usize) -> String {
     Sha256::digest(text.as_bytes())[..bytes].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Enough of a replication id to tell two apart.
+pub(super) fn short(id: &str) -> &str {
+    id.get(..8).unwrap_or(id)
+}
+
 /// Before the hash of a node set that is being left.
 const UNDER_WAY: &str = "leaving-";
 
@@ -101,8 +106,8 @@ pub fn marker_key(prefix: &str) -> String {
 
 /// One node's place in one configuration: what its markers say.
 ///
-/// `v1:<node set>:<max_ttl_ms>:<node>:<run_id>:<state>.<number>`; the state is `durable` or `volatile` with the number of
-/// evicted keys at admission, or the word of a [`Doubt`] with a nonce.
+/// `v1:<node set>:<max_ttl_ms>:<node>:<run_id>:<state>.<number>`; the state is the word of a [`Doubt`] with a nonce, or
+/// `durable` or `volatile` with the number of evicted keys at admission and, after another dot, the replication id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     generation: Generation,
@@ -122,7 +127,8 @@ impl Slot {
     /// The marker that admits the process with these facts.
     pub fn admitting(&self, facts: &Facts) -> String {
         let durable = if facts.durability == Durability::Durable { "durable" } else { "volatile" };
-        self.text(&facts.run_id, durable, facts.evicted_keys)
+        let text = self.text(&facts.run_id, durable, facts.evicted_keys);
+        format!("{text}.{}", short(&facts.replication_id))
     }
 
     pub(super) fn quarantining(&self, facts: &Facts, doubt: Doubt, nonce: u64) -> String {
@@ -138,11 +144,11 @@ impl Slot {
 pub(super) struct Standing<'a> {
     pub(super) node: &'a str,
     pub(super) run_id: &'a str,
-    pub(super) state: State,
+    pub(super) state: State<'a>,
 }
 
-pub(super) enum State {
-    Admitted { durable: bool, evicted_keys: u64 },
+pub(super) enum State<'a> {
+    Admitted { durable: bool, evicted_keys: u64, replication_id: &'a str },
     Quarantined(Doubt),
 }
 
@@ -150,11 +156,15 @@ impl<'a> Standing<'a> {
     pub(super) fn parse(rest: &'a str) -> Option<Self> {
         let mut parts = rest.split(':');
         let (node, run_id, state) = (parts.next()?, parts.next()?, parts.next()?);
-        let (word, number) = state.split_once('.')?;
+        let (word, numbers) = state.split_once('.')?;
+        let (number, rest) = numbers.split_once('.').map_or((numbers, None), |(number, rest)| (number, Some(rest)));
         let number = u64::from_str_radix(number, 16).ok()?;
-        let state = match word {
-            "durable" | "volatile" => State::Admitted { durable: word == "durable", evicted_keys: number },
-            _ => State::Quarantined(Doubt::ALL.into_iter().find(|doubt| doubt.word() == word)?),
+        let state = match (word, rest) {
+            ("durable" | "volatile", Some(replication_id)) => {
+                State::Admitted { durable: word == "durable", evicted_keys: number, replication_id }
+            }
+            (_, Some(_)) => return None,
+            (_, None) => State::Quarantined(Doubt::ALL.into_iter().find(|doubt| doubt.word() == word)?),
         };
         parts.next().is_none().then_some(Self { node, run_id, state })
     }
