@@ -75,7 +75,8 @@ impl Subject {
         }
     }
 
-    fn wipe(&self) {
+    /// The loss of everything, the marker included.
+    pub(crate) fn wipe(&self) {
         match &self.backing {
             Backing::Memory(node) => node.wipe(),
             Backing::Redis(server) => drop(server.cmd(&["FLUSHALL"])),
@@ -91,11 +92,12 @@ impl Subject {
         }
     }
 
-    /// The fence's T.
+    /// The fence's T, with or without the mark of an extension.
     pub(crate) async fn fence(&self, lock: &Lock) -> Option<u64> {
         match self.ask(lock.inspect_fence()).await {
             Vote::Found(holding) => {
-                Some(std::str::from_utf8(holding.record.as_bytes()).expect("digits").parse().expect("digits"))
+                let text = std::str::from_utf8(holding.record.as_bytes()).expect("digits");
+                Some(text.strip_suffix('+').unwrap_or(text).parse().expect("digits"))
             }
             Vote::Missing => None,
             other => panic!("not an inspection's answer: {other:?}"),
@@ -145,6 +147,8 @@ contract! {
     the_same_owner_with_an_old_t_is_stale
     an_extension_prolongs_and_never_shortens
     an_extension_of_a_grant_that_its_owner_has_replaced_is_refused
+    a_heal_sets_a_lock_that_was_lost_or_has_ended_after_an_extension
+    a_heal_brings_no_lock_back_that_was_released_or_granted_anew
     an_extension_of_an_absent_or_foreign_lock_creates_nothing
     a_release_deletes_exactly_its_own_grant
     a_release_with_an_older_t_keeps_the_newer_grant
@@ -159,7 +163,7 @@ contract! {
     a_value_of_another_client_holds_the_lock_with_and_without_expiry
     a_scan_gives_every_key_of_its_prefix_in_pages
     a_scan_takes_its_prefix_literally
-    without_its_marker_a_node_refuses_to_acquire_and_extend_and_still_releases
+    without_its_marker_a_node_refuses_to_acquire_extend_and_heal_and_still_releases
     records_keep_their_text_for_people
 }
 
@@ -231,8 +235,58 @@ async fn an_extension_prolongs_and_never_shortens(kind: Kind) {
     assert_lives(s.stored(&a).await.unwrap().1, LONG_MS);
     assert_eq!(s.ask(a.extend(1, t, 3 * LONG_MS)).await, Vote::Extended);
     let (stored, left) = s.stored(&a).await.unwrap();
-    assert_eq!((stored, s.fence(&a).await), (record(1, t), Some(t)), "an extension changes no T");
+    let same = Some((token(1, t), &b""[..]));
+    assert_eq!((stored.parse(), s.fence(&a).await), (same, Some(t)), "an extension changes no T");
     assert_lives(left, 3 * LONG_MS);
+}
+
+async fn gone(s: &Subject, lock: &Lock) {
+    eventually("the lock expires", async || (s.ask(lock.inspect()).await == Vote::Missing).then_some(())).await;
+}
+
+async fn a_heal_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind: Kind) {
+    let (s, lost, ended, t) = (subject(kind).await, Lock::new("lost"), Lock::new("ended"), now());
+    // Held for an hour by extensions: no acquire with this T would be let in.
+    let old = t - 3_600_000_000;
+    assert_eq!(s.ask(lost.heal(1, old, LONG_MS)).await, Vote::Granted);
+    let (stored, left) = s.stored(&lost).await.unwrap();
+    assert_eq!((stored.parse(), s.fence(&lost).await), (Some((token(1, old), &b""[..])), Some(old)));
+    assert_lives(left, LONG_MS);
+    assert_eq!(s.ask(lost.extend(1, old, LONG_MS)).await, Vote::Extended, "to extend it sends what it always sent");
+    assert_eq!(s.ask(lost.heal(1, old, LONG_MS)).await, Vote::Extended, "it is there already");
+
+    assert_eq!(s.ask(ended.acquire(1, t, 150)).await, Vote::Granted);
+    assert_eq!(s.ask(ended.extend(1, t, 150)).await, Vote::Extended);
+    gone(&s, &ended).await;
+    assert_eq!(s.ask(ended.heal(1, t, LONG_MS)).await, Vote::Granted);
+}
+
+async fn a_heal_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind) {
+    let (s, t) = (subject(kind).await, now());
+    for (name, extended) in [("released", false), ("extended and released", true)] {
+        let lock = Lock::new(&name.replace(' ', "-"));
+        assert_eq!(s.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
+        if extended {
+            assert_eq!(s.ask(lock.extend(1, t, LONG_MS)).await, Vote::Extended);
+        }
+        assert_eq!(s.ask(lock.release(1, t)).await, Vote::Released);
+        assert_eq!(s.ask(lock.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) }, "{name}");
+        assert_eq!(s.ask(lock.inspect()).await, Vote::Missing, "{name}");
+    }
+    // The release overtook the heal on a node that has lost the lock, and on one where it has ended.
+    let (lost, ended, anew) = (Lock::new("lost"), Lock::new("ended"), Lock::new("anew"));
+    assert_eq!(s.ask(lost.release(1, t)).await, Vote::Missing);
+    assert_eq!(s.ask(lost.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
+    assert_eq!(s.ask(ended.acquire(1, t, 150)).await, Vote::Granted);
+    assert_eq!(s.ask(ended.extend(1, t, 150)).await, Vote::Extended);
+    gone(&s, &ended).await;
+    assert_eq!(s.ask(ended.release(1, t)).await, Vote::Missing);
+    assert_eq!(s.ask(ended.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
+
+    assert_eq!(s.ask(anew.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
+    assert_held(&s.ask(anew.heal(1, t, LONG_MS)).await, &record(2, t + 1), LONG_MS);
+    assert_eq!(s.ask(anew.release(2, t + 1)).await, Vote::Released);
+    assert_eq!(s.ask(anew.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t + 1) });
 }
 
 async fn an_extension_of_an_absent_or_foreign_lock_creates_nothing(kind: Kind) {
@@ -396,16 +450,17 @@ async fn a_scan_takes_its_prefix_literally(kind: Kind) {
     assert_eq!(found, [&b"[a-z]?*\\^:lock"[..]]);
 }
 
-async fn without_its_marker_a_node_refuses_to_acquire_and_extend_and_still_releases(kind: Kind) {
+async fn without_its_marker_a_node_refuses_to_acquire_extend_and_heal_and_still_releases(kind: Kind) {
     let (s, a, b, t) = (subject(kind).await, Lock::new("a"), Lock::new("b"), now());
     s.wipe();
     s.set_foreign(&b.keys.lock, record(1, t).as_bytes(), Some(Duration::from_millis(LONG_MS)));
     // Submitted together: a real node's lane starts over as soon as it learns of the loss.
-    let ops = [a.acquire(1, t, LONG_MS), b.extend(1, t, LONG_MS), b.release(1, t)];
+    let ops = [a.acquire(1, t, LONG_MS), b.extend(1, t, LONG_MS), a.heal(1, t, LONG_MS), b.release(1, t)];
     let answers = votes(ops.into_iter().map(|op| submit(s.node.as_ref(), op)).collect()).await;
-    let [acquire, extend, release] = answers.try_into().unwrap();
-    assert_failed(acquire, Reason::Quarantined, Effect::None);
-    assert_failed(extend, Reason::Quarantined, Effect::None);
+    let [acquire, extend, heal, release] = answers.try_into().unwrap();
+    for refused in [acquire, extend, heal] {
+        assert_failed(refused, Reason::Quarantined, Effect::None);
+    }
     assert_eq!(release, Vote::Released);
 }
 
@@ -708,7 +763,7 @@ async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
     let server = RedisServer::start_with(RedisOptions { args: replicaof.into(), ..RedisOptions::default() });
     let node = lane(&server.url());
     let status = in_state(node.as_ref(), NodeState::Refused).await;
-    assert!(status.detail.contains("slave") && status.detail.contains("REPLICAOF NO ONE"), "{}", status.detail);
+    assert!(status.detail.contains("slave") && status.advice.contains("REPLICAOF NO ONE"), "{status:?}");
     assert_failed(
         ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
         Reason::Quarantined,
@@ -720,17 +775,30 @@ async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
 }
 
 #[tokio::test]
-async fn an_admitted_node_that_becomes_a_replica_is_refused_and_not_left_admitted() {
-    let (server, node, _) = redis_node().await;
+async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is_a_master_again() {
+    let server = RedisServer::start();
+    // Two seconds in quarantine.
+    let settings = RedisSettings {
+        generation: Generation::new("tests", Duration::from_millis(1_500)),
+        ..redis_settings(NodeSettings { max_clock_offset: Duration::from_millis(500), ..NodeSettings::default() })
+    };
+    let node = lane_with(&server.url(), settings, Arc::new(Calls::default()));
+    in_state(node.as_ref(), NodeState::Admitted).await;
     // Of a master that is not there: nothing is copied over, so the marker stays.
     let nobody = DeadPort::new();
     server.cmd(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
     let vote = failure(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await);
     assert!(vote.detail.contains("READONLY"), "{}", vote.detail);
     let status = in_state(node.as_ref(), NodeState::Refused).await;
-    assert!(status.detail.contains("REPLICAOF NO ONE"), "{}", status.detail);
+    assert!(status.advice.contains("REPLICAOF NO ONE"), "{status:?}");
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
+    // Nobody can tell that this time its data is its own.
+    let status = in_state(node.as_ref(), NodeState::Quarantined).await;
+    assert!(status.detail.contains("it was a replica"), "{status:?}");
+    let refused = ask(node.as_ref(), Lock::new("a").acquire(1, now(), 1_000)).await;
+    assert_failed(refused, Reason::Quarantined, Effect::None);
     in_state(node.as_ref(), NodeState::Admitted).await;
+    assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), 1_000)).await, Vote::Granted);
 }
 
 #[tokio::test]
@@ -740,7 +808,7 @@ async fn a_node_that_may_evict_is_refused_with_the_cure_and_votes_once_it_may_no
     let node = lane(&server.url());
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     let cure = "CONFIG SET maxmemory-policy noeviction";
-    assert!(status.detail.contains("allkeys-lru") && status.detail.contains(cure), "{}", status.detail);
+    assert!(status.detail.contains("allkeys-lru") && status.advice == cure, "{status:?}");
     assert_eq!(server.cmd(&["DBSIZE"]), Resp::Integer(0), "an unfit node gets no marker");
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     in_state(node.as_ref(), NodeState::Admitted).await;

@@ -50,6 +50,11 @@ enum Step {
         owner: u8,
         life_ms: u64,
     },
+    Heal {
+        owner: u8,
+        t: i64,
+        life_ms: u64,
+    },
     Release {
         owner: u8,
         t: i64,
@@ -99,6 +104,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         9 => (owner.clone(), any_t(), any_life()).prop_map(|(owner, t, life_ms)| Step::Acquire { owner, t, life_ms }),
         4 => (owner.clone(), any_life()).prop_map(|(owner, life_ms)| Step::Extend { owner, life_ms }),
+        4 => (owner.clone(), any_t(), any_life()).prop_map(|(owner, t, life_ms)| Step::Heal { owner, t, life_ms }),
         7 => (owner, any_t()).prop_map(|(owner, t)| Step::Release { owner, t }),
         1 => (value, proptest::option::of(any_life())).prop_map(|(value, life_ms)| Step::Foreign { value, life_ms }),
         1 => Just(Step::BadFence),
@@ -162,6 +168,7 @@ impl Pair {
         match step {
             Step::Acquire { owner, t, life_ms } => drop(self.both(lock.acquire(owner, at(t), life_ms)).await?),
             Step::Extend { owner, life_ms } => drop(self.both(lock.extend(owner, at(0), life_ms)).await?),
+            Step::Heal { owner, t, life_ms } => drop(self.both(lock.heal(owner, at(t), life_ms)).await?),
             Step::Release { owner, t } => drop(self.both(lock.release(owner, at(t))).await?),
             Step::Foreign { value: Value::Text(text), life_ms } => self.set(&lock.keys.lock, text, life_ms),
             Step::Foreign { value: Value::Record { owner, t }, life_ms } => {

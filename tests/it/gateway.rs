@@ -98,9 +98,13 @@ impl Launch {
     /// These masters, said to be brand-new. A node may take its time, so that a busy machine does not look like a fault.
     pub(crate) fn over(servers: &[RedisServer]) -> Self {
         let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-        let mut launch = Self::embedded().nodes(&urls).flag("--node-timeout", "2s");
-        launch.args.push("--bootstrap".into());
-        launch
+        Self::embedded().nodes(&urls).flag("--node-timeout", "2s").brand_new()
+    }
+
+    /// With an operator's word that its masters have never been used: all of them are admitted at once if that is true.
+    pub(crate) fn brand_new(mut self) -> Self {
+        self.args.push("--bootstrap".into());
+        self
     }
 
     pub(crate) fn nodes(mut self, urls: &[String]) -> Self {

@@ -45,7 +45,6 @@ fn eventually_blocking<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T
 }
 
 /// A directory that goes away with its owner.
-/// A folder that goes away with its owner.
 pub(crate) struct TempDir(PathBuf);
 
 impl TempDir {
@@ -150,6 +149,8 @@ pub(crate) struct RedisOptions {
     pub(crate) password: Option<String>,
     /// Further arguments, as redis-server takes them.
     pub(crate) args: Vec<String>,
+    /// `NAME=value` for its environment.
+    pub(crate) env: Vec<String>,
 }
 
 /// A redis-server on a free loopback port.
@@ -195,7 +196,7 @@ impl RedisServer {
             args.extend(["--requirepass".into(), password.clone()]);
         }
         args.extend(options.args.iter().cloned());
-        Process::spawn("redis-server", &args)
+        Process::spawn("env", &[options.env.clone(), vec!["redis-server".into()], args].concat())
     }
 
     /// Waits until the process that was started, and no other on the same port, serves; `Err` when it ended.
@@ -383,5 +384,19 @@ impl DeadPort {
 
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port())
+    }
+}
+
+impl RedisServer {
+    /// Kills a server and takes away whatever it had on disk, as when another machine takes its place.
+    pub(crate) fn kill_and_wipe(&mut self) {
+        self.kill();
+        std::fs::remove_dir_all(self.dir.path()).expect("its directory");
+        std::fs::create_dir(self.dir.path()).expect("a fresh directory");
+    }
+
+    /// The same server with other words before the host, a user and its password, or another name for this machine.
+    pub(crate) fn url_as(&self, user: &str, host: &str) -> String {
+        format!("redis://{user}{host}:{}", self.port)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::gateway::{Finished, Gateway, Launch, Scratch, stored_on};
-use crate::harness::{DeadPort, RedisOptions, RedisServer, Resp, eventually};
+use crate::harness::{RedisOptions, RedisServer, Resp, eventually};
 
 /// A password that could stand in any of these places.
 const SECRET: &str = "hunter2-the-password";
@@ -100,6 +100,7 @@ async fn bad_environment_variables_and_files_are_refused_like_flags() {
         ("REDLOCK_MAX_IN_FLIGHT", "many", ["--max-in-flight", "1 to 1000000"]),
         ("REDLOCK_LOG_FORMAT", "xml", ["--log-format", "text, json"]),
         ("REDLOCK_ALLOW_ANONYMOUS", "perhaps", ["--allow-anonymous", "true, false"]),
+        ("REDLOCK_BOOTSTRAP", "perhaps", ["--bootstrap", "true, false"]),
     ] {
         let refused = Launch::bare(&[]).env(variable, value).finish().await;
         assert_refused(variable, &refused, &[&[value], words.as_slice()].concat());
@@ -160,6 +161,7 @@ async fn the_help_names_every_setting_and_shows_no_password() {
             "max-connections",
             "max-in-flight",
             "cluster",
+            "bootstrap",
             "allow-anonymous",
             "log-format",
             "shutdown-grace",
@@ -201,7 +203,7 @@ async fn flags_beat_the_environment_which_beats_the_file_which_beats_the_default
 async fn nodes_from_the_file_and_the_environment_are_used_and_nothing_else() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let path = Scratch::new("gateway.toml", &format!("key_prefix = 'mine/'\nnodes = {urls:?}\n"));
+    let path = Scratch::new("gateway.toml", &format!("key_prefix = 'mine/'\nbootstrap = true\nnodes = {urls:?}\n"));
     let from_file = Launch::embedded().flag("--config", path.path()).flag("--node-timeout", "2s").ready().await;
     let lease = from_file.acquire("job").await;
     let stored = servers.iter().filter(|server| server.cmd(&["GET", "mine/job"]) != Resp::Nil).count();
@@ -230,49 +232,71 @@ async fn a_password_is_used_and_a_missing_one_is_said() {
 
 #[tokio::test]
 async fn check_reports_every_node_and_fails_without_a_majority() {
-    let servers = [RedisServer::start(), RedisServer::start()];
-    let evicting =
-        RedisOptions { args: ["--maxmemory-policy", "allkeys-lru"].map(String::from).into(), ..Default::default() };
-    let (evicting, dead) = (RedisServer::start_with(evicting), DeadPort::new());
-    let check = |urls: Vec<String>| Launch::bare(&["check"]).nodes(&urls).finish();
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let check = || Launch::bare(&["check"]).nodes(&urls).finish();
 
-    let good = check(vec![servers[0].url(), servers[1].url(), dead.url()]).await;
-    assert_eq!((good.code, good.stderr.as_str()), (Some(0), ""), "{good:?}");
-    let dead_name = dead.url().replace("redis://", "");
-    for word in
-        [&format!("{dead_name}: UNREACHABLE"), "ok: 2 of 3 nodes would be admitted, 2 needed", "append-only file OFF"]
-    {
-        assert!(good.stdout.contains(word), "no {word:?} in\n{}", good.stdout);
+    let blank = check().await;
+    assert_eq!((blank.code, blank.stderr.as_str()), (Some(1), ""), "{blank:?}");
+    let verdict = "NOT ENOUGH: 0 of 3 nodes would be admitted now, 3 after a quarantine, 2 needed";
+    for word in [verdict, "WOULD WAIT 5m 2s", "it is new, or all its data was lost", "--bootstrap"] {
+        assert!(blank.stdout.contains(word), "no {word:?} in\n{}", blank.stdout);
     }
     for server in &servers {
-        let line = good.stdout.lines().find(|line| line.starts_with(&format!("127.0.0.1:{}: Redis", server.port())));
-        let line = line.unwrap_or_else(|| panic!("{server:?} is not in\n{}", good.stdout));
-        assert!(
-            ["role master", "policy noeviction", "marker absent", "clock "].iter().all(|word| line.contains(word)),
-            "{line}"
-        );
+        let words =
+            ["role master", "policy noeviction", "lose locks (appendonly no)", "marker absent", "clock ", "evicted 0"];
+        assert_reported(&blank, server, &words);
         assert_eq!(server.cmd(&["DBSIZE"]).integer(), 0, "looking changes nothing");
     }
 
-    let bad = check(vec![servers[0].url(), evicting.url(), dead.url()]).await;
-    assert_eq!(bad.code, Some(1), "{bad:?}");
-    for word in ["allkeys-lru", "REFUSED", "UNREACHABLE", "NOT ENOUGH: 1 of 3 nodes would be admitted, 2 needed"] {
-        assert!(bad.stdout.contains(word), "no {word:?} in\n{}", bad.stdout);
+    let gateway = Launch::over(&servers).ready().await;
+    let good = check().await;
+    assert_eq!((good.code, good.stderr.as_str()), (Some(0), ""), "{good:?}");
+    assert!(good.stdout.contains("ok: 3 of 3 nodes would be admitted now, 2 needed"), "{good:?}");
+    servers.iter().for_each(|server| assert_reported(&good, server, &["marker ours"]));
+    let other_ttl = Launch::bare(&["check", "--max-ttl", "1m"]).nodes(&urls).finish().await;
+    assert_eq!(other_ttl.code, Some(1), "{other_ttl:?}");
+    for server in &servers {
+        assert_reported(&other_ttl, server, &["marker FOREIGN"]);
+    }
+    assert_eq!(other_ttl.stdout.matches("REFUSED: its marker is of another configuration").count(), 3, "{other_ttl:?}");
+    drop(gateway);
+
+    servers[2].kill();
+    let one_dead = check().await;
+    assert_eq!((one_dead.code, one_dead.stderr.as_str()), (Some(0), ""), "{one_dead:?}");
+    let dead_name = urls[2].replace("redis://", "");
+    for word in [&format!("{dead_name}: UNREACHABLE"), "ok: 2 of 3 nodes would be admitted now, 2 needed"] {
+        assert!(one_dead.stdout.contains(word), "no {word:?} in\n{}", one_dead.stdout);
     }
 
-    let gateway = Launch::over(&servers).ready().await;
-    let ours = check(servers.iter().map(RedisServer::url).collect()).await;
-    assert!(ours.stdout.matches("marker ours").count() == 2 && ours.code == Some(0), "{ours:?}");
-    let other_ttl =
-        Launch::bare(&["check", "--max-ttl", "1m"]).nodes(&servers.each_ref().map(RedisServer::url)).finish();
-    let other_ttl = other_ttl.await;
-    assert!(other_ttl.stdout.matches("marker FOREIGN").count() == 2 && other_ttl.code == Some(1), "{other_ttl:?}");
-    drop(gateway);
+    servers[1].cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let bad = check().await;
+    assert_eq!(bad.code, Some(1), "{bad:?}");
+    assert_reported(&bad, &servers[1], &["policy allkeys-lru"]);
+    for word in [
+        "REFUSED: maxmemory-policy is allkeys-lru",
+        "UNREACHABLE",
+        "NOT ENOUGH: 1 of 3 nodes would be admitted now, 2 needed",
+    ] {
+        assert!(bad.stdout.contains(word), "no {word:?} in\n{}", bad.stdout);
+    }
 
     let refused = Launch::bare(&["check", "--max-ttl", "soon"]).finish().await;
     assert_refused("check", &refused, &["--max-ttl", "soon"]);
     let embedded = Launch::bare(&["check"]).finish().await;
     assert!(embedded.code == Some(0) && embedded.stdout.contains("embedded"), "{embedded:?}");
+}
+
+/// The line about a server has all these words.
+#[track_caller]
+fn assert_reported(report: &Finished, server: &RedisServer, words: &[&str]) {
+    let start = format!("127.0.0.1:{}: Redis", server.port());
+    let line = report.stdout.lines().find(|line| line.starts_with(&start));
+    let line = line.unwrap_or_else(|| panic!("{server:?} is not in\n{}", report.stdout));
+    for word in words {
+        assert!(line.contains(word), "no {word:?} in {line}");
+    }
 }
 
 fn markers(servers: &[RedisServer]) -> Vec<String> {
@@ -284,7 +308,7 @@ async fn refused_everywhere(gateway: &Gateway) {
         let health = gateway.readyz().await.json();
         let nodes = health["nodes"].as_array().unwrap().clone();
         let refused = |node: &serde_json::Value| {
-            node["state"] == "refused" && node["detail"].as_str().is_some_and(|why| why.contains("reconfigure"))
+            node["state"] == "refused" && node["advice"].as_str().is_some_and(|cure| cure.contains("reconfigure"))
         };
         nodes.iter().all(refused).then_some(())
     })

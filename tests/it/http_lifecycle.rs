@@ -46,14 +46,18 @@ async fn the_banner_has_a_line_that_works_and_says_what_is_not_safe() {
     assert!(shown.starts_with("HTTP/1.1 201 Created"), "{command} gives\n{shown}");
 
     let servers = [RedisServer::start(), RedisServer::start()];
-    let gateway = Launch::over(&servers).start().await;
-    let banner =
-        eventually("the banner is complete", async || Some(gateway.stderr()).filter(|text| text.contains("/docs")))
-            .await;
-    for word in ["appendfsync always", "noeviction", "2 nodes survive no more failures than 1"] {
-        assert!(banner.contains(word), "no {word:?} in\n{banner}");
+    let urls = servers.each_ref().map(RedisServer::url);
+    for (launch, brand_new) in [(Launch::embedded().nodes(&urls), false), (Launch::over(&servers), true)] {
+        let gateway = launch.flag("--max-ttl", "3m").flag("--clock-skew", "4s").start().await;
+        let banner =
+            eventually("the banner is complete", async || Some(gateway.stderr()).filter(|text| text.contains("/docs")))
+                .await;
+        for word in ["votes after 3m 4s", "appendfsync always", "2 nodes survive no more failures than 1"] {
+            assert!(banner.contains(word), "no {word:?} in\n{banner}");
+        }
+        assert!(servers.iter().all(|server| banner.contains(&format!("127.0.0.1:{}", server.port()))), "{banner}");
+        assert_eq!(banner.contains("--bootstrap"), !brand_new, "advice for those who need it alone:\n{banner}");
     }
-    assert!(servers.iter().all(|server| banner.contains(&format!("127.0.0.1:{}", server.port()))), "{banner}");
 }
 
 async fn ends_in_order(signal: Signal) {

@@ -45,7 +45,8 @@ async fn masters_behind_tls_are_used_when_their_authority_is_trusted_and_refused
     let server = RedisServer::start_with(RedisOptions { args, password, ..RedisOptions::default() });
     let url = format!("rediss://:a-password@localhost:{tls_port}");
     let launch = |trusted: &Certificates| {
-        Launch::embedded().nodes(std::slice::from_ref(&url)).env("SSL_CERT_FILE", &trusted.path("ca.pem"))
+        let launch = Launch::embedded().nodes(std::slice::from_ref(&url)).brand_new();
+        launch.env("SSL_CERT_FILE", &trusted.path("ca.pem"))
     };
 
     let gateway = launch(&ours).ready().await;

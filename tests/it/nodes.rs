@@ -62,6 +62,10 @@ impl Lock {
         Op::Extend { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis) }
     }
 
+    pub(crate) fn heal(&self, owner: u8, t: u64, millis: u64) -> Op {
+        Op::Heal { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis) }
+    }
+
     pub(crate) fn release(&self, owner: u8, t: u64) -> Op {
         Op::Release { keys: self.keys.clone(), record: record(owner, t) }
     }
@@ -246,12 +250,13 @@ impl Cluster {
         (0..self.servers.len()).filter(|index| reachable(*index) && stored(&self.servers[*index])).collect()
     }
 
-    /// Waits until no server has the lock and every one has a fence of at least `t`: what is still in some socket can
-    /// change nothing any more.
+    /// Waits until no server has the lock and every one has a fence of at least `t`, without the mark that lets heals
+    /// pass: what is still in some socket can change nothing any more.
     pub(crate) async fn clean_for_good(&self, lock: &LockName, t: u64) {
         let fence = format!("{{{PREFIX}{lock}}}:fence");
         let fenced = |server: &RedisServer| match server.cmd(&["GET", &fence]) {
             Resp::Nil => false,
+            fence if fence.text().ends_with('+') => false,
             fence => fence.text().parse::<u64>().expect("a number") >= t,
         };
         eventually("no node stores the lock, and all refuse its fencing token", async || {

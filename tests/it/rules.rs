@@ -1,10 +1,11 @@
-//! The four rules that make fencing tokens sound, each as the history that breaks without it.
+//! The rules of a single node, on which the soundness of locks and fencing tokens rests, each as the history that breaks
+//! without it.
 //!
 //! A scenario runs on one node, which is a cluster of one: what it grants is granted. It says what went wrong, if
 //! anything did. With all rules on nothing may go wrong; with its rule off the scenario must notice, or it would prove
 //! nothing. On Redis the rules are switched in the script itself.
 
-use redlock_core::node::{NodeSettings, Rules, Vote};
+use redlock_core::node::{Effect, NodeSettings, Reason, Rules, Vote};
 
 use crate::contract::{Kind, Subject};
 use crate::harness::eventually;
@@ -94,6 +95,31 @@ async fn a_clock_that_is_behind_gets_no_token(rules: Rules, kind: Kind) -> Resul
     }
 }
 
+/// A gateway with a slow clock asks for a lock that was granted with a larger T and has expired. It must not be granted a
+/// smaller one, or a resource that has seen the larger refuses the rightful holder.
+async fn a_token_below_the_last_granted_is_not_granted(rules: Rules, kind: Kind) -> Result<(), String> {
+    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(s.ask(a.acquire(1, t + 1, 30)).await, Vote::Granted, "the first holder")?;
+    eventually("the lock expires", async || (s.ask(a.inspect()).await == Vote::Missing).then_some(())).await;
+    match s.ask(a.acquire(2, t, LONG_MS)).await {
+        Vote::Stale { .. } => Ok(()),
+        vote => Err(format!("after a grant with T + 1, another owner asks with T: {vote:?}")),
+    }
+}
+
+/// A node loses all its data while a lock is held. What it has forgotten it must not help to grant again.
+async fn a_node_that_lost_its_data_grants_nothing(rules: Rules, kind: Kind) -> Result<(), String> {
+    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(s.ask(a.acquire(1, t, LONG_MS)).await, Vote::Granted, "the holder")?;
+    s.wipe();
+    // Nothing is awaited in between, so a real node's lane has not noticed the loss by itself.
+    match s.ask(a.acquire(2, t + 1, LONG_MS)).await {
+        Vote::Failed(failure) if failure.reason == Reason::Quarantined && failure.effect == Effect::None => {}
+        vote => return Err(format!("after the loss another owner asks: {vote:?}")),
+    }
+    Ok(())
+}
+
 macro_rules! rules {
     ($($scenario:ident without $rule:ident;)*) => {
         mod in_memory { $(rules!(@ $scenario $rule Memory);)* }
@@ -119,4 +145,6 @@ rules! {
     the_release_of_an_abandoned_try_spares_the_retry without release_keeps_newer;
     one_bad_clock_does_not_lock_everybody_out without clock_is_checked;
     a_clock_that_is_behind_gets_no_token without clock_is_checked;
+    a_token_below_the_last_granted_is_not_granted without fence_is_checked;
+    a_node_that_lost_its_data_grants_nothing without marker_is_checked;
 }

@@ -22,9 +22,10 @@
 //!
 //! A marker of another configuration is never overwritten: the node is refused, and an operator decides.
 //!
-//! What cannot be seen: a backup of an append-only file that was put back; `appendfsync` weakened at run time, a crash
-//! within seconds and a restart with the old setting; a clock of the node that jumps forward, which ends locks early, and
-//! back again (no votes are given while it is off, but it forgets nothing that would show later).
+//! What cannot be seen: a backup of an append-only file that was put back; a replica that was promoted in the place of a
+//! durable master and restarted before anybody looked at it (Redis forgets that it was one); `appendfsync` weakened at run
+//! time, a crash within seconds and a restart with the old setting; a clock of the node that jumps forward, which ends locks
+//! early, and back again (no votes are given while it is off, but it forgets nothing that would show later).
 
 mod facts;
 mod marker;

@@ -83,7 +83,7 @@ end
 
 -- The first extension marks the lock (';' for ':' after the owner) and the fence ('+' after T). The marks are what a heal
 -- and a release tell each other by, see there; a lock that is never extended costs nothing for it.
-local function mark(lock, fence, current, ttl)
+local function mark(lock, fence, current)
   local t = sub(current, 1, 16)
   local last = call('GET', fence)
   if failed(last) then return last end
@@ -91,7 +91,7 @@ local function mark(lock, fence, current, ttl)
     local set = call('SET', fence, t .. '+', 'PX', retention)
     if failed(set) then return set end
   end
-  return call('SET', lock, sub(current, 1, 57) .. ';' .. sub(current, 59), 'PX', ttl)
+  return call('SET', lock, sub(current, 1, 57) .. ';' .. sub(current, 59), 'KEEPTTL')
 end
 
 local function extend(lock, fence, grant, ttl)
@@ -103,12 +103,12 @@ local function extend(lock, fence, grant, ttl)
   if sub(current, 1, 57) ~= grant then return held(2, lock, current) end
   local left = call('PTTL', lock)
   if failed(left) then return { 10, left.err } end
-  local set
-  if sub(current, 58, 58) == ':' then
-    set = mark(lock, fence, current, left > num(ttl) and left or ttl)
-  elseif left >= 0 and left < num(ttl) then
-    set = call('PEXPIRE', lock, ttl)
+  local first, set = sub(current, 58, 58) == ':', nil
+  if first or left >= 0 and left < num(ttl) then
+    -- Works when Redis is out of memory, and lets the rest of the script write; so before the marks.
+    set = call('PEXPIRE', lock, left > num(ttl) and left or ttl)
   end
+  if first and not failed(set) then set = mark(lock, fence, current) end
   if failed(set) then return { 10, set.err } end
   return 4
 end

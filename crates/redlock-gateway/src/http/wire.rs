@@ -350,7 +350,9 @@ impl From<LockPage> for LockList {
 
 /// Whether to send requests here.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(example = json!({ "status": "ready", "nodes": [{ "node": "10.0.0.1:6379", "state": "admitted" }] }))]
+#[schema(example = json!({ "status": "ready", "nodes": [{
+    "node": "10.0.0.1:6379", "state": "admitted", "since": "2025-11-21T11:39:54.822Z", "restarts": 0, "evicted_keys": 0
+}] }))]
 pub struct Health {
     /// `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the process alone: `alive`.
     pub status: String,
