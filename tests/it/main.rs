@@ -1,11 +1,14 @@
 //! Black-box tests: the core by its public API, on masters in memory and on real redis-servers.
 
+mod admission;
 mod cluster;
 mod contract;
 mod differential;
 mod fencing;
 mod gateway;
 mod harness;
+mod healing;
+mod http_admission;
 mod http_config;
 mod http_errors;
 mod http_fencing;
@@ -19,3 +22,4 @@ mod nodes;
 mod openapi;
 mod readme;
 mod rules;
+mod terms;

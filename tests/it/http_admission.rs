@@ -1,0 +1,470 @@
+//! Doubtful masters as an operator and a client see them: what readyz, the metrics, the log and `check` say of each, what a
+//! client gets in the meantime, and that everything mends by itself. And what becomes of locks when a clock jumps, of a
+//! master or of the gateway.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use http::Method;
+use redlock_core::clock::{Clock, SystemClock};
+use redlock_core::node::{NodeState, Observer, Vote};
+use redlock_core::{AcquireOptions, LockError, Seams};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::gateway::{Gateway, Launch, stored_on};
+use crate::harness::{RedisOptions, RedisServer, eventually};
+use crate::http_metrics::Samples;
+use crate::nodes::{in_state, name, ttl};
+use crate::terms::{NodeClock, SOON, Terms};
+
+const MAX_TTL: Duration = Duration::from_secs(3);
+const SKEW: Duration = Duration::from_secs(1);
+/// max_ttl + S.
+const QUARANTINE: Duration = Duration::from_secs(4);
+
+fn urls(servers: &[RedisServer]) -> Vec<String> {
+    servers.iter().map(RedisServer::url).collect()
+}
+
+/// A quarantine of four seconds.
+fn short(launch: Launch) -> Launch {
+    launch.flag("--max-ttl", "3s").flag("--default-ttl", "2s").flag("--clock-skew", "1s")
+}
+
+/// A quarantine that outlasts the test.
+fn endless(servers: &[RedisServer]) -> Launch {
+    Launch::embedded().nodes(&urls(servers)).flag("--node-timeout", "2s")
+}
+
+fn of(server: &RedisServer) -> String {
+    format!("127.0.0.1:{}", server.port())
+}
+
+/// What readyz says of each node.
+async fn states(gateway: &Gateway) -> BTreeMap<String, Value> {
+    let health = gateway.readyz().await.json();
+    let nodes = health["nodes"].as_array().expect("readyz lists nodes").clone();
+    nodes.into_iter().map(|node| (node["node"].as_str().expect("a name").to_owned(), node)).collect()
+}
+
+async fn until_state(gateway: &Gateway, server: &RedisServer, state: &str) -> Value {
+    eventually(&format!("{server:?} is {state}"), async || {
+        states(gateway).await.remove(&of(server)).filter(|node| node["state"] == state)
+    })
+    .await
+}
+
+fn text<'a>(node: &'a Value, field: &str) -> &'a str {
+    node[field].as_str().unwrap_or_default()
+}
+
+/// Seconds of the day of an RFC 3339 time, to the millisecond.
+fn seconds(node: &Value, field: &str) -> f64 {
+    let text = text(node, field);
+    let clock = text.split_once('T').and_then(|(_, clock)| clock.strip_suffix('Z')).expect("RFC 3339 in UTC");
+    clock.split(':').fold(0.0, |sum, part| sum * 60.0 + part.parse::<f64>().expect("a number"))
+}
+
+/// A line of the log with this message about this node.
+fn logged(gateway: &Gateway, message: &str, server: &RedisServer) -> Option<Value> {
+    let lines = gateway.stdout();
+    let mut lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.find(|line| line["message"] == message && line["node"] == of(server))
+}
+
+fn options(args: &[&str]) -> RedisOptions {
+    RedisOptions { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..RedisOptions::default() }
+}
+
+/// What each node answered, as a refusal tells it.
+fn answers(problem: &Value) -> BTreeMap<String, String> {
+    let nodes = problem["nodes"].as_array().expect("a list");
+    nodes.iter().map(|node| (text(node, "node").to_owned(), text(node, "state").to_owned())).collect()
+}
+
+/// Two of three nodes decide; the third may not have been heard.
+#[track_caller]
+fn refused_for_quarantine(problem: &Value) {
+    let answers = answers(problem);
+    let given: Vec<&String> = answers.values().filter(|answer| *answer != "pending").collect();
+    assert!(given.len() >= 2 && given.iter().all(|answer| *answer == "quarantined"), "{problem:#}");
+    assert!(problem["nodes"].to_string().contains("all its data was lost"), "{problem:#}");
+}
+
+#[tokio::test]
+async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quarantine_ends() {
+    assert_eq!(MAX_TTL + SKEW, QUARANTINE);
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let gateway = short(Launch::over(&servers)).ready().await;
+    gateway.acquire_for("job", 3_000).await;
+    servers.iter_mut().for_each(RedisServer::kill);
+    let lost = Instant::now();
+    servers.iter_mut().for_each(RedisServer::restart);
+    for server in &servers {
+        let node = until_state(&gateway, server, "quarantined").await;
+        assert!(text(&node, "detail").contains("all its data was lost"), "{node:#}");
+        assert!(text(&node, "advice").contains("wait"), "{node:#}");
+        let day = 86_400.0;
+        let lasts = (seconds(&node, "until") - seconds(&node, "since") + day) % day;
+        assert!((lasts - QUARANTINE.as_secs_f64()).abs() < 0.002, "{lasts} s in {node:#}");
+        assert_eq!(node["restarts"], 1, "{node:#}");
+    }
+    let ready = gateway.readyz().await;
+    assert_eq!((ready.status, &ready.json()["status"]), (503, &json!("no_quorum")));
+    assert_eq!(gateway.get("/livez").await.status, 200, "a quarantine is no reason to restart the gateway");
+
+    let problem = gateway.post("job", json!({ "ttl_ms": 1_000 })).await.problem(503, "quorum_unavailable");
+    refused_for_quarantine(&problem);
+    let samples = Samples::of(&gateway).await;
+    for server in &servers {
+        let node = of(server);
+        let state = |state| samples.get("redlock_node_state", &[("node", &node), ("state", state)]);
+        assert_eq!((state("quarantined"), state("admitted")), (1.0, 0.0));
+        let left = samples.get("redlock_node_quarantine_remaining_seconds", &[("node", &node)]);
+        assert!(left > 0.0 && left <= QUARANTINE.as_secs_f64(), "{left}");
+        assert_eq!(samples.get("redlock_node_restarts_total", &[("node", &node)]), 1.0);
+        let warned = logged(&gateway, "node in quarantine", server).expect("it is in the log");
+        assert!(warned["level"] == "WARN" && text(&warned, "why").contains("all its data was lost"), "{warned}");
+        assert!(logged(&gateway, "node was restarted", server).is_some());
+    }
+    let refused = samples.get("redlock_node_votes_total", &[("node", &of(&servers[0])), ("vote", "quarantined")]);
+    assert!(refused >= 1.0, "{refused}");
+
+    eventually("locks are granted again", async || {
+        let answer = gateway.post("job", json!({ "ttl_ms": 1_000 })).await;
+        if answer.status == 201 {
+            return Some(());
+        }
+        answer.problem(503, "quorum_unavailable");
+        None
+    })
+    .await;
+    let back = lost.elapsed();
+    assert!(back >= QUARANTINE, "a lock {back:?} after the loss of all data");
+    assert!(back <= QUARANTINE + SOON, "no lock until {back:?} after the loss of all data");
+    gateway.all_nodes_admitted().await;
+    let samples = Samples::of(&gateway).await;
+    for server in &servers {
+        let node = of(server);
+        assert!(samples.is("redlock_node_quarantine_remaining_seconds", &[("node", &node)], 0.0));
+        assert!(samples.is("redlock_node_state", &[("node", &node), ("state", "quarantined")], 0.0));
+        assert!(logged(&gateway, "node admitted", server).is_some());
+    }
+}
+
+#[tokio::test]
+async fn every_state_is_told_with_its_reason_and_what_to_do() {
+    let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let gateway = endless(&servers).brand_new().ready().await;
+    servers[0].kill();
+    servers[1].cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    servers[2].cmd(&["FLUSHALL"]);
+    servers[3].kill();
+    servers[3].restart();
+    let connecting = until_state(&gateway, &servers[0], "connecting").await;
+    let refused = until_state(&gateway, &servers[1], "refused").await;
+    let flushed = until_state(&gateway, &servers[2], "quarantined").await;
+    let restarted = until_state(&gateway, &servers[3], "quarantined").await;
+    let admitted = until_state(&gateway, &servers[4], "admitted").await;
+
+    assert!(!text(&connecting, "detail").is_empty(), "{connecting:#}");
+    assert!(text(&refused, "detail").contains("allkeys-lru"), "{refused:#}");
+    assert!(text(&refused, "advice").contains("CONFIG SET maxmemory-policy noeviction"), "{refused:#}");
+    for quarantined in [&flushed, &restarted] {
+        assert!(text(quarantined, "detail").contains("all its data was lost"), "{quarantined:#}");
+        assert!(text(quarantined, "advice").contains("--bootstrap"), "{quarantined:#}");
+        assert!(text(quarantined, "until") > text(quarantined, "since"), "{quarantined:#}");
+    }
+    for (node, restarts) in [(&flushed, 0), (&restarted, 1)] {
+        assert_eq!(node["restarts"], restarts, "{node:#}");
+    }
+    for node in [&connecting, &refused, &admitted] {
+        assert!(node.get("until").is_none(), "{node:#}");
+    }
+    for field in ["detail", "advice"] {
+        assert!(admitted.get(field).is_none(), "{admitted:#}");
+    }
+    for node in [&connecting, &refused, &flushed, &restarted, &admitted] {
+        let since = text(node, "since");
+        assert!(since.starts_with("20") && since.ends_with('Z'), "{node:#}");
+    }
+    let warned = logged(&gateway, "node cannot vote", &servers[1]).expect("it is in the log");
+    assert!(text(&warned, "why").contains("allkeys-lru") && text(&warned, "advice").contains("noeviction"), "{warned}");
+
+    // What an operator mends is noticed; nobody restarts the gateway.
+    servers[1].cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    until_state(&gateway, &servers[1], "admitted").await;
+}
+
+#[tokio::test]
+async fn check_tells_who_would_wait_and_why() {
+    let mut servers: Vec<_> = (0..3)
+        .map(|_| {
+            let args = ["--user", "gate", "on", ">pw", "~*", "&*", "+@all", "-config"];
+            RedisServer::start_with(options(&args))
+        })
+        .collect();
+    let limited = servers[2].url_as("gate:pw@", "127.0.0.1");
+    let urls = [servers[0].url(), servers[1].url(), limited];
+    let check = || short(Launch::bare(&["check"])).nodes(&urls).finish();
+
+    let new = check().await;
+    assert_eq!(new.code, Some(1), "{new:?}");
+    assert_eq!(new.stdout.matches("WOULD WAIT 4s").count(), 3, "{}", new.stdout);
+    for word in ["all its data was lost", "--bootstrap", "0 of 3 nodes would be admitted now, 3 after a quarantine"] {
+        assert!(new.stdout.contains(word), "no {word:?} in\n{}", new.stdout);
+    }
+    assert!(new.stdout.contains("durability unknown"), "{}", new.stdout);
+    assert!(servers.iter().all(|server| server.cmd(&["DBSIZE"]).integer() == 0), "looking changes nothing");
+
+    let gateway = short(Launch::embedded().nodes(&urls).brand_new()).ready().await;
+    let admitted = logged(&gateway, "node admitted", &servers[2]).expect("it is in the log");
+    assert!(text(&admitted, "durability").contains("durability unknown"), "{admitted}");
+    drop(gateway);
+    servers[1].cmd(&["SAVE"]);
+    servers[1].restart();
+    let one = check().await;
+    assert_eq!(one.code, Some(0), "{one:?}");
+    assert_eq!(one.stdout.matches("would be admitted at once").count(), 2, "{}", one.stdout);
+    assert_eq!(one.stdout.matches("WOULD WAIT 4s").count(), 1, "{}", one.stdout);
+    for word in ["it was restarted and may have forgotten locks", "appendonly no", "1 after a quarantine"] {
+        assert!(one.stdout.contains(word), "no {word:?} in\n{}", one.stdout);
+    }
+}
+
+#[tokio::test]
+async fn the_word_bootstrap_counts_for_the_first_start_and_not_after_a_total_loss() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let gateway = endless(&servers).brand_new().ready().await;
+    assert!(gateway.stdout().contains("all nodes are blank and are admitted at once"), "{}", gateway.stdout());
+    servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
+    for server in &servers {
+        until_state(&gateway, server, "quarantined").await;
+    }
+    let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    refused_for_quarantine(&problem);
+}
+
+#[tokio::test]
+async fn the_word_bootstrap_is_refuted_by_one_master_that_was_in_use() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    drop(endless(&servers).brand_new().ready().await);
+    servers[..2].iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
+    let gateway = endless(&servers).brand_new().start().await;
+    eventually("the word is refuted", async || {
+        gateway.stdout().contains("not applied, this cluster has been used").then_some(())
+    })
+    .await;
+    until_state(&gateway, &servers[2], "admitted").await;
+    for server in &servers[..2] {
+        until_state(&gateway, server, "quarantined").await;
+    }
+    gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+}
+
+#[tokio::test]
+async fn a_gateway_restarted_during_a_quarantine_waits_from_its_own_start() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let launch = || short(Launch::embedded().nodes(&urls(&servers)));
+    let first = launch().start().await;
+    for server in &servers {
+        until_state(&first, server, "quarantined").await;
+    }
+    tokio::time::sleep(QUARANTINE / 4).await;
+    drop(first);
+    let since = Instant::now();
+    launch().ready().await;
+    assert!(since.elapsed() >= QUARANTINE, "all admitted {:?} after its start", since.elapsed());
+}
+
+#[tokio::test]
+async fn an_extension_by_http_heals_and_is_counted() {
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let gateway = short(Launch::over(&servers)).ready().await;
+    let lease = gateway.acquire_for("job", 3_000).await;
+    for at in 0..3 {
+        eventually("the lock is everywhere", async || {
+            assert_eq!(gateway.patch("job", &lease.token, 3_000).await.status, 200);
+            (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())
+        })
+        .await;
+        servers[at].restart();
+        eventually("it is back in service", async || {
+            assert_eq!(gateway.patch("job", &lease.token, 3_000).await.status, 200);
+            let status = states(&gateway).await.remove(&of(&servers[at])).expect("it is listed");
+            (status["state"] == "admitted" && status["restarts"] == 1).then_some(())
+        })
+        .await;
+    }
+    eventually("each node was healed once, and counted", async || {
+        assert_eq!(gateway.patch("job", &lease.token, 3_000).await.status, 200);
+        let samples = Samples::of(&gateway).await;
+        let heals = |server: &RedisServer| samples.get("redlock_node_heals_total", &[("node", &of(server))]);
+        servers.iter().all(|server| heals(server) == 1.0).then_some(())
+    })
+    .await;
+    assert_eq!(gateway.look("job").await["fencing_token"], lease.fencing);
+}
+
+#[tokio::test]
+async fn a_master_whose_clock_jumps_refuses_is_reported_and_is_used_again_when_mended() {
+    let clock = NodeClock::new();
+    let mut servers = vec![RedisServer::start(), RedisServer::start(), clock.server()];
+    let gateway = Launch::over(&servers).ready().await;
+    let node = of(&servers[2]);
+    let offset = async || {
+        let samples = Samples::of(&gateway).await;
+        samples.get("redlock_node_clock_offset_seconds", &[("node", &node)])
+    };
+    assert!(offset().await.abs() < 1.0);
+    // Beyond D/2 and within D: it votes, and an operator is warned.
+    clock.set_ahead(1_500);
+    eventually("the offset shows", async || (offset().await > 1.0).then_some(())).await;
+    let far = "the node's clock and this machine's are far apart: mend one";
+    let warned = eventually("the log warns", async || logged(&gateway, far, &servers[2])).await;
+    assert_eq!(warned["level"], "WARN", "{warned}");
+    eventually("it still votes", async || {
+        let lease = gateway.acquire("near").await;
+        let all = stored_on(&servers, "near", |_| true) == [0, 1, 2];
+        assert_eq!(gateway.delete("near", &lease.token).await.status, 204);
+        all.then_some(())
+    })
+    .await;
+
+    clock.set_ahead(60_000);
+    eventually("the offset shows", async || (offset().await > 50.0).then_some(())).await;
+    let refusals = async || {
+        let samples = Samples::of(&gateway).await;
+        samples.get("redlock_node_votes_total", &[("node", &node), ("vote", "clock")])
+    };
+    let before = refusals().await;
+    let lease = gateway.acquire("job").await;
+    eventually("it refuses", async || (refusals().await > before).then_some(())).await;
+    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1], "the others carry on");
+    assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
+    servers[0].kill();
+    let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    assert_eq!(answers(&problem).get(&node).map(String::as_str), Some("clock"), "{problem:#}");
+
+    clock.set_ahead(0);
+    let mended = "the node's clock and this machine's agree again";
+    eventually("the log says that it is mended", async || logged(&gateway, mended, &servers[2])).await;
+    assert!(offset().await.abs() < 1.0);
+    let lease = gateway.acquire("job").await;
+    assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
+}
+
+/// All masters and then the gateway are stopped with an acquire on its way; the masters go on and set the lock, and it runs
+/// out before the gateway goes on.
+#[tokio::test]
+async fn a_gateway_that_sleeps_from_the_votes_until_after_the_ttl_answers_503_and_nothing_is_held() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let gateway = Launch::over(&servers).flag("--node-timeout", "10s").ready().await;
+    for attempt in 1.. {
+        assert!(attempt < 20, "this machine is too slow: the gateway always answered before it was stopped");
+        let lock = format!("job-{attempt}");
+        servers[1..].iter().for_each(RedisServer::stop);
+        let call = gateway.call(Method::POST, format!("/locks/{lock}")).json(&json!({ "ttl_ms": 4_000 }));
+        let asked = tokio::spawn(call.send());
+        eventually("the acquire is under way", async || {
+            (stored_on(&servers, &lock, |at| at == 0) == [0] || asked.is_finished()).then_some(())
+        })
+        .await;
+        gateway.signal(Signal::STOP);
+        servers[1..].iter().for_each(RedisServer::cont);
+        let voted = eventually("a majority has set the lock, or was told to let go", async || {
+            if asked.is_finished() {
+                return Some(false);
+            }
+            (stored_on(&servers, &lock, |_| true) == [0, 1, 2]).then_some(true)
+        })
+        .await;
+        if voted {
+            eventually("the lock has run out", async || stored_on(&servers, &lock, |_| true).is_empty().then_some(()))
+                .await;
+        }
+        gateway.signal(Signal::CONT);
+        let answer = asked.await.expect("no panic");
+        answer.problem(503, "quorum_unavailable");
+        eventually("nothing is held", async || {
+            (gateway.look(&lock).await["state"] == "free" && stored_on(&servers, &lock, |_| true).is_empty())
+                .then_some(())
+        })
+        .await;
+        gateway.all_nodes_admitted().await;
+        if voted {
+            return;
+        }
+    }
+}
+
+/// A clock that jumps when so many nodes have agreed: a machine that was suspended right then.
+struct Suspended {
+    agreed: AtomicUsize,
+    enough: usize,
+    slept: Duration,
+}
+
+impl Clock for Suspended {
+    fn monotonic(&self) -> Duration {
+        let slept = if self.agreed.load(Ordering::SeqCst) >= self.enough { self.slept } else { Duration::ZERO };
+        SystemClock.monotonic() + slept
+    }
+    fn wall_micros(&self) -> u64 {
+        SystemClock.wall_micros()
+    }
+}
+
+impl Observer for Suspended {
+    fn node_call(&self, _: &str, _: usize, _: Duration) {}
+    fn clock_offset(&self, _: &str, _: i64) {}
+    fn vote(&self, _: usize, vote: &Vote) {
+        if matches!(vote, Vote::Granted | Vote::Extended) {
+            self.agreed.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    fn release_abandoned(&self, _: usize) {}
+    fn healed(&self, _: usize) {}
+}
+
+#[tokio::test]
+async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_are_undone() {
+    let terms = Terms::ENDLESS;
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    terms.mark(&servers).await;
+    let lanes = terms.lanes(&servers);
+    for lane in &lanes {
+        in_state(lane.as_ref(), NodeState::Admitted).await;
+    }
+    let seams = |slept: Duration, enough: usize| {
+        let clock = Arc::new(Suspended { agreed: AtomicUsize::new(0), enough, slept });
+        Seams { clock: clock.clone(), observer: clock, ..Seams::default() }
+    };
+    let (lock, ttl) = (name("job"), ttl(60_000));
+    for (slept, is_granted) in [(0, true), (30, true), (60, false), (600, false)] {
+        let locks = terms.redlock_with(lanes.clone(), seams(Duration::from_secs(slept), 2));
+        match locks.acquire(&lock, ttl, AcquireOptions::default()).await {
+            Ok(lease) => {
+                assert!(is_granted, "granted after a sleep of {slept} s");
+                let left = locks.validity(&lease).expect("something is left");
+                assert!(left <= Duration::from_secs(60 - slept), "{left:?} left after a sleep of {slept} s");
+                locks.release(&lock, &lease.token).await.unwrap();
+            }
+            Err(error) => assert!(matches!(error, LockError::NoQuorum(_)) && !is_granted, "{slept} s: {error}"),
+        }
+        locks.settled().await;
+        eventually("it is undone everywhere", async || stored_on(&servers, "job", |_| true).is_empty().then_some(()))
+            .await;
+    }
+
+    // An extension that took so long promises nothing either, but takes nothing away.
+    let locks = terms.redlock_with(lanes.clone(), seams(Duration::from_secs(60), 5));
+    let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
+    eventually("all have it", async || (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())).await;
+    let extended = locks.extend(&lock, &lease.token, ttl).await;
+    assert!(matches!(extended, Err(LockError::Unknown(_))), "{extended:?}");
+    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2]);
+}

@@ -1,0 +1,196 @@
+//! Clusters with clocks of their own: what gateways of one cluster agree on, short enough that a test can wait for the end
+//! of a quarantine, or so long that nobody ever sees it; redis-servers whose clock is off; and scenarios that are repeated.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlock_core::node::admission::{Generation, quarantine};
+use redlock_core::node::redis::{RedisNode, RedisSettings};
+use redlock_core::node::{NoObserver, Node, NodeSettings, NodeState, NodeStatus, Rules, Vote};
+use redlock_core::{Redlock, Seams, Settings, Ttl};
+use tokio::time::Instant;
+
+use crate::gateway::{Scratch, source_root};
+use crate::harness::{RedisOptions, RedisServer, Resp, eventually};
+use crate::nodes::{Lock, PREFIX, ask, in_state, lane_with, now, strict_lane};
+
+/// What may pass between the end of a quarantine and a vote: a second until the gateway looks, and the rest for a machine
+/// that is busy with other tests.
+pub(crate) const SOON: Duration = Duration::from_secs(1 + 5);
+
+/// What all gateways of a cluster agree on.
+#[derive(Debug, Clone)]
+pub(crate) struct Terms {
+    pub(crate) cluster: &'static str,
+    pub(crate) max_ttl: Duration,
+    /// S and D.
+    pub(crate) skew: Duration,
+    pub(crate) rules: Rules,
+}
+
+impl Terms {
+    /// A quarantine of a second.
+    pub(crate) const SHORT: Self = Self {
+        cluster: "tests",
+        max_ttl: Duration::from_millis(700),
+        skew: Duration::from_millis(300),
+        rules: Rules::ALL,
+    };
+
+    /// A quarantine that outlasts every test: whoever is admitted was admitted for another reason.
+    pub(crate) const ENDLESS: Self =
+        Self { cluster: "tests", max_ttl: Duration::from_secs(600), skew: Duration::from_secs(2), rules: Rules::ALL };
+
+    pub(crate) fn quarantine(&self) -> Duration {
+        quarantine(self.max_ttl, self.skew)
+    }
+
+    pub(crate) fn settings(&self) -> RedisSettings {
+        RedisSettings {
+            node: NodeSettings { max_clock_offset: self.skew, rules: self.rules, ..NodeSettings::default() },
+            key_prefix: PREFIX.into(),
+            generation: Generation::new(self.cluster, self.max_ttl),
+            identity: None,
+            node_timeout: Duration::from_millis(50),
+        }
+    }
+
+    /// A lane as a gateway has it.
+    pub(crate) fn lane(&self, url: &str) -> Arc<RedisNode> {
+        strict_lane(url, self.settings(), Arc::new(NoObserver))
+    }
+
+    /// Lanes as a gateway has them.
+    pub(crate) fn lanes(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
+        servers.iter().map(|server| self.lane(&server.url()) as Arc<dyn Node>).collect()
+    }
+
+    /// Lets blank servers be admitted without a quarantine: from now on every lane is admitted at once.
+    pub(crate) async fn mark(&self, servers: &[RedisServer]) {
+        for server in servers {
+            self.mark_by(&server.url()).await;
+        }
+    }
+
+    pub(crate) async fn mark_by(&self, url: &str) {
+        let lane = lane_with(url, self.settings(), Arc::new(NoObserver));
+        in_state(lane.as_ref(), NodeState::Admitted).await;
+    }
+
+    /// A lane to a server that was marked, admitted.
+    pub(crate) async fn admitted(&self, url: &str) -> Arc<RedisNode> {
+        self.mark_by(url).await;
+        let lane = self.lane(url);
+        in_state(lane.as_ref(), NodeState::Admitted).await;
+        lane
+    }
+
+    /// The lock over these nodes. Rounds wait for a tenth of the TTL, as everywhere.
+    pub(crate) fn redlock(&self, nodes: Vec<Arc<dyn Node>>) -> Redlock {
+        self.redlock_with(nodes, Seams::default())
+    }
+
+    pub(crate) fn redlock_with(&self, nodes: Vec<Arc<dyn Node>>, seams: Seams) -> Redlock {
+        let settings = Settings {
+            key_prefix: PREFIX.into(),
+            max_ttl: Ttl::from_duration(self.max_ttl).expect("whole milliseconds"),
+            node_timeout: Duration::from_secs(2),
+            max_clock_offset: self.skew,
+            rules: self.rules,
+            ..Settings::default()
+        };
+        Redlock::new(nodes, settings, seams).expect("good settings")
+    }
+
+    /// A node that lost its memory at `lost` gives no vote before the end of its quarantine and gives one soon after it;
+    /// in between it says why. Answers what it said.
+    pub(crate) async fn waits_out(&self, node: &dyn Node, lost: Instant, why: &str) -> NodeStatus {
+        let (seen, voted) = tokio::join!(in_state(node, NodeState::Quarantined), first_vote(node));
+        let (waited, wait) = (voted - lost, self.quarantine());
+        assert!(waited >= wait, "{}: a vote {waited:?} after a loss, quarantine {wait:?}", node.name());
+        assert!(waited <= wait + SOON, "{}: no vote until {waited:?} after a loss, quarantine {wait:?}", node.name());
+        assert!(seen.detail.contains(why) && !seen.advice.is_empty(), "{why:?} is not in {seen:?}");
+        let until = seen.until_micros.expect("the end of a quarantine is known");
+        assert_eq!(until - seen.since_micros, wait.as_micros() as u64, "{seen:?}");
+        let after = node.status().borrow().clone();
+        assert_eq!((after.state, after.until_micros, after.detail.as_str()), (NodeState::Admitted, None, ""));
+        seen
+    }
+}
+
+/// Asks a node for one fresh lock after the other; answers when it had granted one.
+pub(crate) async fn first_vote(node: &dyn Node) -> Instant {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    eventually("the node votes", async || {
+        let lock = Lock::new(&format!("probe-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        match ask(node, lock.acquire(1, now(), 10)).await {
+            Vote::Granted => Some(Instant::now()),
+            Vote::Failed(_) => None,
+            vote => panic!("nobody has this lock: {vote:?}"),
+        }
+    })
+    .await
+}
+
+/// The marker that stands on a server.
+pub(crate) fn marker(server: &RedisServer) -> Option<String> {
+    match server.cmd(&["GET", &format!("{{{PREFIX}}}:marker")]) {
+        Resp::Nil => None,
+        marker => Some(marker.text()),
+    }
+}
+
+/// Runs a scenario so many times, some at a time, and answers what became of each. Each runs on a thread of its own,
+/// because servers are started and stopped by calls that block, and its lanes on another.
+pub(crate) fn repeated<T: Send>(times: usize, at_once: usize, scenario: impl AsyncFn() -> T + Sync) -> Vec<T> {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|threads| {
+        for _ in 0..at_once.min(times) {
+            threads.spawn(|| {
+                while next.fetch_add(1, Ordering::Relaxed) < times {
+                    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+                    let result = runtime.expect("a runtime").block_on(scenario());
+                    results.lock().unwrap().push(result);
+                }
+            });
+        }
+    });
+    results.into_inner().unwrap()
+}
+
+/// The wall clock of one redis-server, in the hands of the test.
+pub(crate) struct NodeClock {
+    library: Scratch,
+    file: Scratch,
+}
+
+impl NodeClock {
+    pub(crate) fn new() -> Self {
+        let library = Scratch::new("node_clock_shim.so", "");
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
+            .arg(library.path())
+            .arg(source_root().join("tests/it/node_clock_shim.c"))
+            .output()
+            .expect("a C compiler is installed");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        Self { library, file: Scratch::new("node_clock", "\0\0\0\0\0\0\0\0") }
+    }
+
+    /// A server that has this clock.
+    pub(crate) fn server(&self) -> RedisServer {
+        let (library, file) = (self.library.path(), self.file.path());
+        let env = vec![format!("LD_PRELOAD={library}"), format!("NODE_CLOCK_FILE={file}")];
+        RedisServer::start_with(RedisOptions { env, ..RedisOptions::default() })
+    }
+
+    /// How far it is ahead from now on.
+    pub(crate) fn set_ahead(&self, millis: i64) {
+        let file = File::options().write(true).open(self.file.path()).expect("the test made it");
+        file.write_all_at(&millis.to_ne_bytes(), 0).expect("it can be written");
+    }
+}
