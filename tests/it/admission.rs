@@ -118,7 +118,7 @@ async fn a_master_that_was_flushed_gives_no_vote_before_the_end_of_its_quarantin
     let lost = Instant::now();
     server.cmd(&["FLUSHALL"]);
     let seen = terms.waits_out(lane.as_ref(), lost, BLANK).await;
-    assert!(seen.blank && seen.advice.contains("--bootstrap"), "{seen:?}");
+    assert!(!seen.brand_new && seen.advice.contains("--bootstrap"), "{seen:?}");
     assert_eq!(seen.restarts, 0, "it was not restarted");
 }
 
@@ -159,7 +159,7 @@ async fn a_master_that_kept_an_old_snapshot_is_quarantined_although_its_marker_s
     assert_eq!(kept, [true, false], "a snapshot keeps what was there when it was made");
     let seen = terms.waits_out(lane.as_ref(), lost, RESTARTED).await;
     assert!(seen.detail.contains("appendonly no") && seen.advice.contains("appendfsync always"), "{seen:?}");
-    assert!(!seen.blank && seen.restarts == 1, "{seen:?}");
+    assert!(!seen.brand_new && seen.restarts == 1, "{seen:?}");
     assert!(stood.is_some() && marker(&server) != stood, "the admission is of this process");
 }
 
@@ -408,7 +408,6 @@ async fn where_config_is_forbidden_locks_work_and_a_restart_is_a_quarantine_what
     assert_eq!(ask(lane.as_ref(), lock.extend(1, t, LONG_MS)).await, Vote::Extended, "it had not forgotten anything");
 }
 
-#[ignore = "the gateway says `connecting` with the bare NOPERM and no advice"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn where_info_is_forbidden_the_master_is_refused_with_what_to_do() {
     let (terms, (server, url)) = (Terms::SHORT, limited("-info"));
@@ -537,7 +536,7 @@ const FOR_A_WHILE: Duration = Duration::from_millis(700);
 async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_word_counts_once() {
     let (terms, mut servers) = (Terms::ENDLESS, servers(3));
     servers[2].kill();
-    let lanes = terms.lanes(&servers);
+    let lanes = terms.lanes_told_new(&servers);
     let locks = terms.redlock(lanes.clone());
     for lane in &lanes[..2] {
         in_state(lane.as_ref(), NodeState::Quarantined).await;
@@ -570,7 +569,7 @@ async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
     let (terms, servers) = (Terms::ENDLESS, servers(3));
     terms.mark_by(&servers[1].url()).await;
     let before: Vec<_> = servers.iter().map(marker).collect();
-    let lanes = terms.lanes(&servers);
+    let lanes = terms.lanes_told_new(&servers);
     let locks = terms.redlock(lanes.clone());
     let word = timeout(PATIENCE, locks.brand_new()).await;
     assert_eq!(word, Ok(BrandNew::Refuted(lanes[1].name().to_owned())));
@@ -582,5 +581,22 @@ async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
     tokio::time::sleep(FOR_A_WHILE).await;
     for at in [0, 2] {
         assert_eq!(lanes[at].status().borrow().state, NodeState::Quarantined);
+    }
+}
+
+/// The word still stands in some configuration when everything is lost, and a gateway is restarted then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_a_gateway_that_saw_the_loss() {
+    let (terms, servers) = (Terms::ENDLESS, servers(3));
+    terms.mark(&servers).await;
+    let witness = terms.lane(&servers[0].url());
+    in_state(witness.as_ref(), NodeState::Admitted).await;
+    servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
+    in_state(witness.as_ref(), NodeState::Quarantined).await;
+    let lanes = terms.lanes_told_new(&servers);
+    let word = timeout(PATIENCE, terms.redlock(lanes.clone()).brand_new()).await;
+    assert_eq!(word, Ok(BrandNew::Refuted(lanes[0].name().to_owned())));
+    for lane in &lanes {
+        in_state(lane.as_ref(), NodeState::Quarantined).await;
     }
 }

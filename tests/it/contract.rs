@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use crate::harness::{DeadPort, RedisOptions, RedisServer, Resp, eventually};
 use crate::nodes::{
     Calls, LONG_MS, Lock, Pending, ask, assert_failed, failure, generation, in_state, lane, lane_with, name, now,
-    record, redis_settings, submit, token, ttl, votes,
+    record, redis_settings, strict_lane, submit, token, ttl, votes,
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -741,9 +741,10 @@ async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
             status.detail.contains(word).then_some(status)
         })
         .await;
-        assert_ne!(status.state, NodeState::Admitted);
+        assert_eq!(status.state, NodeState::Refused);
+        assert!(status.advice.contains("user and password"), "{status:?}");
         let vote = failure(ask(node.as_ref(), Lock::new("free").inspect()).await);
-        assert_eq!((vote.reason, vote.effect), (Reason::Down, Effect::None));
+        assert_eq!((vote.reason, vote.effect), (Reason::Quarantined, Effect::None));
         for text in [status.detail, vote.detail, node.name().into()] {
             assert!(!text.contains("hunter2"), "{text}");
         }
@@ -782,7 +783,7 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is
         generation: Generation::new("tests", Duration::from_millis(1_500)),
         ..redis_settings(NodeSettings { max_clock_offset: Duration::from_millis(500), ..NodeSettings::default() })
     };
-    let node = lane_with(&server.url(), settings, Arc::new(Calls::default()));
+    let node = strict_lane(&server.url(), settings, Arc::new(Calls::default()));
     in_state(node.as_ref(), NodeState::Admitted).await;
     // Of a master that is not there: nothing is copied over, so the marker stays.
     let nobody = DeadPort::new();

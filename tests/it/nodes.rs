@@ -157,6 +157,7 @@ pub(crate) fn redis_settings(node: NodeSettings) -> RedisSettings {
         key_prefix: PREFIX.into(),
         generation: generation(),
         identity: None,
+        bootstrap: false,
         node_timeout: Duration::from_millis(50),
     }
 }
@@ -165,21 +166,10 @@ pub(crate) fn lane(url: &str) -> Arc<RedisNode> {
     lane_with(url, redis_settings(NodeSettings::default()), Arc::new(NoObserver))
 }
 
-/// A lane for tests that are not about quarantine: whenever its node is blank it is said to be brand-new, and admitted.
-pub(crate) fn lane_with(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RedisNode> {
-    let node = strict_lane(url, settings, observer);
-    let (weak, mut status) = (Arc::downgrade(&node), node.status());
-    tokio::spawn(async move {
-        while status.wait_for(|status| status.blank).await.is_ok() {
-            let Some(node) = weak.upgrade() else { return };
-            node.admit_brand_new();
-            drop(node);
-            if status.changed().await.is_err() {
-                return;
-            }
-        }
-    });
-    node
+/// A lane for tests that are not about quarantine: none lasts any time.
+pub(crate) fn lane_with(url: &str, mut settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RedisNode> {
+    settings.node.rules.quarantine_is_waited = false;
+    strict_lane(url, settings, observer)
 }
 
 /// A lane as a gateway has it.

@@ -55,6 +55,7 @@ impl Terms {
             key_prefix: PREFIX.into(),
             generation: Generation::new(self.cluster, self.max_ttl),
             identity: None,
+            bootstrap: false,
             node_timeout: Duration::from_millis(50),
         }
     }
@@ -67,6 +68,13 @@ impl Terms {
     /// Lanes as a gateway has them.
     pub(crate) fn lanes(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
         servers.iter().map(|server| self.lane(&server.url()) as Arc<dyn Node>).collect()
+    }
+
+    /// Lanes of a gateway that was told that the cluster is brand-new.
+    pub(crate) fn lanes_told_new(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
+        let settings = RedisSettings { bootstrap: true, ..self.settings() };
+        let lane = |server: &RedisServer| strict_lane(&server.url(), settings.clone(), Arc::new(NoObserver));
+        servers.iter().map(|server| lane(server) as Arc<dyn Node>).collect()
     }
 
     /// Lets blank servers be admitted without a quarantine: from now on every lane is admitted at once.

@@ -107,7 +107,10 @@ async fn pay(node: Arc<dyn Node>, index: usize, mut debts: mpsc::Receiver<Debt>,
         let mut answers = Vec::with_capacity(turn);
         for debt in open.drain(..turn) {
             if debt.until <= now {
-                observer.release_abandoned(index);
+                // What a node in quarantine has forgotten need not be undone.
+                if status.borrow().state != NodeState::Quarantined {
+                    observer.release_abandoned(index);
+                }
                 continue;
             }
             let (answer, voted) = oneshot::channel();

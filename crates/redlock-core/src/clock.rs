@@ -127,6 +127,11 @@ impl HybridClock {
         true
     }
 
+    /// Whether a token may have been granted by a node whose time is like ours: it is at most D ahead.
+    pub fn is_credible(&self, token: FencingToken) -> bool {
+        token.get() <= self.clock.wall_micros() + self.max_offset_micros
+    }
+
     /// How long ago a token was minted, by our wall clock.
     pub fn age(&self, token: FencingToken) -> Duration {
         Duration::from_micros(self.clock.wall_micros().saturating_sub(token.get()))

@@ -34,8 +34,8 @@ pub trait Node: Send + Sync + 'static {
     /// `not_after` may be answered `Failed` without being run.
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply);
 
-    /// Somebody who has looked at all nodes says that the cluster is brand-new: a node that is quarantined because it was
-    /// blank is admitted at once. Does nothing to any other node.
+    /// Somebody who has looked at all nodes says that the cluster is brand-new: a node that is quarantined as new
+    /// is admitted at once. Does nothing to any other node.
     fn admit_brand_new(&self) {}
 }
 
@@ -379,8 +379,10 @@ pub struct NodeStatus {
     pub detail: String,
     /// What an operator can do; empty when there is nothing.
     pub advice: String,
-    /// Whether it is quarantined because it had no marker at all, as in a brand-new cluster.
-    pub blank: bool,
+    /// Whether it is quarantined as a node of a cluster that an operator calls brand-new.
+    pub brand_new: bool,
+    /// Whether its clock and this machine's differ by more than D: then it refuses our fencing tokens.
+    pub clock_is_off: bool,
     /// How many times a restart was seen.
     pub restarts: u64,
     /// Keys it has evicted, as it reported last; anything but zero means that locks may be lost.
@@ -396,10 +398,16 @@ impl NodeStatus {
             until_micros: None,
             detail: String::new(),
             advice: String::new(),
-            blank: false,
+            brand_new: false,
+            clock_is_off: false,
             restarts: 0,
             evicted_keys: 0,
         }
+    }
+
+    /// Whether it can be expected to grant locks.
+    pub fn votes(&self) -> bool {
+        self.state == NodeState::Admitted && !self.clock_is_off
     }
 }
 

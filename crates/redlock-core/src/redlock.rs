@@ -18,9 +18,7 @@ use crate::cleanup::Cleanup;
 use crate::clock::{Clock, Entropy, HybridClock, OsEntropy, SystemClock};
 use crate::error::{HeldBy, LockError, NodeAnswer, NodeReport};
 use crate::heal::Healing;
-use crate::node::{
-    Effect, Failure, Holding, Keys, NoObserver, Node, NodeState, NodeStatus, Observer, Op, Reason, Record, Vote,
-};
+use crate::node::{Effect, Failure, Holding, Keys, NoObserver, Node, NodeStatus, Observer, Op, Reason, Record, Vote};
 use crate::quorum::{Decision, NodeCountError, Quorum};
 use crate::retry::RetryPolicy;
 use crate::round::{self, Outcome, Round};
@@ -332,7 +330,7 @@ impl Redlock {
 
     /// Prolongs a lock: from now on it lives at least `ttl`; it is never shortened. Success proves that the owner has
     /// held it without a gap: a lock that the same owner lost and got again has a newer token. Nodes that have lost the
-    /// lock get it again, in the background.
+    /// lock get it again, in the background, unless somebody else has tried for it there in the meantime.
     ///
     /// # Errors
     /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. [`LockError::Unknown`]: the old deadline stands.
@@ -437,7 +435,7 @@ impl Redlock {
 
     /// Whether a majority may vote now.
     pub fn has_quorum(&self) -> bool {
-        let admitted = |node: &&Arc<dyn Node>| node.status().borrow().state == NodeState::Admitted;
+        let admitted = |node: &&Arc<dyn Node>| node.status().borrow().votes();
         self.shared.nodes.iter().filter(admitted).count() >= self.shared.quorum.size()
     }
 
@@ -482,9 +480,16 @@ impl Shared {
     }
 
     fn release_on(&self, op: Arc<Op>, mask: u32) -> Arc<Round> {
+        // A node sets no barrier for a T more than half of D ahead of it, but it may have granted one up to D ahead. What is
+        // further ahead was invented, and nothing is owed for it.
+        let t = match op.as_ref() {
+            Op::Release { record, .. } => record.fencing(),
+            _ => None,
+        };
+        let owe_clock = t.is_some_and(|t| self.tokens.is_credible(t));
         // A release is worth running however late it is.
         let not_after = Instant::now() + self.settings.max_ttl.duration();
-        Round::release(&self.nodes, self.quorum, op, not_after, &self.seams.observer, &self.cleanup, mask)
+        Round::release(&self.nodes, self.quorum, op, not_after, &self.seams.observer, &self.cleanup, (mask, owe_clock))
     }
 
     /// Never above a tenth of the TTL, so that a round with hung nodes leaves most of the lease.

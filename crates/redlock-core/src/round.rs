@@ -21,6 +21,8 @@ pub(crate) struct Round {
     observer: Arc<dyn Observer>,
     /// Where a release that a node failed to answer is kept for another try.
     cleanup: Option<Arc<Cleanup>>,
+    /// Whether a release is also owed where its T is too far ahead for now.
+    owe_clock: bool,
     /// What sets the lock again on nodes that lost it, once an extension has its majority.
     healing: Option<Arc<Healing>>,
     ballot: Mutex<Ballot>,
@@ -64,9 +66,9 @@ impl Round {
         not_after: Instant,
         observer: &Arc<dyn Observer>,
         cleanup: &Arc<Cleanup>,
-        mask: u32,
+        (mask, owe_clock): (u32, bool),
     ) -> Arc<Self> {
-        let round = Arc::new(Self { cleanup: Some(cleanup.clone()), ..Self::new(quorum, op, observer) });
+        let round = Arc::new(Self { cleanup: Some(cleanup.clone()), owe_clock, ..Self::new(quorum, op, observer) });
         round.ask(nodes, mask, not_after);
         round
     }
@@ -78,6 +80,7 @@ impl Round {
             op,
             observer: observer.clone(),
             cleanup: None,
+            owe_clock: false,
             healing: None,
             ballot: Mutex::new(ballot),
             decided: AtomicWaker::new(),
@@ -189,8 +192,8 @@ impl Voter for Round {
     fn vote(&self, node: usize, vote: Vote) {
         self.observer.vote(node, &vote);
         if let Some(cleanup) = &self.cleanup {
-            // A T too far in the future was never granted: there is nothing to undo.
-            let undone = !matches!(&vote, Vote::Failed(failure) if failure.reason != Reason::Clock);
+            let owed = |reason| reason != Reason::Clock || self.owe_clock;
+            let undone = !matches!(&vote, Vote::Failed(failure) if owed(failure.reason));
             cleanup.ended((!undone).then_some((node, &self.op)));
         }
         let mut ballot = self.lock();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redlock_core::clock::{OsEntropy, SystemClock};
-use redlock_core::node::admission::Generation;
+use redlock_core::node::admission::{Generation, quarantine};
 use redlock_core::node::redis::{NewMarker, Probe, RedisSettings, RedisUrl, Verdict, overwrite_marker};
 use redlock_core::quorum::Quorum;
 
@@ -100,7 +100,7 @@ pub async fn reconfigure(config: &Config, old_nodes: &[String], really: bool) ->
         change.note(url, &found, settings)?;
     }
     let leaving = leaving_nodes(old_nodes, urls, settings, &mut change).await?;
-    let wait = change.longest + config.clock_skew;
+    let wait = quarantine(change.longest, config.clock_skew);
     if !really {
         let wait = show(wait);
         println!("nothing was changed; with --yes: these nodes give no votes for {wait}, then the new markers count");
@@ -112,6 +112,7 @@ pub async fn reconfigure(config: &Config, old_nodes: &[String], really: bool) ->
         overwrite_marker(url, settings, under_way).await.map_err(|why| format!("{url}: {why}; run it again"))?;
     }
     println!("these nodes give no votes now; waiting {} until no lock of the old configuration can live", show(wait));
+    println!("start no gateway of the new configuration before this ends");
     tokio::time::sleep(wait).await;
     for (url, settings) in &nodes {
         overwrite_marker(url, settings, NewMarker::Final).await.map_err(|why| format!("{url}: {why}; run it again"))?;

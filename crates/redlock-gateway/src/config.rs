@@ -113,10 +113,12 @@ pub struct Flags {
     /// Nodes are then known by their place in the list: give them in the same order to all gateways.
     #[arg(long, value_name = "NAME", env = "REDLOCK_CLUSTER")]
     pub cluster: Option<String>,
-    /// Let a brand-new cluster vote at once: only when all nodes answer and none of them has ever had a marker
+    /// Let a brand-new cluster vote at once: only when all nodes answer, none has a marker, and no gateway without this
+    /// flag saw that first
     ///
     /// Without it the nodes of a new cluster wait for --max-ttl + --clock-skew, as nodes do that lost all their data: the
-    /// two look alike. For the first start only; of a cluster that was in use, first wait as long yourself.
+    /// two look alike. For the first start only: take it out again. Of a cluster that was in use, first wait as long
+    /// yourself.
     #[arg(long, env = "REDLOCK_BOOTSTRAP", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub bootstrap: Option<bool>,
     /// Serve anybody who can connect, also on an address that is not loopback

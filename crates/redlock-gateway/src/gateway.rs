@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use redlock_core::node::{NodeState, NodeStatus, Reason};
+use redlock_core::node::{NodeStatus, Reason};
 use redlock_core::{
     AcquireOptions, Info, Inspection, Lease, ListCursor, LockError, LockName, LockPage, LockState, LockToken,
     NodeAnswer, Owner, Redlock, Ttl,
@@ -231,7 +231,7 @@ impl Gateway {
     /// How many nodes may vote now, how many must, and how many there are.
     pub fn nodes_summary(&self) -> String {
         let quorum = self.locks.quorum();
-        let admitted = |(_, status): &(String, NodeStatus)| status.state == NodeState::Admitted;
+        let admitted = |(_, status): &(String, NodeStatus)| status.votes();
         let admitted = self.readiness().1.iter().filter(|node| admitted(node)).count();
         format!("{admitted} of {} nodes admitted, {} needed", quorum.nodes(), quorum.size())
     }

@@ -104,7 +104,7 @@ fn announce(config: &Config, running: &Running) {
             );
             say!("  every write (appendonly yes, appendfsync always) votes at once after a restart.");
             if !config.bootstrap {
-                say!("  Brand-new cluster? Start with --bootstrap, once, and all masters vote at once.");
+                say!("  (A brand-new cluster need not wait, if its first gateway is started with --bootstrap.)");
             }
             if urls.len() % 2 == 0 {
                 let (even, odd) = (urls.len(), urls.len() - 1);

@@ -28,6 +28,8 @@ use crate::telemetry::Telemetry;
 /// Buffer of one connection. A head larger than this is answered 431, at the latest when it has twice the size: what is
 /// read at once may exceed it.
 const CONNECTION_BUFFER: usize = 32 * 1024;
+/// How often a bootstrap says what it still waits for.
+const PROGRESS: Duration = Duration::from_secs(10);
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// A server that was started.
@@ -129,22 +131,42 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     };
     let locks = Redlock::new(nodes, settings, Seams { clock, entropy, observer: telemetry.clone() })?;
     if config.bootstrap && matches!(config.nodes, Nodes::Redis(_)) {
-        let locks = locks.clone();
-        tokio::spawn(async move {
-            match locks.brand_new().await {
-                BrandNew::Confirmed => tracing::info!("--bootstrap: all nodes are blank and are admitted at once"),
-                BrandNew::Refuted(node) => tracing::info!(node, "--bootstrap: not applied, this cluster has been used"),
-            }
-        });
+        tokio::spawn(bootstrap(locks.clone()));
     }
     let gateway = Gateway::new(locks, config.limits, cluster, config.max_in_flight, telemetry.clone());
     Ok((Arc::new(gateway), telemetry))
 }
 
+async fn bootstrap(locks: Redlock) {
+    let confirmed = locks.brand_new();
+    tokio::pin!(confirmed);
+    let outcome = loop {
+        match tokio::time::timeout(PROGRESS, &mut confirmed).await {
+            Ok(outcome) => break outcome,
+            Err(_) => {
+                let nodes = locks.nodes();
+                let missing =
+                    nodes.iter().filter(|(_, status)| !status.borrow().brand_new).map(|(name, _)| name.as_str());
+                tracing::info!(
+                    waiting_for = missing.collect::<Vec<_>>().join(", "),
+                    "--bootstrap: all nodes must answer"
+                );
+            }
+        }
+    };
+    match outcome {
+        BrandNew::Confirmed => tracing::info!("--bootstrap: all nodes are new and are admitted at once"),
+        BrandNew::Refuted(node) => {
+            tracing::warn!(node, "--bootstrap: not applied: this node is not new, or a gateway already waits for it");
+        }
+    }
+}
+
 /// What the markers' node-set hash and the owners of idempotency keys stand on.
 pub(crate) fn cluster_name(config: &Config, names: &[String]) -> String {
     match &config.cluster {
-        Some(name) => name.clone(),
+        // Where a name stands for the list, a list of another length must not vote beside it.
+        Some(name) => format!("{name}/{}", names.len()),
         None => Generation::cluster_of_nodes(names.iter().map(String::as_str)),
     }
 }
@@ -153,6 +175,7 @@ pub(crate) fn cluster_name(config: &Config, names: &[String]) -> String {
 pub(crate) fn redis_settings(config: &Config, cluster: &str, place: usize) -> RedisSettings {
     RedisSettings {
         // Where addresses differ from gateway to gateway, the place in the list is what they agree on.
+        bootstrap: config.bootstrap,
         identity: config.cluster.as_ref().map(|_| place.to_string()),
         node: NodeSettings { max_clock_offset: config.clock_skew, ..NodeSettings::default() },
         key_prefix: config.key_prefix.clone(),

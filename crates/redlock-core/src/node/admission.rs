@@ -1,4 +1,4 @@
-//! Whether a connected master may vote. Pure: what was seen goes in, one step comes out; the lane of a master
+//! Whether a connected master may vote. Pure but for chance: what was seen goes in, one step comes out; the lane of a master
 //! (`node/redis.rs`) looks and acts, and a simulation can do the same with a node in memory.
 //!
 //! The canonical text asks operators to delay the return of a crashed master by the longest TTL, because a master that
@@ -10,7 +10,7 @@
 //!
 //! 1. the marker is of this very process: admitted;
 //! 2. the marker is of an earlier process of this node, which synced every write to disk, and the new process does so
-//!    too: admitted, for nothing that was acknowledged can be missing;
+//!    too, with the file that it loaded: admitted, for nothing that was acknowledged can be missing;
 //! 3. otherwise the node's memory of locks is doubtful, and it is *quarantined* until every lock that it may have
 //!    forgotten has ended: `max_ttl + S` on the gateway's own clock ([`quarantine`]).
 //!
@@ -23,8 +23,9 @@
 //! A marker of another configuration is never overwritten: the node is refused, and an operator decides.
 //!
 //! What cannot be seen: a backup of an append-only file that was put back; a replica that was promoted in the place of a
-//! durable master and restarted before anybody looked at it (Redis forgets that it was one); `appendfsync` weakened at run
-//! time, a crash within seconds and a restart with the old setting; a clock of the node that jumps forward, which ends locks
+//! durable master and restarted before anybody looked at it (Redis forgets that it was one); what is done and undone
+//! between two looks, a second apart, or while no gateway runs (a failover and back, evictions, durability that was
+//! weakened and then a crash); a clock of the node that jumps forward, which ends locks
 //! early, and back again (no votes are given while it is off, but it forgets nothing that would show later).
 
 mod facts;
@@ -70,6 +71,8 @@ impl fmt::Display for Ground {
 /// What makes a node's memory of locks doubtful.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Doubt {
+    /// It had no marker, and an operator says that the cluster is new.
+    New,
     /// It had no marker: it is new, or all its data was lost.
     Blank,
     /// It was restarted, and may have lost its newest writes.
@@ -84,10 +87,11 @@ pub enum Doubt {
 
 impl Doubt {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Blank, Self::Restarted, Self::Copied, Self::Evicted, Self::Unreadable];
+    pub const ALL: [Self; 6] = [Self::New, Self::Blank, Self::Restarted, Self::Copied, Self::Evicted, Self::Unreadable];
 
     fn word(self) -> &'static str {
         match self {
+            Self::New => "new",
             Self::Blank => "blank",
             Self::Restarted => "restarted",
             Self::Copied => "copied",
@@ -98,9 +102,13 @@ impl Doubt {
 
     fn ground(self, durability: &Durability) -> Ground {
         match self {
+            Self::New => Ground::new(
+                "it has no marker, and --bootstrap says that it is new",
+                "all nodes are admitted at once when every one of them answers and is new",
+            ),
             Self::Blank => Ground::new(
                 "it had no marker: it is new, or all its data was lost",
-                "wait; for a brand-new cluster only, --bootstrap admits all nodes at once",
+                "wait; a gateway that is restarted counts anew (a brand-new cluster need not wait, if its first gateway is started with --bootstrap)",
             ),
             Self::Restarted => Ground::new(
                 format!("it was restarted and may have forgotten locks; {durability}"),
@@ -149,19 +157,28 @@ pub enum Step {
 pub struct Admission {
     slot: Slot,
     quarantine: Duration,
+    expects_new: bool,
     /// The quarantine that stands, and when this gateway first saw it.
     seen: Option<(String, Duration)>,
+    /// The marker that admitted the node when it was last looked at.
+    admitted_by: Option<String>,
 }
 
 impl Admission {
     /// `quarantine` is how long a doubtful node waits: [`quarantine`].
     pub fn new(slot: Slot, quarantine: Duration) -> Self {
-        Self { slot, quarantine, seen: None }
+        Self { slot, quarantine, expects_new: false, seen: None, admitted_by: None }
+    }
+
+    /// With an operator's word that the cluster is brand-new. It counts until the node is admitted for the first time: what
+    /// is blank after that has lost its data.
+    pub fn expecting_new(self, expects_new: bool) -> Self {
+        Self { expects_new, ..self }
     }
 
     /// The step that follows from what a node said and which marker stood there. `now` is this gateway's monotonic clock,
-    /// read after the answers came. `brand_new` is an operator's word that this cluster has never been used, confirmed by
-    /// looking at all nodes: it ends the quarantine of a blank node.
+    /// read after the answers came. `brand_new` is the operator's word, confirmed by looking at all nodes: it ends the
+    /// quarantine of a new node.
     pub fn look(
         &mut self,
         facts: &Facts,
@@ -173,50 +190,63 @@ impl Admission {
         if let Some(ground) = facts.unfit() {
             return Step::Refuse(ground);
         }
+        // Whatever else stands has come since: a quarantine that comes back with some copy of the data is not the same one.
+        if self.seen.as_ref().is_some_and(|(seen, _)| Some(seen.as_str()) != marker) {
+            self.seen = None;
+        }
         let put = |to: String| Step::Put { from: marker.map(str::to_owned), to };
+        let admit = || put(self.slot.admitting(facts, nonce(entropy)));
         let doubtful = |doubt| put(self.slot.quarantining(facts, doubt, nonce(entropy)));
-        let Some(stands) = marker else { return doubtful(Doubt::Blank) };
+        let Some(stands) = marker else {
+            return doubtful(if self.expects_new { Doubt::New } else { Doubt::Blank });
+        };
         let Some(rest) = stands.strip_prefix(self.slot.generation().config()) else {
             return Step::Refuse(self.slot.generation().conflict(stands));
         };
         let Some(standing) = Standing::parse(rest) else { return doubtful(Doubt::Unreadable) };
         let same_node = self.slot.is(standing.node);
         if standing.run_id != facts.run_id {
-            let synced = matches!(facts.durability, Durability::Durable | Durability::Settling);
+            let synced = facts.durability == Durability::Durable && !facts.rewritten;
+            // With the file switched off, a change of the marker did not reach the disk.
+            let is_newest = self.admitted_by.as_deref().is_none_or(|newest| newest == stands);
             return match standing.state {
                 _ if !same_node || facts.was_replica => doubtful(Doubt::Copied),
-                State::Admitted { durable: true, .. } if synced => put(self.slot.admitting(facts)),
+                _ if facts.evicted_keys > 0 => doubtful(Doubt::Evicted),
+                State::Admitted { durable: true, .. } if synced && is_newest => admit(),
                 State::Admitted { .. } | State::Quarantined(_) => doubtful(Doubt::Restarted),
             };
         }
         if !same_node {
             return Step::Refuse(Ground::new(
                 "this very process is admitted as another node of the cluster; a quorum needs independent masters",
-                "give every master once; with --cluster, list the nodes in the same order on all gateways",
+                "give every master once; with --cluster, list the nodes in the same order on all gateways; after an intended \
+                 change run `redlock-gateway reconfigure`",
             ));
         }
         match standing.state {
-            State::Admitted { evicted_keys, .. } if evicted_keys != facts.evicted_keys => doubtful(Doubt::Evicted),
+            State::Admitted { evicted_keys, .. } if evicted_keys < facts.evicted_keys => doubtful(Doubt::Evicted),
+            // CONFIG RESETSTAT.
+            State::Admitted { evicted_keys, .. } if evicted_keys > facts.evicted_keys => admit(),
             // Made a replica and a master again, as by a failover and back: its data came from elsewhere, this marker too.
             State::Admitted { replication_id, .. } if replication_id != short(&facts.replication_id) => {
                 // A master that was left by its replicas an hour ago also takes a new id.
-                if facts.was_replica { doubtful(Doubt::Copied) } else { put(self.slot.admitting(facts)) }
+                if facts.was_replica { doubtful(Doubt::Copied) } else { admit() }
             }
             State::Admitted { durable, .. } => match (&facts.durability, durable) {
                 // Where this gateway cannot see the durability, the marker stands on the word of one that could.
-                (Durability::Volatile(_), true) | (Durability::Durable, false) => put(self.slot.admitting(facts)),
+                (Durability::Volatile(_), true) | (Durability::Durable, false) => admit(),
                 (Durability::Durable | Durability::Settling | Durability::Unknown(_), _)
-                | (Durability::Volatile(_), false) => Step::Admit { marker: stands.to_owned() },
+                | (Durability::Volatile(_), false) => {
+                    self.expects_new = false;
+                    self.admitted_by = Some(stands.to_owned());
+                    Step::Admit { marker: stands.to_owned() }
+                }
             },
             State::Quarantined(doubt) => {
-                let since = match &self.seen {
-                    Some((marker, since)) if marker == stands => *since,
-                    _ => now,
-                };
-                self.seen = Some((stands.to_owned(), since));
+                let since = self.seen.get_or_insert_with(|| (stands.to_owned(), now)).1;
                 let until = since + self.quarantine;
-                if now >= until || (brand_new && doubt == Doubt::Blank) {
-                    put(self.slot.admitting(facts))
+                if now >= until || (brand_new && doubt == Doubt::New) {
+                    admit()
                 } else {
                     Step::Wait { until, doubt, ground: doubt.ground(&facts.durability) }
                 }
@@ -242,7 +272,7 @@ mod tests {
 
     const INFO: &str = "# Server\r\nredis_version:7.0.15\r\nrun_id:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n# Replication\r\n\
         role:master\r\nmaster_replid:cccccccccccccccccccccccccccccccccccccccc\r\nmaster_replid2:0000000000000000000000000000000000000000\r\nmaxmemory_policy:noeviction\r\n\
-        evicted_keys:0\r\naof_rewrite_in_progress:0\r\naof_rewrite_scheduled:0\r\naof_last_bgrewrite_status:ok\r\n";
+        evicted_keys:0\r\naof_rewrite_in_progress:0\r\naof_rewrite_scheduled:0\r\naof_last_bgrewrite_status:ok\r\naof_rewrites:0\r\n";
 
     fn settings(appendonly: &str, appendfsync: &str, on_rewrite: &str) -> Vec<(String, String)> {
         let pairs =
@@ -312,7 +342,7 @@ mod tests {
     }
 
     fn admitted(facts: &Facts) -> Bench {
-        Bench::new(Some(generation().slot("a:1").admitting(facts)))
+        Bench::new(Some(generation().slot("a:1").admitting(facts, 0)))
     }
 
     #[test]
@@ -366,11 +396,27 @@ mod tests {
     }
 
     #[test]
-    fn the_word_of_an_operator_admits_a_blank_node_and_no_other() {
-        let mut blank = Bench::new(None);
-        blank.assert_waits(&volatile(), 0, 302, Doubt::Blank);
-        let step = blank.admission.look(&volatile(), blank.marker.as_deref(), Duration::ZERO, true, &OsEntropy);
-        assert_eq!(step, Step::Put { from: blank.marker, to: generation().slot("a:1").admitting(&volatile()) });
+    fn the_word_of_an_operator_admits_a_new_node_and_no_other() {
+        let told = |node: &mut Bench| {
+            node.admission.look(&volatile(), node.marker.as_deref(), Duration::ZERO, true, &OsEntropy)
+        };
+        let mut new = Bench::new(None);
+        new.admission = new.admission.expecting_new(true);
+        new.assert_waits(&volatile(), 0, 302, Doubt::New);
+        let step = told(&mut new);
+        assert!(
+            matches!(&step, Step::Put { from, to } if *from == new.marker && to.contains(":volatile.")),
+            "{step:?}"
+        );
+        assert!(new.is_admitted(&volatile(), 302));
+        new.marker = None;
+        new.assert_waits(&volatile(), 303, 605, Doubt::Blank);
+
+        // Seen blank by a gateway without that word first.
+        let mut seen = Bench::new(None);
+        seen.assert_waits(&volatile(), 0, 302, Doubt::Blank);
+        seen.admission = seen.admission.expecting_new(true);
+        assert!(matches!(told(&mut seen), Step::Wait { .. }));
 
         let mut restarted = admitted(&volatile());
         let next = Facts { run_id: NEXT_RUN.into(), ..volatile() };
@@ -388,8 +434,9 @@ mod tests {
     fn a_restart_waits_unless_both_processes_synced_every_write() {
         let next = |facts: Facts| Facts { run_id: NEXT_RUN.into(), ..facts };
         assert!(admitted(&durable()).is_admitted(&next(durable()), 5));
-        let settling = Facts { durability: Durability::Settling, ..next(durable()) };
-        assert!(admitted(&durable()).is_admitted(&settling, 5), "a rewrite of a file that is complete harms nothing");
+        // Then the file may hold what came from an old snapshot.
+        let rewritten = Facts { rewritten: true, ..next(durable()) };
+        admitted(&durable()).assert_waits(&rewritten, 5, 307, Doubt::Restarted);
         admitted(&durable()).assert_waits(&next(volatile()), 5, 307, Doubt::Restarted);
         admitted(&volatile()).assert_waits(&next(durable()), 5, 307, Doubt::Restarted);
         let unknown = Facts { durability: Durability::Unknown("NOPERM".into()), ..next(durable()) };
@@ -400,7 +447,7 @@ mod tests {
 
     #[test]
     fn a_marker_that_came_from_another_node_waits_however_durable_both_are() {
-        let copied = generation().slot("b:2").admitting(&durable());
+        let copied = generation().slot("b:2").admitting(&durable(), 0);
         let other = Facts { run_id: NEXT_RUN.into(), ..durable() };
         Bench::new(Some(copied)).assert_waits(&other, 0, 302, Doubt::Copied);
     }
@@ -417,7 +464,7 @@ mod tests {
 
     #[test]
     fn one_process_under_two_names_is_refused_under_the_second() {
-        let step = Bench::new(Some(generation().slot("b:2").admitting(&durable()))).look(&durable(), 0);
+        let step = Bench::new(Some(generation().slot("b:2").admitting(&durable(), 0))).look(&durable(), 0);
         assert!(matches!(&step, Step::Refuse(ground) if ground.why.contains("another node")), "{step:?}");
     }
 
@@ -440,6 +487,39 @@ mod tests {
         let mut node = admitted(&volatile());
         node.assert_waits(&evicted, 0, 302, Doubt::Evicted);
         assert!(node.is_admitted(&evicted, 302), "with what it had evicted by then");
+    }
+
+    #[test]
+    fn a_durable_node_that_evicted_keys_since_its_restart_waits() {
+        let evicted = Facts { evicted_keys: 1, run_id: NEXT_RUN.into(), ..durable() };
+        admitted(&durable()).assert_waits(&evicted, 0, 302, Doubt::Evicted);
+    }
+
+    #[test]
+    fn counting_evictions_from_zero_again_is_no_eviction() {
+        let evicted = Facts { evicted_keys: 5, ..volatile() };
+        assert!(admitted(&evicted).is_admitted(&volatile(), 0));
+    }
+
+    /// CONFIG SET appendonly no: the marker that says so is not in the file, and the next process loads the old one.
+    #[test]
+    fn an_older_marker_than_the_last_one_seen_is_not_believed() {
+        let mut node = admitted(&durable());
+        assert!(node.is_admitted(&durable(), 0));
+        let in_file = node.marker.clone();
+        assert!(node.is_admitted(&volatile(), 1));
+        node.marker = in_file;
+        node.assert_waits(&Facts { run_id: NEXT_RUN.into(), ..durable() }, 2, 304, Doubt::Restarted);
+    }
+
+    #[test]
+    fn a_quarantine_that_comes_back_after_an_admission_starts_anew() {
+        let mut node = Bench::new(None);
+        node.assert_waits(&volatile(), 0, 302, Doubt::Blank);
+        let quarantine = node.marker.clone();
+        assert!(node.is_admitted(&volatile(), 302));
+        node.marker = quarantine;
+        node.assert_waits(&volatile(), 303, 605, Doubt::Blank);
     }
 
     #[test]
@@ -466,16 +546,17 @@ mod tests {
             "x",
             "x:y",
             "x:y:volatile",
-            "x:y:volatile.g.a",
+            "x:y:volatile.g.a.0",
             "x:y:volatile.0",
             "x:y:odd.0",
-            "x:y:volatile.0.a:z",
+            "x:y:volatile.0.a",
+            "x:y:volatile.0.a.0:z",
             "x:y:blank.0.a",
         ] {
             let marker = format!("{}{rest}", generation().config());
             Bench::new(Some(marker)).assert_waits(&volatile(), 0, 302, Doubt::Unreadable);
         }
-        let other = Generation::new("a:1", MAX_TTL).slot("a:1").admitting(&volatile());
+        let other = Generation::new("a:1", MAX_TTL).slot("a:1").admitting(&volatile(), 0);
         for foreign in [&other, "", "hello", &Generation::marker_under_way("x", MAX_TTL)] {
             assert!(matches!(Bench::new(Some(foreign.to_owned())).look(&volatile(), 0), Step::Refuse(_)), "{foreign}");
         }
@@ -496,7 +577,7 @@ mod tests {
         let other_ttl = Generation::new(&nodes, MAX_TTL * 2);
         assert_ne!(base, other_ttl);
         assert_ne!(base, Generation::new("a:1", MAX_TTL));
-        let conflict = base.conflict(&other_ttl.slot("a:1").admitting(&volatile())).to_string();
+        let conflict = base.conflict(&other_ttl.slot("a:1").admitting(&volatile(), 0)).to_string();
         let under_way = Generation::marker_under_way(base.node_set(), MAX_TTL * 3);
         assert_eq!(Generation::node_set_of(&under_way), Some(base.node_set()));
         assert_eq!(Generation::max_ttl_of(&under_way), Some(MAX_TTL * 3));

@@ -148,7 +148,8 @@ local function release(lock, fence, grant)
   if same and sub(current, 58, 58) ~= ';' then
     local del = call('DEL', lock)
     if failed(del) then return { 10, del.err } end
-    -- The acquire that stored this very T has left the fence at T, and no heal takes an unmarked fence at T.
+    -- The acquire that stored this very T has left the fence at T, and no heal takes an unmarked fence at T. (Where the lock
+    -- outlived its fence, T is so old that the clock rule refuses whatever is still in flight.)
     return 5
   end
   local t_num = num(sub(grant, 1, 16))

@@ -34,14 +34,13 @@ const MAX_BATCH_BYTES: usize = 256 * 1024;
 /// A call or heartbeat that takes longer, or longer than twice the node time-out, ends the session: rounds have given up
 /// by then.
 const CALL_DEADLINE: Duration = Duration::from_secs(1);
-/// How often an idle connection is tried. The client's own watch does not fire while the socket's send buffer is full.
+/// How often a node is asked about itself again, and an idle connection is tried. The client's own watch does not fire
+/// while the socket's send buffer is full.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// After how many heartbeats a node is asked about itself again.
-const LOOK_EVERY: u32 = 5;
 /// Pauses between two attempts to connect, doubled from the first to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How soon a node that was refused is looked at again.
-const REFUSED_PAUSE: Duration = Duration::from_secs(2);
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 /// A session that lasted this long was a good one: the next back-off begins small.
 const GOOD_SESSION: Duration = Duration::from_secs(5);
 
@@ -58,6 +57,8 @@ pub struct RedisSettings {
     pub generation: Generation,
     /// What all gateways call the node in its marker; its address when `None`.
     pub identity: Option<String>,
+    /// Whether an operator says that the cluster is brand-new, see [`Redlock::brand_new`](crate::Redlock::brand_new).
+    pub bootstrap: bool,
     /// How long rounds wait for the node.
     pub node_timeout: Duration,
 }
@@ -110,8 +111,9 @@ impl RedisNode {
         let name = url.name().to_owned();
         let brand_new = Arc::new(Notify::new());
         let gate = Gate {
+            waits_at: None,
             script: session::locks_script(settings.node.rules()),
-            admission: Admission::new(settings.slot(&url), settings.quarantine()),
+            admission: Admission::new(settings.slot(&url), settings.quarantine()).expecting_new(settings.bootstrap),
             url,
             settings,
             status: status_in,
@@ -145,7 +147,7 @@ impl Node for RedisNode {
     }
 
     fn admit_brand_new(&self) {
-        if self.status.borrow().blank {
+        if self.status.borrow().brand_new {
             self.brand_new.notify_one();
         }
     }
@@ -189,7 +191,8 @@ impl Lane {
                 }
             };
             let wait = match &outage {
-                Outage::Connecting(_) => pause.mul_f64(0.5 + self.gate.entropy.unit()),
+                // At most the pause itself: how soon a node is back is promised.
+                Outage::Connecting(_) => pause.mul_f64(0.5 + 0.5 * self.gate.entropy.unit()),
                 Outage::Refused(_) => REFUSED_PAUSE,
             };
             pause = (pause * 2).min(BACKOFF.1);
@@ -205,20 +208,14 @@ impl Lane {
         let mut batch: Vec<Job> = Vec::with_capacity(MAX_BATCH);
         let mut heartbeat = tokio::time::interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut idle, mut beats) = (true, 0);
+        let mut idle = true;
         loop {
             if batch.is_empty() {
                 tokio::select! {
+                    // First, or a busy node would never be looked at.
                     biased;
-                    taken = self.jobs.recv_many(&mut batch, MAX_BATCH) => {
-                        if taken == 0 {
-                            return Err(Closed);
-                        }
-                    }
-                    why = open.session.ended() => return Ok(Outage::Connecting(why)),
                     _ = heartbeat.tick() => {
-                        beats += 1;
-                        if beats % LOOK_EVERY == 0 && let Err(outage) = self.gate.look_again(&open).await {
+                        if let Err(outage) = self.gate.look_again(&open).await {
                             return Ok(outage);
                         }
                         // A call without operations: it notices a dead connection, a restart and a lost marker.
@@ -229,6 +226,12 @@ impl Lane {
                         }
                         continue;
                     }
+                    taken = self.jobs.recv_many(&mut batch, MAX_BATCH) => {
+                        if taken == 0 {
+                            return Err(Closed);
+                        }
+                    }
+                    why = open.session.ended() => return Ok(Outage::Connecting(why)),
                 }
             }
             idle = false;
@@ -301,6 +304,10 @@ impl Lane {
         self.observer.clock_offset(self.gate.url.name(), offset_micros);
         let max = self.gate.settings.node.max_clock_offset;
         let far = Duration::from_micros(offset_micros.unsigned_abs()) > max / 2;
+        let off = Duration::from_micros(offset_micros.unsigned_abs()) > max;
+        if off != self.status.borrow().clock_is_off {
+            self.gate.clock_is_off(off, offset_micros);
+        }
         if std::mem::replace(&mut self.clock_is_far, far) != far {
             let (node, offset_ms, max_ms) = (&self.gate.url, offset_micros / 1000, max.as_millis() as u64);
             if far {
@@ -490,7 +497,11 @@ pub async fn overwrite_marker(url: &RedisUrl, settings: &RedisSettings, new: New
     let write = async {
         let session = Session::connect(url, settings.call_deadline()).await?;
         let marker = match new {
-            NewMarker::Final => settings.slot(url).admitting(&session.look(&settings.key_prefix).await?.facts),
+            NewMarker::Final => {
+                // Every marker is another one: the node's time serves as the nonce.
+                let nonce = session.time_micros().await?.unsigned_abs();
+                settings.slot(url).admitting(&session.look(&settings.key_prefix).await?.facts, nonce)
+            }
             NewMarker::UnderWay { longest_ttl, left } => Generation::marker_under_way(left, longest_ttl),
         };
         session.set_marker(&settings.key_prefix, &marker).await

@@ -9,32 +9,34 @@ use crate::node::NodeState;
 /// What became of the word that a cluster is brand-new.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BrandNew {
-    /// Every node was reachable and blank: all are being admitted.
+    /// Every node was reachable and new: all are being admitted.
     Confirmed,
-    /// This node was not blank, so the cluster has been used; nothing was changed.
+    /// This node was not new: it has voted, or a gateway has already begun to wait for it. Nothing was changed.
     Refuted(String),
 }
 
 impl Redlock {
     /// Takes an operator's word that this cluster has never been used, and ends the quarantine of its nodes. The word is
-    /// believed only when all N nodes answer and none of them has ever had a marker: waits until every node is known to be
-    /// blank, or one is known not to be. It counts once.
+    /// believed only when all N nodes answer, none of them had a marker, and no gateway without that word was the first to
+    /// see one of them so (`bootstrap` in the settings of the nodes): waits until every node is known to be new, or one is
+    /// known not to be. It counts once.
     ///
-    /// A cluster that has lost *all* its data looks the same. Whoever says this of a cluster that was in use has to wait
-    /// for the longest TTL first.
+    /// So it is not believed, although it may still stand in some configuration, when a cluster has lost *all* its data
+    /// under the eyes of a gateway. Without such a witness a total loss looks like a new cluster: whoever says this of a
+    /// cluster that was in use has to wait for the longest TTL first.
     pub async fn brand_new(&self) -> BrandNew {
         let mut statuses: Vec<_> = self.shared.nodes.iter().map(|node| node.status()).collect();
         loop {
-            let mut all_blank = true;
+            let mut all_new = true;
             for (node, status) in self.shared.nodes.iter().zip(&mut statuses) {
                 let status = status.borrow_and_update();
                 match status.state {
-                    NodeState::Quarantined if status.blank => {}
+                    NodeState::Quarantined if status.brand_new => {}
                     NodeState::Quarantined | NodeState::Admitted => return BrandNew::Refuted(node.name().to_owned()),
-                    NodeState::Connecting | NodeState::Refused => all_blank = false,
+                    NodeState::Connecting | NodeState::Refused => all_new = false,
                 }
             }
-            if all_blank {
+            if all_new {
                 self.shared.nodes.iter().for_each(|node| node.admit_brand_new());
                 return BrandNew::Confirmed;
             }

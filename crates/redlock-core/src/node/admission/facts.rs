@@ -19,6 +19,8 @@ pub struct Facts {
     pub evicted_keys: u64,
     /// What a crash of the node would lose.
     pub durability: Durability,
+    /// Whether the append-only file was rewritten since the process started: then it need not be what was loaded.
+    pub rewritten: bool,
     /// `master_replid`: a new one with every promotion.
     pub replication_id: String,
     /// Whether this process has been a replica: then its data may be another node's, or lag behind.
@@ -83,6 +85,7 @@ impl Facts {
             policy: policy.unwrap_or_default().into(),
             evicted_keys: field("evicted_keys").parse().unwrap_or(0),
             durability,
+            rewritten: rewriting || field("aof_rewrites") != "0",
             replication_id: field("master_replid").into(),
             was_replica: field("master_replid2").bytes().any(|byte| byte != b'0'),
         }

@@ -107,7 +107,7 @@ pub fn marker_key(prefix: &str) -> String {
 /// One node's place in one configuration: what its markers say.
 ///
 /// `v1:<node set>:<max_ttl_ms>:<node>:<run_id>:<state>.<number>`; the state is the word of a [`Doubt`] with a nonce, or
-/// `durable` or `volatile` with the number of evicted keys at admission and, after another dot, the replication id.
+/// `durable` or `volatile` with the number of evicted keys at admission, the replication id and a nonce, with dots between.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     generation: Generation,
@@ -124,11 +124,12 @@ impl Slot {
         &self.generation
     }
 
-    /// The marker that admits the process with these facts.
-    pub fn admitting(&self, facts: &Facts) -> String {
+    /// The marker that admits the process with these facts. The nonce sets it apart from all others of the same process:
+    /// a command from before a loss of data must not find its marker standing again.
+    pub fn admitting(&self, facts: &Facts, nonce: u64) -> String {
         let durable = if facts.durability == Durability::Durable { "durable" } else { "volatile" };
         let text = self.text(&facts.run_id, durable, facts.evicted_keys);
-        format!("{text}.{}", short(&facts.replication_id))
+        format!("{text}.{}.{nonce:x}", short(&facts.replication_id))
     }
 
     pub(super) fn quarantining(&self, facts: &Facts, doubt: Doubt, nonce: u64) -> String {
@@ -160,7 +161,8 @@ impl<'a> Standing<'a> {
         let (number, rest) = numbers.split_once('.').map_or((numbers, None), |(number, rest)| (number, Some(rest)));
         let number = u64::from_str_radix(number, 16).ok()?;
         let state = match (word, rest) {
-            ("durable" | "volatile", Some(replication_id)) => {
+            ("durable" | "volatile", Some(rest)) => {
+                let (replication_id, _nonce) = rest.split_once('.')?;
                 State::Admitted { durable: word == "durable", evicted_keys: number, replication_id }
             }
             (_, Some(_)) => return None,

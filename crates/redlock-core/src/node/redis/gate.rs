@@ -31,6 +31,8 @@ pub(super) struct Gate {
     pub(super) admission: Admission,
     pub(super) status: watch::Sender<NodeStatus>,
     pub(super) run_id: Option<String>,
+    /// The quarantine marker that was last told about.
+    pub(super) waits_at: Option<String>,
     pub(super) brand_new: Arc<Notify>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) entropy: Arc<dyn Entropy>,
@@ -52,14 +54,13 @@ impl Gate {
         let mut session = Session::connect(&self.url, self.settings.call_deadline()).await?;
         let mut puts = 0;
         let mut mentioned: Option<Duration> = None;
-        let mut waits_at: Option<String> = None;
         let mut told_brand_new = false;
         loop {
             let Look { facts, marker } = session.look(&self.settings.key_prefix).await?;
             self.saw(&facts);
             let now = self.clock.monotonic();
             // What was said of one quarantine does not count for another.
-            let fresh = waits_at != marker;
+            let fresh = self.waits_at != marker;
             let brand_new = std::mem::take(&mut told_brand_new) && !fresh;
             match self.admission.look(&facts, marker.as_deref(), now, brand_new, self.entropy.as_ref()) {
                 Step::Refuse(ground) => return Err(Outage::Refused(ground)),
@@ -78,13 +79,16 @@ impl Gate {
                     puts = 0;
                     let left = until.saturating_sub(now);
                     if fresh {
+                        // Before anybody is told that this one may be admitted.
                         let _ = self.brand_new.notified().now_or_never();
-                        waits_at = marker;
-                        self.quarantined(&ground, doubt == Doubt::Blank, left);
+                        self.waits_at = marker;
                     }
-                    if mentioned.is_none_or(|at| now.saturating_sub(at) >= MENTION) {
+                    if fresh || self.status.borrow().state != NodeState::Quarantined {
+                        self.quarantined(&ground, doubt == Doubt::New, left);
+                    }
+                    if doubt != Doubt::New && mentioned.is_none_or(|at| now.saturating_sub(at) >= MENTION) {
                         mentioned = Some(now);
-                        tracing::warn!(node = %self.url, why = ground.why, seconds_left = left.as_secs(), "node in quarantine");
+                        tracing::warn!(node = %self.url, why = ground.why, advice = ground.advice, seconds_left = left.as_secs(), "node in quarantine");
                     }
                     tokio::select! {
                         why = session.ended() => return Err(Outage::Connecting(why)),
@@ -137,14 +141,14 @@ impl Gate {
     }
 
     /// A quarantine was seen for the first time; also when another one stood there before.
-    fn quarantined(&self, ground: &Ground, blank: bool, left: Duration) {
+    fn quarantined(&self, ground: &Ground, brand_new: bool, left: Duration) {
         let now = self.clock.wall_micros();
-        // In one step: nobody may see a blank node as one that is not.
+        // In one step: nobody may see a new node as one that is not.
         self.status.send_modify(|status| {
             enter(status, NodeState::Quarantined, ground);
             status.since_micros = now;
             status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
-            status.blank = blank;
+            status.brand_new = brand_new;
         });
     }
 
@@ -161,6 +165,22 @@ impl Gate {
         })
     }
 
+    /// An admitted node that refuses every fencing token of this gateway.
+    pub(super) fn clock_is_off(&self, off: bool, offset_micros: i64) {
+        self.status.send_modify(|status| {
+            status.clock_is_off = off;
+            (status.detail, status.advice) = if off {
+                let why = format!(
+                    "its clock is {} ms from this machine's: it refuses all fencing tokens",
+                    offset_micros / 1000
+                );
+                (why, "mend the clock that is wrong".into())
+            } else {
+                Default::default()
+            };
+        });
+    }
+
     fn saw(&mut self, facts: &Facts) {
         if self.run_id.as_ref().is_some_and(|known| *known != facts.run_id) {
             tracing::warn!(node = %self.url, "node was restarted");
@@ -173,14 +193,26 @@ impl Gate {
 fn enter(status: &mut NodeStatus, state: NodeState, ground: &Ground) {
     status.state = state;
     status.until_micros = None;
-    status.blank = false;
+    status.brand_new = false;
+    status.clock_is_off = false;
     status.detail.clone_from(&ground.why);
     status.advice.clone_from(&ground.advice);
 }
 
 impl From<SessionError> for Outage {
     fn from(error: SessionError) -> Self {
-        Self::Connecting(error.to_string())
+        let text = error.to_string();
+        let advice = match text.split_whitespace().next().unwrap_or_default() {
+            "NOPERM" => {
+                "allow the gateway's user EVAL, EVALSHA, SCRIPT LOAD, GET, SET, DEL, PTTL, PEXPIRE, TIME, SCAN and INFO"
+            }
+            "NOAUTH" | "WRONGPASS" => "give user and password in the URL of --node",
+            "OOM" => "raise maxmemory",
+            "MISCONF" => "look into the server's log: it cannot write to its disk",
+            "WRONGTYPE" => "another program uses the key of the marker: choose another --key-prefix",
+            _ => return Self::Connecting(text),
+        };
+        Self::Refused(Ground::new(text, advice))
     }
 }
 
