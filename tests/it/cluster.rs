@@ -337,19 +337,28 @@ async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
     cluster.clean_for_good(&lock, lease.token.fencing().get()).await;
 }
 
+/// So that a fence stays, whatever comes: answers its T.
+async fn used_before(locks: &Redlock, lock: &LockName) -> u64 {
+    let lease = acquire(locks, lock, LONG).await.expect("it is free");
+    locks.release(lock, &lease.token).await.expect("it is held");
+    locks.settled().await;
+    lease.token.fencing().get()
+}
+
 #[tokio::test]
 async fn a_cancelled_acquire_leaves_no_lock() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     for (index, patience) in [Duration::ZERO, Duration::from_millis(100)].into_iter().enumerate() {
         let lock = name(&format!("cancelled-{index}"));
+        let before = used_before(&locks, &lock).await;
         cluster.servers.iter().for_each(|server| server.stop());
         let cancelled = tokio::time::timeout(patience, acquire(&locks, &lock, LONG)).await;
         assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
         cluster.servers.iter().for_each(|server| server.cont());
         locks.settled().await;
-        // Its T is unknown here, but some fence shows that the release was there.
-        cluster.clean_for_good(&lock, 1).await;
+        // Its T is unknown here, but a newer fence shows that the release was there.
+        cluster.clean_for_good(&lock, before + 1).await;
         assert!(acquire(&locks, &lock, LONG).await.is_ok());
     }
 }
@@ -358,6 +367,7 @@ async fn a_cancelled_acquire_leaves_no_lock() {
 async fn a_cancelled_acquire_that_outlived_its_connections_leaves_no_lock() {
     let cluster = Cluster::start(3).await;
     let (locks, lock) = (cluster.redlock(), name("cancelled"));
+    let before = used_before(&locks, &lock).await;
     cluster.servers.iter().for_each(|server| server.stop());
     let cancelled = tokio::time::timeout(Duration::from_millis(100), acquire(&locks, &lock, LONG)).await;
     assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
@@ -365,7 +375,7 @@ async fn a_cancelled_acquire_that_outlived_its_connections_leaves_no_lock() {
         in_state(node.as_ref(), NodeState::Connecting).await;
     }
     cluster.servers.iter().for_each(|server| server.cont());
-    cluster.clean_for_good(&lock, 1).await;
+    cluster.clean_for_good(&lock, before + 1).await;
 }
 
 #[tokio::test]

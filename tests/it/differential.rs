@@ -58,6 +58,7 @@ enum Step {
     Release {
         owner: u8,
         t: i64,
+        failed_try: bool,
     },
     /// SET by another client.
     Foreign {
@@ -105,7 +106,8 @@ fn any_step() -> impl Strategy<Value = Step> {
         9 => (owner.clone(), any_t(), any_life()).prop_map(|(owner, t, life_ms)| Step::Acquire { owner, t, life_ms }),
         4 => (owner.clone(), any_life()).prop_map(|(owner, life_ms)| Step::Extend { owner, life_ms }),
         4 => (owner.clone(), any_t(), any_life()).prop_map(|(owner, t, life_ms)| Step::Heal { owner, t, life_ms }),
-        7 => (owner, any_t()).prop_map(|(owner, t)| Step::Release { owner, t }),
+        9 => (owner, any_t(), proptest::bool::ANY)
+            .prop_map(|(owner, t, failed_try)| Step::Release { owner, t, failed_try }),
         1 => (value, proptest::option::of(any_life())).prop_map(|(value, life_ms)| Step::Foreign { value, life_ms }),
         1 => Just(Step::BadFence),
         1 => Just(Step::NoFence),
@@ -169,7 +171,8 @@ impl Pair {
             Step::Acquire { owner, t, life_ms } => drop(self.both(lock.acquire(owner, at(t), life_ms)).await?),
             Step::Extend { owner, life_ms } => drop(self.both(lock.extend(owner, at(0), life_ms)).await?),
             Step::Heal { owner, t, life_ms } => drop(self.both(lock.heal(owner, at(t), life_ms)).await?),
-            Step::Release { owner, t } => drop(self.both(lock.release(owner, at(t))).await?),
+            Step::Release { owner, t, failed_try: false } => drop(self.both(lock.release(owner, at(t))).await?),
+            Step::Release { owner, t, failed_try: true } => drop(self.both(lock.undo(owner, at(t))).await?),
             Step::Foreign { value: Value::Text(text), life_ms } => self.set(&lock.keys.lock, text, life_ms),
             Step::Foreign { value: Value::Record { owner, t }, life_ms } => {
                 self.set(&lock.keys.lock, record(owner, at(t)).as_bytes(), life_ms);
@@ -179,7 +182,7 @@ impl Pair {
                 // The shortest way to have a key deleted in memory is to release a lock of that name.
                 let fence = Keys { lock: lock.keys.fence.clone(), fence: Bytes::from_static(b"unused") };
                 self.set(&fence.lock, record(0, base).as_bytes(), None);
-                self.both(Op::Release { keys: fence, record: record(0, base) }).await?;
+                self.both(Op::Release { keys: fence, record: record(0, base), failed_try: false }).await?;
             }
         }
         self.settle(lock).await?;

@@ -297,6 +297,13 @@ impl Gateway {
         self.acquire_for(name, 60_000).await
     }
 
+    /// Acquires and releases once, so that a fence stays whatever comes: answers its T.
+    pub(crate) async fn used_before(&self, name: &str) -> u64 {
+        let lease = self.acquire(name).await;
+        assert_eq!(self.delete(name, &lease.token).await.status, 204);
+        lease.fencing
+    }
+
     pub(crate) async fn acquire_for(&self, name: &str, ttl_ms: u64) -> Lease {
         Lease::from(&self.post(name, json!({ "ttl_ms": ttl_ms })).await)
     }
@@ -593,12 +600,17 @@ pub(crate) fn stored_on(servers: &[RedisServer], name: &str, reachable: impl Fn(
     (0..servers.len()).filter(stored).collect()
 }
 
-/// Waits until no server stores the lock and every one has a fence for it: what is still in some socket can change nothing
-/// any more, because a fence is only there when the acquire or its release has run.
-pub(crate) async fn clean_for_good(servers: &[RedisServer], name: &str) {
+/// Waits until no server stores the lock and every one has a newer fence for it than `before`: what is still in some socket
+/// can change nothing any more, because such a fence is only there when the acquire or its release has run. A try that
+/// failed takes its fence back where the lock was never used before: see [`Gateway::used_before`].
+pub(crate) async fn clean_for_good(servers: &[RedisServer], name: &str, before: u64) {
     let fence = format!("{{lock:{name}}}:fence");
     eventually("no master stores the lock, and all have its fence", async || {
-        let fenced = servers.iter().all(|server| server.cmd(&["GET", &fence]) != Resp::Nil);
+        let newer = |server: &RedisServer| match server.cmd(&["GET", &fence]) {
+            Resp::Nil => false,
+            fence => fence.text()[..16].parse::<u64>().expect("digits") > before,
+        };
+        let fenced = servers.iter().all(newer);
         (fenced && stored_on(servers, name, |_| true).is_empty()).then_some(())
     })
     .await;

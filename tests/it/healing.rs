@@ -1,7 +1,7 @@
 //! A lock that is extended outlives the loss of every node, one after the other, because an extension sets it again where
 //! it was lost; and what was released or granted to somebody else stays so, however late that comes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -136,13 +136,29 @@ impl Drop for Extender {
     }
 }
 
-/// Every node is restarted without its data, one at a time, each after the last is back in service, so many rounds long.
-/// Answers the error with which the lock was lost.
+/// Somebody who wants the lock all the time; says how often it was granted.
+fn poll_for(locks: &Redlock, lock: &LockName, every: Duration) -> (Arc<AtomicU32>, tokio::task::AbortHandle) {
+    let granted = Arc::new(AtomicU32::new(0));
+    let (counted, locks, lock) = (granted.clone(), locks.clone(), lock.clone());
+    let task = tokio::spawn(async move {
+        loop {
+            if locks.acquire(&lock, ttl(1_000), AcquireOptions::default()).await.is_ok() {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+            tokio::time::sleep(every).await;
+        }
+    });
+    (granted, task.abort_handle())
+}
+
+/// Every node is restarted without its data, one at a time, each after the last is back in service, so many rounds long,
+/// while somebody else polls for the lock. Answers the error with which the lock was lost.
 async fn rolling_restart(terms: &Terms, rounds: usize) -> Option<LockError> {
     let mut five = Five::start(terms).await;
     let lease = five.held(terms).await;
     let ttl = Ttl::from_duration(terms.max_ttl).unwrap();
     let extender = Extender::start(&five.locks, &five.lock, &lease, ttl, terms.max_ttl / 8);
+    let (granted, poller) = poll_for(&five.locks, &five.lock, terms.max_ttl / 24);
     for at in (0..rounds).flat_map(|_| 0..5) {
         five.servers[at].kill();
         let lost = Instant::now();
@@ -159,9 +175,14 @@ async fn rolling_restart(terms: &Terms, rounds: usize) -> Option<LockError> {
         })
         .await;
         if let Some(error) = extender.lost() {
+            poller.abort();
             return Some(error);
         }
+        assert_eq!(granted.load(Ordering::Relaxed), 0, "a second holder");
     }
+    poller.abort();
+    five.locks.settled().await;
+    eventually("all nodes have it", async || (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())).await;
     assert_eq!(five.stored_on(&lease), [0, 1, 2, 3, 4], "the same T and the same label on all nodes");
     None
 }
@@ -208,6 +229,27 @@ async fn a_healed_node_stores_the_same_token_and_label_for_the_ttl_of_the_extens
     five.extend(&lease, 30_000).await.unwrap();
     five.locks.release(&five.lock, &lease.token).await.unwrap();
     eventually("it is released on all", async || (0..5).all(|at| five.raw(at).is_none()).then_some(())).await;
+}
+
+/// Whoever polls for the lock is granted it on the node that forgot, and takes that back each time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn others_who_try_in_vain_do_not_keep_a_heal_away() {
+    let five = Five::start(&TERMS).await;
+    let lease = five.held(&TERMS).await;
+    five.forget(4);
+    // A node that was down for longer than the TTL: the lock has ended there, and was extended before.
+    five.extend(&lease, 30_000).await.unwrap();
+    eventually("it is there again", async || (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())).await;
+    five.servers[2].cmd(&["DEL", &five.key()]);
+    five.forget(4);
+    for _ in 0..20 {
+        let other = five.locks.acquire(&five.lock, ttl(10_000), AcquireOptions::default()).await;
+        assert!(matches!(other, Err(LockError::Held(_))), "{other:?}");
+        five.locks.settled().await;
+    }
+    assert_eq!(five.stored_on(&lease), [0, 1, 3]);
+    five.extend(&lease, 30_000).await.unwrap();
+    eventually("it is there again", async || (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -81,6 +81,7 @@ async fn gateways_of_different_clusters_derive_different_secrets_from_one_key() 
 async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
     let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
     let gateway = Launch::over(&servers).flag("--node-timeout", "5s").ready().await;
+    let before = gateway.used_before("job").await;
     servers[2..].iter().for_each(RedisServer::stop);
     let mut client = gateway.raw().await;
     let body = r#"{"ttl_ms":300000}"#;
@@ -96,7 +97,7 @@ async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
     })
     .await;
     servers[2..].iter().for_each(RedisServer::cont);
-    clean_for_good(&servers, "job").await;
+    clean_for_good(&servers, "job", before).await;
     eventually("the lock is free", async || (gateway.look("job").await["state"] == "free").then_some(())).await;
     gateway.acquire("job").await;
 }

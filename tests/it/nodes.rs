@@ -67,7 +67,11 @@ impl Lock {
     }
 
     pub(crate) fn release(&self, owner: u8, t: u64) -> Op {
-        Op::Release { keys: self.keys.clone(), record: record(owner, t) }
+        Op::Release { keys: self.keys.clone(), record: record(owner, t), failed_try: false }
+    }
+
+    pub(crate) fn undo(&self, owner: u8, t: u64) -> Op {
+        Op::Release { keys: self.keys.clone(), record: record(owner, t), failed_try: true }
     }
 
     pub(crate) fn inspect(&self) -> Op {
@@ -241,13 +245,14 @@ impl Cluster {
     }
 
     /// Waits until no server has the lock and every one has a fence of at least `t`, without the mark that lets heals
-    /// pass: what is still in some socket can change nothing any more.
+    /// pass: what is still in some socket can change nothing any more. Not for a try that failed on a lock that is used for
+    /// the first time: that takes its fence back.
     pub(crate) async fn clean_for_good(&self, lock: &LockName, t: u64) {
         let fence = format!("{{{PREFIX}{lock}}}:fence");
         let fenced = |server: &RedisServer| match server.cmd(&["GET", &fence]) {
             Resp::Nil => false,
             fence if fence.text().ends_with('+') => false,
-            fence => fence.text().parse::<u64>().expect("a number") >= t,
+            fence => fence.text()[..16].parse::<u64>().expect("a number") >= t,
         };
         eventually("no node stores the lock, and all refuse its fencing token", async || {
             (self.servers.iter().all(fenced) && self.stored_on(lock, |_| true).is_empty()).then_some(())

@@ -169,6 +169,8 @@ pub enum Op {
         keys: Keys,
         /// The grant to undo.
         record: Record,
+        /// Whether nobody has been told of this T: then the fence that the grant has left is taken back as well.
+        failed_try: bool,
     },
     /// Read the lock.
     Inspect {

@@ -330,7 +330,7 @@ impl Redlock {
 
     /// Prolongs a lock: from now on it lives at least `ttl`; it is never shortened. Success proves that the owner has
     /// held it without a gap: a lock that the same owner lost and got again has a newer token. Nodes that have lost the
-    /// lock get it again, in the background, unless somebody else has tried for it there in the meantime.
+    /// lock get it again, in the background.
     ///
     /// # Errors
     /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. [`LockError::Unknown`]: the old deadline stands.
@@ -369,6 +369,7 @@ impl Redlock {
         let op = Op::Release {
             keys: Keys::new(&shared.settings.key_prefix, name),
             record: Record::new(token, &Info::default()),
+            failed_try: false,
         };
         let round = shared.release_on(Arc::new(op), u32::MAX);
         let outcome = round.outcome(deadline, limit).await;
@@ -404,6 +405,7 @@ impl Redlock {
         let op = Op::Release {
             keys: Keys::new(&self.shared.settings.key_prefix, name),
             record: Record::new(&lease.token, &Info::default()),
+            failed_try: false,
         };
         self.shared.release_on(Arc::new(op), u32::MAX);
     }
@@ -572,7 +574,10 @@ impl Drop for Undo<'_> {
     fn drop(&mut self) {
         // The release of the last T covers the earlier ones: they are smaller and of the same owner.
         let Some((record, _)) = self.tries.last() else { return };
-        let release = |record: Record| Arc::new(Op::Release { keys: self.keys.clone(), record });
+        // With several tries, or several attempts of one owner, an earlier acquire may still be in flight on a connection
+        // that broke: the fence has to stay.
+        let failed_try = self.tries.len() == 1 && !self.claim.shared;
+        let release = |record: Record| Arc::new(Op::Release { keys: self.keys.clone(), record, failed_try });
         let undo = release(record.clone());
         let rounds = || self.tries.iter().map(|(_, round)| round);
         let touched = rounds().fold(0, |mask, round| mask | round.touched());

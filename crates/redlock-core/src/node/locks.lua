@@ -8,11 +8,15 @@
 --   E T:owner ttl_ms | lock fence    extend
 --   H record ttl_ms | lock fence     heal: set an extended lock again where it is gone
 --   R T:owner       | lock fence     release
+--   U T:owner       | lock fence     release of a try that failed, whose T nobody has seen
 --   I               | lock           inspect
 -- Answers: this node's time in microseconds, 1 or 0 for whether the marker admits the gateway, then for each operation a number or a list that begins with one:
 --   1 granted   11 granted again, to the owner that had it   2 held (pttl, record)   3 stale (fence)   4 extended   5 released   6 missing   7 found (pttl, record)
 --   8 quarantined   9 clock   10 error (text)
 --
+-- A fence is T, or T and a mark:
+--   T+         the lock of this T was extended here, and no release has been here since
+--   T! or T!S+ there was no fence before this T, or S+
 -- T is handled as the text it came as: Lua's tostring gives 1.76e+15. Comparisons are between numbers below 2^53.
 
 local call, sub, num = redis.pcall, string.sub, tonumber
@@ -38,7 +42,7 @@ local function held(code, lock, record)
   return { code, failed(pttl) and 0 or pttl, record }
 end
 
--- Without the mark of an extension.
+-- Without a mark.
 local function fence_number(text)
   return num(text) or num(sub(text, 1, 16))
 end
@@ -73,7 +77,13 @@ local function acquire(lock, fence, record, ttl)
     local set = call('SET', lock, record, 'PX', left > num(ttl) and left or ttl)
     if failed(set) then return { 10, set.err } end
   end
-  local set = call('SET', fence, t, 'PX', retention)
+  local text = t
+  if not last then
+    text = t .. '!'
+  elseif sub(last, 17) == '+' then
+    text = t .. '!' .. last
+  end
+  local set = call('SET', fence, text, 'PX', retention)
   if failed(set) then
     if not current then call('DEL', lock) end
     return { 10, set.err }
@@ -87,7 +97,7 @@ local function mark(lock, fence, current)
   local t = sub(current, 1, 16)
   local last = call('GET', fence)
   if failed(last) then return last end
-  if not last or last == t then
+  if not last or sub(last, 1, 16) == t then
     local set = call('SET', fence, t .. '+', 'PX', retention)
     if failed(set) then return set end
   end
@@ -138,9 +148,18 @@ local function heal(lock, fence, record, ttl)
   return 1
 end
 
+-- A try that failed takes its fence back, where it was granted: nobody has seen its T, and it must not keep a heal away
+-- from a node that has lost the lock of whoever the try has failed against. Its acquire has run, so needs no barrier.
+local function undo(fence, t)
+  local last = call('GET', fence)
+  if failed(last) or not last then return last end
+  if last == t .. '!' then return call('DEL', fence) end
+  if sub(last, 1, 17) == t .. '!' then return call('SET', fence, sub(last, 18), 'PX', retention) end
+end
+
 -- Needs no admission: taking a lock away can never produce a second holder. Deletes before it sets anything: the
 -- deletion works, and lets the rest of the script write, when Redis is out of memory.
-local function release(lock, fence, grant)
+local function release(lock, fence, grant, failed_try)
   local current = call('GET', lock)
   if failed(current) then return { 10, current.err } end
   local deleted = false
@@ -148,7 +167,8 @@ local function release(lock, fence, grant)
   if same and sub(current, 58, 58) ~= ';' then
     local del = call('DEL', lock)
     if failed(del) then return { 10, del.err } end
-    -- The acquire that stored this very T has left the fence at T, and no heal takes an unmarked fence at T. (Where the lock
+    if failed_try then undo(fence, sub(grant, 1, 16)) end
+    -- Otherwise the acquire that stored this very T has left the fence at T, and no heal takes an unmarked fence at T. (Where the lock
     -- outlived its fence, T is so old that the clock rule refuses whatever is still in flight.)
     return 5
   end
@@ -193,8 +213,8 @@ while ARGV[a] do
   if op == 'A' then
     out[n] = acquire(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])
     k, a = k + 2, a + 3
-  elseif op == 'R' then
-    out[n] = release(KEYS[k], KEYS[k + 1], ARGV[a + 1])
+  elseif op == 'R' or op == 'U' then
+    out[n] = release(KEYS[k], KEYS[k + 1], ARGV[a + 1], op == 'U')
     k, a = k + 2, a + 2
   elseif op == 'H' then
     out[n] = heal(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])

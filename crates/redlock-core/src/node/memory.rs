@@ -174,7 +174,7 @@ impl Store {
             Op::Acquire { keys, record, ttl } => self.acquire(keys, record, *ttl),
             Op::Extend { keys, record, ttl } => self.extend(keys, record, *ttl),
             Op::Heal { keys, record, ttl } => self.heal(keys, record, *ttl),
-            Op::Release { keys, record } => self.release(keys, record),
+            Op::Release { keys, record, failed_try } => self.release(keys, record, *failed_try),
             Op::Inspect { keys } => match self.get(&keys.lock) {
                 Some(value) => Vote::Found(self.holding(keys, value)),
                 None => Vote::Missing,
@@ -190,7 +190,8 @@ impl Store {
         if rules.clock_is_checked && t.get().abs_diff(now) > self.max_offset() {
             return clock_refusal();
         }
-        let fence = match self.get(&keys.fence).map(|text| fence_of(&text)) {
+        let last = self.get(&keys.fence);
+        let fence = match last.as_ref().map(|text| fence_of(text)) {
             None => None,
             Some(Some(fence)) => Some(fence),
             Some(None) => return error("ERR the fence holds no number"),
@@ -213,7 +214,14 @@ impl Store {
             None => asked,
         };
         self.set(keys.lock.clone(), record.as_bytes().clone(), Some(ttl));
-        self.set_fence(keys, fence_text(t));
+        let fence = match last {
+            None => format!("{t}!").into(),
+            Some(last) if &last[FencingToken::TEXT_LEN..] == b"+" => {
+                [format!("{t}!").as_bytes(), &last].concat().into()
+            }
+            Some(_) => fence_text(t),
+        };
+        self.set_fence(keys, fence);
         if current.is_some() { Vote::GrantedAgain } else { Vote::Granted }
     }
 
@@ -225,7 +233,7 @@ impl Store {
         let asked = u64::from(ttl.millis());
         let stored = Record::foreign(value.clone());
         if let (false, Some(t)) = (stored.is_extended(), stored.fencing()) {
-            if self.get(&keys.fence).is_none_or(|fence| fence == fence_text(t)) {
+            if self.get(&keys.fence).is_none_or(|fence| fence_of(&fence) == Some(t)) {
                 self.set_fence(keys, marked(t));
             }
             let ttl = self.left(&keys.lock).map_or(asked, |left| left.max(asked));
@@ -257,7 +265,7 @@ impl Store {
         Vote::Granted
     }
 
-    fn release(&mut self, keys: &Keys, record: &Record) -> Vote {
+    fn release(&mut self, keys: &Keys, record: &Record, failed_try: bool) -> Vote {
         let Some(t) = record.fencing() else { return error("the record has no T") };
         let rules = self.settings.rules();
         let current = self.get(&keys.lock).map(Record::foreign);
@@ -270,6 +278,9 @@ impl Store {
                 deleted = true;
             }
             if same && !current.is_extended() {
+                if failed_try {
+                    self.undo_fence(keys, t);
+                }
                 return Vote::Released;
             }
         }
@@ -304,6 +315,16 @@ impl Store {
         keys.truncate(count as usize);
         let next = keys.last().filter(|_| more).cloned();
         Vote::Page { keys, next }
+    }
+
+    fn undo_fence(&mut self, keys: &Keys, t: FencingToken) {
+        let provisional = format!("{t}!");
+        let Some(last) = self.get(&keys.fence) else { return };
+        match last.strip_prefix(provisional.as_bytes()) {
+            Some([]) => self.remove(&keys.fence),
+            Some(before) => self.set_fence(keys, Bytes::copy_from_slice(before)),
+            None => {}
+        }
     }
 
     fn set_fence(&mut self, keys: &Keys, text: Bytes) {
@@ -376,7 +397,7 @@ fn marked(t: FencingToken) -> Bytes {
     Bytes::from(format!("{t}+"))
 }
 
-/// Without the mark of an extension.
+/// Without a mark.
 fn fence_of(text: &[u8]) -> Option<FencingToken> {
     FencingToken::parse(text.get(..FencingToken::TEXT_LEN)?)
 }
@@ -415,7 +436,7 @@ mod tests {
             let record = Record::new(&token, &Info::default());
             assert_eq!(node.run(&Op::Acquire { keys: keys.clone(), record: record.clone(), ttl }), Vote::Granted);
             assert_eq!(node.run(&Op::Extend { keys: keys.clone(), record: record.clone(), ttl }), Vote::Extended);
-            assert_eq!(node.run(&Op::Release { keys: keys.clone(), record }), Vote::Released);
+            assert_eq!(node.run(&Op::Release { keys: keys.clone(), record, failed_try: false }), Vote::Released);
         }
         let store = node.lock();
         assert_eq!((store.entries.len(), store.expiries.len()), (1, 1), "the fence alone is left");

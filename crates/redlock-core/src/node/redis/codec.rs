@@ -68,9 +68,9 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
                 arguments.push(text(record.grant()));
                 arguments.push(Value::Integer(ttl.millis().into()));
             }
-            Op::Release { keys: of, record } => {
+            Op::Release { keys: of, record, failed_try } => {
                 keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
-                arguments.push(text(Bytes::from_static(b"R")));
+                arguments.push(text(Bytes::from_static(if *failed_try { b"U" } else { b"R" })));
                 arguments.push(text(record.grant()));
             }
             Op::Inspect { keys: of } => {
