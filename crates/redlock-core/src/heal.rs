@@ -8,9 +8,11 @@
 //! extension stays without the lock.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::clock::Clock;
 use crate::node::{Keys, Node, Observer, Op, Record, Reply, Vote, Voter};
 use crate::types::{Info, LockToken, Ttl};
 
@@ -20,8 +22,12 @@ pub(crate) struct Healing {
     pub(crate) keys: Keys,
     pub(crate) token: LockToken,
     pub(crate) ttl: Ttl,
-    /// A heal that a node has not begun by then is of no use to the holder.
+    /// A node need not begin a heal later than this.
     pub(crate) not_after: Instant,
+    /// When the extension's own lease ends, on the clock that counts suspend. What it vouches for has an end then, so a heal
+    /// must not be sent any more, however late the vote that asks for it.
+    pub(crate) until: Duration,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) progress: Mutex<Progress>,
 }
 
@@ -57,6 +63,9 @@ impl Healing {
     }
 
     fn set_again(self: &Arc<Self>, missing: &[usize], op: &Arc<Op>) {
+        if self.clock.monotonic() >= self.until {
+            return;
+        }
         for index in missing {
             let reply = Reply::new(Arc::new(Healed(self.clone())), *index);
             self.nodes[*index].submit(op.clone(), self.not_after, reply);

@@ -342,7 +342,7 @@ impl Redlock {
         let deadline = Instant::now() + limit;
         let record = Record::new(token, &Info::default());
         let keys = Keys::new(&shared.settings.key_prefix, name);
-        let healing = shared.settings.missing_is_healed().then(|| shared.healing(&keys, token, ttl));
+        let healing = shared.settings.missing_is_healed().then(|| shared.healing(&keys, token, ttl, started));
         let op = Op::Extend { keys, record, ttl };
         let round = Round::start(&shared.nodes, shared.quorum, op, deadline, &shared.seams.observer, healing);
         let outcome = round.outcome(deadline, limit).await;
@@ -462,7 +462,7 @@ impl Shared {
         Round::start(&self.nodes, self.quorum, op, deadline, &self.seams.observer, None)
     }
 
-    fn healing(&self, keys: &Keys, token: &LockToken, ttl: Ttl) -> Arc<Healing> {
+    fn healing(&self, keys: &Keys, token: &LockToken, ttl: Ttl, started: Duration) -> Arc<Healing> {
         Arc::new(Healing {
             nodes: self.nodes.clone(),
             observer: self.seams.observer.clone(),
@@ -470,6 +470,8 @@ impl Shared {
             token: *token,
             ttl,
             not_after: Instant::now() + ttl.duration(),
+            until: started + ttl.duration().saturating_sub(validity::drift(ttl, self.settings.drift_factor)),
+            clock: self.seams.clock.clone(),
             progress: Default::default(),
         })
     }

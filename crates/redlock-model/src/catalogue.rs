@@ -1,0 +1,229 @@
+//! What is run: the models at their bounds with all rules on, and each rule off where its counter-example is.
+
+use crate::admission::{Admission, ONE_HOLDER};
+use crate::explore::{Outcome, Until, explore};
+use crate::healing::{Healing, NEVER_LOST};
+use crate::locks::{Bounds, FENCING, Locks, MUTUAL_EXCLUSION, NO_LOCKOUT, NO_ORPHAN};
+use crate::rules::Rules;
+
+/// How much is explored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Size {
+    /// Within a minute on two cores.
+    Small,
+    /// More events in one history: many minutes, and gigabytes.
+    Large,
+}
+
+/// One model at certain bounds.
+#[derive(Debug)]
+pub struct Case {
+    /// What its bounds are.
+    pub title: &'static str,
+    /// The smallest size it belongs to.
+    pub size: Size,
+    model: fn(Rules) -> AnyModel,
+}
+
+#[derive(Debug)]
+enum AnyModel {
+    Locks(Locks),
+    Admission(Admission),
+    Healing(Healing),
+}
+
+/// A rule, where it is missed, and how.
+#[derive(Debug)]
+pub struct Mutation {
+    /// The field of [`Rules`].
+    pub rule: &'static str,
+    /// What goes wrong without it.
+    pub property: &'static str,
+    /// The case in which it does; with all rules on that case holds.
+    pub case: &'static Case,
+    switch: fn(&mut Rules) -> &mut bool,
+}
+
+impl Case {
+    /// Explores it wholly with all rules on, unless a violation is found.
+    pub fn run(&self, threads: usize, progress: bool) -> Outcome {
+        self.run_with(Rules::ALL, Until::Explored, threads, progress)
+    }
+
+    fn run_with(&self, rules: Rules, until: Until, threads: usize, progress: bool) -> Outcome {
+        match (self.model)(rules) {
+            AnyModel::Locks(model) => explore(model, until, threads, progress),
+            AnyModel::Admission(model) => explore(model, until, threads, progress),
+            AnyModel::Healing(model) => explore(model, until, threads, progress),
+        }
+    }
+}
+
+impl Mutation {
+    /// Looks for the shortest counter-example.
+    pub fn run(&self, progress: bool) -> Outcome {
+        let mut rules = Rules::ALL;
+        *(self.switch)(&mut rules) = false;
+        self.case.run_with(rules, Until::Violated(self.property), 1, progress)
+    }
+}
+
+static TRIES: Case = Case {
+    title: "locks: three tries",
+    size: Size::Small,
+    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds::TRIES)),
+};
+static LOSS_OF_TWO: Case = Case {
+    title: "locks: two tries, one loss of data",
+    size: Size::Small,
+    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { retry: false, losses: 1, ..Bounds::TRIES })),
+};
+static LOSS: Case = Case {
+    title: "locks: three tries, one loss of data",
+    size: Size::Small,
+    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { losses: 1, ..Bounds::TRIES })),
+};
+static LOSS_AND_HEAL: Case = Case {
+    title: "locks: two tries, one loss of data, one extension",
+    size: Size::Small,
+    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { retry: false, losses: 1, renewals: 1, ..Bounds::TRIES })),
+};
+static HEALS: Case = Case {
+    title: "locks: two tries, two extensions",
+    size: Size::Small,
+    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { retry: false, renewals: 2, ..Bounds::TRIES })),
+};
+static EVERY_ORDER_OF_TWO: Case = Case {
+    title: "locks: two tries, every order",
+    size: Size::Small,
+    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { retry: false, every_order: true, ..Bounds::TRIES })),
+};
+static EVERY_LOSS_OF_TWO: Case = Case {
+    title: "locks: two tries, one loss of data, every order",
+    size: Size::Small,
+    model: |rules| {
+        AnyModel::Locks(Locks::new(rules, Bounds { retry: false, losses: 1, every_order: true, ..Bounds::TRIES }))
+    },
+};
+static EXTENSION: Case = Case {
+    title: "locks: three tries, one extension",
+    size: Size::Large,
+    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { renewals: 1, ..Bounds::TRIES })),
+};
+static TWO_EXTENSIONS: Case = Case {
+    title: "locks: two tries, one loss of data, two extensions",
+    size: Size::Large,
+    model: |rules| {
+        AnyModel::Locks(Locks::new(
+            rules,
+            Bounds { retry: false, bad_clock: false, losses: 1, renewals: 2, ..Bounds::TRIES },
+        ))
+    },
+};
+static PATIENCE: Case = Case {
+    title: "locks: two tries without releases, one loss of data, two extensions",
+    size: Size::Small,
+    model: |rules| {
+        AnyModel::Locks(Locks::new(
+            rules,
+            Bounds { retry: false, bad_clock: false, releases: false, losses: 1, renewals: 2, ..Bounds::TRIES },
+        ))
+    },
+};
+static EVERY_EXTENSION: Case = Case {
+    title: "locks: two tries, one extension, every order",
+    size: Size::Small,
+    model: |rules| {
+        AnyModel::Locks(Locks::new(
+            rules,
+            Bounds { retry: false, bad_clock: false, renewals: 1, every_order: true, ..Bounds::TRIES },
+        ))
+    },
+};
+static TWO_LOSSES: Case = Case {
+    title: "locks: two tries, two losses of data, one extension",
+    size: Size::Large,
+    model: |rules| {
+        AnyModel::Locks(Locks::new(
+            rules,
+            Bounds { retry: false, bad_clock: false, losses: 2, renewals: 1, ..Bounds::TRIES },
+        ))
+    },
+};
+static EVERY_ORDER: Case = Case {
+    title: "locks: three tries, every order",
+    size: Size::Large,
+    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { every_order: true, ..Bounds::TRIES })),
+};
+static ADMISSION: Case = Case {
+    title: "admission: two gateways, three losses or restarts, four locks",
+    size: Size::Small,
+    model: |rules| AnyModel::Admission(Admission::new(rules, 3, 4)),
+};
+static MORE_ADMISSION: Case = Case {
+    title: "admission: two gateways, four losses or restarts, six locks",
+    size: Size::Large,
+    model: |rules| AnyModel::Admission(Admission::new(rules, 4, 6)),
+};
+static HEALING: Case = Case {
+    title: "healing: nine losses of data or outages, one after the other",
+    size: Size::Small,
+    model: |rules| AnyModel::Healing(Healing::new(rules, 9, true)),
+};
+
+/// Everything that is explored with all rules on.
+pub static CASES: [&Case; 16] = [
+    &TRIES,
+    &LOSS_OF_TWO,
+    &EVERY_LOSS_OF_TWO,
+    &EVERY_EXTENSION,
+    &LOSS,
+    &LOSS_AND_HEAL,
+    &HEALS,
+    &PATIENCE,
+    &EVERY_ORDER_OF_TWO,
+    &ADMISSION,
+    &HEALING,
+    &EXTENSION,
+    &TWO_EXTENSIONS,
+    &TWO_LOSSES,
+    &EVERY_ORDER,
+    &MORE_ADMISSION,
+];
+
+macro_rules! mutations {
+    ($($rule:ident: $case:ident, $property:ident;)*) => {
+        /// Every rule.
+        pub static MUTATIONS: &[Mutation] = &[$(Mutation {
+            rule: stringify!($rule),
+            property: $property,
+            case: &$case,
+            switch: |rules| &mut rules.$rule,
+        }),*];
+    };
+}
+
+mutations! {
+    retry_rewrites: TRIES, FENCING;
+    retry_mints_new: EXTENSION, MUTUAL_EXCLUSION;
+    undo_spares_older: TRIES, MUTUAL_EXCLUSION;
+    release_is_a_barrier: TRIES, NO_ORPHAN;
+    release_keeps_newer: TRIES, MUTUAL_EXCLUSION;
+    clock_is_checked: TRIES, NO_LOCKOUT;
+    fence_is_checked: TRIES, FENCING;
+    marker_is_checked: LOSS_OF_TWO, MUTUAL_EXCLUSION;
+    quarantine_is_waited: LOSS_OF_TWO, MUTUAL_EXCLUSION;
+    quarantine_has_nonce: ADMISSION, ONE_HOLDER;
+    admission_names_process: ADMISSION, ONE_HOLDER;
+    marker_names_admission: PATIENCE, FENCING;
+    missing_is_healed: HEALING, NEVER_LOST;
+    heal_may_be_old: HEALING, NEVER_LOST;
+    extension_marks: HEALING, NEVER_LOST;
+    release_unmarks: HEALS, NO_ORPHAN;
+    heal_is_timely: PATIENCE, FENCING;
+}
+
+/// The mutation of a rule.
+pub fn mutation(rule: &str) -> Option<&'static Mutation> {
+    MUTATIONS.iter().find(|mutation| mutation.rule == rule)
+}

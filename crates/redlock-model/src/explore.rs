@@ -1,0 +1,155 @@
+//! Running a model to its end, or to a counter-example, and saying what came of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Debug};
+use std::hash::Hash;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use stateright::report::{ReportData, ReportDiscovery, Reporter};
+use stateright::{Checker, Expectation, HasDiscoveries, Model};
+
+/// A model whose paths can be told.
+pub trait Told: Model {
+    /// One sentence for each step.
+    fn tell(&self, path: Vec<(Self::State, Option<Self::Action>)>) -> Vec<String>;
+}
+
+/// Lets a property be found once. The checker would otherwise keep the last of all discoveries, which is the longest.
+#[derive(Debug, Default)]
+pub struct First(AtomicBool);
+
+impl First {
+    /// For a condition that must always hold: true from the second violation on.
+    pub fn always(&self, holds: bool) -> bool {
+        holds || self.0.swap(true, Ordering::Relaxed)
+    }
+
+    /// For a condition that must hold somewhere: false from the second time on.
+    pub fn sometimes(&self, holds: bool) -> bool {
+        holds && !self.0.swap(true, Ordering::Relaxed)
+    }
+}
+
+/// When to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// Everything is explored, or any property is violated.
+    Explored,
+    /// This property is violated, or everything is explored.
+    Violated(&'static str),
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// States that differ.
+    pub states: usize,
+    /// Steps from one to another.
+    pub steps: usize,
+    /// Steps of the longest path that was followed.
+    pub depth: usize,
+    /// How long it took.
+    pub took: Duration,
+    /// Whether every state within the bounds was seen.
+    pub complete: bool,
+    /// Properties that were found violated, with the way there.
+    pub violated: BTreeMap<&'static str, Vec<String>>,
+    /// What must be possible, and whether it was seen.
+    pub seen: BTreeMap<&'static str, bool>,
+    /// Properties that were not found violated.
+    pub held: Vec<&'static str>,
+}
+
+/// Runs a model. One thread finds a shortest counter-example; more are faster. `progress` prints to stderr.
+pub fn explore<M>(model: M, until: Until, threads: usize, progress: bool) -> Outcome
+where
+    M: Told + Send + Sync + 'static,
+    M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
+    M::Action: Clone + Debug + PartialEq + Send + Sync,
+{
+    let properties = model.properties();
+    let stop = match until {
+        Until::Explored => HasDiscoveries::AnyFailures,
+        Until::Violated(property) => HasDiscoveries::AllOf(BTreeSet::from([property])),
+    };
+    let begun = Instant::now();
+    let mut told = Progress { print: progress, violated: BTreeMap::new(), found: BTreeSet::new() };
+    let checker = model.checker().threads(threads).finish_when(stop).spawn_bfs().join_and_report(&mut told);
+    let found = |name: &&str| told.found.contains(name);
+    let of = |wanted: Expectation| properties.iter().filter(move |p| p.expectation == wanted).map(|p| p.name);
+    let stopped = match until {
+        Until::Explored => !told.violated.is_empty(),
+        Until::Violated(property) => told.violated.contains_key(property),
+    };
+    Outcome {
+        states: checker.unique_state_count(),
+        steps: checker.state_count(),
+        depth: checker.max_depth().saturating_sub(1),
+        took: begun.elapsed(),
+        complete: !stopped,
+        seen: of(Expectation::Sometimes).map(|name| (name, found(&name))).collect(),
+        held: of(Expectation::Always).filter(|name| !found(name)).collect(),
+        violated: told.violated,
+    }
+}
+
+impl Outcome {
+    /// All was explored, nothing is violated, and all that must be possible was seen.
+    pub fn is_good(&self) -> bool {
+        self.complete && self.violated.is_empty() && self.seen.values().all(|seen| *seen)
+    }
+}
+
+struct Progress {
+    print: bool,
+    violated: BTreeMap<&'static str, Vec<String>>,
+    found: BTreeSet<&'static str>,
+}
+
+impl<M: Told> Reporter<M> for Progress {
+    fn report_checking(&mut self, data: ReportData) {
+        if self.print {
+            let rate = data.unique_states as f64 / data.duration.as_secs_f64().max(0.001);
+            eprintln!("{:>12} states, {rate:>9.0} states/s, {:>3} steps deep", data.unique_states, data.max_depth);
+        }
+    }
+
+    fn report_discoveries(&mut self, model: &M, discoveries: BTreeMap<&'static str, ReportDiscovery<M>>)
+    where
+        M::Action: Debug + PartialEq,
+        M::State: Debug + Hash + PartialEq,
+    {
+        for (name, discovery) in discoveries {
+            self.found.insert(name);
+            if model.property(name).expectation == Expectation::Always {
+                self.violated.insert(name, model.tell(discovery.path.into_vec()));
+            }
+        }
+    }
+
+    fn delay(&self) -> Duration {
+        Duration::from_millis(if self.print { 2_000 } else { 20 })
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.complete { "explored wholly" } else { "stopped at a violation" };
+        let Self { states, steps, depth, took, .. } = self;
+        writeln!(f, "{states} states, {steps} steps, {depth} steps deep, {took:.1?}: {how}")?;
+        for name in &self.held {
+            writeln!(f, "  {} {name}", if self.complete { "holds:   " } else { "so far:  " })?;
+        }
+        for (name, seen) in &self.seen {
+            writeln!(f, "  {} {name}", if *seen { "seen:    " } else { "NOT SEEN:" })?;
+        }
+        for (name, story) in &self.violated {
+            writeln!(f, "  VIOLATED: {name}")?;
+            for (at, step) in story.iter().enumerate() {
+                writeln!(f, "    {:>2}. {step}", at + 1)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,54 @@
+//! Exhaustive models of the locking algorithm: every order of events within stated bounds, explored with [`stateright`].
+//!
+//! What it is for: the rules that mutual exclusion and fencing tokens rest on are easy to state and easy to weaken by
+//! accident. Here each is a switch ([`rules::Rules`]). With all of them on, nothing goes wrong in any history within the
+//! bounds; with any one off, the shortest history that goes wrong is found and told step by step ([`catalogue`]).
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`rules`] | the switches |
+//! | [`node`] | one master, held to the code's own by `tests/conformance.rs` |
+//! | [`locks`] | two owners on three nodes: messages in any order, expiry, extensions, heals, losses of data |
+//! | [`admission`] | two gateways that let a node vote again, which fails more than once |
+//! | [`healing`] | a lock that outlives one fault after the other |
+//! | [`catalogue`] | which model is run within which bounds |
+//! | [`explore`] | running one, and telling what came of it |
+//!
+//! Votes are counted by `redlock_core::quorum`, not by a copy of it.
+//!
+//! # What is bounded, and why that is enough
+//!
+//! - *Three nodes.* The argument for exclusion is that two majorities share a node; three is the smallest number with a
+//!   majority that is not all, and each of its majorities can be any two.
+//! - *Two owners, three tries, tokens up to 3.* A violation is a matter of two parties; the third try is the retry of one
+//!   of them. Tokens are compared and never calculated with, so every order of three tokens is every order.
+//! - *One or two extensions and losses of data at a time.* More of them follow each other in [`healing`] and
+//!   [`admission`], which leave out what the other models show. This is the weakest of the bounds: a history that
+//!   needs three tries, two losses and two extensions at once is not explored, not even in the large size.
+//! - *One lock name.* Names share nothing on a node but the marker.
+//!
+//! # What time is
+//!
+//! There are no clocks, only what their assumptions allow. A lease begins when its round does, and ends at any later time,
+//! once; a key that it gave its life expires on each node at any time after that, or never. So a holder's belief ends no
+//! later than any key, which is what drift and validity are calculated for, and nothing else is known of durations. A
+//! quarantine ends when every lease has ended that ran at the loss, and so has every try with a token that is not larger
+//! than all that were asked for until then; from then on nobody mints such a token. That is what waiting for
+//! `max_ttl + S` means, and the assumption that gateways' clocks agree within S is in it.
+//!
+//! # What is left out
+//!
+//! Availability, but for one property and for what must be possible at all; clocks that run at wrong rates; fences that
+//! expire (their retention is longer than what clocks may differ by); deletion by hand, eviction and fail-over, which are
+//! not promised. Answers of nodes that decide nothing are left out as well, see [`locks`]. States are told apart by 64-bit
+//! fingerprints: among ten million states one is overlooked with a chance of about one in four hundred thousand.
+
+#![warn(missing_docs)]
+
+pub mod admission;
+pub mod catalogue;
+pub mod explore;
+pub mod healing;
+pub mod locks;
+pub mod node;
+pub mod rules;

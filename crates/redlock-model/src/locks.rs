@@ -1,0 +1,239 @@
+//! The locks: one lock name, three nodes, two owners of whom one asks twice, extensions, heals, releases, losses of data.
+//!
+//! Promises, at every step of every history: [`MUTUAL_EXCLUSION`], [`FENCING`], [`NO_ORPHAN`], [`NO_LOCKOUT`].
+//!
+//! Every operation on its way to a node may take effect at any later time, or never; so a lost message, a node that is
+//! down and a gateway that dies need no events of their own. A lost answer is an operation that took effect and is not
+//! waited for. A loss of data leaves what is on its way to the node where it is, as FLUSHALL does; a restart, which
+//! closes the connections, allows less.
+//!
+//! An owner that has released a token heeds no answer to an earlier or equal one any more; without that a client that
+//! asked twice and gave the second lock back could take the first answer for a lock.
+//!
+//! # What is not explored because something else covers it
+//!
+//! Unless [`Bounds::every_order`] is set. Each of these only leaves out histories in which less can go wrong, or the same:
+//!
+//! - *Refusals are not delivered.* They change no node, and what a gateway does after one, it also does when it gives up.
+//! - *A try that will be given up is given up at once*, while everything is still on its way.
+//! - *A majority is noticed at once.* A holder that hears later believes for less time.
+//! - *A lease ends when a key expires or a quarantine needs it*, not before: nothing else gets possible by its end.
+//! - *Tries start at the beginning*, or after a loss of data, or after their owner's other try was granted: in between a
+//!   later start allows nothing that a late delivery does not. The same goes for extensions, which start with the grant.
+//! - *A release in nobody's name*, the barrier with which an owner that may have had the lock gives up, is not sent: it
+//!   does nothing but raise a fence, which takes possibilities away.
+//! - *A blank node does not lose its data*, and a node's answer to an extension that is decided already does not prolong.
+//!
+//! The cases with `every_order` leave out none of these but the barrier, and hold as well.
+
+mod state;
+mod story;
+
+use redlock_core::quorum::{Decision, Quorum, Tally};
+use stateright::{Model, Property};
+
+pub use self::state::State;
+use self::state::{Action, Message, Phase, Release, owner};
+use crate::explore::{First, Told};
+use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Window};
+use crate::rules::Rules;
+
+/// Masters.
+pub const NODES: usize = 3;
+/// Attempts: two of owner A, one of owner B.
+pub const TRIES: usize = 3;
+/// Most extensions, of whichever grants.
+pub const RENEWALS: usize = 2;
+
+/// Two owners never believe at once that they hold the lock.
+pub const MUTUAL_EXCLUSION: &str = "mutual exclusion";
+/// Whoever believes that it holds the lock has the largest token that was ever granted.
+pub const FENCING: &str = "fencing";
+/// What a release has reached holds no lock of that owner with that or an older T any more, whatever arrives later.
+pub const NO_ORPHAN: &str = "no orphan";
+/// When no node holds the lock, a good gateway is granted it.
+pub const NO_LOCKOUT: &str = "no lockout";
+
+/// How much may happen in one history.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Whether A asks a second time.
+    pub retry: bool,
+    /// Losses of data, of any nodes.
+    pub losses: u8,
+    /// Extensions, of any grants, at most [`RENEWALS`].
+    pub renewals: usize,
+    /// Whether the gateway of B may have a clock that is far ahead.
+    pub bad_clock: bool,
+    /// Whether tries may be given up and locks released.
+    pub releases: bool,
+    /// Whether every order of events is explored, instead of those that cover the others.
+    pub every_order: bool,
+}
+
+impl Bounds {
+    /// All three tries, nothing else.
+    pub const TRIES: Self =
+        Self { retry: true, losses: 0, renewals: 0, bad_clock: true, releases: true, every_order: false };
+}
+
+/// The model.
+#[derive(Debug)]
+pub struct Locks {
+    rules: Rules,
+    bounds: Bounds,
+    quorum: Quorum,
+    firsts: [First; 9],
+}
+
+impl Locks {
+    /// With these bounds.
+    pub fn new(rules: Rules, bounds: Bounds) -> Self {
+        let quorum = Quorum::new(NODES).expect("three nodes are allowed");
+        let bounds = Bounds { renewals: bounds.renewals.min(RENEWALS), ..bounds };
+        Self { rules, bounds, quorum, firsts: Default::default() }
+    }
+
+    fn exclusive(&self, s: &State) -> bool {
+        let holds = |who| (0..TRIES).any(|i| owner(i) == who && s.believes(i));
+        !(holds(Owner::A) && holds(Owner::B))
+    }
+
+    fn fenced(&self, s: &State) -> bool {
+        let granted = |i: &usize| s.tries[*i].phase == Phase::Granted;
+        let holders = [Owner::A, Owner::B].into_iter().filter_map(|who| {
+            let best = (0..TRIES).filter(|i| owner(*i) == who && s.believes(*i)).map(|i| s.tries[i].token).max()?;
+            Some((who, best))
+        });
+        let others = |who| (0..TRIES).filter(granted).filter(move |i| owner(*i) != who).map(|i| s.tries[i].token);
+        let retry = &s.tries[1];
+        let in_order = !(retry.after_own && retry.phase == Phase::Granted && retry.token <= s.tries[0].token);
+        in_order && holders.into_iter().all(|(who, best)| others(who).all(|token| token < best))
+    }
+
+    fn leaves_no_orphan(&self, s: &State) -> bool {
+        s.sites.iter().all(|site| {
+            let Some(lock) = site.node.lock else { return true };
+            let undone = |i: usize| {
+                site.releases[i] == Release::Arrived && lock.owner == owner(i) && lock.token <= s.tries[i].token
+            };
+            !(0..TRIES).any(undone)
+        })
+    }
+
+    fn is_open_to_all(&self, s: &State) -> bool {
+        if s.sites.iter().any(|site| site.doubt.is_some() || site.node.lock.is_some()) {
+            return true;
+        }
+        // Larger than any token of a good clock so far.
+        let next = Lock { owner: Owner::Nobody, token: TRIES as Token + 1, extended: false, guards: 0 };
+        let grants =
+            |site: &state::Site| { site.node }.acquire(&self.rules, Window { oldest: NO_TOKEN }, next).grants();
+        let yes = s.sites.iter().filter(|site| grants(site)).count();
+        self.quorum.decide(Tally { yes, ..Tally::default() }) == Decision::Yes
+    }
+
+    /// How a try begins.
+    fn fates(&self) -> &'static [Phase] {
+        if self.bounds.releases { &[Phase::Open, Phase::GivenUp] } else { &[Phase::Open] }
+    }
+
+    /// Which tokens the tries ask with: every order, equal ones included. Only the order matters.
+    fn orders(&self) -> Vec<[Token; TRIES]> {
+        let mut orders = Vec::new();
+        let tokens = 1..=TRIES as Token;
+        for a in tokens.clone() {
+            for again in tokens.clone().take(if self.bounds.retry { TRIES } else { 1 }) {
+                for b in tokens.clone().chain(self.bounds.bad_clock.then_some(FAR)) {
+                    let good: Vec<_> = [a, again, b].into_iter().filter(|t| *t != FAR).collect();
+                    let newest = good.iter().copied().max().unwrap_or(NO_TOKEN);
+                    let good: Vec<_> =
+                        if self.bounds.retry { good } else { [a, b].into_iter().filter(|t| *t != FAR).collect() };
+                    let newest = good.iter().copied().max().unwrap_or(newest);
+                    let new = a != again || !self.rules.retry_mints_new || !self.bounds.retry;
+                    if new && (1..=newest).all(|t| good.contains(&t)) {
+                        orders.push([a, again, b]);
+                    }
+                }
+            }
+        }
+        orders
+    }
+}
+
+impl Model for Locks {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let mut states: Vec<_> =
+            self.orders().into_iter().map(|tokens| State::initial(tokens, self.bounds.losses)).collect();
+        if self.bounds.every_order {
+            return states;
+        }
+        for i in 0..TRIES {
+            let may_wait =
+                |s: &State| self.bounds.losses > 0 || i == 1 && s.tries[0].phase == Phase::Open || !self.may_try(i);
+            let started = |s: &State| {
+                let in_turn = i != 1 || s.tries[0].phase != Phase::Idle;
+                let phases = self.fates().iter().copied().filter(move |_| in_turn && self.may_try(i));
+                let state = s.clone();
+                phases.map(move |phase| {
+                    let mut state = state.clone();
+                    state.start(i, phase, &self.rules);
+                    state
+                })
+            };
+            states = states.iter().flat_map(|s| started(s).chain(may_wait(s).then(|| s.clone()))).collect();
+        }
+        states
+    }
+
+    fn actions(&self, s: &State, actions: &mut Vec<Action>) {
+        self.enabled(s, actions);
+    }
+
+    fn next_state(&self, s: &State, action: Action) -> Option<State> {
+        let mut next = self.apply(s, action);
+        next.sites.sort_unstable();
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let mut properties = vec![
+            Property::<Self>::always(MUTUAL_EXCLUSION, |m, s| m.firsts[0].always(m.exclusive(s))),
+            Property::<Self>::always(FENCING, |m, s| m.firsts[1].always(m.fenced(s))),
+            Property::<Self>::always(NO_ORPHAN, |m, s| m.firsts[2].always(m.leaves_no_orphan(s))),
+            Property::<Self>::always(NO_LOCKOUT, |m, s| m.firsts[3].always(m.is_open_to_all(s))),
+            Property::<Self>::sometimes("both owners are granted, one after the other", |m, s| {
+                m.firsts[5].sometimes(s.tries[0].phase == Phase::Granted && s.tries[2].phase == Phase::Granted)
+            }),
+        ];
+        if self.bounds.retry {
+            properties.push(Property::<Self>::sometimes("a retry is granted after a grant", |m, s| {
+                m.firsts[4].sometimes(s.tries[1].after_own && s.tries[1].phase == Phase::Granted)
+            }));
+        }
+        if self.bounds.renewals > 0 {
+            properties.push(Property::<Self>::sometimes("an extension is granted", |m, s| {
+                m.firsts[6].sometimes(s.renewals[0].heard)
+            }));
+            properties.push(Property::<Self>::sometimes("a heal is granted", |m, s| {
+                m.firsts[7].sometimes(s.sites.iter().any(|site| site.heals.contains(&Message::Yes)))
+            }));
+        }
+        if self.bounds.losses > 0 {
+            properties.push(Property::<Self>::sometimes("a node that lost its data votes again", |m, s| {
+                m.firsts[8]
+                    .sometimes(s.losses_left < m.bounds.losses && s.sites.iter().all(|site| site.doubt.is_none()))
+            }));
+        }
+        properties
+    }
+}
+
+impl Told for Locks {
+    fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
+        self.story(path)
+    }
+}

@@ -1,0 +1,582 @@
+//! What is, and what each event makes of it.
+
+use redlock_core::quorum::{Decision, Tally};
+
+use super::{Locks, NODES, RENEWALS, TRIES};
+use crate::node::{FAR, Lock, NO_TOKEN, Node, Owner, Token, Vote, Window};
+use crate::rules::Rules;
+
+/// Everything. Nodes are interchangeable, so they are kept sorted: states that differ in their order alone are one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct State {
+    pub(super) sites: [Site; NODES],
+    pub(super) tries: [Try; TRIES],
+    pub(super) renewals: [Renewal; RENEWALS],
+    pub(super) losses_left: u8,
+    /// Tokens that no gateway mints any more and no node's clock is near to: so much time has passed.
+    pub(super) oldest: Token,
+}
+
+/// A node with all that is on its way to it or was answered by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Site {
+    pub node: Node,
+    pub doubt: Option<Doubt>,
+    pub acquires: [Message; TRIES],
+    pub releases: [Release; TRIES],
+    pub extends: [Message; RENEWALS],
+    pub heals: [Message; RENEWALS],
+}
+
+/// A node has lost its data: what must be over before it may vote again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Doubt {
+    /// The leases that ran at the time.
+    pub leases: u8,
+    /// The newest token that it may have stored.
+    pub newest: Token,
+}
+
+/// An operation on its way to one node, then its answer as far as the gateway still cares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Message {
+    /// Never sent.
+    Unsent,
+    /// May arrive now, later or never.
+    Sent,
+    /// Answered: granted, or extended.
+    Yes,
+    /// Answered: granted to an owner that had the lock.
+    Again,
+    /// Answered: held by another.
+    No,
+    /// Answered, but of no use.
+    Failed,
+    /// Answered: there is no such lock.
+    Missing,
+    /// Of no consequence any more.
+    Done,
+}
+
+/// A release on its way to one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Release {
+    Unsent,
+    Sent,
+    /// It has reached the node, and the node has kept its data since.
+    Arrived,
+}
+
+/// One attempt to get the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Try {
+    pub token: Token,
+    pub phase: Phase,
+    /// The lease that begins when the try does has run out, and with it the holder's belief.
+    pub ended: bool,
+    /// Its owner has released this or a later T: it heeds no answer of this try any more.
+    pub dropped: bool,
+    /// It began after its owner was granted the lock by the other try.
+    pub after_own: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Phase {
+    Idle,
+    /// All nodes are asked.
+    Open,
+    /// A majority granted it, and its owner knows.
+    Granted,
+    /// Failed, timed out or cancelled; what it may have set is being released.
+    GivenUp,
+}
+
+/// One extension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Renewal {
+    /// The try whose grant it prolongs.
+    pub of: Option<u8>,
+    /// A majority has extended: missing nodes are healed.
+    pub proved: bool,
+    /// Its owner knows.
+    pub heard: bool,
+    pub ended: bool,
+}
+
+/// An event. Indices are of sites, tries and renewals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    Start {
+        try_: u8,
+        phase: Phase,
+    },
+    Acquire {
+        try_: u8,
+        site: u8,
+    },
+    /// And so many extensions begin.
+    Grant {
+        try_: u8,
+        renewals: u8,
+    },
+    GiveUp(u8),
+    Release(u8),
+    ReleaseArrives {
+        try_: u8,
+        site: u8,
+    },
+    Renew {
+        renewal: u8,
+        try_: u8,
+    },
+    Extend {
+        renewal: u8,
+        site: u8,
+    },
+    Heal {
+        renewal: u8,
+        site: u8,
+    },
+    EndTry(u8),
+    EndRenewal(u8),
+    Expire(u8),
+    Lose(u8),
+    Readmit(u8),
+}
+
+/// Which try is whose: the first two are one owner's, which asks again.
+pub(super) fn owner(try_: usize) -> Owner {
+    if try_ < 2 { Owner::A } else { Owner::B }
+}
+
+/// The other try of the same owner, if there is one.
+fn sibling(try_: usize) -> Option<usize> {
+    [Some(1), Some(0), None][try_]
+}
+
+const fn try_lease(try_: usize) -> u8 {
+    1 << try_
+}
+
+const fn renewal_lease(renewal: usize) -> u8 {
+    1 << (TRIES + renewal)
+}
+
+impl Try {
+    fn is_before(&self, doubt: Doubt) -> bool {
+        self.phase != Phase::Idle && self.token <= doubt.newest
+    }
+}
+
+impl State {
+    pub(super) fn initial(tokens: [Token; TRIES], losses_left: u8) -> Self {
+        let site = Site {
+            node: Node::default(),
+            doubt: None,
+            acquires: [Message::Unsent; TRIES],
+            releases: [Release::Unsent; TRIES],
+            extends: [Message::Unsent; RENEWALS],
+            heals: [Message::Unsent; RENEWALS],
+        };
+        let idle = |token| Try { token, phase: Phase::Idle, ended: false, dropped: false, after_own: false };
+        Self {
+            sites: [site; NODES],
+            tries: tokens.map(idle),
+            renewals: [Renewal { of: None, proved: false, heard: false, ended: false }; RENEWALS],
+            losses_left,
+            oldest: NO_TOKEN,
+        }
+    }
+
+    /// Whether this try's owner believes that it holds the lock by it.
+    pub fn believes(&self, try_: usize) -> bool {
+        let t = &self.tries[try_];
+        let renewed = |r: &Renewal| r.of == Some(try_ as u8) && r.heard && !r.ended;
+        t.phase == Phase::Granted && !t.dropped && (!t.ended || self.renewals.iter().any(renewed))
+    }
+
+    fn ended_leases(&self) -> u8 {
+        let tries = self.tries.iter().enumerate().filter(|(_, t)| t.ended).map(|(i, _)| try_lease(i));
+        let renewals = self.renewals.iter().enumerate().filter(|(_, r)| r.ended).map(|(i, _)| renewal_lease(i));
+        tries.chain(renewals).fold(0, |mask, bit| mask | bit)
+    }
+
+    fn running_leases(&self) -> u8 {
+        let tries = self.tries.iter().enumerate().filter(|(_, t)| t.phase != Phase::Idle).map(|(i, _)| try_lease(i));
+        let renewals = self.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some());
+        let started = tries.chain(renewals.map(|(i, _)| renewal_lease(i))).fold(0, |mask, bit| mask | bit);
+        started & !self.ended_leases()
+    }
+
+    /// The newest token of a good clock that any try has asked for.
+    fn newest(&self) -> Token {
+        let asked = self.tries.iter().filter(|t| t.phase != Phase::Idle && t.token != FAR);
+        asked.map(|t| t.token).max().unwrap_or(NO_TOKEN)
+    }
+
+    /// Whether a quarantine has lasted: `max_ttl` after the loss every lease that ran then has ended, and S later every
+    /// try has ended whose token is not larger than all that the node may have stored.
+    fn is_over(&self, doubt: Doubt) -> bool {
+        doubt.leases & !self.ended_leases() == 0 && self.tries.iter().all(|t| !t.is_before(doubt) || t.ended)
+    }
+
+    fn end_leases(&mut self, leases: u8) {
+        for (i, t) in self.tries.iter_mut().enumerate() {
+            t.ended |= leases & try_lease(i) != 0;
+        }
+        for (i, r) in self.renewals.iter_mut().enumerate() {
+            r.ended |= leases & renewal_lease(i) != 0;
+        }
+    }
+
+    /// All nodes are asked. `GivenUp` at once stands for giving up at any later time.
+    pub(super) fn start(&mut self, i: usize, phase: Phase, rules: &Rules) {
+        self.tries[i].phase = Phase::Open;
+        self.tries[i].after_own = sibling(i).is_some_and(|own| self.tries[own].phase == Phase::Granted);
+        self.send(rules, |site| &mut site.acquires[i]);
+        if phase == Phase::GivenUp {
+            self.give_up(i, rules);
+        }
+    }
+
+    /// The clean-up: a release goes to every node where the try was granted or may still be. An owner that may have had
+    /// the lock before spares what an earlier try may have been promised: what is not answered yet is released when it
+    /// turns out to be a fresh grant.
+    fn give_up(&mut self, i: usize, rules: &Rules) {
+        self.tries[i].phase = Phase::GivenUp;
+        let spares = owner(i) == Owner::A && rules.undo_spares_older;
+        for site in &mut self.sites {
+            let fresh = site.acquires[i] == Message::Yes;
+            if fresh || (!spares && matches!(site.acquires[i], Message::Sent | Message::Again)) {
+                site.releases[i] = Release::Sent;
+            }
+        }
+        settle(self, |site| &mut site.acquires[i]);
+    }
+
+    fn renew(&mut self, i: usize, try_: u8, rules: &Rules) {
+        self.renewals[i].of = Some(try_);
+        self.send(rules, |site| &mut site.extends[i]);
+    }
+
+    /// A node that is not admitted is not asked, for want of a marker to show.
+    fn send(&mut self, rules: &Rules, of: impl Fn(&mut Site) -> &mut Message) {
+        for site in &mut self.sites {
+            if site.doubt.is_none() || !rules.tells_admissions_apart() {
+                *of(site) = Message::Sent;
+            }
+        }
+    }
+
+    fn window(&self) -> Window {
+        Window { oldest: self.oldest }
+    }
+
+    fn votes(&self, of: impl Fn(&Site) -> Message) -> Tally {
+        let count = |wanted: &[Message]| self.sites.iter().filter(|site| wanted.contains(&of(site))).count();
+        Tally {
+            yes: count(&[Message::Yes, Message::Again]),
+            no: count(&[Message::No, Message::Missing]),
+            failed: count(&[Message::Failed]),
+        }
+    }
+
+    fn asked(&self, try_: usize) -> Lock {
+        let guards = if self.tries[try_].ended { 0 } else { try_lease(try_) };
+        Lock { owner: owner(try_), token: self.tries[try_].token, extended: false, guards }
+    }
+
+    pub(super) fn asked_again(&self, renewal: usize) -> Option<Lock> {
+        let r = &self.renewals[renewal];
+        let guards = if r.ended { 0 } else { renewal_lease(renewal) };
+        r.of.map(|try_| Lock { guards, ..self.asked(try_.into()) })
+    }
+}
+
+impl Locks {
+    /// Everything that can happen next. What cannot change anything is left out; so is, unless `every_order` is set, what
+    /// another order covers (see the essay above).
+    pub(super) fn enabled(&self, s: &State, actions: &mut Vec<Action>) {
+        let decided = |i: usize| {
+            let t = &s.tries[i];
+            let votes = || s.votes(|site| site.acquires[i]);
+            t.phase == Phase::Open && !t.ended && !t.dropped && self.quorum.decide(votes()) == Decision::Yes
+        };
+        let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
+        let free = self.bounds.renewals - begun;
+        for i in (0..TRIES).filter(|i| decided(*i)) {
+            let most = if self.bounds.every_order { 0 } else { free };
+            actions.extend((0..=most).map(|renewals| Action::Grant { try_: i as u8, renewals: renewals as u8 }));
+            if !self.bounds.every_order {
+                return;
+            }
+        }
+        for (i, t) in s.tries.iter().enumerate() {
+            let try_ = i as u8;
+            match t.phase {
+                Phase::Idle if self.may_start(s, i) => {
+                    let fates = if self.bounds.every_order { &[Phase::Open] } else { self.fates() };
+                    actions.extend(fates.iter().map(|phase| Action::Start { try_, phase: *phase }));
+                }
+                Phase::Open if self.bounds.every_order && self.bounds.releases => actions.push(Action::GiveUp(try_)),
+                Phase::Granted if !t.dropped => {
+                    if self.bounds.releases {
+                        actions.push(Action::Release(try_));
+                    }
+                    if free > 0 && (self.bounds.every_order || s.losses_left < self.bounds.losses) {
+                        actions.push(Action::Renew { renewal: begun as u8, try_ });
+                    }
+                }
+                Phase::Idle | Phase::Open | Phase::Granted | Phase::GivenUp => {}
+            }
+            if self.bounds.every_order && t.phase != Phase::Idle && !t.ended {
+                actions.push(Action::EndTry(try_));
+            }
+        }
+        for (i, r) in s.renewals.iter().enumerate() {
+            if self.bounds.every_order && r.of.is_some() && !r.ended {
+                actions.push(Action::EndRenewal(i as u8));
+            }
+        }
+        for (at, site) in s.sites.iter().enumerate() {
+            // Equal neighbours have equal futures.
+            if at == 0 || s.sites[at - 1] != *site {
+                self.enabled_at(s, at as u8, site, actions);
+            }
+        }
+    }
+
+    fn may_start(&self, s: &State, i: usize) -> bool {
+        // The tries of one owner differ in their tokens alone: one order of starting is enough.
+        let in_turn = i != 1 || s.tries[0].phase != Phase::Idle;
+        let after_own = sibling(i).is_some_and(|own| s.tries[own].phase == Phase::Granted);
+        let token = s.tries[i].token;
+        let in_quarantine = s
+            .sites
+            .iter()
+            .filter_map(|site| site.doubt)
+            .any(|doubt| token > doubt.newest || !self.rules.quarantine_is_waited || !self.rules.marker_is_checked);
+        // What starts in a quarantine does not reach the node, so it may also start after it.
+        let after_loss = self.rules.tells_admissions_apart() && s.losses_left < self.bounds.losses;
+        let now = self.bounds.every_order || in_quarantine || after_loss || after_own;
+        self.may_try(i) && token > s.oldest && in_turn && now
+    }
+
+    /// Without a retry the second try never happens.
+    pub(super) fn may_try(&self, i: usize) -> bool {
+        i != 1 || self.bounds.retry
+    }
+
+    fn enabled_at(&self, s: &State, at: u8, site: &Site, actions: &mut Vec<Action>) {
+        for try_ in 0..TRIES as u8 {
+            let i = usize::from(try_);
+            if site.acquires[i] == Message::Sent {
+                let mut node = site.node;
+                let vote = node.acquire(&self.rules, s.window(), s.asked(i));
+                let counts = s.tries[i].phase == Phase::Open && (vote.grants() || self.bounds.every_order);
+                if counts || node != site.node {
+                    actions.push(Action::Acquire { try_, site: at });
+                }
+            }
+            if site.releases[i] == Release::Sent {
+                actions.push(Action::ReleaseArrives { try_, site: at });
+            }
+        }
+        for renewal in 0..self.bounds.renewals as u8 {
+            let i = usize::from(renewal);
+            let Some(asked) = s.asked_again(i) else { continue };
+            if site.extends[i] == Message::Sent {
+                let mut node = site.node;
+                let vote = node.extend(&self.rules, asked);
+                let counts = !s.renewals[i].proved && (vote == Vote::Extended || self.bounds.every_order);
+                let heals = vote == Vote::Missing && self.rules.missing_is_healed;
+                // To keep a lock for longer keeps others out, and matters to its owner only if it extends again.
+                let again =
+                    s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none()) || self.bounds.every_order;
+                if counts || heals || (again && node != site.node) {
+                    actions.push(Action::Extend { renewal, site: at });
+                }
+            }
+            if site.heals[i] == Message::Sent && self.heal(s, &mut { site.node }, i).grants() {
+                actions.push(Action::Heal { renewal, site: at });
+            }
+        }
+        if site.node.lock.is_some_and(|lock| lock.guards == 0 || !self.bounds.every_order) {
+            actions.push(Action::Expire(at));
+        }
+        let stores = site.node != Node::default() || self.bounds.every_order;
+        match site.doubt {
+            None if s.losses_left > 0 && stores => actions.push(Action::Lose(at)),
+            Some(doubt) if !self.rules.quarantine_is_waited || !self.bounds.every_order || s.is_over(doubt) => {
+                actions.push(Action::Readmit(at));
+            }
+            None | Some(_) => {}
+        }
+    }
+
+    fn heal(&self, s: &State, node: &mut Node, renewal: usize) -> Vote {
+        s.asked_again(renewal).map_or(Vote::Missing, |asked| node.heal(&self.rules, s.window(), asked))
+    }
+
+    /// What an event makes of a state, the nodes left in their order.
+    pub(super) fn apply(&self, s: &State, action: Action) -> State {
+        let mut next = s.clone();
+        match action {
+            Action::Start { try_, phase } => next.start(try_.into(), phase, &self.rules),
+            Action::Acquire { try_, site } => self.acquire(&mut next, try_.into(), site.into()),
+            Action::Grant { try_, renewals } => {
+                let i = usize::from(try_);
+                next.tries[i].phase = Phase::Granted;
+                settle(&mut next, |site| &mut site.acquires[i]);
+                let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
+                (begun..begun + usize::from(renewals)).for_each(|renewal| next.renew(renewal, try_, &self.rules));
+            }
+            Action::GiveUp(try_) => next.give_up(try_.into(), &self.rules),
+            Action::Release(try_) => {
+                let i = usize::from(try_);
+                for (j, t) in next.tries.iter_mut().enumerate() {
+                    t.dropped |= owner(j) == owner(i) && t.phase != Phase::Idle && t.token <= s.tries[i].token;
+                }
+                next.sites.iter_mut().for_each(|site| site.releases[i] = Release::Sent);
+            }
+            Action::ReleaseArrives { try_, site } => {
+                let i = usize::from(try_);
+                let site = &mut next.sites[usize::from(site)];
+                site.node.release(&self.rules, owner(i), s.tries[i].token);
+                site.releases[i] = Release::Arrived;
+            }
+            Action::Renew { renewal, try_ } => next.renew(renewal.into(), try_, &self.rules),
+            Action::Extend { renewal, site } => self.extend(&mut next, renewal.into(), site.into()),
+            Action::Heal { renewal, site } => {
+                let (i, at) = (usize::from(renewal), usize::from(site));
+                let mut node = s.sites[at].node;
+                self.heal(s, &mut node, i);
+                next.sites[at].node = node;
+                next.sites[at].heals[i] = Message::Yes;
+            }
+            Action::EndTry(try_) => next.tries[usize::from(try_)].ended = true,
+            Action::EndRenewal(renewal) => next.renewals[usize::from(renewal)].ended = true,
+            Action::Expire(site) => {
+                let site = &mut next.sites[usize::from(site)];
+                let guards = site.node.lock.map_or(0, |lock| lock.guards);
+                site.node.expire();
+                next.end_leases(guards);
+            }
+            Action::Lose(site) => {
+                let site = &mut next.sites[usize::from(site)];
+                site.node.wipe();
+                site.doubt = Some(Doubt { leases: s.running_leases(), newest: s.newest() });
+                next.losses_left -= 1;
+                for release in site.releases.iter_mut().filter(|release| **release == Release::Arrived) {
+                    *release = Release::Unsent;
+                }
+                if self.rules.tells_admissions_apart() {
+                    let asked = site.acquires.iter_mut().chain(&mut site.extends).chain(&mut site.heals);
+                    asked.filter(|message| **message == Message::Sent).for_each(|message| *message = Message::Done);
+                }
+            }
+            Action::Readmit(site) => {
+                let site = &mut next.sites[usize::from(site)];
+                site.node.admitted = true;
+                if let Some(doubt) = site.doubt.take()
+                    && self.rules.quarantine_is_waited
+                {
+                    next.end_leases(doubt.leases);
+                    next.tries.iter_mut().for_each(|t| t.ended |= t.is_before(doubt));
+                    next.oldest = next.oldest.max(doubt.newest);
+                }
+            }
+        }
+        self.forget(&mut next);
+        next
+    }
+
+    fn acquire(&self, s: &mut State, i: usize, at: usize) {
+        let (window, asked, phase) = (s.window(), s.asked(i), s.tries[i].phase);
+        let site = &mut s.sites[at];
+        let vote = site.node.acquire(&self.rules, window, asked);
+        site.acquires[i] = match (phase, vote) {
+            (Phase::Open, Vote::Granted) => Message::Yes,
+            (Phase::Open, Vote::GrantedAgain) => Message::Again,
+            (Phase::Open, Vote::Held(_)) => Message::No,
+            (Phase::Open, _) => Message::Failed,
+            (Phase::Idle | Phase::Granted | Phase::GivenUp, _) => Message::Done,
+        };
+        if phase == Phase::GivenUp && vote == Vote::Granted && site.releases[i] != Release::Arrived {
+            site.releases[i] = Release::Sent;
+        }
+    }
+
+    fn extend(&self, s: &mut State, i: usize, at: usize) {
+        let Some(asked) = s.asked_again(i) else { return };
+        let vote = s.sites[at].node.extend(&self.rules, asked);
+        s.sites[at].extends[i] = match vote {
+            Vote::Extended => Message::Yes,
+            Vote::Missing => Message::Missing,
+            Vote::Held(_) => Message::No,
+            _ => Message::Failed,
+        };
+        let r = s.renewals[i];
+        if r.proved || self.quorum.decide(s.votes(|site| site.extends[i])) == Decision::Yes {
+            let dropped = r.of.is_some_and(|of| s.tries[usize::from(of)].dropped);
+            s.renewals[i].proved = true;
+            s.renewals[i].heard = r.heard || !r.ended && !dropped;
+            for site in &mut s.sites {
+                let timely = !r.ended || !self.rules.heal_is_timely;
+                let lost = site.extends[i] == Message::Missing && self.rules.missing_is_healed && timely;
+                if lost && (site.doubt.is_none() || !self.rules.tells_admissions_apart()) {
+                    site.heals[i] = Message::Sent;
+                }
+            }
+            settle(s, |site| &mut site.extends[i]);
+        }
+    }
+
+    /// Brings states that have equal futures to one form: leases that ended guard nothing, and a message that would be
+    /// refused from now on, or do nothing, is as good as gone.
+    fn forget(&self, s: &mut State) {
+        let ended = s.ended_leases();
+        let (tries, oldest, losses_left) = (s.tries, s.oldest, s.losses_left);
+        let rules = &self.rules;
+        let fenced =
+            rules.fence_is_checked && rules.retry_rewrites && rules.release_is_a_barrier && rules.release_keeps_newer;
+        // After a loss a node grants no token that it may have stored before.
+        let barred = losses_left == 0
+            || rules.clock_is_checked
+                && rules.marker_is_checked
+                && rules.quarantine_is_waited
+                && self.bounds.renewals == 0;
+        for site in &mut s.sites {
+            if let Some(lock) = &mut site.node.lock {
+                lock.guards &= !ended;
+            }
+            if let Some(doubt) = &mut site.doubt {
+                doubt.leases &= !ended;
+            }
+            for (i, t) in tries.iter().enumerate() {
+                let stale = fenced && t.token <= site.node.fence;
+                let healable = site.node.marked && site.node.fence == t.token;
+                let too_old = rules.clock_is_checked && (t.token == FAR || t.token <= oldest);
+                if site.acquires[i] == Message::Sent && (too_old || stale && barred) {
+                    site.acquires[i] = Message::Done;
+                }
+                let of = t.phase != Phase::Idle;
+                let left = site.node.lock.is_some_and(|lock| lock.owner == owner(i) && lock.token <= t.token);
+                let idle = of && stale && !left && !healable;
+                // A loss of data makes an arrived release as if it had never come.
+                if idle && (site.releases[i] == Release::Arrived || barred) {
+                    site.releases[i] = Release::Unsent;
+                }
+            }
+        }
+    }
+}
+
+/// Answers that have been counted matter no more.
+fn settle(s: &mut State, of: impl Fn(&mut Site) -> &mut Message) {
+    for message in s.sites.iter_mut().map(of) {
+        if !matches!(message, Message::Unsent | Message::Sent) {
+            *message = Message::Done;
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Counter-examples in words.
+
+use super::state::{Action, Message, Phase, Release, State, owner};
+use super::{Locks, NODES};
+use crate::node::{FAR, Owner, Token, Vote};
+
+impl Locks {
+    /// A path, step by step. The states' nodes are sorted; the story gives each node one name throughout.
+    pub(super) fn story(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
+        let mut names: [usize; NODES] = std::array::from_fn(|i| i + 1);
+        let mut story = path.first().map(|(state, _)| begin(state)).unwrap_or_default();
+        for (state, action) in path {
+            let Some(action) = action else { break };
+            let next = self.apply(&state, action);
+            story.push(self.tell_step(&state, &next, action, &names));
+            let mut order: [usize; NODES] = std::array::from_fn(|i| i);
+            order.sort_by_key(|at| next.sites[*at]);
+            names = order.map(|at| names[at]);
+        }
+        story
+    }
+
+    fn tell_step(&self, s: &State, next: &State, action: Action, names: &[usize; NODES]) -> String {
+        let who = |try_: u8| {
+            let t = token(s.tries[usize::from(try_)].token);
+            format!("{} with {t}", name(owner(try_.into())))
+        };
+        let of = |renewal: u8| s.renewals[usize::from(renewal)].of.unwrap_or_default();
+        let node = |site: u8| format!("node {}", names[usize::from(site)]);
+        match action {
+            Action::Start { try_, phase } => start(s, try_.into(), phase),
+            Action::Acquire { try_, site } => {
+                let phase = s.tries[usize::from(try_)].phase;
+                let late = if phase == Phase::GivenUp { ", late," } else { "" };
+                let i = usize::from(try_);
+                let verb = match next.sites[usize::from(site)].acquires[i] {
+                    Message::No | Message::Failed => "refuses",
+                    Message::Again => "grants again to",
+                    _ => "grants",
+                };
+                let stored = next.sites[usize::from(site)].node.lock.map_or(String::new(), |lock| {
+                    let differs = lock.token != s.tries[i].token || lock.owner != owner(i);
+                    if differs {
+                        format!(" (it stores {} with {})", name(lock.owner), token(lock.token))
+                    } else {
+                        String::new()
+                    }
+                });
+                format!("{}{late} {verb} {}{stored}", node(site), who(try_))
+            }
+            Action::Grant { try_, renewals } => {
+                let extends = match renewals {
+                    0 => "",
+                    1 => ", and asks all nodes to extend it",
+                    _ => ", and asks all nodes to extend it, and again",
+                };
+                format!("{}: a majority, it holds the lock{extends}", who(try_))
+            }
+            Action::GiveUp(try_) => {
+                let at = |site: &u8| next.sites[usize::from(*site)].releases[usize::from(try_)] == Release::Sent;
+                let nodes: Vec<_> = (0..NODES as u8).filter(at).map(node).collect();
+                let releases =
+                    if nodes.is_empty() { String::new() } else { format!("; a release goes to {}", nodes.join(", ")) };
+                format!("{} gives up{releases}", who(try_))
+            }
+            Action::Release(try_) => format!("{} releases: all nodes are told", who(try_)),
+            Action::ReleaseArrives { try_, site } => {
+                let mut at = s.sites[usize::from(site)].node;
+                let i = usize::from(try_);
+                let deletes = at.release(&self.rules, owner(i), s.tries[i].token) == Vote::Released;
+                let effect = if deletes { ": the lock is deleted" } else { "" };
+                let fence = next.sites[usize::from(site)].node.fence;
+                format!("the release of {} reaches {}{effect}; its fence is {}", who(try_), node(site), token(fence))
+            }
+            Action::Renew { renewal, try_ } => format!("{}{} extends: all nodes are asked", who(try_), nth(renewal)),
+            Action::Extend { renewal, site } => {
+                let mut at = s.sites[usize::from(site)].node;
+                let asked = s.asked_again(renewal.into());
+                let vote = asked.map(|asked| at.extend(&self.rules, asked));
+                let verb = match vote {
+                    Some(Vote::Extended) => "extends",
+                    Some(Vote::Missing) => "does not have the lock of",
+                    _ => "does not extend",
+                };
+                let proved = next.renewals[usize::from(renewal)].proved && !s.renewals[usize::from(renewal)].proved;
+                let majority = if proved { ": a majority, it is extended" } else { "" };
+                format!("{} {verb} {}{}{majority}", node(site), who(of(renewal)), nth(renewal))
+            }
+            Action::Heal { renewal, site } => {
+                format!("{} is healed: it grants {}{}", node(site), who(of(renewal)), nth(renewal))
+            }
+            Action::EndTry(try_) => format!("the lease of {} ends", who(try_)),
+            Action::EndRenewal(renewal) => format!("the lease of {}{} ends", who(of(renewal)), nth(renewal)),
+            Action::Expire(site) => format!("the lock expires on {}", node(site)),
+            Action::Lose(site) => format!("{} loses all its data", node(site)),
+            Action::Readmit(site) => format!("{} is admitted again", node(site)),
+        }
+    }
+}
+
+/// Tries that have begun in the first state, where everything else is still as it was.
+fn begin(s: &State) -> Vec<String> {
+    let begun = s.tries.iter().enumerate().filter(|(_, t)| t.phase != Phase::Idle);
+    begun.map(|(i, t)| start(s, i, t.phase)).collect()
+}
+
+fn start(s: &State, i: usize, phase: Phase) -> String {
+    let again = if i == 1 { "asks again, as the same owner" } else { "asks all nodes" };
+    let then = if phase == Phase::GivenUp { ", and gives up; what it sets will be released" } else { "" };
+    format!("{} with {} {again}{then}", name(owner(i)), token(s.tries[i].token))
+}
+
+/// Which of the extensions, when it matters.
+fn nth(renewal: u8) -> String {
+    format!(" (extension {})", renewal + 1)
+}
+
+fn name(owner: Owner) -> &'static str {
+    match owner {
+        Owner::A => "A",
+        Owner::B => "B",
+        Owner::Nobody => "nobody",
+    }
+}
+
+fn token(token: Token) -> String {
+    if token == FAR { "T far ahead".into() } else { format!("T={token}") }
+}

@@ -1,0 +1,209 @@
+//! One master, as small as it can be: one lock name, tokens of one byte, no time but what the events of a model say.
+//!
+//! It answers as the scripts do, and a property test (`tests/conformance.rs`) holds it to `MemoryNode`, which another
+//! test holds to a real redis-server. So what is proved of this node is proved of the scripts, as long as those tests run.
+//!
+//! What it leaves out: other clients' values, errors, the text for people.
+
+use crate::rules::Rules;
+
+/// A fencing token. Real ones are microseconds; only their order matters.
+pub type Token = u8;
+
+/// Lower than every token.
+pub const NO_TOKEN: Token = 0;
+/// What a gateway mints whose clock is further ahead than D.
+pub const FAR: Token = 15;
+
+/// Who asks for the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Owner {
+    /// May ask again as the same owner.
+    A,
+    /// Asks for itself.
+    B,
+    /// In whose name a release is only a barrier.
+    Nobody,
+}
+
+/// A lock as a node stores it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Lock {
+    /// Whose it is.
+    pub owner: Owner,
+    /// What it was granted with.
+    pub token: Token,
+    /// Whether it was ever extended.
+    pub extended: bool,
+    /// The leases that gave it its time to live, one bit each: it outlives all of them.
+    pub guards: u8,
+}
+
+/// One master.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Node {
+    /// Whether the marker of its admission stands.
+    pub admitted: bool,
+    /// The lock key.
+    pub lock: Option<Lock>,
+    /// The fence key.
+    pub fence: Token,
+    /// Whether the fence is marked: the lock with this T was extended, and no release of it has come.
+    pub marked: bool,
+}
+
+/// The tokens that a node's own time lies near: those above `oldest` and below [`FAR`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// The newest token that is too old.
+    pub oldest: Token,
+}
+
+/// A node's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vote {
+    /// Set, with exactly this T.
+    Granted,
+    /// Set where this owner had it already.
+    GrantedAgain,
+    /// Somebody else's lock (or, to an extension or release, another grant) stands.
+    Held(Lock),
+    /// The fence is at T or above.
+    Stale(Token),
+    /// Still this grant.
+    Extended,
+    /// Was this owner's, is gone.
+    Released,
+    /// There is none.
+    Missing,
+    /// The marker does not stand.
+    Quarantined,
+    /// T is too far from the node's time.
+    Clock,
+}
+
+impl Vote {
+    /// Whether an acquire counts it.
+    pub fn grants(self) -> bool {
+        matches!(self, Self::Granted | Self::GrantedAgain)
+    }
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self { admitted: true, lock: None, fence: NO_TOKEN, marked: false }
+    }
+}
+
+impl Node {
+    /// Set the lock if it is free or this owner's, and T is larger than the fence.
+    pub fn acquire(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
+        if self.refuses(rules) {
+            return Vote::Quarantined;
+        }
+        if rules.clock_is_checked && (asked.token == FAR || asked.token <= window.oldest) {
+            return Vote::Clock;
+        }
+        let mine = self.lock.filter(|lock| lock.owner == asked.owner);
+        if let (Some(other), None) = (self.lock, mine) {
+            return Vote::Held(other);
+        }
+        if mine.is_some() && !rules.retry_rewrites {
+            return Vote::Granted;
+        }
+        if rules.fence_is_checked && self.fence >= asked.token {
+            return Vote::Stale(self.fence);
+        }
+        let guards = asked.guards | mine.map_or(0, |lock| lock.guards);
+        self.lock = Some(Lock { guards, extended: false, ..asked });
+        (self.fence, self.marked) = (asked.token, false);
+        if mine.is_some() { Vote::GrantedAgain } else { Vote::Granted }
+    }
+
+    /// Prolong the lock if it is this very grant.
+    pub fn extend(&mut self, rules: &Rules, asked: Lock) -> Vote {
+        if self.refuses(rules) {
+            return Vote::Quarantined;
+        }
+        match &mut self.lock {
+            None => Vote::Missing,
+            Some(lock) if (lock.owner, lock.token) != (asked.owner, asked.token) => Vote::Held(*lock),
+            Some(lock) => {
+                lock.guards |= asked.guards;
+                if !lock.extended && rules.extension_marks {
+                    lock.extended = true;
+                    if matches!(self.fence, NO_TOKEN) || self.fence == asked.token {
+                        (self.fence, self.marked) = (asked.token, true);
+                    }
+                }
+                Vote::Extended
+            }
+        }
+    }
+
+    /// Set the lock again where it is gone, however old its T is: a majority vouches for it.
+    pub fn heal(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
+        if self.refuses(rules) {
+            return Vote::Quarantined;
+        }
+        let too_old = !rules.heal_may_be_old && asked.token <= window.oldest;
+        if rules.clock_is_checked && (asked.token == FAR || too_old) {
+            return Vote::Clock;
+        }
+        if let Some(lock) = self.lock {
+            let same = (lock.owner, lock.token) == (asked.owner, asked.token);
+            return if same { Vote::Extended } else { Vote::Held(lock) };
+        }
+        let expired = self.marked && self.fence == asked.token;
+        if rules.fence_is_checked && self.fence >= asked.token && !expired {
+            return Vote::Stale(self.fence);
+        }
+        (self.fence, self.marked) = (asked.token, rules.extension_marks);
+        self.lock = Some(Lock { extended: rules.extension_marks, ..asked });
+        Vote::Granted
+    }
+
+    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above.
+    pub fn release(&mut self, rules: &Rules, owner: Owner, token: Token) -> Vote {
+        let stood = self.lock;
+        let mine = stood.filter(|lock| lock.owner == owner);
+        let same = mine.is_some_and(|lock| lock.token == token);
+        let deleted = mine.is_some_and(|lock| !rules.release_keeps_newer || lock.token <= token);
+        if deleted {
+            self.lock = None;
+        }
+        if same && mine.is_some_and(|lock| !lock.extended) {
+            // Whoever set this lock has left the fence at its T, and nobody has marked it.
+            return Vote::Released;
+        }
+        if rules.release_is_a_barrier {
+            if same || token != FAR {
+                let marked = self.marked && self.fence == token && rules.release_unmarks;
+                if marked || self.fence < token {
+                    (self.fence, self.marked) = (token, false);
+                }
+            } else if !deleted {
+                return Vote::Clock;
+            }
+        }
+        match stood {
+            _ if deleted => Vote::Released,
+            Some(lock) => Vote::Held(lock),
+            None => Vote::Missing,
+        }
+    }
+
+    /// The lock's time to live is over.
+    pub fn expire(&mut self) {
+        self.lock = None;
+    }
+
+    /// All data is lost, the marker included.
+    pub fn wipe(&mut self) {
+        *self = Self { admitted: false, ..Self::default() };
+    }
+
+    fn refuses(&self, rules: &Rules) -> bool {
+        rules.marker_is_checked && !self.admitted
+    }
+}

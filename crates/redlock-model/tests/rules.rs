@@ -1,0 +1,86 @@
+//! With all rules on everything holds; with any rule off its own counter-example is found, in a case that holds with it.
+
+use redlock_model::catalogue::{CASES, MUTATIONS, Size, mutation};
+use redlock_model::explore::{Until, explore};
+use redlock_model::healing::{Healing, NEVER_LOST};
+use redlock_model::rules::Rules;
+
+/// One after the other: each uses all cores.
+#[test]
+fn with_all_rules_on_everything_holds_and_is_explored_wholly() {
+    for case in CASES.iter().filter(|case| case.size == Size::Small) {
+        let outcome = case.run(2, false);
+        println!("{}: {outcome}", case.title);
+        assert!(outcome.complete, "{}: not explored wholly", case.title);
+        assert!(outcome.violated.is_empty(), "{}: {outcome}", case.title);
+        assert!(!outcome.held.is_empty() && outcome.seen.values().all(|seen| *seen), "{}: {outcome}", case.title);
+    }
+}
+
+fn is_missed(rule: &str) {
+    let mutation = mutation(rule).expect("a rule");
+    let outcome = mutation.run(false);
+    println!("without {rule}, in \"{}\": {outcome}", mutation.case.title);
+    let story = outcome.violated.get(mutation.property);
+    assert!(story.is_some_and(|story| story.len() > 1), "nothing goes wrong without {rule}: {outcome}");
+}
+
+macro_rules! each_is_missed {
+    ($($rule:ident)*) => {
+        mod without {
+            $(#[test] fn $rule() { super::is_missed(stringify!($rule)); })*
+        }
+
+        #[test]
+        fn every_rule_is_switched_off_once() {
+            let tested = [$(stringify!($rule)),*];
+            let all: Vec<_> = MUTATIONS.iter().map(|mutation| mutation.rule).collect();
+            assert_eq!(all, tested);
+            let (mut all, rules) = (all, format!("{:?}", Rules::ALL));
+            let mut fields = fields(&rules);
+            all.sort_unstable();
+            fields.sort_unstable();
+            assert_eq!(all, fields);
+        }
+    };
+}
+
+each_is_missed! {
+    retry_rewrites
+    retry_mints_new
+    undo_spares_older
+    release_is_a_barrier
+    release_keeps_newer
+    clock_is_checked
+    fence_is_checked
+    marker_is_checked
+    quarantine_is_waited
+    quarantine_has_nonce
+    admission_names_process
+    marker_names_admission
+    missing_is_healed
+    heal_may_be_old
+    extension_marks
+    release_unmarks
+    heal_is_timely
+}
+
+fn fields(debug: &str) -> Vec<&str> {
+    debug.split([' ', '{', '}', ',']).filter_map(|word| word.strip_suffix(':')).collect()
+}
+
+#[test]
+fn the_rules_of_the_code_are_rules_of_the_model() {
+    let code = format!("{:?}", redlock_core::node::Rules::ALL);
+    for rule in fields(&code) {
+        assert!(mutation(rule).is_some(), "the code has a rule {rule} that the model has not");
+    }
+}
+
+/// A known limit, not a promise: it would be good news if this failed.
+#[test]
+fn healing_does_not_help_on_a_node_that_was_away_from_before_the_first_extension() {
+    let outcome = explore(Healing::new(Rules::ALL, 2, false), Until::Violated(NEVER_LOST), 1, false);
+    println!("{outcome}");
+    assert!(outcome.violated.contains_key(NEVER_LOST));
+}
