@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::{Keys, Node, NodeState, NodeStatus, Observer, Op, Reply, Rules, Vote};
 use redlock_core::{AcquireOptions, Info, Lease, LockError, LockName, Redlock, Seams, Ttl};
 use tokio::sync::watch;
@@ -343,10 +344,27 @@ impl Observer for Votes {
     fn healed(&self, _: usize) {}
 }
 
+/// A machine that can be suspended: then all its other clocks stand still.
+#[derive(Default)]
+struct Suspended(AtomicU32);
+
+impl Clock for Suspended {
+    fn monotonic(&self) -> Duration {
+        SystemClock.monotonic() + Duration::from_secs(self.0.load(Ordering::SeqCst).into())
+    }
+    fn wall_micros(&self) -> u64 {
+        SystemClock.wall_micros()
+    }
+}
+
 /// Node 4 has lost the lock, an extension has found that out, and its heal is held back.
 async fn with_a_heal_in_flight(rules: Rules) -> (Five, Lease, Arc<Held>, Arc<Votes>) {
+    with_a_heal_in_flight_by(rules, Arc::new(SystemClock)).await
+}
+
+async fn with_a_heal_in_flight_by(rules: Rules, clock: Arc<dyn Clock>) -> (Five, Lease, Arc<Held>, Arc<Votes>) {
     let (held, votes) = (Arc::new(Held::default()), Arc::new(Votes::default()));
-    let seams = Seams { observer: votes.clone(), ..Seams::default() };
+    let seams = Seams { observer: votes.clone(), clock, ..Seams::default() };
     let slow = |node| Arc::new(Slow { node, held: held.clone() }) as Arc<dyn Node>;
     let five = Five::start_with(&Terms { rules, ..TERMS }, seams, slow).await;
     let lease = five.held(&TERMS).await;
@@ -380,6 +398,21 @@ async fn a_heal_that_comes_after_the_release_brings_nothing_back() {
     assert_eq!(stored_after_a_late_heal(off).await, [4], "without the barrier nothing is worse");
     let off = Rules { fence_is_checked: false, ..Rules::ALL };
     assert_eq!(stored_after_a_late_heal(off).await, [4], "without the fence nothing is worse");
+}
+
+/// By then the node may have lost its data once more, waited out its quarantine, and granted the lock to somebody else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn nothing_is_healed_after_the_lease_of_the_extension_has_ended() {
+    let clock = Arc::new(Suspended::default());
+    let (five, lease, held, votes) = with_a_heal_in_flight_by(Rules::ALL, clock.clone()).await;
+    clock.0.store(61, Ordering::SeqCst);
+    votes.take();
+    assert_eq!(held.let_go(), 1);
+    // Answered after what was let go.
+    five.locks.inspect(&five.lock).await;
+    five.locks.settled().await;
+    assert_eq!(votes.take().iter().filter(|vote| matches!(vote, Vote::Granted)).count(), 0);
+    assert_eq!(five.stored_on(&lease), [0, 1, 2, 3]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
