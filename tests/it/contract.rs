@@ -156,6 +156,7 @@ contract! {
     a_release_of_an_absent_lock_bars_the_acquire_it_overtook
     a_release_never_lowers_a_fence
     a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing
+    a_failed_try_takes_back_its_own_fence_and_no_barrier
     a_release_from_the_far_future_leaves_no_fence
     a_fence_outlives_its_lock_and_not_its_retention
     a_fence_that_is_no_number_is_an_error_and_grants_nothing
@@ -354,11 +355,24 @@ async fn a_release_from_the_far_future_leaves_no_fence(kind: Kind) {
     let far = t + 20_000_000;
     assert_failed(s.ask(a.release(1, far)).await, Reason::Clock, Effect::None);
     assert_eq!(s.fence(&a).await, None);
-    // It may still give back what its own owner took before.
+    // It still takes away what its own owner took before, but is not done.
     assert_eq!(s.ask(b.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    assert_eq!(s.ask(b.release(1, far)).await, Vote::Released);
+    assert_failed(s.ask(b.release(1, far)).await, Reason::Clock, Effect::None);
     assert_eq!((s.ask(b.inspect()).await, s.fence(&b).await), (Vote::Missing, Some(t)));
     assert_eq!(s.ask(b.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
+}
+
+/// Somebody else's barrier, set while a try was granted here, must not go when that try takes its own fence back.
+async fn a_failed_try_takes_back_its_own_fence_and_no_barrier(kind: Kind) {
+    let (s, a, b, t) = (subject(kind).await, Lock::new("a"), Lock::new("b"), now());
+    assert_eq!(s.ask(a.acquire(2, t + 5, LONG_MS)).await, Vote::Granted);
+    assert_eq!(s.ask(a.undo(2, t + 5)).await, Vote::Released);
+    assert_eq!(s.fence(&a).await, None);
+
+    assert_eq!(s.ask(b.acquire(2, t + 5, LONG_MS)).await, Vote::Granted);
+    assert!(matches!(s.ask(b.release(1, t)).await, Vote::Held(_)), "its acquire is still on the way");
+    assert_eq!(s.ask(b.undo(2, t + 5)).await, Vote::Released);
+    assert!(matches!(s.ask(b.acquire(1, t, LONG_MS)).await, Vote::Stale { .. }), "and comes too late");
 }
 
 async fn a_fence_outlives_its_lock_and_not_its_retention(kind: Kind) {

@@ -185,12 +185,20 @@ local function release(lock, fence, grant, failed_try)
     if same or t_num - now <= max_offset / 2 then
       local last = call('GET', fence)
       if failed(last) then return { 10, last.err } end
-      -- The mark of this T goes too: a heal may be in flight.
-      if not last or last == sub(grant, 1, 16) .. '+' or (fence_number(last) or 0) < t_num then
-        local set = call('SET', fence, sub(grant, 1, 16), 'PX', retention)
+      -- The mark of this T goes too: a heal may be in flight. And a fence that could be taken back stays from now on, or
+      -- this barrier would go with it.
+      local t, text = sub(grant, 1, 16), nil
+      if not last or last == t .. '+' or (fence_number(last) or 0) < t_num then
+        text = t
+      elseif sub(last, 17, 17) == '!' then
+        text = sub(last, 1, 16)
+      end
+      if text then
+        local set = call('SET', fence, text, 'PX', retention)
         if failed(set) and not deleted then return { 10, set.err } end
       end
-    elseif not deleted then
+    else
+      -- Also where an older T was deleted: without its barrier the release is not done.
       return 9
     end
   end

@@ -288,10 +288,15 @@ impl Store {
             if same || t.get().saturating_sub(self.clock.wall_micros()) <= self.max_offset() / 2 {
                 let stands = self.get(&keys.fence);
                 let fence = stands.as_ref().and_then(|text| fence_of(text));
-                if fence.is_none_or(|fence| fence < t) || stands == Some(marked(t)) {
-                    self.set_fence(keys, fence_text(t));
+                match fence {
+                    Some(fence) if fence >= t && stands != Some(marked(t)) => {
+                        if stands.is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!')) {
+                            self.set_fence(keys, fence_text(fence));
+                        }
+                    }
+                    Some(_) | None => self.set_fence(keys, fence_text(t)),
                 }
-            } else if !deleted {
+            } else {
                 return clock_refusal();
             }
         }
