@@ -1,0 +1,141 @@
+//! Chance, all of it from one seed.
+//!
+//! Every part of a history that draws numbers has a stream of its own, so that a change in one part does not shift what
+//! all others draw. The generator is a named one (ChaCha8) and the way from its words to numbers is written out here:
+//! a seed means the same history until this file or the simulation changes, whatever becomes of other libraries.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rand::rngs::ChaCha8Rng;
+use rand::{Rng, SeedableRng};
+use redlock_core::clock::Entropy;
+
+/// Who draws.
+#[derive(Debug, Clone, Copy)]
+pub enum Stream {
+    /// What kind of history it is.
+    Plan,
+    /// Delays and what becomes of messages on broken connections.
+    Network,
+    /// One kind of fault.
+    Fault(u8),
+    /// One client.
+    Client(u8),
+    /// One process of one gateway: owners, nonces, jitter.
+    Gateway {
+        /// Which gateway.
+        index: u8,
+        /// Which of its processes.
+        process: u16,
+    },
+}
+
+impl Stream {
+    fn number(self) -> u64 {
+        match self {
+            Self::Plan => 0,
+            Self::Network => 1 << 32,
+            Self::Fault(kind) => 2 << 32 | u64::from(kind),
+            Self::Client(id) => 3 << 32 | u64::from(id),
+            Self::Gateway { index, process } => 4 << 32 | u64::from(index) << 16 | u64::from(process),
+        }
+    }
+}
+
+/// One stream of one seed.
+pub struct Chance(ChaCha8Rng);
+
+impl Chance {
+    /// The stream of a seed.
+    pub fn new(seed: u64, stream: Stream) -> Self {
+        let mut key = *b"redlock-simulation..one seed....";
+        key[24..].copy_from_slice(&seed.to_le_bytes());
+        let mut generator = ChaCha8Rng::from_seed(key);
+        generator.set_stream(stream.number());
+        Self(generator)
+    }
+
+    /// A number in `0..bound`; 0 when there is no such number.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.0.next_u64()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// A number in `low..=high`.
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high.saturating_sub(low) + 1)
+    }
+
+    /// A number in `-limit..=limit`.
+    pub fn around(&mut self, limit: u64) -> i64 {
+        self.below(2 * limit + 1) as i64 - limit as i64
+    }
+
+    /// True so many times in a hundred.
+    pub fn percent(&mut self, hits: u64) -> bool {
+        self.below(100) < hits
+    }
+
+    /// Whole milliseconds in `low..=high`.
+    pub fn millis(&mut self, low: u64, high: u64) -> Duration {
+        Duration::from_millis(self.between(low, high))
+    }
+
+    /// Whole milliseconds, at least one, exponentially distributed: the gaps of events that know nothing of each other.
+    pub fn gap(&mut self, mean: Duration) -> Duration {
+        // The sum of a geometric number of small steps needs no logarithm, whose last bits differ between platforms.
+        let step = (mean.as_millis() as u64 / 16).max(1);
+        let mut steps = 0;
+        while steps < 128 && self.below(16) != 0 {
+            steps += 1;
+        }
+        Duration::from_millis(1 + steps * step + self.below(step))
+    }
+
+    /// One of some things.
+    pub fn pick<T: Copy>(&mut self, among: &[T]) -> T {
+        among[self.below(among.len() as u64) as usize]
+    }
+
+    fn fill(&mut self, buffer: &mut [u8]) {
+        self.0.fill_bytes(buffer);
+    }
+}
+
+/// The chance of one gateway process.
+pub struct SimEntropy(Mutex<Chance>);
+
+impl SimEntropy {
+    /// Draws from a stream.
+    pub fn new(chance: Chance) -> Self {
+        Self(Mutex::new(chance))
+    }
+}
+
+impl Entropy for SimEntropy {
+    fn fill(&self, buffer: &mut [u8]) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).fill(buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_means_the_same_numbers_for_ever() {
+        let mut chance = Chance::new(17, Stream::Client(3));
+        let drawn: Vec<u64> = (0..4).map(|_| chance.below(1000)).collect();
+        assert_eq!(drawn, PINNED);
+    }
+
+    const PINNED: [u64; 4] = [127, 83, 343, 74];
+
+    #[test]
+    fn gaps_have_about_their_mean() {
+        let mut chance = Chance::new(1, Stream::Plan);
+        let sum: Duration = (0..10_000).map(|_| chance.gap(Duration::from_millis(800))).sum();
+        let mean = sum / 10_000;
+        assert!((700..900).contains(&mean.as_millis()), "{mean:?}");
+    }
+}

@@ -1,0 +1,84 @@
+//! A history, taken apart by lock.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::history::{Answer, Grant, History, Moment, Request, Write};
+
+/// What happened to one lock.
+#[derive(Default)]
+pub(super) struct Locks {
+    /// By answer.
+    pub(super) granted: Vec<Granted>,
+    /// By beginning.
+    pub(super) holds: Vec<Hold>,
+    /// Successful extensions of locks whose release had not been sent, by answer.
+    pub(super) extended: Vec<(Grant, Moment)>,
+    /// In order.
+    pub(super) writes: Vec<Write>,
+}
+
+/// A successful acquire.
+pub(super) struct Granted {
+    pub(super) grant: Grant,
+    pub(super) asked: Moment,
+    pub(super) answered: Moment,
+}
+
+/// A time in which a client believes, rightly, that it holds the lock.
+pub(super) struct Hold {
+    pub(super) grant: Grant,
+    pub(super) from: Moment,
+    /// Exclusive.
+    pub(super) until: Duration,
+}
+
+impl Hold {
+    pub(super) fn contains(&self, moment: Moment) -> bool {
+        self.from <= moment && moment.at < self.until
+    }
+}
+
+pub(super) fn split(history: &History) -> BTreeMap<u8, Locks> {
+    let mut all: BTreeMap<u8, Locks> = BTreeMap::new();
+    let mut releases: BTreeMap<(u8, u64), Vec<(Moment, u64)>> = BTreeMap::new();
+    for operation in &history.operations {
+        if let Request::Release { grant } = operation.request {
+            let sent = (operation.start, grant.fencing);
+            releases.entry((operation.name, grant.owner)).or_default().push(sent);
+        }
+    }
+    for operation in &history.operations {
+        let locks = all.entry(operation.name).or_default();
+        let (Some(from), Some(answer)) = (operation.end, operation.answer) else { continue };
+        let (grant, held_for) = match (operation.request, answer) {
+            (Request::Acquire { .. }, Answer::Granted { grant, held_for }) => {
+                locks.granted.push(Granted { grant, asked: operation.start, answered: from });
+                (grant, held_for)
+            }
+            (Request::Extend { grant, .. }, Answer::Extended { held_for }) => (grant, held_for),
+            _ => continue,
+        };
+        // A release gives back what its owner has up to its T; a newer grant of the same owner stays.
+        let sent = releases.get(&(operation.name, grant.owner)).into_iter().flatten();
+        let given_back = sent.filter(|(_, fencing)| *fencing >= grant.fencing).map(|(moment, _)| *moment).min();
+        let extends = matches!(operation.request, Request::Extend { .. });
+        if extends && given_back.is_none_or(|back| from < back) {
+            locks.extended.push((grant, from));
+        }
+        let until = from.at + held_for;
+        let until = given_back.map_or(until, |back| if back < from { from.at } else { until.min(back.at) });
+        if until > from.at {
+            locks.holds.push(Hold { grant, from, until });
+        }
+    }
+    for write in &history.writes {
+        all.entry(write.name).or_default().writes.push(*write);
+    }
+    for locks in all.values_mut() {
+        locks.granted.sort_by_key(|granted| granted.answered);
+        locks.holds.sort_by_key(|hold| hold.from);
+        locks.extended.sort_by_key(|(_, answered)| *answered);
+    }
+    all
+}

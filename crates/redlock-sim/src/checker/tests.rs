@@ -1,0 +1,215 @@
+//! The checker against histories written by hand: one good one, and one for each way to be bad.
+
+use super::*;
+use crate::history::{Landing, Leftover, Operation, Reach, Write};
+
+fn moment(at_ms: u64) -> Moment {
+    Moment { seq: at_ms, at: Duration::from_millis(at_ms) }
+}
+
+fn grant(owner: u64, fencing: u64) -> Grant {
+    Grant { owner, fencing }
+}
+
+/// A history of lock 0, by client 0, at whole milliseconds, no two things at the same one.
+#[derive(Default)]
+struct Script(History);
+
+impl Script {
+    fn ask(mut self, start: u64, end: u64, request: Request, answer: Answer) -> Self {
+        self.0.operations.push(Operation {
+            start: moment(start),
+            end: Some(moment(end)),
+            client: 0,
+            gateway: 0,
+            name: 0,
+            request,
+            keeps: true,
+            answer: Some(answer),
+        });
+        self
+    }
+
+    fn granted(self, start: u64, end: u64, grant: Grant, for_ms: u64) -> Self {
+        let held_for = Duration::from_millis(for_ms);
+        self.ask(start, end, Request::Acquire { owner: None, ttl_ms: for_ms }, Answer::Granted { grant, held_for })
+    }
+
+    fn extended(self, start: u64, end: u64, grant: Grant, for_ms: u64) -> Self {
+        let held_for = Duration::from_millis(for_ms);
+        self.ask(start, end, Request::Extend { grant, ttl_ms: for_ms }, Answer::Extended { held_for })
+    }
+
+    fn released(self, start: u64, end: u64, grant: Grant) -> Self {
+        self.ask(start, end, Request::Release { grant }, Answer::Released)
+    }
+
+    fn writes(mut self, at: u64, grant: Grant, accepted: bool) -> Self {
+        self.0.writes.push(Write { moment: moment(at), name: 0, grant, accepted });
+        self
+    }
+
+    fn lands(mut self, at: u64, master: u8, kind: Kind, grant: Grant, cast: Cast) -> Self {
+        self.0.landings.push(Landing {
+            moment: moment(at),
+            master,
+            gateway: 0,
+            late: false,
+            name: 0,
+            kind,
+            grant: Some(grant),
+            ahead_micros: 0,
+            cast,
+        });
+        self
+    }
+
+    fn left(mut self, master: u8, grant: Grant) -> Self {
+        self.0.leftovers.push(Leftover { master, name: 0, grant, expires_in: Duration::from_millis(100) });
+        self
+    }
+
+    /// Gateway 0 runs since `started` and has let master 0 vote since `admitted`.
+    fn ends(mut self, end: u64, started: u64, admitted: u64) -> Self {
+        let [end, started, admitted] = [end, started, admitted].map(Duration::from_millis);
+        self.0.end = end;
+        self.0.reaches.push(Reach { gateway: 0, master: 0, started, admitted });
+        self
+    }
+
+    #[track_caller]
+    fn finds(self, demands: &[Demand]) {
+        let found = check(&self.0);
+        let kinds: Vec<Demand> = found.iter().map(|violation| violation.demand).collect();
+        assert_eq!(kinds, demands, "{found:#?}");
+    }
+}
+
+const A: u64 = 1 << 60;
+const B: u64 = 2 << 60;
+
+#[test]
+fn a_good_history_passes() {
+    Script::default()
+        .granted(1, 10, grant(A, 5), 100)
+        .writes(20, grant(A, 5), true)
+        .extended(50, 60, grant(A, 5), 100)
+        .released(70, 80, grant(A, 5))
+        .lands(75, 0, Kind::Release, grant(A, 5), Cast::Released)
+        .granted(71, 90, grant(B, 6), 50)
+        .writes(100, grant(B, 6), true)
+        .writes(101, grant(A, 5), false)
+        // Nobody released it: the next is granted when it has ended.
+        .granted(120, 140, grant(A, 7), 50)
+        .lands(141, 0, Kind::Acquire, grant(A, 7), Cast::GrantedAgain)
+        .left(0, grant(A, 7))
+        .finds(&[]);
+}
+
+#[test]
+fn two_holders_at_one_time() {
+    let first = || Script::default().granted(1, 10, grant(A, 5), 100);
+    first().granted(50, 109, grant(B, 6), 50).finds(&[Demand::Exclusion]);
+    first().granted(50, 110, grant(B, 6), 50).finds(&[]);
+    first().granted(50, 109, grant(A, 6), 50).finds(&[]);
+    first().extended(90, 100, grant(A, 5), 100).granted(120, 150, grant(B, 6), 50).finds(&[Demand::Exclusion]);
+    first().granted(2, 60, grant(B, 6), 50).released(61, 70, grant(A, 5)).finds(&[Demand::Exclusion]);
+}
+
+#[test]
+fn a_release_ends_a_hold_when_it_is_sent_and_not_that_of_a_newer_grant() {
+    let again = || Script::default().granted(1, 10, grant(A, 5), 100).granted(20, 30, grant(A, 7), 100);
+    again().released(40, 45, grant(A, 5)).granted(46, 60, grant(B, 8), 50).finds(&[Demand::Exclusion]);
+    again().released(40, 45, grant(A, 7)).granted(46, 60, grant(B, 8), 50).finds(&[]);
+    let late = again().released(40, 50, grant(A, 7)).extended(39, 51, grant(A, 7), 100);
+    late.granted(52, 60, grant(B, 8), 50).finds(&[]);
+}
+
+#[test]
+fn a_hold_that_lapsed_and_was_extended_again_has_a_gap() {
+    let lapsed = || Script::default().granted(1, 10, grant(A, 5), 20).extended(40, 50, grant(A, 5), 20);
+    lapsed().granted(51, 71, grant(B, 6), 5).finds(&[]);
+    lapsed().granted(31, 35, grant(B, 6), 5).finds(&[Demand::Extension]);
+}
+
+#[test]
+fn tokens_that_do_not_grow() {
+    let first = || Script::default().granted(1, 10, grant(A, 5), 5);
+    first().granted(20, 30, grant(B, 5), 5).finds(&[Demand::Fencing]);
+    first().granted(20, 30, grant(B, 4), 5).finds(&[Demand::Fencing]);
+    first().granted(20, 30, grant(A, 5), 5).finds(&[Demand::Fencing]);
+    // Sent before the first was answered: nobody can tell which is later.
+    first().granted(9, 30, grant(B, 4), 5).finds(&[]);
+    first().granted(9, 30, grant(B, 4), 5).granted(31, 40, grant(A, 5), 5).finds(&[Demand::Fencing]);
+}
+
+#[test]
+fn registers_that_take_stale_writes_or_refuse_the_holder() {
+    let two = || Script::default().granted(1, 10, grant(A, 7), 5).granted(2, 20, grant(B, 6), 50);
+    two().writes(30, grant(B, 6), true).writes(31, grant(A, 7), true).finds(&[Demand::Register]);
+    two().writes(16, grant(A, 7), true).writes(31, grant(B, 6), false).finds(&[Demand::Register]);
+    two().writes(31, grant(A, 7), false).finds(&[]);
+}
+
+#[test]
+fn released_locks_that_come_back() {
+    let reached = |cast| Script::default().lands(10, 0, Kind::Release, grant(A, 5), cast);
+    for cast in [Cast::Released, Cast::Missing, Cast::Held] {
+        reached(cast).lands(20, 0, Kind::Acquire, grant(A, 5), Cast::Granted).finds(&[Demand::Orphan]);
+    }
+    reached(Cast::Missing).lands(20, 0, Kind::Acquire, grant(A, 4), Cast::GrantedAgain).finds(&[Demand::Orphan]);
+    reached(Cast::Missing).lands(20, 0, Kind::Heal, grant(A, 5), Cast::Granted).finds(&[Demand::Orphan]);
+    reached(Cast::Missing).left(0, grant(A, 5)).finds(&[Demand::Orphan]);
+    let mut forgotten = reached(Cast::Missing).left(0, grant(A, 5));
+    forgotten.0.losses.push((moment(15), 0));
+    forgotten.finds(&[]);
+    reached(Cast::Missing).lands(20, 0, Kind::Acquire, grant(A, 5), Cast::Stale).finds(&[]);
+    reached(Cast::Missing).lands(20, 0, Kind::Acquire, grant(A, 6), Cast::Granted).finds(&[]);
+    reached(Cast::Missing).lands(20, 0, Kind::Acquire, grant(B, 4), Cast::Granted).finds(&[]);
+    reached(Cast::Missing).lands(20, 1, Kind::Acquire, grant(A, 5), Cast::Granted).left(1, grant(A, 5)).finds(&[]);
+    reached(Cast::Clock).lands(20, 0, Kind::Acquire, grant(A, 5), Cast::Granted).finds(&[]);
+}
+
+#[test]
+fn releases_that_are_owed_for_too_long() {
+    let sent = |left| Script::default().granted(1, 10, grant(A, 5), 100).released(20, 30, grant(A, 5)).left(0, left);
+    sent(grant(A, 5)).ends(2_500, 0, 100).finds(&[Demand::Orphan]);
+    sent(grant(A, 4)).ends(2_500, 0, 100).finds(&[Demand::Orphan]);
+    sent(grant(A, 6)).ends(2_500, 0, 100).finds(&[]);
+    sent(grant(B, 5)).ends(2_500, 0, 100).finds(&[]);
+    // It has only just been admitted; the gateway that knew has died; there was no time.
+    sent(grant(A, 5)).ends(2_500, 0, 600).finds(&[]);
+    sent(grant(A, 5)).ends(2_500, 25, 100).finds(&[]);
+    sent(grant(A, 5)).ends(2_310, 0, 0).finds(&[]);
+}
+
+#[test]
+fn an_extension_across_another_grant() {
+    Script::default()
+        .granted(1, 10, grant(A, 5), 20)
+        .granted(30, 35, grant(B, 6), 2)
+        .extended(40, 50, grant(A, 5), 20)
+        .finds(&[Demand::Extension]);
+}
+
+#[test]
+fn a_lock_that_was_extended_in_time_and_lost() {
+    let asked = Request::Extend { grant: grant(A, 5), ttl_ms: 100 };
+    let first = || Script::default().granted(1, 10, grant(A, 5), 100);
+    first().ask(20, 30, asked, Answer::Lost).finds(&[Demand::Kept]);
+    first().ask(20, 30, asked, Answer::NotHolder).finds(&[Demand::Kept]);
+    first().ask(20, 30, asked, Answer::Unknown).finds(&[]);
+}
+
+#[test]
+fn the_summary_counts() {
+    let script = Script::default().granted(1, 10, grant(A, crate::time::EPOCH_MICROS + 3_000), 5).granted(
+        20,
+        500,
+        grant(B, crate::time::EPOCH_MICROS + 9_000),
+        5,
+    );
+    let summary = Summary::of(&script.0);
+    assert_eq!((summary.grants, summary.longest_gap), (2, Duration::from_millis(490)));
+    assert_eq!(summary.tokens, Some((3_000, 9_000)));
+}

@@ -1,0 +1,361 @@
+//! Simulated clients: they want a lock, use it, and let go of it, in all the ways that clients do.
+//!
+//! A client counts its deadline on its own clock, from the validity that it is told. It may be slow, forget its lock, come
+//! back too late and try to go on, ask again for the same owner through another gateway, let a stale copy of its request
+//! arrive, or hang up. It never does one thing: act as a holder past its deadline without the resource being able to
+//! tell. Its writes carry its fencing token.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redlock_core::{AcquireOptions, Info, Lease, LockError, LockToken, Owner, RetryPolicy, Ttl};
+use tokio::time::Instant;
+
+use crate::chance::Chance;
+use crate::gateway::Gateway;
+use crate::history::{Answer, Grant, Recorder, Request};
+use crate::master::lock_name;
+use crate::time::SimClock;
+
+/// What the locks protect: registers that refuse tokens smaller than the largest they have seen.
+#[derive(Default)]
+pub struct Registers(Mutex<BTreeMap<u8, u64>>);
+
+impl Registers {
+    fn write(&self, name: u8, fencing: u64) -> bool {
+        let mut largest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = largest.entry(name).or_default();
+        let accepted = fencing >= *seen;
+        *seen = fencing.max(*seen);
+        accepted
+    }
+}
+
+/// One client.
+pub struct Client {
+    /// Its number.
+    pub index: u8,
+    /// Its clock.
+    pub clock: SimClock,
+    /// Its chance.
+    pub chance: Chance,
+    /// All gateways.
+    pub gateways: Arc<[Gateway]>,
+    /// Number of locks.
+    pub names: u8,
+    /// When it stops.
+    pub until: Instant,
+    /// The history.
+    pub recorder: Arc<Recorder>,
+    /// What the locks protect.
+    pub registers: Arc<Registers>,
+    /// Keeps one lock from the beginning to the end, extending it in time.
+    pub keeps: bool,
+    /// How many of a hundred requests name an owner of their own, as those with an idempotency key do.
+    pub keyed_percent: u64,
+}
+
+/// A lock that the client was given.
+#[derive(Clone, Copy)]
+struct Hold {
+    name: u8,
+    token: LockToken,
+    grant: Grant,
+    until: Instant,
+}
+
+/// How a client asks for a lock.
+#[derive(Clone, Copy)]
+struct Wish {
+    name: u8,
+    ttl: Ttl,
+    owner: Option<Chosen>,
+    retries: bool,
+    /// Hangs up after so long.
+    patience: Option<Duration>,
+}
+
+/// An owner that a client has chosen, with its first half, by which histories know it.
+#[derive(Clone, Copy)]
+struct Chosen(Owner, u64);
+
+enum Kept {
+    Yes,
+    Unknown,
+    No,
+}
+
+impl Client {
+    /// Lives until the history ends.
+    pub async fn live(mut self) {
+        if self.keeps {
+            return self.keep().await;
+        }
+        while Instant::now() < self.until {
+            let think = self.chance.gap(Duration::from_millis(50));
+            tokio::time::sleep(think).await;
+            self.once().await;
+        }
+    }
+
+    async fn keep(mut self) {
+        let ttl = Ttl::from_millis(2_000).expect("within the limits");
+        while Instant::now() < self.until {
+            let wish = Wish { name: 0, ttl, owner: None, retries: true, patience: None };
+            let Some(mut hold) = self.acquire(0, wish).await else {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                continue;
+            };
+            while Instant::now() < self.until {
+                let pause = self.chance.millis(200, 400);
+                tokio::time::sleep(pause).await;
+                let gateway = self.any_gateway();
+                if let Kept::No = self.extend(gateway, &mut hold, ttl).await {
+                    break;
+                }
+                self.write(&hold);
+            }
+        }
+    }
+
+    async fn once(&mut self) {
+        let mut gateway = self.home();
+        let owner = self.chance.percent(self.keyed_percent).then(|| self.owner());
+        let wish = Wish {
+            name: self.chance.below(u64::from(self.names)) as u8,
+            ttl: self.ttl(),
+            owner,
+            retries: self.chance.percent(40),
+            patience: self.chance.percent(12).then(|| self.chance.millis(1, 60)),
+        };
+        let mut held = self.acquire(gateway, wish).await;
+        // Whoever asks for an owner of its own asks again, wherever, until it knows.
+        for _ in 0..2 {
+            if held.is_none() && owner.is_some() && self.chance.percent(60) {
+                gateway = self.any_gateway();
+                let pause = self.chance.millis(0, 80);
+                tokio::time::sleep(pause).await;
+                held = self.acquire(gateway, Wish { patience: None, ..wish }).await;
+            }
+        }
+        if let Some(hold) = held {
+            self.hold(hold, wish).await;
+        }
+    }
+
+    async fn hold(&mut self, mut hold: Hold, wish: Wish) {
+        for _ in 0..self.chance.between(0, 5) {
+            let left = hold.until.saturating_duration_since(Instant::now()).as_millis() as u64;
+            let pause = self.chance.millis(1, (left / 2).max(2));
+            tokio::time::sleep(pause).await;
+            if Instant::now() < hold.until {
+                self.write(&hold);
+            }
+            match self.chance.below(10) {
+                0..=4 => {
+                    let (gateway, ttl) =
+                        (self.any_gateway(), if self.chance.percent(70) { wish.ttl } else { self.ttl() });
+                    if let Kept::No = self.extend(gateway, &mut hold, ttl).await {
+                        break;
+                    }
+                }
+                5..=7 if wish.owner.is_some() => hold = self.ask_again(hold, wish).await,
+                _ => {}
+            }
+        }
+        self.let_go(hold, wish).await;
+    }
+
+    /// The same owner once more. A client that is told a larger token goes on with that; a copy of an old request for
+    /// the smaller one may still be about.
+    async fn ask_again(&mut self, hold: Hold, wish: Wish) -> Hold {
+        let gateway = self.any_gateway();
+        let patience = self.chance.percent(25).then(|| self.chance.millis(1, 40));
+        let Some(again) = self.acquire(gateway, Wish { patience, ..wish }).await else { return hold };
+        if self.chance.percent(40) {
+            let gateway = self.any_gateway();
+            self.release(gateway, &hold, 1).await;
+        }
+        again
+    }
+
+    async fn let_go(&mut self, mut hold: Hold, wish: Wish) {
+        let gateway = if self.chance.percent(60) { self.home() } else { self.any_gateway() };
+        match self.chance.below(20) {
+            // It has forgotten it.
+            0..=2 => {}
+            // It sleeps through its deadline and goes on as if nothing had happened.
+            3..=6 => {
+                let left = hold.until.saturating_duration_since(Instant::now());
+                let late = self.chance.millis(0, 2_500);
+                tokio::time::sleep(left + late).await;
+                self.write(&hold);
+                if self.chance.percent(60) && matches!(self.extend(gateway, &mut hold, wish.ttl).await, Kept::Yes) {
+                    self.write(&hold);
+                }
+                self.release(gateway, &hold, 1).await;
+            }
+            _ => {
+                self.write(&hold);
+                self.release(gateway, &hold, 3).await;
+            }
+        }
+    }
+
+    async fn acquire(&mut self, gateway: u8, wish: Wish) -> Option<Hold> {
+        let Wish { name, ttl, owner, retries, patience } = wish;
+        let info = Info::new(format!("c{}", self.index)).unwrap_or_default();
+        let work = move |redlock: redlock_core::Redlock| async move {
+            let (name, options) = (lock_name(name), AcquireOptions { info, owner: owner.map(|chosen| chosen.0) });
+            if retries {
+                redlock.acquire_with_retry(&name, ttl, options, &RetryPolicy::default()).await
+            } else {
+                redlock.acquire(&name, ttl, options).await
+            }
+        };
+        let mut task = self.gateway(gateway).request(work)?;
+        let request = Request::Acquire { owner: owner.map(|chosen| chosen.1), ttl_ms: u64::from(ttl.millis()) };
+        let number = self.recorder.begin(self.index, gateway, name, request);
+        let forever = Duration::from_secs(3_600);
+        let outcome = match tokio::time::timeout(patience.unwrap_or(forever), &mut task).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                task.abort();
+                // Granted at this very moment: the gateway finds nobody to tell.
+                if let Ok(Ok(lease)) = task.await
+                    && let Some(redlock) = self.gateway(gateway).redlock()
+                {
+                    redlock.abandon(&lock_name(name), &lease);
+                }
+                self.recorder.end(number, Answer::Cancelled);
+                return None;
+            }
+        };
+        let lease = match outcome {
+            Ok(Ok(lease)) => lease,
+            Ok(Err(error)) => {
+                self.recorder.end(number, answer(&error));
+                return None;
+            }
+            Err(_) => {
+                self.recorder.end(number, Answer::GatewayDied);
+                return None;
+            }
+        };
+        let held_for = self.held_for(gateway, &lease);
+        let grant = grant(&lease.token);
+        self.recorder.end(number, Answer::Granted { grant, held_for });
+        Some(Hold { name, token: lease.token, grant, until: Instant::now() + held_for })
+    }
+
+    async fn extend(&mut self, gateway: u8, hold: &mut Hold, ttl: Ttl) -> Kept {
+        let Hold { name, token, grant, .. } = *hold;
+        let work =
+            move |redlock: redlock_core::Redlock| async move { redlock.extend(&lock_name(name), &token, ttl).await };
+        let Some(task) = self.gateway(gateway).request(work) else { return Kept::Unknown };
+        let request = Request::Extend { grant, ttl_ms: u64::from(ttl.millis()) };
+        let number = self.recorder.begin(self.index, gateway, name, request);
+        if self.keeps {
+            self.recorder.must_keep(number);
+        }
+        match task.await {
+            Ok(Ok(lease)) => {
+                let held_for = self.held_for(gateway, &lease);
+                self.recorder.end(number, Answer::Extended { held_for });
+                hold.until = hold.until.max(Instant::now() + held_for);
+                Kept::Yes
+            }
+            Ok(Err(error)) => {
+                self.recorder.end(number, answer(&error));
+                if matches!(error, LockError::Unknown(_)) { Kept::Unknown } else { Kept::No }
+            }
+            Err(_) => {
+                self.recorder.end(number, Answer::GatewayDied);
+                Kept::Unknown
+            }
+        }
+    }
+
+    /// Gives the lock back; asks again, anywhere, as long as the outcome is unknown.
+    async fn release(&mut self, mut gateway: u8, hold: &Hold, tries: u32) {
+        let Hold { name, token, grant, .. } = *hold;
+        for _ in 0..tries {
+            let work =
+                move |redlock: redlock_core::Redlock| async move { redlock.release(&lock_name(name), &token).await };
+            if let Some(task) = self.gateway(gateway).request(work) {
+                let number = self.recorder.begin(self.index, gateway, name, Request::Release { grant });
+                let heard = match task.await {
+                    Ok(Ok(())) => Answer::Released,
+                    Ok(Err(error)) => answer(&error),
+                    Err(_) => Answer::GatewayDied,
+                };
+                self.recorder.end(number, heard);
+                if !matches!(heard, Answer::Unknown | Answer::GatewayDied) {
+                    return;
+                }
+            }
+            gateway = self.any_gateway();
+            let pause = self.chance.millis(10, 100);
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    fn write(&self, hold: &Hold) {
+        let accepted = self.registers.write(hold.name, hold.grant.fencing);
+        self.recorder.write(hold.name, hold.grant, accepted);
+    }
+
+    /// How long, truly, the client believes in a lease that it is told of now.
+    fn held_for(&self, gateway: u8, lease: &Lease) -> Duration {
+        // The gateway may have died at this very moment; its answer is on the way all the same.
+        let redlock = self.gateway(gateway).redlock();
+        redlock
+            .and_then(|redlock| redlock.validity(lease))
+            .map_or(Duration::ZERO, |left| self.clock.true_duration(left))
+    }
+
+    fn gateway(&self, index: u8) -> &Gateway {
+        &self.gateways[usize::from(index)]
+    }
+
+    fn home(&self) -> u8 {
+        self.index % self.gateways.len() as u8
+    }
+
+    fn any_gateway(&mut self) -> u8 {
+        self.chance.below(self.gateways.len() as u64) as u8
+    }
+
+    fn ttl(&mut self) -> Ttl {
+        let millis = self.chance.pick(&[300, 500, 800, 1_200, 2_000, 3_000]);
+        Ttl::from_millis(millis).expect("within the limits")
+    }
+
+    /// As random as an idempotency key makes it; `Owner::derive` is not what is simulated.
+    fn owner(&mut self) -> Chosen {
+        let mut raw = [0; Owner::LEN];
+        for byte in &mut raw {
+            *byte = self.chance.below(256) as u8;
+        }
+        let half = raw.iter().take(8).fold(0, |half, byte| half << 8 | u64::from(*byte));
+        Chosen(Owner::from_bytes(raw), half)
+    }
+}
+
+fn answer(error: &LockError) -> Answer {
+    match error {
+        LockError::Held(_) => Answer::Held,
+        LockError::Lost => Answer::Lost,
+        LockError::NotHolder(_) => Answer::NotHolder,
+        LockError::NoQuorum(_) | LockError::TtlTooLong { .. } => Answer::NoQuorum,
+        LockError::Unknown(_) => Answer::Unknown,
+    }
+}
+
+fn grant(token: &LockToken) -> Grant {
+    let text = token.expose();
+    let owner = text.rsplit('.').next().and_then(|owner| owner.get(..16));
+    let owner = owner.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or_default();
+    Grant { owner, fencing: token.fencing().get() }
+}

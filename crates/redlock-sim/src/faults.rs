@@ -1,0 +1,237 @@
+//! What goes wrong. Each kind of fault is a task with a stream of its own, that waits for a random while, does its harm,
+//! and mends it again. Faults of one kind may overlap, and those of different kinds do.
+//!
+//! The assumptions are kept here: gateways' wall clocks stay within half of S of true time, so within S of each other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::chance::{Chance, Stream};
+use crate::gateway::Gateway;
+use crate::history::Recorder;
+use crate::master::{Left, Master};
+use crate::network::Network;
+use crate::plan::{Faults, Plan};
+
+/// Everything that can be harmed.
+#[derive(Clone)]
+pub struct Stage {
+    /// What is to happen.
+    pub plan: Arc<Plan>,
+    /// The masters.
+    pub masters: Arc<[Arc<Master>]>,
+    /// The gateways.
+    pub gateways: Arc<[Gateway]>,
+    /// What is between them.
+    pub network: Arc<Network>,
+    /// The history.
+    pub recorder: Arc<Recorder>,
+    /// No harm is done from then on.
+    pub until: Instant,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Crash,
+    Flush,
+    Stop,
+    MasterClock,
+    Cut,
+    Dark,
+    Death,
+    GatewayClock,
+}
+
+impl Stage {
+    /// Starts everything that the plan wants.
+    pub fn begin(&self) {
+        let Faults { crash, flush, stop, master_clock, cut, dark, death, gateway_clock } = self.plan.faults;
+        let kinds = [
+            (Kind::Crash, crash),
+            (Kind::Flush, flush),
+            (Kind::Stop, stop),
+            (Kind::MasterClock, master_clock),
+            (Kind::Cut, cut),
+            (Kind::Dark, dark),
+            (Kind::Death, death),
+            (Kind::GatewayClock, gateway_clock),
+        ];
+        for (kind, gap) in kinds {
+            if let Some(gap) = gap {
+                tokio::spawn(self.clone().strike(kind, gap));
+            }
+        }
+    }
+
+    /// Mends everything: from now on only what is already under way happens.
+    pub fn mend(&self) {
+        let mut chance = Chance::new(self.plan.seed, Stream::Fault(u8::MAX - 1));
+        self.network.lighten();
+        for master in self.masters.iter() {
+            master.clock.set_offset(0);
+            master.start(Left::All, false);
+            master.go_on(&mut chance);
+        }
+        self.gateways.iter().for_each(Gateway::start);
+        self.note("everything", "is mended");
+    }
+
+    async fn strike(self, kind: Kind, gap: Duration) {
+        let mut chance = Chance::new(self.plan.seed, Stream::Fault(kind as u8));
+        loop {
+            sleep(chance.gap(gap)).await;
+            if Instant::now() >= self.until {
+                return;
+            }
+            self.recorder.count(|counts| counts.faults += 1);
+            match kind {
+                Kind::Crash => self.crash(&mut chance),
+                Kind::Flush => self.flush(&mut chance),
+                Kind::Stop => self.stop(&mut chance),
+                Kind::MasterClock => self.master_clock(&mut chance),
+                Kind::Cut => self.cut(&mut chance),
+                Kind::Dark => self.dark(&mut chance),
+                Kind::Death => self.death(&mut chance),
+                Kind::GatewayClock => self.gateway_clock(&mut chance),
+            }
+        }
+    }
+
+    /// Mostly one master, sometimes several or all at nearly the same time.
+    fn victims(&self, chance: &mut Chance) -> Vec<usize> {
+        let all = self.masters.len() as u64;
+        let count = if chance.percent(65) { 1 } else { chance.between(2, all) };
+        let mut victims: Vec<usize> = (0..self.masters.len()).collect();
+        while victims.len() as u64 > count {
+            victims.swap_remove(chance.below(victims.len() as u64) as usize);
+        }
+        victims
+    }
+
+    fn crash(&self, chance: &mut Chance) {
+        // A snapshot from some time before is what such a restart finds.
+        if chance.percent(30) {
+            self.masters.iter().for_each(|master| master.save());
+        }
+        let left = chance.pick(&[Left::Nothing, Left::Nothing, Left::Nothing, Left::Snapshot, Left::All]);
+        for victim in self.victims(chance) {
+            let (down, durable) = (outage(chance), chance.percent(25));
+            let stage = self.clone();
+            let mut chance = Chance::new(chance.below(u64::MAX), Stream::Fault(Kind::Crash as u8));
+            tokio::spawn(async move { stage.restart(victim, down, left, durable, &mut chance).await });
+        }
+    }
+
+    /// Kills a master and starts it again.
+    pub async fn restart(&self, victim: usize, down: Duration, left: Left, durable: bool, chance: &mut Chance) {
+        let master = &self.masters[victim];
+        if master.listening().is_none() {
+            return;
+        }
+        master.crash(chance);
+        self.note(format!("n{victim}"), "is killed");
+        sleep(down).await;
+        let Some((left, durable)) = master.start(left, durable) else { return };
+        let what = match left {
+            Left::All => "all its data",
+            Left::Snapshot => "an old snapshot",
+            Left::Nothing => "no data",
+        };
+        let how = if durable { "syncs every write now" } else { "does not sync every write now" };
+        self.note(format!("n{victim}"), format!("is back with {what}; {how}"));
+    }
+
+    fn flush(&self, chance: &mut Chance) {
+        for victim in self.victims(chance) {
+            self.masters[victim].flush();
+            self.note(format!("n{victim}"), "FLUSHALL");
+        }
+    }
+
+    fn stop(&self, chance: &mut Chance) {
+        for victim in self.victims(chance) {
+            let longest = if chance.percent(70) { 800 } else { 6_000 };
+            let (stage, pause) = (self.clone(), chance.millis(20, longest));
+            let mut chance = Chance::new(chance.below(u64::MAX), Stream::Fault(Kind::Stop as u8));
+            tokio::spawn(async move {
+                stage.masters[victim].stop();
+                stage.note(format!("n{victim}"), "is stopped");
+                sleep(pause).await;
+                stage.note(format!("n{victim}"), "goes on");
+                stage.masters[victim].go_on(&mut chance);
+            });
+        }
+    }
+
+    /// Up to four times D off, then right again.
+    fn master_clock(&self, chance: &mut Chance) {
+        let skew = self.plan.skew.as_micros() as u64;
+        for victim in self.victims(chance) {
+            let limit = if chance.percent(60) { skew } else { 4 * skew };
+            let offset = chance.around(limit);
+            let (stage, pause) = (self.clone(), chance.millis(200, 8_000));
+            tokio::spawn(async move {
+                stage.masters[victim].clock.set_offset(offset);
+                stage.note(format!("n{victim}"), format!("wall clock {:+} ms", offset / 1000));
+                sleep(pause).await;
+                stage.masters[victim].clock.set_offset(0);
+                stage.note(format!("n{victim}"), "wall clock is right");
+            });
+        }
+    }
+
+    fn cut(&self, chance: &mut Chance) {
+        let gateway = &self.gateways[chance.below(self.gateways.len() as u64) as usize];
+        for victim in self.victims(chance) {
+            gateway.cut(victim);
+            self.note(format!("g{}", gateway.index), format!("connection to n{victim} breaks"));
+        }
+    }
+
+    fn dark(&self, chance: &mut Chance) {
+        let gateway = chance.below(self.gateways.len() as u64) as u8;
+        let (pause, way) = (outage(chance), chance.below(3));
+        let (now, until) = (Instant::now(), Instant::now() + pause);
+        let (there, back) = (if way == 1 { now } else { until }, if way == 2 { now } else { until });
+        for victim in self.victims(chance) {
+            self.network.darken(gateway, victim as u8, there, back);
+            let ways = ["both ways", "answers only", "questions only"][way as usize];
+            self.note(format!("g{gateway}"), format!("path to n{victim} is dark for {} ms, {ways}", pause.as_millis()));
+        }
+    }
+
+    fn death(&self, chance: &mut Chance) {
+        let (stage, index, down) = (self.clone(), chance.below(self.gateways.len() as u64) as usize, outage(chance));
+        if !self.gateways[index].kill() {
+            return;
+        }
+        self.note(format!("g{index}"), "dies");
+        tokio::spawn(async move {
+            sleep(down).await;
+            stage.gateways[index].start();
+            stage.note(format!("g{index}"), "is back");
+        });
+    }
+
+    fn gateway_clock(&self, chance: &mut Chance) {
+        let gateway = &self.gateways[chance.below(self.gateways.len() as u64) as usize];
+        let offset = chance.around(self.plan.skew.as_micros() as u64 / 2);
+        gateway.clock.set_offset(offset);
+        self.note(format!("g{}", gateway.index), format!("wall clock {:+} ms", offset / 1000));
+    }
+
+    fn note(&self, who: impl Into<String>, text: impl Into<String>) {
+        self.recorder.note(who, text);
+    }
+}
+
+/// Often shorter than what it takes to notice.
+fn outage(chance: &mut Chance) -> Duration {
+    match chance.below(10) {
+        0..=3 => chance.millis(2, 60),
+        4..=7 => chance.millis(60, 800),
+        _ => chance.millis(800, 3_000),
+    }
+}

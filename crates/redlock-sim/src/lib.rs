@@ -1,0 +1,68 @@
+//! A deterministic simulation of the locking core: the real [`redlock_core::Redlock`] with its rounds, clean-up, healing,
+//! hybrid clock and admission, among masters, networks, gateways and clients that go wrong in every way they may. One seed
+//! is one history, always the same; a checker then looks for broken promises.
+//!
+//! ```
+//! use redlock_sim::{plan::Plan, run::run, timeline::render};
+//!
+//! let plan = Plan { length: std::time::Duration::from_secs(5), ..Plan::storm(17) };
+//! let outcome = run(&plan);
+//! assert!(outcome.violations.is_empty());
+//! assert_eq!(render(&outcome.history), render(&run(&plan).history));
+//! ```
+//!
+//! What is real: all of `redlock-core` but its Redis client, that is everything above the seam [`redlock_core::node::Node`],
+//! and below it the decisions of admission and the state machine of the scripts. What is simulated: time, chance, the wire,
+//! processes and their data, and the lane, which is written here a second time, step for step after the real one.
+//!
+//! | module | what it is for | what it does not know |
+//! | --- | --- | --- |
+//! | [`plan`] | what kind of history a seed means, within the assumptions | how it is carried out |
+//! | [`run`] | puts a history together and carries it out | what is right or wrong |
+//! | [`master`] | a process around a data set | quorum, gateways' opinions |
+//! | [`network`] | connections, delays, late arrivals | what messages mean |
+//! | [`lane`] | one gateway's way to one master | other masters |
+//! | [`gateway`] | a process with the core in it | clients |
+//! | [`client`] | all that clients do | masters |
+//! | [`faults`] | what goes wrong, when | clients |
+//! | [`history`] | the record | the simulation |
+//! | [`checker`] | the judge | the simulation |
+//! | [`timeline`] | the record as text | right and wrong |
+//! | [`rule`] | switches single rules of the core off | |
+//! | [`search`] | many seeds on all cores | |
+//! | [`chance`], [`time`] | where numbers and clocks come from | everything else |
+//!
+//! # Determinism
+//!
+//! One thread, tokio's paused clock, streams of a named generator. Nothing may iterate over a hash map, select without an
+//! order, or have two tasks wait on one watch channel: tokio wakes those in an order of its own. Timers have a resolution of
+//! a millisecond and every message takes at least one.
+//!
+//! # Limits
+//!
+//! - Locks on a simulated master expire by its monotonic clock. A real server's expire by its wall clock, so a jump of it
+//!   ends them early; that is outside what is promised.
+//! - Scripts run as the in-memory node runs them. That Redis runs them alike is shown by the differential test against a
+//!   real server (`tests/it/differential.rs`), not here.
+//! - Gateways die but do not stop and go on; clients, who are slow in every way, stand for that.
+//! - Replicas, eviction, out of memory and other configurations are not simulated: admission has tests of its own.
+//! - All that is random is bounded by what [`plan`] says. Absence of violations is evidence, and the exhaustive models in
+//!   `redlock-model` are proofs of something smaller.
+
+#![warn(missing_docs)]
+
+pub mod chance;
+pub mod checker;
+pub mod client;
+pub mod faults;
+pub mod gateway;
+pub mod history;
+pub mod lane;
+pub mod master;
+pub mod network;
+pub mod plan;
+pub mod rule;
+pub mod run;
+pub mod search;
+pub mod time;
+pub mod timeline;

@@ -1,0 +1,371 @@
+//! A simulated master: a process with an identity, which is up or down, running or stopped, around a data set.
+//!
+//! The data set is the core's own [`MemoryNode`], which a differential test holds to the scripts on a real server. What
+//! is added here is everything that makes a master more than its data: the run_id, what a restart leaves of the data,
+//! what it says about its durability, and a backlog of what arrived while it was stopped.
+//!
+//! Locks expire by the master's monotonic clock. A real server expires them by its wall clock, so a jump of it forward
+//! ends locks early: that is outside what is promised, and outside what is simulated.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use redlock_core::clock::Clock;
+use redlock_core::node::admission::{Durability, Facts};
+use redlock_core::node::memory::{MemoryNode, Snapshot};
+use redlock_core::node::{Failure, Keys, NodeSettings, Op, Reason, Record, Vote};
+use redlock_core::types::LockName;
+use tokio::sync::oneshot;
+
+use crate::chance::Chance;
+use crate::history::{Cast, Grant, Kind, Landing, Moment, Recorder};
+use crate::network::Connection;
+use crate::time::SimClock;
+
+/// Put before every lock name.
+pub const KEY_PREFIX: &str = "lock:";
+
+/// The name of a lock by its number.
+pub fn lock_name(number: u8) -> LockName {
+    LockName::parse(&format!("lock-{number}")).expect("letters and digits")
+}
+
+/// What a lane asks of a master.
+#[derive(Debug, Clone)]
+pub enum Question {
+    /// Its facts and its marker.
+    Look,
+    /// Put one marker in the place of another.
+    Put {
+        /// The process that was looked at.
+        run_id: String,
+        /// What must stand.
+        from: Option<String>,
+        /// What shall stand.
+        to: String,
+    },
+    /// Lock operations, under the marker that admits the gateway; one script call, so nothing comes between them.
+    Call {
+        /// That marker.
+        marker: String,
+        /// In this order.
+        ops: Vec<Arc<Op>>,
+    },
+}
+
+/// What it answers.
+#[derive(Debug)]
+pub enum Reply {
+    /// To `Look`.
+    Seen(Facts, Option<String>),
+    /// To `Put`.
+    Put(Put),
+    /// To `Call`: the votes, and whether the marker still admits the gateway.
+    Votes(Vec<Vote>, bool),
+    /// The script is not known: another process of this master answers.
+    NoScript,
+}
+
+/// What became of a marker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Put {
+    /// It stands.
+    Done,
+    /// Another one stood there.
+    OtherMarker,
+    /// The process is another one.
+    OtherProcess,
+}
+
+/// A question that has arrived.
+pub struct Arrival {
+    /// How.
+    pub connection: Arc<Connection>,
+    /// What.
+    pub question: Question,
+    /// Where the answer goes.
+    pub answer: oneshot::Sender<Reply>,
+}
+
+/// What a restart leaves of the data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// Everything.
+    All,
+    /// What an old snapshot has; nothing if there is none.
+    Snapshot,
+    /// Nothing.
+    Nothing,
+}
+
+/// One master.
+pub struct Master {
+    /// Its number.
+    pub index: u8,
+    /// Its clock.
+    pub clock: Arc<SimClock>,
+    memory: MemoryNode,
+    marker_is_checked: bool,
+    recorder: Arc<Recorder>,
+    process: Mutex<Process>,
+}
+
+struct Process {
+    run: u64,
+    up: bool,
+    stopped: bool,
+    durable: bool,
+    backlog: Vec<Arrival>,
+    snapshot: Option<Snapshot>,
+    connections: Vec<Weak<Connection>>,
+}
+
+impl Master {
+    /// A brand-new master.
+    pub fn new(
+        index: u8,
+        clock: Arc<SimClock>,
+        settings: NodeSettings,
+        durable: bool,
+        recorder: Arc<Recorder>,
+    ) -> Self {
+        let marker_is_checked = settings.rules.marker_is_checked;
+        let memory = MemoryNode::new(format!("n{index}"), clock.clone(), settings);
+        memory.wipe();
+        let process = Process {
+            run: 1,
+            up: true,
+            stopped: false,
+            durable,
+            backlog: Vec::new(),
+            snapshot: None,
+            connections: Vec::new(),
+        };
+        Self { index, clock, memory, marker_is_checked, recorder, process: Mutex::new(process) }
+    }
+
+    /// The process that would accept a connection now.
+    pub fn listening(&self) -> Option<u64> {
+        let process = self.process();
+        process.up.then_some(process.run)
+    }
+
+    /// Whether it syncs every write.
+    pub fn is_durable(&self) -> bool {
+        self.process().durable
+    }
+
+    /// A connection to tell of the process' end.
+    pub fn accept(&self, connection: &Arc<Connection>) {
+        let mut process = self.process();
+        process.connections.retain(|known| known.strong_count() > 0);
+        process.connections.push(Arc::downgrade(connection));
+    }
+
+    /// A question arrives; it is answered now, or when the master goes on, or never.
+    pub fn arrive(&self, arrival: Arrival) {
+        let mut process = self.process();
+        if !process.up {
+            return;
+        }
+        if process.run != arrival.connection.run {
+            // Something between the two (a proxy, a client's own reconnect) led it to the new process.
+            drop(process);
+            if matches!(arrival.question, Question::Call { .. }) {
+                arrival.connection.answer(Reply::NoScript, arrival.answer);
+            }
+            return;
+        }
+        if process.stopped {
+            process.backlog.push(arrival);
+            return;
+        }
+        drop(process);
+        self.serve(arrival);
+    }
+
+    /// SIGSTOP.
+    pub fn stop(&self) {
+        self.process().stopped = true;
+    }
+
+    /// SIGCONT: everything that has arrived is served, each connection in its order, the connections in any.
+    pub fn go_on(&self, chance: &mut Chance) {
+        let mut process = self.process();
+        process.stopped = false;
+        let mut queues: BTreeMap<u64, Vec<Arrival>> = BTreeMap::new();
+        for arrival in process.backlog.drain(..) {
+            queues.entry(arrival.connection.id).or_default().push(arrival);
+        }
+        drop(process);
+        let mut queues: Vec<_> = queues.into_values().map(Vec::into_iter).collect();
+        while !queues.is_empty() {
+            let turn = chance.below(queues.len() as u64) as usize;
+            match queues[turn].next() {
+                Some(arrival) => self.serve(arrival),
+                None => drop(queues.swap_remove(turn)),
+            }
+        }
+    }
+
+    /// kill -9. Gateways notice after a while, each at its own time.
+    pub fn crash(&self, chance: &mut Chance) {
+        let mut process = self.process();
+        (process.up, process.stopped) = (false, false);
+        process.backlog.clear();
+        let connections = std::mem::take(&mut process.connections);
+        drop(process);
+        for connection in connections.iter().filter_map(Weak::upgrade) {
+            let notice = chance.millis(1, 60);
+            tokio::spawn(async move {
+                tokio::time::sleep(notice).await;
+                connection.end("the connection was closed by the node");
+            });
+        }
+    }
+
+    /// A new process, unless one runs. After one that synced every write nothing is lost, whatever is asked.
+    pub fn start(&self, left: Left, durable: bool) -> Option<(Left, bool)> {
+        let mut process = self.process();
+        if process.up {
+            return None;
+        }
+        let left = if process.durable { Left::All } else { left };
+        // A process that syncs every write starts from what such a process left: an old file under a new one's care, as
+        // after the append-only file was switched off and on again, is a backup put back, which nobody can see.
+        let durable = durable && left != Left::Snapshot;
+        match (left, process.snapshot.clone()) {
+            (Left::All, _) => {}
+            (Left::Snapshot, Some(snapshot)) => self.memory.restore(snapshot),
+            (Left::Snapshot | Left::Nothing, _) => self.memory.wipe(),
+        }
+        if left != Left::All {
+            self.recorder.loss(self.index);
+        }
+        process.run += 1;
+        (process.up, process.durable) = (true, durable);
+        Some((left, durable))
+    }
+
+    /// FLUSHALL.
+    pub fn flush(&self) {
+        self.recorder.loss(self.index);
+        self.memory.wipe();
+    }
+
+    /// Takes a snapshot for a later restart.
+    pub fn save(&self) {
+        self.process().snapshot = Some(self.memory.snapshot());
+    }
+
+    /// The lock that is stored now under a name.
+    pub fn stored(&self, name: u8) -> Option<(Grant, Duration)> {
+        match self.memory.run(&Op::Inspect { keys: Keys::new(KEY_PREFIX, &lock_name(name)) }) {
+            Vote::Found(holding) => Some((grant_of(&holding.record)?, holding.expires_in.unwrap_or_default())),
+            _ => None,
+        }
+    }
+
+    fn serve(&self, arrival: Arrival) {
+        let reply = match &arrival.question {
+            Question::Look => Reply::Seen(self.facts(), self.memory.marker()),
+            Question::Put { run_id, from, to } => {
+                let put = if *run_id != run_id_of(self.index, self.process().run) {
+                    Put::OtherProcess
+                } else if self.memory.swap_marker(from.as_deref(), to) {
+                    Put::Done
+                } else {
+                    Put::OtherMarker
+                };
+                Reply::Put(put)
+            }
+            Question::Call { marker, ops } => {
+                let admitted = !self.marker_is_checked || self.memory.marker().as_deref() == Some(marker);
+                let votes = ops.iter().map(|op| self.execute(marker, op, &arrival.connection)).collect();
+                Reply::Votes(votes, admitted)
+            }
+        };
+        arrival.connection.answer(reply, arrival.answer);
+    }
+
+    fn execute(&self, marker: &str, op: &Op, connection: &Connection) -> Vote {
+        let vote = self.memory.run_with(marker, op);
+        let (kind, keys, record) = match op {
+            Op::Acquire { keys, record, .. } => (Kind::Acquire, keys, Some(record)),
+            Op::Heal { keys, record, .. } => (Kind::Heal, keys, Some(record)),
+            Op::Extend { keys, record, .. } => (Kind::Extend, keys, Some(record)),
+            Op::Release { keys, record, .. } => (Kind::Release, keys, Some(record)),
+            Op::Inspect { keys } => (Kind::Inspect, keys, None),
+            Op::Scan { .. } => return vote,
+        };
+        let grant = record.and_then(grant_of);
+        let now = self.clock.wall_micros() as i64;
+        self.recorder.landing(Landing {
+            moment: Moment::default(),
+            master: self.index,
+            gateway: connection.gateway,
+            late: connection.has_ended(),
+            name: name_of(&keys.lock),
+            kind,
+            grant,
+            ahead_micros: grant.map_or(0, |grant| grant.fencing as i64 - now),
+            cast: cast(&vote),
+        });
+        vote
+    }
+
+    fn facts(&self) -> Facts {
+        let process = self.process();
+        let durability = if process.durable { Durability::Durable } else { Durability::Volatile("appendonly no") };
+        Facts {
+            run_id: run_id_of(self.index, process.run),
+            version: "7.4.0".into(),
+            role: "master".into(),
+            policy: "noeviction".into(),
+            evicted_keys: 0,
+            durability,
+            rewritten: false,
+            was_replica: false,
+            replication_id: run_id_of(self.index, process.run),
+        }
+    }
+
+    fn process(&self) -> MutexGuard<'_, Process> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn run_id_of(index: u8, run: u64) -> String {
+    format!("{index:020x}{run:020x}")
+}
+
+/// Owner and token of a record of ours.
+pub fn grant_of(record: &Record) -> Option<Grant> {
+    let (token, _) = record.parse()?;
+    let owner = record.as_bytes().get(17..33)?;
+    let owner = u64::from_str_radix(std::str::from_utf8(owner).ok()?, 16).ok()?;
+    Some(Grant { owner, fencing: token.fencing().get() })
+}
+
+fn name_of(key: &Bytes) -> u8 {
+    let number = key.strip_prefix(b"lock:lock-").and_then(|digits| std::str::from_utf8(digits).ok());
+    number.and_then(|digits| digits.parse().ok()).unwrap_or(u8::MAX)
+}
+
+fn cast(vote: &Vote) -> Cast {
+    match vote {
+        Vote::Granted => Cast::Granted,
+        Vote::GrantedAgain => Cast::GrantedAgain,
+        Vote::Held(_) => Cast::Held,
+        Vote::Stale { .. } => Cast::Stale,
+        Vote::Extended => Cast::Extended,
+        Vote::Released => Cast::Released,
+        Vote::Missing => Cast::Missing,
+        Vote::Found(_) => Cast::Found,
+        Vote::Failed(Failure { reason: Reason::Quarantined, .. }) => Cast::Quarantined,
+        Vote::Failed(Failure { reason: Reason::Clock, .. }) => Cast::Clock,
+        Vote::Failed(_) | Vote::Page { .. } => Cast::Error,
+    }
+}

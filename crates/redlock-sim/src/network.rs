@@ -1,0 +1,256 @@
+//! Connections between gateways and masters, and what becomes of messages on them.
+//!
+//! A connection leads to one process of a master and keeps its messages in order; each takes a time of its own. When it
+//! breaks, nobody hears any more answers, but the first few of the messages under way still arrive, at once or much
+//! later: that is what a socket does whose buffer has been handed to the system. While a path is dark its messages wait,
+//! as TCP makes them. Every delay is at least a millisecond, so what follows from something never happens with it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use crate::chance::Chance;
+use crate::master::{Arrival, Master, Question, Reply};
+
+/// How long a message takes one way: `base` to `base + jitter`, and sometimes up to `spike` more.
+#[derive(Debug, Clone, Copy)]
+pub struct Latency {
+    /// At least so many milliseconds; not 0.
+    pub base_ms: u64,
+    /// Up to so many more.
+    pub jitter_ms: u64,
+    /// So many times in a hundred there is a spike.
+    pub spike_percent: u64,
+    /// Of up to so many more.
+    pub spike_ms: u64,
+}
+
+impl Latency {
+    fn draw(&self, chance: &mut Chance) -> Duration {
+        let mut millis = chance.between(self.base_ms, self.base_ms + self.jitter_ms);
+        if chance.percent(self.spike_percent) {
+            millis += chance.below(self.spike_ms + 1);
+        }
+        Duration::from_millis(millis.max(1))
+    }
+}
+
+/// All paths.
+pub struct Network {
+    latency: Latency,
+    chance: Mutex<Chance>,
+    next_id: AtomicU64,
+    /// By gateway and master: until when messages to the master wait, and those from it.
+    dark: Mutex<Vec<(u8, u8, Instant, Instant)>>,
+}
+
+impl Network {
+    /// Quiet paths.
+    pub fn new(latency: Latency, chance: Chance) -> Self {
+        Self { latency, chance: Mutex::new(chance), next_id: AtomicU64::new(0), dark: Mutex::new(Vec::new()) }
+    }
+
+    /// Holds the messages of a path back until then, each way.
+    pub fn darken(&self, gateway: u8, master: u8, there: Instant, back: Instant) {
+        let now = Instant::now();
+        let mut dark = lock(&self.dark);
+        dark.retain(|(_, _, there, back)| *there > now || *back > now);
+        dark.push((gateway, master, there, back));
+    }
+
+    /// Lights all paths up.
+    pub fn lighten(&self) {
+        lock(&self.dark).clear();
+    }
+
+    /// Opens a connection, or says why not. Never longer than `deadline`.
+    pub async fn connect(
+        self: &Arc<Self>,
+        gateway: u8,
+        master: &Arc<Master>,
+        deadline: Duration,
+    ) -> Result<Arc<Connection>, String> {
+        let attempt = async {
+            tokio::time::sleep_until(self.arrival(gateway, master.index, true)).await;
+            let run = master.listening();
+            tokio::time::sleep_until(self.arrival(gateway, master.index, false)).await;
+            run.ok_or_else(|| "connection refused".to_owned())
+        };
+        let run = tokio::time::timeout(deadline, attempt).await.map_err(|_| "no answer in time".to_owned())??;
+        let connection = Arc::new(Connection {
+            id: self.next_id.fetch_add(1, Ordering::Relaxed),
+            gateway,
+            run,
+            master: master.clone(),
+            network: self.clone(),
+            link: Mutex::new(Link::new()),
+            closed: Notify::new(),
+        });
+        if master.listening() != Some(run) {
+            return Err("connection reset".into());
+        }
+        master.accept(&connection);
+        Ok(connection)
+    }
+
+    fn arrival(&self, gateway: u8, master: u8, there: bool) -> Instant {
+        let delay = self.latency.draw(&mut lock(&self.chance));
+        let now = Instant::now();
+        let dark = lock(&self.dark);
+        let until = dark.iter().filter(|path| (path.0, path.1) == (gateway, master));
+        let until = until.map(|path| if there { path.2 } else { path.3 }).max();
+        until.map_or(now, |until| until.max(now)) + delay
+    }
+}
+
+/// One connection to one process of a master.
+pub struct Connection {
+    /// Its number.
+    pub id: u64,
+    /// Whose.
+    pub gateway: u8,
+    /// Which process.
+    pub run: u64,
+    master: Arc<Master>,
+    network: Arc<Network>,
+    link: Mutex<Link>,
+    closed: Notify,
+}
+
+struct Link {
+    sent: u64,
+    arrived: u64,
+    last_arrival: Instant,
+    last_answer: Instant,
+    ended: Option<Ended>,
+}
+
+struct Ended {
+    why: String,
+    /// How many of all messages still arrive.
+    survive: u64,
+    /// The first of those that had not arrived by then does so no sooner than this, each next one a millisecond later.
+    not_before: Instant,
+    arrived: u64,
+}
+
+impl Link {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { sent: 0, arrived: 0, last_arrival: now, last_answer: now, ended: None }
+    }
+}
+
+const TICK: Duration = Duration::from_millis(1);
+
+impl Connection {
+    /// Sends a question. The answer may never come.
+    pub fn send(self: &Arc<Self>, question: Question) -> oneshot::Receiver<Reply> {
+        let (answer, receiver) = oneshot::channel();
+        let arrival = self.network.arrival(self.gateway, self.master.index, true);
+        let mut link = self.link();
+        if link.ended.is_some() {
+            return receiver;
+        }
+        let number = link.sent;
+        link.sent += 1;
+        link.last_arrival = arrival.max(link.last_arrival + TICK);
+        let mut due = link.last_arrival;
+        drop(link);
+        let connection = self.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep_until(due).await;
+                match connection.fate(number) {
+                    Some(at) if at > Instant::now() => due = at,
+                    Some(_) => break,
+                    None => return,
+                }
+            }
+            connection.link().arrived = number + 1;
+            connection.master.clone().arrive(Arrival { connection, question, answer });
+        });
+        receiver
+    }
+
+    /// Sends an answer back, unless nobody listens any more.
+    pub fn answer(self: &Arc<Self>, reply: Reply, to: oneshot::Sender<Reply>) {
+        let arrival = self.network.arrival(self.gateway, self.master.index, false);
+        let mut link = self.link();
+        if link.ended.is_some() {
+            return;
+        }
+        link.last_answer = arrival.max(link.last_answer + TICK);
+        let due = link.last_answer;
+        drop(link);
+        let connection = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep_until(due).await;
+            if !connection.has_ended() {
+                let _ = to.send(reply);
+            }
+        });
+    }
+
+    /// Breaks the connection; decides which of the messages under way still arrive, and when.
+    pub fn end(&self, why: &str) {
+        let mut link = self.link();
+        if link.ended.is_some() {
+            return;
+        }
+        let mut chance = lock(&self.network.chance);
+        let under_way = link.sent - link.arrived;
+        let survive = match chance.below(4) {
+            0 => link.arrived + chance.below(under_way + 1),
+            _ => link.sent,
+        };
+        let late_ms = match chance.below(10) {
+            0..=2 => 0,
+            3..=5 => chance.between(1, 100),
+            6..=8 => chance.between(100, 2_000),
+            _ => chance.between(2_000, 6_000),
+        };
+        let not_before = Instant::now() + Duration::from_millis(late_ms);
+        link.ended = Some(Ended { why: why.into(), survive, not_before, arrived: link.arrived });
+        drop((link, chance));
+        self.closed.notify_waiters();
+    }
+
+    /// Resolves when the connection has ended.
+    pub async fn ended(&self) -> String {
+        loop {
+            let closed = self.closed.notified();
+            if let Some(ended) = &self.link().ended {
+                return ended.why.clone();
+            }
+            closed.await;
+        }
+    }
+
+    /// Whether it has.
+    pub fn has_ended(&self) -> bool {
+        self.link().ended.is_some()
+    }
+
+    /// When a message arrives at the earliest; `None` when it never does.
+    fn fate(&self, number: u64) -> Option<Instant> {
+        match &self.link().ended {
+            None => Some(Instant::now()),
+            Some(ended) if number < ended.survive => {
+                Some(ended.not_before + TICK * u32::try_from(number.saturating_sub(ended.arrived)).unwrap_or(0))
+            }
+            Some(_) => None,
+        }
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
+        lock(&self.link)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

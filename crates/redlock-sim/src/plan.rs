@@ -1,0 +1,151 @@
+//! What kind of history a seed means: how many of everything, how fast the network is, which faults happen how often.
+//!
+//! A plan keeps to the assumptions under which a correct core shows no violation: wall clocks of gateways agree within S,
+//! all rates are within the drift factor, masters are independent, clients do not use a lock past their deadline (they
+//! may write past it; that is what fencing tokens are for). Any number of masters may lose their data at any time.
+
+use std::time::Duration;
+
+use redlock_core::node::Rules;
+
+use crate::chance::{Chance, Stream};
+use crate::network::Latency;
+
+/// What a history is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scenario {
+    /// Everything, everywhere.
+    Storm,
+    /// One lock that is extended in time all along, while every master in turn is restarted without its data, the next one
+    /// when the one before votes again.
+    Rolling,
+    /// The same, while others try to get the lock.
+    Contended,
+}
+
+/// Mean gaps between faults of one kind in the whole cluster; `None` for never.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Faults {
+    /// Masters are killed and come back, with or without their data.
+    pub crash: Option<Duration>,
+    /// FLUSHALL.
+    pub flush: Option<Duration>,
+    /// A master is stopped for a while.
+    pub stop: Option<Duration>,
+    /// A master's wall clock jumps.
+    pub master_clock: Option<Duration>,
+    /// A connection breaks.
+    pub cut: Option<Duration>,
+    /// A path is dark for a while.
+    pub dark: Option<Duration>,
+    /// A gateway dies and comes back.
+    pub death: Option<Duration>,
+    /// A gateway's wall clock jumps, within S.
+    pub gateway_clock: Option<Duration>,
+}
+
+/// All that is decided before a history begins.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Where all chance comes from.
+    pub seed: u64,
+    /// What it is about.
+    pub scenario: Scenario,
+    /// Which rules of the core are on.
+    pub rules: Rules,
+    /// Number of masters.
+    pub masters: u8,
+    /// Number of gateways.
+    pub gateways: u8,
+    /// Number of clients.
+    pub clients: u8,
+    /// Number of locks they compete for.
+    pub names: u8,
+    /// How many of a hundred requests name an owner of their own. A try that does leaves its fence on a node that granted
+    /// it, and keeps a heal away from there, which the core's documentation says.
+    pub keyed_percent: u64,
+    /// How long it goes on before everything is mended.
+    pub length: Duration,
+    /// The longest TTL.
+    pub max_ttl: Duration,
+    /// S and D.
+    pub skew: Duration,
+    /// How long rounds wait for a master.
+    pub node_timeout: Duration,
+    /// Calls under way on one connection.
+    pub window: usize,
+    /// Delays.
+    pub latency: Latency,
+    /// What goes wrong.
+    pub faults: Faults,
+}
+
+/// The longest TTL in all histories, so that quarantines are a matter of seconds.
+const MAX_TTL: Duration = Duration::from_secs(3);
+
+impl Plan {
+    /// The storm of a seed.
+    pub fn storm(seed: u64) -> Self {
+        let mut chance = Chance::new(seed, Stream::Plan);
+        let gateways = chance.between(2, 3) as u8;
+        let mut fault = |likely: u64, fast: u64, slow: u64| chance.percent(likely).then(|| chance.millis(fast, slow));
+        let faults = Faults {
+            crash: fault(70, 4_000, 15_000),
+            flush: fault(45, 8_000, 25_000),
+            stop: fault(50, 3_000, 12_000),
+            master_clock: fault(45, 3_000, 12_000),
+            cut: fault(75, 300, 4_000),
+            dark: fault(40, 2_000, 9_000),
+            death: fault(50, 5_000, 20_000),
+            gateway_clock: fault(45, 3_000, 12_000),
+        };
+        Self {
+            seed,
+            scenario: Scenario::Storm,
+            rules: Rules::ALL,
+            masters: chance.pick(&[5, 5, 5, 3]),
+            gateways,
+            clients: gateways * chance.between(2, 4) as u8,
+            names: chance.between(2, 4) as u8,
+            keyed_percent: 35,
+            length: Duration::from_secs(60),
+            max_ttl: MAX_TTL,
+            skew: chance.pick(&[500, 700, 1_000]).millis(),
+            node_timeout: Duration::from_millis(50),
+            window: chance.pick(&[1, 1, 4]),
+            latency: Latency {
+                base_ms: 1,
+                jitter_ms: chance.pick(&[2, 5, 10]),
+                spike_percent: chance.pick(&[0, 1, 3]),
+                spike_ms: chance.pick(&[30, 200, 900]),
+            },
+            faults,
+        }
+    }
+
+    /// The rolling restart of a seed, with or without others that want the lock.
+    pub fn rolling(seed: u64, contended: bool) -> Self {
+        let mut chance = Chance::new(seed, Stream::Plan);
+        Self {
+            scenario: if contended { Scenario::Contended } else { Scenario::Rolling },
+            masters: chance.pick(&[5, 5, 3]),
+            gateways: 2,
+            clients: if contended { 3 } else { 1 },
+            names: 1,
+            keyed_percent: 0,
+            latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 6), spike_percent: 0, spike_ms: 0 },
+            faults: Faults::default(),
+            ..Self::storm(seed)
+        }
+    }
+}
+
+trait Millis {
+    fn millis(self) -> Duration;
+}
+
+impl Millis for u64 {
+    fn millis(self) -> Duration {
+        Duration::from_millis(self)
+    }
+}

@@ -1,0 +1,99 @@
+//! The rules of the core by name, so that each can be switched off alone: a simulation that finds nothing when a rule is
+//! off would prove nothing when it is on.
+
+use std::fmt;
+use std::str::FromStr;
+
+use redlock_core::node::Rules;
+
+/// One rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// A retry by the same owner takes a new T and rewrites both keys.
+    RetryRewrites,
+    /// A release leaves the fence at T or above.
+    ReleaseIsABarrier,
+    /// A release deletes only a lock whose T is not newer than its own.
+    ReleaseKeepsNewer,
+    /// A node refuses a T too far from its own time.
+    ClockIsChecked,
+    /// A node grants only a T larger than the last it has stored for the lock.
+    FenceIsChecked,
+    /// A node refuses lock operations unless the marker of its admission stands.
+    MarkerIsChecked,
+    /// A node whose memory of locks is doubtful is quarantined before it votes.
+    QuarantineIsWaited,
+    /// A successful extension sets the lock again on nodes that lost it.
+    MissingIsHealed,
+}
+
+impl Rule {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::RetryRewrites,
+        Self::ReleaseIsABarrier,
+        Self::ReleaseKeepsNewer,
+        Self::ClockIsChecked,
+        Self::FenceIsChecked,
+        Self::MarkerIsChecked,
+        Self::QuarantineIsWaited,
+        Self::MissingIsHealed,
+    ];
+
+    /// Its name, as `--without` takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RetryRewrites => "retry-rewrites",
+            Self::ReleaseIsABarrier => "release-is-a-barrier",
+            Self::ReleaseKeepsNewer => "release-keeps-newer",
+            Self::ClockIsChecked => "clock-is-checked",
+            Self::FenceIsChecked => "fence-is-checked",
+            Self::MarkerIsChecked => "marker-is-checked",
+            Self::QuarantineIsWaited => "quarantine-is-waited",
+            Self::MissingIsHealed => "missing-is-healed",
+        }
+    }
+
+    /// All rules but this one.
+    pub fn off(self) -> Rules {
+        let mut rules = Rules::ALL;
+        let rule = match self {
+            Self::RetryRewrites => &mut rules.retry_rewrites,
+            Self::ReleaseIsABarrier => &mut rules.release_is_a_barrier,
+            Self::ReleaseKeepsNewer => &mut rules.release_keeps_newer,
+            Self::ClockIsChecked => &mut rules.clock_is_checked,
+            Self::FenceIsChecked => &mut rules.fence_is_checked,
+            Self::MarkerIsChecked => &mut rules.marker_is_checked,
+            Self::QuarantineIsWaited => &mut rules.quarantine_is_waited,
+            Self::MissingIsHealed => &mut rules.missing_is_healed,
+        };
+        *rule = false;
+        rules
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No rule has this name.
+#[derive(Debug)]
+pub struct NoSuchRule;
+
+impl fmt::Display for NoSuchRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the rules are {}", Rule::ALL.map(Rule::name).join(", "))
+    }
+}
+
+impl std::error::Error for NoSuchRule {}
+
+impl FromStr for Rule {
+    type Err = NoSuchRule;
+
+    fn from_str(text: &str) -> Result<Self, NoSuchRule> {
+        Self::ALL.into_iter().find(|rule| rule.name() == text).ok_or(NoSuchRule)
+    }
+}

@@ -1,0 +1,143 @@
+//! Runs a plan: puts masters, network, gateways and clients on one paused clock, lets the faults loose, mends everything,
+//! waits until it has settled, and hands the history to the checker.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Builder;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::chance::{Chance, Stream};
+use crate::checker::{Violation, check};
+use crate::client::{Client, Registers};
+use crate::faults::Stage;
+use crate::gateway::Gateway;
+use crate::history::{History, Leftover, Recorder};
+use crate::master::{Left, Master};
+use crate::network::Network;
+use crate::plan::{Plan, Scenario};
+use crate::time::{MAX_RATE_PPM, SimClock};
+
+/// A history and what the checker says of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What happened.
+    pub history: History,
+    /// What must not have.
+    pub violations: Vec<Violation>,
+}
+
+/// From the end of all faults and requests to the last look: enough for every release that is owed, and short enough that
+/// those with the longest TTL would still be there.
+const SETTLE: Duration = Duration::from_millis(2_500);
+/// How often something is looked at that nobody tells of.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Runs one history. The same plan gives the same history.
+///
+/// # Panics
+/// When called on a tokio runtime.
+pub fn run(plan: &Plan) -> Outcome {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.expect("a runtime without I/O needs nothing from the system");
+    let history = runtime.block_on(perform(Arc::new(plan.clone())));
+    drop(runtime);
+    let violations = check(&history);
+    Outcome { history, violations }
+}
+
+async fn perform(plan: Arc<Plan>) -> History {
+    let start = Instant::now();
+    let recorder = Arc::new(Recorder::new(start));
+    let stage = set_up(plan.clone(), start, recorder.clone());
+    stage.gateways.iter().for_each(Gateway::start);
+    // An operator says that the cluster is new.
+    if let Some(redlock) = stage.gateways[0].redlock() {
+        redlock.brand_new().await;
+    }
+
+    let registers = Arc::new(Registers::default());
+    let clients: Vec<_> = (0..plan.clients)
+        .map(|index| {
+            let mut chance = Chance::new(plan.seed, Stream::Client(index));
+            let client = Client {
+                index,
+                clock: SimClock::new(start, chance.around(MAX_RATE_PPM), 0),
+                chance,
+                gateways: stage.gateways.clone(),
+                names: plan.names,
+                until: stage.until,
+                recorder: recorder.clone(),
+                registers: registers.clone(),
+                keeps: plan.scenario != Scenario::Storm && index == 0,
+            keyed_percent: plan.keyed_percent,
+            };
+            tokio::spawn(client.live())
+        })
+        .collect();
+    match plan.scenario {
+        Scenario::Storm => stage.begin(),
+        Scenario::Rolling | Scenario::Contended => drop(tokio::spawn(roll(stage.clone()))),
+    }
+
+    sleep_until(stage.until).await;
+    stage.mend();
+    for client in clients {
+        let _ = client.await;
+    }
+    sleep(SETTLE).await;
+    let mut history = recorder.take();
+    history.leftovers = leftovers(&stage);
+    history.reaches = stage.gateways.iter().flat_map(|gateway| gateway.reaches(start)).collect();
+    history.end = start.elapsed();
+    history
+}
+
+fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
+    let mut chance = Chance::new(plan.seed, Stream::Fault(u8::MAX));
+    let skew = plan.skew.as_micros() as u64;
+    let masters: Arc<[Arc<Master>]> = (0..plan.masters)
+        .map(|index| {
+            let offset = chance.around(skew / 4);
+            let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
+            let durable = plan.scenario == Scenario::Storm && chance.percent(25);
+            Arc::new(Master::new(index, clock, plan.node_settings(), durable, recorder.clone()))
+        })
+        .collect();
+    let network = Arc::new(Network::new(plan.latency, Chance::new(plan.seed, Stream::Network)));
+    let gateways = (0..plan.gateways)
+        .map(|index| {
+            let offset = chance.around(skew / 2);
+            let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
+            Gateway::new(index, clock, plan.clone(), masters.clone(), network.clone(), recorder.clone())
+        })
+        .collect();
+    let until = start + plan.length;
+    Stage { plan, masters, gateways, network, recorder, until }
+}
+
+/// Restarts every master without its data, each when all gateways let the one before vote again.
+async fn roll(stage: Stage) {
+    let mut chance = Chance::new(stage.plan.seed, Stream::Fault(0));
+    for victim in (0..stage.masters.len()).cycle() {
+        sleep(chance.millis(1_000, 2_000)).await;
+        if Instant::now() >= stage.until {
+            return;
+        }
+        let down = chance.millis(5, 200);
+        stage.restart(victim, down, Left::Nothing, false, &mut chance).await;
+        sleep(LOOK * 10).await;
+        while stage.gateways.iter().any(|gateway| gateway.admits(victim) == Some(false)) {
+            sleep(LOOK).await;
+        }
+    }
+}
+
+fn leftovers(stage: &Stage) -> Vec<Leftover> {
+    let names = 0..stage.plan.names;
+    let on = |master: &Arc<Master>, name| {
+        let (grant, expires_in) = master.stored(name)?;
+        Some(Leftover { master: master.index, name, grant, expires_in })
+    };
+    stage.masters.iter().flat_map(|master| names.clone().filter_map(move |name| on(master, name))).collect()
+}

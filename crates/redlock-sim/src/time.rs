@@ -1,0 +1,56 @@
+//! Time. The true time of a history is tokio's paused clock: it stands still while anything can run, and jumps to the next
+//! timer when nothing can. Everybody in the history has a clock of their own, derived from it.
+//!
+//! A clock's monotonic side runs at a rate of its own, within what the drift factor allows for. Its wall side is true time
+//! plus an offset, as if it were disciplined by NTP; the offset can be moved, which is a jump. Locks on a simulated master
+//! expire by its monotonic side, so a jump of a master's wall clock changes what it thinks of tokens and nothing else.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use redlock_core::clock::Clock;
+use tokio::time::Instant;
+
+/// What every wall clock without an offset shows when a history begins.
+pub const EPOCH_MICROS: u64 = 1_763_725_165_000_000;
+
+/// The most that a monotonic clock is fast or slow, in millionths. Three of them take part in a lease (gateway, master,
+/// client), so their sum must stay below the drift factor of 1 %.
+pub const MAX_RATE_PPM: u64 = 3_000;
+
+/// The clock of one gateway, master or client.
+pub struct SimClock {
+    start: Instant,
+    rate_ppm: i64,
+    offset_micros: AtomicI64,
+}
+
+impl SimClock {
+    /// A clock that began with the history.
+    pub fn new(start: Instant, rate_ppm: i64, offset_micros: i64) -> Self {
+        Self { start, rate_ppm, offset_micros: AtomicI64::new(offset_micros) }
+    }
+
+    /// Moves the wall clock to another distance from true time.
+    pub fn set_offset(&self, micros: i64) {
+        self.offset_micros.store(micros, Ordering::Relaxed);
+    }
+
+    /// How long it truly takes until this clock has advanced by `shown`.
+    pub fn true_duration(&self, shown: Duration) -> Duration {
+        let nanos = shown.as_nanos() * 1_000_000 / (1_000_000 + self.rate_ppm) as u128;
+        Duration::from_nanos(nanos as u64)
+    }
+}
+
+impl Clock for SimClock {
+    fn monotonic(&self) -> Duration {
+        let nanos = self.start.elapsed().as_nanos() * (1_000_000 + self.rate_ppm) as u128 / 1_000_000;
+        Duration::from_nanos(nanos as u64)
+    }
+
+    fn wall_micros(&self) -> u64 {
+        (EPOCH_MICROS + self.start.elapsed().as_micros() as u64)
+            .saturating_add_signed(self.offset_micros.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,106 @@
+//! A history as text, one line for each thing that happened: true time in milliseconds, who, what.
+//!
+//! ```text
+//!   1204 c3 via g1      acquire lock-0, ttl 900 ms
+//!   1209 n2             lock-0 acquire T1204.000/5ad1 (-5 ms) of g1: Granted
+//! ```
+//!
+//! `c` are clients, `g` gateways, `n` masters. A grant is shown as its fencing token, in milliseconds since the history
+//! began by the wall clock of whoever minted it, and the first digits of its owner. Behind it is how far the token is ahead
+//! of the master's own time.
+
+use std::fmt::{self, Write as _};
+use std::time::Duration;
+
+use crate::history::{Answer, History, Kind, Moment, Request};
+
+/// The whole history.
+pub fn render(history: &History) -> String {
+    let mut lines: Vec<(Moment, String, String)> = Vec::new();
+    for (number, operation) in history.operations.iter().enumerate() {
+        let who = format!("c{} via g{}", operation.client, operation.gateway);
+        let what = format!("#{number} {} lock-{}", describe(operation.request), operation.name);
+        lines.push((operation.start, who.clone(), what.clone()));
+        if let (Some(end), Some(answer)) = (operation.end, operation.answer) {
+            lines.push((end, who, format!("#{number} {}", Heard(answer))));
+        }
+    }
+    for write in &history.writes {
+        let taken = if write.accepted { "takes" } else { "refuses" };
+        let text = format!("{taken} a write of {}", write.grant);
+        lines.push((write.moment, format!("register-{}", write.name), text));
+    }
+    for landing in &history.landings {
+        let kind = match landing.kind {
+            Kind::Acquire => "acquire",
+            Kind::Heal => "heal",
+            Kind::Extend => "extend",
+            Kind::Release => "release",
+            Kind::Inspect => "inspect",
+        };
+        let grant = landing.grant.map(|grant| format!(" {grant}")).unwrap_or_default();
+        let late = if landing.late { " (late)" } else { "" };
+        let ahead = match landing.ahead_micros / 1000 {
+            0 => String::new(),
+            millis => format!(" ({millis:+} ms)"),
+        };
+        let text =
+            format!("lock-{} {kind}{grant}{ahead} of g{}{late}: {:?}", landing.name, landing.gateway, landing.cast);
+        lines.push((landing.moment, format!("n{}", landing.master), text));
+    }
+    for note in &history.notes {
+        lines.push((note.moment, note.who.clone(), note.text.clone()));
+    }
+    lines.sort_by_key(|(moment, ..)| *moment);
+    let mut text = String::new();
+    for (moment, who, what) in lines {
+        let _ = writeln!(text, "{:>7} {who:<11} {what}", moment.at.as_millis());
+    }
+    for left in &history.leftovers {
+        let _ = writeln!(
+            text,
+            "    end n{:<10} stores lock-{} {} for {} ms more",
+            left.master,
+            left.name,
+            left.grant,
+            left.expires_in.as_millis()
+        );
+    }
+    text
+}
+
+fn describe(request: Request) -> String {
+    match request {
+        Request::Acquire { owner: None, ttl_ms } => format!("acquire ({ttl_ms} ms)"),
+        Request::Acquire { owner: Some(owner), ttl_ms } => format!("acquire ({ttl_ms} ms, owner {:04x})", owner >> 48),
+        Request::Extend { grant, ttl_ms } => format!("extend {grant} ({ttl_ms} ms)"),
+        Request::Release { grant } => format!("release {grant}"),
+    }
+}
+
+struct Heard(Answer);
+
+impl fmt::Display for Heard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Answer::Granted { grant, held_for } => write!(f, "GRANTED {grant} for {}", Millis(held_for)),
+            Answer::Extended { held_for } => write!(f, "extended for {}", Millis(held_for)),
+            Answer::Released => f.write_str("released"),
+            Answer::Held => f.write_str("held by somebody else"),
+            Answer::Lost => f.write_str("LOST"),
+            Answer::NotHolder => f.write_str("NOT HOLDER"),
+            Answer::NoQuorum => f.write_str("no quorum"),
+            Answer::Unknown => f.write_str("unknown"),
+            Answer::Cancelled => f.write_str("cancelled"),
+            Answer::GatewayDied => f.write_str("gateway died"),
+        }
+    }
+}
+
+struct Millis(Duration);
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} ms", self.0.as_secs_f64() * 1000.0)
+    }
+}

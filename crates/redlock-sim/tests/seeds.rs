@@ -1,0 +1,46 @@
+//! With all rules on, no seed violates anything. `REDLOCK_SIM_SEEDS` sets how many are run; 300 if it is not set.
+
+use redlock_sim::checker::Demand;
+use redlock_sim::plan::Plan;
+use redlock_sim::search::{Found, search};
+
+fn seeds() -> u64 {
+    match std::env::var("REDLOCK_SIM_SEEDS") {
+        Ok(text) => text.parse().expect("REDLOCK_SIM_SEEDS is a number"),
+        Err(_) => 300,
+    }
+}
+
+#[track_caller]
+fn is_clean(found: &Found, scenario: &str) {
+    println!("{}", found.summary);
+    for (seed, violation) in &found.violations {
+        eprintln!("seed {seed}: {violation}");
+        eprintln!("  cargo run --release -p redlock-sim -- --seed {seed} --scenario {scenario}");
+    }
+    assert!(found.violations.is_empty(), "{} seeds with violations, see above", found.violations.len());
+}
+
+#[test]
+fn storms_violate_nothing() {
+    let found = search(0..seeds(), &Demand::ALL, false, Plan::storm, |_, _| {});
+    let summary = found.summary;
+    is_clean(&found, "storm");
+    // A simulation in which nothing happens would be clean as well.
+    assert!(summary.grants > 50 * summary.histories && summary.late > 5 * summary.histories, "{summary}");
+    assert!(summary.counts.heals > summary.histories && summary.counts.quarantines > 10 * summary.histories);
+}
+
+#[test]
+fn an_extended_lock_outlives_the_restart_of_every_master() {
+    let found = search(0..seeds() / 10, &Demand::ALL, false, |seed| Plan::rolling(seed, false), |_, _| {});
+    is_clean(&found, "rolling");
+    assert!(found.summary.counts.heals > 3 * found.summary.histories, "{}", found.summary);
+}
+
+/// A blank master grants whoever tries next; the undo of that try must take its fence back, or it would refuse the heal.
+#[test]
+fn so_does_one_that_others_want() {
+    let found = search(0..seeds() / 10, &Demand::ALL, false, |seed| Plan::rolling(seed, true), |_, _| {});
+    is_clean(&found, "contended");
+}
