@@ -24,6 +24,7 @@ const AT_ONCE: usize = 128;
 const PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) struct Cleanup {
+    nodes: Vec<Arc<dyn Node>>,
     owed: Vec<mpsc::Sender<Debt>>,
     observer: Arc<dyn Observer>,
     life: Duration,
@@ -46,7 +47,14 @@ impl Cleanup {
             owed.push(sender);
             tokio::spawn(pay(node.clone(), index, debts, observer.clone()));
         }
-        Arc::new(Self { owed, observer, life, under_way: AtomicUsize::new(0), settled: Notify::new() })
+        Arc::new(Self {
+            nodes: nodes.to_vec(),
+            owed,
+            observer,
+            life,
+            under_way: AtomicUsize::new(0),
+            settled: Notify::new(),
+        })
     }
 
     pub(crate) fn began(&self) {
@@ -63,8 +71,14 @@ impl Cleanup {
         }
     }
 
-    /// Has a release delivered to a node as soon as it can be.
-    pub(crate) fn owe(&self, node: usize, op: Arc<Op>) {
+    /// Releases on one node, at once if that can be, or else as soon as it can.
+    pub(crate) fn release(self: &Arc<Self>, node: usize, op: Arc<Op>) {
+        self.began();
+        let voter = Arc::new(Undoing { cleanup: self.clone(), op: op.clone() });
+        self.nodes[node].submit(op, Instant::now() + self.life, Reply::new(voter, node));
+    }
+
+    fn owe(&self, node: usize, op: Arc<Op>) {
         let debt = Debt { op, until: Instant::now() + self.life };
         if self.owed[node].try_send(debt).is_err() {
             self.observer.release_abandoned(node);
@@ -130,6 +144,17 @@ async fn pay(node: Arc<dyn Node>, index: usize, mut debts: mpsc::Receiver<Debt>,
         if failed {
             tokio::time::sleep(PAUSE).await;
         }
+    }
+}
+
+struct Undoing {
+    cleanup: Arc<Cleanup>,
+    op: Arc<Op>,
+}
+
+impl Voter for Undoing {
+    fn vote(&self, node: usize, vote: Vote) {
+        self.cleanup.ended(matches!(vote, Vote::Failed(_)).then_some((node, &self.op)));
     }
 }
 

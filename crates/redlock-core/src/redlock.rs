@@ -21,7 +21,7 @@ use crate::heal::Healing;
 use crate::node::{Effect, Failure, Holding, Keys, NoObserver, Node, NodeStatus, Observer, Op, Reason, Record, Vote};
 use crate::quorum::{Decision, NodeCountError, Quorum};
 use crate::retry::RetryPolicy;
-use crate::round::{self, Outcome, Round};
+use crate::round::{self, Outcome, Round, Scope};
 use crate::types::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
 use crate::validity;
 
@@ -583,20 +583,18 @@ impl Drop for Undo<'_> {
         let undo = release(record.clone());
         let rounds = || self.tries.iter().map(|(_, round)| round);
         let touched = rounds().fold(0, |mask, round| mask | round.touched());
-        if !self.claim.shared {
-            if touched != 0 {
-                self.shared.release_on(undo, touched);
-            }
-            return;
-        }
+        let scope = if self.claim.shared { Scope::Fresh } else { Scope::All };
         let cleanup = &self.shared.cleanup;
-        let fresh = rounds().fold(0, |mask, round| mask | round.abandon(undo.clone(), cleanup.clone()));
-        if fresh != 0 {
-            self.shared.release_on(undo, fresh);
+        let due = rounds().fold(0, |mask, round| mask | round.abandon(undo.clone(), cleanup.clone(), scope));
+        if due != 0 {
+            self.shared.release_on(undo, due);
+        }
+        if !self.claim.shared {
+            return;
         }
         // Nodes that may have had the lock already: what they store must stay, but an acquire that is still in flight
         // must not take effect any more. A release for nobody deletes nothing and leaves the fence at T.
-        let unknown = touched & !fresh;
+        let unknown = touched & !due;
         if let (true, Some((token, _))) = (unknown != 0, record.parse()) {
             let nobody = LockToken::new(self.shared.seams.entropy.owner(), token.fencing());
             self.shared.release_on(release(Record::new(&nobody, &Info::default())), unknown);

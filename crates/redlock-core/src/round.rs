@@ -32,8 +32,35 @@ pub(crate) struct Round {
 struct Ballot {
     votes: Vec<Option<Vote>>,
     decision: Decision,
-    /// What undoes a grant that still comes in, once nobody wants it.
-    undo: Option<(Arc<Op>, Arc<Cleanup>)>,
+    /// What undoes what still comes in, once nobody wants it.
+    undo: Option<Abandoned>,
+}
+
+struct Abandoned {
+    undo: Arc<Op>,
+    cleanup: Arc<Cleanup>,
+    scope: Scope,
+}
+
+/// Which votes of an abandoned acquire have to be undone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Grants, and failures that may have been grants.
+    All,
+    /// Grants on nodes where the owner had no lock before.
+    Fresh,
+}
+
+impl Scope {
+    fn covers(self, vote: &Vote) -> bool {
+        match vote {
+            Vote::Granted => true,
+            Vote::GrantedAgain => self == Self::All,
+            Vote::Failed(failure) => self == Self::All && failure.effect == Effect::Possible,
+            Vote::Held(_) | Vote::Stale { .. } | Vote::Extended => false,
+            Vote::Released | Vote::Missing | Vote::Found(_) | Vote::Page { .. } => false,
+        }
+    }
 }
 
 /// How a round ended.
@@ -176,11 +203,20 @@ impl Round {
         ballot.votes.iter().enumerate().map(given).sum()
     }
 
-    /// From now on, undoes every grant that comes in on a node where the owner had no lock before. Answers the nodes
-    /// where that has happened already.
-    pub(crate) fn abandon(&self, undo: Arc<Op>, cleanup: Arc<Cleanup>) -> u32 {
-        self.lock().undo = Some((undo, cleanup));
-        self.voted(&Vote::Granted)
+    /// From now on, undoes what comes in and is in scope. Answers the nodes where it has come in already. A node that has
+    /// not voted is waited for: a release that is sent ahead would leave its barrier where nothing was set.
+    pub(crate) fn abandon(&self, undo: Arc<Op>, cleanup: Arc<Cleanup>, scope: Scope) -> u32 {
+        let mut ballot = self.lock();
+        let mut due = 0;
+        for (index, vote) in ballot.votes.iter().enumerate() {
+            match vote {
+                // Counted as under way until it has voted.
+                None => cleanup.began(),
+                Some(vote) => due |= u32::from(scope.covers(vote)) << index,
+            }
+        }
+        ballot.undo = Some(Abandoned { undo, cleanup, scope });
+        due
     }
 
     fn lock(&self) -> MutexGuard<'_, Ballot> {
@@ -197,9 +233,9 @@ impl Voter for Round {
             cleanup.ended((!undone).then_some((node, &self.op)));
         }
         let mut ballot = self.lock();
-        if let (Vote::Granted, Some((undo, cleanup))) = (&vote, &ballot.undo) {
-            cleanup.owe(node, undo.clone());
-        }
+        let undo = ballot.undo.as_ref().map(|abandoned| {
+            (abandoned.cleanup.clone(), abandoned.scope.covers(&vote).then(|| abandoned.undo.clone()))
+        });
         let missing = vote == Vote::Missing;
         ballot.votes[node] = Some(vote);
         let was_open = ballot.decision == Decision::Open;
@@ -220,6 +256,12 @@ impl Voter for Round {
             _ => None,
         };
         drop(ballot);
+        if let Some((cleanup, undo)) = undo {
+            if let Some(undo) = undo {
+                cleanup.release(node, undo);
+            }
+            cleanup.ended(None);
+        }
         if decided {
             // Also after the decision: somebody may still want to hear this node, see `votes_until`.
             self.decided.wake();

@@ -182,7 +182,8 @@ impl Node {
                 if marked || self.fence < token {
                     (self.fence, self.marked) = (token, false);
                 }
-            } else if !deleted {
+            } else {
+                // Also where an older T was deleted: without its barrier the release is not done.
                 return Vote::Clock;
             }
         }

@@ -70,7 +70,7 @@ async fn perform(plan: Arc<Plan>) -> History {
                 recorder: recorder.clone(),
                 registers: registers.clone(),
                 keeps: plan.scenario != Scenario::Storm && index == 0,
-            keyed_percent: plan.keyed_percent,
+                keyed_percent: plan.keyed_percent,
             };
             tokio::spawn(client.live())
         })

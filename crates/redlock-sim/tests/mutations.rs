@@ -1,6 +1,7 @@
 //! The proof that the simulation notices: with any one rule switched off, the checker finds a violation within a few
 //! seeds. All but one are found by the storm, that is by random search. Healing is not about safety: that it is off can be
-//! seen only in a lock that is lost, so a scenario of its own, rolling restarts, looks for that.
+//! seen only in a lock that is lost, so a scenario of its own, rolling restarts, looks for that. The clock rule is not here:
+//! what it prevents, one bad clock that makes a lock unusable for all others, breaks no promise that the checker knows.
 
 use redlock_sim::checker::Demand;
 use redlock_sim::plan::Plan;
