@@ -112,6 +112,7 @@ impl RedisNode {
         let brand_new = Arc::new(Notify::new());
         let gate = Gate {
             waits_at: None,
+            told_new: None,
             script: session::locks_script(settings.node.rules()),
             admission: Admission::new(settings.slot(&url), settings.quarantine()).expecting_new(settings.bootstrap),
             url,
@@ -147,9 +148,8 @@ impl Node for RedisNode {
     }
 
     fn admit_brand_new(&self) {
-        if self.status.borrow().brand_new {
-            self.brand_new.notify_one();
-        }
+        // Also while it reconnects: the lane knows which quarantine is meant, and forgets the word at another.
+        self.brand_new.notify_one();
     }
 }
 

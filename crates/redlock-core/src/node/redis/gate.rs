@@ -33,6 +33,8 @@ pub(super) struct Gate {
     pub(super) run_id: Option<String>,
     /// The quarantine marker that was last told about.
     pub(super) waits_at: Option<String>,
+    /// The quarantine marker of which it was said that the node is new; a connection that breaks must not lose the word.
+    pub(super) told_new: Option<String>,
     pub(super) brand_new: Arc<Notify>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) entropy: Arc<dyn Entropy>,
@@ -54,14 +56,13 @@ impl Gate {
         let mut session = Session::connect(&self.url, self.settings.call_deadline()).await?;
         let mut puts = 0;
         let mut mentioned: Option<Duration> = None;
-        let mut told_brand_new = false;
         loop {
             let Look { facts, marker } = session.look(&self.settings.key_prefix).await?;
             self.saw(&facts);
             let now = self.clock.monotonic();
             // What was said of one quarantine does not count for another.
             let fresh = self.waits_at != marker;
-            let brand_new = std::mem::take(&mut told_brand_new) && !fresh;
+            let brand_new = marker.is_some() && self.told_new == marker;
             match self.admission.look(&facts, marker.as_deref(), now, brand_new, self.entropy.as_ref()) {
                 Step::Refuse(ground) => return Err(Outage::Refused(ground)),
                 Step::Put { from, to } => {
@@ -92,7 +93,7 @@ impl Gate {
                     }
                     tokio::select! {
                         why = session.ended() => return Err(Outage::Connecting(why)),
-                        () = self.brand_new.notified() => told_brand_new = true,
+                        () = self.brand_new.notified() => self.told_new.clone_from(&self.waits_at),
                         () = tokio::time::sleep(left.min(POLL).max(Duration::from_millis(1))) => {}
                     }
                 }
