@@ -8,7 +8,7 @@ use redlock_core::node::redis::{NewMarker, Probe, RedisSettings, RedisUrl, Verdi
 use redlock_core::quorum::Quorum;
 
 use crate::config::{Config, Nodes, show};
-use crate::serve::{cluster_name, redis_settings};
+use crate::serve::{cluster_name, named_cluster, redis_settings};
 
 /// Reports every node on standard output; true when a majority would be admitted.
 pub async fn check(config: &Config) -> bool {
@@ -85,21 +85,27 @@ fn print_probe(url: &RedisUrl, found: &Probe, settings: &RedisSettings, skew: Du
 /// it would go on granting on the nodes that leave. So many of the old nodes are stopped that no majority of them is left;
 /// one that is lost for good need not answer. An interrupted run is taken up by running it again: the markers of the time
 /// between keep what it has to wait for.
-pub async fn reconfigure(config: &Config, old_nodes: &[String], really: bool) -> Result<(), String> {
+pub async fn reconfigure(config: &Config, old: &Old, really: bool) -> Result<(), String> {
     let Nodes::Redis(urls) = &config.nodes else {
         return Err("--node: none given; embedded nodes have no markers".into());
     };
     let nodes = with_settings(config, urls);
     let settings = &nodes[0].1;
+    old.check_name(config, urls)?;
     let mut change = Change { longest: config.limits.max_ttl.duration(), left: None };
+    let mut seen: Vec<(String, &RedisUrl)> = Vec::new();
     for (url, settings) in &nodes {
         let found = probe(url, settings).await.map_err(|why| format!("{url}: {why}; all nodes must answer"))?;
         if let Some(ground) = found.facts.unfit() {
             return Err(format!("{url}: {ground}"));
         }
+        if let Some((_, other)) = seen.iter().find(|(run_id, _)| *run_id == found.facts.run_id) {
+            return Err(format!("{url}: it is the same Redis process as {other}; a quorum needs independent masters"));
+        }
+        seen.push((found.facts.run_id.clone(), url));
         change.note(url, &found, settings)?;
     }
-    let leaving = leaving_nodes(old_nodes, urls, settings, &mut change).await?;
+    let leaving = leaving_nodes(old, urls, settings, &mut change).await?;
     let wait = quarantine(change.longest, config.clock_skew);
     if !really {
         let wait = show(wait);
@@ -112,13 +118,45 @@ pub async fn reconfigure(config: &Config, old_nodes: &[String], really: bool) ->
         overwrite_marker(url, settings, under_way).await.map_err(|why| format!("{url}: {why}; run it again"))?;
     }
     println!("these nodes give no votes now; waiting {} until no lock of the old configuration can live", show(wait));
-    println!("start no gateway of the new configuration before this ends");
+    println!(
+        "start no gateway of the new configuration before this ends, and let none of the old one run on: it would take"
+    );
+    println!("a leaving node up again when that loses its data");
     tokio::time::sleep(wait).await;
     for (url, settings) in &nodes {
         overwrite_marker(url, settings, NewMarker::Final).await.map_err(|why| format!("{url}: {why}; run it again"))?;
     }
     println!("done: {} nodes carry the new marker", urls.len());
     Ok(())
+}
+
+/// The configuration that is being left, as far as markers do not tell it.
+pub struct Old {
+    pub nodes: Vec<String>,
+    pub cluster: Option<String>,
+}
+
+impl Old {
+    fn urls(&self) -> Result<Vec<RedisUrl>, String> {
+        let parse = |text: &String| RedisUrl::parse(text).map_err(|error| format!("--old-node: {error}"));
+        self.nodes.iter().map(parse).collect()
+    }
+
+    /// Under one name, markers cannot tell one list of nodes from another.
+    fn check_name(&self, config: &Config, urls: &[RedisUrl]) -> Result<(), String> {
+        let Some(name) = &config.cluster else { return Ok(()) };
+        let same_name = self.cluster.as_ref().is_none_or(|old| old == name);
+        let old = self.urls()?;
+        let other_list =
+            old.len() != urls.len() || old.iter().any(|old| urls.iter().all(|url| url.name() != old.name()));
+        if same_name && !old.is_empty() && other_list {
+            return Err(format!(
+                "--cluster: {name:?} stands for the old list of nodes, and markers could not tell the two apart; give the new \
+                 list another name, and --old-cluster {name:?}"
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// What the markers that stand say of the configuration that is being left.
@@ -150,20 +188,24 @@ impl Change {
 /// The nodes of the old set that are not in the new one and answer. Checked: they are the old set, and with them no
 /// majority of it goes on voting.
 async fn leaving_nodes(
-    old_nodes: &[String],
+    old: &Old,
     urls: &[RedisUrl],
     settings: &RedisSettings,
     change: &mut Change,
 ) -> Result<Vec<RedisUrl>, String> {
     let Some(left) = change.left.clone() else { return Ok(Vec::new()) };
-    let parse = |text: &String| RedisUrl::parse(text).map_err(|error| format!("--old-node: {error}"));
-    let old = old_nodes.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-    let old_set = Generation::cluster_of_nodes(old.iter().map(RedisUrl::name));
+    let old_cluster = old.cluster.as_deref();
+    let old = old.urls()?;
+    let old_set = match old_cluster {
+        Some(name) => named_cluster(name, old.len()),
+        None => Generation::cluster_of_nodes(old.iter().map(RedisUrl::name)),
+    };
     if Generation::new(&old_set, change.longest).node_set() != left {
         let given = if old.is_empty() { "none".to_owned() } else { old_set };
         return Err(format!(
             "--old-node: the markers are of node set {left}, and the nodes given ({given}) are not that set; name every \
-             node that the gateways used until now, so that those which leave stop voting too"
+             node that the gateways used until now (and --old-cluster, if they used a name), so that those which leave stop \
+             voting too"
         ));
     }
     let stays = |url: &&RedisUrl| urls.iter().any(|new| new.name() == url.name());

@@ -41,7 +41,7 @@ pub enum Command {
     Check(Flags),
     /// After an intended change of the node set or of max_ttl: stop the votes of the given nodes, wait until no lock of
     /// the old configuration can live, and write the new markers. All nodes must answer. It can be interrupted and run
-    /// again.
+    /// again. Stop the old gateways before: one that still runs takes a leaving node up again if that loses its data.
     Reconfigure {
         /// Do it. Without this flag it only says what it would do.
         #[arg(long)]
@@ -49,6 +49,9 @@ pub enum Command {
         /// When the node set changes: a node that the gateways used until now; repeat for each, also for those that stay.
         #[arg(long = "old-node", value_name = "URL")]
         old_nodes: Vec<String>,
+        /// The --cluster that the gateways used until now, if they used one.
+        #[arg(long, value_name = "NAME")]
+        old_cluster: Option<String>,
         #[command(flatten)]
         flags: Flags,
     },
@@ -110,7 +113,8 @@ pub struct Flags {
     pub max_in_flight: Option<usize>,
     /// Name of the node set, where gateways reach the same nodes under different addresses [default: the list of nodes]
     ///
-    /// Nodes are then known by their place in the list: give them in the same order to all gateways.
+    /// Nodes are then known by their place in the list: give them in the same order to all gateways. A name stands for one
+    /// list: give a changed list a new name and `reconfigure`, or gateways with both lists vote side by side.
     #[arg(long, value_name = "NAME", env = "REDLOCK_CLUSTER")]
     pub cluster: Option<String>,
     /// Let a brand-new cluster vote at once: only when all nodes answer, none has a marker, and no gateway without this

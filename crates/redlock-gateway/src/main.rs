@@ -25,10 +25,11 @@ fn main() -> ExitCode {
             Ok(_) => ExitCode::FAILURE,
             Err(error) => fail(&error.to_string()),
         },
-        Some(Command::Reconfigure { yes, old_nodes, flags }) => {
+        Some(Command::Reconfigure { yes, old_nodes, old_cluster, flags }) => {
+            let old = commands::Old { nodes: old_nodes, cluster: old_cluster };
             let done = Config::load(flags)
                 .map_err(|error| error.to_string())
-                .and_then(|config| runtime.block_on(commands::reconfigure(&config, &old_nodes, yes)));
+                .and_then(|config| runtime.block_on(commands::reconfigure(&config, &old, yes)));
             done.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
         }
     }

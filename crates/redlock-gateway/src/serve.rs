@@ -121,6 +121,8 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     if nodes.len().is_multiple_of(2) {
         tracing::warn!(nodes = nodes.len(), "an even number of nodes tolerates no more failures than one node fewer");
     }
+    // Test builds have one setting more.
+    #[allow(clippy::needless_update)]
     let settings = Settings {
         key_prefix: config.key_prefix.clone(),
         max_ttl: config.limits.max_ttl,
@@ -166,9 +168,13 @@ async fn bootstrap(locks: Redlock) {
 pub(crate) fn cluster_name(config: &Config, names: &[String]) -> String {
     match &config.cluster {
         // Where a name stands for the list, a list of another length must not vote beside it.
-        Some(name) => format!("{name}/{}", names.len()),
+        Some(name) => named_cluster(name, names.len()),
         None => Generation::cluster_of_nodes(names.iter().map(String::as_str)),
     }
+}
+
+pub(crate) fn named_cluster(name: &str, nodes: usize) -> String {
+    format!("{name}/{nodes}")
 }
 
 /// Of the node at this place in the list.

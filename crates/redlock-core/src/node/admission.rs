@@ -111,7 +111,15 @@ impl Doubt {
                 "wait; a gateway that is restarted counts anew (a brand-new cluster need not wait, if its first gateway is started with --bootstrap)",
             ),
             Self::Restarted => Ground::new(
-                format!("it was restarted and may have forgotten locks; {durability}"),
+                match durability {
+                    Durability::Durable | Durability::Settling => {
+                        "it was restarted and may have forgotten locks: not every write was synced to disk before"
+                            .into()
+                    }
+                    Durability::Volatile(_) | Durability::Unknown(_) => {
+                        format!("it was restarted and may have forgotten locks; {durability}")
+                    }
+                },
                 "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart needs none",
             ),
             Self::Copied => Ground::new("its data came from another node, or it was a replica", "wait"),
@@ -242,6 +250,8 @@ impl Admission {
                     Step::Admit { marker: stands.to_owned() }
                 }
             },
+            // Another gateway was told that the node is new. This one was not, or has admitted it before.
+            State::Quarantined(Doubt::New) if !self.expects_new => doubtful(Doubt::Blank),
             State::Quarantined(doubt) => {
                 let since = self.seen.get_or_insert_with(|| (stands.to_owned(), now)).1;
                 let until = since + self.quarantine;
@@ -411,6 +421,13 @@ mod tests {
         assert!(new.is_admitted(&volatile(), 302));
         new.marker = None;
         new.assert_waits(&volatile(), 303, 605, Doubt::Blank);
+
+        // A gateway without that word puts it right.
+        let mut witness = Bench::new(None);
+        witness.admission = witness.admission.expecting_new(true);
+        witness.assert_waits(&volatile(), 0, 302, Doubt::New);
+        witness.admission = witness.admission.expecting_new(false);
+        witness.assert_waits(&volatile(), 1, 303, Doubt::Blank);
 
         // Seen blank by a gateway without that word first.
         let mut seen = Bench::new(None);

@@ -1,10 +1,15 @@
 //! The first start of a cluster. Nodes that have never been used look like nodes that have lost everything, so they are
 //! quarantined; an operator may say that they are new.
 
+use std::time::Duration;
+
 use futures_util::future::select_all;
 
 use super::Redlock;
 use crate::node::NodeState;
+
+/// Longer than a gateway that is running takes to notice that a node has lost its data.
+const WITNESSES: Duration = Duration::from_millis(1_500);
 
 /// What became of the word that a cluster is brand-new.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,10 +27,11 @@ impl Redlock {
     /// known not to be. It counts once.
     ///
     /// So it is not believed, although it may still stand in some configuration, when a cluster has lost *all* its data
-    /// under the eyes of a gateway. Without such a witness a total loss looks like a new cluster: whoever says this of a
+    /// under the eyes of a gateway, which is given a moment to say so. Without such a witness a total loss looks like a new cluster: whoever says this of a
     /// cluster that was in use has to wait for the longest TTL first.
     pub async fn brand_new(&self) -> BrandNew {
         let mut statuses: Vec<_> = self.shared.nodes.iter().map(|node| node.status()).collect();
+        let mut waited = false;
         loop {
             let mut all_new = true;
             for (node, status) in self.shared.nodes.iter().zip(&mut statuses) {
@@ -36,6 +42,12 @@ impl Redlock {
                     NodeState::Connecting | NodeState::Refused => all_new = false,
                 }
             }
+            if all_new && !waited {
+                tokio::time::sleep(WITNESSES).await;
+                waited = true;
+                continue;
+            }
+            waited = false;
             if all_new {
                 self.shared.nodes.iter().for_each(|node| node.admit_brand_new());
                 return BrandNew::Confirmed;

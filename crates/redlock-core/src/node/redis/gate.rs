@@ -183,6 +183,9 @@ impl Gate {
     }
 
     fn saw(&mut self, facts: &Facts) {
+        if facts.run_id.is_empty() {
+            return;
+        }
         if self.run_id.as_ref().is_some_and(|known| *known != facts.run_id) {
             tracing::warn!(node = %self.url, "node was restarted");
             self.status.send_modify(|status| status.restarts += 1);
