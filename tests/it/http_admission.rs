@@ -262,6 +262,24 @@ async fn the_word_bootstrap_is_refuted_by_one_master_that_was_in_use() {
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
 }
 
+/// The flag was left in some configuration, and a gateway starts with it in the second in which the running one has not
+/// yet noticed the loss.
+#[tokio::test]
+async fn the_word_bootstrap_at_the_moment_of_a_total_loss_is_refuted_by_a_running_gateway() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let running = endless(&servers).brand_new().ready().await;
+    servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
+    let started = endless(&servers).brand_new().start().await;
+    // Refuted; or, where the machine is slow, believed of nodes that are not meant any more, and without effect.
+    eventually("the word is judged", async || started.stdout().contains("--bootstrap: ").then_some(())).await;
+    for gateway in [&running, &started] {
+        for server in &servers {
+            until_state(gateway, server, "quarantined").await;
+        }
+        gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    }
+}
+
 #[tokio::test]
 async fn a_gateway_restarted_during_a_quarantine_waits_from_its_own_start() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();

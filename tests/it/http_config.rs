@@ -423,6 +423,45 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
     assert_eq!(old.readyz().await.status, 503);
 }
 
+/// Under one name the markers of both lists are equal, and gateways with either list would grant side by side.
+#[tokio::test]
+async fn a_cluster_name_is_not_moved_to_another_list_of_nodes_and_a_new_name_is() {
+    let servers: Vec<_> = (0..4).map(|_| RedisServer::start()).collect();
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let times =
+        |launch: Launch| launch.flag("--max-ttl", "500ms").flag("--default-ttl", "500ms").flag("--clock-skew", "100ms");
+    let old = times(Launch::over(&servers[..3]).flag("--cluster", "c")).ready().await;
+    let reconfigure = |words: &[&str]| {
+        let mut launch = Launch::bare(&["reconfigure", "--yes"]).nodes(&urls[1..]);
+        for url in &urls[..3] {
+            launch = launch.more("--old-node", url);
+        }
+        for pair in words.chunks_exact(2) {
+            launch = launch.flag(pair[0], pair[1]);
+        }
+        times(launch).finish()
+    };
+    let same = reconfigure(&["--cluster", "c"]).await;
+    assert_refused("the same name", &same, &["--cluster", "\"c\"", "another name"]);
+    let unnamed = reconfigure(&["--cluster", "d"]).await;
+    assert_refused_after_output(&unnamed, &["--old-cluster"]);
+    assert_eq!(old.post("job", json!({ "ttl_ms": 500 })).await.status, 201, "nothing was changed");
+    let done = reconfigure(&["--cluster", "d", "--old-cluster", "c"]).await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let new = times(Launch::over(&servers[1..]).flag("--cluster", "d")).ready().await;
+    assert_eq!(new.post("job", json!({ "ttl_ms": 500 })).await.status, 201);
+    old.post("job", json!({ "ttl_ms": 500 })).await.problem(503, "quorum_unavailable");
+}
+
+#[tokio::test]
+async fn reconfigure_refuses_one_master_under_two_names() {
+    let server = RedisServer::start();
+    let names = ["127.0.0.1", "localhost"].map(|host| format!("redis://{host}:{}", server.port()));
+    let refused = Launch::bare(&["reconfigure", "--yes"]).nodes(&names).finish().await;
+    assert_refused_after_output(&refused, &["same Redis process"]);
+    assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), Resp::Nil);
+}
+
 #[tokio::test]
 async fn check_counts_one_master_under_two_names_once() {
     let server = RedisServer::start();

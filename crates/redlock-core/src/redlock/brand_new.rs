@@ -9,7 +9,7 @@ use super::Redlock;
 use crate::node::NodeState;
 
 /// Longer than a gateway that is running takes to notice that a node has lost its data.
-const WITNESSES: Duration = Duration::from_millis(1_500);
+const WITNESSES: Duration = Duration::from_secs(2);
 
 /// What became of the word that a cluster is brand-new.
 #[derive(Debug, Clone, PartialEq, Eq)]

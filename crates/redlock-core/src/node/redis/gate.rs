@@ -19,6 +19,8 @@ use crate::node::{NodeState, NodeStatus};
 
 /// How often a node in quarantine is looked at. Another gateway may have admitted it, or it may have lost its data again.
 const POLL: Duration = Duration::from_secs(1);
+/// The same for a node that is said to be new: whether another gateway has put that right is asked before it is believed.
+const POLL_NEW: Duration = Duration::from_millis(250);
 /// How often its quarantine is mentioned in the log.
 const MENTION: Duration = Duration::from_secs(60);
 /// Markers put in a row. More mean that somebody else keeps changing them.
@@ -79,6 +81,7 @@ impl Gate {
                 Step::Wait { until, ground, doubt } => {
                     puts = 0;
                     let left = until.saturating_sub(now);
+                    let poll = if doubt == Doubt::New { POLL_NEW } else { POLL };
                     if fresh {
                         // Before anybody is told that this one may be admitted.
                         let _ = self.brand_new.notified().now_or_never();
@@ -94,7 +97,7 @@ impl Gate {
                     tokio::select! {
                         why = session.ended() => return Err(Outage::Connecting(why)),
                         () = self.brand_new.notified() => self.told_new.clone_from(&self.waits_at),
-                        () = tokio::time::sleep(left.min(POLL).max(Duration::from_millis(1))) => {}
+                        () = tokio::time::sleep(left.min(poll).max(Duration::from_millis(1))) => {}
                     }
                 }
                 Step::Admit { marker } => {
