@@ -371,11 +371,22 @@ pub(crate) struct DeadPort {
     stream: TcpStream,
 }
 
+/// Connections to different listeners may have the same local port, and two nodes must not have one address.
+static DEAD_PORTS: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+
 impl DeadPort {
     pub(crate) fn new() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("the backlog takes one");
-        Self { _listener: listener, stream }
+        eventually_blocking("a port that no other test calls dead", || {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+            let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("the backlog takes one");
+            let dead = Self { _listener: listener, stream };
+            let mut taken = DEAD_PORTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if taken.contains(&dead.port()) {
+                return None;
+            }
+            taken.push(dead.port());
+            Some(dead)
+        })
     }
 
     pub(crate) fn port(&self) -> u16 {
