@@ -172,27 +172,27 @@ pub(crate) fn repeated<T: Send>(times: usize, at_once: usize, scenario: impl Asy
 
 /// The wall clock of one redis-server, in the hands of the test.
 pub(crate) struct NodeClock {
-    library: Scratch,
+    shim: Scratch,
     file: Scratch,
 }
 
 impl NodeClock {
     pub(crate) fn new() -> Self {
-        let library = Scratch::new("node_clock_shim.so", "");
+        let shim = Scratch::new("node_clock_shim.so", "");
         let built = Command::new("cc")
             .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-            .arg(library.path())
+            .arg(shim.path())
             .arg(source_root().join("tests/it/node_clock_shim.c"))
             .output()
             .expect("a C compiler is installed");
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        Self { library, file: Scratch::new("node_clock", "\0\0\0\0\0\0\0\0") }
+        Self { shim, file: Scratch::new("node_clock", "\0\0\0\0\0\0\0\0") }
     }
 
     /// A server that has this clock.
     pub(crate) fn server(&self) -> RedisServer {
-        let (library, file) = (self.library.path(), self.file.path());
-        let env = vec![format!("LD_PRELOAD={library}"), format!("NODE_CLOCK_FILE={file}")];
+        let (shim, file) = (self.shim.path(), self.file.path());
+        let env = vec![format!("LD_PRELOAD={shim}"), format!("NODE_CLOCK_FILE={file}")];
         RedisServer::start_with(RedisOptions { env, ..RedisOptions::default() })
     }
 
