@@ -582,7 +582,6 @@ impl Drop for Undo<'_> {
         let release = |record: Record| Arc::new(Op::Release { keys: self.keys.clone(), record, failed_try });
         let undo = release(record.clone());
         let rounds = || self.tries.iter().map(|(_, round)| round);
-        let touched = rounds().fold(0, |mask, round| mask | round.touched());
         let scope = if self.claim.shared { Scope::Fresh } else { Scope::All };
         let cleanup = &self.shared.cleanup;
         let due = rounds().fold(0, |mask, round| mask | round.abandon(undo.clone(), cleanup.clone(), scope));
@@ -594,6 +593,7 @@ impl Drop for Undo<'_> {
         }
         // Nodes that may have had the lock already: what they store must stay, but an acquire that is still in flight
         // must not take effect any more. A release for nobody deletes nothing and leaves the fence at T.
+        let touched = rounds().fold(0, |mask, round| mask | round.touched());
         let unknown = touched & !due;
         if let (true, Some((token, _))) = (unknown != 0, record.parse()) {
             let nobody = LockToken::new(self.shared.seams.entropy.owner(), token.fencing());

@@ -92,7 +92,8 @@ impl Gate {
                     }
                     if doubt != Doubt::New && mentioned.is_none_or(|at| now.saturating_sub(at) >= MENTION) {
                         mentioned = Some(now);
-                        tracing::warn!(node = %self.url, why = ground.why, advice = ground.advice, seconds_left = left.as_secs(), "node in quarantine");
+                        let (Ground { why, advice }, seconds_left) = (&ground, left.as_secs());
+                        tracing::warn!(node = %self.url, why, advice, seconds_left, "node in quarantine");
                     }
                     tokio::select! {
                         why = session.ended() => return Err(Outage::Connecting(why)),
