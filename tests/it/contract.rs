@@ -482,7 +482,7 @@ async fn records_keep_their_text_for_people(kind: Kind) {
     let (s, a, t) = (subject(kind).await, Lock::new("a"), now());
     let info = Info::new(&b"{\"a\":\"\\u0000:\xff\r\n\"}"[..]).unwrap();
     let record = Record::new(&token(1, t), &info);
-    let op = Op::Acquire { keys: a.keys.clone(), record: record.clone(), ttl: ttl(LONG_MS) };
+    let op = Op::Acquire { keys: a.keys.clone(), record: record.clone(), ttl: ttl(LONG_MS), tell: None };
     assert_eq!(s.ask(op).await, Vote::Granted);
     let (stored, _) = s.stored(&a).await.unwrap();
     assert_eq!(stored.parse(), Some((token(1, t), info.as_bytes())));
@@ -605,7 +605,8 @@ async fn a_call_of_large_records_is_split_by_size_and_every_record_arrives_whole
     let info = Info::new(vec![b'i'; Info::MAX_LEN]).unwrap();
     let record = Record::new(&token(1, t), &info);
     let locks: Vec<_> = (0..100).map(|n| Lock::new(&format!("n{n}"))).collect();
-    let acquire = |lock: &Lock| Op::Acquire { keys: lock.keys.clone(), record: record.clone(), ttl: ttl(LONG_MS) };
+    let acquire =
+        |lock: &Lock| Op::Acquire { keys: lock.keys.clone(), record: record.clone(), ttl: ttl(LONG_MS), tell: None };
     let answers = submit_while_stopped(&server, node.as_ref(), locks.iter().map(acquire).collect()).await;
     assert!(answers.iter().all(|vote| *vote == Vote::Granted));
     let calls = calls.take();
@@ -952,7 +953,7 @@ async fn a_prefix_with_its_own_marker_does_not_disturb_another_on_the_same_serve
     let plain = lane_with(&server.url(), other, Arc::new(Calls::default()));
     in_state(plain.as_ref(), NodeState::Admitted).await;
     let keys = Keys::new("", &name("a"));
-    let op = Op::Acquire { keys, record: record(1, now()), ttl: ttl(LONG_MS) };
+    let op = Op::Acquire { keys, record: record(1, now()), ttl: ttl(LONG_MS), tell: None };
     assert_eq!(ask(plain.as_ref(), op).await, Vote::Granted);
     assert_ne!(server.cmd(&["GET", "a"]), Resp::Nil, "the bare name is the key that other clients use");
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(2, now(), LONG_MS)).await, Vote::Granted);

@@ -182,7 +182,7 @@ impl Pair {
                 // The shortest way to have a key deleted in memory is to release a lock of that name.
                 let fence = Keys { lock: lock.keys.fence.clone(), fence: Bytes::from_static(b"unused") };
                 self.set(&fence.lock, record(0, base).as_bytes(), None);
-                self.both(Op::Release { keys: fence, record: record(0, base), failed_try: false }).await?;
+                self.both(Op::Release { keys: fence, record: record(0, base), failed_try: false, tell: None }).await?;
             }
         }
         self.settle(lock).await?;

@@ -341,6 +341,7 @@ impl Observer for Votes {
         self.0.lock().unwrap().push(vote.clone());
     }
     fn release_abandoned(&self, _: usize) {}
+    fn handed_over(&self, _: redlock_core::node::HandOver) {}
     fn healed(&self, _: usize) {}
 }
 

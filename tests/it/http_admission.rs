@@ -442,6 +442,7 @@ impl Observer for Suspended {
         }
     }
     fn release_abandoned(&self, _: usize) {}
+    fn handed_over(&self, _: redlock_core::node::HandOver) {}
     fn healed(&self, _: usize) {}
 }
 

@@ -55,7 +55,7 @@ impl Lock {
     }
 
     pub(crate) fn acquire(&self, owner: u8, t: u64, millis: u64) -> Op {
-        Op::Acquire { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis) }
+        Op::Acquire { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis), tell: None }
     }
 
     pub(crate) fn extend(&self, owner: u8, t: u64, millis: u64) -> Op {
@@ -67,11 +67,11 @@ impl Lock {
     }
 
     pub(crate) fn release(&self, owner: u8, t: u64) -> Op {
-        Op::Release { keys: self.keys.clone(), record: record(owner, t), failed_try: false }
+        Op::Release { keys: self.keys.clone(), record: record(owner, t), failed_try: false, tell: None }
     }
 
     pub(crate) fn undo(&self, owner: u8, t: u64) -> Op {
-        Op::Release { keys: self.keys.clone(), record: record(owner, t), failed_try: true }
+        Op::Release { keys: self.keys.clone(), record: record(owner, t), failed_try: true, tell: None }
     }
 
     pub(crate) fn inspect(&self) -> Op {
@@ -199,6 +199,7 @@ impl Observer for Calls {
     fn clock_offset(&self, _: &str, _: i64) {}
     fn vote(&self, _: usize, _: &Vote) {}
     fn release_abandoned(&self, _: usize) {}
+    fn handed_over(&self, _: redlock_core::node::HandOver) {}
     fn healed(&self, _: usize) {}
 }
 

@@ -33,15 +33,22 @@ pub enum LockError {
         /// What is allowed.
         max: Ttl,
     },
+    /// As many requests wait as are allowed to. Nothing was asked of any node.
+    #[error("{max} requests are waiting for {}, as many as are allowed", if *.of_this_lock { "this lock" } else { "locks" })]
+    TooManyWaiters {
+        /// How many may wait.
+        max: usize,
+        /// Whether the bound is that of one lock.
+        of_this_lock: bool,
+    },
 }
 
 impl LockError {
     /// Whether the operation may have changed anything that outlasts it.
     pub fn effect(&self) -> Effect {
         match self {
-            Self::Held(_) | Self::Lost | Self::NotHolder(_) | Self::NoQuorum(_) | Self::TtlTooLong { .. } => {
-                Effect::None
-            }
+            Self::Held(_) | Self::Lost | Self::NotHolder(_) | Self::NoQuorum(_) => Effect::None,
+            Self::TtlTooLong { .. } | Self::TooManyWaiters { .. } => Effect::None,
             Self::Unknown(_) => Effect::Possible,
         }
     }

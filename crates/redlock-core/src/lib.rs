@@ -73,6 +73,7 @@
 //! | [`quorum`], [`validity`], [`retry`] | pure decisions | time, nodes, tokio |
 //! | `round` | one question to all nodes | what the answer is for |
 //! | [`redlock`] | acquire, extend, release, inspect; listing beside them | Redis, HTTP |
+//! | `waiting` | the line of waiters of each lock, hand-off, hints between processes | how votes are counted |
 //! | `heal` | sets an extended lock again where it was lost | who asked |
 //! | `cleanup` | releases owed to nodes that did not answer | who asked |
 //! | [`node`] | the seam to one master, in memory and on Redis | other nodes, quorum, retries |
@@ -96,6 +97,7 @@ mod round;
 pub mod safety {}
 pub mod types;
 pub mod validity;
+mod waiting;
 
 pub use error::{HeldBy, LockError, NodeAnswer, NodeReport};
 pub use redlock::{
@@ -103,3 +105,4 @@ pub use redlock::{
 };
 pub use retry::RetryPolicy;
 pub use types::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
+pub use waiting::Waiting;

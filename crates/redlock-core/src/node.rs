@@ -9,7 +9,7 @@
 //! 3. *Honesty about effects*: [`Effect::None`] is said only when the node cannot have run the operation, now or later.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::types::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
+pub use crate::waiting::hints::Hint;
 
 pub mod admission;
 pub mod memory;
@@ -34,9 +35,37 @@ pub trait Node: Send + Sync + 'static {
     /// `not_after` may be answered `Failed` without being run.
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply);
 
+    /// Takes two operations that are to run one right after the other, in one call where there are calls.
+    fn submit_both(&self, first: Task, second: Task) {
+        self.submit(first.op, first.not_after, first.reply);
+        self.submit(second.op, second.not_after, second.reply);
+    }
+
+    /// From now on `listener` hears what others have this node say. By default nobody else can.
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        let _ = listener;
+    }
+
     /// Somebody who has looked at all nodes says that the cluster is brand-new: a node that is quarantined as new
     /// is admitted at once. Does nothing to any other node.
     fn admit_brand_new(&self) {}
+}
+
+/// An operation with its deadline and its return address, see [`Node::submit`].
+#[derive(Debug)]
+pub struct Task {
+    /// What to do.
+    pub op: Arc<Op>,
+    /// When it need not be begun any more.
+    pub not_after: Instant,
+    /// Where the vote goes.
+    pub reply: Reply,
+}
+
+/// Hears what other processes say through a node. A hint may be lost, repeated or late: nothing may rest on it.
+pub trait Listener: Send + Sync {
+    /// Called for every hint, one's own included. Must not block.
+    fn hear(&self, hint: &Hint);
 }
 
 /// Where a lock lives on every node.
@@ -143,6 +172,8 @@ pub enum Op {
         record: Record,
         /// How long.
         ttl: Ttl,
+        /// What to tell everybody when somebody else holds the lock.
+        tell: Option<Hint>,
     },
     /// Prolong the lock if it is this very grant, owner and T; never shorten it.
     Extend {
@@ -171,6 +202,8 @@ pub enum Op {
         record: Record,
         /// Whether nobody has been told of this T: then the fence that the grant has left is taken back as well.
         failed_try: bool,
+        /// What to tell everybody when the lock was released.
+        tell: Option<Hint>,
     },
     /// Read the lock.
     Inspect {
@@ -186,6 +219,16 @@ pub enum Op {
         /// About how many.
         count: u32,
     },
+}
+
+impl Op {
+    /// What the node tells everybody when this is its answer.
+    pub fn told(&self, vote: &Vote) -> Option<&Hint> {
+        match (self, vote) {
+            (Self::Acquire { tell, .. }, Vote::Held(_)) | (Self::Release { tell, .. }, Vote::Released) => tell.as_ref(),
+            _ => None,
+        }
+    }
 }
 
 /// A node's answer.
@@ -425,6 +468,17 @@ pub trait Observer: Send + Sync + 'static {
     fn release_abandoned(&self, node: usize);
     /// A lock that a node had lost was set there again.
     fn healed(&self, node: usize);
+    /// Somebody who waited has got the lock from one who released it.
+    fn handed_over(&self, kind: HandOver);
+}
+
+/// How a lock came from one who released it to one who waited for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandOver {
+    /// Within this process, in one round trip.
+    Local,
+    /// By a hint from another process.
+    Remote,
 }
 
 /// Measures nothing.
@@ -437,6 +491,7 @@ impl Observer for NoObserver {
     fn vote(&self, _: usize, _: &Vote) {}
     fn release_abandoned(&self, _: usize) {}
     fn healed(&self, _: usize) {}
+    fn handed_over(&self, _: HandOver) {}
 }
 
 /// The rules that the safety of locks and fencing tokens rests on. Always all on; a build with the feature

@@ -3,6 +3,7 @@
 //! Everything here is safe to cancel. A future that is dropped half-way leaves nothing behind: what it may have set is
 //! released, on the clean-up's own deadline.
 
+mod attempt;
 mod brand_new;
 mod list;
 
@@ -12,22 +13,23 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub(crate) use self::attempt::{Attempt, Claim, Denial};
 pub use self::brand_new::BrandNew;
 pub use self::list::{ListCursor, LockPage};
 use crate::cleanup::Cleanup;
 use crate::clock::{Clock, Entropy, HybridClock, OsEntropy, SystemClock};
 use crate::error::{HeldBy, LockError, NodeAnswer, NodeReport};
 use crate::heal::Healing;
-use crate::node::{Effect, Failure, Holding, Keys, NoObserver, Node, NodeStatus, Observer, Op, Reason, Record, Vote};
+use crate::node::{
+    Effect, Failure, Holding, Keys, Listener, NoObserver, Node, NodeStatus, Observer, Op, Reason, Record, Vote,
+};
 use crate::quorum::{Decision, NodeCountError, Quorum};
 use crate::retry::RetryPolicy;
-use crate::round::{self, Outcome, Round, Scope};
-use crate::types::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
+use crate::round::{self, Outcome, Round};
+use crate::types::{Info, LockName, LockToken, Owner, Ttl};
 use crate::validity;
-
-/// Tries with a new fencing token within one attempt, when nodes have seen a larger one. Each try learns from the last,
-/// so more than a few mean that other gateways outrun us; then the attempt fails like any other.
-const MAX_FENCING_TRIES: u32 = 8;
+use crate::waiting::queue::Bounds;
+use crate::waiting::{Handing, Room};
 
 /// Tries after the first when contenders have split the votes.
 const MAX_SPLIT_TRIES: u32 = 3;
@@ -48,6 +50,10 @@ pub struct Settings {
     pub drift_factor: f64,
     /// D: how far a fencing token may be from a node's own time.
     pub max_clock_offset: Duration,
+    /// How many may wait for locks, see [`Redlock::acquire_within`].
+    pub max_waiters: usize,
+    /// How many of them may wait for the same one.
+    pub max_waiters_per_lock: usize,
     /// Which rules are on.
     #[cfg(feature = "mutation-testing")]
     pub rules: crate::node::Rules,
@@ -66,7 +72,7 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// `lock:`, 5 minutes, 50 ms, 1 %, 2 s.
+    /// `lock:`, 5 minutes, 50 ms, 1 %, 2 s, 10,000 waiters, 1,024 for one lock.
     fn default() -> Self {
         Self {
             key_prefix: "lock:".into(),
@@ -74,6 +80,8 @@ impl Default for Settings {
             node_timeout: Duration::from_millis(50),
             drift_factor: 0.01,
             max_clock_offset: Duration::from_secs(2),
+            max_waiters: 10_000,
+            max_waiters_per_lock: 1_024,
             #[cfg(feature = "mutation-testing")]
             rules: crate::node::Rules::ALL,
         }
@@ -104,13 +112,14 @@ pub struct Redlock {
     shared: Arc<Shared>,
 }
 
-struct Shared {
+pub(crate) struct Shared {
     nodes: Arc<[Arc<dyn Node>]>,
     quorum: Quorum,
     settings: Settings,
-    seams: Seams,
+    pub(crate) seams: Seams,
     tokens: HybridClock,
     cleanup: Arc<Cleanup>,
+    pub(crate) room: Arc<Room>,
 }
 
 /// How to acquire.
@@ -135,6 +144,10 @@ pub struct Lease {
     pub nodes_granted: usize,
     /// All configured nodes.
     pub nodes_total: usize,
+    /// How many times the nodes were asked for it.
+    pub rounds: u32,
+    /// Its number among all who waited in this process, in the order of arrival; `None` when it did not wait in line.
+    pub ticket: Option<u64>,
     /// Whether the owner may have held it before: then an earlier request counts on it.
     renewed: bool,
     started: Duration,
@@ -216,7 +229,11 @@ impl Redlock {
         let life = settings.max_ttl.duration() + settings.max_clock_offset;
         let cleanup = Cleanup::start(&nodes, seams.observer.clone(), life);
         let tokens = HybridClock::new(seams.clock.clone(), settings.max_clock_offset);
-        Ok(Self { shared: Arc::new(Shared { nodes: nodes.into(), quorum, settings, seams, tokens, cleanup }) })
+        let bounds = Bounds { total: settings.max_waiters, of_one_lock: settings.max_waiters_per_lock };
+        let room = Room::new(bounds, seams.entropy.as_ref());
+        let listener: Arc<dyn Listener> = room.clone();
+        nodes.iter().for_each(|node| node.listen(Arc::downgrade(&listener)));
+        Ok(Self { shared: Arc::new(Shared { nodes: nodes.into(), quorum, settings, seams, tokens, cleanup, room }) })
     }
 
     /// Tries to get the lock, without waiting for a holder. Only when contenders have split the votes so that nobody can
@@ -225,11 +242,12 @@ impl Redlock {
     /// # Errors
     /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then), [`LockError::TtlTooLong`].
     pub async fn acquire(&self, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Lease, LockError> {
+        self.check_ttl(ttl)?;
         let claim = self.claim(options.owner);
         let mut tries = 0;
         loop {
             let started = Instant::now();
-            let error = match self.attempt(name, ttl, claim, &options.info).await {
+            let error = match self.attempt(name, ttl, claim, &options.info).run().await {
                 Err(Denial::Split(error)) if tries < MAX_SPLIT_TRIES => error,
                 Err(Denial::Split(error) | Denial::Final(error)) => return Err(error),
                 Ok(lease) => return Ok(lease),
@@ -253,11 +271,12 @@ impl Redlock {
         options: AcquireOptions,
         policy: &RetryPolicy,
     ) -> Result<Lease, LockError> {
+        self.check_ttl(ttl)?;
         let claim = self.claim(options.owner);
         let started = Instant::now();
         let mut tries = 0;
         loop {
-            let error = match self.attempt(name, ttl, claim, &options.info).await {
+            let error = match self.attempt(name, ttl, claim, &options.info).run().await {
                 Ok(lease) => return Ok(lease),
                 Err(Denial::Split(error)) => error,
                 Err(Denial::Final(error @ (LockError::Held(_) | LockError::NoQuorum(_)))) => error,
@@ -271,61 +290,19 @@ impl Redlock {
         }
     }
 
-    fn claim(&self, given: Option<Owner>) -> Claim {
+    fn attempt(&self, name: &LockName, ttl: Ttl, claim: Claim, info: &Info) -> Attempt {
+        Attempt::new(&self.shared, self.shared.keys(name), claim, info.clone(), ttl)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn claim(&self, given: Option<Owner>) -> Claim {
         match given {
             Some(owner) => Claim { owner, shared: true },
             None => Claim { owner: self.shared.seams.entropy.owner(), shared: false },
         }
-    }
-
-    async fn attempt(&self, name: &LockName, ttl: Ttl, claim: Claim, info: &Info) -> Result<Lease, Denial> {
-        let shared = &self.shared;
-        self.check_ttl(ttl)?;
-        let started = shared.seams.clock.monotonic();
-        let limit = shared.round_limit(ttl);
-        let keys = Keys::new(&shared.settings.key_prefix, name);
-        let mut undo = Undo { shared, keys, claim, tries: Vec::new() };
-        for last in (1..=MAX_FENCING_TRIES).map(|n| n == MAX_FENCING_TRIES) {
-            let Some(fencing) = shared.tokens.mint() else {
-                let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
-                return Err(LockError::NoQuorum(reports).into());
-            };
-            let token = LockToken::new(claim.owner, fencing);
-            let record = Record::new(&token, info);
-            let deadline = Instant::now() + limit;
-            let op = Op::Acquire { keys: undo.keys.clone(), record: record.clone(), ttl };
-            let round = shared.round(op, deadline);
-            undo.tries.push((record, round.clone()));
-            let outcome = round.outcome(deadline, limit).await;
-
-            let mut fences = stale_fences(&outcome.votes).peekable();
-            let saw_fence = fences.peek().is_some();
-            let mut believable = true;
-            for fence in fences {
-                believable &= shared.tokens.observe(fence);
-            }
-            match outcome.decision {
-                Decision::Yes => {
-                    let mut lease = shared.lease(token, ttl, started, &outcome);
-                    if self.validity(&lease).is_none() {
-                        return Err(LockError::NoQuorum(shared.reports(&outcome)).into());
-                    }
-                    lease.renewed = undo.renews();
-                    undo.disarm();
-                    return Ok(lease);
-                }
-                Decision::No => {
-                    let votes = shared.clear_votes(&round, deadline).await;
-                    let held = LockError::Held(held_by(shared.quorum, &votes));
-                    return Err(if can_hold(shared.quorum, &votes) { held.into() } else { Denial::Split(held) });
-                }
-                Decision::Neither | Decision::Open if saw_fence && believable && !last => {}
-                Decision::Neither | Decision::Open => {
-                    return Err(LockError::NoQuorum(shared.reports(&outcome)).into());
-                }
-            }
-        }
-        unreachable!("the last try always returns")
     }
 
     /// Prolongs a lock: from now on it lives at least `ttl`; it is never shortened. Success proves that the owner has
@@ -341,10 +318,11 @@ impl Redlock {
         let limit = shared.round_limit(ttl);
         let deadline = Instant::now() + limit;
         let record = Record::new(token, &Info::default());
-        let keys = Keys::new(&shared.settings.key_prefix, name);
+        let keys = shared.keys(name);
         let healing = shared.settings.missing_is_healed().then(|| shared.healing(&keys, token, ttl, started));
         let op = Op::Extend { keys, record, ttl };
-        let round = Round::start(&shared.nodes, shared.quorum, op, deadline, &shared.seams.observer, healing);
+        let round = Round::new(shared.quorum, op, &shared.seams.observer, healing);
+        round.ask(&shared.nodes, u32::MAX, deadline);
         let outcome = round.outcome(deadline, limit).await;
         match outcome.decision {
             Decision::Yes => {
@@ -366,12 +344,7 @@ impl Redlock {
         let shared = &self.shared;
         let limit = shared.settings.node_timeout;
         let deadline = Instant::now() + limit;
-        let op = Op::Release {
-            keys: Keys::new(&shared.settings.key_prefix, name),
-            record: Record::new(token, &Info::default()),
-            failed_try: false,
-        };
-        let round = shared.release_on(Arc::new(op), u32::MAX);
+        let round = shared.let_go(shared.keys(name), token);
         let outcome = round.outcome(deadline, limit).await;
         let count = |kind: fn(&Vote) -> bool| outcome.votes.iter().flatten().filter(|vote| kind(vote)).count();
         let released = count(|vote| matches!(vote, Vote::Released));
@@ -390,7 +363,7 @@ impl Redlock {
         let shared = &self.shared;
         let limit = shared.settings.node_timeout;
         let deadline = Instant::now() + limit;
-        let keys = Keys::new(&shared.settings.key_prefix, name);
+        let keys = shared.keys(name);
         let outcome = shared.round(Op::Inspect { keys }, deadline).outcome(deadline, limit).await;
         let nodes = shared.names().zip(&outcome.votes).map(|(name, vote)| (name, node_view(vote.as_ref()))).collect();
         Inspection { state: lock_state(shared.quorum, &outcome), nodes }
@@ -402,12 +375,7 @@ impl Redlock {
         if lease.renewed {
             return;
         }
-        let op = Op::Release {
-            keys: Keys::new(&self.shared.settings.key_prefix, name),
-            record: Record::new(&lease.token, &Info::default()),
-            failed_try: false,
-        };
-        self.shared.release_on(Arc::new(op), u32::MAX);
+        self.shared.let_go(self.shared.keys(name), &lease.token);
     }
 
     /// What is left of a lease now: `None` when it must no longer be trusted.
@@ -451,15 +419,21 @@ impl Redlock {
         self.shared.cleanup.settled().await;
     }
 
-    fn check_ttl(&self, asked: Ttl) -> Result<(), LockError> {
+    pub(crate) fn check_ttl(&self, asked: Ttl) -> Result<(), LockError> {
         let max = self.shared.settings.max_ttl;
         if asked > max { Err(LockError::TtlTooLong { asked, max }) } else { Ok(()) }
     }
 }
 
 impl Shared {
+    pub(crate) fn keys(&self, name: &LockName) -> Keys {
+        Keys::new(&self.settings.key_prefix, name)
+    }
+
     fn round(&self, op: Op, deadline: Instant) -> Arc<Round> {
-        Round::start(&self.nodes, self.quorum, op, deadline, &self.seams.observer, None)
+        let round = Round::new(self.quorum, op, &self.seams.observer, None);
+        round.ask(&self.nodes, u32::MAX, deadline);
+        round
     }
 
     fn healing(&self, keys: &Keys, token: &LockToken, ttl: Ttl, started: Duration) -> Arc<Healing> {
@@ -483,7 +457,44 @@ impl Shared {
         round.votes_until(deadline, clear).await
     }
 
+    /// Releases a grant on all nodes, and hands the lock to who waits for it.
+    fn let_go(self: &Arc<Self>, keys: Keys, token: &LockToken) -> Arc<Round> {
+        let lock = keys.lock.clone();
+        let record = Record::new(token, &Info::default());
+        let release = |tell| Arc::new(Op::Release { keys, record, failed_try: false, tell });
+        match self.handing(&lock, token.fencing()) {
+            Handing::Nothing => self.release_on(release(None), u32::MAX),
+            Handing::Tell(hint) => self.release_on(release(Some(hint)), u32::MAX),
+            Handing::To(next) => {
+                let (offer, mut attempt) = *next;
+                let round = self.release_round(release(None));
+                match attempt.prepare() {
+                    Ok((next, deadline)) => round.ask_both(&self.nodes, self.release_life(), (&next, deadline)),
+                    // The waiter will find out for itself, and has somebody to tell.
+                    Err(_) => {
+                        round.ask(&self.nodes, u32::MAX, self.release_life());
+                        return round;
+                    }
+                }
+                // Dropped, and so undone, when the waiter has left in the meantime.
+                drop(offer.hand(attempt));
+                round
+            }
+        }
+    }
+
     fn release_on(&self, op: Arc<Op>, mask: u32) -> Arc<Round> {
+        let round = self.release_round(op);
+        round.ask(&self.nodes, mask, self.release_life());
+        round
+    }
+
+    /// A release is worth running however late it is.
+    fn release_life(&self) -> Instant {
+        Instant::now() + self.settings.max_ttl.duration()
+    }
+
+    fn release_round(&self, op: Arc<Op>) -> Arc<Round> {
         // A node sets no barrier for a T more than half of D ahead of it, but it may have granted one up to D ahead. What is
         // further ahead was invented, and nothing is owed for it.
         let t = match op.as_ref() {
@@ -491,9 +502,7 @@ impl Shared {
             _ => None,
         };
         let owe_clock = t.is_some_and(|t| self.tokens.is_credible(t));
-        // A release is worth running however late it is.
-        let not_after = Instant::now() + self.settings.max_ttl.duration();
-        Round::release(&self.nodes, self.quorum, op, not_after, &self.seams.observer, &self.cleanup, (mask, owe_clock))
+        Round::release(self.quorum, op, &self.seams.observer, &self.cleanup, owe_clock)
     }
 
     /// Never above a tenth of the TTL, so that a round with hung nodes leaves most of the lease.
@@ -508,6 +517,8 @@ impl Shared {
             ttl,
             nodes_granted: outcome.votes.iter().flatten().filter(agreed).count(),
             nodes_total: self.nodes.len(),
+            rounds: 1,
+            ticket: None,
             renewed: false,
             started,
             drift: validity::drift(ttl, self.settings.drift_factor),
@@ -527,86 +538,6 @@ impl Shared {
         let failure = || NodeAnswer::Failed(Failure::new(reason, Effect::None, detail));
         self.names().map(|node| NodeReport { node, answer: failure() }).collect()
     }
-}
-
-/// Why an attempt failed.
-enum Denial {
-    /// Enough nodes refused, but for different contenders: nobody has a majority.
-    Split(LockError),
-    /// Anything else.
-    Final(LockError),
-}
-
-impl From<LockError> for Denial {
-    fn from(error: LockError) -> Self {
-        Self::Final(error)
-    }
-}
-
-/// Who an attempt acquires for.
-#[derive(Clone, Copy)]
-struct Claim {
-    owner: Owner,
-    /// Other attempts may act for the same owner, at the same time or before.
-    shared: bool,
-}
-
-/// Releases, when dropped armed, what an acquire has set or may still set.
-struct Undo<'a> {
-    shared: &'a Shared,
-    keys: Keys,
-    claim: Claim,
-    tries: Vec<(Record, Arc<Round>)>,
-}
-
-impl Undo<'_> {
-    fn disarm(&mut self) {
-        self.tries.clear();
-    }
-
-    /// Whether the owner had the lock before this attempt, on a node at least: granted again where none of our own tries
-    /// was granted first.
-    fn renews(&self) -> bool {
-        let on = |vote| self.tries.iter().fold(0, |mask, (_, round)| mask | round.voted(vote));
-        self.claim.shared && on(&Vote::GrantedAgain) & !on(&Vote::Granted) != 0
-    }
-}
-
-impl Drop for Undo<'_> {
-    fn drop(&mut self) {
-        // The release of the last T covers the earlier ones: they are smaller and of the same owner.
-        let Some((record, _)) = self.tries.last() else { return };
-        // With several tries, or several attempts of one owner, an earlier acquire may still be in flight on a connection
-        // that broke: the fence has to stay.
-        let failed_try = self.tries.len() == 1 && !self.claim.shared;
-        let release = |record: Record| Arc::new(Op::Release { keys: self.keys.clone(), record, failed_try });
-        let undo = release(record.clone());
-        let rounds = || self.tries.iter().map(|(_, round)| round);
-        let scope = if self.claim.shared { Scope::Fresh } else { Scope::All };
-        let cleanup = &self.shared.cleanup;
-        let due = rounds().fold(0, |mask, round| mask | round.abandon(undo.clone(), cleanup.clone(), scope));
-        if due != 0 {
-            self.shared.release_on(undo, due);
-        }
-        if !self.claim.shared {
-            return;
-        }
-        // Nodes that may have had the lock already: what they store must stay, but an acquire that is still in flight
-        // must not take effect any more. A release for nobody deletes nothing and leaves the fence at T.
-        let touched = rounds().fold(0, |mask, round| mask | round.touched());
-        let unknown = touched & !due;
-        if let (true, Some((token, _))) = (unknown != 0, record.parse()) {
-            let nobody = LockToken::new(self.shared.seams.entropy.owner(), token.fencing());
-            self.shared.release_on(release(Record::new(&nobody, &Info::default())), unknown);
-        }
-    }
-}
-
-fn stale_fences(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
-    votes.iter().flatten().filter_map(|vote| match vote {
-        Vote::Stale { fence } => Some(*fence),
-        _ => None,
-    })
 }
 
 /// Who holds a lock that enough nodes refused, and the earliest time at which a majority can be free: when all but

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::cleanup::Cleanup;
 use crate::heal::Healing;
-use crate::node::{Effect, Failure, Node, Observer, Op, Reason, Reply, Vote, Voter};
+use crate::node::{Effect, Failure, Node, Observer, Op, Reason, Reply, Task, Vote, Voter};
 use crate::quorum::{Decision, Quorum, Tally};
 
 pub(crate) struct Round {
@@ -71,36 +71,28 @@ pub(crate) struct Outcome {
 }
 
 impl Round {
-    /// Asks all nodes.
-    pub(crate) fn start(
-        nodes: &[Arc<dyn Node>],
+    /// A question that is not asked yet. Everything that is made here has to be asked.
+    pub(crate) fn new(
         quorum: Quorum,
         op: Op,
-        not_after: Instant,
         observer: &Arc<dyn Observer>,
         healing: Option<Arc<Healing>>,
     ) -> Arc<Self> {
-        let round = Arc::new(Self { healing, ..Self::new(quorum, Arc::new(op), observer) });
-        round.ask(nodes, u32::MAX, not_after);
-        round
+        Arc::new(Self { healing, ..Self::open(quorum, Arc::new(op), observer) })
     }
 
-    /// Releases on the nodes whose bit is set; the others count as open for ever. What a node fails to answer is owed.
+    /// A release. What a node fails to answer is owed; with `owe_clock` also what it refuses for its T.
     pub(crate) fn release(
-        nodes: &[Arc<dyn Node>],
         quorum: Quorum,
         op: Arc<Op>,
-        not_after: Instant,
         observer: &Arc<dyn Observer>,
         cleanup: &Arc<Cleanup>,
-        (mask, owe_clock): (u32, bool),
+        owe_clock: bool,
     ) -> Arc<Self> {
-        let round = Arc::new(Self { cleanup: Some(cleanup.clone()), owe_clock, ..Self::new(quorum, op, observer) });
-        round.ask(nodes, mask, not_after);
-        round
+        Arc::new(Self { cleanup: Some(cleanup.clone()), owe_clock, ..Self::open(quorum, op, observer) })
     }
 
-    fn new(quorum: Quorum, op: Arc<Op>, observer: &Arc<dyn Observer>) -> Self {
+    fn open(quorum: Quorum, op: Arc<Op>, observer: &Arc<dyn Observer>) -> Self {
         let ballot = Ballot { votes: vec![None; quorum.nodes()], decision: Decision::Open, undo: None };
         Self {
             quorum,
@@ -114,13 +106,31 @@ impl Round {
         }
     }
 
-    fn ask(self: &Arc<Self>, nodes: &[Arc<dyn Node>], mask: u32, not_after: Instant) {
+    /// Asks the nodes whose bit is set; the others count as open for ever.
+    pub(crate) fn ask(self: &Arc<Self>, nodes: &[Arc<dyn Node>], mask: u32, not_after: Instant) {
         for (index, node) in nodes.iter().enumerate().filter(|(index, _)| mask & (1 << index) != 0) {
-            if let Some(cleanup) = &self.cleanup {
-                cleanup.began();
-            }
-            node.submit(self.op.clone(), not_after, Reply::new(self.clone(), index));
+            let Task { op, not_after, reply } = self.task(index, not_after);
+            node.submit(op, not_after, reply);
         }
+    }
+
+    /// Asks all nodes this, and right after it another question.
+    pub(crate) fn ask_both(
+        self: &Arc<Self>,
+        nodes: &[Arc<dyn Node>],
+        not_after: Instant,
+        (then, then_not_after): (&Arc<Self>, Instant),
+    ) {
+        for (index, node) in nodes.iter().enumerate() {
+            node.submit_both(self.task(index, not_after), then.task(index, then_not_after));
+        }
+    }
+
+    fn task(self: &Arc<Self>, node: usize, not_after: Instant) -> Task {
+        if let Some(cleanup) = &self.cleanup {
+            cleanup.began();
+        }
+        Task { op: self.op.clone(), not_after, reply: Reply::new(self.clone(), node) }
     }
 
     /// Waits for the deciding vote, at most until `deadline`. Nodes that have not answered by then are counted as timed

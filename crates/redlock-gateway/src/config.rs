@@ -78,7 +78,9 @@ pub struct Flags {
     /// Longest TTL a request may ask for [default: 5m]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_TTL")]
     pub max_ttl: Option<String>,
-    /// Longest time a request may wait for a lock [default: 25s]; not used yet: waiting is not built
+    /// Longest time a request may wait for a lock [default: 25s]
+    ///
+    /// Proxies and load balancers in front must allow more than this: many cut requests off at 29 to 60 seconds.
     #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_WAIT")]
     pub max_wait: Option<String>,
     /// Longest time a lock may be held by extending it [default: 24h]
@@ -96,9 +98,14 @@ pub struct Flags {
     /// Put before a lock's name to make its key on the nodes; may be empty [default: lock:]
     #[arg(long, value_name = "TEXT", env = "REDLOCK_KEY_PREFIX")]
     pub key_prefix: Option<String>,
-    /// Requests that may wait at the same time [default: 10000]; not used yet: waiting is not built
+    /// Requests that may wait for a lock at the same time; more are answered 429 [default: 10000]
+    ///
+    /// Each keeps a connection: --max-connections should be larger.
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS", value_parser = parse_count)]
     pub max_waiters: Option<usize>,
+    /// Requests that may wait for the same lock; more are answered 429 [default: 1024]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_LOCK", value_parser = parse_count)]
+    pub max_waiters_per_lock: Option<usize>,
     /// Open connections; more are closed at once [default: 10000]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = parse_count)]
     pub max_connections: Option<usize>,
@@ -108,7 +115,7 @@ pub struct Flags {
     /// that was just closed.
     #[arg(long, value_name = "DURATION", env = "REDLOCK_IDLE_TIMEOUT")]
     pub idle_timeout: Option<String>,
-    /// Requests being worked on at the same time; more are answered 503 [default: 4096]
+    /// Requests being worked on at the same time, waiting ones not counted; more are answered 503 [default: 4096]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = parse_count)]
     pub max_in_flight: Option<usize>,
     /// Name of the node set, where gateways reach the same nodes under different addresses [default: the list of nodes]
@@ -157,6 +164,7 @@ struct File {
     clock_skew: Option<String>,
     key_prefix: Option<String>,
     max_waiters: Option<usize>,
+    max_waiters_per_lock: Option<usize>,
     max_connections: Option<usize>,
     idle_timeout: Option<String>,
     max_in_flight: Option<usize>,
@@ -179,6 +187,8 @@ pub struct Config {
     pub key_prefix: String,
     pub cluster: Option<String>,
     pub bootstrap: bool,
+    pub max_waiters: usize,
+    pub max_waiters_per_lock: usize,
     pub max_connections: usize,
     pub idle_timeout: Duration,
     pub max_in_flight: usize,
@@ -277,7 +287,6 @@ impl Config {
                 "--key-prefix: {key_prefix:?} is not allowed; at most 255 bytes without braces or control characters"
             )));
         }
-        let _: usize = count("--max-waiters", flags.max_waiters.or(file.max_waiters), 10_000)?;
         Ok(Self {
             listen,
             nodes: nodes(flags.nodes, file.nodes)?,
@@ -288,6 +297,12 @@ impl Config {
             key_prefix,
             cluster: flags.cluster.or(file.cluster),
             bootstrap: flags.bootstrap.or(file.bootstrap).unwrap_or(false),
+            max_waiters: count("--max-waiters", flags.max_waiters.or(file.max_waiters), 10_000)?,
+            max_waiters_per_lock: count(
+                "--max-waiters-per-lock",
+                flags.max_waiters_per_lock.or(file.max_waiters_per_lock),
+                1_024,
+            )?,
             max_connections: count("--max-connections", flags.max_connections.or(file.max_connections), 10_000)?,
             idle_timeout,
             max_in_flight: count("--max-in-flight", flags.max_in_flight.or(file.max_in_flight), 4_096)?,

@@ -15,7 +15,7 @@ use redlock_core::{
 use tokio::sync::Notify;
 
 use crate::config::Limits;
-use crate::telemetry::{Operation, Outcome, Telemetry};
+use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
 
 /// The lock service.
 pub struct Gateway {
@@ -26,6 +26,7 @@ pub struct Gateway {
     in_flight: Arc<Requests>,
     max_in_flight: usize,
     draining: AtomicBool,
+    drained: Notify,
 }
 
 /// What to acquire.
@@ -35,6 +36,8 @@ pub struct AcquireRequest {
     pub ttl: Option<Ttl>,
     pub info: Info,
     pub idempotency_key: Option<String>,
+    /// How long to wait for a holder; `None` to try once.
+    pub wait: Option<Duration>,
 }
 
 /// Why a request was not served.
@@ -87,20 +90,35 @@ impl Drop for Undelivered {
     }
 }
 
-/// A place among the requests being worked on.
-pub struct InFlight(Arc<Requests>);
+/// A place among the requests being worked on, or among those that wait.
+pub struct InFlight {
+    requests: Arc<Requests>,
+    waits: bool,
+}
+
+impl InFlight {
+    /// Gives the place to others: a request that waits is no work, and there is a bound of its own for those.
+    fn wait(&mut self) {
+        if !std::mem::replace(&mut self.waits, true) {
+            self.requests.working.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
 
 /// No semaphore: waiting for all of its permits would take them from the requests that may still be served while draining.
 #[derive(Default)]
 struct Requests {
+    /// Those that do not wait.
+    working: AtomicUsize,
     active: AtomicUsize,
     none_left: Notify,
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if self.0.active.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.none_left.notify_waiters();
+        self.wait();
+        if self.requests.active.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.requests.none_left.notify_waiters();
         }
     }
 }
@@ -113,8 +131,8 @@ impl Gateway {
         max_in_flight: usize,
         telemetry: Arc<Telemetry>,
     ) -> Self {
-        let in_flight = Arc::default();
-        Self { locks, limits, cluster, telemetry, in_flight, max_in_flight, draining: AtomicBool::new(false) }
+        let (in_flight, draining, drained) = (Arc::default(), AtomicBool::new(false), Notify::new());
+        Self { locks, limits, cluster, telemetry, in_flight, max_in_flight, draining, drained }
     }
 
     pub fn limits(&self) -> Limits {
@@ -127,25 +145,46 @@ impl Gateway {
     /// [`Refusal::Overloaded`] when all are taken: there is no queue.
     pub fn enter(&self) -> Result<InFlight, Refusal> {
         let max = self.max_in_flight;
-        let place = |active: usize| (active < max).then_some(active + 1);
-        match self.in_flight.active.fetch_update(Ordering::AcqRel, Ordering::Relaxed, place) {
-            Ok(_) => Ok(InFlight(self.in_flight.clone())),
-            Err(_) => Err(Refusal::Overloaded { max_in_flight: max }),
+        let requests = self.in_flight.clone();
+        let place = |working: usize| (working < max).then_some(working + 1);
+        if requests.working.fetch_update(Ordering::AcqRel, Ordering::Relaxed, place).is_err() {
+            return Err(Refusal::Overloaded { max_in_flight: max });
         }
+        requests.active.fetch_add(1, Ordering::AcqRel);
+        Ok(InFlight { requests, waits: false })
     }
 
-    /// Tries for a lock without waiting for a holder. When the returned future is dropped, or the grant is, the lock is released.
-    pub async fn acquire(&self, request: AcquireRequest) -> Result<(LeaseView, Undelivered), Refusal> {
+    /// Acquires a lock, waiting for as long as the request says. When the returned future is dropped, or the grant is, the
+    /// lock is released.
+    pub async fn acquire(
+        &self,
+        request: AcquireRequest,
+        in_flight: &mut InFlight,
+    ) -> Result<(LeaseView, Undelivered), Refusal> {
+        // Before the flag is looked at, or a drain between the two would not be noticed.
+        let drained = self.drained.notified();
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
         let started = Instant::now();
-        let mut cancelled = CountCancelled { telemetry: &self.telemetry, started, armed: true };
-        let AcquireRequest { name, ttl, info, idempotency_key } = request;
+        let AcquireRequest { name, ttl, info, idempotency_key, wait } = request;
+        let waits = wait.is_some();
+        let mut cancelled = CountCancelled { telemetry: &self.telemetry, started, waits, armed: true };
         // All gateways of a cluster derive the same owner, whichever of them a retry reaches.
         let owner = idempotency_key.map(|key| Owner::derive(&self.cluster, "anonymous", &name, &key));
         let ttl = ttl.unwrap_or(self.limits.default_ttl);
-        let result = self.locks.acquire(&name, ttl, AcquireOptions { info, owner }).await;
+        let options = AcquireOptions { info, owner };
+        let result = match wait {
+            None => self.locks.acquire(&name, ttl, options).await,
+            Some(patience) => {
+                in_flight.wait();
+                tokio::select! {
+                    biased;
+                    result = self.locks.acquire_within(&name, ttl, options, patience) => result,
+                    () = drained => return Err(Refusal::Draining),
+                }
+            }
+        };
         cancelled.armed = false;
         let result = result.and_then(|lease| {
             let lock = Some((name, lease.clone()));
@@ -158,11 +197,21 @@ impl Gateway {
             Ok(_) => Outcome::Granted,
             Err(LockError::Held(_)) => Outcome::Held,
             Err(LockError::NoQuorum(_)) => Outcome::NoQuorum,
-            Err(LockError::TtlTooLong { .. } | LockError::Lost | LockError::NotHolder(_) | LockError::Unknown(_)) => {
-                Outcome::Refused
-            }
+            Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
+            Err(LockError::Lost | LockError::NotHolder(_) | LockError::Unknown(_)) => Outcome::Refused,
         };
-        self.telemetry.acquire(outcome, started.elapsed());
+        match (&result, waits) {
+            (_, false) => self.telemetry.acquire(outcome, started.elapsed()),
+            (Ok((view, _)), true) => {
+                self.telemetry.acquire(outcome, view.elapsed);
+                self.telemetry.waited(WaitEnd::Granted, started.elapsed());
+            }
+            (Err(LockError::Held(_) | LockError::NoQuorum(_)), true) => {
+                self.telemetry.operation(Operation::Acquire, outcome);
+                self.telemetry.waited(WaitEnd::TimedOut, started.elapsed());
+            }
+            (Err(_), true) => self.telemetry.operation(Operation::Acquire, outcome),
+        }
         Ok(result.inspect_err(|error| self.count_failures(Operation::Acquire, error))?)
     }
 
@@ -179,7 +228,8 @@ impl Gateway {
             Err(LockError::Lost) => Outcome::Lost,
             Err(LockError::NotHolder(_)) => Outcome::NotHolder,
             Err(LockError::Unknown(_)) => Outcome::Unknown,
-            Err(LockError::TtlTooLong { .. } | LockError::Held(_) | LockError::NoQuorum(_)) => Outcome::Refused,
+            Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
+            Err(LockError::Held(_) | LockError::NoQuorum(_)) => Outcome::Refused,
         };
         self.telemetry.operation(Operation::Extend, outcome);
         Ok(result.inspect_err(|error| self.count_failures(Operation::Extend, error))?)
@@ -191,9 +241,8 @@ impl Gateway {
             Ok(()) => Outcome::Released,
             Err(LockError::Lost) => Outcome::Lost,
             Err(LockError::NotHolder(_)) => Outcome::NotHolder,
-            Err(LockError::Unknown(_) | LockError::TtlTooLong { .. } | LockError::Held(_) | LockError::NoQuorum(_)) => {
-                Outcome::Unknown
-            }
+            Err(LockError::Unknown(_) | LockError::Held(_) | LockError::NoQuorum(_)) => Outcome::Unknown,
+            Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Unknown,
         };
         self.telemetry.operation(Operation::Release, outcome);
         Ok(result.inspect_err(|error| self.count_failures(Operation::Release, error))?)
@@ -239,16 +288,17 @@ impl Gateway {
     pub fn metrics(&self) -> String {
         let (_, nodes) = self.readiness();
         let statuses = nodes.iter().map(|(name, status)| (name.as_str(), status.clone()));
-        self.telemetry.render(statuses, self.locks.wall_micros())
+        self.telemetry.render(statuses, self.locks.waiting(), self.locks.wall_micros())
     }
 
-    /// From now on nothing new is acquired; extending and releasing go on.
+    /// From now on nothing new is acquired, and those who wait are sent away; extending and releasing go on.
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.draining.store(true, Ordering::Release);
+        self.drained.notify_waiters();
     }
 
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+        self.draining.load(Ordering::Acquire)
     }
 
     /// Waits until no request is being worked on and no release is under way.
@@ -303,12 +353,19 @@ pub enum Readiness {
 struct CountCancelled<'a> {
     telemetry: &'a Telemetry,
     started: Instant,
+    waits: bool,
     armed: bool,
 }
 
 impl Drop for CountCancelled<'_> {
     fn drop(&mut self) {
-        if self.armed {
+        if !self.armed {
+            return;
+        }
+        if self.waits {
+            self.telemetry.operation(Operation::Acquire, Outcome::Cancelled);
+            self.telemetry.waited(WaitEnd::Cancelled, self.started.elapsed());
+        } else {
             self.telemetry.acquire(Outcome::Cancelled, self.started.elapsed());
         }
     }

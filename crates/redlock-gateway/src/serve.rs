@@ -129,6 +129,8 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
         node_timeout: config.node_timeout,
         drift_factor: config.drift_factor,
         max_clock_offset: config.clock_skew,
+        max_waiters: config.max_waiters,
+        max_waiters_per_lock: config.max_waiters_per_lock,
         ..Settings::default()
     };
     let locks = Redlock::new(nodes, settings, Seams { clock, entropy, observer: telemetry.clone() })?;

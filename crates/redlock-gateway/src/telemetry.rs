@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Label, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use redlock_core::node::{Failure, NodeState, NodeStatus, Observer, Reason, Vote};
+use redlock_core::Waiting;
+use redlock_core::node::{Failure, HandOver, NodeState, NodeStatus, Observer, Reason, Vote};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::LogFormat;
@@ -116,6 +117,17 @@ fn vote_index(vote: &Vote) -> usize {
     }
 }
 
+/// How a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitEnd {
+    Granted,
+    TimedOut,
+    Cancelled,
+}
+
+const WAIT_ENDS: [(WaitEnd, &str); 3] =
+    [(WaitEnd::Granted, "granted"), (WaitEnd::TimedOut, "timed_out"), (WaitEnd::Cancelled, "cancelled")];
+
 /// All metrics of one gateway.
 pub struct Telemetry {
     recorder: PrometheusRecorder,
@@ -128,6 +140,10 @@ pub struct Telemetry {
     nodes: Vec<NodeMetrics>,
     batch: Histogram,
     abandoned: Counter,
+    waits: [Histogram; WAIT_ENDS.len()],
+    waiters: Gauge,
+    waiting_locks: Gauge,
+    handed_over: [Counter; 2],
 }
 
 struct NodeMetrics {
@@ -172,6 +188,10 @@ impl Telemetry {
             nodes,
             batch: handles.batch,
             abandoned: handles.abandoned,
+            waits: handles.waits,
+            waiters: handles.waiters,
+            waiting_locks: handles.waiting_locks,
+            handed_over: handles.handed_over,
         }
     }
 
@@ -187,6 +207,11 @@ impl Telemetry {
         if let Some(histogram) = self.acquire.get(word(&OUTCOMES, outcome)) {
             histogram.record(elapsed);
         }
+    }
+
+    /// A request that was ready to wait has ended; `waited` is all of its time.
+    pub fn waited(&self, end: WaitEnd, waited: Duration) {
+        self.waits[end as usize].record(waited);
     }
 
     pub fn quorum_failure(&self, operation: Operation, reason: Reason) {
@@ -215,7 +240,14 @@ impl Telemetry {
     }
 
     /// Everything as Prometheus text, with the nodes' present states. `now` is the wall clock in microseconds.
-    pub fn render<'a>(&self, statuses: impl Iterator<Item = (&'a str, NodeStatus)>, now: u64) -> String {
+    pub fn render<'a>(
+        &self,
+        statuses: impl Iterator<Item = (&'a str, NodeStatus)>,
+        waiting: Waiting,
+        now: u64,
+    ) -> String {
+        self.waiters.set(waiting.waiters as f64);
+        self.waiting_locks.set(waiting.locks as f64);
         for (name, status) in statuses {
             let Some(node) = self.node(name) else { continue };
             for (state, gauge) in &node.states {
@@ -271,6 +303,14 @@ impl Observer for Telemetry {
             node.heals.increment(1);
         }
     }
+
+    fn handed_over(&self, kind: HandOver) {
+        let at = match kind {
+            HandOver::Local => 0,
+            HandOver::Remote => 1,
+        };
+        self.handed_over[at].increment(1);
+    }
 }
 
 impl NodeMetrics {
@@ -301,6 +341,10 @@ struct Handles {
     quorum_failures: HashMap<(&'static str, &'static str), Counter>,
     batch: Histogram,
     abandoned: Counter,
+    waits: [Histogram; WAIT_ENDS.len()],
+    waiters: Gauge,
+    waiting_locks: Gauge,
+    handed_over: [Counter; 2],
 }
 
 impl Handles {
@@ -330,6 +374,10 @@ impl Handles {
             quorum_failures,
             batch: metrics::histogram!("redlock_batch_operations"),
             abandoned: metrics::counter!("redlock_releases_abandoned_total"),
+            waits: WAIT_ENDS.map(|(_, end)| metrics::histogram!("redlock_wait_duration_seconds", "outcome" => end)),
+            waiters: metrics::gauge!("redlock_waiters"),
+            waiting_locks: metrics::gauge!("redlock_waiting_locks"),
+            handed_over: ["local", "remote"].map(|kind| metrics::counter!("redlock_handoffs_total", "kind" => kind)),
         }
     }
 }
@@ -341,6 +389,13 @@ fn word<T: PartialEq + Copy>(table: &[(T, &'static str)], value: T) -> &'static 
 fn describe() {
     use metrics::{describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram};
     histogram!("redlock_acquire_duration_seconds", Unit::Seconds, "Time to decide an acquire, waiting excluded.");
+    histogram!("redlock_wait_duration_seconds", Unit::Seconds, "Time of requests that were ready to wait for a lock.");
+    gauge!("redlock_waiters", "Requests that wait for a lock.");
+    gauge!("redlock_waiting_locks", "Locks that requests wait for.");
+    counter!(
+        "redlock_handoffs_total",
+        "Locks that went from a release to a waiter: here, or by another gateway's hint."
+    );
     counter!("redlock_operations_total", "Lock operations by outcome.");
     counter!("redlock_quorum_failures_total", "Unusable node answers in operations that lacked a majority, by reason.");
     counter!("redlock_releases_abandoned_total", "Releases that a node never confirmed and that were given up.");

@@ -123,7 +123,7 @@ proptest! {
         for event in events {
             let (answer, wanted) = match event {
                 Event::Acquire(owner, token) => {
-                    let op = Op::Acquire { keys: keys.clone(), record: record(owner, token, oldest), ttl };
+                    let op = Op::Acquire { keys: keys.clone(), record: record(owner, token, oldest), ttl, tell: None };
                     let asked = Lock { owner, token, extended: false, guards: 0 };
                     (model.acquire(&Rules::ALL, Window { oldest }, asked), code.run(&op))
                 }
@@ -137,7 +137,7 @@ proptest! {
                     (model.heal(&Rules::ALL, Window { oldest }, asked), code.run(&op))
                 }
                 Event::Release(owner, token) => {
-                    let op = Op::Release { keys: keys.clone(), record: record(owner, token, oldest), failed_try: false };
+                    let op = Op::Release { keys: keys.clone(), record: record(owner, token, oldest), failed_try: false, tell: None };
                     (model.release(&Rules::ALL, owner, token), code.run(&op))
                 }
                 Event::Expire => {

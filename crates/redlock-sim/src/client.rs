@@ -348,7 +348,7 @@ fn answer(error: &LockError) -> Answer {
         LockError::Held(_) => Answer::Held,
         LockError::Lost => Answer::Lost,
         LockError::NotHolder(_) => Answer::NotHolder,
-        LockError::NoQuorum(_) | LockError::TtlTooLong { .. } => Answer::NoQuorum,
+        LockError::NoQuorum(_) | LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. } => Answer::NoQuorum,
         LockError::Unknown(_) => Answer::Unknown,
     }
 }

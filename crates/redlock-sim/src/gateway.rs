@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redlock_core::node::admission::{Admission, Generation, quarantine};
-use redlock_core::node::{Node, NodeSettings, NodeState, Observer, Rules, Vote};
+use redlock_core::node::{HandOver, Node, NodeSettings, NodeState, Observer, Rules, Vote};
 use redlock_core::redlock::{Seams, Settings};
 use redlock_core::{Redlock, Ttl};
 use tokio::task::{AbortHandle, JoinHandle};
@@ -206,6 +206,7 @@ impl Observer for Watch {
     fn node_call(&self, _: &str, _: usize, _: Duration) {}
     fn clock_offset(&self, _: &str, _: i64) {}
     fn vote(&self, _: usize, _: &Vote) {}
+    fn handed_over(&self, _: HandOver) {}
 
     fn release_abandoned(&self, node: usize) {
         if self.lives() {

@@ -5,9 +5,11 @@
 -- ARGV[1]  the marker that admits this gateway     ARGV[2]  D in microseconds     ARGV[3]  fence retention in ms
 -- then for each operation, its arguments from ARGV[4] and its keys from KEYS[2]:
 --   A record ttl_ms | lock fence     acquire; record = T:owner:info, T 16 digits, owner 40 characters
+--   W record ttl_ms channel hint | lock fence    the same, and when it is held: publish the hint
 --   E T:owner ttl_ms | lock fence    extend
 --   H record ttl_ms | lock fence     heal: set an extended lock again where it is gone
 --   R T:owner       | lock fence     release
+--   N T:owner channel hint | lock fence          the same, and when it was released: publish the hint
 --   U T:owner       | lock fence     release of a try that failed, whose T nobody has seen
 --   I               | lock           inspect
 -- Answers: this node's time in microseconds, 1 or 0 for whether the marker admits the gateway, then for each operation a number or a list that begins with one:
@@ -214,6 +216,12 @@ local function inspect(lock)
   return held(7, lock, current)
 end
 
+-- A hint that cannot be published is lost, as hints may be.
+local function publish(vote, when, channel, hint)
+  if (type(vote) == 'table' and vote[1] or vote) == when then call('PUBLISH', channel, hint) end
+  return vote
+end
+
 local out, n, k, a = { now, admitted and 1 or 0 }, 2, 2, 4
 while ARGV[a] do
   local op = ARGV[a]
@@ -224,6 +232,12 @@ while ARGV[a] do
   elseif op == 'R' or op == 'U' then
     out[n] = release(KEYS[k], KEYS[k + 1], ARGV[a + 1], op == 'U')
     k, a = k + 2, a + 2
+  elseif op == 'W' then
+    out[n] = publish(acquire(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2]), 2, ARGV[a + 3], ARGV[a + 4])
+    k, a = k + 2, a + 5
+  elseif op == 'N' then
+    out[n] = publish(release(KEYS[k], KEYS[k + 1], ARGV[a + 1], false), 5, ARGV[a + 2], ARGV[a + 3])
+    k, a = k + 2, a + 4
   elseif op == 'H' then
     out[n] = heal(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])
     k, a = k + 2, a + 3

@@ -9,7 +9,7 @@
 //! keys of other types.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,7 +17,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{
-    Effect, Failure, Holding, Keys, Node, NodeSettings, NodeState, NodeStatus, Op, Reason, Record, Reply, Vote,
+    Effect, Failure, Holding, Keys, Listener, Node, NodeSettings, NodeState, NodeStatus, Op, Reason, Record, Reply,
+    Vote,
 };
 use crate::clock::Clock;
 use crate::types::{FencingToken, Ttl};
@@ -27,13 +28,15 @@ pub struct MemoryNode {
     name: String,
     store: Mutex<Store>,
     status: watch::Sender<NodeStatus>,
+    listeners: Mutex<Vec<Weak<dyn Listener>>>,
 }
 
 impl MemoryNode {
     /// An empty, admitted node. `clock` is the node's own: its expiry and its TIME.
     pub fn new(name: impl Into<String>, clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
         let status = NodeStatus::new(NodeState::Admitted, clock.wall_micros());
-        Self { name: name.into(), store: Mutex::new(Store::new(clock, settings)), status: watch::Sender::new(status) }
+        let store = Mutex::new(Store::new(clock, settings));
+        Self { name: name.into(), store, status: watch::Sender::new(status), listeners: Mutex::default() }
     }
 
     /// Runs one operation and answers it.
@@ -109,6 +112,10 @@ impl MemoryNode {
         self.lock().entries.len()
     }
 
+    fn listeners(&self) -> std::sync::MutexGuard<'_, Vec<Weak<dyn Listener>>> {
+        self.listeners.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -126,7 +133,17 @@ impl Node for MemoryNode {
     fn submit(&self, op: Arc<Op>, _not_after: Instant, reply: Reply) {
         // The store must be unlocked before the vote is delivered: the voter may submit again.
         let vote = self.run(&op);
+        if let Some(hint) = op.told(&vote) {
+            let listeners = self.listeners().clone();
+            listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.hear(hint));
+        }
         reply.send(vote);
+    }
+
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        let mut listeners = self.listeners();
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.push(listener);
     }
 }
 
@@ -171,10 +188,10 @@ impl Store {
         let admitted = !self.settings.rules().marker_is_checked || self.marker.as_deref() == Some(marker);
         match op {
             Op::Acquire { .. } | Op::Extend { .. } | Op::Heal { .. } if !admitted => not_admitted(),
-            Op::Acquire { keys, record, ttl } => self.acquire(keys, record, *ttl),
+            Op::Acquire { keys, record, ttl, .. } => self.acquire(keys, record, *ttl),
             Op::Extend { keys, record, ttl } => self.extend(keys, record, *ttl),
             Op::Heal { keys, record, ttl } => self.heal(keys, record, *ttl),
-            Op::Release { keys, record, failed_try } => self.release(keys, record, *failed_try),
+            Op::Release { keys, record, failed_try, .. } => self.release(keys, record, *failed_try),
             Op::Inspect { keys } => match self.get(&keys.lock) {
                 Some(value) => Vote::Found(self.holding(keys, value)),
                 None => Vote::Missing,
@@ -439,9 +456,15 @@ mod tests {
         for cycle in 0..1_000 {
             let token = LockToken::new(OsEntropy.owner(), FencingToken::new(now + cycle).unwrap());
             let record = Record::new(&token, &Info::default());
-            assert_eq!(node.run(&Op::Acquire { keys: keys.clone(), record: record.clone(), ttl }), Vote::Granted);
+            assert_eq!(
+                node.run(&Op::Acquire { keys: keys.clone(), record: record.clone(), ttl, tell: None }),
+                Vote::Granted
+            );
             assert_eq!(node.run(&Op::Extend { keys: keys.clone(), record: record.clone(), ttl }), Vote::Extended);
-            assert_eq!(node.run(&Op::Release { keys: keys.clone(), record, failed_try: false }), Vote::Released);
+            assert_eq!(
+                node.run(&Op::Release { keys: keys.clone(), record, failed_try: false, tell: None }),
+                Vote::Released
+            );
         }
         let store = node.lock();
         assert_eq!((store.entries.len(), store.expiries.len()), (1, 1), "the fence alone is left");

@@ -7,22 +7,26 @@
 //! This file and those below it are the only ones that name the Redis client.
 
 mod codec;
+mod ears;
 mod gate;
 mod session;
 mod url;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
+use self::ears::Ears;
 use self::gate::{Gate, Open};
 use self::session::{Look, Session, SessionError};
 pub use self::url::{RedisUrl, RedisUrlError};
 use super::admission::{Admission, Facts, Generation, Ground, Slot, Step, quarantine};
-use super::{Effect, Failure, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Reply, Vote};
+use super::{
+    Effect, Failure, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Reply, Task, Vote,
+};
 use crate::clock::{Clock, Entropy};
 
 /// Operations waiting for one node. More means the node is too slow to be useful: refused at once.
@@ -87,12 +91,32 @@ pub struct RedisNode {
     queue: mpsc::Sender<Job>,
     status: watch::Receiver<NodeStatus>,
     brand_new: Arc<Notify>,
+    ears: Ears,
 }
 
+/// One thing, or two that belong into one call.
 struct Job {
     op: Arc<Op>,
     not_after: Instant,
     reply: Reply,
+    next: Option<Box<Job>>,
+}
+
+impl From<Task> for Job {
+    fn from(Task { op, not_after, reply }: Task) -> Self {
+        Self { op, not_after, reply, next: None }
+    }
+}
+
+impl Job {
+    fn fail(self, reason: Reason, effect: Effect, detail: &str) {
+        let mut job = Some(Box::new(self));
+        while let Some(next) = job {
+            let Job { reply, next, .. } = *next;
+            reply.send(Vote::Failed(Failure::new(reason, effect, detail)));
+            job = next;
+        }
+    }
 }
 
 impl RedisNode {
@@ -110,6 +134,7 @@ impl RedisNode {
             watch::channel(NodeStatus { detail: "connecting for the first time".into(), ..first });
         let name = url.name().to_owned();
         let brand_new = Arc::new(Notify::new());
+        let ears = Ears::new(&url, &settings, entropy.clone());
         let gate = Gate {
             waits_at: None,
             told_new: None,
@@ -125,7 +150,7 @@ impl RedisNode {
         };
         let lane = Lane { gate, jobs, status: status.clone(), clock_is_far: false, observer };
         tokio::spawn(lane.run());
-        Self { name, queue, status, brand_new }
+        Self { name, queue, status, brand_new, ears }
     }
 }
 
@@ -139,17 +164,40 @@ impl Node for RedisNode {
     }
 
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
-        let (job, failure) = match self.queue.try_send(Job { op, not_after, reply }) {
-            Ok(()) => return,
-            Err(mpsc::error::TrySendError::Full(job)) => (job, (Reason::Overloaded, "the node's queue is full")),
-            Err(mpsc::error::TrySendError::Closed(job)) => (job, (Reason::Down, "the node's task has ended")),
-        };
-        job.reply.send(Vote::Failed(Failure::new(failure.0, Effect::None, failure.1)));
+        self.enqueue(Job { op, not_after, reply, next: None });
+    }
+
+    fn submit_both(&self, first: Task, second: Task) {
+        self.enqueue(Job { next: Some(Box::new(second.into())), ..first.into() });
+    }
+
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        self.ears.listen(listener);
     }
 
     fn admit_brand_new(&self) {
         // Also while it reconnects: the lane knows which quarantine is meant, and forgets the word at another.
         self.brand_new.notify_one();
+    }
+}
+
+impl Drop for RedisNode {
+    fn drop(&mut self) {
+        self.ears.stop();
+    }
+}
+
+impl RedisNode {
+    fn enqueue(&self, job: Job) {
+        match self.queue.try_send(job) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(job)) => {
+                job.fail(Reason::Overloaded, Effect::None, "the node's queue is full");
+            }
+            Err(mpsc::error::TrySendError::Closed(job)) => {
+                job.fail(Reason::Down, Effect::None, "the node's task has ended");
+            }
+        }
     }
 }
 
@@ -230,6 +278,7 @@ impl Lane {
                         if taken == 0 {
                             return Err(Closed);
                         }
+                        batch = unfold(batch);
                     }
                     why = open.session.ended() => return Ok(Outage::Connecting(why)),
                 }
@@ -337,7 +386,7 @@ async fn refusing<T>(
                         NodeState::Quarantined | NodeState::Refused => Reason::Quarantined,
                         NodeState::Admitted | NodeState::Connecting => Reason::Down,
                     };
-                    job.reply.send(Vote::Failed(Failure::new(reason, Effect::None, status.detail.clone())));
+                    job.fail(reason, Effect::None, &status.detail);
                 }
             },
         }
@@ -352,6 +401,20 @@ fn unfit_by(vote: &Vote) -> Option<&'static str> {
         }
         _ => None,
     }
+}
+
+/// One after the other what came in twos.
+fn unfold(mut jobs: Vec<Job>) -> Vec<Job> {
+    if jobs.iter().all(|job| job.next.is_none()) {
+        return jobs;
+    }
+    let mut all = Vec::with_capacity(2 * MAX_BATCH);
+    for mut job in jobs.drain(..) {
+        let next = job.next.take();
+        all.push(job);
+        all.extend(next.map(|next| *next));
+    }
+    all
 }
 
 /// How many operations go into the next call: a scan alone, others until a scan or until the call is full.

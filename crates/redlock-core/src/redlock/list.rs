@@ -144,7 +144,8 @@ impl Shared {
         let observer = &self.seams.observer;
         let one = Quorum::new(1).expect("one node is a cluster");
         let nodes = &self.nodes[node..=node];
-        let round = Round::start(nodes, one, op, deadline, observer, None);
+        let round = Round::new(one, op, observer, None);
+        round.ask(nodes, u32::MAX, deadline);
         round.outcome(deadline, limit).await.votes.into_iter().next().flatten()
     }
 }

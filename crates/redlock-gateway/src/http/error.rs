@@ -111,6 +111,7 @@ fn acquire_problem(error: LockError) -> Problem {
         }
         LockError::NoQuorum(nodes) => no_quorum(nodes),
         LockError::TtlTooLong { asked, max } => ttl_too_long(asked, max),
+        LockError::TooManyWaiters { max, of_this_lock } => too_many_waiters(max, of_this_lock),
         // An acquire has none of these outcomes; if it had, nothing would be held.
         LockError::Lost | LockError::NotHolder(_) | LockError::Unknown(_) => no_quorum(Vec::new()),
     }
@@ -135,7 +136,15 @@ fn holder_problem(error: LockError) -> Problem {
         }
         LockError::NoQuorum(nodes) => no_quorum(nodes),
         LockError::TtlTooLong { asked, max } => ttl_too_long(asked, max),
+        LockError::TooManyWaiters { max, of_this_lock } => too_many_waiters(max, of_this_lock),
     }
+}
+
+fn too_many_waiters(max: usize, of_this_lock: bool) -> Problem {
+    let what = if of_this_lock { "this lock" } else { "locks" };
+    let detail =
+        format!("{max} requests are waiting for {what} here, as many as are allowed; try again, or without wait_ms");
+    Problem::new(StatusCode::TOO_MANY_REQUESTS, "too_many_waiters", "Too many waiters", detail).retry_after(SOON)
 }
 
 fn no_quorum(nodes: Vec<NodeReport>) -> Problem {

@@ -49,15 +49,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 
 /// Acquire a lock
 ///
-/// Does not wait for a holder: 201 when a majority of the nodes granted the lock, 409 when somebody holds it. Only when
-/// contenders split the votes it tries again, a few times within milliseconds.
-/// When the client disconnects before the answer, the lock is released.
+/// 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
+/// lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
+/// wait has ended in vain. Without, only when contenders split the votes it tries again, a few times within milliseconds.
+/// When the client disconnects before the answer, it leaves the queue, and the lock is released.
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
     params(
         ("name" = String, Path, description = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded", example = "reports/nightly", max_length = 255),
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key gets the same lock again, with a larger fencing token and a full TTL.", min_length = 16, max_length = 255),
-        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body wins"),
+        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body wins. Answered with Preference-Applied."),
     ),
     request_body(content = AcquireBody, description = "May be left out."),
     responses(
@@ -65,12 +66,14 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
             ("Location" = String, description = "Path of the lock"),
             ("Lock-Token" = String, description = "The token, as in the body"),
             ("Cache-Control" = String, description = "no-store"),
+            ("Preference-Applied" = Option<String>, description = "wait=SECONDS, when Prefer asked for it and the body did not"),
         )),
         (status = 400, description = "invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter", body = Problem, content_type = "application/problem+json"),
         (status = 408, description = "request_timeout", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 413, description = "body_too_large", body = Problem, content_type = "application/problem+json"),
         (status = 415, description = "unsupported_media_type", body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "too_many_waiters", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "quorum_unavailable (nothing is held), draining, overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
@@ -80,34 +83,31 @@ pub async fn acquire(
     Name(name): Name,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let _in_flight = gateway.enter().map_err(ApiError::Acquire)?;
+    let mut in_flight = gateway.enter().map_err(ApiError::Acquire)?;
     no_query(request.uri())?;
     let limits = gateway.limits();
     let idempotency_key = idempotency_key(request.headers())?;
     let preferred = preferred_wait(request.headers(), &limits)?;
     let body: AcquireBody = json(request).await?.unwrap_or_default();
     let ttl = body.ttl(&limits)?;
-    let wait_ms = body.wait_ms(&limits)?;
-    match wait_ms {
-        Some(wait) if wait > 0 => return Err(invalid_wait(&format!("wait_ms is {wait}"), &limits)),
-        None if preferred.is_some_and(|seconds| seconds > 0) => {
-            return Err(invalid_wait("Prefer asks to wait", &limits));
-        }
-        Some(_) | None => {}
-    }
+    // The body wins: a preference beside it is not applied.
+    let (wait, applied) = match (body.wait(&limits)?, preferred) {
+        (None, Some(seconds)) => (Some(preferred_time(seconds, &limits)?), Some(seconds)),
+        (wait, _) => (wait, None),
+    };
+    let wait = wait.filter(|wait| !wait.is_zero());
     let info = body.info()?;
     let label = label_of(info.as_bytes());
-    let asked = AcquireRequest { name: name.clone(), ttl, info, idempotency_key };
-    let (view, undelivered) = gateway.acquire(asked).await.map_err(ApiError::Acquire)?;
+    let asked = AcquireRequest { name: name.clone(), ttl, info, idempotency_key, wait };
+    let (view, undelivered) = gateway.acquire(asked, &mut in_flight).await.map_err(ApiError::Acquire)?;
 
     let lease = Lease::new(&name, &view, label);
     let mut response = lease_response(StatusCode::CREATED, &lease, Some(undelivered))?;
     let headers = response.headers_mut();
     headers.insert(header::LOCATION, header_value(format!("/locks/{}", percent_encode(name.as_str())))?);
     headers.insert(LOCK_TOKEN.clone(), header_value(lease.token)?);
-    // The body wins: a preference beside it was not applied.
-    if preferred.is_some() && wait_ms.is_none() {
-        headers.insert(PREFERENCE_APPLIED.clone(), HeaderValue::from_static("wait=0"));
+    if let Some(seconds) = applied {
+        headers.insert(PREFERENCE_APPLIED.clone(), header_value(format!("wait={seconds}"))?);
     }
     Ok(response)
 }
@@ -345,6 +345,11 @@ fn preferred_wait(headers: &HeaderMap, limits: &Limits) -> Result<Option<u64>, A
         }
     }
     Ok(None)
+}
+
+fn preferred_time(seconds: u64, limits: &Limits) -> Result<Duration, ApiError> {
+    let wait = Some(Duration::from_secs(seconds)).filter(|wait| *wait <= limits.max_wait);
+    wait.ok_or_else(|| invalid_wait(&format!("Prefer asks to wait for {seconds} seconds"), limits))
 }
 
 /// Percent-encodes the slash, the one character of a name that would end a path segment.

@@ -32,9 +32,10 @@ pub struct AcquireBody {
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000)]
     pub ttl_ms: Option<Value>,
-    /// How long to wait for the lock. Waiting is not built yet: anything above 0 is answered 400 `invalid_wait`.
+    /// How long to wait for the lock while somebody else holds it, in milliseconds, up to the configured maximum (by default
+    /// 25000). Those who wait for a lock at one gateway get it in the order in which they came.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = u32, required = false, minimum = 0, maximum = 0, example = 0)]
+    #[schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 10000)]
     pub wait_ms: Option<Value>,
     /// A label for people: shown to whoever asks who holds the lock. At most 255 bytes, no control characters.
     #[serde(default, deserialize_with = "present")]
@@ -68,13 +69,11 @@ impl AcquireBody {
         self.ttl_ms.as_ref().map(|value| ttl(value, limits)).transpose()
     }
 
-    /// Milliseconds to wait, if given.
-    pub fn wait_ms(&self, limits: &Limits) -> Result<Option<u64>, ApiError> {
+    /// How long to wait, if given.
+    pub fn wait(&self, limits: &Limits) -> Result<Option<Duration>, ApiError> {
         let Some(value) = &self.wait_ms else { return Ok(None) };
-        match value.as_u64() {
-            Some(wait) => Ok(Some(wait)),
-            None => Err(invalid_wait(&format!("wait_ms is {}", shortened(value)), limits)),
-        }
+        let wait = value.as_u64().map(Duration::from_millis).filter(|wait| *wait <= limits.max_wait);
+        wait.map(Some).ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
     }
 
     /// Label and metadata as they are stored.
@@ -134,9 +133,7 @@ fn allowed_ttl(limits: &Limits) -> String {
 
 pub fn invalid_wait(what: &str, limits: &Limits) -> ApiError {
     let cap = limits.max_wait.as_millis();
-    ApiError::InvalidWait(format!(
-        "{what}; waiting is not built yet, so only 0 is allowed (later: whole milliseconds up to {cap})"
-    ))
+    ApiError::InvalidWait(format!("{what}; allowed are whole milliseconds from 0 to {cap}"))
 }
 
 /// A value as an error quotes it.

@@ -12,17 +12,19 @@ use crate::types::FencingToken;
 /// What is equal in every call of a session.
 pub(super) struct Header {
     marker_key: Bytes,
+    channel: Value,
     marker: Value,
     max_offset: Value,
     retention: Value,
 }
 
 impl Header {
-    pub(super) fn new(marker_key: String, marker: String, settings: &NodeSettings) -> Self {
+    pub(super) fn new(marker_key: String, marker: String, channel: String, settings: &NodeSettings) -> Self {
         let number = |number: u128| text(Bytes::from(number.to_string()));
         Self {
             marker_key: marker_key.into(),
             marker: text(marker.into()),
+            channel: text(channel.into()),
             max_offset: number(settings.max_clock_offset.as_micros()),
             retention: number(settings.fence_retention.as_millis()),
         }
@@ -38,10 +40,11 @@ pub(super) fn weight(op: &Op) -> usize {
     const OVERHEAD: usize = 64;
     OVERHEAD
         + match op {
+            // The last of three for a hint, which holds the key once more.
             Op::Acquire { keys, record, .. } | Op::Heal { keys, record, .. } => {
-                2 * keys.fence.len() + record.as_bytes().len()
+                3 * keys.fence.len() + record.as_bytes().len()
             }
-            Op::Release { keys, .. } | Op::Extend { keys, .. } => 2 * keys.fence.len() + Record::GRANT_LEN,
+            Op::Release { keys, .. } | Op::Extend { keys, .. } => 3 * keys.fence.len() + Record::GRANT_LEN,
             Op::Inspect { keys } => keys.lock.len(),
             Op::Scan { key_prefix, .. } => key_prefix.len(),
         }
@@ -55,10 +58,16 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
     arguments.extend([header.marker.clone(), header.max_offset.clone(), header.retention.clone()]);
     for op in ops {
         match op.as_ref() {
-            Op::Acquire { keys: of, record, ttl } | Op::Heal { keys: of, record, ttl } => {
-                let word: &[u8] = if matches!(op.as_ref(), Op::Heal { .. }) { b"H" } else { b"A" };
+            Op::Acquire { keys: of, record, ttl, tell } => {
                 keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
-                arguments.push(text(Bytes::from_static(word)));
+                arguments.push(text(Bytes::from_static(if tell.is_some() { b"W" } else { b"A" })));
+                arguments.push(text(record.as_bytes().clone()));
+                arguments.push(Value::Integer(ttl.millis().into()));
+                arguments.extend(tell.iter().flat_map(|hint| [header.channel.clone(), text(hint.as_bytes().clone())]));
+            }
+            Op::Heal { keys: of, record, ttl } => {
+                keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
+                arguments.push(text(Bytes::from_static(b"H")));
                 arguments.push(text(record.as_bytes().clone()));
                 arguments.push(Value::Integer(ttl.millis().into()));
             }
@@ -68,10 +77,17 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
                 arguments.push(text(record.grant()));
                 arguments.push(Value::Integer(ttl.millis().into()));
             }
-            Op::Release { keys: of, record, failed_try } => {
+            Op::Release { keys: of, record, failed_try, tell } => {
                 keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
-                arguments.push(text(Bytes::from_static(if *failed_try { b"U" } else { b"R" })));
+                let word: &[u8] = match (failed_try, tell) {
+                    (true, _) => b"U",
+                    (false, Some(_)) => b"N",
+                    (false, None) => b"R",
+                };
+                arguments.push(text(Bytes::from_static(word)));
                 arguments.push(text(record.grant()));
+                let tell = tell.iter().filter(|_| !failed_try);
+                arguments.extend(tell.flat_map(|hint| [header.channel.clone(), text(hint.as_bytes().clone())]));
             }
             Op::Inspect { keys: of } => {
                 keys.push(of.lock.clone().into());

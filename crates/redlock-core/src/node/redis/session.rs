@@ -7,10 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
-use fred::interfaces::{ClientLike, KeysInterface, LuaInterface};
+use fred::interfaces::{ClientLike, EventInterface, KeysInterface, LuaInterface, PubsubInterface};
 use fred::types::config::{Config, ServerConfig, TlsConnector};
 use fred::types::scan::ScanType;
-use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Value};
+use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value};
+use tokio::sync::broadcast::Receiver;
 use tokio::time::timeout;
 
 use super::url::RedisUrl;
@@ -18,6 +19,9 @@ use crate::node::admission::{Facts, SETTINGS, marker_key};
 
 const LOCKS_LUA: &str = include_str!("../locks.lua");
 const ADMIT_LUA: &str = include_str!("../admit.lua");
+
+/// Messages of a subscription that are kept for who reads them late.
+const MESSAGES: usize = 1024;
 
 /// A usable connection. Ends when dropped.
 pub(super) struct Session {
@@ -90,6 +94,10 @@ impl Session {
     /// Connects, authenticates and selects the database, all within `deadline`, which also bounds every later command
     /// of the session.
     pub(super) async fn connect(url: &RedisUrl, deadline: Duration) -> Result<Self, SessionError> {
+        Self::connect_as(url, deadline, false).await
+    }
+
+    async fn connect_as(url: &RedisUrl, deadline: Duration, listens: bool) -> Result<Self, SessionError> {
         let config = Config {
             server: ServerConfig::new_centralized(&url.host, url.port),
             username: url.username.clone(),
@@ -97,6 +105,8 @@ impl Session {
             database: url.database,
             tls: if url.tls { Some(TlsConnector::default_rustls()?.into()) } else { None },
             fail_fast: true,
+            // In the older protocol a connection that listens can ask nothing, not even whether anybody is there.
+            version: if listens { RespVersion::RESP3 } else { RespVersion::RESP2 },
             ..Config::default()
         };
         let client = Builder::from_config(config)
@@ -106,6 +116,11 @@ impl Session {
                 connection.max_command_attempts = 1;
                 connection.max_command_buffer_len = 64;
                 connection.tcp.nodelay = Some(true);
+            })
+            .with_performance_config(|performance| {
+                if listens {
+                    performance.broadcast_channel_capacity = MESSAGES;
+                }
             })
             .build()?;
         // Held from here on, so that the connection ends with the session however the start goes.
@@ -130,6 +145,22 @@ impl Session {
             Ok(Err(error)) if !error.details().is_empty() => error.to_string(),
             _ => "the connection was closed".into(),
         }
+    }
+
+    /// A session that only hears what is published on a channel.
+    pub(super) async fn subscribe(
+        url: &RedisUrl,
+        deadline: Duration,
+        channel: &str,
+    ) -> Result<(Self, Receiver<Message>), SessionError> {
+        let session = Self::connect_as(url, deadline, true).await?;
+        let messages = session.client.message_rx();
+        session.bounded(session.client.subscribe(channel)).await?;
+        Ok((session, messages))
+    }
+
+    pub(super) async fn ping(&self) -> Result<(), SessionError> {
+        self.bounded(self.client.ping(None)).await
     }
 
     /// One connection ends with the process it leads to, so facts and marker are of one process.

@@ -1,0 +1,112 @@
+//! Hears what gateways say through one master: a connection of its own, because one that listens can ask nothing else,
+//! and because trouble with hints must not cost votes.
+//!
+//! Without it waiters still get their locks, by polling.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use fred::types::Message;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::RedisSettings;
+use super::session::{Session, SessionError};
+use super::url::RedisUrl;
+use crate::clock::Entropy;
+use crate::node::admission::hints_channel;
+use crate::node::{Hint, Listener};
+
+/// How often the connection is tried.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+/// Pauses between two attempts to connect, doubled from the first to the last.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How often it is mentioned in the log that nothing is heard.
+const MENTION: Duration = Duration::from_secs(60);
+
+#[derive(Clone)]
+pub(super) struct Ears {
+    url: RedisUrl,
+    channel: String,
+    deadline: Duration,
+    entropy: Arc<dyn Entropy>,
+    task: Arc<Mutex<Option<AbortHandle>>>,
+}
+
+impl Ears {
+    pub(super) fn new(url: &RedisUrl, settings: &RedisSettings, entropy: Arc<dyn Entropy>) -> Self {
+        let channel = hints_channel(&settings.key_prefix);
+        Self { url: url.clone(), channel, deadline: settings.call_deadline(), entropy, task: Arc::default() }
+    }
+
+    /// Must be called on a tokio runtime.
+    pub(super) fn listen(&self, listener: Weak<dyn Listener>) {
+        let task = tokio::spawn(self.clone().run(listener)).abort_handle();
+        if let Some(before) = self.task.lock().unwrap_or_else(PoisonError::into_inner).replace(task) {
+            before.abort();
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            task.abort();
+        }
+    }
+
+    async fn run(self, listener: Weak<dyn Listener>) {
+        let mut pause = BACKOFF.0;
+        let mut mentioned: Option<Instant> = None;
+        loop {
+            let why = match Session::subscribe(&self.url, self.deadline, &self.channel).await {
+                Ok((session, messages)) => {
+                    pause = BACKOFF.0;
+                    tracing::debug!(node = %self.url, "hears hints");
+                    match self.hear(session, messages, &listener).await {
+                        Ok(()) => return,
+                        Err(why) => why.to_string(),
+                    }
+                }
+                Err(why) => why.to_string(),
+            };
+            if mentioned.is_none_or(|at| at.elapsed() >= MENTION) && why.starts_with("NOPERM") {
+                mentioned = Some(Instant::now());
+                let advice = format!("allow the gateway's user SUBSCRIBE and PUBLISH on the channel {}", self.channel);
+                tracing::warn!(node = %self.url, why, advice, "no hints can be heard: waiters poll");
+            } else {
+                tracing::debug!(node = %self.url, why, "hears no hints");
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + 0.5 * self.entropy.unit())).await;
+            pause = (pause * 2).min(BACKOFF.1);
+        }
+    }
+
+    /// Until the connection fails; `Ok` when nobody listens any more.
+    async fn hear(
+        &self,
+        mut session: Session,
+        mut messages: Receiver<Message>,
+        listener: &Weak<dyn Listener>,
+    ) -> Result<(), SessionError> {
+        let mut heartbeat = tokio::time::interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                why = session.ended() => return Err(SessionError::Broken(why)),
+                _ = heartbeat.tick() => session.ping().await?,
+                message = messages.recv() => match message {
+                    Ok(message) => {
+                        let Some(listener) = listener.upgrade() else { return Ok(()) };
+                        if let Some(text) = message.value.into_bytes() {
+                            listener.hear(&Hint::received(text));
+                        }
+                    }
+                    // More than can be kept came at once: those are lost, as hints may be.
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return Err(SessionError::Broken("the client has ended".into())),
+                },
+            }
+        }
+    }
+}

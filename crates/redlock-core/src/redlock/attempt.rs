@@ -1,0 +1,185 @@
+//! One attempt to get a lock: a round, and another one with a larger token where nodes have seen a later T than ours.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Lease, Shared, can_hold, held_by};
+use crate::error::LockError;
+use crate::node::{Hint, Keys, Op, Reason, Record, Vote};
+use crate::quorum::Decision;
+use crate::round::{Round, Scope};
+use crate::types::{FencingToken, Info, LockToken, Owner, Ttl};
+use crate::validity;
+
+/// Tries with a new fencing token within one attempt, when nodes have seen a larger one. Each try learns from the last,
+/// so more than a few mean that other gateways outrun us; then the attempt fails like any other.
+const MAX_FENCING_TRIES: usize = 8;
+
+/// Dropped before it has ended, an attempt releases what it has set or may still set.
+pub(crate) struct Attempt {
+    shared: Arc<Shared>,
+    keys: Keys,
+    claim: Claim,
+    info: Info,
+    ttl: Ttl,
+    tell: Option<Hint>,
+    started: Duration,
+    /// All so far, until they are of no concern any more.
+    tries: Vec<Try>,
+}
+
+struct Try {
+    record: Record,
+    token: LockToken,
+    round: Arc<Round>,
+    deadline: Instant,
+}
+
+/// Why an attempt failed.
+#[derive(Debug)]
+pub(crate) enum Denial {
+    /// Enough nodes refused, but for different contenders: nobody has a majority.
+    Split(LockError),
+    /// Anything else.
+    Final(LockError),
+}
+
+impl From<LockError> for Denial {
+    fn from(error: LockError) -> Self {
+        Self::Final(error)
+    }
+}
+
+/// Who an attempt acquires for.
+#[derive(Clone, Copy)]
+pub(crate) struct Claim {
+    pub(crate) owner: Owner,
+    /// Other attempts may act for the same owner, at the same time or before.
+    pub(crate) shared: bool,
+}
+
+impl Attempt {
+    /// The lease counts from now.
+    pub(crate) fn new(shared: &Arc<Shared>, keys: Keys, claim: Claim, info: Info, ttl: Ttl) -> Self {
+        let started = shared.seams.clock.monotonic();
+        Self { shared: shared.clone(), keys, claim, info, ttl, tell: None, started, tries: Vec::new() }
+    }
+
+    /// With something that nodes tell everybody when they refuse.
+    pub(crate) fn announcing(mut self, tell: Hint) -> Self {
+        self.tell = Some(tell);
+        self
+    }
+
+    /// A round for the next try, and how long it may take. It has to be asked, on all nodes.
+    pub(crate) fn prepare(&mut self) -> Result<(Arc<Round>, Instant), LockError> {
+        let shared = &self.shared;
+        let Some(fencing) = shared.tokens.mint() else {
+            let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
+            return Err(LockError::NoQuorum(reports));
+        };
+        let token = LockToken::new(self.claim.owner, fencing);
+        let record = Record::new(&token, &self.info);
+        let deadline = Instant::now() + shared.round_limit(self.ttl);
+        let (keys, tell) = (self.keys.clone(), self.tell.clone());
+        let op = Op::Acquire { keys, record: record.clone(), ttl: self.ttl, tell };
+        let round = Round::new(shared.quorum, op, &shared.seams.observer, None);
+        self.tries.push(Try { record, token, round: round.clone(), deadline });
+        Ok((round, deadline))
+    }
+
+    /// Goes on to the end, from the beginning or from a try that has been asked already.
+    pub(crate) async fn run(mut self) -> Result<Lease, Denial> {
+        loop {
+            if self.tries.is_empty() {
+                self.ask()?;
+            }
+            let last = self.tries.len() >= MAX_FENCING_TRIES;
+            let shared = &self.shared;
+            let Some(Try { token, round, deadline, .. }) = self.tries.last() else { continue };
+            let outcome = round.outcome(*deadline, shared.round_limit(self.ttl)).await;
+
+            let mut fences = stale_fences(&outcome.votes).peekable();
+            let saw_fence = fences.peek().is_some();
+            let mut believable = true;
+            for fence in fences {
+                believable &= shared.tokens.observe(fence);
+            }
+            match outcome.decision {
+                Decision::Yes => {
+                    let mut lease = shared.lease(*token, self.ttl, self.started, &outcome);
+                    let elapsed = shared.seams.clock.monotonic().saturating_sub(self.started);
+                    if validity::validity(lease.ttl, elapsed, lease.drift).is_none() {
+                        return Err(LockError::NoQuorum(shared.reports(&outcome)).into());
+                    }
+                    lease.renewed = self.renews();
+                    lease.rounds = self.tries.len() as u32;
+                    self.tries.clear();
+                    return Ok(lease);
+                }
+                Decision::No => {
+                    let votes = shared.clear_votes(round, *deadline).await;
+                    let held = LockError::Held(held_by(shared.quorum, &votes));
+                    return Err(if can_hold(shared.quorum, &votes) { held.into() } else { Denial::Split(held) });
+                }
+                Decision::Neither | Decision::Open if saw_fence && believable && !last => self.ask()?,
+                Decision::Neither | Decision::Open => {
+                    return Err(LockError::NoQuorum(shared.reports(&outcome)).into());
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self) -> Result<(), LockError> {
+        let (round, deadline) = self.prepare()?;
+        round.ask(&self.shared.nodes, u32::MAX, deadline);
+        Ok(())
+    }
+
+    /// Whether the owner had the lock before this attempt, on a node at least: granted again where none of our own tries
+    /// was granted first.
+    fn renews(&self) -> bool {
+        let on = |vote| self.tries.iter().fold(0, |mask, tried| mask | tried.round.voted(vote));
+        self.claim.shared && on(&Vote::GrantedAgain) & !on(&Vote::Granted) != 0
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        // The release of the last T covers the earlier ones: they are smaller and of the same owner.
+        let Some(Try { record, token, .. }) = self.tries.last() else { return };
+        // With several tries, or several attempts of one owner, an earlier acquire may still be in flight on a connection
+        // that broke: the fence has to stay.
+        let failed_try = self.tries.len() == 1 && !self.claim.shared;
+        let release =
+            |record: Record| Arc::new(Op::Release { keys: self.keys.clone(), record, failed_try, tell: None });
+        let undo = release(record.clone());
+        let rounds = || self.tries.iter().map(|tried| &tried.round);
+        let scope = if self.claim.shared { Scope::Fresh } else { Scope::All };
+        let cleanup = &self.shared.cleanup;
+        let due = rounds().fold(0, |mask, round| mask | round.abandon(undo.clone(), cleanup.clone(), scope));
+        if due != 0 {
+            self.shared.release_on(undo, due);
+        }
+        if !self.claim.shared {
+            return;
+        }
+        // Nodes that may have had the lock already: what they store must stay, but an acquire that is still in flight
+        // must not take effect any more. A release for nobody deletes nothing and leaves the fence at T.
+        let touched = rounds().fold(0, |mask, round| mask | round.touched());
+        let unknown = touched & !due;
+        if unknown != 0 {
+            let nobody = LockToken::new(self.shared.seams.entropy.owner(), token.fencing());
+            self.shared.release_on(release(Record::new(&nobody, &Info::default())), unknown);
+        }
+    }
+}
+
+fn stale_fences(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
+    votes.iter().flatten().filter_map(|vote| match vote {
+        Vote::Stale { fence } => Some(*fence),
+        _ => None,
+    })
+}

@@ -1,0 +1,308 @@
+//! Waiting for a lock: a line per lock name, in the order of arrival, of which only the first competes.
+//!
+//! Polling libraries spend their time asleep, or splitting the votes among contenders. Here W waiters of one process cost
+//! one competitor, and that one is told when to try:
+//!
+//! - *Local hand-off.* A release that comes through this process asks for the lock again on behalf of the first waiter, in
+//!   the same call to every node: one round trip from holder to holder.
+//! - *Hints.* A waiter that is refused has the nodes tell the other processes that somebody waits here. A process that
+//!   knows of waiters elsewhere has its releases tell them. Nobody is told anything while nobody waits, and the scripts
+//!   of an uncontended lock are what they would be without all this. See [`hints`].
+//! - *Polls.* Hints may be lost, and a lock that expires sends none. So the first waiter asks anyway: when the lock may
+//!   expire at the earliest, and about twice in a second.
+//!
+//! A turn of local hand-offs ends when others wait and it has lasted [`LONGEST_RUN`] hand-offs or [`LONGEST_TURN`]: then the
+//! release is for the others, and the line here competes again after a pause.
+//!
+//! Promised is the order within one process, for those who wait. An [`acquire`](Redlock::acquire) does not wait, so it is
+//! in nobody's line, and may find the lock free between two of them. Nothing here has a part in safety: whoever gets
+//! the lock gets it by the votes of a majority, and a fencing token.
+
+pub(crate) mod hints;
+pub(crate) mod queue;
+
+/// What the lines are synchronized with. Explorations of their interleavings put something else in its place.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    pub(super) use std::sync::{Arc, Mutex, MutexGuard};
+}
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{Instant, timeout_at};
+
+use self::hints::{Hint, Others, Word};
+use self::queue::{Bounds, Cause, Lines, Next, Offer, Place, Refusal, Success, Turn, Turns};
+use crate::clock::Entropy;
+use crate::error::LockError;
+use crate::node::{HandOver, Keys, Listener};
+use crate::redlock::{AcquireOptions, Attempt, Claim, Denial, Lease, Redlock, Shared};
+use crate::types::{FencingToken, Info, LockName, Ttl};
+
+/// Local hand-offs in a row while others wait.
+const LONGEST_RUN: u32 = 32;
+/// How long they may take together. Holders that keep a lock for longer than this alternate between gateways.
+const LONGEST_TURN: Duration = Duration::from_millis(10);
+/// Between two polls; a lost hint costs at most the longer one.
+const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(900));
+/// The first poll of a line whose first waiter got the lock at once: those behind it have not been announced yet.
+const FIRST_POLL: Duration = Duration::from_millis(25);
+/// How soon after an expiry somebody tries. Nodes expire a key within a millisecond, gateways should not meet.
+const AFTER_EXPIRY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));
+/// Between two tries without a majority of nodes.
+const NO_QUORUM: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(150));
+/// The shortest round that pauses are measured in.
+const SHORTEST_ROUND: Duration = Duration::from_micros(500);
+/// How long an attempt that is under way may go on after the end of the wait.
+const GRACE: Duration = Duration::from_millis(10);
+
+const _: () = assert!(LONGEST_TURN.as_millis() < FIRST_POLL.as_millis() && POLL.1.as_millis() < 1000);
+
+/// Those who wait in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Waiting {
+    /// Requests that wait.
+    pub waiters: usize,
+    /// Locks that they wait for.
+    pub locks: usize,
+}
+
+/// What a waiter wants.
+#[derive(Clone)]
+pub(crate) struct Wish {
+    keys: Keys,
+    claim: Claim,
+    info: Info,
+    ttl: Ttl,
+}
+
+/// Where the waiters of one process are kept.
+pub(crate) struct Room {
+    /// How others know this process.
+    origin: u64,
+    lines: Arc<Lines<Wish, Attempt>>,
+    others: Others,
+}
+
+impl Room {
+    pub(crate) fn new(bounds: Bounds, entropy: &dyn Entropy) -> Arc<Self> {
+        let mut origin = [0; 8];
+        entropy.fill(&mut origin);
+        Arc::new(Self { origin: u64::from_le_bytes(origin), lines: Lines::new(bounds), others: Others::default() })
+    }
+
+    /// What a refusal makes the nodes say.
+    fn somebody_waits(&self, lock: &Bytes) -> Hint {
+        Hint::new(self.origin, Word::Waiting, lock)
+    }
+}
+
+impl Listener for Room {
+    fn hear(&self, hint: &Hint) {
+        let Some((origin, word, lock)) = hint.parse() else { return };
+        if origin == self.origin {
+            return;
+        }
+        let now = Instant::now();
+        match word {
+            Word::Waiting => self.others.wait(&lock, now),
+            Word::Released { t, waiting } => {
+                if waiting {
+                    self.others.wait(&lock, now);
+                }
+                self.lines.stir(&lock, t.get(), now);
+            }
+        }
+    }
+}
+
+impl Redlock {
+    /// Gets the lock, waiting for as long as `patience` for its holder and for those who have waited longer in this
+    /// process. Safe to cancel: a future that is dropped leaves the line, and what it may have been granted is released.
+    ///
+    /// Who names an owner that already has the lock gets it again without waiting.
+    ///
+    /// # Errors
+    /// At the end of its patience the last one of [`Redlock::acquire`]; [`LockError::TooManyWaiters`] at once.
+    pub async fn acquire_within(
+        &self,
+        name: &LockName,
+        ttl: Ttl,
+        options: AcquireOptions,
+        patience: Duration,
+    ) -> Result<Lease, LockError> {
+        self.check_ttl(ttl)?;
+        let now = Instant::now();
+        let deadline = now + patience;
+        let shared = self.shared();
+        let (room, claim) = (&shared.room, self.claim(options.owner));
+        let wish = Wish { keys: shared.keys(name), claim, info: options.info, ttl };
+        let lock = wish.keys.lock.clone();
+        if claim.shared && room.lines.is_waited_for(&lock) {
+            // The lock may be its own: then those in the line wait for it, and it must not wait behind them.
+            match Attempt::new(shared, wish.keys.clone(), claim, wish.info.clone(), ttl).run().await {
+                Ok(lease) => return Ok(lease),
+                Err(Denial::Split(_) | Denial::Final(LockError::Held(_) | LockError::NoQuorum(_))) => {}
+                Err(Denial::Final(error)) => return Err(error),
+            }
+        }
+        let first_try = room.others.turn_ends(&lock, now).unwrap_or(now);
+        let place = room.lines.enter(lock, wish.clone(), (first_try, now + FIRST_POLL))?;
+        wait(shared, &place, &wish, deadline).await.map(|(lease, success)| {
+            place.granted(Instant::now(), success);
+            lease
+        })
+    }
+
+    /// How many wait now.
+    pub fn waiting(&self) -> Waiting {
+        let (waiters, locks) = self.shared().room.lines.count();
+        Waiting { waiters, locks }
+    }
+}
+
+async fn wait(
+    shared: &Arc<Shared>,
+    place: &Place<Wish, Attempt>,
+    wish: &Wish,
+    deadline: Instant,
+) -> Result<(Lease, Success), LockError> {
+    let mut rounds = 0;
+    let mut splits = 0;
+    let mut fresh = true;
+    loop {
+        let now = Instant::now();
+        // Who comes just now is worth one whole attempt, however short its patience.
+        let in_time = now < deadline || fresh;
+        let (attempt, cause) = match place.turn(now, in_time) {
+            Turn::Handed(attempt) => (attempt, None),
+            Turn::Try(cause) => {
+                let attempt = Attempt::new(shared, wish.keys.clone(), wish.claim, wish.info.clone(), wish.ttl);
+                (attempt.announcing(shared.room.somebody_waits(&wish.keys.lock)), Some(cause))
+            }
+            Turn::Wait | Turn::Until(_) if now >= deadline => return Err(last_error(place, now)),
+            Turn::Wait => {
+                signalled(place, deadline).await;
+                fresh = false;
+                continue;
+            }
+            Turn::Until(next) => {
+                signalled(place, next.min(deadline)).await;
+                fresh = false;
+                continue;
+            }
+        };
+        let cut = if fresh { now + wish.ttl.duration() } else { deadline.max(now) + GRACE };
+        let Ok(result) = timeout_at(cut, attempt.run()).await else { return Err(last_error(place, Instant::now())) };
+        let ended = Instant::now();
+        let round = ended.saturating_duration_since(now).max(SHORTEST_ROUND);
+        let (error, tries) = match result {
+            Ok(mut lease) => {
+                rounds += lease.rounds;
+                (lease.rounds, lease.ticket) = (rounds, Some(place.ticket()));
+                match cause {
+                    None => shared.seams.observer.handed_over(HandOver::Local),
+                    Some(Cause::Hint) => shared.seams.observer.handed_over(HandOver::Remote),
+                    Some(Cause::Poll) => {}
+                }
+                let ends = ended + wish.ttl.duration() + shared.between(AFTER_EXPIRY);
+                return Ok((lease, Success { handed: cause.is_none(), ends, round }));
+            }
+            Err(Denial::Split(error)) => {
+                splits += 1;
+                (error, splits)
+            }
+            Err(Denial::Final(error)) => {
+                splits = 0;
+                (error, 0)
+            }
+        };
+        rounds += 1;
+        fresh = false;
+        // From one to three rounds, more the next time: who wakes first finds the others gone.
+        let quick = ended + round.mul_f64(1.0 + 2.0 * shared.seams.entropy.unit()) * tries.clamp(1, 8);
+        let poll_due = ended + shared.between(POLL);
+        let retry = match &error {
+            LockError::Held(_) if tries > 0 => quick,
+            LockError::Held(by) => match by.expires_in {
+                Some(left) => poll_due.min(ended + left + shared.between(AFTER_EXPIRY)),
+                None => poll_due,
+            },
+            LockError::NoQuorum(_) => ended + shared.between(NO_QUORUM),
+            LockError::Lost | LockError::NotHolder(_) | LockError::Unknown(_) => poll_due,
+            LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. } => return Err(error),
+        };
+        let quick = if matches!(error, LockError::NoQuorum(_)) { retry } else { quick };
+        place.refused(ended, Refusal { error, retry, quick, poll_due, round });
+    }
+}
+
+/// Until something has changed for this place, or until then.
+async fn signalled(place: &Place<Wish, Attempt>, until: Instant) {
+    let _ = timeout_at(until, poll_fn(|context| place.poll_signalled(context))).await;
+}
+
+/// What to tell somebody who has waited in vain.
+fn last_error(place: &Place<Wish, Attempt>, now: Instant) -> LockError {
+    match place.news(now) {
+        Some((LockError::Held(mut by), ago)) => {
+            by.expires_in = by.expires_in.map(|left| left.saturating_sub(ago));
+            LockError::Held(by)
+        }
+        Some((error, _)) => error,
+        // Somebody who came before has it, or asks for it.
+        None => LockError::Held(Default::default()),
+    }
+}
+
+/// What a release is followed by.
+pub(crate) enum Handing {
+    /// Nothing.
+    Nothing,
+    /// Those who wait elsewhere are told.
+    Tell(Hint),
+    /// The lock is asked for again, for the first one who waits here.
+    To(Box<(Offer<Wish, Attempt>, Attempt)>),
+}
+
+impl Shared {
+    /// Decides who a lock is for that is about to be released here.
+    pub(crate) fn handing(self: &Arc<Self>, lock: &Bytes, t: FencingToken) -> Handing {
+        let room = &self.room;
+        let now = Instant::now();
+        let others_wait = room.others.wait_for(lock, now);
+        let turns = Turns {
+            others_wait,
+            longest_run: LONGEST_RUN,
+            longest_time: LONGEST_TURN,
+            // Drawn only where it is needed.
+            unit: if others_wait { self.seams.entropy.unit() } else { 0.0 },
+        };
+        let told = |waiting| match others_wait {
+            true => Handing::Tell(Hint::new(room.origin, Word::Released { t, waiting }, lock)),
+            false => Handing::Nothing,
+        };
+        match room.lines.next(lock, now, &turns) {
+            Next::Nobody => {
+                if others_wait {
+                    room.others.their_turn(lock, now);
+                }
+                told(false)
+            }
+            Next::Busy => told(true),
+            Next::Others => told(true),
+            Next::First(offer) => {
+                let Wish { keys, claim, info, ttl } = offer.wish().clone();
+                let attempt = Attempt::new(self, keys, claim, info, ttl).announcing(room.somebody_waits(lock));
+                Handing::To(Box::new((offer, attempt)))
+            }
+        }
+    }
+
+    fn between(&self, (least, most): (Duration, Duration)) -> Duration {
+        least + (most - least).mul_f64(self.seams.entropy.unit())
+    }
+}
