@@ -15,6 +15,7 @@
 //!   and the release is a barrier against commands that are still in flight;
 //! - a master that may have forgotten locks gives no votes until all of them have ended ([`node::admission`]);
 //! - an extension sets the lock again on masters that lost it;
+//! - who waits stands in a line, and a release hands the lock to the next one in the same round trip;
 //! - outcomes are honest: refused, impossible and unknown are different answers ([`LockError`]).
 //!
 //! What exactly is promised, on what assumptions, and how it is shown: [`safety`].
@@ -60,6 +61,25 @@
 //! let policy = RetryPolicy { count: 20, ..RetryPolicy::default() };
 //! let next = locks.acquire_with_retry(&name, ttl, AcquireOptions::default(), &policy).await?;
 //! assert!(next.token.fencing() > held.token.fencing(), "granted after the first expired, with a larger token");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! To wait for it, in the order of arrival, see [`Redlock::acquire_within`]:
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use std::time::Duration;
+//! # use redlock_core::{clock::SystemClock, node::{Node, memory::MemoryNode}, *};
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let node = Arc::new(MemoryNode::new("embedded", Arc::new(SystemClock), Default::default()));
+//! # let locks = Redlock::new(vec![node as Arc<dyn Node>], Default::default(), Default::default())?;
+//! # let (name, ttl) = (LockName::parse("a")?, Ttl::from_millis(10_000).unwrap());
+//! let held = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
+//! let waits = locks.acquire_within(&name, ttl, AcquireOptions::default(), Duration::from_secs(5));
+//! let (next, _) = tokio::join!(waits, locks.release(&name, &held.token));
+//! assert!(next?.token.fencing() > held.token.fencing());
 //! # Ok(())
 //! # }
 //! ```

@@ -66,7 +66,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
             ("Location" = String, description = "Path of the lock"),
             ("Lock-Token" = String, description = "The token, as in the body"),
             ("Cache-Control" = String, description = "no-store"),
-            ("Preference-Applied" = Option<String>, description = "wait=SECONDS, when Prefer asked for it and the body did not"),
+            ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer asked for it and the body did not"),
         )),
         (status = 400, description = "invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter", body = Problem, content_type = "application/problem+json"),
         (status = 408, description = "request_timeout", body = Problem, content_type = "application/problem+json"),
