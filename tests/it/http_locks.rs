@@ -72,8 +72,9 @@ fn assert_held_by(answer: &Answer, code: &str, holder: Option<&str>, ttl_ms: u64
     let left = number(&problem["expires_in_ms"]);
     assert!(left <= ttl_ms && left + 5_000 > ttl_ms, "{left} of {ttl_ms} ms are left");
     // A holder may release early, so nobody is sent away for longer than 5 s.
-    assert_eq!(problem["retry_after_ms"], left.min(5_000));
-    assert_eq!(answer.header("retry-after"), left.min(5_000).div_ceil(1000).to_string());
+    let pause = problem["retry_after_ms"].as_u64().unwrap();
+    assert!((left.min(4_500)..=left.min(5_000) * 11 / 10).contains(&pause), "{problem:#}");
+    assert_eq!(answer.header("retry-after"), pause.div_ceil(1000).to_string());
     assert!(problem["detail"].as_str().unwrap().contains(holder.unwrap_or("somebody else")), "{problem:#}");
 }
 
@@ -95,7 +96,8 @@ async fn lifecycle(gateway: &Gateway, nodes: u64) {
     assert_eq!(problem["holder"], "host-7 \"blue\"");
     let left = number(&problem["expires_in_ms"]);
     assert!((50_000..=60_000).contains(&left), "{left}");
-    assert_eq!((&problem["retry_after_ms"], refused.header("retry-after")), (&json!(5_000), "5"));
+    let pause = problem["retry_after_ms"].as_u64().unwrap();
+    assert!((4_500..=5_000).contains(&pause) && refused.header("retry-after") == "5", "{refused:?}");
 
     let held = gateway.look(name).await;
     assert_eq!((&held["state"], &held["owner"]), (&json!("held"), &json!("host-7 \"blue\"")));

@@ -68,6 +68,11 @@ pub trait Entropy: Send + Sync + 'static {
 pub struct OsEntropy;
 
 impl Entropy for OsEntropy {
+    /// Pauses are no secret: they need no system call.
+    fn unit(&self) -> f64 {
+        fastrand::f64()
+    }
+
     fn fill(&self, buffer: &mut [u8]) {
         // A lock service without randomness would hand out guessable owners: there is nothing sensible to go on with.
         getrandom::fill(buffer).expect("the operating system's random generator failed");

@@ -39,6 +39,8 @@ pub enum ApiError {
 const SOON: Duration = Duration::from_secs(1);
 /// A holder may release long before its lock expires, so nobody is sent away for longer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// By how much such pauses differ.
+const SPREAD: f64 = 0.1;
 
 impl ApiError {
     pub fn problem(self) -> Problem {
@@ -170,8 +172,10 @@ fn describe(by: &HeldBy) -> String {
 }
 
 fn held(problem: Problem, by: &HeldBy) -> Problem {
-    let pause = by.expires_in.unwrap_or(SOON).clamp(Duration::from_millis(50), LONGEST_PAUSE);
-    let mut problem = problem.retry_after(pause);
+    // When it expires, or much sooner if that is long; spread out, so that those who were refused together do not come back
+    // together.
+    let expiry = by.expires_in.unwrap_or(SOON).max(Duration::from_millis(50)).mul_f64(1.0 + SPREAD * fastrand::f64());
+    let mut problem = problem.retry_after(expiry.min(LONGEST_PAUSE.mul_f64(1.0 - SPREAD * fastrand::f64())));
     problem.holder = label_of(&by.info);
     problem.expires_in_ms = by.expires_in.map(|left| left.as_millis() as u64);
     problem
