@@ -2,12 +2,12 @@
 //! load need not know which one it talks to. The naive ones are this very program, started again.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::Running;
 use crate::naive::Design;
 use crate::servers::{Masters, Process, Scratch, free_address, wait_until};
 use crate::{http, servers};
@@ -49,6 +49,12 @@ impl Contender {
     }
 }
 
+/// A server that is ready for requests.
+pub(crate) struct Running {
+    pub(crate) process: Process,
+    pub(crate) address: SocketAddr,
+}
+
 /// The binaries, looked for before anything is started.
 pub(crate) struct Programs {
     bench: PathBuf,
@@ -58,23 +64,31 @@ pub(crate) struct Programs {
 impl Programs {
     pub(crate) fn find(lineup: &[Contender], gateway: Option<&Path>) -> Result<Self, String> {
         let bench = std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
-        let beside = bench.with_file_name("redlock-gateway");
-        let gateway = gateway.unwrap_or(&beside);
-        if lineup.contains(&Contender::Gateway) {
-            let profile = if cfg!(debug_assertions) { "" } else { "--release " };
-            let built = std::fs::metadata(gateway).and_then(|file| file.modified()).map_err(|error| {
-                format!(
-                    "no gateway at {}: {error}; build it with `cargo build {profile}-p redlock-gateway`, name another \
-                     binary with --gateway PATH, or leave it out with --only noop,fred-plain,fred-fenced",
-                    gateway.display()
-                )
-            })?;
-            // Running the benchmark does not rebuild the gateway.
-            let age = built.elapsed().unwrap_or_default().as_secs() / 60;
-            eprintln!("gateway: {}, built {age} min ago", gateway.display());
-        }
-        Ok(Self { gateway: gateway.to_owned(), bench })
+        let gateway = match lineup.contains(&Contender::Gateway) {
+            true => find_gateway(gateway)
+                .map_err(|error| format!("{error}, or leave it out with --only noop,fred-plain,fred-fenced"))?,
+            false => PathBuf::new(),
+        };
+        Ok(Self { gateway, bench })
     }
+}
+
+/// The gateway's binary: the one that was named, or the one beside this program.
+pub(crate) fn find_gateway(named: Option<&Path>) -> Result<PathBuf, String> {
+    let bench = std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
+    let gateway = named.map_or_else(|| bench.with_file_name("redlock-gateway"), Path::to_owned);
+    let profile = if cfg!(debug_assertions) { "" } else { "--release " };
+    let built = std::fs::metadata(&gateway).and_then(|file| file.modified()).map_err(|error| {
+        format!(
+            "no gateway at {}: {error}; build it with `cargo build {profile}-p redlock-gateway`, name another binary \
+             with --gateway PATH",
+            gateway.display()
+        )
+    })?;
+    // Running the benchmark does not rebuild the gateway.
+    let age = built.elapsed().unwrap_or_default().as_secs() / 60;
+    eprintln!("gateway: {}, built {age} min ago", gateway.display());
+    Ok(gateway)
 }
 
 /// Starts one contender and returns when it says that it is ready.
@@ -85,27 +99,43 @@ pub(crate) async fn start(
     gateway_args: &[String],
     scratch: &Scratch,
 ) -> Result<Running, String> {
-    let address = free_address()?;
-    let mut args: Vec<OsString> = Vec::new();
-    let program = match contender.design() {
-        Some(design) => {
-            let design = design.to_possible_value().expect("no design is skipped").get_name().to_owned();
-            args.extend(["naive".into(), design.into(), "--listen".into(), address.to_string().into()]);
-            args.extend(masters.ports().flat_map(|port| ["--master".into(), port.to_string().into()]));
-            &programs.bench
-        }
-        None => {
-            args.extend(["--listen".into(), address.to_string().into()]);
-            args.extend(masters.ports().flat_map(|port| ["--node".into(), format!("redis://127.0.0.1:{port}").into()]));
-            args.push("--bootstrap".into());
-            args.extend(gateway_args.iter().map(OsString::from));
-            &programs.gateway
-        }
+    let Some(design) = contender.design() else {
+        return start_gateway(contender.label(), &programs.gateway, masters, gateway_args, scratch).await;
     };
-    let mut process = Process::spawn(contender.label(), program, &args, scratch)?;
+    let address = free_address()?;
+    let design = design.to_possible_value().expect("no design is skipped").get_name().to_owned();
+    let mut args: Vec<OsString> = vec!["naive".into(), design.into(), "--listen".into(), address.to_string().into()];
+    args.extend(masters.ports().flat_map(|port| ["--master".into(), port.to_string().into()]));
+    start_server(contender.label(), &programs.bench, &args, address, scratch).await
+}
+
+/// Starts a gateway over the masters; of two over the same, the second finds them admitted.
+pub(crate) async fn start_gateway(
+    name: &str,
+    program: &Path,
+    masters: &Masters,
+    more_args: &[String],
+    scratch: &Scratch,
+) -> Result<Running, String> {
+    let address = free_address()?;
+    let mut args: Vec<OsString> = vec!["--listen".into(), address.to_string().into()];
+    args.extend(masters.ports().flat_map(|port| ["--node".into(), format!("redis://127.0.0.1:{port}").into()]));
+    args.push("--bootstrap".into());
+    args.extend(more_args.iter().map(OsString::from));
+    start_server(name, program, &args, address, scratch).await
+}
+
+async fn start_server(
+    name: &str,
+    program: &Path,
+    args: &[OsString],
+    address: SocketAddr,
+    scratch: &Scratch,
+) -> Result<Running, String> {
+    let mut process = Process::spawn(name, program, args, scratch)?;
     wait_until(&mut process, servers::READY_WITHIN, async || {
         let mut connection = http::Connection::open(address).await?;
-        let answer = connection.exchange(b"GET /readyz HTTP/1.1\r\nhost: bench\r\n\r\n").await?;
+        let answer = connection.get("/readyz").await?;
         match answer.status {
             200 => Ok(()),
             _ => Err(format!("GET /readyz is answered with {}", answer.describe())),

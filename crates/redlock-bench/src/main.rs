@@ -7,26 +7,39 @@
 //! nothing.
 //!
 //! Masters, contenders and load share one machine, as separate processes on loopback. CPU is read from the
-//! accounting of the processes themselves. Locks are never contended here, no node fails and the network has no
-//! delay: a figure for those is another program's.
+//! accounting of the processes themselves. In the table locks are never contended; nowhere does a node fail or the
+//! network have a delay: a figure for those is another program's.
+//!
+//! Two subcommands look at what the table does not: `contended` at one lock that everybody wants, `waiters` at very many
+//! requests that wait at the same time.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | `contenders` | who is measured, and how each is started |
 //! | `naive` | the contenders that live in here; the program runs itself again to be one |
 //! | `servers` | child processes: starting, waiting for, accounting, killing |
+//! | `crew` | workers on threads: run, count, stop |
 //! | `load` | the connections that acquire and release, and what they counted |
 //! | `http` | as much of an HTTP/1.1 client as the load needs |
+//! | `metrics` | single figures out of a gateway's metrics |
 //! | `histogram` | latencies |
 //! | `report` | medians, the table, the JSON file |
+//! | `contended` | one lock, waiting beside polling |
+//! | `grants` | what the grants of one lock say, laid side by side |
+//! | `waiters` | ten thousand requests that wait: memory, hand-over, disconnects, punctuality |
 
+mod contended;
 mod contenders;
+mod crew;
+mod grants;
 mod histogram;
 mod http;
 mod load;
+mod metrics;
 mod naive;
 mod report;
 mod servers;
+mod waiters;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -36,11 +49,11 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::contenders::Contender;
-use crate::load::Load;
+use crate::contenders::{Contender, Running};
+use crate::load::Tally;
 use crate::naive::Design;
 use crate::report::{Machine, Measurement, Report};
-use crate::servers::{Masters, Process, Scratch};
+use crate::servers::{Accounts, Masters, Process, Scratch};
 
 /// Long enough for connections to be open, scripts to be loaded and batches to have grown.
 const WARM_UP: Duration = Duration::from_millis(500);
@@ -113,13 +126,17 @@ enum Role {
         #[arg(long)]
         master: Vec<u16>,
     },
+    Contended(contended::Options),
+    Waiters(waiters::Options),
 }
 
 fn main() -> ExitCode {
     let mut options = Options::parse();
     let result = match options.role.take() {
         Some(Role::Naive { design, listen, master }) => naive::serve(design, listen, &master),
-        None => measure_until_interrupted(&options),
+        Some(Role::Contended(options)) => until_interrupted(contended::measure(&options)),
+        Some(Role::Waiters(options)) => until_interrupted(waiters::measure(&options)),
+        None => until_interrupted(measure(&options)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -132,7 +149,10 @@ fn main() -> ExitCode {
 
 /// Children are told to die with the thread that spawned them. `block_on` polls its future on this thread, the main
 /// one; nothing that spawns a child may move into a task.
-fn measure_until_interrupted(options: &Options) -> Result<(), String> {
+fn until_interrupted(measure: impl Future<Output = Result<(), String>>) -> Result<(), String> {
+    if cfg!(debug_assertions) {
+        eprintln!("debug build: the figures mean nothing, use `cargo run --release -p redlock-bench`");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -144,7 +164,7 @@ fn measure_until_interrupted(options: &Options) -> Result<(), String> {
             biased;
             _ = interrupt.recv() => Err("interrupted".into()),
             _ = terminate.recv() => Err("terminated".into()),
-            result = measure(options) => result,
+            result = measure => result,
         }
     })
 }
@@ -157,9 +177,6 @@ async fn measure(options: &Options) -> Result<(), String> {
     let json = options.json.as_ref().map(|path| report::JsonFile::create(path)).transpose()?;
     let machine = Machine::look()?;
     let threads = options.load_threads.unwrap_or_else(|| (machine.cores as u32 / 2).max(1)).min(options.connections);
-    if cfg!(debug_assertions) {
-        eprintln!("debug build: the figures mean nothing, use `cargo run --release -p redlock-bench`");
-    }
 
     let scratch = Scratch::create()?;
     let masters = Masters::start(&scratch).await?;
@@ -193,12 +210,6 @@ async fn measure(options: &Options) -> Result<(), String> {
     }
 }
 
-/// A contender that is ready for requests.
-struct Running {
-    process: Process,
-    address: SocketAddr,
-}
-
 /// One turn of one contender: warm up, then count between two looks at the clock and at everybody's CPU time, while the
 /// load goes on across both.
 async fn measure_one(
@@ -209,19 +220,15 @@ async fn measure_one(
     threads: u32,
     window: Duration,
 ) -> Result<Measurement, String> {
-    let mut load = Load::start(address, connections, threads)?;
+    let mut load = load::start(address, connections, threads)?;
     load.run_for(WARM_UP).await?;
 
-    let cpu = || Ok::<_, String>([process.cpu()?, masters.cpu()?, servers::own_cpu()?, servers::machine_cpu()?]);
-    let (began, before) = (Instant::now(), cpu()?);
+    let (began, before) = (Instant::now(), Accounts::look([process], masters)?);
     load.count(true);
     load.run_for(window).await?;
     load.count(false);
-    let (elapsed, after) = (began.elapsed(), cpu()?);
+    let (elapsed, after) = (began.elapsed(), Accounts::look([process], masters)?);
 
-    let tally = load.stop().await?;
-    let [server, redis, load, machine] = [0, 1, 2, 3].map(|at| after[at].saturating_sub(before[at]));
-    let cpu =
-        report::Cpu { server, redis, load: load / threads, others: machine.saturating_sub(server + redis + load) };
-    Measurement::new(&tally, elapsed, cpu, process.peak_memory_bytes()?)
+    let tally = Tally::sum(load.stop(load::STOP_WITHIN).await?);
+    Measurement::new(&tally, elapsed, after.since(&before), threads, process.peak_memory_bytes()?)
 }

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::contenders::Contender;
 use crate::load::Tally;
+use crate::servers::Cpu;
 
 /// Rounds of one contender that differ by more than this share of their median were not run under equal conditions.
 const MAX_SPREAD: f64 = 0.15;
@@ -41,20 +42,15 @@ pub(crate) struct Measurement {
     first_error: Option<String>,
 }
 
-/// CPU time spent during a measurement.
-pub(crate) struct Cpu {
-    pub(crate) server: Duration,
-    /// All masters together.
-    pub(crate) redis: Duration,
-    /// Each thread of the load generator.
-    pub(crate) load: Duration,
-    /// Everything else on the machine.
-    pub(crate) others: Duration,
-}
-
 impl Measurement {
     /// Fails when there is nothing to divide by.
-    pub(crate) fn new(tally: &Tally, elapsed: Duration, cpu: Cpu, peak_memory_bytes: u64) -> Result<Self, String> {
+    pub(crate) fn new(
+        tally: &Tally,
+        elapsed: Duration,
+        cpu: Cpu,
+        load_threads: u32,
+        peak_memory_bytes: u64,
+    ) -> Result<Self, String> {
         let requests = (tally.acquire.total() + tally.release.total()) as f64;
         let micros = |latency: Option<Duration>| latency.map(|latency| latency.as_secs_f64() * 1e6);
         let percentiles = || {
@@ -78,7 +74,7 @@ impl Measurement {
             release_p50_us,
             release_p99_us,
             peak_memory_bytes,
-            load_busy: cpu.load.as_secs_f64() / elapsed.as_secs_f64(),
+            load_busy: cpu.load.as_secs_f64() / f64::from(load_threads) / elapsed.as_secs_f64(),
             other_cores: cpu.others.as_secs_f64() / elapsed.as_secs_f64(),
             errors: tally.errors,
             first_error: tally.first_error.clone(),
@@ -102,8 +98,8 @@ impl Display for Measurement {
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Machine {
     pub(crate) cores: usize,
-    cpu: String,
-    redis: String,
+    pub(crate) cpu: String,
+    pub(crate) redis: String,
 }
 
 impl Machine {
@@ -169,10 +165,8 @@ impl Entry {
         median(self.rounds.iter().map(figure).collect())
     }
 
-    /// Highest minus lowest rate, as a share of the median.
     fn spread(&self) -> f64 {
-        let rates = || self.rounds.iter().map(|round| round.requests_per_second);
-        (rates().fold(f64::MIN, f64::max) - rates().fold(f64::MAX, f64::min)) / median(rates().collect())
+        spread(self.rounds.iter().map(|round| round.requests_per_second).collect())
     }
 }
 
@@ -231,28 +225,8 @@ impl Report {
         }
         for entry in &self.contenders {
             let label = entry.contender.label();
-            let (spread, others) =
-                (entry.spread(), entry.median(|round| round.other_cores) / self.machine.cores as f64);
-            if spread > MAX_SPREAD || others > MAX_OTHERS {
-                writeln!(
-                    f,
-                    "\n{label}: THE MACHINE WAS DISTURBED: the rounds differ by {:.0} % (fair: {:.0} %), other \
-                     programs took {:.0} % of all cores (fair: {:.0} %); run it again.",
-                    spread * 100.0,
-                    MAX_SPREAD * 100.0,
-                    others * 100.0,
-                    MAX_OTHERS * 100.0
-                )?;
-            }
-            let busy = entry.median(|round| round.load_busy);
-            if busy > MAX_LOAD_BUSY {
-                writeln!(
-                    f,
-                    "\n{label}: the load generator was busy for {:.0} % of the time and may be what was measured; \
-                     try more --load-threads.",
-                    busy * 100.0
-                )?;
-            }
+            let others = entry.median(|round| round.other_cores) / self.machine.cores as f64;
+            doubt(f, label, entry.spread(), others, entry.median(|round| round.load_busy))?;
             let errors: u64 = entry.rounds.iter().map(|round| round.errors).sum();
             if let Some(example) = entry.rounds.iter().find_map(|round| round.first_error.as_deref()) {
                 writeln!(f, "\n{label}: {errors} ERRORS, first: {example}")?;
@@ -260,6 +234,31 @@ impl Report {
         }
         Ok(())
     }
+}
+
+/// A word on what makes a contender's figures worthless: rounds that differ by `spread`, and programs that have nothing to
+/// do with it and took the share `others` of all cores, or a load generator `busy` for so much of the time.
+pub(crate) fn doubt(f: &mut Formatter<'_>, label: &str, spread: f64, others: f64, busy: f64) -> fmt::Result {
+    if spread > MAX_SPREAD || others > MAX_OTHERS {
+        writeln!(
+            f,
+            "\n{label}: THE MACHINE WAS DISTURBED: the rounds differ by {:.0} % (fair: {:.0} %), other programs took \
+             {:.0} % of all cores (fair: {:.0} %); run it again.",
+            spread * 100.0,
+            MAX_SPREAD * 100.0,
+            others * 100.0,
+            MAX_OTHERS * 100.0
+        )?;
+    }
+    if busy > MAX_LOAD_BUSY {
+        writeln!(
+            f,
+            "\n{label}: the load generator was busy for {:.0} % of the time and may be what was measured; try more \
+             --load-threads.",
+            busy * 100.0
+        )?;
+    }
+    Ok(())
 }
 
 /// The file for machines, created before anything is measured: a run must not end with a path that cannot be written.
@@ -274,7 +273,7 @@ impl JsonFile {
         Ok(Self { path: path.to_owned(), file })
     }
 
-    pub(crate) fn write(self, report: &Report) -> Result<(), String> {
+    pub(crate) fn write(self, report: &impl Serialize) -> Result<(), String> {
         let mut writer = BufWriter::new(self.file);
         serde_json::to_writer_pretty(&mut writer, report)
             .map_err(std::io::Error::from)
@@ -285,7 +284,7 @@ impl JsonFile {
 }
 
 /// Zero for nothing; the mean of the middle two for an even number.
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     match values.len() {
         0 => 0.0,
@@ -294,8 +293,19 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
+/// Highest minus lowest, as a share of the median.
+pub(crate) fn spread(values: Vec<f64>) -> f64 {
+    let highest = values.iter().copied().fold(f64::MIN, f64::max);
+    let lowest = values.iter().copied().fold(f64::MAX, f64::min);
+    (highest - lowest) / median(values)
+}
+
+pub(crate) fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
 /// A whole number with commas between its thousands.
-fn thousands(value: f64) -> String {
+pub(crate) fn thousands(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {

@@ -83,17 +83,27 @@ impl Process {
     }
 
     /// User and system time of all its threads so far.
-    pub(crate) fn cpu(&self) -> Result<Duration, String> {
+    fn cpu(&self) -> Result<Duration, String> {
         cpu_of(&self.child.id().to_string())
     }
 
     /// The most memory it ever had resident.
     pub(crate) fn peak_memory_bytes(&self) -> Result<u64, String> {
+        self.memory("VmHWM:")
+    }
+
+    /// The memory it has resident now.
+    pub(crate) fn memory_bytes(&self) -> Result<u64, String> {
+        self.memory("VmRSS:")
+    }
+
+    /// proc_pid_status(5).
+    fn memory(&self, field: &str) -> Result<u64, String> {
         let path = format!("/proc/{}/status", self.child.id());
         let status = fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}"))?;
         status
             .lines()
-            .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())
+            .find_map(|line| line.strip_prefix(field)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())
             .map(|kib| kib * 1024)
             .ok_or_else(|| format!("{} has ended", self.name))
     }
@@ -123,13 +133,54 @@ impl Drop for Process {
     }
 }
 
+/// CPU time spent during a measurement.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cpu {
+    pub(crate) server: Duration,
+    /// All masters together.
+    pub(crate) redis: Duration,
+    /// This program.
+    pub(crate) load: Duration,
+    /// Everything else on the machine.
+    pub(crate) others: Duration,
+}
+
+/// A look at everybody's CPU time so far.
+pub(crate) struct Accounts {
+    server: Duration,
+    redis: Duration,
+    load: Duration,
+    machine: Duration,
+}
+
+impl Accounts {
+    pub(crate) fn look<'a>(servers: impl IntoIterator<Item = &'a Process>, masters: &Masters) -> Result<Self, String> {
+        Ok(Self {
+            server: servers.into_iter().map(Process::cpu).sum::<Result<_, _>>()?,
+            redis: masters.cpu()?,
+            load: own_cpu()?,
+            machine: machine_cpu()?,
+        })
+    }
+
+    pub(crate) fn since(&self, before: &Self) -> Cpu {
+        let [server, redis, load, machine] = [
+            self.server.saturating_sub(before.server),
+            self.redis.saturating_sub(before.redis),
+            self.load.saturating_sub(before.load),
+            self.machine.saturating_sub(before.machine),
+        ];
+        Cpu { server, redis, load, others: machine.saturating_sub(server + redis + load) }
+    }
+}
+
 /// The CPU time of this program, which is the load's.
-pub(crate) fn own_cpu() -> Result<Duration, String> {
+fn own_cpu() -> Result<Duration, String> {
     cpu_of("self")
 }
 
 /// The CPU time that everything on this machine took, or that its host took away from it; proc_stat(5).
-pub(crate) fn machine_cpu() -> Result<Duration, String> {
+fn machine_cpu() -> Result<Duration, String> {
     let stat = fs::read_to_string("/proc/stat").map_err(|error| format!("cannot read /proc/stat: {error}"))?;
     machine_ticks(&stat).map(ticks).ok_or_else(|| "/proc/stat does not begin with the CPU time of all cores".into())
 }
@@ -218,7 +269,7 @@ impl Masters {
     }
 
     /// Of all of them together.
-    pub(crate) fn cpu(&self) -> Result<Duration, String> {
+    fn cpu(&self) -> Result<Duration, String> {
         self.servers.iter().map(|(process, _)| process.cpu()).sum()
     }
 }

@@ -1,0 +1,248 @@
+//! Many workers, one lock: what waiting in the gateway gives beside polling, the usual default of lock libraries.
+//!
+//! Every worker is one keep-alive connection that wants the lock, holds it, releases it and wants it again at once. Two
+//! contenders ask with `wait_ms` and are queued by the gateway; two ask with `wait_ms` 0 and on 409 sleep for a random
+//! 50 to 200 ms. Each is there once with one gateway and once with two gateways over the same masters and half of the
+//! workers at each. Gateways are started anew for each turn, so that none idles beside the one that is measured.
+//!
+//! Grants per second mislead: without a queue the releaser takes the lock again while the others sleep. So what counts
+//! are hand-offs, grants that went to another worker than the one before in the order of fencing tokens, and how long
+//! workers go without. Every grant of a turn is also checked against its neighbours: fencing tokens rise without
+//! duplicates and no two holders overlap.
+//!
+//! A wait is measured from the first request of a want to its 201, over all requests between. Answers that are neither
+//! a grant nor the 409 of a poll are counted by status; a few do not matter.
+
+mod report;
+mod worker;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use self::report::{Measurement, Report, Turn};
+use self::worker::{Job, Pace};
+use crate::contenders::{Running, find_gateway, start_gateway};
+use crate::crew::Crew;
+use crate::http::Connection;
+use crate::metrics::metric;
+use crate::report::{JsonFile, Machine};
+use crate::servers::{Accounts, Masters, Scratch};
+
+/// Long enough for all workers to have queued up, or to have fallen out of step with one another.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// What an answer may take beyond the wait it asked for.
+const GRACE: Duration = Duration::from_secs(10);
+
+const EXAMPLES: &str = "\
+Examples:
+  cargo build --release -p redlock-gateway && cargo run --release -p redlock-bench -- contended
+  redlock-bench contended --only waiting-1,polling --workers 16 --hold-ms 5 --rounds 5 --json contended.json
+
+Reading the table: hand-offs are grants that went to another worker than the grant before; starved is the longest time
+that one worker was without a grant, waits that were open at the end included. It exits with 1 when two holders overlap,
+when fencing tokens do not rise, and when more than 1 % of the answers are neither grants nor the 409 of a poll.";
+
+/// Measures one contended lock: waiting in the gateway beside polling it.
+///
+/// Starts five redis-servers, lets each contender in turn have gateways of its own and the same number of workers on one
+/// lock, and prints the medians over the rounds. Progress goes to stderr, the table to stdout.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// Length of one measurement
+    #[arg(long, value_name = "S", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: u64,
+
+    /// Measurements of each contender; the medians are printed
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+
+    /// Connections that want the lock, each with one request in flight
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    workers: u32,
+
+    /// How long each holder keeps the lock
+    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=20_000))]
+    hold_ms: u64,
+
+    /// How long a waiting request asks to wait
+    #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    wait_ms: u64,
+
+    /// Threads of the load generator; it is said when they were the limit [default: half the cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    load_threads: Option<u32>,
+
+    /// Measure only these, separated by commas
+    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
+    only: Vec<Contender>,
+
+    /// The gateway's binary [default: redlock-gateway beside this program]
+    #[arg(long, value_name = "PATH")]
+    gateway: Option<PathBuf>,
+
+    /// Passed on to every gateway, for instance --gateway-arg=--node-timeout=100ms; may be repeated
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    gateway_arg: Vec<String>,
+
+    /// Also write every single measurement to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// In the order of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+pub(crate) enum Contender {
+    /// Waiting in the queue of one gateway
+    #[value(name = "waiting-1")]
+    #[serde(rename = "waiting-1")]
+    Waiting1,
+    /// Waiting in the queues of two gateways, half of the workers each
+    #[value(name = "waiting-2")]
+    #[serde(rename = "waiting-2")]
+    Waiting2,
+    /// Polling one gateway
+    #[value(name = "polling")]
+    #[serde(rename = "polling")]
+    Polling1,
+    /// Polling two gateways, half of the workers each
+    #[value(name = "polling-2")]
+    #[serde(rename = "polling-2")]
+    Polling2,
+}
+
+impl Contender {
+    const ALL: [Self; 4] = [Self::Waiting1, Self::Waiting2, Self::Polling1, Self::Polling2];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Waiting1 => "waiting-1",
+            Self::Waiting2 => "waiting-2",
+            Self::Polling1 => "polling",
+            Self::Polling2 => "polling-2",
+        }
+    }
+
+    fn gateways(self) -> usize {
+        match self {
+            Self::Waiting1 | Self::Polling1 => 1,
+            Self::Waiting2 | Self::Polling2 => 2,
+        }
+    }
+
+    fn waits(self) -> bool {
+        matches!(self, Self::Waiting1 | Self::Waiting2)
+    }
+}
+
+pub(crate) async fn measure(options: &Options) -> Result<(), String> {
+    let mut lineup = if options.only.is_empty() { Contender::ALL.to_vec() } else { options.only.clone() };
+    lineup.sort_unstable();
+    lineup.dedup();
+    let bench = Bench {
+        options,
+        gateway: find_gateway(options.gateway.as_deref())?,
+        machine: Machine::look()?,
+        scratch: Scratch::create()?,
+    };
+    let json = options.json.as_ref().map(|path| JsonFile::create(path)).transpose()?;
+    let masters = Masters::start(&bench.scratch).await?;
+
+    let mut report = Report::new(bench.machine.clone(), options, bench.threads(), &lineup);
+    for round in 0..options.rounds {
+        for turn in 0..lineup.len() {
+            let contender = lineup[(turn + round as usize) % lineup.len()];
+            let measurement = bench.turn(contender, round, &masters).await?;
+            eprintln!("round {}/{}  {:<9} {measurement}", round + 1, options.rounds, contender.label());
+            report.add(contender, measurement);
+        }
+    }
+
+    print!("{report}");
+    if let Some(json) = json {
+        json.write(&report)?;
+    }
+    report.verdict()
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    gateway: PathBuf,
+    machine: Machine,
+    scratch: Scratch,
+}
+
+impl Bench<'_> {
+    fn threads(&self) -> u32 {
+        let default = (self.machine.cores as u32 / 2).max(1);
+        self.options.load_threads.unwrap_or(default).min(self.options.workers)
+    }
+
+    /// Must be called on the main thread, because it starts processes.
+    async fn turn(&self, contender: Contender, round: u32, masters: &Masters) -> Result<Measurement, String> {
+        let mut gateways = Vec::with_capacity(contender.gateways());
+        for number in 1..=contender.gateways() {
+            let name = format!("{} gateway {number} round {}", contender.label(), round + 1);
+            let more = &self.options.gateway_arg;
+            gateways.push(start_gateway(&name, &self.gateway, masters, more, &self.scratch).await?);
+        }
+        self.measure(contender, &gateways, masters).await.map_err(|error| {
+            let logs: Vec<_> = gateways.iter().map(|gateway| gateway.process.log_tail()).collect();
+            format!("{}: {error}\n{}", contender.label(), logs.join("\n"))
+        })
+    }
+
+    /// Warm up, then count between two looks at the clock and at everybody's CPU time, while the load goes on across
+    /// both.
+    async fn measure(
+        &self,
+        contender: Contender,
+        gateways: &[Running],
+        masters: &Masters,
+    ) -> Result<Measurement, String> {
+        let options = self.options;
+        let job = Job {
+            gateways: gateways.iter().map(|gateway| gateway.address).collect(),
+            // A lock of its own for each turn: nothing that one leaves behind disturbs the next.
+            lock: rand::random(),
+            pace: if contender.waits() { Pace::Wait(Duration::from_millis(options.wait_ms)) } else { Pace::Poll },
+            hold: Duration::from_millis(options.hold_ms),
+        };
+        let start = Instant::now();
+        let mut crew = Crew::start(options.workers, self.threads(), move |worker, phase| {
+            worker::work(job.clone(), worker, phase)
+        })?;
+        crew.run_for(WARM_UP).await?;
+
+        let remote_before = remote_handoffs(gateways).await?;
+        let processes = || gateways.iter().map(|gateway| &gateway.process);
+        let (from, before) = (Instant::now(), Accounts::look(processes(), masters)?);
+        crew.run_for(Duration::from_secs(options.seconds)).await?;
+        let (until, after) = (Instant::now(), Accounts::look(processes(), masters)?);
+
+        let remote = remote_handoffs(gateways).await?.zip(remote_before).map(|(after, before)| after - before);
+
+        let queue = Duration::from_millis(options.wait_ms + options.hold_ms * u64::from(options.workers));
+        let logs = crew.stop(queue + GRACE).await?;
+        let turn = Turn { start, from, until, workers: options.workers, gateways: gateways.len() };
+        Measurement::new(logs, &turn, after.since(&before), self.threads(), remote)
+    }
+}
+
+/// What the gateways say of themselves: how often one of them took over a lock that another one's holder let go. `None`
+/// when they do not say.
+async fn remote_handoffs(gateways: &[Running]) -> Result<Option<f64>, String> {
+    let mut sum = None;
+    for gateway in gateways {
+        let mut connection = Connection::open(gateway.address).await?;
+        let answer = connection.get("/metrics").await?;
+        let text = String::from_utf8_lossy(answer.body);
+        if let Some(count) = metric(&text, r#"redlock_handoffs_total{kind="remote"}"#) {
+            sum = Some(sum.unwrap_or_default() + count);
+        }
+    }
+    Ok(sum)
+}

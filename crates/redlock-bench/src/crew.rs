@@ -1,0 +1,114 @@
+//! Workers that do the same until they are told to stop, spread over a few threads with a runtime each, which costs less
+//! than a runtime that shares its tasks. What they do, and when they have something worth counting, is their own
+//! business: they are told the phase and asked at the end for what they have. One worker that fails ends the measurement.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+const RUN: u8 = 0;
+const COUNT: u8 = 1;
+const STOP: u8 = 2;
+
+/// What all workers are to do just now.
+#[derive(Clone)]
+pub(crate) struct Phase(Arc<AtomicU8>);
+
+impl Phase {
+    pub(crate) fn counts(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == COUNT
+    }
+
+    pub(crate) fn stops(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == STOP
+    }
+}
+
+/// Workers that run until they are stopped or dropped.
+pub(crate) struct Crew<T> {
+    phase: Phase,
+    results: mpsc::UnboundedReceiver<Result<Vec<T>, String>>,
+}
+
+impl<T: Send + 'static> Crew<T> {
+    /// `work` gets the worker's number, from 0; `threads` must not exceed `workers`.
+    pub(crate) fn start<F>(
+        workers: u32,
+        threads: u32,
+        work: impl Fn(u32, Phase) -> F + Clone + Send + 'static,
+    ) -> Result<Self, String>
+    where
+        F: Future<Output = Result<T, String>> + Send + 'static,
+    {
+        let phase = Phase(Arc::new(AtomicU8::new(RUN)));
+        let (done, results) = mpsc::unbounded_channel();
+        let crew = Self { phase, results };
+        for thread in 0..threads {
+            let (work, phase, done) = (work.clone(), crew.phase.clone(), done.clone());
+            let run = move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                let result = match runtime {
+                    Ok(runtime) => runtime.block_on(async {
+                        let mine = (thread..workers).step_by(threads as usize);
+                        gather(mine.map(|worker| work(worker, phase.clone())).collect()).await
+                    }),
+                    Err(error) => Err(format!("cannot start a runtime: {error}")),
+                };
+                // Nobody listens when the measurement has already failed.
+                let _ = done.send(result);
+            };
+            std::thread::Builder::new()
+                .name("load".into())
+                .spawn(run)
+                .map_err(|error| format!("cannot start a thread: {error}"))?;
+        }
+        Ok(crew)
+    }
+
+    /// Lets them work; fails when they end before their time.
+    pub(crate) async fn run_for(&mut self, time: Duration) -> Result<(), String> {
+        match timeout(time, self.results.recv()).await {
+            Err(_) => Ok(()),
+            Ok(Some(Err(error))) => Err(error),
+            Ok(Some(Ok(_)) | None) => Err("the load ended by itself".into()),
+        }
+    }
+
+    pub(crate) fn count(&self, on: bool) {
+        self.phase.0.store(if on { COUNT } else { RUN }, Ordering::Relaxed);
+    }
+
+    /// Every worker finishes what it has begun, so that no lock is left behind.
+    pub(crate) async fn stop(mut self, within: Duration) -> Result<Vec<T>, String> {
+        self.phase.0.store(STOP, Ordering::Relaxed);
+        let mut all = Vec::new();
+        let gather = async {
+            while let Some(results) = self.results.recv().await {
+                all.extend(results?);
+            }
+            Ok(())
+        };
+        match timeout(within, gather).await {
+            Ok(result) => result.map(|()| all),
+            Err(_) => Err(format!("a request is still unanswered after {} s", within.as_secs())),
+        }
+    }
+}
+
+impl<T> Drop for Crew<T> {
+    fn drop(&mut self) {
+        self.phase.0.store(STOP, Ordering::Relaxed);
+    }
+}
+
+async fn gather<T: Send + 'static>(mut tasks: JoinSet<Result<T, String>>) -> Result<Vec<T>, String> {
+    let mut all = Vec::with_capacity(tasks.len());
+    while let Some(result) = tasks.join_next().await {
+        all.push(result.map_err(|error| format!("a connection panicked: {error}"))??);
+    }
+    Ok(all)
+}

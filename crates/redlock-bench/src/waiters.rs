@@ -1,0 +1,322 @@
+//! Very many requests that wait at the same time, at one gateway: what each costs in memory, how long all of them take
+//! to be served, whether those that hang up are forgotten, whether those that get nothing are told so in time, and what
+//! everybody else notices of it.
+//!
+//! Every waiter is one keep-alive connection. A name is held by a holder while its waiters queue up, so that nobody is
+//! served before all of them wait, which the gateway's own gauge says. Requests are sent spread over a short while
+//! (`--ramp-ms`), or the figures would be those of a stampede.
+//!
+//! | part | holders | waiters |
+//! | --- | --- | --- |
+//! | memory and service | let go when all wait | release at once when granted |
+//! | disconnects | let go when the gateway has noticed | half hang up, by FIN and by RST; the others release at once |
+//! | punctuality | hold throughout | are answered 409 lock_held when their time is over |
+//!
+//! The waiters, their holders and the probe share one thread here, which costs less than threads would. So how long
+//! serving takes includes this program's own share of work; the memory and the probe while all wait do not.
+
+mod crowd;
+mod gateway;
+mod report;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use self::crowd::{Crowd, Outcome};
+use self::gateway::{Gateway, Holders};
+use self::report::{Lateness, Report, Service};
+use crate::contenders::find_gateway;
+use crate::report::{JsonFile, Machine, millis};
+use crate::servers::{Masters, Scratch};
+
+/// For everything that has no time limit of its own.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between the last waiter's arrival and the look at the memory.
+const SETTLE: Duration = Duration::from_millis(300);
+/// Files that are open besides the waiters' connections, here or in the gateway.
+const OTHER_FILES: u64 = 200;
+
+const EXAMPLES: &str = "\
+Examples:
+  cargo build --release -p redlock-gateway && cargo run --release -p redlock-bench -- waiters
+  redlock-bench waiters --waiters 2000 --names 1 --gateway-arg=--max-waiters-per-lock=2000 --json waiters.json
+
+Ten thousand waiters need as many open files here and in the gateway: the soft limit is raised as far as the hard one
+allows, and it says so when that is not enough.
+It exits with 1 when a waiter is not answered as it must be, and when anything is left behind.";
+
+/// Measures very many requests that wait at the same time.
+///
+/// Starts five redis-servers and one gateway, lets all waiters wait three times, with holders that let go, with half of
+/// the waiters hanging up, and with holders that stay, and prints what it saw. Progress goes to stderr, the table to
+/// stdout.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// Requests that wait at the same time, each on a connection of its own
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    waiters: u32,
+
+    /// Locks they wait for, equally many at each
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    names: u32,
+
+    /// How long they ask to wait
+    #[arg(long, value_name = "MS", default_value_t = 25_000, value_parser = clap::value_parser!(u64).range(1..=300_000))]
+    wait_ms: u64,
+
+    /// How long they ask to wait for locks that nobody lets go
+    #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = clap::value_parser!(u64).range(1..=300_000))]
+    short_wait_ms: u64,
+
+    /// The time over which they send their requests
+    #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(0..=60_000))]
+    ramp_ms: u64,
+
+    /// How long an unrelated name is acquired and released every 10 ms, while all are idle and while all wait
+    #[arg(long, value_name = "S", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=60))]
+    probe_seconds: u64,
+
+    /// The gateway's binary [default: redlock-gateway beside this program]
+    #[arg(long, value_name = "PATH")]
+    gateway: Option<PathBuf>,
+
+    /// Passed on to the gateway, for instance --gateway-arg=--max-in-flight=20000; may be repeated
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    gateway_arg: Vec<String>,
+
+    /// Also write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+impl Options {
+    /// Limits that would otherwise refuse some of the waiters; one that the user gives wins.
+    fn gateway_args(&self) -> Vec<String> {
+        let mut args = Vec::new();
+        let mut limit = |flag: &str, value: u32| {
+            if !self.gateway_arg.iter().any(|given| given.split('=').next() == Some(flag)) {
+                args.push(format!("{flag}={value}"));
+            }
+        };
+        limit("--max-connections", self.waiters + OTHER_FILES as u32);
+        limit("--max-waiters", self.waiters);
+        let each = self.waiters.div_ceil(self.names);
+        if each > 1024 {
+            limit("--max-waiters-per-lock", each);
+        }
+        args.extend(self.gateway_arg.iter().cloned());
+        args
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.names > self.waiters {
+            return Err(format!("--names {} exceeds --waiters {}", self.names, self.waiters));
+        }
+        let needed = self.ramp_ms + self.probe_seconds * 1000 + 5000;
+        if self.wait_ms < needed {
+            return Err(format!("--wait-ms {} is too short: ramp, probe and service need {needed}", self.wait_ms));
+        }
+        Ok(())
+    }
+}
+
+pub(crate) async fn measure(options: &Options) -> Result<(), String> {
+    options.check()?;
+    allow_open_files(u64::from(options.waiters) + OTHER_FILES)?;
+    let program = find_gateway(options.gateway.as_deref())?;
+    let json = options.json.as_ref().map(|path| JsonFile::create(path)).transpose()?;
+    let mut report = Report::new(Machine::look()?, options);
+
+    let scratch = Scratch::create()?;
+    let masters = Masters::start(&scratch).await?;
+    let mut gateway = Gateway::start(&program, &masters, &options.gateway_args(), &scratch).await?;
+    run(options, &mut gateway, &mut report).await.map_err(|error| format!("{error}\n{}", gateway.log_tail()))?;
+
+    print!("{report}");
+    if let Some(json) = json {
+        json.write(&report)?;
+    }
+    report.verdict()
+}
+
+async fn run(options: &Options, gateway: &mut Gateway, report: &mut Report) -> Result<(), String> {
+    let mut run = Run {
+        waiters: u64::from(options.waiters),
+        wait: Duration::from_millis(options.wait_ms),
+        ramp: Duration::from_millis(options.ramp_ms),
+        probe: Duration::from_secs(options.probe_seconds),
+        crowd: Crowd::new(gateway.address(), options.waiters, options.names),
+        gateway,
+        report,
+    };
+    run.memory_and_service().await.map_err(|error| format!("memory and service: {error}"))?;
+    run.disconnects().await.map_err(|error| format!("disconnects: {error}"))?;
+    let short = Duration::from_millis(options.short_wait_ms);
+    run.punctuality(short).await.map_err(|error| format!("punctuality: {error}"))?;
+    run.report.memory_at_the_end = run.gateway.memory_bytes()?;
+    Ok(())
+}
+
+struct Run<'a> {
+    waiters: u64,
+    wait: Duration,
+    ramp: Duration,
+    probe: Duration,
+    crowd: Crowd,
+    gateway: &'a mut Gateway,
+    report: &'a mut Report,
+}
+
+impl Run<'_> {
+    async fn memory_and_service(&mut self) -> Result<(), String> {
+        // What the gateway allocates once and for all must not be charged to the waiters.
+        Holders::take(self.gateway.address(), self.crowd.locks()).await?.let_go().await?;
+        self.gateway.probe(Duration::from_secs(1)).await?;
+        self.report.memory_before = self.gateway.memory_bytes()?;
+
+        eprintln!("opening {} connections", self.waiters);
+        self.crowd.fill().await?;
+        self.report.probe_idle = self.gateway.probe(self.probe).await?.into();
+        self.report.memory_idle = self.gateway.memory_bytes()?;
+
+        let holders = self.all_wait(self.wait, self.waiters).await?;
+        tokio::time::sleep(SETTLE).await;
+        self.report.memory_waiting = self.gateway.memory_bytes()?;
+        self.report.probe_waiting = self.gateway.probe(self.probe).await?.into();
+
+        self.report.service = self.serve_all(holders).await?;
+        self.nothing_is_left().await
+    }
+
+    async fn disconnects(&mut self) -> Result<(), String> {
+        self.crowd.prepare_to_reset()?;
+        let holders = self.all_wait(self.wait, self.waiters).await?;
+        let began = Instant::now();
+        let closed = self.crowd.hang_up();
+        eprintln!("{closed} hang up");
+        let left = self.waiters - closed;
+        self.nobody_is_answered_until(left).await?;
+        self.report.disconnected = closed;
+        self.report.disconnects_noticed_ms = millis(began.elapsed());
+
+        self.report.service_after_disconnects = self.serve_all(holders).await?;
+        self.nothing_is_left().await
+    }
+
+    async fn punctuality(&mut self, wait: Duration) -> Result<(), String> {
+        self.crowd.fill().await?;
+        let holders = Holders::take(self.gateway.address(), self.crowd.locks()).await?;
+        eprintln!("{} wait for {wait:?} in vain", self.waiters);
+        self.crowd.send(wait, self.ramp);
+        let outcomes = within(wait + self.ramp + PATIENCE, self.crowd.all()).await?;
+        self.report.lateness = Lateness::of(&outcomes, wait);
+        self.expect_all(&outcomes, Outcome::is_held, "409 lock_held");
+        holders.let_go().await?;
+        self.nothing_is_left().await
+    }
+
+    /// Returns the holders of all names when the gateway says that everybody waits.
+    async fn all_wait(&mut self, wait: Duration, waiters: u64) -> Result<Holders, String> {
+        let holders = Holders::take(self.gateway.address(), self.crowd.locks()).await?;
+        eprintln!("{waiters} wait");
+        self.crowd.send(wait, self.ramp);
+        self.nobody_is_answered_until(waiters).await?;
+        Ok(holders)
+    }
+
+    async fn nobody_is_answered_until(&mut self, waiters: u64) -> Result<(), String> {
+        tokio::select! {
+            biased;
+            outcome = self.crowd.next() => Err(match outcome {
+                Some(outcome) => format!("a waiter was answered while the lock was held: {}", outcome?.describe()),
+                None => "nobody waits any more".into(),
+            }),
+            result = self.gateway.until_metric("redlock_waiters", waiters, PATIENCE) => result,
+        }
+    }
+
+    async fn serve_all(&mut self, holders: Holders) -> Result<Service, String> {
+        let began = Instant::now();
+        let (outcomes, ()) =
+            within(self.wait + PATIENCE, async { tokio::try_join!(self.crowd.all(), holders.let_go()) }).await?;
+        self.expect_all(&outcomes, Outcome::is_granted, "201");
+        let service = Service::of(&outcomes, began);
+        self.report.faults.extend(service.fault());
+        eprintln!("{} served within {:.2} s", outcomes.len(), service.last_grant_ms / 1e3);
+        Ok(service)
+    }
+
+    fn expect_all(&mut self, outcomes: &[Outcome], expected: fn(&Outcome) -> bool, words: &str) {
+        let others: Vec<_> = outcomes.iter().filter(|outcome| !expected(outcome)).collect();
+        if let Some(first) = others.first() {
+            let (count, all) = (others.len(), outcomes.len());
+            let text = first.describe();
+            self.report.faults.push(format!("{count} of {all} were not answered with {words}, first: {text}"));
+        }
+    }
+
+    async fn nothing_is_left(&mut self) -> Result<(), String> {
+        self.gateway.until_metric("redlock_waiters", 0, PATIENCE).await?;
+        self.gateway.until_metric("redlock_waiting_locks", 0, PATIENCE).await?;
+        self.gateway.until_no_lock_is_listed(PATIENCE).await
+    }
+}
+
+async fn within<T>(time: Duration, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    match tokio::time::timeout(time, work).await {
+        Ok(result) => result,
+        Err(_) => Err(format!("a waiter is still unanswered after {time:?}")),
+    }
+}
+
+/// Children inherit the limit.
+fn allow_open_files(needed: u64) -> Result<(), String> {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_none_or(|current| current >= needed) {
+        return Ok(());
+    }
+    if maximum.is_some_and(|maximum| maximum < needed) {
+        let maximum = maximum.unwrap_or_default();
+        return Err(format!(
+            "{needed} files must be open at the same time, and no more than {maximum} may be: raise the hard limit \
+             (`ulimit -Hn`, LimitNOFILE=), or have fewer --waiters"
+        ));
+    }
+    eprintln!("raising the limit of open files from {} to {needed}", current.unwrap_or_default());
+    setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum })
+        .map_err(|error| format!("cannot raise the limit of open files: {error}; try `ulimit -n {needed}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(args: &[&str]) -> Options {
+        Cli::parse_from([&["bench"], args].concat()).options
+    }
+
+    #[test]
+    fn limits_fit_the_waiters_and_the_users_own_win() {
+        let args = options(&["--waiters=5000", "--names=2", "--gateway-arg=--max-waiters=7"]).gateway_args();
+        assert_eq!(args, ["--max-connections=5200", "--max-waiters-per-lock=2500", "--max-waiters=7"]);
+    }
+
+    #[test]
+    fn waits_that_end_before_they_are_served_are_refused() {
+        assert!(options(&[]).check().is_ok());
+        assert!(options(&["--wait-ms=9000"]).check().is_err());
+        assert!(options(&["--names=20000"]).check().is_err());
+    }
+}

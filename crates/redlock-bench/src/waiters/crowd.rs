@@ -1,0 +1,218 @@
+//! The waiters: connections that are idle or have one waiting request each. A waiter that is granted the lock releases
+//! it at once. Whoever hangs up is gone until the crowd is filled again.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::grants::{Grant, fencing_token};
+use crate::http::{Connection, write_acquire, write_release};
+
+/// Connections that are being opened at the same time; more would fill the listener's backlog.
+const OPENING: usize = 64;
+
+pub(super) struct Crowd {
+    address: SocketAddr,
+    size: u32,
+    names: u32,
+    /// The first lock's name; the others follow.
+    first: u64,
+    idle: Vec<Waiter>,
+    waiting: JoinSet<Result<(Waiter, Outcome), String>>,
+    lines: Vec<(u32, AbortHandle)>,
+}
+
+struct Waiter {
+    number: u32,
+    connection: Connection,
+}
+
+/// What became of one waiting request.
+pub(super) struct Outcome {
+    pub(super) lock: u64,
+    pub(super) sent: Instant,
+    pub(super) received: Instant,
+    answer: Answered,
+}
+
+enum Answered {
+    Granted(Grant),
+    /// Not granted, or granted and not released.
+    Otherwise(u16, String),
+}
+
+impl Outcome {
+    pub(super) fn grant(&self) -> Option<&Grant> {
+        match &self.answer {
+            Answered::Granted(grant) => Some(grant),
+            Answered::Otherwise(..) => None,
+        }
+    }
+
+    pub(super) fn is_granted(&self) -> bool {
+        self.grant().is_some()
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        matches!(&self.answer, Answered::Otherwise(409, body) if body.contains(r#""code":"lock_held""#))
+    }
+
+    pub(super) fn describe(&self) -> String {
+        match &self.answer {
+            Answered::Granted(grant) => format!("201 with fencing token {}", grant.fencing_token),
+            Answered::Otherwise(_, text) => text.clone(),
+        }
+    }
+}
+
+/// Whether the waiter of that number is one of the half that hangs up. Scattered, so that the queue of every lock loses
+/// some and keeps some.
+fn hangs_up(number: u32) -> bool {
+    scatter(number) >> 31 == 1
+}
+
+/// Half of those that hang up do it by RST, as when a process dies with data unread.
+fn resets(number: u32) -> bool {
+    hangs_up(number) && (scatter(number) >> 30) & 1 == 1
+}
+
+/// Fibonacci hashing: the high bits are spread evenly.
+fn scatter(number: u32) -> u32 {
+    number.wrapping_mul(0x9e37_79b1)
+}
+
+impl Crowd {
+    pub(super) fn new(address: SocketAddr, size: u32, names: u32) -> Self {
+        let (idle, waiting, lines) = (Vec::new(), JoinSet::new(), Vec::new());
+        Self { address, size, names, first: rand::random(), idle, waiting, lines }
+    }
+
+    fn lock(&self, number: u32) -> u64 {
+        self.first.wrapping_add(u64::from(number % self.names))
+    }
+
+    pub(super) fn locks(&self) -> Vec<u64> {
+        (0..self.names).map(|number| self.lock(number)).collect()
+    }
+
+    /// Opens the connections of all who have none, and has one cheap request answered on each.
+    pub(super) async fn fill(&mut self) -> Result<(), String> {
+        let mut there = vec![false; self.size as usize];
+        self.idle.iter().for_each(|waiter| there[waiter.number as usize] = true);
+        let address = self.address;
+        let missing = (0..self.size).filter(|&number| !there[number as usize]);
+        let arrived: Vec<_> = stream::iter(missing)
+            .map(async |number| {
+                let mut connection = Connection::open(address).await?;
+                let answer = connection.get("/livez").await?;
+                match answer.status {
+                    200 => Ok(Waiter { number, connection }),
+                    _ => Err(format!("GET /livez is answered with {}", answer.describe())),
+                }
+            })
+            .buffer_unordered(OPENING)
+            .try_collect()
+            .await?;
+        self.idle.extend(arrived);
+        self.idle.sort_unstable_by_key(|waiter| waiter.number);
+        Ok(())
+    }
+
+    /// To be called before they wait: afterwards their connections are out of reach.
+    pub(super) fn prepare_to_reset(&self) -> Result<(), String> {
+        let mut resetting = self.idle.iter().filter(|waiter| resets(waiter.number));
+        resetting.try_for_each(|waiter| waiter.connection.reset_when_dropped())
+    }
+
+    /// Everybody who is idle asks for the lock, one after another, evenly over the ramp.
+    pub(super) fn send(&mut self, wait: Duration, ramp: Duration) {
+        let body = format!(r#"{{"ttl_ms":30000,"wait_ms":{}}}"#, wait.as_millis());
+        let start = Instant::now();
+        self.lines.clear();
+        for waiter in std::mem::take(&mut self.idle) {
+            let number = waiter.number;
+            let lock = self.lock(number);
+            let mut request = Vec::with_capacity(192);
+            write_acquire(&mut request, lock, &body);
+            let due = start + ramp.mul_f64(f64::from(number) / f64::from(self.size));
+            let line = self.waiting.spawn(async move {
+                tokio::time::sleep_until(due.into()).await;
+                ask(waiter, lock, request).await
+            });
+            self.lines.push((number, line));
+        }
+    }
+
+    /// The next one who is answered; `None` when nobody waits any more.
+    pub(super) async fn next(&mut self) -> Option<Result<Outcome, String>> {
+        loop {
+            return Some(match self.waiting.join_next().await? {
+                Ok(Ok((waiter, outcome))) => {
+                    self.idle.push(waiter);
+                    Ok(outcome)
+                }
+                Ok(Err(error)) => Err(error),
+                Err(error) if error.is_cancelled() => continue,
+                Err(error) => Err(format!("a waiter panicked: {error}")),
+            });
+        }
+    }
+
+    /// Waits until everybody is answered.
+    pub(super) async fn all(&mut self) -> Result<Vec<Outcome>, String> {
+        let mut outcomes = Vec::with_capacity(self.waiting.len());
+        while let Some(outcome) = self.next().await {
+            outcomes.push(outcome?);
+        }
+        self.idle.sort_unstable_by_key(|waiter| waiter.number);
+        Ok(outcomes)
+    }
+
+    /// Half of those who wait close their connections without a word; says how many.
+    pub(super) fn hang_up(&mut self) -> u64 {
+        let gone = self.lines.iter().filter(|(number, _)| hangs_up(*number));
+        gone.map(|(_, line)| line.abort()).count() as u64
+    }
+}
+
+async fn ask(mut waiter: Waiter, lock: u64, request: Vec<u8>) -> Result<(Waiter, Outcome), String> {
+    let sent = Instant::now();
+    let answer = waiter.connection.exchange(&request).await?;
+    let received = Instant::now();
+    let outcome = |answer| Outcome { lock, sent, received, answer };
+    let Some(fencing_token) = (answer.status == 201).then_some(answer.lock_token.and_then(fencing_token)).flatten()
+    else {
+        let otherwise = Answered::Otherwise(answer.status, answer.describe());
+        return Ok((waiter, outcome(otherwise)));
+    };
+    let mut release = request;
+    write_release(&mut release, lock, answer.lock_token.unwrap_or_default());
+    let released = Instant::now();
+    let answer = waiter.connection.exchange(&release).await?;
+    let answered = match answer.status {
+        204 => Answered::Granted(Grant { fencing_token, worker: waiter.number, wanted: sent, received, released }),
+        status => Answered::Otherwise(status, format!("201, and the release with {}", answer.describe())),
+    };
+    Ok((waiter, outcome(answered)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn about_half_hang_up_of_every_queue_and_half_of_those_reset() {
+        for names in [1, 7, 64, 1000] {
+            let gone = (0..10_000).filter(|&number| hangs_up(number)).count();
+            let reset = (0..10_000).filter(|&number| resets(number)).count();
+            assert!((4_900..5_100).contains(&gone) && (2_400..2_600).contains(&reset), "{gone}, {reset}");
+            for name in 0..names {
+                let queue = || (0..10_000).filter(|number| number % names == name);
+                let gone = queue().filter(|&number| hangs_up(number)).count();
+                assert!(gone > 0 && gone < queue().count(), "{gone} of the queue {name} of {names}");
+            }
+        }
+    }
+}
