@@ -284,3 +284,77 @@ impl Report {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::grants::Grant;
+
+    /// A worker that wanted the lock at the first time of each pair and got it at the second, in ms after the start.
+    fn log(start: Instant, worker: u32, waits: &[(u64, u64)]) -> Log {
+        let at = |ms| start + Duration::from_millis(ms);
+        let grant = |&(wanted, received): &(u64, u64)| Grant {
+            fencing_token: 1_000_000 + received,
+            worker,
+            wanted: at(wanted),
+            received: at(received),
+            released: at(received),
+        };
+        Log { grants: waits.iter().map(grant).collect(), ..Log::default() }
+    }
+
+    fn measured(logs: Vec<Log>, start: Instant) -> Result<Measurement, String> {
+        let at = |ms| start + Duration::from_millis(ms);
+        let turn = Turn { start, from: at(1000), until: at(3000), workers: 2, gateways: 2 };
+        let cpu = Cpu {
+            server: Duration::from_millis(1),
+            redis: Duration::ZERO,
+            load: at(2000) - start,
+            others: Duration::ZERO,
+        };
+        Measurement::new(logs, &turn, cpu, 1, None)
+    }
+
+    #[test]
+    fn only_what_was_granted_during_the_measurement_is_counted() {
+        let start = Instant::now();
+        let logs = vec![
+            log(start, 0, &[(0, 500), (500, 1100), (1100, 2000), (2000, 3100)]),
+            log(start, 1, &[(0, 1500), (1500, 1600)]),
+        ];
+        let measured = measured(logs, start).expect("there are grants");
+        assert_eq!(measured.grants_per_second, 2.0, "1100, 1500, 1600, 2000");
+        assert_eq!(measured.handoffs_per_second, 1.0, "to worker 1 at 1500 and back at 2000");
+        assert_eq!(measured.wait_max_ms, 1500.0);
+        assert_eq!(measured.starved_ms, 1500.0, "worker 1 until its first grant");
+        assert_eq!(measured.gateway_shares, [0.5, 0.5]);
+        assert_eq!((measured.gateway_cpu_us_per_grant, measured.load_busy), (250.0, 1.0));
+        assert_eq!((measured.violations, measured.other_share), (0, 0.0));
+    }
+
+    #[test]
+    fn a_lock_that_is_never_granted_is_an_error_with_an_example() {
+        let start = Instant::now();
+        let refused = Log { first_other: Some("POST was answered with 400".into()), ..Log::default() };
+        let error = measured(vec![refused], start).expect_err("nothing to divide by");
+        assert!(error.contains("answered with 400"), "{error}");
+    }
+
+    #[test]
+    fn violations_and_many_other_answers_fail_the_run_and_few_do_not() {
+        let start = Instant::now();
+        let verdict = |change: fn(&mut Measurement)| {
+            let mut measurement = measured(vec![log(start, 0, &[(1000, 1100)])], start).expect("there is a grant");
+            change(&mut measurement);
+            let machine = Machine { cores: 2, cpu: "some CPU".into(), redis: "7.0.0".into() };
+            let (contender, rounds) = (Contender::Polling1, vec![measurement]);
+            let contenders = vec![Entry { contender, rounds }];
+            Report { machine, seconds: 2, workers: 2, hold_ms: 0, wait_ms: 1, load_threads: 1, contenders }.verdict()
+        };
+        assert_eq!(verdict(|round| round.other_share = 0.009), Ok(()));
+        assert!(verdict(|round| round.other_share = 0.02).is_err());
+        assert!(verdict(|round| round.violations = 1).is_err());
+    }
+}

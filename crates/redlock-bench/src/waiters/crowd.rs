@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 
+use super::gateway::settle;
 use crate::grants::{Grant, fencing_token};
 use crate::http::{Connection, write_acquire, write_release};
 
@@ -20,9 +21,11 @@ pub(super) struct Crowd {
     /// The first lock's name; the others follow.
     first: u64,
     idle: Vec<Waiter>,
-    waiting: JoinSet<Result<(Waiter, Outcome), String>>,
+    waiting: JoinSet<Answer>,
     lines: Vec<(u32, AbortHandle)>,
 }
+
+type Answer = Result<(Waiter, Outcome), String>;
 
 struct Waiter {
     number: u32,
@@ -38,21 +41,21 @@ pub(super) struct Outcome {
 }
 
 enum Answered {
-    Granted(Grant),
-    /// Not granted, or granted and not released.
+    /// With what was said instead of 204 to its release.
+    Granted(Grant, Option<String>),
     Otherwise(u16, String),
 }
 
 impl Outcome {
     pub(super) fn grant(&self) -> Option<&Grant> {
         match &self.answer {
-            Answered::Granted(grant) => Some(grant),
+            Answered::Granted(grant, _) => Some(grant),
             Answered::Otherwise(..) => None,
         }
     }
 
-    pub(super) fn is_granted(&self) -> bool {
-        self.grant().is_some()
+    pub(super) fn is_granted_and_released(&self) -> bool {
+        matches!(self.answer, Answered::Granted(_, None))
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -61,7 +64,8 @@ impl Outcome {
 
     pub(super) fn describe(&self) -> String {
         match &self.answer {
-            Answered::Granted(grant) => format!("201 with fencing token {}", grant.fencing_token),
+            Answered::Granted(_, None) => "201, and 204 to the release".into(),
+            Answered::Granted(_, Some(text)) => format!("201, and to the release {text}"),
             Answered::Otherwise(_, text) => text.clone(),
         }
     }
@@ -145,39 +149,46 @@ impl Crowd {
         }
     }
 
-    /// The next one who is answered; `None` when nobody waits any more.
-    pub(super) async fn next(&mut self) -> Option<Result<Outcome, String>> {
-        loop {
-            return Some(match self.waiting.join_next().await? {
-                Ok(Ok((waiter, outcome))) => {
-                    self.idle.push(waiter);
-                    Ok(outcome)
-                }
-                Ok(Err(error)) => Err(error),
-                Err(error) if error.is_cancelled() => continue,
-                Err(error) => Err(format!("a waiter panicked: {error}")),
-            });
+    /// Those who are answered already.
+    pub(super) fn answered(&mut self) -> Result<Vec<Outcome>, String> {
+        let mut outcomes = Vec::new();
+        while let Some(result) = self.waiting.try_join_next() {
+            outcomes.extend(self.back(result)?);
         }
+        Ok(outcomes)
     }
 
     /// Waits until everybody is answered.
     pub(super) async fn all(&mut self) -> Result<Vec<Outcome>, String> {
         let mut outcomes = Vec::with_capacity(self.waiting.len());
-        while let Some(outcome) = self.next().await {
-            outcomes.push(outcome?);
+        while let Some(result) = self.waiting.join_next().await {
+            outcomes.extend(self.back(result)?);
         }
         self.idle.sort_unstable_by_key(|waiter| waiter.number);
         Ok(outcomes)
     }
 
+    /// `None` for one who hung up.
+    fn back(&mut self, result: Result<Answer, JoinError>) -> Result<Option<Outcome>, String> {
+        match result {
+            Ok(Ok((waiter, outcome))) => {
+                self.idle.push(waiter);
+                Ok(Some(outcome))
+            }
+            Ok(Err(error)) => Err(error),
+            Err(error) if error.is_cancelled() => Ok(None),
+            Err(error) => Err(format!("a waiter panicked: {error}")),
+        }
+    }
+
     /// Half of those who wait close their connections without a word; says how many.
     pub(super) fn hang_up(&mut self) -> u64 {
-        let gone = self.lines.iter().filter(|(number, _)| hangs_up(*number));
+        let gone = self.lines.iter().filter(|(number, line)| hangs_up(*number) && !line.is_finished());
         gone.map(|(_, line)| line.abort()).count() as u64
     }
 }
 
-async fn ask(mut waiter: Waiter, lock: u64, request: Vec<u8>) -> Result<(Waiter, Outcome), String> {
+async fn ask(mut waiter: Waiter, lock: u64, request: Vec<u8>) -> Answer {
     let sent = Instant::now();
     let answer = waiter.connection.exchange(&request).await?;
     let received = Instant::now();
@@ -190,11 +201,10 @@ async fn ask(mut waiter: Waiter, lock: u64, request: Vec<u8>) -> Result<(Waiter,
     let mut release = request;
     write_release(&mut release, lock, answer.lock_token.unwrap_or_default());
     let released = Instant::now();
-    let answer = waiter.connection.exchange(&release).await?;
-    let answered = match answer.status {
-        204 => Answered::Granted(Grant { fencing_token, worker: waiter.number, wanted: sent, received, released }),
-        status => Answered::Otherwise(status, format!("201, and the release with {}", answer.describe())),
-    };
+    let answer = settle(&mut waiter.connection, &release).await?;
+    let problem = (!answer.is_released()).then_some(answer.text);
+    let grant = Grant { fencing_token, worker: waiter.number, wanted: sent, received, released };
+    let answered = Answered::Granted(grant, problem);
     Ok((waiter, outcome(answered)))
 }
 

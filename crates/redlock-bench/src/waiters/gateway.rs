@@ -17,10 +17,12 @@ use crate::servers::{Masters, Scratch};
 const HOLDERS_BODY: &str = r#"{"ttl_ms":300000}"#;
 const PROBE_BODY: &str = r#"{"ttl_ms":30000}"#;
 /// Between two looks at the metrics: how exactly the time of a change is known.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
 const PROBE_EVERY: Duration = Duration::from_millis(10);
 /// Connections that the holders share.
 const HANDS: usize = 8;
+const SETTLE_TRIES: u32 = 10;
+const SETTLE_PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Gateway {
     running: Running,
@@ -54,20 +56,19 @@ impl Gateway {
         self.running.process.log_tail()
     }
 
-    /// Waits until the metric has that value.
-    pub(super) async fn until_metric(&mut self, name: &str, expected: u64, within: Duration) -> Result<(), String> {
+    pub(super) async fn metric(&mut self, name: &str) -> Result<Option<f64>, String> {
+        let answer = self.control.get("/metrics").await?;
+        Ok(metric(&String::from_utf8_lossy(answer.body), name))
+    }
+
+    pub(super) async fn until_zero(&mut self, name: &str, within: Duration) -> Result<(), String> {
         let began = Instant::now();
         loop {
-            let answer = self.control.get("/metrics").await?;
-            let value = metric(&String::from_utf8_lossy(answer.body), name);
-            if value == Some(expected as f64) {
-                return Ok(());
+            match self.metric(name).await? {
+                Some(0.0) => return Ok(()),
+                _ if began.elapsed() < within => sleep(LOOK_EVERY).await,
+                value => return Err(format!("{name} is {} after {within:?}, not 0", shown(value))),
             }
-            if began.elapsed() > within {
-                let value = value.map_or("absent".into(), |value| value.to_string());
-                return Err(format!("{name} is {value} after {within:?}, not {expected}"));
-            }
-            sleep(LOOK_EVERY).await;
         }
     }
 
@@ -84,10 +85,11 @@ impl Gateway {
         }
     }
 
-    /// Acquires and releases an unrelated name again and again; the latencies are those of both together. When an answer
-    /// is so late that the next turn was due before, that turn counts from when it was due.
-    pub(super) async fn probe(&mut self, length: Duration) -> Result<Histogram, String> {
-        let (mut latencies, mut request) = (Histogram::new(), Vec::with_capacity(192));
+    /// Acquires and releases an unrelated name again and again; the latencies are those of both together, and the number
+    /// is how often that failed. When an answer is so late that the next turn was due before, that turn counts from when
+    /// it was due.
+    pub(super) async fn probe(&mut self, length: Duration) -> Result<(Histogram, u64), String> {
+        let (mut latencies, mut failed, mut request) = (Histogram::new(), 0, Vec::with_capacity(192));
         let mut ticks = interval(PROBE_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let began = Instant::now();
@@ -98,18 +100,50 @@ impl Gateway {
             let name = rand::random();
             write_acquire(&mut request, name, PROBE_BODY);
             let answer = self.probe.exchange(&request).await?;
-            let (201, Some(token)) = (answer.status, answer.lock_token) else {
-                return Err(format!("the probe was answered with {}", answer.describe()));
-            };
-            write_release(&mut request, name, token);
-            let answer = self.probe.exchange(&request).await?;
-            if answer.status != 204 {
-                return Err(format!("the probe's release was answered with {}", answer.describe()));
+            if let (201, Some(token)) = (answer.status, answer.lock_token) {
+                write_release(&mut request, name, token);
+                failed += u64::from(self.probe.exchange(&request).await?.status != 204);
+            } else {
+                failed += 1;
             }
             free = Instant::now();
             latencies.record(free - from);
         }
-        Ok(latencies)
+        Ok((latencies, failed))
+    }
+}
+
+pub(super) fn shown(value: Option<f64>) -> String {
+    value.map_or("absent".into(), |value| value.to_string())
+}
+
+/// An answer that outlives its connection's next request.
+pub(super) struct Settled {
+    pub(super) status: u16,
+    pub(super) lock_token: Vec<u8>,
+    pub(super) text: String,
+    repeated: bool,
+}
+
+impl Settled {
+    /// A release that is repeated may find its work done, and the next one holding the lock. The first may not.
+    pub(super) fn is_released(&self) -> bool {
+        self.status == 204 || self.repeated && matches!(self.status, 404 | 409)
+    }
+}
+
+/// Asks again after a 503: on a machine this busy a master may miss its time-out, and one lock that stays for its TTL
+/// would stall all who wait for it.
+pub(super) async fn settle(connection: &mut Connection, request: &[u8]) -> Result<Settled, String> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let answer = connection.exchange(request).await?;
+        if answer.status != 503 || tries == SETTLE_TRIES {
+            let lock_token = answer.lock_token.unwrap_or_default().to_vec();
+            return Ok(Settled { status: answer.status, lock_token, text: answer.describe(), repeated: tries > 1 });
+        }
+        sleep(SETTLE_PAUSE).await;
     }
 }
 
@@ -132,11 +166,11 @@ impl Holders {
             let (mut held, mut request) = (Vec::with_capacity(share.len()), Vec::with_capacity(192));
             for &lock in share {
                 write_acquire(&mut request, lock, HOLDERS_BODY);
-                let answer = connection.exchange(&request).await?;
-                let (201, Some(token)) = (answer.status, answer.lock_token) else {
-                    return Err(format!("a holder was answered with {}", answer.describe()));
-                };
-                held.push((lock, token.to_vec()));
+                let answer = settle(&mut connection, &request).await?;
+                if answer.status != 201 {
+                    return Err(format!("a holder was answered with {}", answer.text));
+                }
+                held.push((lock, answer.lock_token));
             }
             Ok(Hand { connection, held })
         });
@@ -148,9 +182,9 @@ impl Holders {
             let mut request = Vec::with_capacity(192);
             for (lock, token) in held {
                 write_release(&mut request, lock, &token);
-                let answer = connection.exchange(&request).await?;
-                if answer.status != 204 {
-                    return Err(format!("a holder's release was answered with {}", answer.describe()));
+                let answer = settle(&mut connection, &request).await?;
+                if !answer.is_released() {
+                    return Err(format!("a holder's release was answered with {}", answer.text));
                 }
             }
             Ok(())

@@ -41,12 +41,21 @@ pub(super) struct Report {
 pub(super) struct Latency {
     p50_ms: f64,
     p99_ms: f64,
+    count: u64,
+    failed: u64,
 }
 
-impl From<Histogram> for Latency {
-    fn from(latencies: Histogram) -> Self {
+impl From<(Histogram, u64)> for Latency {
+    fn from((latencies, failed): (Histogram, u64)) -> Self {
         let read = |share| latencies.percentile(share).map_or(0.0, millis);
-        Self { p50_ms: read(0.5), p99_ms: read(0.99) }
+        Self { p50_ms: read(0.5), p99_ms: read(0.99), count: latencies.total(), failed }
+    }
+}
+
+impl Display for Latency {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.2} / {:.2}", self.p50_ms, self.p99_ms)?;
+        if self.failed > 0 { write!(f, ", {} of {} failed", self.failed, self.count) } else { Ok(()) }
     }
 }
 
@@ -163,7 +172,6 @@ impl Report {
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| format!("{:.1}", bytes as f64 / 1_048_576.0);
-        let (idle, waiting) = (&self.probe_idle, &self.probe_waiting);
         let (first, second, late) = (&self.service, &self.service_after_disconnects, &self.lateness);
         writeln!(f, "| figure | value |\n| --- | ---: |")?;
         let mut row = |figure: &str, value: String| writeln!(f, "| {figure} | {value} |");
@@ -173,8 +181,8 @@ impl Display for Report {
             "RSS before / idle / waiting / at the end, MiB",
             [self.memory_before, self.memory_idle, self.memory_waiting, self.memory_at_the_end].map(mib).join(" / "),
         )?;
-        row("probe while idle, p50 / p99 ms", format!("{:.2} / {:.2}", idle.p50_ms, idle.p99_ms))?;
-        row("probe while all wait, p50 / p99 ms", format!("{:.2} / {:.2}", waiting.p50_ms, waiting.p99_ms))?;
+        row("probe while idle, p50 / p99 ms", self.probe_idle.to_string())?;
+        row("probe while all wait, p50 / p99 ms", self.probe_waiting.to_string())?;
         row("served when holders let go", format!("{} within {:.2} s", first.granted, first.last_grant_ms / 1e3))?;
         row("disconnected, noticed", format!("{} within {:.0} ms", self.disconnected, self.disconnects_noticed_ms))?;
         row("the others served", format!("{} within {:.2} s", second.granted, second.last_grant_ms / 1e3))?;
