@@ -462,9 +462,13 @@ impl Shared {
         let lock = keys.lock.clone();
         let record = Record::new(token, &Info::default());
         let release = |tell| Arc::new(Op::Release { keys, record, failed_try: false, tell });
-        match self.handing(&lock, token.fencing()) {
-            Handing::Nothing => self.release_on(release(None), u32::MAX),
-            Handing::Tell(hint) => self.release_on(release(Some(hint)), u32::MAX),
+        let now = Instant::now();
+        match self.handing(&lock, token.fencing(), now) {
+            Handing::Tell(hint) => {
+                let round = self.release_on(release(hint), u32::MAX);
+                self.released(&lock, now);
+                round
+            }
             Handing::To(next) => {
                 let (offer, mut attempt) = *next;
                 let round = self.release_round(release(None));
@@ -476,8 +480,11 @@ impl Shared {
                         return round;
                     }
                 }
-                // Dropped, and so undone, when the waiter has left in the meantime.
-                drop(offer.hand(attempt));
+                if let Some(unused) = offer.hand(attempt) {
+                    // The waiter has left in the meantime. Dropped, it is undone, and the next one may have asked too early.
+                    drop(unused);
+                    self.released(&lock, now);
+                }
                 round
             }
         }

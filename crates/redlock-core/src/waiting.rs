@@ -58,6 +58,8 @@ const NO_QUORUM: (Duration, Duration) = (Duration::from_millis(50), Duration::fr
 const SHORTEST_ROUND: Duration = Duration::from_micros(500);
 /// How long an attempt that is under way may go on after the end of the wait.
 const GRACE: Duration = Duration::from_millis(10);
+/// Who waits for longer waits for this long. An `Instant` has an end, too.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(365 * 86_400);
 
 const _: () = assert!(LONGEST_TURN.as_millis() < FIRST_POLL.as_millis() && POLL.1.as_millis() < 1000);
 
@@ -136,7 +138,7 @@ impl Redlock {
     ) -> Result<Lease, LockError> {
         self.check_ttl(ttl)?;
         let now = Instant::now();
-        let deadline = now + patience;
+        let deadline = now + patience.min(LONGEST_PATIENCE);
         let shared = self.shared();
         let (room, claim) = (&shared.room, self.claim(options.owner));
         let wish = Wish { keys: shared.keys(name), claim, info: options.info, ttl };
@@ -260,19 +262,16 @@ fn last_error(place: &Place<Wish, Attempt>, now: Instant) -> LockError {
 
 /// What a release is followed by.
 pub(crate) enum Handing {
-    /// Nothing.
-    Nothing,
-    /// Those who wait elsewhere are told.
-    Tell(Hint),
+    /// Those who wait elsewhere are told, if there are any. Then the lines have to hear that the release was sent.
+    Tell(Option<Hint>),
     /// The lock is asked for again, for the first one who waits here.
     To(Box<(Offer<Wish, Attempt>, Attempt)>),
 }
 
 impl Shared {
     /// Decides who a lock is for that is about to be released here.
-    pub(crate) fn handing(self: &Arc<Self>, lock: &Bytes, t: FencingToken) -> Handing {
+    pub(crate) fn handing(self: &Arc<Self>, lock: &Bytes, t: FencingToken, now: Instant) -> Handing {
         let room = &self.room;
-        let now = Instant::now();
         let others_wait = room.others.wait_for(lock, now);
         let turns = Turns {
             others_wait,
@@ -281,10 +280,8 @@ impl Shared {
             // Drawn only where it is needed.
             unit: if others_wait { self.seams.entropy.unit() } else { 0.0 },
         };
-        let told = |waiting| match others_wait {
-            true => Handing::Tell(Hint::new(room.origin, Word::Released { t, waiting }, lock)),
-            false => Handing::Nothing,
-        };
+        let told =
+            |waiting| Handing::Tell(others_wait.then(|| Hint::new(room.origin, Word::Released { t, waiting }, lock)));
         match room.lines.next(lock, now, &turns) {
             Next::Nobody => {
                 if others_wait {
@@ -302,7 +299,15 @@ impl Shared {
         }
     }
 
+    /// The release has been sent that was asked about at `since`, and whatever was prepared in vain is undone.
+    pub(crate) fn released(&self, lock: &Bytes, since: Instant) {
+        self.room.lines.released(lock, since, Instant::now());
+    }
+
     fn between(&self, (least, most): (Duration, Duration)) -> Duration {
         least + (most - least).mul_f64(self.seams.entropy.unit())
     }
 }
+
+#[cfg(test)]
+mod tests;

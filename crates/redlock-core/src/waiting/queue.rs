@@ -3,7 +3,7 @@
 //! A line is a state machine behind a lock of its own shard; nothing in here waits, asks a node or draws a random number.
 //! What a waiter wants (`W`) and what it is handed when the lock was released here (`A`) are the caller's.
 //!
-//! Invariants, explored under every interleaving that [`shuttle`](https://docs.rs/shuttle) finds (`tests` below):
+//! Invariants, explored under many interleavings by [`shuttle`](https://docs.rs/shuttle) (`explored.rs` beside this file):
 //! - a waiter that is first is told so; a waiter that leaves, however it leaves, makes room for the next one;
 //! - at most one attempt of a line is under way, or about to be handed over: `competing` is its ticket;
 //! - what was prepared for a waiter that has left in the meantime is given back, for the caller to undo;
@@ -194,17 +194,18 @@ impl<W: Clone, A> Lines<W, A> {
         if self.waiters.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).is_err() {
             return Err(LockError::TooManyWaiters { max: total, of_this_lock: false });
         }
-        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let mut shard = self.shard(&lock);
-        let line = shard.entry(lock.clone()).or_insert_with(|| {
-            self.locks.fetch_add(1, Ordering::Relaxed);
-            Line::new(first_try, first_poll)
-        });
-        if line.waiters.len() >= of_one_lock {
+        if shard.get(&lock).map_or(0, |line| line.waiters.len()) >= of_one_lock {
             drop(shard);
             self.waiters.fetch_sub(1, Ordering::AcqRel);
             return Err(LockError::TooManyWaiters { max: of_one_lock, of_this_lock: true });
         }
+        let line = shard.entry(lock.clone()).or_insert_with(|| {
+            self.locks.fetch_add(1, Ordering::Relaxed);
+            Line::new(first_try, first_poll)
+        });
+        // Not before the shard is locked: a line is in the order of its tickets.
+        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         line.waiters.insert(ticket, Waiter { wish, handed: None, waker: None, signalled: false });
         drop(shard);
         Ok(Place { lines: self.clone(), lock, ticket, left: false })
@@ -269,6 +270,28 @@ impl<W, A> Lines<W, A> {
     fn shard(&self, lock: &Bytes) -> MutexGuard<'_, Shard<W, A>> {
         let at = self.hasher.hash_one(lock) as usize % SHARDS;
         self.shards[at].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The release has been sent that [`next`](Self::next) was asked about at `since`, and it has handed the lock to nobody
+    /// here. Who has been refused since then, or is being refused, may have asked before it.
+    pub(crate) fn released(&self, lock: &Bytes, since: Instant, now: Instant) {
+        if self.waiters.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut shard = self.shard(lock);
+        let Some(line) = shard.get_mut(lock) else { return };
+        if line.competing.is_some() {
+            line.stirred = true;
+            return;
+        }
+        if line.news.as_ref().is_none_or(|(_, refused)| *refused < since) {
+            return;
+        }
+        line.quick_left = QUICK;
+        line.next = line.next.min(now);
+        let wake = line.signal_first();
+        drop(shard);
+        wake.into_iter().for_each(Waker::wake);
     }
 
     /// Takes a waiter out of its line. What was handed to it comes back, to be dropped where no shard is locked.
@@ -391,15 +414,14 @@ impl<W, A> Place<W, A> {
     pub(crate) fn poll_signalled(&self, context: &Context<'_>) -> Poll<()> {
         let mut shard = self.lines.shard(&self.lock);
         let waiter = shard.get_mut(&self.lock).and_then(|line| line.waiters.get_mut(&self.ticket));
-        match waiter {
-            Some(waiter) if !waiter.signalled => {
-                if !waiter.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
-                    waiter.waker = Some(context.waker().clone());
-                }
-                Poll::Pending
-            }
-            _ => Poll::Ready(()),
+        let Some(waiter) = waiter.filter(|waiter| !waiter.signalled) else { return Poll::Ready(()) };
+        if !waiter.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            let replaced = waiter.waker.replace(context.waker().clone());
+            drop(shard);
+            // It may be the last that holds a task, and with it another place.
+            drop(replaced);
         }
+        Poll::Pending
     }
 
     /// The attempt failed; the place is kept.
@@ -456,7 +478,7 @@ impl<W, A> Drop for Place<W, A> {
         if self.left {
             return;
         }
-        let ticket = self.ticket;
+        let (ticket, since) = (self.ticket, Instant::now());
         let unused = self.lines.remove(&self.lock, ticket, |line| {
             if line.competing == Some(ticket) {
                 // What it has set is being undone; soon the lock may be free.
@@ -466,6 +488,10 @@ impl<W, A> Drop for Place<W, A> {
                 line.next = Instant::now();
             }
         });
-        drop(unused);
+        if unused.is_some() {
+            // Undone only now, when the next one may have been refused because of it.
+            drop(unused);
+            self.lines.released(&self.lock, since, Instant::now());
+        }
     }
 }
