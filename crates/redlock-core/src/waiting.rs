@@ -310,4 +310,6 @@ impl Shared {
 }
 
 #[cfg(test)]
+mod explored;
+#[cfg(test)]
 mod tests;

@@ -167,6 +167,19 @@ fn a_hint_during_an_attempt_leads_to_the_next_one_at_once() {
 }
 
 #[test]
+fn a_hint_during_an_attempt_that_has_success_is_old_for_the_next_one() {
+    let (queue, now) = (queue(), Instant::now());
+    let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
+    assert_eq!(turn(&first, now), ("poll", None));
+    queue.stir(&lock(), 7, now);
+    first.granted(now, success(false, now));
+    assert_eq!(turn(&second, now), ("until", Some(25 * MS)));
+    assert_eq!(turn(&second, now + 25 * MS), ("poll", None));
+    refused(&second, now + 25 * MS);
+    assert_eq!(turn(&second, now + 25 * MS), ("until", Some(POLL)));
+}
+
+#[test]
 fn a_release_here_is_for_the_first_and_repeats_an_attempt_under_way() {
     let (queue, now) = (queue(), Instant::now());
     assert_eq!(release(&queue, now, &turns(false)), "nobody");
@@ -243,6 +256,18 @@ fn who_has_left_is_handed_nothing_and_the_next_one_tries() {
     assert_eq!(turn(&second, Instant::now()), ("poll", None));
     assert_eq!(offer.hand("a"), Some("a"));
     assert_eq!(turn(&second, Instant::now()), ("wait", None), "the attempt under way is its own");
+}
+
+#[test]
+fn an_offer_dropped_after_its_waiter_has_left_ends_no_other_attempt() {
+    let (queue, now) = (queue(), Instant::now());
+    let (first, second) = (refused_line(&queue, now), enter(&queue, "b", now));
+    let Next::First(offer) = queue.next(&lock(), now, &turns(false)) else { panic!("somebody waits") };
+    drop(first);
+    assert_eq!(turn(&second, Instant::now()), ("poll", None));
+    drop(offer);
+    assert_eq!(turn(&second, Instant::now()), ("wait", None));
+    assert_eq!(release(&queue, now, &turns(false)), "busy");
 }
 
 #[test]

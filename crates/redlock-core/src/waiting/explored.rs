@@ -1,0 +1,481 @@
+//! The lines under many interleavings: `queue.rs` once more, synchronized by `shuttle`, which decides at every lock and
+//! every atomic who goes on.
+//!
+//! The nodes are one cell behind a mutex. Polls and quick tries never come: what makes a waiter go on is a signal, or
+//! nothing is, and then shuttle reports a deadlock. Time is a counter an hour ahead of the machine's clock, so that what
+//! the lines themselves read from that clock is always past. Wakers and attempts look at the lines when they are woken or
+//! dropped, which shuttle refuses to whoever still has a shard locked.
+//!
+//! What fails is printed: by `check_random` a seed, with which `shuttle::check_random_with_seed(body, seed, 1)` in place of
+//! `explore` runs the same schedule again, and by `check_pct` the schedule itself, for `shuttle::replay(body, "…")`.
+
+mod sync {
+    pub(super) use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    pub(super) use shuttle::sync::{Arc, Mutex, MutexGuard};
+}
+
+// Twice on purpose: the other one is synchronized by the standard library.
+#[allow(dead_code, clippy::duplicate_mod)]
+#[path = "queue.rs"]
+mod queue;
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use shuttle::future::{JoinHandle, block_on, spawn, yield_now};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::Mutex;
+use tokio::time::Instant;
+
+use self::queue::{Bounds, Lines, Next, Place, Refusal, Success, Turn, Turns};
+use crate::error::LockError;
+
+const ROUND: Duration = Duration::from_millis(1);
+const NEVER: Duration = Duration::from_secs(1_000_000);
+
+/// Who has the lock here before the first waiter does; and elsewhere.
+const HOLDER: u64 = u64::MAX;
+const ELSEWHERE: u64 = u64::MAX - 1;
+
+type Queue = Lines<u64, Asked>;
+
+struct World {
+    lines: sync::Arc<Queue>,
+    base: Instant,
+    ticks: AtomicU64,
+    turns: Turns,
+    /// How often in ten an offer is dropped unused.
+    unused: u32,
+    nodes: Mutex<Nodes>,
+    elsewhere: Mutex<Vec<JoinHandle<bool>>>,
+    prepared: AtomicUsize,
+    taken: AtomicUsize,
+    given_back: AtomicUsize,
+    this: Weak<World>,
+}
+
+#[derive(Default)]
+struct Nodes {
+    holder: Option<u64>,
+    asked: u64,
+    /// Who has held the lock, in order.
+    grants: Vec<u64>,
+    /// How many of them had been told so, and believed it at once.
+    inside: usize,
+    released: u64,
+}
+
+/// An attempt that has been asked. Dropped before it is taken, it is undone.
+struct Asked {
+    world: Arc<World>,
+    number: u64,
+    waiter: u64,
+    granted: bool,
+    taken: bool,
+    handed: bool,
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.world.look();
+        if self.handed {
+            let ended = if self.taken { &self.world.taken } else { &self.world.given_back };
+            ended.fetch_add(1, Ordering::Relaxed);
+        }
+        if !self.taken {
+            self.world.free(self.number);
+        }
+    }
+}
+
+/// A waker that must not be woken or dropped with a shard locked.
+struct Watching(Waker, Arc<World>);
+
+impl Wake for Watching {
+    fn wake(self: Arc<Self>) {
+        self.1.look();
+        self.0.wake_by_ref();
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.1.look();
+    }
+}
+
+/// When a waiter gives up.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    Stays,
+    /// After so many steps of waiting, signalled or not.
+    Impatient(u32),
+    /// With its own attempt under way, at the first or a later one.
+    Competing,
+    /// When something was handed over to it, and has been taken out.
+    Handed,
+}
+
+fn lock() -> Bytes {
+    Bytes::from_static(b"lock:a")
+}
+
+fn world(holder: Option<u64>, bounds: Bounds, turns: Turns, unused: u32) -> Arc<World> {
+    static BASE: OnceLock<Instant> = OnceLock::new();
+    Arc::new_cyclic(|this| World {
+        lines: Lines::new(bounds),
+        base: *BASE.get_or_init(|| Instant::now() + Duration::from_secs(3600)),
+        ticks: AtomicU64::new(0),
+        turns,
+        unused,
+        nodes: Mutex::new(Nodes { holder, ..Nodes::default() }),
+        elsewhere: Mutex::new(Vec::new()),
+        prepared: AtomicUsize::new(0),
+        taken: AtomicUsize::new(0),
+        given_back: AtomicUsize::new(0),
+        this: this.clone(),
+    })
+}
+
+const MANY: Bounds = Bounds { total: 100, of_one_lock: 100 };
+const ALONE: Turns = Turns { others_wait: false, longest_run: 0, longest_time: Duration::ZERO, unit: 0.0 };
+
+impl World {
+    fn now(&self) -> Instant {
+        self.base + Duration::from_nanos(self.ticks.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn look(&self) {
+        if !std::thread::panicking() {
+            self.lines.is_waited_for(&lock());
+        }
+    }
+
+    fn nodes(&self) -> shuttle::sync::MutexGuard<'_, Nodes> {
+        self.nodes.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn enter(&self, id: u64) -> Result<Place<u64, Asked>, LockError> {
+        let now = self.now();
+        self.lines.enter(lock(), id, (now, now + NEVER))
+    }
+
+    /// Asks for the lock, in the call that releases the grant `releasing`.
+    fn ask(&self, waiter: u64, releasing: Option<u64>) -> Asked {
+        let mut nodes = self.nodes();
+        nodes.asked += 1;
+        let number = nodes.asked;
+        if releasing.is_some() && nodes.holder == releasing {
+            nodes.holder = None;
+        }
+        let granted = nodes.holder.is_none();
+        if granted {
+            nodes.holder = Some(number);
+        }
+        drop(nodes);
+        let world = self.this.upgrade().expect("the world is there");
+        Asked { world, number, waiter, granted, taken: false, handed: releasing.is_some() }
+    }
+
+    fn free(&self, number: u64) {
+        let mut nodes = self.nodes();
+        if nodes.holder == Some(number) {
+            nodes.holder = None;
+        }
+    }
+
+    /// As `Shared::let_go` does it.
+    fn let_go(&self, number: u64) {
+        let since = self.now();
+        let next = self.lines.next(&lock(), since, &self.turns);
+        match next {
+            Next::Nobody | Next::Busy => {
+                self.free(number);
+                self.lines.released(&lock(), since, self.now());
+            }
+            Next::Others => {
+                self.free(number);
+                self.lines.released(&lock(), since, self.now());
+                let world = self.this.upgrade().expect("the world is there");
+                let elsewhere = spawn(async move {
+                    world.hold_elsewhere();
+                    true
+                });
+                self.elsewhere.lock().expect("nobody panics with it").push(elsewhere);
+            }
+            Next::First(offer) if thread_rng().gen_range(0..10) < self.unused => {
+                self.free(number);
+                drop(offer);
+            }
+            Next::First(offer) => {
+                let asked = self.ask(*offer.wish(), Some(number));
+                assert!(asked.granted, "what is released and asked for in one call is granted");
+                self.prepared.fetch_add(1, Ordering::Relaxed);
+                if let Some(unused) = offer.hand(asked) {
+                    drop(unused);
+                    self.lines.released(&lock(), since, self.now());
+                }
+            }
+        }
+    }
+
+    /// Another gateway takes the lock if it is free, and tells of its release.
+    fn hold_elsewhere(&self) {
+        let mut asked = self.ask(ELSEWHERE, None);
+        if asked.granted {
+            asked.taken = true;
+            self.let_go_elsewhere(asked.number);
+        }
+    }
+
+    fn let_go_elsewhere(&self, number: u64) {
+        self.free(number);
+        let mut nodes = self.nodes();
+        nodes.released += 1;
+        let t = nodes.released;
+        drop(nodes);
+        // Every node tells of it.
+        (0..2).for_each(|_| self.lines.stir(&lock(), t, self.now()));
+    }
+
+    /// As `waiting::wait` does it. Whether the lock was granted.
+    async fn wait(self: Arc<Self>, id: u64, place: Place<u64, Asked>, fate: Fate) -> bool {
+        loop {
+            let now = self.now();
+            let (mut asked, cause) = match place.turn(now, true) {
+                Turn::Handed(asked) => (asked, None),
+                Turn::Try(cause) => (self.ask(id, None), Some(cause)),
+                // A pause for others is over at some time.
+                Turn::Until(then) if then < self.base + NEVER / 2 => {
+                    yield_now().await;
+                    let ahead = then.saturating_duration_since(self.base).as_nanos() as u64;
+                    self.ticks.fetch_max(ahead, Ordering::Relaxed);
+                    continue;
+                }
+                Turn::Wait | Turn::Until(_) => match fate {
+                    Fate::Impatient(0) => return false,
+                    Fate::Impatient(steps) => {
+                        self.signalled(&place, Some(steps)).await;
+                        return self.leaves(place);
+                    }
+                    _ => {
+                        self.signalled(&place, None).await;
+                        continue;
+                    }
+                },
+            };
+            assert_eq!(asked.waiter, id, "handed over to somebody else");
+            match (fate, cause) {
+                (Fate::Competing, Some(_)) | (Fate::Handed, None) => {
+                    yield_now().await;
+                    drop(asked);
+                    return self.leaves(place);
+                }
+                _ => {}
+            }
+            yield_now().await;
+            let now = self.now();
+            if !asked.granted {
+                asked.taken = true;
+                let (retry, error) = (now + NEVER, LockError::Held(Default::default()));
+                place.refused(now, Refusal { error, retry, quick: retry, poll_due: retry, round: ROUND });
+                continue;
+            }
+            asked.taken = true;
+            self.goes_in(place.ticket());
+            place.granted(now, Success { handed: cause.is_none(), ends: now + NEVER, round: ROUND });
+            yield_now().await;
+            self.nodes().inside -= 1;
+            let number = asked.number;
+            drop(asked);
+            self.let_go(number);
+            return true;
+        }
+    }
+
+    fn goes_in(&self, ticket: u64) {
+        let mut nodes = self.nodes();
+        nodes.grants.push(ticket);
+        nodes.inside += 1;
+        assert_eq!(nodes.inside, 1, "two hold the lock");
+    }
+
+    fn leaves(&self, place: Place<u64, Asked>) -> bool {
+        drop(place);
+        false
+    }
+
+    /// Until signalled, or for so many steps.
+    async fn signalled(self: &Arc<Self>, place: &Place<u64, Asked>, mut steps: Option<u32>) {
+        poll_fn(|context| {
+            let watching = Waker::from(Arc::new(Watching(context.waker().clone(), self.clone())));
+            if place.poll_signalled(&Context::from_waker(&watching)).is_ready() && steps.is_none() {
+                return Poll::Ready(());
+            }
+            match &mut steps {
+                Some(0) => return Poll::Ready(()),
+                Some(left) => {
+                    *left -= 1;
+                    context.waker().wake_by_ref();
+                }
+                None => {}
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// After all have left.
+    fn is_as_before(&self) {
+        finish(std::mem::take(&mut *self.elsewhere.lock().expect("nobody panics with it")));
+        assert_eq!(self.lines.count(), (0, 0), "a line or a place is left");
+        let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        let ended = count(&self.taken) + count(&self.given_back);
+        assert_eq!(count(&self.prepared), ended, "what was prepared was neither taken nor given back");
+        assert_eq!(self.nodes().holder, None, "somebody still has the lock");
+    }
+}
+
+fn finish(tasks: Vec<JoinHandle<bool>>) -> Vec<bool> {
+    tasks.into_iter().map(|task| block_on(task).expect("a waiter ends")).collect()
+}
+
+/// Random schedules find races of many steps, those with few preemptions the others.
+fn explore(times: usize, body: impl Fn() + Send + Sync + Clone + 'static) {
+    shuttle::check_random(body.clone(), times);
+    shuttle::check_pct(body, times, 3);
+}
+
+#[test]
+fn every_waiter_is_served_in_the_order_of_the_tickets() {
+    explore(4_000, || {
+        let world = world(Some(HOLDER), MANY, ALONE, 0);
+        let waiters = (0..4).map(|id| {
+            let world = world.clone();
+            spawn(async move {
+                let place = world.enter(id).expect("there is room");
+                world.wait(id, place, Fate::Stays).await
+            })
+        });
+        let waiters: Vec<_> = waiters.collect();
+        world.let_go(HOLDER);
+        assert_eq!(finish(waiters), [true; 4]);
+        let grants = std::mem::take(&mut world.nodes().grants);
+        assert!(grants.is_sorted() && grants.len() == 4, "out of order: {grants:?}");
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn who_stays_is_served_whoever_leaves_and_nothing_prepared_is_lost() {
+    explore(10_000, || {
+        let world = world(Some(HOLDER), MANY, ALONE, 1);
+        let fates: Vec<_> = (0..4)
+            .map(|_| match thread_rng().gen_range(0..5) {
+                0 => Fate::Impatient(thread_rng().gen_range(0..6)),
+                1 => Fate::Competing,
+                2 => Fate::Handed,
+                3 => Fate::Impatient(thread_rng().gen_range(0..20)),
+                _ => Fate::Stays,
+            })
+            .collect();
+        let waiters = fates.iter().enumerate().map(|(id, fate)| {
+            let (world, fate, id) = (world.clone(), *fate, id as u64);
+            spawn(async move {
+                let place = world.enter(id).expect("there is room");
+                world.wait(id, place, fate).await
+            })
+        });
+        let waiters: Vec<_> = waiters.collect();
+        world.let_go(HOLDER);
+        for (served, fate) in finish(waiters).into_iter().zip(fates) {
+            assert!(served || fate != Fate::Stays, "one that stays is not served");
+        }
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn a_hint_during_an_attempt_leads_to_another_one() {
+    explore(6_000, || {
+        let world = world(Some(ELSEWHERE), MANY, ALONE, 0);
+        let waiters = (0..2).map(|id| {
+            let place = world.enter(id).expect("there is room");
+            spawn(world.clone().wait(id, place, Fate::Stays))
+        });
+        let waiters: Vec<_> = waiters.collect();
+        world.let_go_elsewhere(ELSEWHERE);
+        world.hold_elsewhere();
+        assert_eq!(finish(waiters), [true; 2]);
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn offers_dropped_unused_leave_everybody_to_try_alone() {
+    explore(4_000, || {
+        let world = world(Some(HOLDER), MANY, ALONE, 10);
+        let waiters = (0..3).map(|id| {
+            let place = world.enter(id).expect("there is room");
+            spawn(world.clone().wait(id, place, Fate::Stays))
+        });
+        let waiters: Vec<_> = waiters.collect();
+        world.let_go(HOLDER);
+        assert_eq!(finish(waiters), [true; 3]);
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn a_turn_that_is_over_is_for_the_others_and_comes_back() {
+    explore(6_000, || {
+        let turns = Turns { others_wait: true, longest_run: 1, longest_time: NEVER, unit: 0.5 };
+        let world = world(Some(HOLDER), MANY, turns, 1);
+        let waiters = (0..4).map(|id| {
+            let world = world.clone();
+            let fate = if id == 1 { Fate::Impatient(thread_rng().gen_range(0..20)) } else { Fate::Stays };
+            spawn(async move {
+                let place = world.enter(id).expect("there is room");
+                world.wait(id, place, fate).await
+            })
+        });
+        let waiters: Vec<_> = waiters.collect();
+        world.let_go(HOLDER);
+        let served = finish(waiters);
+        assert!(served[0] && served[2] && served[3], "{served:?}");
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
+    explore(4_000, || {
+        let world = world(None, Bounds { total: 3, of_one_lock: 2 }, ALONE, 0);
+        let enter = |name: &'static [u8]| {
+            let world = world.clone();
+            spawn(async move {
+                let now = world.now();
+                let place = world.lines.enter(Bytes::from_static(name), 0, (now, now + NEVER));
+                let (waiters, _) = world.lines.count();
+                assert!(waiters <= 3, "{waiters} wait");
+                let inside = world.prepared.fetch_add(usize::from(place.is_ok()), Ordering::Relaxed);
+                assert!(inside + usize::from(place.is_ok()) <= 3, "{inside} were let in before");
+                yield_now().await;
+                let entered = place.is_ok();
+                world.prepared.fetch_sub(usize::from(entered), Ordering::Relaxed);
+                drop(place);
+                entered
+            })
+        };
+        let entered = finish([&b"a"[..], b"a", b"a", b"b", b"b"].into_iter().map(enter).collect());
+        assert!(entered.iter().filter(|entered| **entered).count() >= 2, "{entered:?}");
+        assert_eq!(world.lines.count(), (0, 0));
+        let places: Vec<_> = (0..3).map(|id| world.enter(id)).collect();
+        assert!(places[0].is_ok() && places[1].is_ok());
+        assert!(matches!(places[2], Err(LockError::TooManyWaiters { max: 2, of_this_lock: true })));
+    });
+}
