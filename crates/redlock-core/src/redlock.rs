@@ -477,6 +477,9 @@ impl Shared {
                     // The waiter will find out for itself, and has somebody to tell.
                     Err(_) => {
                         round.ask(&self.nodes, u32::MAX, self.release_life());
+                        // It may have left, and the next one asked too early.
+                        drop(offer);
+                        self.released(&lock, now);
                         return round;
                     }
                 }

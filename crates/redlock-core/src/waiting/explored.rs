@@ -210,6 +210,7 @@ impl World {
             Next::First(offer) if thread_rng().gen_range(0..10) < self.unused => {
                 self.free(number);
                 drop(offer);
+                self.lines.released(&lock(), since, self.now());
             }
             Next::First(offer) => {
                 let asked = self.ask(*offer.wish(), Some(number));
