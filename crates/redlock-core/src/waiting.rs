@@ -11,8 +11,8 @@
 //! - *Polls.* Hints may be lost, and a lock that expires sends none. So the first waiter asks anyway: when the lock may
 //!   expire at the earliest, and about twice in a second.
 //!
-//! A turn of local hand-offs ends when others wait and it has lasted [`LONGEST_RUN`] hand-offs or [`LONGEST_TURN`]: then the
-//! release is for the others, and the line here competes again after a pause.
+//! A turn of local hand-offs ends when others wait and it has lasted 32 hand-offs or 10 ms: then the release is for the
+//! others, and the line here competes again after a pause.
 //!
 //! Promised is the order within one process, for those who wait. An [`acquire`](Redlock::acquire) does not wait, so it is
 //! in nobody's line, and may find the lock free between two of them. Nothing here has a part in safety: whoever gets
@@ -34,18 +34,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
-use self::hints::{Hint, Others, Word};
-use self::queue::{Bounds, Cause, Lines, Next, Offer, Place, Refusal, Success, Turn, Turns};
+use self::hints::{Hint, Others, Whose, Word};
+use self::queue::{Bounds, Cause, Lines, Next, Offer, Place, Refusal, Success, Turn};
 use crate::clock::Entropy;
 use crate::error::LockError;
 use crate::node::{HandOver, Keys, Listener};
 use crate::redlock::{AcquireOptions, Attempt, Claim, Denial, Lease, Redlock, Shared};
 use crate::types::{FencingToken, Info, LockName, Ttl};
 
-/// Local hand-offs in a row while others wait.
-const LONGEST_RUN: u32 = 32;
-/// How long they may take together. Holders that keep a lock for longer than this alternate between gateways.
-const LONGEST_TURN: Duration = Duration::from_millis(10);
 /// Between two polls; a lost hint costs at most the longer one.
 const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(900));
 /// The first poll of a line whose first waiter got the lock at once: those behind it have not been announced yet.
@@ -61,7 +57,10 @@ const GRACE: Duration = Duration::from_millis(10);
 /// Who waits for longer waits for this long. An `Instant` has an end, too.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(365 * 86_400);
 
-const _: () = assert!(LONGEST_TURN.as_millis() < FIRST_POLL.as_millis() && POLL.1.as_millis() < 1000);
+/// After how many rounds a line competes again that has left the lock to others.
+const THEIR_TURN: (f64, f64) = (3.0, 6.0);
+
+const _: () = assert!(POLL.1.as_millis() < 1000);
 
 /// Those who wait in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -185,14 +184,13 @@ async fn wait(
                 let attempt = Attempt::new(shared, wish.keys.clone(), wish.claim, wish.info.clone(), wish.ttl);
                 (attempt.announcing(shared.room.somebody_waits(&wish.keys.lock)), Some(cause))
             }
-            Turn::Wait | Turn::Until(_) if now >= deadline => return Err(last_error(place, now)),
-            Turn::Wait => {
-                signalled(place, deadline).await;
-                fresh = false;
+            Turn::Until(next) if in_time => {
+                signalled(place, if fresh { next } else { next.min(deadline) }).await;
                 continue;
             }
-            Turn::Until(next) => {
-                signalled(place, next.min(deadline)).await;
+            Turn::Wait | Turn::Until(_) if now >= deadline => return Err(last_error(place, now)),
+            Turn::Wait | Turn::Until(_) => {
+                signalled(place, deadline).await;
                 fresh = false;
                 continue;
             }
@@ -205,13 +203,17 @@ async fn wait(
             Ok(mut lease) => {
                 rounds += lease.rounds;
                 (lease.rounds, lease.ticket) = (rounds, Some(place.ticket()));
+                let (lock, observer) = (&wish.keys.lock, &shared.seams.observer);
                 match cause {
-                    None => shared.seams.observer.handed_over(HandOver::Local),
-                    Some(Cause::Hint) => shared.seams.observer.handed_over(HandOver::Remote),
+                    None | Some(Cause::Release) => observer.handed_over(HandOver::Local),
+                    Some(Cause::Hint) => observer.handed_over(HandOver::Remote),
                     Some(Cause::Poll) => {}
                 }
+                if matches!(cause, Some(Cause::Hint | Cause::Poll)) {
+                    shared.room.others.our_turn(lock, ended);
+                }
                 let ends = ended + wish.ttl.duration() + shared.between(AFTER_EXPIRY);
-                return Ok((lease, Success { handed: cause.is_none(), ends, round }));
+                return Ok((lease, Success { ends, round }));
             }
             Err(Denial::Split(error)) => {
                 splits += 1;
@@ -272,17 +274,13 @@ impl Shared {
     /// Decides who a lock is for that is about to be released here.
     pub(crate) fn handing(self: &Arc<Self>, lock: &Bytes, t: FencingToken, now: Instant) -> Handing {
         let room = &self.room;
-        let others_wait = room.others.wait_for(lock, now);
-        let turns = Turns {
-            others_wait,
-            longest_run: LONGEST_RUN,
-            longest_time: LONGEST_TURN,
-            // Drawn only where it is needed.
-            unit: if others_wait { self.seams.entropy.unit() } else { 0.0 },
-        };
+        let whose = room.others.whose(lock, now);
+        let others_wait = whose != Whose::Ours;
+        let (least, most) = THEIR_TURN;
+        let pause = (whose == Whose::Theirs).then(|| least + (most - least) * self.seams.entropy.unit());
         let told =
             |waiting| Handing::Tell(others_wait.then(|| Hint::new(room.origin, Word::Released { t, waiting }, lock)));
-        match room.lines.next(lock, now, &turns) {
+        match room.lines.next(lock, now, pause) {
             Next::Nobody => {
                 if others_wait {
                     room.others.their_turn(lock, now);
@@ -290,11 +288,14 @@ impl Shared {
                 told(false)
             }
             Next::Busy => told(true),
-            Next::Others => told(true),
+            Next::Others => {
+                room.others.their_turn(lock, now);
+                told(true)
+            }
             Next::First(offer) => {
+                room.others.handed_over(lock, now);
                 let Wish { keys, claim, info, ttl } = offer.wish().clone();
-                let attempt = Attempt::new(self, keys, claim, info, ttl).announcing(room.somebody_waits(lock));
-                Handing::To(Box::new((offer, attempt)))
+                Handing::To(Box::new((offer, Attempt::new(self, keys, claim, info, ttl))))
             }
         }
     }

@@ -6,8 +6,8 @@
 //! the lines themselves read from that clock is always past. Wakers and attempts look at the lines when they are woken or
 //! dropped, which shuttle refuses to whoever still has a shard locked.
 //!
-//! What fails is printed: by `check_random` a seed, with which `shuttle::check_random_with_seed(body, seed, 1)` in place of
-//! `explore` runs the same schedule again, and by `check_pct` the schedule itself, for `shuttle::replay(body, "…")`.
+//! Every run explores the same schedules; another [`SEED`] explores others. The schedule of a failure is printed, for
+//! `shuttle::replay(body, "…")` in place of `explore`.
 
 mod sync {
     pub(super) use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -28,12 +28,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use shuttle::future::{JoinHandle, block_on, spawn, yield_now};
 use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Mutex;
+use shuttle::{Config, Runner};
 use tokio::time::Instant;
 
-use self::queue::{Bounds, Lines, Next, Place, Refusal, Success, Turn, Turns};
+use self::queue::{Bounds, Lines, Next, Place, Refusal, Success, Turn};
 use crate::error::LockError;
 
+const SEED: u64 = 17;
 const ROUND: Duration = Duration::from_millis(1);
 const NEVER: Duration = Duration::from_secs(1_000_000);
 
@@ -47,7 +50,8 @@ struct World {
     lines: sync::Arc<Queue>,
     base: Instant,
     ticks: AtomicU64,
-    turns: Turns,
+    /// How often in ten a turn is over.
+    over: u32,
     /// How often in ten an offer is dropped unused.
     unused: u32,
     nodes: Mutex<Nodes>,
@@ -124,13 +128,13 @@ fn lock() -> Bytes {
     Bytes::from_static(b"lock:a")
 }
 
-fn world(holder: Option<u64>, bounds: Bounds, turns: Turns, unused: u32) -> Arc<World> {
+fn world(holder: Option<u64>, bounds: Bounds, over: u32, unused: u32) -> Arc<World> {
     static BASE: OnceLock<Instant> = OnceLock::new();
     Arc::new_cyclic(|this| World {
         lines: Lines::new(bounds),
         base: *BASE.get_or_init(|| Instant::now() + Duration::from_secs(3600)),
         ticks: AtomicU64::new(0),
-        turns,
+        over,
         unused,
         nodes: Mutex::new(Nodes { holder, ..Nodes::default() }),
         elsewhere: Mutex::new(Vec::new()),
@@ -142,7 +146,8 @@ fn world(holder: Option<u64>, bounds: Bounds, turns: Turns, unused: u32) -> Arc<
 }
 
 const MANY: Bounds = Bounds { total: 100, of_one_lock: 100 };
-const ALONE: Turns = Turns { others_wait: false, longest_run: 0, longest_time: Duration::ZERO, unit: 0.0 };
+/// Nobody waits elsewhere.
+const ALONE: u32 = 0;
 
 impl World {
     fn now(&self) -> Instant {
@@ -191,7 +196,8 @@ impl World {
     /// As `Shared::let_go` does it.
     fn let_go(&self, number: u64) {
         let since = self.now();
-        let next = self.lines.next(&lock(), since, &self.turns);
+        let pause = (thread_rng().gen_range(0..10) < self.over).then_some(1.0);
+        let next = self.lines.next(&lock(), since, pause);
         match next {
             Next::Nobody | Next::Busy => {
                 self.free(number);
@@ -288,7 +294,7 @@ impl World {
             }
             asked.taken = true;
             self.goes_in(place.ticket());
-            place.granted(now, Success { handed: cause.is_none(), ends: now + NEVER, round: ROUND });
+            place.granted(now, Success { ends: now + NEVER, round: ROUND });
             yield_now().await;
             self.nodes().inside -= 1;
             let number = asked.number;
@@ -347,8 +353,10 @@ fn finish(tasks: Vec<JoinHandle<bool>>) -> Vec<bool> {
 
 /// Random schedules find races of many steps, those with few preemptions the others.
 fn explore(times: usize, body: impl Fn() + Send + Sync + Clone + 'static) {
-    shuttle::check_random(body.clone(), times);
-    shuttle::check_pct(body, times, 3);
+    let random = RandomScheduler::new_from_seed(SEED, times);
+    Runner::new(random, Config::default()).run(body.clone());
+    let few_preemptions = PctScheduler::new_from_seed(SEED, 3, times);
+    Runner::new(few_preemptions, Config::default()).run(body);
 }
 
 #[test]
@@ -434,8 +442,7 @@ fn offers_dropped_unused_leave_everybody_to_try_alone() {
 #[test]
 fn a_turn_that_is_over_is_for_the_others_and_comes_back() {
     explore(6_000, || {
-        let turns = Turns { others_wait: true, longest_run: 1, longest_time: NEVER, unit: 0.5 };
-        let world = world(Some(HOLDER), MANY, turns, 1);
+        let world = world(Some(HOLDER), MANY, 5, 1);
         let waiters = (0..4).map(|id| {
             let world = world.clone();
             let fate = if id == 1 { Fate::Impatient(thread_rng().gen_range(0..20)) } else { Fate::Stays };

@@ -24,6 +24,10 @@ use crate::types::FencingToken;
 const LIFE: Duration = Duration::from_secs(3);
 /// Locks that are known to be waited for. Whoever waits for one more polls.
 const MOST: usize = 65_536;
+/// Local hand-offs in a row while others wait.
+const LONGEST_RUN: u32 = 32;
+/// How long they may take together. Holders that keep a lock for longer than this alternate between gateways.
+const LONGEST_TURN: Duration = Duration::from_millis(10);
 /// For how long a gateway that has released a lock for others keeps out of their way.
 const THEIR_TURN: Duration = Duration::from_millis(3);
 
@@ -82,7 +86,7 @@ impl Hint {
     }
 }
 
-/// The locks that others wait for.
+/// The locks that others wait for, and how long this process has kept them waiting.
 #[derive(Default)]
 pub(crate) struct Others {
     known: AtomicUsize,
@@ -101,32 +105,63 @@ struct Notes {
 struct Note {
     until: Instant,
     their_turn_ends: Option<Instant>,
+    /// Local hand-offs, and since when this process has had the lock. Not kept by the line of waiters, which is gone
+    /// whenever it is empty: a few clients that come again and again would never end their turn.
+    run: u32,
+    since: Option<Instant>,
+}
+
+/// What to do with a lock that others wait for too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// Nobody else waits for it.
+    Ours,
+    /// Others wait, and it may still be handed over here.
+    StillOurs,
+    /// Others wait, and have waited long enough.
+    Theirs,
 }
 
 impl Others {
     /// Somebody waits elsewhere.
     pub(crate) fn wait(&self, lock: &Bytes, now: Instant) {
         self.with(now, |notes| {
+            let until = now + LIFE;
+            let fresh = || Note { until, their_turn_ends: None, run: 0, since: None };
             let known = notes.find(lock, now);
-            if known.is_none() && notes.young.len() >= MOST {
-                return;
+            if known.is_some() || notes.young.len() < MOST {
+                notes.young.insert(lock.clone(), Note { until, ..known.unwrap_or_else(fresh) });
             }
-            let their_turn_ends = known.and_then(|note| note.their_turn_ends);
-            notes.young.insert(lock.clone(), Note { until: now + LIFE, their_turn_ends });
         });
     }
 
-    /// Whether somebody waits elsewhere.
-    pub(crate) fn wait_for(&self, lock: &Bytes, now: Instant) -> bool {
-        self.known.load(Ordering::Relaxed) > 0 && self.with(now, |notes| notes.find(lock, now).is_some())
+    /// Whose a lock is that is about to be released here.
+    pub(crate) fn whose(&self, lock: &Bytes, now: Instant) -> Whose {
+        if self.known.load(Ordering::Relaxed) == 0 {
+            return Whose::Ours;
+        }
+        let Some(Note { run, since, .. }) = self.with(now, |notes| notes.find(lock, now)) else { return Whose::Ours };
+        let over = since.is_some_and(|since| now.saturating_duration_since(since) >= LONGEST_TURN);
+        if over || run >= LONGEST_RUN { Whose::Theirs } else { Whose::StillOurs }
+    }
+
+    /// A waiter here got the lock after others had it.
+    pub(crate) fn our_turn(&self, lock: &Bytes, now: Instant) {
+        self.change(lock, now, |note| (note.run, note.since) = (0, Some(now)));
+    }
+
+    /// It was handed over here once more.
+    pub(crate) fn handed_over(&self, lock: &Bytes, now: Instant) {
+        self.change(lock, now, |note| {
+            note.run += 1;
+            note.since.get_or_insert(now);
+        });
     }
 
     /// The lock was released for the others: who comes here next lets them try first.
     pub(crate) fn their_turn(&self, lock: &Bytes, now: Instant) {
-        self.with(now, |notes| {
-            if let Some(note) = notes.find(lock, now) {
-                notes.young.insert(lock.clone(), Note { their_turn_ends: Some(now + THEIR_TURN), ..note });
-            }
+        self.change(lock, now, |note| {
+            (note.run, note.since, note.their_turn_ends) = (0, None, Some(now + THEIR_TURN));
         });
     }
 
@@ -137,6 +172,18 @@ impl Others {
         }
         let note = self.with(now, |notes| notes.find(lock, now))?;
         note.their_turn_ends.filter(|end| *end > now)
+    }
+
+    fn change(&self, lock: &Bytes, now: Instant, change: impl FnOnce(&mut Note)) {
+        if self.known.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        self.with(now, |notes| {
+            if let Some(mut note) = notes.find(lock, now) {
+                change(&mut note);
+                notes.young.insert(lock.clone(), note);
+            }
+        });
     }
 
     fn with<T>(&self, now: Instant, work: impl FnOnce(&mut Notes) -> T) -> T {
@@ -199,11 +246,11 @@ mod tests {
     #[test]
     fn a_note_lapses_after_its_life_and_leaves_nothing_behind() {
         let (others, now) = (Others::default(), Instant::now());
-        assert!(!others.wait_for(&lock(), now));
+        assert_eq!(others.whose(&lock(), now), Whose::Ours);
         others.wait(&lock(), now);
-        assert!(others.wait_for(&lock(), now + LIFE / 2));
-        assert!(!others.wait_for(&lock(), now + LIFE));
-        assert!(!others.wait_for(&lock(), now + 3 * LIFE));
+        assert_eq!(others.whose(&lock(), now + LIFE / 2), Whose::StillOurs);
+        assert_eq!(others.whose(&lock(), now + LIFE), Whose::Ours);
+        assert_eq!(others.whose(&lock(), now + 3 * LIFE), Whose::Ours);
         assert_eq!(others.known.load(Ordering::Relaxed), 0);
     }
 
@@ -212,7 +259,7 @@ mod tests {
         let (others, now) = (Others::default(), Instant::now());
         for step in 0..20 {
             others.wait(&lock(), now + LIFE / 2 * step);
-            assert!(others.wait_for(&lock(), now + LIFE / 2 * step + LIFE / 2));
+            assert_eq!(others.whose(&lock(), now + LIFE / 2 * step + LIFE / 2), Whose::StillOurs);
         }
         assert!(others.known.load(Ordering::Relaxed) <= 2);
     }
@@ -222,7 +269,23 @@ mod tests {
         let (others, now) = (Others::default(), Instant::now());
         let name = |n: usize| Bytes::from(n.to_string());
         (0..MOST + 10).for_each(|n| others.wait(&name(n), now));
-        assert!(others.wait_for(&name(MOST - 1), now) && !others.wait_for(&name(MOST + 1), now));
+        assert_eq!([MOST - 1, MOST + 1].map(|n| others.whose(&name(n), now)), [Whose::StillOurs, Whose::Ours]);
+    }
+
+    #[test]
+    fn a_turn_is_over_after_its_longest_run_or_time_and_theirs_begins_another() {
+        let (others, now) = (Others::default(), Instant::now());
+        others.wait(&lock(), now);
+        for _ in 0..LONGEST_RUN {
+            assert_eq!(others.whose(&lock(), now), Whose::StillOurs);
+            others.handed_over(&lock(), now);
+        }
+        assert_eq!(others.whose(&lock(), now), Whose::Theirs);
+        others.their_turn(&lock(), now);
+        assert_eq!(others.whose(&lock(), now + LONGEST_TURN), Whose::StillOurs);
+        others.our_turn(&lock(), now);
+        others.wait(&lock(), now);
+        assert_eq!(others.whose(&lock(), now + LONGEST_TURN), Whose::Theirs, "a word of waiting changes nothing");
     }
 
     #[test]

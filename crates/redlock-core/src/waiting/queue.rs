@@ -52,7 +52,7 @@ struct Line<W, A> {
     /// Whose attempt is under way or about to be handed over.
     competing: Option<u64>,
     /// The lock was released while an attempt was under way: what that one is told is old.
-    stirred: bool,
+    stirred: Option<Cause>,
     /// When the first one tries next if nothing happens before.
     next: Instant,
     why: Cause,
@@ -63,9 +63,6 @@ struct Line<W, A> {
     news: Option<(LockError, Instant)>,
     /// The token of the last release that others told of.
     heard_of: u64,
-    /// Hand-offs in a row, and since when this process has had the lock.
-    run: u32,
-    run_since: Instant,
     /// How long a round takes.
     round: Duration,
 }
@@ -84,6 +81,8 @@ pub(crate) enum Cause {
     Poll,
     /// Another gateway has told of a release.
     Hint,
+    /// The lock was released here, too late for an attempt that was under way.
+    Release,
 }
 
 /// What a waiter may do now.
@@ -109,16 +108,6 @@ pub(crate) enum Next<W, A> {
     Others,
     /// The first one here is to have it.
     First(Offer<W, A>),
-}
-
-/// When a turn of this process is over, where others wait too.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Turns {
-    pub(crate) others_wait: bool,
-    pub(crate) longest_run: u32,
-    pub(crate) longest_time: Duration,
-    /// A number in `0.0..1.0`.
-    pub(crate) unit: f64,
 }
 
 /// The right to hand something to the first of a line. Dropped unused, it lets that one try by itself.
@@ -154,8 +143,6 @@ pub(crate) struct Refusal {
 /// How the first of a line got the lock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Success {
-    /// By a hand-off from a release here.
-    pub(crate) handed: bool,
     /// When the lock ends if nobody releases it.
     pub(crate) ends: Instant,
     pub(crate) round: Duration,
@@ -212,23 +199,21 @@ impl<W: Clone, A> Lines<W, A> {
     }
 
     /// The lock is about to be released here: whose is it?
-    pub(crate) fn next(self: &Arc<Self>, lock: &Bytes, now: Instant, turns: &Turns) -> Next<W, A> {
+    /// With `pause` it is for others, and this line competes again after so many rounds: long enough for the others to
+    /// hear of it and to ask all nodes.
+    pub(crate) fn next(self: &Arc<Self>, lock: &Bytes, now: Instant, pause: Option<f64>) -> Next<W, A> {
         if self.waiters.load(Ordering::Acquire) == 0 {
             return Next::Nobody;
         }
         let mut shard = self.shard(lock);
         let Some(line) = shard.get_mut(lock) else { return Next::Nobody };
         if line.competing.is_some() {
-            line.stirred = true;
+            line.stirred = Some(Cause::Release);
             return Next::Busy;
         }
-        let over = line.run >= turns.longest_run || now.saturating_duration_since(line.run_since) >= turns.longest_time;
-        if turns.others_wait && over {
-            // Long enough for them to hear of it and to ask all nodes; then this line competes again.
-            line.run = 0;
-            line.run_since = now;
+        if let Some(rounds) = pause {
             line.why = Cause::Poll;
-            line.next = now + line.round.mul_f64(3.0 + 3.0 * turns.unit);
+            line.next = now + line.round.mul_f64(rounds);
             let wake = line.signal_first();
             drop(shard);
             wake.into_iter().for_each(Waker::wake);
@@ -248,17 +233,17 @@ impl<W: Clone, A> Lines<W, A> {
         }
         let mut shard = self.shard(lock);
         let Some(line) = shard.get_mut(lock) else { return };
-        // Every node repeats it.
-        if t <= line.heard_of {
+        // Every node repeats it, and after a refusal another node's word counts: the lock was released there later.
+        if t < line.heard_of || t == line.heard_of && line.news.is_none() {
             return;
         }
         line.heard_of = t;
         line.quick_left = QUICK;
-        line.why = Cause::Hint;
         if line.competing.is_some() {
-            line.stirred = true;
+            line.stirred = Some(Cause::Hint);
             return;
         }
+        line.why = Cause::Hint;
         line.next = now;
         let wake = line.signal_first();
         drop(shard);
@@ -281,13 +266,14 @@ impl<W, A> Lines<W, A> {
         let mut shard = self.shard(lock);
         let Some(line) = shard.get_mut(lock) else { return };
         if line.competing.is_some() {
-            line.stirred = true;
+            line.stirred = Some(Cause::Release);
             return;
         }
         if line.news.as_ref().is_none_or(|(_, refused)| *refused < since) {
             return;
         }
         line.quick_left = QUICK;
+        line.why = Cause::Release;
         line.next = line.next.min(now);
         let wake = line.signal_first();
         drop(shard);
@@ -322,15 +308,13 @@ impl<W, A> Line<W, A> {
         Self {
             waiters: LinkedHashMap::new(),
             competing: None,
-            stirred: false,
+            stirred: None,
             next: first_try,
             why: Cause::Poll,
             poll_due: first_poll,
             quick_left: 0,
             news: None,
             heard_of: 0,
-            run: 0,
-            run_since: first_try,
             round: Duration::from_millis(1),
         }
     }
@@ -432,8 +416,9 @@ impl<W, A> Place<W, A> {
         line.round = refusal.round;
         line.news = Some((refusal.error, now));
         line.poll_due = refusal.poll_due;
-        line.next = if std::mem::take(&mut line.stirred) {
+        line.next = if let Some(cause) = line.stirred.take() {
             line.quick_left = QUICK;
+            line.why = cause;
             now
         } else if line.quick_left > 0 {
             line.quick_left -= 1;
@@ -450,18 +435,12 @@ impl<W, A> Place<W, A> {
         self.lines.remove(&self.lock, self.ticket, |line| {
             line.competing = None;
             // Of what was before.
-            line.stirred = false;
+            line.stirred = None;
             line.quick_left = 0;
             line.why = Cause::Poll;
             line.round = success.round;
             line.next = success.ends.min(line.poll_due).max(now);
             line.news = None;
-            if success.handed {
-                line.run += 1;
-            } else {
-                line.run = 0;
-                line.run_since = now;
-            }
         });
     }
 
@@ -483,7 +462,7 @@ impl<W, A> Drop for Place<W, A> {
             if line.competing == Some(ticket) {
                 // What it has set is being undone; soon the lock may be free.
                 line.competing = None;
-                line.stirred = false;
+                line.stirred = None;
                 line.quick_left = QUICK;
                 line.next = Instant::now();
             }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::Redlock;
-use super::queue::{Bounds, Cause, Lines, Next, Place, Refusal, Success, Turn, Turns};
+use super::queue::{Bounds, Cause, Lines, Next, Place, Refusal, Success, Turn};
 use super::sync::Arc;
 use crate::clock::SystemClock;
 use crate::error::LockError;
@@ -40,13 +40,12 @@ fn refused(place: &Here, now: Instant) {
     place.refused(now, Refusal { error, retry: now + POLL, quick: now + 2 * MS, poll_due: now + POLL, round: MS });
 }
 
-fn success(handed: bool, now: Instant) -> Success {
-    Success { handed, ends: now + TTL, round: MS }
+fn success(now: Instant) -> Success {
+    Success { ends: now + TTL, round: MS }
 }
 
-fn turns(others_wait: bool) -> Turns {
-    Turns { others_wait, longest_run: 2, longest_time: 10 * MS, unit: 0.0 }
-}
+/// The turn of those who wait here is over.
+const OVER: Option<f64> = Some(3.0);
 
 /// What a place is told, in one word, and when.
 fn turn(place: &Here, now: Instant) -> (&'static str, Option<Duration>) {
@@ -55,6 +54,7 @@ fn turn(place: &Here, now: Instant) -> (&'static str, Option<Duration>) {
         Turn::Until(then) => ("until", Some(then.saturating_duration_since(now))),
         Turn::Try(Cause::Poll) => ("poll", None),
         Turn::Try(Cause::Hint) => ("hint", None),
+        Turn::Try(Cause::Release) => ("again", None),
         Turn::Handed(what) => (what, None),
     }
 }
@@ -64,8 +64,8 @@ fn is_signalled(place: &Here) -> bool {
 }
 
 /// The lock is released here: how that is answered. An offer is handed over as its wish.
-fn release(queue: &Queue, now: Instant, turns: &Turns) -> &'static str {
-    match queue.next(&lock(), now, turns) {
+fn release(queue: &Queue, now: Instant, pause: Option<f64>) -> &'static str {
+    match queue.next(&lock(), now, pause) {
         Next::Nobody => "nobody",
         Next::Busy => "busy",
         Next::Others => "others",
@@ -109,7 +109,7 @@ fn who_follows_one_that_got_the_lock_at_once_polls_at_first_poll() {
     let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
     assert_eq!(turn(&first, now), ("poll", None));
     assert!(!is_signalled(&second));
-    first.granted(now + MS, success(false, now + MS));
+    first.granted(now + MS, success(now + MS));
     assert!(is_signalled(&second));
     assert_eq!(turn(&second, now + MS), ("until", Some(24 * MS)));
     assert_eq!(turn(&second, now + 25 * MS), ("poll", None));
@@ -120,7 +120,7 @@ fn the_end_of_the_lock_comes_before_a_later_poll() {
     let (queue, now) = (queue(), Instant::now());
     let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
     assert_eq!(turn(&first, now), ("poll", None));
-    first.granted(now, Success { handed: false, ends: now + 5 * MS, round: MS });
+    first.granted(now, Success { ends: now + 5 * MS, round: MS });
     assert_eq!(turn(&second, now), ("until", Some(5 * MS)));
 }
 
@@ -144,15 +144,17 @@ fn a_hint_leads_to_quick_tries_and_then_to_polls() {
 }
 
 #[test]
-fn a_hint_counts_once_however_many_nodes_repeat_it() {
+fn a_hint_that_nodes_repeat_is_old_once_somebody_here_has_got_the_lock() {
     let (queue, now) = (queue(), Instant::now());
-    let first = refused_line(&queue, now);
+    let (first, second) = (refused_line(&queue, now), enter(&queue, "b", now));
     queue.stir(&lock(), 7, now);
     assert_eq!(turn(&first, now), ("hint", None));
+    first.granted(now, success(now));
+    assert!(is_signalled(&second));
+    let before = turn(&second, now);
     queue.stir(&lock(), 7, now);
     queue.stir(&lock(), 6, now);
-    refused(&first, now);
-    assert_eq!(turn(&first, now), ("until", Some(2 * MS)), "not at once");
+    assert_eq!((is_signalled(&second), turn(&second, now)), (false, before));
 }
 
 #[test]
@@ -172,7 +174,7 @@ fn a_hint_during_an_attempt_that_has_success_is_old_for_the_next_one() {
     let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
     assert_eq!(turn(&first, now), ("poll", None));
     queue.stir(&lock(), 7, now);
-    first.granted(now, success(false, now));
+    first.granted(now, success(now));
     assert_eq!(turn(&second, now), ("until", Some(25 * MS)));
     assert_eq!(turn(&second, now + 25 * MS), ("poll", None));
     refused(&second, now + 25 * MS);
@@ -182,64 +184,32 @@ fn a_hint_during_an_attempt_that_has_success_is_old_for_the_next_one() {
 #[test]
 fn a_release_here_is_for_the_first_and_repeats_an_attempt_under_way() {
     let (queue, now) = (queue(), Instant::now());
-    assert_eq!(release(&queue, now, &turns(false)), "nobody");
+    assert_eq!(release(&queue, now, None), "nobody");
     let first = refused_line(&queue, now);
     let second = enter(&queue, "b", now);
-    assert_eq!(release(&queue, now, &turns(false)), "first");
+    assert_eq!(release(&queue, now, None), "first");
     assert!(is_signalled(&first) && !is_signalled(&second));
     assert_eq!(turn(&first, now), ("a", None));
-    assert_eq!(release(&queue, now, &turns(false)), "busy");
+    assert_eq!(release(&queue, now, None), "busy");
     refused(&first, now);
-    assert_eq!(turn(&first, now), ("poll", None));
+    assert_eq!(turn(&first, now), ("again", None));
 }
 
 #[test]
-fn a_turn_ends_after_its_longest_run_only_when_others_wait() {
-    let now = Instant::now();
-    for (others_wait, answer) in [(false, "first"), (true, "others")] {
-        let queue = queue();
-        let mut places = ["a", "b", "c", "d"].map(|wish| Some(enter(&queue, wish, now)));
-        for place in places.iter_mut().take(2).filter_map(Option::take) {
-            assert_eq!(release(&queue, now, &turns(others_wait)), "first");
-            assert!(matches!(place.turn(now, true), Turn::Handed(_)));
-            place.granted(now, success(true, now));
-        }
-        let third = places[2].take().expect("not yet served");
-        assert!(is_signalled(&third));
-        assert_eq!(turn(&third, now), ("until", Some(25 * MS)));
-        assert_eq!(release(&queue, now, &turns(others_wait)), answer);
-        if others_wait {
-            assert!(is_signalled(&third), "when it tries has changed");
-            assert_eq!(turn(&third, now), ("until", Some(3 * MS)), "three rounds for the others");
-            assert_eq!(release(&queue, now, &turns(true)), "first", "the next turn");
-        }
-    }
-}
-
-#[test]
-fn a_turn_ends_after_its_longest_time_only_when_others_wait() {
-    for (others_wait, answer) in [(false, "first"), (true, "others")] {
-        let (queue, now) = (queue(), Instant::now());
-        let _first = refused_line(&queue, now);
-        assert_eq!(release(&queue, now + 10 * MS, &turns(others_wait)), answer);
-    }
-}
-
-#[test]
-fn a_lock_got_alone_begins_a_turn() {
+fn a_turn_that_is_over_is_followed_by_a_pause_and_by_another() {
     let (queue, now) = (queue(), Instant::now());
-    let (first, _second) = (enter(&queue, "a", now), enter(&queue, "b", now));
-    let later = now + 50 * MS;
-    assert_eq!(turn(&first, later), ("poll", None));
-    first.granted(later, success(false, later));
-    assert_eq!(release(&queue, later + 9 * MS, &turns(true)), "first");
+    let first = refused_line(&queue, now);
+    assert_eq!(release(&queue, now, OVER), "others");
+    assert!(is_signalled(&first), "when it tries has changed");
+    assert_eq!(turn(&first, now), ("until", Some(3 * MS)), "three rounds for the others");
+    assert_eq!(release(&queue, now, None), "first", "the next turn");
 }
 
 #[test]
 fn an_offer_dropped_unused_lets_the_first_try_alone() {
     let (queue, now) = (queue(), Instant::now());
     let first = refused_line(&queue, now);
-    let Next::First(offer) = queue.next(&lock(), now, &turns(false)) else { panic!("somebody waits") };
+    let Next::First(offer) = queue.next(&lock(), now, None) else { panic!("somebody waits") };
     assert_eq!(turn(&first, now), ("wait", None));
     drop(offer);
     assert!(is_signalled(&first));
@@ -250,7 +220,7 @@ fn an_offer_dropped_unused_lets_the_first_try_alone() {
 fn who_has_left_is_handed_nothing_and_the_next_one_tries() {
     let (queue, now) = (queue(), Instant::now());
     let (first, second) = (refused_line(&queue, now), enter(&queue, "b", now));
-    let Next::First(offer) = queue.next(&lock(), now, &turns(false)) else { panic!("somebody waits") };
+    let Next::First(offer) = queue.next(&lock(), now, None) else { panic!("somebody waits") };
     drop(first);
     assert!(is_signalled(&second));
     assert_eq!(turn(&second, Instant::now()), ("poll", None));
@@ -262,12 +232,12 @@ fn who_has_left_is_handed_nothing_and_the_next_one_tries() {
 fn an_offer_dropped_after_its_waiter_has_left_ends_no_other_attempt() {
     let (queue, now) = (queue(), Instant::now());
     let (first, second) = (refused_line(&queue, now), enter(&queue, "b", now));
-    let Next::First(offer) = queue.next(&lock(), now, &turns(false)) else { panic!("somebody waits") };
+    let Next::First(offer) = queue.next(&lock(), now, None) else { panic!("somebody waits") };
     drop(first);
     assert_eq!(turn(&second, Instant::now()), ("poll", None));
     drop(offer);
     assert_eq!(turn(&second, Instant::now()), ("wait", None));
-    assert_eq!(release(&queue, now, &turns(false)), "busy");
+    assert_eq!(release(&queue, now, None), "busy");
 }
 
 #[test]
@@ -280,7 +250,7 @@ fn news_are_of_the_last_refusal_until_somebody_here_gets_the_lock() {
     refused(&first, now);
     assert_eq!(second.news(now + 5 * MS), Some((LockError::Held(Default::default()), 5 * MS)));
     assert_eq!(turn(&first, now + POLL), ("poll", None));
-    first.granted(now + POLL, success(false, now + POLL));
+    first.granted(now + POLL, success(now + POLL));
     assert_eq!(second.news(now + POLL), None);
 }
 
@@ -309,14 +279,14 @@ fn a_bound_of_none_leaves_no_line_behind() {
 #[test]
 fn who_came_between_the_decision_and_the_release_and_was_refused_tries_again() {
     let (queue, now) = (queue(), Instant::now());
-    assert_eq!(release(&queue, now, &turns(false)), "nobody");
+    assert_eq!(release(&queue, now, None), "nobody");
     let first = refused_line(&queue, now + MS);
     queue.released(&lock(), now, now + 2 * MS);
     assert!(is_signalled(&first));
-    assert_eq!(turn(&first, now + 2 * MS), ("poll", None));
+    assert_eq!(turn(&first, now + 2 * MS), ("again", None));
     queue.released(&lock(), now, now + 2 * MS);
     refused(&first, now + 3 * MS);
-    assert_eq!(turn(&first, now + 3 * MS), ("poll", None), "the attempt was under way");
+    assert_eq!(turn(&first, now + 3 * MS), ("again", None), "the attempt was under way");
 }
 
 #[test]
@@ -324,9 +294,36 @@ fn a_release_that_was_sent_does_not_cut_the_pause_for_the_others() {
     let (queue, now) = (queue(), Instant::now());
     let first = refused_line(&queue, now);
     let later = now + 10 * MS;
-    assert_eq!(release(&queue, later, &turns(true)), "others");
+    assert_eq!(release(&queue, later, OVER), "others");
     queue.released(&lock(), later, later + MS);
     assert_eq!(turn(&first, later + MS), ("until", Some(2 * MS)));
+}
+
+#[test]
+fn a_node_that_released_later_than_the_others_still_counts_after_a_refusal() {
+    let (queue, mut now) = (queue(), Instant::now());
+    let first = refused_line(&queue, now);
+    queue.stir(&lock(), 7, now);
+    for _ in 0..4 {
+        assert_eq!(turn(&first, now), ("hint", None));
+        refused(&first, now);
+        now += 2 * MS;
+    }
+    assert!(matches!(first.turn(now, true), Turn::Until(_)), "it has given up");
+    queue.stir(&lock(), 7, now);
+    assert_eq!(turn(&first, now), ("hint", None));
+}
+
+#[tokio::test]
+async fn who_has_little_patience_in_the_turn_of_others_still_asks_once() {
+    let node = Arc::new(MemoryNode::new("n", Arc::new(SystemClock), Default::default()));
+    let locks = Redlock::new(vec![node], Default::default(), Default::default()).expect("settings");
+    let (name, ttl) = (LockName::parse("a").expect("a name"), Ttl::from_millis(1_000).expect("a TTL"));
+    let (others, now) = (&locks.shared().room.others, Instant::now());
+    others.wait(&lock(), now);
+    others.their_turn(&lock(), now);
+    let lease = locks.acquire_within(&name, ttl, AcquireOptions::default(), MS / 10).await;
+    assert!(lease.is_ok(), "{lease:?}");
 }
 
 #[tokio::test]
