@@ -1,5 +1,5 @@
-//! Holds the master in memory to a real one: any sequence of operations gets the same answers from both and leaves the
-//! same keys behind. Simulations and the gateway's embedded default stand on this.
+//! Holds the master in memory to a real one: any sequence of operations gets the same answers from both, leaves the same
+//! keys behind and tells listeners the same. Simulations and the gateway's embedded default stand on this.
 //!
 //! Remaining lives are compared within a tolerance, so they are long; a few are as short as a TTL may be, and then both
 //! nodes are watched until the key is gone before anything else happens. Tokens lie well within or well beyond D.
@@ -7,8 +7,8 @@
 //! Every run draws new sequences and prints their seed when one fails; `PROPTEST_RNG_SEED=<seed>` replays it, and
 //! `PROPTEST_CASES=<number>` runs more of them.
 
-use std::cell::Cell;
-use std::sync::Arc;
+use std::cell::{Cell, RefCell};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,10 +16,10 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Holding, Keys, Node, NodeSettings, NodeState, Op, Vote};
+use redlock_core::node::{Hint, Holding, Keys, Listener, Node, NodeSettings, NodeState, Op, Vote};
 
-use crate::harness::{PATIENCE, RedisServer};
-use crate::nodes::{LONG_MS, Lock, ask, in_state, lane_with, now, record, redis_settings};
+use crate::harness::{Heard, PATIENCE, RedisServer};
+use crate::nodes::{LONG_MS, Lock, PREFIX, ask, in_state, lane_with, now, record, redis_settings, telling};
 
 const CASES: u32 = 400;
 const STEPS: usize = 30;
@@ -45,6 +45,7 @@ enum Step {
         owner: u8,
         t: i64,
         life_ms: u64,
+        tell: Tell,
     },
     Extend {
         owner: u8,
@@ -59,6 +60,7 @@ enum Step {
         owner: u8,
         t: i64,
         failed_try: bool,
+        tell: Tell,
     },
     /// SET by another client.
     Foreign {
@@ -69,6 +71,13 @@ enum Step {
     BadFence,
     /// DEL of the fence, as when its retention is over.
     NoFence,
+}
+
+/// Which of the two is given something to tell: neither what is answered nor what is stored may depend on it.
+#[derive(Debug, Clone, Copy)]
+struct Tell {
+    memory: bool,
+    redis: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -95,6 +104,10 @@ fn any_life() -> impl Strategy<Value = u64> {
     prop_oneof![30 => proptest::sample::select(&LIVES_MS[..]), 1 => Just(SHORT_MS)]
 }
 
+fn any_tell() -> impl Strategy<Value = Tell> {
+    proptest::arbitrary::any::<(bool, bool)>().prop_map(|(memory, redis)| Tell { memory, redis })
+}
+
 fn any_step() -> impl Strategy<Value = Step> {
     let owner = 0..OWNERS;
     let text = proptest::sample::select(TEXTS);
@@ -103,11 +116,12 @@ fn any_step() -> impl Strategy<Value = Step> {
         (owner.clone(), any_t()).prop_map(|(owner, t)| Value::Record { owner, t }),
     ];
     prop_oneof![
-        9 => (owner.clone(), any_t(), any_life()).prop_map(|(owner, t, life_ms)| Step::Acquire { owner, t, life_ms }),
+        9 => (owner.clone(), any_t(), any_life(), any_tell())
+            .prop_map(|(owner, t, life_ms, tell)| Step::Acquire { owner, t, life_ms, tell }),
         4 => (owner.clone(), any_life()).prop_map(|(owner, life_ms)| Step::Extend { owner, life_ms }),
         4 => (owner.clone(), any_t(), any_life()).prop_map(|(owner, t, life_ms)| Step::Heal { owner, t, life_ms }),
-        9 => (owner, any_t(), proptest::bool::ANY)
-            .prop_map(|(owner, t, failed_try)| Step::Release { owner, t, failed_try }),
+        9 => (owner, any_t(), proptest::bool::ANY, any_tell())
+            .prop_map(|(owner, t, failed_try, tell)| Step::Release { owner, t, failed_try, tell }),
         1 => (value, proptest::option::of(any_life())).prop_map(|(value, life_ms)| Step::Foreign { value, life_ms }),
         1 => Just(Step::BadFence),
         1 => Just(Step::NoFence),
@@ -118,6 +132,28 @@ struct Pair {
     memory: Arc<MemoryNode>,
     redis: Arc<dyn Node>,
     server: RedisServer,
+    /// What the node in memory has told.
+    told: Arc<Told>,
+    /// What the server has told.
+    heard: RefCell<Heard>,
+}
+
+#[derive(Default)]
+struct Told(Mutex<Vec<String>>);
+
+impl Listener for Told {
+    fn hear(&self, hint: &Hint) {
+        self.0.lock().unwrap().push(text(hint));
+    }
+}
+
+fn text(hint: &Hint) -> String {
+    String::from_utf8_lossy(hint.as_bytes()).into_owned()
+}
+
+/// What belongs to the answer.
+fn due(op: &Op, vote: &Vote) -> Vec<String> {
+    op.told(vote).map(text).into_iter().collect()
 }
 
 fn differ(what: &str, memory: impl std::fmt::Debug, redis: impl std::fmt::Debug) -> TestCaseError {
@@ -139,13 +175,36 @@ impl Pair {
         let observer = Arc::new(redlock_core::node::NoObserver);
         let redis = lane_with(&server.url(), redis_settings(settings()), observer);
         in_state(redis.as_ref(), NodeState::Admitted).await;
-        Self { memory: Arc::new(MemoryNode::new("memory", Arc::new(SystemClock), settings())), redis, server }
+        let memory = Arc::new(MemoryNode::new("memory", Arc::new(SystemClock), settings()));
+        let (told, heard) = (Arc::new(Told::default()), RefCell::new(server.subscribe(&format!("{{{PREFIX}}}:hints"))));
+        let listener: Arc<dyn Listener> = told.clone();
+        memory.listen(Arc::downgrade(&listener));
+        Self { memory, redis, server, told, heard }
+    }
+
+    /// Asks both, one or the other with something to tell; demands one answer, and that exactly what belongs to the answer
+    /// is told.
+    async fn both_telling(&self, op: Op, tell: Tell) -> Result<Vote, TestCaseError> {
+        let given = |tells| if tells { telling(op.clone(), "so and so") } else { op.clone() };
+        let (on_memory, on_redis) = (given(tell.memory), given(tell.redis));
+        let vote = self.both_of(on_memory.clone(), on_redis.clone()).await?;
+        let told = std::mem::take(&mut *self.told.0.lock().unwrap());
+        let heard = self.server.said(&mut self.heard.borrow_mut());
+        if (&told, &heard) == (&due(&on_memory, &vote), &due(&on_redis, &vote)) {
+            Ok(vote)
+        } else {
+            Err(differ(&format!("told by {op:?}, which was answered {vote:?}"), told, heard))
+        }
     }
 
     /// Asks both and demands one answer.
     async fn both(&self, op: Op) -> Result<Vote, TestCaseError> {
-        let memory = self.memory.run(&op);
-        let redis = ask(self.redis.as_ref(), op.clone()).await;
+        self.both_of(op.clone(), op).await
+    }
+
+    async fn both_of(&self, op: Op, op_on_redis: Op) -> Result<Vote, TestCaseError> {
+        let memory = ask(self.memory.as_ref(), op.clone()).await;
+        let redis = ask(self.redis.as_ref(), op_on_redis).await;
         let equal = match (&memory, &redis) {
             (Vote::Held(memory), Vote::Held(redis)) | (Vote::Found(memory), Vote::Found(redis)) => alike(memory, redis),
             // The script is careful and says that an operation which ended with an error may have had an effect.
@@ -168,11 +227,15 @@ impl Pair {
     async fn step(&self, lock: &Lock, base: u64, step: Step) -> Result<(), TestCaseError> {
         let at = |offset: i64| base.strict_add_signed(offset);
         match step {
-            Step::Acquire { owner, t, life_ms } => drop(self.both(lock.acquire(owner, at(t), life_ms)).await?),
+            Step::Acquire { owner, t, life_ms, tell } => {
+                self.both_telling(lock.acquire(owner, at(t), life_ms), tell).await?;
+            }
             Step::Extend { owner, life_ms } => drop(self.both(lock.extend(owner, at(0), life_ms)).await?),
             Step::Heal { owner, t, life_ms } => drop(self.both(lock.heal(owner, at(t), life_ms)).await?),
-            Step::Release { owner, t, failed_try: false } => drop(self.both(lock.release(owner, at(t))).await?),
-            Step::Release { owner, t, failed_try: true } => drop(self.both(lock.undo(owner, at(t))).await?),
+            Step::Release { owner, t, failed_try, tell } => {
+                let release = if failed_try { lock.undo(owner, at(t)) } else { lock.release(owner, at(t)) };
+                self.both_telling(release, tell).await?;
+            }
             Step::Foreign { value: Value::Text(text), life_ms } => self.set(&lock.keys.lock, text, life_ms),
             Step::Foreign { value: Value::Record { owner, t }, life_ms } => {
                 self.set(&lock.keys.lock, record(owner, at(t)).as_bytes(), life_ms);

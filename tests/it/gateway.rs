@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
@@ -419,8 +419,9 @@ impl Call {
         let response = sender.send_request(request).await.map_err(text)?;
         let (head, body) = response.into_parts();
         let body = body.collect().await.map_err(text)?.to_bytes();
+        let at = Instant::now();
         connection.abort();
-        Ok(Answer { status: head.status.as_u16(), headers: head.headers, body })
+        Ok(Answer { status: head.status.as_u16(), headers: head.headers, body, at })
     }
 }
 
@@ -430,6 +431,8 @@ pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
+    /// When all of it was there.
+    pub(crate) at: Instant,
 }
 
 impl std::fmt::Debug for Answer {
@@ -472,7 +475,7 @@ impl Answer {
         let (required, optional): (&[&str], &[&str]) = match code {
             "lock_held" | "not_holder" => (&["retry_after_ms"], &["holder", "expires_in_ms"]),
             "quorum_unavailable" | "outcome_unknown" => (&["retry_after_ms", "nodes"], &[]),
-            "draining" | "overloaded" => (&["retry_after_ms"], &[]),
+            "draining" | "overloaded" | "too_many_waiters" => (&["retry_after_ms"], &[]),
             _ => (&[], &[]),
         };
         let always = ["type", "title", "status", "code", "detail", "request_id"];
@@ -574,7 +577,7 @@ impl Raw {
             .collect();
         let length = headers.get("content-length").map(|value| value.to_str().unwrap().parse().unwrap());
         while length.is_none_or(|length: usize| body.len() < length) && self.more(&mut body).await {}
-        Answer { status: status.expect("a status line"), headers, body: body.into() }
+        Answer { status: status.expect("a status line"), headers, body: body.into(), at: Instant::now() }
     }
 
     async fn more(&mut self, bytes: &mut Vec<u8>) -> bool {

@@ -364,6 +364,35 @@ impl Wire {
     }
 }
 
+/// What others say on one channel of a server, as a connection of its own hears it.
+pub(crate) struct Heard {
+    wire: Wire,
+    channel: String,
+}
+
+impl RedisServer {
+    pub(crate) fn subscribe(&self, channel: &str) -> Heard {
+        let mut wire = Wire::open(self.port, self.options.password.as_deref()).expect("the server answers");
+        let subscribed = wire.call(&["SUBSCRIBE", channel]).expect("the server answers");
+        assert!(matches!(subscribed, Resp::List(_)), "{subscribed:?}");
+        Heard { wire, channel: channel.into() }
+    }
+
+    /// All that was said before this is asked, and not asked for yet.
+    pub(crate) fn said(&self, heard: &mut Heard) -> Vec<String> {
+        const END: &str = "the end";
+        self.cmd(&["PUBLISH", &heard.channel, END]);
+        let mut said = Vec::new();
+        loop {
+            let Resp::List(message) = heard.wire.read().expect("the server answers") else { panic!("no message") };
+            match message.last().expect("a message has a text").text() {
+                end if end == END => return said,
+                text => said.push(text),
+            }
+        }
+    }
+}
+
 /// An address that refuses connections for as long as this lives: the local end of an open connection holds the port,
 /// and nobody listens on it.
 pub(crate) struct DeadPort {

@@ -193,6 +193,10 @@ async fn every_family_is_there_and_prometheus_accepts_the_whole() {
     let samples = Samples::of(&gateway).await;
     for (family, kind) in [
         ("redlock_acquire_duration_seconds", "histogram"),
+        ("redlock_wait_duration_seconds", "histogram"),
+        ("redlock_waiters", "gauge"),
+        ("redlock_waiting_locks", "gauge"),
+        ("redlock_handoffs_total", "counter"),
         ("redlock_operations_total", "counter"),
         ("redlock_quorum_failures_total", "counter"),
         ("redlock_releases_abandoned_total", "counter"),

@@ -4,12 +4,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use redlock_core::clock::{Clock, OsEntropy, SystemClock};
 use redlock_core::node::admission::Generation;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
 use redlock_core::node::{
-    Effect, Failure, Keys, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Record, Reply,
-    Vote, Voter,
+    Effect, Failure, Hint, Keys, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Record,
+    Reply, Vote, Voter,
 };
 use redlock_core::{Info, LockName, LockToken, Redlock, Seams, Settings, Ttl};
 use tokio::sync::oneshot;
@@ -82,6 +83,17 @@ impl Lock {
     pub(crate) fn inspect_fence(&self) -> Op {
         Op::Inspect { keys: Keys { lock: self.keys.fence.clone(), fence: self.keys.fence.clone() } }
     }
+}
+
+/// The same operation with something to tell.
+pub(crate) fn telling(mut op: Op, text: &'static str) -> Op {
+    match &mut op {
+        Op::Acquire { tell, .. } | Op::Release { tell, .. } => {
+            *tell = Some(Hint::received(Bytes::from_static(text.as_bytes())));
+        }
+        other => panic!("{other:?} tells nobody"),
+    }
+    op
 }
 
 struct Slot(Mutex<Option<oneshot::Sender<Vote>>>);

@@ -249,7 +249,7 @@ fn every_operation_lists_all_its_statuses_with_one_success_type_and_one_error_ty
     let with_a_body = ["400", "408", "409", "413", "415", "500", "503"];
     let expected = |name: &str| -> Vec<&str> {
         match name {
-            "post /locks/{name}" => ["201"].into_iter().chain(with_a_body).collect(),
+            "post /locks/{name}" => ["201", "429"].into_iter().chain(with_a_body).collect(),
             "patch /locks/{name}" => ["200", "404"].into_iter().chain(with_a_body).collect(),
             "delete /locks/{name}" => vec!["204", "400", "404", "409", "500", "503"],
             "get /locks/{name}" | "get /locks" => ["200"].into_iter().chain(reading).collect(),

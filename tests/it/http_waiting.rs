@@ -1,0 +1,430 @@
+//! Waiting by HTTP: a POST that is ready to wait stands in line for its lock, gets it when its turn comes and not before,
+//! and leaves nothing behind when it does not.
+//!
+//! A request waits when the gateway counts it among the waiters. Times are taken where the client sees them. Limits for
+//! single times leave room for a busy machine; what a waiter usually gets is held by medians.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use http::Method;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::gateway::{Answer, Call, Gateway, Launch, Lease, Raw, WELL_BELOW_A_TIMEOUT, lock_path, stored_on};
+use crate::harness::{RedisOptions, RedisServer, eventually};
+use crate::http_metrics::Samples;
+
+/// Longer than any test takes.
+pub(crate) const LONG_MS: u64 = 14_000;
+
+pub(crate) fn masters(count: usize) -> Vec<RedisServer> {
+    (0..count).map(|_| RedisServer::start()).collect()
+}
+
+/// An acquire for a minute that is ready to wait.
+pub(crate) fn patient(gateway: &Gateway, name: &str, wait_ms: u64) -> Call {
+    asking(gateway, name, json!({ "ttl_ms": 60_000, "wait_ms": wait_ms }))
+}
+
+fn asking(gateway: &Gateway, name: &str, body: Value) -> Call {
+    gateway.call(Method::POST, lock_path(name)).json(&body)
+}
+
+/// Requests that wait at a gateway, and the locks they wait for.
+pub(crate) async fn waiting(gateway: &Gateway) -> (u64, u64) {
+    let samples = Samples::of(gateway).await;
+    let gauge = |name| samples.get(name, &[]) as u64;
+    (gauge("redlock_waiters"), gauge("redlock_waiting_locks"))
+}
+
+pub(crate) async fn waiting_is(gateway: &Gateway, waiters: u64, locks: u64) {
+    let what = format!("{waiters} requests wait for {locks} locks");
+    eventually(&what, async || (waiting(gateway).await == (waiters, locks)).then_some(())).await;
+}
+
+/// Sends a request on its way; returns when it waits.
+pub(crate) async fn line_up(gateway: &Gateway, call: Call) -> JoinHandle<Answer> {
+    let (before, _) = waiting(gateway).await;
+    let sent = tokio::spawn(call.send());
+    eventually("one more waits", async || (waiting(gateway).await.0 == before + 1).then_some(())).await;
+    sent
+}
+
+pub(crate) async fn answer(waiter: JoinHandle<Answer>) -> Answer {
+    waiter.await.expect("no panic")
+}
+
+/// A request that waits on a connection that can be broken off.
+async fn line_up_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
+    let (before, _) = waiting(gateway).await;
+    let body = json!({ "ttl_ms": ttl_ms, "wait_ms": LONG_MS }).to_string();
+    let mut raw = gateway.raw().await;
+    raw.announce("POST", name, "", body.len()).await;
+    raw.write(body).await;
+    eventually("one more waits", async || (waiting(gateway).await.0 == before + 1).then_some(())).await;
+    raw
+}
+
+pub(crate) async fn released(gateway: &Gateway, name: &str, lease: &Lease) {
+    let answer = gateway.delete(name, &lease.token).await;
+    assert_eq!(answer.status, 204, "{answer:?}");
+}
+
+pub(crate) async fn nothing_is_left(gateway: &Gateway) {
+    waiting_is(gateway, 0, 0).await;
+    eventually("no lock is listed", async || {
+        let listed = gateway.get("/locks").await.json();
+        listed["locks"].as_array().expect("a list").is_empty().then_some(())
+    })
+    .await;
+}
+
+/// The middle one of an odd number, the later of the two middle ones of an even number.
+pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+#[tokio::test]
+async fn a_waiter_gets_the_lock_when_it_is_released_and_a_larger_token() {
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    let held = gateway.acquire("job").await;
+    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    released(&gateway, "job", &held).await;
+    let granted = answer(waiter).await;
+    let lease = Lease::from(&granted);
+    assert!(lease.fencing > held.fencing, "{} after {}", lease.fencing, held.fencing);
+    assert_eq!(granted.header("preference-applied"), "");
+    assert_eq!(gateway.look("job").await["fencing_token"], lease.fencing);
+    waiting_is(&gateway, 0, 0).await;
+    gateway.delete("job", &held.token).await.problem(409, "not_holder");
+
+    let prefers = |wait: &str| gateway.call(Method::POST, "/locks/job").header("prefer", wait);
+    let waiter = line_up(&gateway, prefers("respond-async, wait=14")).await;
+    released(&gateway, "job", &lease).await;
+    let granted = answer(waiter).await;
+    let lease = Lease::from(&granted);
+    assert_eq!(granted.header("preference-applied"), "wait=14");
+    released(&gateway, "job", &lease).await;
+
+    let both = |wait_ms: u64| prefers("wait=14").json(&json!({ "ttl_ms": 60_000, "wait_ms": wait_ms }));
+    let granted = both(1_000).send().await;
+    assert_eq!((granted.status, granted.header("preference-applied")), (201, ""), "the body wins: {granted:?}");
+    for wait_ms in [0, 100] {
+        let since = Instant::now();
+        both(wait_ms).send().await.problem(409, "lock_held");
+        let took = since.elapsed();
+        assert!(took >= Duration::from_millis(wait_ms) && took < Duration::from_secs(7), "{wait_ms}: {took:?}");
+    }
+}
+
+#[tokio::test]
+async fn those_who_wait_at_one_gateway_get_the_lock_in_the_order_in_which_they_came() {
+    const WAITERS: usize = 20;
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    let held = gateway.acquire("job").await;
+    let grants = Arc::new(Mutex::new(Vec::new()));
+    let mut waiters = Vec::new();
+    for place in 0..WAITERS {
+        let asked = patient(&gateway, "job", LONG_MS);
+        let release = gateway.call(Method::DELETE, "/locks/job");
+        let grants = grants.clone();
+        waiters.push(tokio::spawn(async move {
+            let lease = Lease::from(&asked.send().await);
+            grants.lock().unwrap().push((place, lease.fencing));
+            assert_eq!(release.header("lock-token", &lease.token).send().await.status, 204);
+        }));
+        waiting_is(&gateway, place as u64 + 1, 1).await;
+    }
+    released(&gateway, "job", &held).await;
+    for waiter in waiters {
+        waiter.await.expect("granted and released");
+    }
+    let grants = grants.lock().unwrap();
+    let (places, tokens): (Vec<_>, Vec<_>) = grants.iter().copied().unzip();
+    assert_eq!(places, (0..WAITERS).collect::<Vec<_>>());
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    nothing_is_left(&gateway).await;
+}
+
+#[tokio::test]
+async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    let held = gateway.post("job", json!({ "ttl_ms": 60_000, "owner": "alice" })).await;
+    assert_eq!(held.status, 201);
+    let mut late = Vec::new();
+    for round in 0..10 {
+        // The first of the line and one who never came to try.
+        let waits = [100 + round, 130 + round];
+        let asked = waits.map(|wait_ms| {
+            let call = patient(&gateway, "job", wait_ms);
+            tokio::spawn(async move { (Instant::now(), call.send().await) })
+        });
+        for (wait_ms, asked) in waits.into_iter().zip(asked) {
+            let (sent, refused) = asked.await.expect("no panic");
+            let problem = refused.problem(409, "lock_held");
+            assert_eq!((&problem["holder"], refused.header("retry-after")), (&json!("alice"), "5"));
+            let left = problem["expires_in_ms"].as_u64().expect("a number");
+            assert!((30_000..60_000).contains(&left), "{left}");
+            let (took, wait) = (refused.at - sent, Duration::from_millis(wait_ms));
+            assert!(took >= wait, "after {took:?} instead of {wait:?}");
+            late.push(took - wait);
+        }
+    }
+    println!("late by {late:?}");
+    assert!(late.iter().all(|late| *late <= Duration::from_millis(200)), "{late:?}");
+    assert!(median(late.clone()) <= Duration::from_millis(20), "{late:?}");
+    waiting_is(&gateway, 0, 0).await;
+}
+
+#[tokio::test]
+async fn the_lock_of_a_dead_holder_goes_to_the_next_one_soon_after_it_expires_and_not_before() {
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    let mut late = Vec::new();
+    for ttl_ms in [300, 350, 400, 450, 500, 320, 380, 420, 480] {
+        let name = format!("job-{ttl_ms}");
+        let sent = Instant::now();
+        let held = gateway.post(&name, json!({ "ttl_ms": ttl_ms })).await;
+        assert_eq!(held.status, 201, "{held:?}");
+        let body = held.json();
+        let millis = |field: &str| Duration::from_millis(body[field].as_u64().expect("a number"));
+        // As the holder counts it.
+        let deadline = sent + millis("elapsed_ms") + millis("validity_ms");
+        let next = patient(&gateway, &name, LONG_MS).send().await;
+        let lease = Lease::from(&next);
+        assert!(next.at >= deadline, "{:?} before the deadline of the first holder", deadline - next.at);
+        // The masters count from when the request has come to them.
+        late.push(next.at.saturating_duration_since(held.at + Duration::from_millis(ttl_ms)));
+        released(&gateway, &name, &lease).await;
+    }
+    println!("late by {late:?}");
+    assert!(median(late.clone()) <= Duration::from_millis(50), "{late:?}");
+    nothing_is_left(&gateway).await;
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_leaves_the_line_at_once_and_the_next_one_is_served() {
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    let held = gateway.acquire("job").await;
+    let gone = line_up_raw(&gateway, "job", 60_000).await;
+    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let since = Instant::now();
+    drop(gone);
+    waiting_is(&gateway, 1, 1).await;
+    assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT, "{:?}", since.elapsed());
+    released(&gateway, "job", &held).await;
+    let lease = Lease::from(&answer(waiter).await);
+    released(&gateway, "job", &lease).await;
+    nothing_is_left(&gateway).await;
+}
+
+#[tokio::test]
+async fn when_half_of_the_waiters_go_away_the_others_get_the_lock_and_nothing_is_left() {
+    const EACH: u64 = 20;
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    // The first time all go before anything is released, the second time while the lock goes from hand to hand: then it may
+    // have been granted to them already, and the time they asked for has to pass.
+    for (goes, ttl_ms) in [("waiting", 60_000), ("served", 300)] {
+        let held = gateway.acquire("job").await;
+        let (mut stay, mut go) = (Vec::new(), Vec::new());
+        for _ in 0..EACH {
+            go.push(line_up_raw(&gateway, "job", ttl_ms).await);
+            let (asked, release) = (patient(&gateway, "job", LONG_MS), gateway.call(Method::DELETE, "/locks/job"));
+            stay.push(tokio::spawn(async move {
+                let lease = Lease::from(&asked.send().await);
+                assert_eq!(release.header("lock-token", &lease.token).send().await.status, 204);
+            }));
+            waiting_is(&gateway, 2 * go.len() as u64, 1).await;
+        }
+        if goes == "waiting" {
+            go.clear();
+            waiting_is(&gateway, EACH, 1).await;
+        }
+        released(&gateway, "job", &held).await;
+        for (served, gone) in stay.into_iter().zip(go.into_iter().map(Some).chain(std::iter::repeat_with(|| None))) {
+            drop(gone);
+            served.await.expect("granted and released");
+        }
+        nothing_is_left(&gateway).await;
+        let stored = stored_on(&servers, "job", |_| true);
+        assert_eq!(stored, Vec::<usize>::new(), "those who left when {goes}");
+    }
+}
+
+#[tokio::test]
+async fn more_waiters_than_allowed_are_429_until_places_are_free_and_waiting_is_not_work() {
+    let gateway = Launch::embedded()
+        .flag("--max-waiters", "3")
+        .flag("--max-waiters-per-lock", "2")
+        .flag("--max-in-flight", "2")
+        .start()
+        .await;
+    let (a, b) = (gateway.acquire("a").await, gateway.acquire("b").await);
+    let first = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
+    let second = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
+    let refused = |name: &'static str, word: &'static str| {
+        let asked = patient(&gateway, name, LONG_MS);
+        async move {
+            let refused = asked.send().await;
+            let problem = refused.problem(429, "too_many_waiters");
+            assert!(!refused.header("retry-after").is_empty(), "{refused:?}");
+            assert!(problem["detail"].as_str().unwrap().contains(word), "{problem:#}");
+        }
+    };
+    refused("a", "2 requests are waiting for this lock").await;
+    let third = line_up(&gateway, patient(&gateway, "b", LONG_MS)).await;
+    for name in ["a", "b", "c"] {
+        refused(name, "3 requests are waiting for locks").await;
+    }
+    // More wait than may be worked on, and those who do not wait are served.
+    gateway.post("a", json!({})).await.problem(409, "lock_held");
+    released(&gateway, "c", &gateway.acquire("c").await).await;
+
+    released(&gateway, "a", &a).await;
+    let lease = Lease::from(&answer(first).await);
+    waiting_is(&gateway, 2, 2).await;
+    let fourth = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
+    released(&gateway, "a", &lease).await;
+    released(&gateway, "b", &b).await;
+    let lease = Lease::from(&answer(second).await);
+    released(&gateway, "a", &lease).await;
+    for waiter in [third, fourth] {
+        Lease::from(&answer(waiter).await);
+    }
+    waiting_is(&gateway, 0, 0).await;
+}
+
+#[tokio::test]
+async fn at_sigterm_those_who_wait_are_sent_away_at_once_and_leave_no_lock() {
+    let servers = masters(5);
+    let mut gateway = Launch::over(&servers).ready().await;
+    let held = gateway.acquire("job").await;
+    let mut waiters = Vec::new();
+    for _ in 0..8 {
+        waiters.push(line_up(&gateway, patient(&gateway, "job", LONG_MS)).await);
+    }
+    let since = Instant::now();
+    gateway.signal(Signal::TERM);
+    for waiter in waiters {
+        let sent_away = answer(waiter).await;
+        sent_away.problem(503, "draining");
+        assert!(sent_away.at - since < WELL_BELOW_A_TIMEOUT, "after {:?}", sent_away.at - since);
+    }
+    assert_eq!(gateway.ended().await, Some(0));
+    assert!(since.elapsed() < Duration::from_secs(5), "the grace of 20 s was waited for: {:?}", since.elapsed());
+
+    let next = Launch::over(&servers).ready().await;
+    assert_eq!(next.look("job").await["fencing_token"], held.fencing, "the holder keeps it");
+    released(&next, "job", &held).await;
+    nothing_is_left(&next).await;
+    assert_eq!(stored_on(&servers, "job", |_| true), Vec::<usize>::new());
+}
+
+#[tokio::test]
+async fn a_wait_longer_than_the_idle_timeout_is_not_cut_short() {
+    let gateway = Launch::embedded().flag("--idle-timeout", "1s").start().await;
+    let held = gateway.acquire("job").await;
+    let in_vain = line_up(&gateway, patient(&gateway, "job", 2_500)).await;
+    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    answer(in_vain).await.problem(409, "lock_held");
+    released(&gateway, "job", &held).await;
+    Lease::from(&answer(waiter).await);
+}
+
+#[tokio::test]
+async fn the_holder_that_repeats_its_request_does_not_wait_behind_those_who_wait_for_it() {
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    let keyed = |key: &str| patient(&gateway, "job", LONG_MS).header("idempotency-key", key);
+    let held = Lease::from(&keyed("the-holder-of-the-lock").send().await);
+    let first = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let second = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let since = Instant::now();
+    let again = Lease::from(&keyed("the-holder-of-the-lock").send().await);
+    assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT, "{:?}", since.elapsed());
+    assert!(again.fencing > held.fencing);
+    assert_eq!(waiting(&gateway).await, (2, 1), "nobody else was served");
+    released(&gateway, "job", &again).await;
+    for waiter in [first, second] {
+        let lease = Lease::from(&answer(waiter).await);
+        assert!(lease.fencing > again.fencing);
+        released(&gateway, "job", &lease).await;
+    }
+    nothing_is_left(&gateway).await;
+}
+
+#[tokio::test]
+async fn two_waiters_with_one_key_both_get_the_lock_that_is_theirs() {
+    let servers = masters(5);
+    let gateway = Launch::over(&servers).ready().await;
+    let keyed = || patient(&gateway, "job", LONG_MS).header("idempotency-key", "a-request-sent-twice");
+    let held = gateway.acquire("job").await;
+    let first = line_up(&gateway, keyed()).await;
+    let second = line_up(&gateway, keyed()).await;
+    released(&gateway, "job", &held).await;
+    let leases = [Lease::from(&answer(first).await), Lease::from(&answer(second).await)];
+    assert_eq!(leases[0].owner(), leases[1].owner());
+    assert!(leases[1].fencing > leases[0].fencing && leases[0].fencing > held.fencing, "{leases:?}");
+    gateway.delete("job", &leases[0].token).await.problem(409, "not_holder");
+    released(&gateway, "job", &leases[1]).await;
+    nothing_is_left(&gateway).await;
+}
+
+#[tokio::test]
+async fn a_wait_that_ends_without_a_quorum_says_so_and_one_that_sees_it_again_goes_on() {
+    // What loses nothing in a crash is admitted again at once.
+    let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
+    let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start_with(durable())).collect();
+    let gateway = Launch::over(&servers).ready().await;
+    let held = gateway.acquire("job").await;
+    let since = Instant::now();
+    let in_vain = line_up(&gateway, patient(&gateway, "job", 2_000)).await;
+    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    servers[..3].iter_mut().for_each(RedisServer::kill);
+    let refused = answer(in_vain).await;
+    let took = refused.at - since;
+    assert_eq!(refused.problem(503, "quorum_unavailable")["nodes"].as_array().expect("a list").len(), 5);
+    assert!(took >= Duration::from_millis(2_000) && took < Duration::from_secs(5), "{took:?}");
+    let since = Instant::now();
+    let refused = patient(&gateway, "free", 500).send().await;
+    let took = refused.at - since;
+    refused.problem(503, "quorum_unavailable");
+    assert!(took >= Duration::from_millis(500) && took < Duration::from_secs(3), "{took:?}");
+
+    servers[..3].iter_mut().for_each(RedisServer::restart);
+    gateway.all_nodes_admitted().await;
+    waiting_is(&gateway, 1, 1).await;
+    released(&gateway, "job", &held).await;
+    let lease = Lease::from(&answer(waiter).await);
+    released(&gateway, "job", &lease).await;
+    assert_eq!(stored_on(&servers, "free", |_| true), Vec::<usize>::new());
+}
+
+#[tokio::test]
+async fn waits_are_counted_by_their_end_and_hand_offs_where_they_happen() {
+    let gateway = Launch::embedded().start().await;
+    let held = gateway.acquire("job").await;
+    patient(&gateway, "job", 50).send().await.problem(409, "lock_held");
+    drop(line_up_raw(&gateway, "job", 60_000).await);
+    waiting_is(&gateway, 0, 0).await;
+    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    released(&gateway, "job", &held).await;
+    Lease::from(&answer(waiter).await);
+    assert_eq!(patient(&gateway, "free", LONG_MS).send().await.status, 201);
+
+    let samples = Samples::of(&gateway).await;
+    let waits = |outcome| samples.get("redlock_wait_duration_seconds_count", &[("outcome", outcome)]);
+    assert_eq!((waits("granted"), waits("timed_out"), waits("cancelled")), (2.0, 1.0, 1.0));
+    let handed = |kind| samples.get("redlock_handoffs_total", &[("kind", kind)]);
+    assert_eq!((handed("local"), handed("remote")), (1.0, 0.0));
+    let acquires = |outcome| samples.get("redlock_operations_total", &[("operation", "acquire"), ("outcome", outcome)]);
+    assert_eq!((acquires("granted"), acquires("held"), acquires("cancelled")), (3.0, 1.0, 1.0));
+}

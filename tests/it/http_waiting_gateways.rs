@@ -1,0 +1,157 @@
+//! Waiting at several gateways over the same masters: a release at one reaches those who wait at another, soon by a hint
+//! and in time without one; and while all compete, nobody is starved and no two hold the lock at once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::gateway::{Gateway, Launch, Lease};
+use crate::harness::RedisServer;
+use crate::http_metrics::Samples;
+use crate::http_waiting::{LONG_MS, answer, line_up, masters, median, nothing_is_left, patient, released};
+
+/// A moment for the word of a waiter to get round. Who has heard it does not say so.
+const WORD_GETS_ROUND: Duration = Duration::from_millis(50);
+
+async fn two_over(servers: &[RedisServer]) -> [Gateway; 2] {
+    let first = Launch::over(servers).ready().await;
+    let second = Launch::over(servers).ready().await;
+    [first, second]
+}
+
+/// Held through `a`, waited for at `b`, released through `through`: how long after the release was sent the waiter had it.
+async fn handed_over(a: &Gateway, b: &Gateway, through: &Gateway) -> Duration {
+    let held = a.acquire("job").await;
+    let waiter = line_up(b, patient(b, "job", LONG_MS)).await;
+    tokio::time::sleep(WORD_GETS_ROUND).await;
+    let since = Instant::now();
+    released(through, "job", &held).await;
+    let granted = answer(waiter).await;
+    let lease = Lease::from(&granted);
+    assert!(lease.fencing > held.fencing);
+    released(b, "job", &lease).await;
+    granted.at - since
+}
+
+async fn hand_offs(gateway: &Gateway) -> (f64, f64) {
+    let samples = Samples::of(gateway).await;
+    let kind = |kind| samples.get("redlock_handoffs_total", &[("kind", kind)]);
+    (kind("local"), kind("remote"))
+}
+
+#[tokio::test]
+async fn a_release_at_another_gateway_reaches_the_waiter_within_milliseconds() {
+    const ROUNDS: usize = 20;
+    let servers = masters(5);
+    let [a, b] = two_over(&servers).await;
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        times.push(handed_over(&a, &b, &a).await);
+    }
+    println!("by a hint: {times:?}");
+    assert!(median(times.clone()) <= Duration::from_millis(10), "{times:?}");
+    let (local, remote) = hand_offs(&b).await;
+    // A poll may have come first here and there.
+    assert!(local == 0.0 && remote > ROUNDS as f64 / 2.0, "{local} local, {remote} remote");
+    assert_eq!(hand_offs(&a).await, (0.0, 0.0));
+    nothing_is_left(&b).await;
+}
+
+#[tokio::test]
+async fn a_release_at_the_waiters_own_gateway_hands_over_a_lock_that_was_acquired_elsewhere() {
+    const ROUNDS: usize = 10;
+    let servers = masters(5);
+    let [a, b] = two_over(&servers).await;
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        times.push(handed_over(&a, &b, &b).await);
+    }
+    println!("in the same process: {times:?}");
+    assert!(median(times.clone()) <= Duration::from_millis(10), "{times:?}");
+    let (local, _) = hand_offs(&b).await;
+    assert!(local > ROUNDS as f64 / 2.0, "{local}");
+    nothing_is_left(&a).await;
+}
+
+#[tokio::test]
+async fn where_hints_are_forbidden_a_waiter_polls_and_the_log_says_what_to_allow() {
+    let servers = masters(5);
+    for server in &servers {
+        server.cmd(&["ACL", "SETUSER", "default", "resetchannels"]);
+    }
+    let [a, b] = two_over(&servers).await;
+    let mut times = Vec::new();
+    for _ in 0..6 {
+        times.push(handed_over(&a, &b, &a).await);
+    }
+    println!("by polls: {times:?}");
+    assert!(times.iter().all(|time| *time <= Duration::from_secs(1)), "{times:?}");
+    assert_eq!(hand_offs(&b).await, (0.0, 0.0));
+    for gateway in [&a, &b] {
+        let log = gateway.stdout();
+        let said = log.lines().find(|line| line.contains("no hints can be heard")).unwrap_or_else(|| panic!("{log}"));
+        for word in ["waiters poll", "SUBSCRIBE", "PUBLISH", "{lock:}:hints"] {
+            assert!(said.contains(word), "no {word:?} in {said}");
+        }
+    }
+    nothing_is_left(&a).await;
+}
+
+/// One hold, as its client knows it.
+struct Hold {
+    gateway: usize,
+    fencing: u64,
+    waited: Duration,
+    granted: Instant,
+    released: Instant,
+}
+
+async fn compete(gateway: &Gateway, index: usize, until: Instant) -> Vec<Hold> {
+    let mut holds = Vec::new();
+    while Instant::now() < until {
+        let asked = Instant::now();
+        let answer = patient(gateway, "job", LONG_MS).send().await;
+        let lease = Lease::from(&answer);
+        let hold = Hold {
+            gateway: index,
+            fencing: lease.fencing,
+            waited: answer.at - asked,
+            granted: answer.at,
+            released: Instant::now(),
+        };
+        holds.push(hold);
+        released(gateway, "job", &lease).await;
+    }
+    holds
+}
+
+#[tokio::test]
+async fn sixteen_clients_at_two_gateways_take_turns_and_none_is_starved() {
+    const CLIENTS: usize = 8;
+    let servers = masters(5);
+    let gateways = Arc::new(two_over(&servers).await);
+    let until = Instant::now() + Duration::from_secs(3);
+    let clients: Vec<_> = (0..2 * CLIENTS)
+        .map(|client| {
+            let gateways = gateways.clone();
+            tokio::spawn(async move { compete(&gateways[client % 2], client % 2, until).await })
+        })
+        .collect();
+    let mut holds = Vec::new();
+    for client in clients {
+        holds.extend(client.await.expect("no panic"));
+    }
+    holds.sort_by_key(|hold| hold.granted);
+    for pair in holds.windows(2) {
+        assert!(pair[1].fencing > pair[0].fencing, "{} after {}", pair[1].fencing, pair[0].fencing);
+        assert!(pair[1].granted >= pair[0].released, "{} and {} overlap", pair[0].fencing, pair[1].fencing);
+    }
+    let longest = holds.iter().map(|hold| hold.waited).max().expect("somebody was served");
+    let share = holds.iter().filter(|hold| hold.gateway == 0).count() as f64 / holds.len() as f64;
+    println!("{} holds, {share:.2} of them at the first gateway, longest wait {longest:?}", holds.len());
+    assert!(holds.len() >= 100, "{} holds in 3 s", holds.len());
+    assert!((0.15..=0.85).contains(&share), "{share} of the grants were at the first gateway");
+    assert!(longest < Duration::from_secs(2), "{longest:?}");
+    for gateway in gateways.iter() {
+        nothing_is_left(gateway).await;
+    }
+}
