@@ -202,7 +202,7 @@ pub enum Op {
         record: Record,
         /// Whether nobody has been told of this T: then the fence that the grant has left is taken back as well.
         failed_try: bool,
-        /// What to tell everybody when the lock was released.
+        /// What to tell everybody when the lock was released; of a failed try nobody is told.
         tell: Option<Hint>,
     },
     /// Read the lock.
@@ -225,7 +225,8 @@ impl Op {
     /// What the node tells everybody when this is its answer.
     pub fn told(&self, vote: &Vote) -> Option<&Hint> {
         match (self, vote) {
-            (Self::Acquire { tell, .. }, Vote::Held(_)) | (Self::Release { tell, .. }, Vote::Released) => tell.as_ref(),
+            (Self::Acquire { tell, .. }, Vote::Held(_)) => tell.as_ref(),
+            (Self::Release { tell, failed_try: false, .. }, Vote::Released) => tell.as_ref(),
             _ => None,
         }
     }
