@@ -59,23 +59,26 @@ impl Ears {
         let mut pause = BACKOFF.0;
         let mut mentioned: Option<Instant> = None;
         loop {
-            let why = match Session::subscribe(&self.url, self.deadline, &self.channel).await {
+            let mut unique = [0; 8];
+            self.entropy.fill(&mut unique);
+            let probe = format!("0 {:016x}", u64::from_le_bytes(unique));
+            let why = match Session::subscribe(&self.url, self.deadline, &self.channel, &probe).await {
                 Ok((session, messages)) => {
                     pause = BACKOFF.0;
                     tracing::debug!(node = %self.url, "hears hints");
                     match self.hear(session, messages, &listener).await {
                         Ok(()) => return,
-                        Err(why) => why.to_string(),
+                        Err(why) => why,
                     }
                 }
-                Err(why) => why.to_string(),
+                Err(why) => why,
             };
-            if mentioned.is_none_or(|at| at.elapsed() >= MENTION) && why.starts_with("NOPERM") {
+            if matches!(why, SessionError::Refused(_)) && mentioned.is_none_or(|at| at.elapsed() >= MENTION) {
                 mentioned = Some(Instant::now());
                 let advice = format!("allow the gateway's user SUBSCRIBE and PUBLISH on the channel {}", self.channel);
-                tracing::warn!(node = %self.url, why, advice, "no hints can be heard: waiters poll");
+                tracing::warn!(node = %self.url, %why, advice, "no hints can be heard: waiters poll");
             } else {
-                tracing::debug!(node = %self.url, why, "hears no hints");
+                tracing::debug!(node = %self.url, %why, "hears no hints");
             }
             tokio::time::sleep(pause.mul_f64(0.5 + 0.5 * self.entropy.unit())).await;
             pause = (pause * 2).min(BACKOFF.1);

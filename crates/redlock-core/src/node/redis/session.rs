@@ -12,6 +12,7 @@ use fred::types::config::{Config, ServerConfig, TlsConnector};
 use fred::types::scan::ScanType;
 use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value};
 use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::time::timeout;
 
 use super::url::RedisUrl;
@@ -147,16 +148,31 @@ impl Session {
         }
     }
 
-    /// A session that only hears what is published on a channel.
+    /// A session that hears what is published on a channel. `probe` is published there, and has come back when this returns:
+    /// the client does not say when the node refuses a subscription. Messages before it are lost.
     pub(super) async fn subscribe(
         url: &RedisUrl,
         deadline: Duration,
         channel: &str,
+        probe: &str,
     ) -> Result<(Self, Receiver<Message>), SessionError> {
         let session = Self::connect_as(url, deadline, true).await?;
-        let messages = session.client.message_rx();
+        let mut messages = session.client.message_rx();
         session.bounded(session.client.subscribe(channel)).await?;
-        Ok((session, messages))
+        session.bounded(session.client.publish::<Value, _, _>(channel, probe)).await?;
+        let comes_back = async {
+            loop {
+                match messages.recv().await {
+                    Ok(message) if message.value.as_bytes() == Some(probe.as_bytes()) => return Ok(()),
+                    Ok(_) | Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return Err(SessionError::Broken("the client has ended".into())),
+                }
+            }
+        };
+        match timeout(deadline, comes_back).await {
+            Ok(came_back) => came_back.map(|()| (session, messages)),
+            Err(_) => Err(SessionError::Refused("what is published there does not come back".into())),
+        }
     }
 
     pub(super) async fn ping(&self) -> Result<(), SessionError> {
