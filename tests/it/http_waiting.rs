@@ -144,8 +144,7 @@ async fn those_who_wait_at_one_gateway_get_the_lock_in_the_order_in_which_they_c
     for waiter in waiters {
         waiter.await.expect("granted and released");
     }
-    let grants = grants.lock().unwrap();
-    let (places, tokens): (Vec<_>, Vec<_>) = grants.iter().copied().unzip();
+    let (places, tokens): (Vec<_>, Vec<_>) = grants.lock().unwrap().iter().copied().unzip();
     assert_eq!(places, (0..WAITERS).collect::<Vec<_>>());
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
     nothing_is_left(&gateway).await;
