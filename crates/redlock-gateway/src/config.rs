@@ -118,6 +118,12 @@ pub struct Flags {
     /// Requests being worked on at the same time, waiting ones not counted; more are answered 503 [default: 4096]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = parse_count)]
     pub max_in_flight: Option<usize>,
+    /// Threads that serve requests [default: half of the cores, at least 1]
+    ///
+    /// The kernel's side of the network, and often the masters, need the other half; threads that wake each other up for
+    /// little work cost more than they bring.
+    #[arg(long, value_name = "N", env = "REDLOCK_WORKER_THREADS", value_parser = parse_count)]
+    pub worker_threads: Option<usize>,
     /// Name of the node set, where gateways reach the same nodes under different addresses [default: the list of nodes]
     ///
     /// Nodes are then known by their place in the list: give them in the same order to all gateways. A name stands for one
@@ -168,6 +174,7 @@ struct File {
     max_connections: Option<usize>,
     idle_timeout: Option<String>,
     max_in_flight: Option<usize>,
+    worker_threads: Option<usize>,
     cluster: Option<String>,
     bootstrap: Option<bool>,
     allow_anonymous: Option<bool>,
@@ -192,6 +199,7 @@ pub struct Config {
     pub max_connections: usize,
     pub idle_timeout: Duration,
     pub max_in_flight: usize,
+    pub worker_threads: usize,
     pub log_format: Option<LogFormat>,
     pub shutdown_grace: Duration,
 }
@@ -226,6 +234,7 @@ impl std::fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 const EMBEDDED_NODES: usize = 5;
+const MAX_WORKER_THREADS: usize = 1024;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Config {
@@ -306,9 +315,20 @@ impl Config {
             max_connections: count("--max-connections", flags.max_connections.or(file.max_connections), 10_000)?,
             idle_timeout,
             max_in_flight: count("--max-in-flight", flags.max_in_flight.or(file.max_in_flight), 4_096)?,
+            worker_threads: worker_threads(flags.worker_threads.or(file.worker_threads))?,
             log_format: flags.log_format.or(file.log_format),
             shutdown_grace,
         })
+    }
+}
+
+fn worker_threads(given: Option<usize>) -> Result<usize, ConfigError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    match given {
+        Some(threads) if threads > MAX_WORKER_THREADS => Err(ConfigError(format!(
+            "--worker-threads: {threads} is not allowed; allowed are 1 to {MAX_WORKER_THREADS}"
+        ))),
+        given => count("--worker-threads", given, (cores / 2).max(1)),
     }
 }
 

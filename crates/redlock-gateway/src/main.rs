@@ -12,27 +12,30 @@ use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return fail(&error.to_string()),
-    };
-    match cli.command {
-        None => runtime.block_on(serve(cli.flags)),
-        Some(Command::Serve(flags)) => runtime.block_on(serve(flags)),
-        Some(Command::Openapi { version }) => openapi(&version),
-        Some(Command::Check(flags)) => match Config::load(flags) {
-            Ok(config) if runtime.block_on(commands::check(&config)) => ExitCode::SUCCESS,
-            Ok(_) => ExitCode::FAILURE,
-            Err(error) => fail(&error.to_string()),
-        },
+    let done = match cli.command {
+        None => on_runtime(cli.flags, serve),
+        Some(Command::Serve(flags)) => on_runtime(flags, serve),
+        Some(Command::Openapi { version }) => return openapi(&version),
+        Some(Command::Check(flags)) => on_runtime(flags, async |config| match commands::check(&config).await {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        }),
         Some(Command::Reconfigure { yes, old_nodes, old_cluster, flags }) => {
             let old = commands::Old { nodes: old_nodes, cluster: old_cluster };
-            let done = Config::load(flags)
-                .map_err(|error| error.to_string())
-                .and_then(|config| runtime.block_on(commands::reconfigure(&config, &old, yes)));
-            done.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
+            on_runtime(flags, async |config| match commands::reconfigure(&config, &old, yes).await {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => fail(&error),
+            })
         }
-    }
+    };
+    done.unwrap_or_else(|error| fail(&error))
+}
+
+fn on_runtime(flags: Flags, work: impl AsyncFnOnce(Config) -> ExitCode) -> Result<ExitCode, String> {
+    let config = Config::load(flags).map_err(|error| error.to_string())?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(config.worker_threads).enable_all().build();
+    Ok(runtime.map_err(|error| error.to_string())?.block_on(work(config)))
 }
 
 fn fail(error: &str) -> ExitCode {
@@ -49,11 +52,7 @@ fn openapi(version: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-async fn serve(flags: Flags) -> ExitCode {
-    let config = match Config::load(flags) {
-        Ok(config) => config,
-        Err(error) => return fail(&error.to_string()),
-    };
+async fn serve(config: Config) -> ExitCode {
     let terminal = std::io::stdout().is_terminal();
     let format = config.log_format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
     telemetry::start_logging(format);
