@@ -18,6 +18,8 @@ pub enum Stream {
     Plan,
     /// Delays and what becomes of messages on broken connections.
     Network,
+    /// Delays and losses of hints.
+    Hints,
     /// One kind of fault.
     Fault(u8),
     /// One client.
@@ -37,6 +39,7 @@ impl Stream {
             Self::Plan => 0,
             Self::Network => 1 << 32,
             Self::Fault(kind) => 2 << 32 | u64::from(kind),
+            Self::Hints => 5 << 32,
             Self::Client(id) => 3 << 32 | u64::from(id),
             Self::Gateway { index, process } => 4 << 32 | u64::from(index) << 16 | u64::from(process),
         }

@@ -9,13 +9,19 @@
 //!    that wrote, and refuses no write of the rightful holder.
 //! 4. *Orphans*: where a release of an owner's T has been executed, no lock of this owner with that T or an older one is
 //!    set any more, or stored unless the master has forgotten the release; and where the gateway that was told of a release can reach a master, it does so.
+//!    A lock in the name of one who has left, and was told nothing, does not stay either.
 //! 5. *Extension*: from a grant to each of its successful extensions, nobody else was granted the lock.
 //! 6. *Kept*, where the history says that it is possible: a lock that was extended in time all along is not lost.
+//! 7. *Order*: of those who wait for a lock in one process, whoever came first has the smaller T.
+//! 8. *Answered*: whoever waits is answered when its patience ends, and in the end no process counts anybody who waits.
+//! 9. *Idle*: where nothing is broken, a lock that somebody waits for is not free for longer than a poll takes.
 //!
 //! What it does not judge is counted in [`Summary`].
 
 mod by_name;
+mod idle;
 mod summary;
+mod waiting;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,12 +46,27 @@ pub enum Demand {
     Extension,
     /// An extended lock that was lost.
     Kept,
+    /// A waiter that was overtaken in its own line.
+    Order,
+    /// A waiter without an answer.
+    Answered,
+    /// A lock that stays free while somebody waits.
+    Idle,
 }
 
 impl Demand {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Exclusion, Self::Fencing, Self::Register, Self::Orphan, Self::Extension, Self::Kept];
+    pub const ALL: [Self; 9] = [
+        Self::Exclusion,
+        Self::Fencing,
+        Self::Register,
+        Self::Orphan,
+        Self::Extension,
+        Self::Kept,
+        Self::Order,
+        Self::Answered,
+        Self::Idle,
+    ];
 }
 
 /// One violation.
@@ -77,6 +98,7 @@ pub fn check(history: &History) -> Vec<Violation> {
     orphans(history, &mut found);
     unpaid(history, &mut found);
     kept(history, &mut found);
+    waiting::check(history, &mut found);
     found.sort_by_key(|violation| (violation.at, violation.demand));
     found
 }

@@ -4,6 +4,11 @@
 //! back too late and try to go on, ask again for the same owner through another gateway, let a stale copy of its request
 //! arrive, or hang up. It never does one thing: act as a holder past its deadline without the resource being able to
 //! tell. Its writes carry its fencing token.
+//!
+//! A good part of all clients waits in line. They lose patience, hang up, repeat the same idempotency key while the first
+//! copy still waits, and their gateways die.
+
+mod brisk;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::chance::Chance;
 use crate::gateway::Gateway;
-use crate::history::{Answer, Grant, Recorder, Request};
+use crate::history::{Answer, Grant, Recorder, Request, Waited};
 use crate::master::lock_name;
 use crate::time::SimClock;
 
@@ -50,10 +55,23 @@ pub struct Client {
     pub recorder: Arc<Recorder>,
     /// What the locks protect.
     pub registers: Arc<Registers>,
-    /// Keeps one lock from the beginning to the end, extending it in time.
-    pub keeps: bool,
+    /// What it is like.
+    pub habits: Habits,
     /// How many of a hundred requests name an owner of their own, as those with an idempotency key do.
     pub keyed_percent: u64,
+    /// How many wait in line.
+    pub waiting_percent: u64,
+}
+
+/// What a client is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Habits {
+    /// It does all that clients do.
+    Any,
+    /// It keeps one lock from the beginning to the end, extending it in time.
+    Keeps,
+    /// It waits in line, and most often gives the lock back soon.
+    Brisk,
 }
 
 /// A lock that the client was given.
@@ -71,9 +89,19 @@ struct Wish {
     name: u8,
     ttl: Ttl,
     owner: Option<Chosen>,
-    retries: bool,
+    how: How,
     /// Hangs up after so long.
-    patience: Option<Duration>,
+    hangs_up: Option<Duration>,
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    /// One try.
+    Once,
+    /// With pauses between tries.
+    Polling,
+    /// In line, for so long.
+    Waiting(Duration),
 }
 
 /// An owner that a client has chosen, with its first half, by which histories know it.
@@ -89,8 +117,10 @@ enum Kept {
 impl Client {
     /// Lives until the history ends.
     pub async fn live(mut self) {
-        if self.keeps {
-            return self.keep().await;
+        match self.habits {
+            Habits::Keeps => return self.keep().await,
+            Habits::Brisk => return self.queue_up().await,
+            Habits::Any => {}
         }
         while Instant::now() < self.until {
             let think = self.chance.gap(Duration::from_millis(50));
@@ -102,7 +132,7 @@ impl Client {
     async fn keep(mut self) {
         let ttl = Ttl::from_millis(2_000).expect("within the limits");
         while Instant::now() < self.until {
-            let wish = Wish { name: 0, ttl, owner: None, retries: true, patience: None };
+            let wish = Wish { name: 0, ttl, owner: None, how: How::Polling, hangs_up: None };
             let Some(mut hold) = self.acquire(0, wish).await else {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
@@ -122,21 +152,22 @@ impl Client {
     async fn once(&mut self) {
         let mut gateway = self.home();
         let owner = self.chance.percent(self.keyed_percent).then(|| self.owner());
+        let how = self.how();
         let wish = Wish {
             name: self.chance.below(u64::from(self.names)) as u8,
             ttl: self.ttl(),
             owner,
-            retries: self.chance.percent(40),
-            patience: self.chance.percent(12).then(|| self.chance.millis(1, 60)),
+            how,
+            hangs_up: self.chance.percent(15).then(|| self.hangs_up(how)),
         };
-        let mut held = self.acquire(gateway, wish).await;
+        let mut held = self.acquire_and_repeat(gateway, wish).await;
         // Whoever asks for an owner of its own asks again, wherever, until it knows.
         for _ in 0..2 {
             if held.is_none() && owner.is_some() && self.chance.percent(60) {
                 gateway = self.any_gateway();
                 let pause = self.chance.millis(0, 80);
                 tokio::time::sleep(pause).await;
-                held = self.acquire(gateway, Wish { patience: None, ..wish }).await;
+                held = self.acquire(gateway, Wish { hangs_up: None, ..wish }).await;
             }
         }
         if let Some(hold) = held {
@@ -171,8 +202,8 @@ impl Client {
     /// the smaller one may still be about.
     async fn ask_again(&mut self, hold: Hold, wish: Wish) -> Hold {
         let gateway = self.any_gateway();
-        let patience = self.chance.percent(25).then(|| self.chance.millis(1, 40));
-        let Some(again) = self.acquire(gateway, Wish { patience, ..wish }).await else { return hold };
+        let hangs_up = self.chance.percent(25).then(|| self.chance.millis(1, 40));
+        let Some(again) = self.acquire(gateway, Wish { hangs_up, ..wish }).await else { return hold };
         if self.chance.percent(40) {
             let gateway = self.any_gateway();
             self.release(gateway, &hold, 1).await;
@@ -203,22 +234,45 @@ impl Client {
         }
     }
 
-    async fn acquire(&mut self, gateway: u8, wish: Wish) -> Option<Hold> {
-        let Wish { name, ttl, owner, retries, patience } = wish;
+    /// Sometimes sends a copy of a request that waits, with the same key and through any gateway, before the first is
+    /// answered. What the client goes on with is the larger token.
+    async fn acquire_and_repeat(&mut self, gateway: u8, wish: Wish) -> Option<Hold> {
+        if !matches!(wish.how, How::Waiting(_)) || wish.owner.is_none() || !self.chance.percent(40) {
+            return self.acquire(gateway, wish).await;
+        }
+        let other = self.any_gateway();
+        let pause = self.chance.millis(0, 200);
+        let how = How::Waiting(self.chance.millis(50, 800));
+        let copy = Wish { how, hangs_up: self.chance.percent(30).then(|| self.chance.millis(1, 600)), ..wish };
+        let repeat = async {
+            tokio::time::sleep(pause).await;
+            self.acquire(other, copy).await
+        };
+        let (first, second) = tokio::join!(biased; self.acquire(gateway, wish), repeat);
+        first.into_iter().chain(second).max_by_key(|hold| hold.grant.fencing)
+    }
+
+    async fn acquire(&self, gateway: u8, wish: Wish) -> Option<Hold> {
+        let Wish { name, ttl, owner, how, hangs_up } = wish;
         let info = Info::new(format!("c{}", self.index)).unwrap_or_default();
         let work = move |redlock: redlock_core::Redlock| async move {
             let (name, options) = (lock_name(name), AcquireOptions { info, owner: owner.map(|chosen| chosen.0) });
-            if retries {
-                redlock.acquire_with_retry(&name, ttl, options, &RetryPolicy::default()).await
-            } else {
-                redlock.acquire(&name, ttl, options).await
+            match how {
+                How::Once => redlock.acquire(&name, ttl, options).await,
+                How::Polling => redlock.acquire_with_retry(&name, ttl, options, &RetryPolicy::default()).await,
+                How::Waiting(patience) => redlock.acquire_within(&name, ttl, options, patience).await,
             }
         };
         let mut task = self.gateway(gateway).request(work)?;
-        let request = Request::Acquire { owner: owner.map(|chosen| chosen.1), ttl_ms: u64::from(ttl.millis()) };
-        let number = self.recorder.begin(self.index, gateway, name, request);
+        let patience_ms = match how {
+            How::Waiting(patience) => Some(patience.as_millis() as u64),
+            How::Once | How::Polling => None,
+        };
+        let owner = owner.map(|chosen| chosen.1);
+        let request = Request::Acquire { owner, ttl_ms: u64::from(ttl.millis()), patience_ms };
+        let number = self.recorder.begin(self.index, self.through(gateway), name, request);
         let forever = Duration::from_secs(3_600);
-        let outcome = match tokio::time::timeout(patience.unwrap_or(forever), &mut task).await {
+        let outcome = match tokio::time::timeout(hangs_up.unwrap_or(forever), &mut task).await {
             Ok(outcome) => outcome,
             Err(_) => {
                 task.abort();
@@ -246,6 +300,9 @@ impl Client {
         let held_for = self.held_for(gateway, &lease);
         let grant = grant(&lease.token);
         self.recorder.end(number, Answer::Granted { grant, held_for });
+        if patience_ms.is_some() {
+            self.recorder.waited(number, Waited { ticket: lease.ticket, rounds: lease.rounds });
+        }
         Some(Hold { name, token: lease.token, grant, until: Instant::now() + held_for })
     }
 
@@ -255,8 +312,8 @@ impl Client {
             move |redlock: redlock_core::Redlock| async move { redlock.extend(&lock_name(name), &token, ttl).await };
         let Some(task) = self.gateway(gateway).request(work) else { return Kept::Unknown };
         let request = Request::Extend { grant, ttl_ms: u64::from(ttl.millis()) };
-        let number = self.recorder.begin(self.index, gateway, name, request);
-        if self.keeps {
+        let number = self.recorder.begin(self.index, self.through(gateway), name, request);
+        if self.habits == Habits::Keeps {
             self.recorder.must_keep(number);
         }
         match task.await {
@@ -284,7 +341,7 @@ impl Client {
             let work =
                 move |redlock: redlock_core::Redlock| async move { redlock.release(&lock_name(name), &token).await };
             if let Some(task) = self.gateway(gateway).request(work) {
-                let number = self.recorder.begin(self.index, gateway, name, Request::Release { grant });
+                let number = self.recorder.begin(self.index, self.through(gateway), name, Request::Release { grant });
                 let heard = match task.await {
                     Ok(Ok(())) => Answer::Released,
                     Ok(Err(error)) => answer(&error),
@@ -319,12 +376,34 @@ impl Client {
         &self.gateways[usize::from(index)]
     }
 
+    fn through(&self, gateway: u8) -> (u8, u16) {
+        (gateway, self.gateway(gateway).process())
+    }
+
     fn home(&self) -> u8 {
         self.index % self.gateways.len() as u8
     }
 
     fn any_gateway(&mut self) -> u8 {
         self.chance.below(self.gateways.len() as u64) as u8
+    }
+
+    fn how(&mut self) -> How {
+        if self.chance.percent(self.waiting_percent) {
+            let longest = self.chance.pick(&[200, 1_000, 5_000]);
+            How::Waiting(self.chance.millis(50, longest))
+        } else if self.chance.percent(40) {
+            How::Polling
+        } else {
+            How::Once
+        }
+    }
+
+    fn hangs_up(&mut self, how: How) -> Duration {
+        match how {
+            How::Waiting(patience) => self.chance.millis(1, patience.as_millis() as u64),
+            How::Once | How::Polling => self.chance.millis(1, 60),
+        }
     }
 
     fn ttl(&mut self) -> Ttl {

@@ -85,7 +85,7 @@ impl Stage {
             if Instant::now() >= self.until {
                 return;
             }
-            self.recorder.count(|counts| counts.faults += 1);
+            self.recorder.fault();
             match kind {
                 Kind::Crash => self.crash(&mut chance),
                 Kind::Flush => self.flush(&mut chance),
@@ -185,8 +185,10 @@ impl Stage {
     fn cut(&self, chance: &mut Chance) {
         let gateway = &self.gateways[chance.below(self.gateways.len() as u64) as usize];
         for victim in self.victims(chance) {
-            gateway.cut(victim);
-            self.note(format!("g{}", gateway.index), format!("connection to n{victim} breaks"));
+            let hints = chance.percent(50);
+            gateway.cut(victim, hints);
+            let both = if hints { ", that for hints too" } else { "" };
+            self.note(format!("g{}", gateway.index), format!("connection to n{victim} breaks{both}"));
         }
     }
 

@@ -10,12 +10,12 @@ use std::time::Duration;
 use redlock_core::node::admission::{Admission, Generation, quarantine};
 use redlock_core::node::{HandOver, Node, NodeSettings, NodeState, Observer, Rules, Vote};
 use redlock_core::redlock::{Seams, Settings};
-use redlock_core::{Redlock, Ttl};
+use redlock_core::{Redlock, Ttl, Waiting};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
 use crate::chance::{Chance, SimEntropy, Stream};
-use crate::history::{Reach, Recorder};
+use crate::history::{Reach, Recorder, Remaining};
 use crate::lane::{LaneParts, SimLane};
 use crate::master::{KEY_PREFIX, Master};
 use crate::network::Network;
@@ -131,11 +131,25 @@ impl Gateway {
         Some(self.slot().process.as_ref()?.redlock.clone())
     }
 
-    /// Breaks the connection to a master.
-    pub fn cut(&self, master: usize) {
+    /// Which process of the gateway runs, or ran last.
+    pub fn process(&self) -> u16 {
+        self.slot().started
+    }
+
+    /// Breaks the connection to a master, and if wanted the one for hints.
+    pub fn cut(&self, master: usize, hints: bool) {
         if let Some(process) = &self.slot().process {
             process.lanes[master].cut("connection reset");
+            if hints {
+                process.lanes[master].deafen("connection reset");
+            }
         }
+    }
+
+    /// Who waits at it; `None` when it is down.
+    pub fn remaining(&self) -> Option<Remaining> {
+        let Waiting { waiters, locks } = self.redlock()?.waiting();
+        Some(Remaining { gateway: self.index, waiters, locks })
     }
 
     /// Whether the gateway lets a master vote; `None` when it is down.
@@ -206,7 +220,15 @@ impl Observer for Watch {
     fn node_call(&self, _: &str, _: usize, _: Duration) {}
     fn clock_offset(&self, _: &str, _: i64) {}
     fn vote(&self, _: usize, _: &Vote) {}
-    fn handed_over(&self, _: HandOver) {}
+
+    fn handed_over(&self, kind: HandOver) {
+        if self.lives() {
+            self.recorder.count(|counts| match kind {
+                HandOver::Local => counts.handed_locally += 1,
+                HandOver::Remote => counts.handed_remotely += 1,
+            });
+        }
+    }
 
     fn release_abandoned(&self, node: usize) {
         if self.lives() {

@@ -38,6 +38,8 @@ pub enum Request {
         owner: Option<u64>,
         /// The TTL.
         ttl_ms: u64,
+        /// How long it waits in line, if it does.
+        patience_ms: Option<u64>,
     },
     /// To keep it for so many milliseconds more.
     Extend {
@@ -97,6 +99,8 @@ pub struct Operation {
     pub client: u8,
     /// Through which gateway.
     pub gateway: u8,
+    /// Which of its processes.
+    pub process: u16,
     /// Which lock.
     pub name: u8,
     /// What for.
@@ -105,6 +109,28 @@ pub struct Operation {
     pub keeps: bool,
     /// The answer, once there is one.
     pub answer: Option<Answer>,
+    /// How a waiter came to be granted the lock.
+    pub waited: Option<Waited>,
+}
+
+/// What a lease tells of the line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waited {
+    /// Its number among those who waited in the process; `None` when it did not stand in line.
+    pub ticket: Option<u64>,
+    /// How many times the masters were asked.
+    pub rounds: u32,
+}
+
+/// Who waits at a gateway when everything has settled.
+#[derive(Debug, Clone, Copy)]
+pub struct Remaining {
+    /// Which gateway.
+    pub gateway: u8,
+    /// How many.
+    pub waiters: usize,
+    /// For how many locks.
+    pub locks: usize,
 }
 
 /// A holder writes to what the lock protects, a register that refuses tokens smaller than the largest it has seen.
@@ -235,6 +261,14 @@ pub struct Counts {
     pub faults: u64,
     /// Releases given up.
     pub abandoned: u64,
+    /// Locks handed from a release to a waiter of the same gateway.
+    pub handed_locally: u64,
+    /// Locks that a waiter got after a hint from another gateway.
+    pub handed_remotely: u64,
+    /// Hints that were published, once for each gateway that listened.
+    pub hints_sent: u64,
+    /// Of these, how many were lost.
+    pub hints_lost: u64,
 }
 
 /// All that happened.
@@ -248,6 +282,10 @@ pub struct History {
     pub landings: Vec<Landing>,
     /// When which master forgot all or some of what it had stored, in order.
     pub losses: Vec<(Moment, u8)>,
+    /// When something was broken, in order. Everything may be disturbed for a while after it.
+    pub faults: Vec<Moment>,
+    /// Who still waits at the end.
+    pub remaining: Vec<Remaining>,
     /// What is left at the end.
     pub leftovers: Vec<Leftover>,
     /// Who can reach whom at the end.
@@ -280,11 +318,29 @@ impl Recorder {
     }
 
     /// A request is sent; the answer goes to the number.
-    pub fn begin(&self, client: u8, gateway: u8, name: u8, request: Request) -> usize {
+    pub fn begin(&self, client: u8, (gateway, process): (u8, u16), name: u8, request: Request) -> usize {
         let (mut inner, start) = self.next();
-        let operation = Operation { start, end: None, client, gateway, name, request, keeps: false, answer: None };
-        inner.history.operations.push(operation);
+        let asked = Operation {
+            start,
+            end: None,
+            client,
+            gateway,
+            process,
+            name,
+            request,
+            keeps: false,
+            answer: None,
+            waited: None,
+        };
+        inner.history.operations.push(asked);
         inner.history.operations.len() - 1
+    }
+
+    /// It was granted to a waiter.
+    pub fn waited(&self, number: usize, waited: Waited) {
+        if let Some(operation) = self.lock().history.operations.get_mut(number) {
+            operation.waited = Some(waited);
+        }
     }
 
     /// It is an extension that must not come too late.
@@ -318,6 +374,13 @@ impl Recorder {
     pub fn loss(&self, master: u8) {
         let (mut inner, moment) = self.next();
         inner.history.losses.push((moment, master));
+    }
+
+    /// Something is broken.
+    pub fn fault(&self) {
+        let (mut inner, moment) = self.next();
+        inner.history.counts.faults += 1;
+        inner.history.faults.push(moment);
     }
 
     /// Anything else.

@@ -4,21 +4,23 @@
 //! deadlines, the same heartbeat and the same way into service (`gate`). One thing is more general: the real lane has one
 //! call under way, this one may have several in a row, so that more is lost or late when a connection breaks.
 
+mod ears;
 mod gate;
 
 use std::collections::VecDeque;
 use std::future::pending;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use redlock_core::clock::Entropy;
 use redlock_core::node::admission::{Admission, Ground};
-use redlock_core::node::{Effect, Failure, Node, NodeState, NodeStatus, Op, Reason, Reply, Vote};
+use redlock_core::node::{Effect, Failure, Listener, Node, NodeState, NodeStatus, Op, Reason, Reply, Task, Vote};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use self::ears::Ears;
 use self::gate::{Gate, Open};
 use crate::chance::SimEntropy;
 use crate::history::Recorder;
@@ -62,6 +64,7 @@ pub struct SimLane {
     dead: Arc<AtomicBool>,
     task: AbortHandle,
     current: Arc<Current>,
+    ears: Ears,
 }
 
 /// What others may want to know of the lane as it is now.
@@ -85,6 +88,23 @@ struct Job {
     op: Arc<Op>,
     not_after: Instant,
     reply: Reply,
+    next: Option<Box<Job>>,
+}
+
+impl From<Task> for Job {
+    fn from(Task { op, not_after, reply }: Task) -> Self {
+        Self { op, not_after, reply, next: None }
+    }
+}
+
+impl Job {
+    fn answer(self, vote: &Vote) {
+        let mut job = Some(Box::new(self));
+        while let Some(one) = job {
+            one.reply.send(vote.clone());
+            job = one.next;
+        }
+    }
 }
 
 impl SimLane {
@@ -96,11 +116,12 @@ impl SimLane {
         let name = format!("n{}", parts.master.index);
         let brand_new = Arc::new(Notify::new());
         let (window, current) = (parts.window, Arc::<Current>::default());
+        let ears = Ears::new(&parts);
         let gate =
             Gate { parts, status: status_in, brand_new: brand_new.clone(), current: current.clone(), waits_at: None };
         let lane = Lane { gate, jobs, status: status.clone(), window };
         let task = tokio::spawn(lane.run()).abort_handle();
-        Self { name, queue, status, brand_new, dead, task, current }
+        Self { name, queue, status, brand_new, dead, task, current, ears }
     }
 
     /// Breaks the connection of the moment.
@@ -111,6 +132,11 @@ impl SimLane {
         }
     }
 
+    /// Breaks the connection on which hints come.
+    pub fn deafen(&self, why: &str) {
+        self.ears.cut(why);
+    }
+
     /// Since when it has let the master vote.
     pub fn admitted_since(&self) -> Option<Instant> {
         *self.current.admitted.lock().unwrap_or_else(PoisonError::into_inner)
@@ -119,6 +145,17 @@ impl SimLane {
     /// The gateway's process is gone.
     pub fn kill(&self) {
         self.task.abort();
+        self.ears.stop();
+    }
+
+    fn enqueue(&self, job: Job) {
+        if self.dead.load(Ordering::Relaxed) {
+            // What is left of a dead process cannot be stopped, only kept from doing anything: an answer that leaves
+            // nothing to do lets it end.
+            job.answer(&Vote::Missing);
+        } else if let Err(mpsc::error::SendError(job)) = self.queue.send(job) {
+            job.answer(&failed(Reason::Down, Effect::None, "the node's task has ended"));
+        }
     }
 }
 
@@ -132,13 +169,15 @@ impl Node for SimLane {
     }
 
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
-        if self.dead.load(Ordering::Relaxed) {
-            // What is left of a dead process cannot be stopped, only kept from doing anything: an answer that leaves
-            // nothing to do lets it end.
-            reply.send(Vote::Missing);
-        } else if let Err(mpsc::error::SendError(job)) = self.queue.send(Job { op, not_after, reply }) {
-            job.reply.send(failed(Reason::Down, Effect::None, "the node's task has ended"));
-        }
+        self.enqueue(Job { op, not_after, reply, next: None });
+    }
+
+    fn submit_both(&self, first: Task, second: Task) {
+        self.enqueue(Job { next: Some(Box::new(second.into())), ..first.into() });
+    }
+
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        self.ears.listen(listener);
     }
 
     fn admit_brand_new(&self) {
@@ -289,7 +328,7 @@ impl Lane {
                         return Err(Closed);
                     }
                     idle = false;
-                    calls.extend(send(&open, std::mem::take(&mut batch)));
+                    calls.extend(send(&open, unfold(std::mem::take(&mut batch))));
                 }
                 why = open.session.connection.ended() => {
                     let outage = Outage::Connecting(why);
@@ -299,6 +338,17 @@ impl Lane {
             }
         }
     }
+}
+
+/// One after the other what came in twos.
+fn unfold(jobs: Vec<Job>) -> Vec<Job> {
+    let mut all = Vec::with_capacity(jobs.len());
+    for mut job in jobs {
+        let next = job.next.take();
+        all.push(job);
+        all.extend(next.map(|next| *next));
+    }
+    all
 }
 
 /// Sends operations as one call, without those that come too late to be of use.
@@ -331,7 +381,7 @@ fn hand_out(jobs: Vec<Job>, reply: master::Reply) -> Option<Outage> {
             fail_all(jobs, Reason::Down, Effect::None, why);
             Some(Outage::Connecting(why.into()))
         }
-        master::Reply::Votes(..) | master::Reply::Seen(..) | master::Reply::Put(_) => {
+        master::Reply::Votes(..) | master::Reply::Seen(..) | master::Reply::Put(_) | master::Reply::Listening => {
             fail_all(jobs, Reason::Error, Effect::Possible, "an answer to another question");
             Some(Outage::Connecting("an answer to another question".into()))
         }
@@ -385,7 +435,7 @@ async fn refusing<T>(
                         NodeState::Quarantined | NodeState::Refused => Reason::Quarantined,
                         NodeState::Admitted | NodeState::Connecting => Reason::Down,
                     };
-                    job.reply.send(failed(reason, Effect::None, "not in service"));
+                    job.answer(&failed(reason, Effect::None, "not in service"));
                 }
             },
         }

@@ -1,5 +1,5 @@
 //! A deterministic simulation of the locking core: the real [`redlock_core::Redlock`] with its rounds, clean-up, healing,
-//! hybrid clock and admission, among masters, networks, gateways and clients that go wrong in every way they may. One seed
+//! hybrid clock, admission and lines of waiters, among masters, networks, gateways and clients that go wrong in every way they may. One seed
 //! is one history, always the same; a checker then looks for broken promises.
 //!
 //! ```
@@ -21,7 +21,7 @@
 //! | [`run`] | puts a history together and carries it out | what is right or wrong |
 //! | [`master`] | a process around a data set | quorum, gateways' opinions |
 //! | [`network`] | connections, delays, late arrivals | what messages mean |
-//! | [`lane`] | one gateway's way to one master | other masters |
+//! | [`lane`] | one gateway's way to one master, and the hints that come back | other masters |
 //! | [`gateway`] | a process with the core in it | clients |
 //! | [`client`] | all that clients do | masters |
 //! | [`faults`] | what goes wrong, when | clients |
@@ -44,6 +44,7 @@
 //!   ends them early; that is outside what is promised.
 //! - Scripts run as the in-memory node runs them. That Redis runs them alike is shown by the differential test against a
 //!   real server (`tests/it/differential.rs`), not here.
+//! - One thread: that a waiter leaves between two steps of another is simulated, that it leaves within one is not.
 //! - Gateways die but do not stop and go on; clients, who are slow in every way, stand for that.
 //! - Replicas, eviction, out of memory and other configurations are not simulated: admission has tests of its own.
 //! - All that is random is bounded by what [`plan`] says. Absence of violations is evidence, and the exhaustive models in

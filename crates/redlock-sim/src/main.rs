@@ -23,6 +23,7 @@ Examples:
   redlock-sim --without release-is-a-barrier               the first history in which that rule is missed
   redlock-sim --seed 3 --without release-is-a-barrier      the same, to be read
   redlock-sim --seeds 0..50 --scenario rolling             one extended lock, masters restarted empty in turn
+  redlock-sim --seeds 0..50 --scenario queue               many who wait for one lock or two
 
 Rules for --without: retry-rewrites, release-is-a-barrier, release-keeps-newer, clock-is-checked, fence-is-checked,
 marker-is-checked, quarantine-is-waited, missing-is-healed (found by --scenario rolling).
@@ -57,6 +58,8 @@ enum ScenarioArgument {
     Rolling,
     /// The same, while others try to get the lock.
     Contended,
+    /// Many who wait for one or two locks, with few faults or none.
+    Queue,
 }
 
 fn range(text: &str) -> Result<Range<u64>, String> {
@@ -71,6 +74,7 @@ impl Arguments {
             ScenarioArgument::Storm => Plan::storm(seed),
             ScenarioArgument::Rolling => Plan::rolling(seed, false),
             ScenarioArgument::Contended => Plan::rolling(seed, true),
+            ScenarioArgument::Queue => Plan::queue(seed),
         };
         plan.rules = self.without.map_or(plan.rules, Rule::off);
         plan.masters = self.nodes.unwrap_or(plan.masters);
@@ -88,6 +92,7 @@ impl Arguments {
             ScenarioArgument::Storm => {}
             ScenarioArgument::Rolling => command += " --scenario rolling",
             ScenarioArgument::Contended => command += " --scenario contended",
+            ScenarioArgument::Queue => command += " --scenario queue",
         }
         if let Some(nodes) = self.nodes {
             command += &format!(" --nodes {nodes}");

@@ -15,9 +15,9 @@ use bytes::Bytes;
 use redlock_core::clock::Clock;
 use redlock_core::node::admission::{Durability, Facts};
 use redlock_core::node::memory::{MemoryNode, Snapshot};
-use redlock_core::node::{Failure, Keys, NodeSettings, Op, Reason, Record, Vote};
+use redlock_core::node::{Failure, Hint, Keys, NodeSettings, Op, Reason, Record, Vote};
 use redlock_core::types::LockName;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::chance::Chance;
 use crate::history::{Cast, Grant, Kind, Landing, Moment, Recorder};
@@ -53,6 +53,8 @@ pub enum Question {
         /// In this order.
         ops: Vec<Arc<Op>>,
     },
+    /// From now on, what is published.
+    Listen(mpsc::UnboundedSender<Hint>),
 }
 
 /// What it answers.
@@ -66,6 +68,8 @@ pub enum Reply {
     Votes(Vec<Vote>, bool),
     /// The script is not known: another process of this master answers.
     NoScript,
+    /// To `Listen`: from now on.
+    Listening,
 }
 
 /// What became of a marker.
@@ -120,6 +124,7 @@ struct Process {
     backlog: Vec<Arrival>,
     snapshot: Option<Snapshot>,
     connections: Vec<Weak<Connection>>,
+    listeners: Vec<(Weak<Connection>, mpsc::UnboundedSender<Hint>)>,
 }
 
 impl Master {
@@ -142,6 +147,7 @@ impl Master {
             backlog: Vec::new(),
             snapshot: None,
             connections: Vec::new(),
+            listeners: Vec::new(),
         };
         Self { index, clock, memory, marker_is_checked, recorder, process: Mutex::new(process) }
     }
@@ -215,6 +221,7 @@ impl Master {
         let mut process = self.process();
         (process.up, process.stopped) = (false, false);
         process.backlog.clear();
+        process.listeners.clear();
         let connections = std::mem::take(&mut process.connections);
         drop(process);
         for connection in connections.iter().filter_map(Weak::upgrade) {
@@ -286,12 +293,19 @@ impl Master {
                 let votes = ops.iter().map(|op| self.execute(marker, op, &arrival.connection)).collect();
                 Reply::Votes(votes, admitted)
             }
+            Question::Listen(listener) => {
+                self.process().listeners.push((Arc::downgrade(&arrival.connection), listener.clone()));
+                Reply::Listening
+            }
         };
         arrival.connection.answer(reply, arrival.answer);
     }
 
     fn execute(&self, marker: &str, op: &Op, connection: &Connection) -> Vote {
         let vote = self.memory.run_with(marker, op);
+        if let Some(hint) = op.told(&vote) {
+            self.publish(hint);
+        }
         let (kind, keys, record) = match op {
             Op::Acquire { keys, record, .. } => (Kind::Acquire, keys, Some(record)),
             Op::Heal { keys, record, .. } => (Kind::Heal, keys, Some(record)),
@@ -314,6 +328,20 @@ impl Master {
             cast: cast(&vote),
         });
         vote
+    }
+
+    fn publish(&self, hint: &Hint) {
+        let mut process = self.process();
+        process.listeners.retain(|(connection, _)| connection.upgrade().is_some_and(|open| !open.has_ended()));
+        for (connection, listener) in &process.listeners {
+            if let Some(connection) = connection.upgrade() {
+                let sent = connection.publish(hint.clone(), listener.clone());
+                self.recorder.count(|counts| {
+                    counts.hints_sent += 1;
+                    counts.hints_lost += u64::from(!sent);
+                });
+            }
+        }
     }
 
     fn facts(&self) -> Facts {

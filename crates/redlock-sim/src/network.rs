@@ -2,18 +2,21 @@
 //!
 //! A connection leads to one process of a master and keeps its messages in order; each takes a time of its own. When it
 //! breaks, nobody hears any more answers, but the first few of the messages under way still arrive, at once or much
-//! later: that is what a socket does whose buffer has been handed to the system. While a path is dark its messages wait,
+//! later: that is what a socket does whose buffer has been handed to the system. Hints, which come unasked on connections
+//! of their own, may be lost on any of them. While a path is dark its messages wait,
 //! as TCP makes them. Every delay is at least a millisecond, so what follows from something never happens with it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use redlock_core::node::Hint;
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::chance::Chance;
+use crate::chance::{Chance, Stream};
 use crate::master::{Arrival, Master, Question, Reply};
+use crate::plan::Plan;
 
 /// How long a message takes one way: `base` to `base + jitter`, and sometimes up to `spike` more.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +45,8 @@ impl Latency {
 pub struct Network {
     latency: Latency,
     chance: Mutex<Chance>,
+    hints: Mutex<Chance>,
+    hint_loss_percent: u64,
     next_id: AtomicU64,
     /// By gateway and master: until when messages to the master wait, and those from it.
     dark: Mutex<Vec<(u8, u8, Instant, Instant)>>,
@@ -49,8 +54,16 @@ pub struct Network {
 
 impl Network {
     /// Quiet paths.
-    pub fn new(latency: Latency, chance: Chance) -> Self {
-        Self { latency, chance: Mutex::new(chance), next_id: AtomicU64::new(0), dark: Mutex::new(Vec::new()) }
+    pub fn new(plan: &Plan) -> Self {
+        let chance = |stream| Mutex::new(Chance::new(plan.seed, stream));
+        Self {
+            latency: plan.latency,
+            chance: chance(Stream::Network),
+            hints: chance(Stream::Hints),
+            hint_loss_percent: plan.hint_loss_percent,
+            next_id: AtomicU64::new(0),
+            dark: Mutex::new(Vec::new()),
+        }
     }
 
     /// Holds the messages of a path back until then, each way.
@@ -74,9 +87,9 @@ impl Network {
         deadline: Duration,
     ) -> Result<Arc<Connection>, String> {
         let attempt = async {
-            tokio::time::sleep_until(self.arrival(gateway, master.index, true)).await;
+            tokio::time::sleep_until(self.arrival(gateway, master.index, true, &self.chance)).await;
             let run = master.listening();
-            tokio::time::sleep_until(self.arrival(gateway, master.index, false)).await;
+            tokio::time::sleep_until(self.arrival(gateway, master.index, false, &self.chance)).await;
             run.ok_or_else(|| "connection refused".to_owned())
         };
         let run = tokio::time::timeout(deadline, attempt).await.map_err(|_| "no answer in time".to_owned())??;
@@ -96,8 +109,8 @@ impl Network {
         Ok(connection)
     }
 
-    fn arrival(&self, gateway: u8, master: u8, there: bool) -> Instant {
-        let delay = self.latency.draw(&mut lock(&self.chance));
+    fn arrival(&self, gateway: u8, master: u8, there: bool, chance: &Mutex<Chance>) -> Instant {
+        let delay = self.latency.draw(&mut lock(chance));
         let now = Instant::now();
         let dark = lock(&self.dark);
         let until = dark.iter().filter(|path| (path.0, path.1) == (gateway, master));
@@ -150,7 +163,7 @@ impl Connection {
     /// Sends a question. The answer may never come.
     pub fn send(self: &Arc<Self>, question: Question) -> oneshot::Receiver<Reply> {
         let (answer, receiver) = oneshot::channel();
-        let arrival = self.network.arrival(self.gateway, self.master.index, true);
+        let arrival = self.network.arrival(self.gateway, self.master.index, true, &self.network.chance);
         let mut link = self.link();
         if link.ended.is_some() {
             return receiver;
@@ -178,7 +191,20 @@ impl Connection {
 
     /// Sends an answer back, unless nobody listens any more.
     pub fn answer(self: &Arc<Self>, reply: Reply, to: oneshot::Sender<Reply>) {
-        let arrival = self.network.arrival(self.gateway, self.master.index, false);
+        self.deliver(&self.network.chance, move || drop(to.send(reply)));
+    }
+
+    /// Sends somebody who listens what was published; answers whether it is on its way.
+    pub fn publish(self: &Arc<Self>, hint: Hint, to: mpsc::UnboundedSender<Hint>) -> bool {
+        if lock(&self.network.hints).percent(self.network.hint_loss_percent) {
+            return false;
+        }
+        self.deliver(&self.network.hints, move || drop(to.send(hint)));
+        true
+    }
+
+    fn deliver(self: &Arc<Self>, chance: &Mutex<Chance>, work: impl FnOnce() + Send + 'static) {
+        let arrival = self.network.arrival(self.gateway, self.master.index, false, chance);
         let mut link = self.link();
         if link.ended.is_some() {
             return;
@@ -190,7 +216,7 @@ impl Connection {
         tokio::spawn(async move {
             tokio::time::sleep_until(due).await;
             if !connection.has_ended() {
-                let _ = to.send(reply);
+                work();
             }
         });
     }

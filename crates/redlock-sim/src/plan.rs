@@ -21,6 +21,8 @@ pub enum Scenario {
     Rolling,
     /// The same, while others try to get the lock.
     Contended,
+    /// Many who wait for one or two locks, with few faults or none.
+    Queue,
 }
 
 /// Mean gaps between faults of one kind in the whole cluster; `None` for never.
@@ -64,6 +66,10 @@ pub struct Plan {
     /// How many of a hundred requests name an owner of their own. A try that does leaves its fence on a node that granted
     /// it, and keeps a heal away from there, which the core's documentation says.
     pub keyed_percent: u64,
+    /// How many of a hundred requests wait in line.
+    pub waiting_percent: u64,
+    /// How many of a hundred hints are lost.
+    pub hint_loss_percent: u64,
     /// How long it goes on before everything is mended.
     pub length: Duration,
     /// The longest TTL.
@@ -82,6 +88,8 @@ pub struct Plan {
 
 /// The longest TTL in all histories, so that quarantines are a matter of seconds.
 const MAX_TTL: Duration = Duration::from_secs(3);
+
+const HINT_LOSS: [u64; 4] = [0, 0, 10, 100];
 
 impl Plan {
     /// The storm of a seed.
@@ -120,6 +128,8 @@ impl Plan {
                 spike_ms: chance.pick(&[30, 200, 900]),
             },
             faults,
+            waiting_percent: 45,
+            hint_loss_percent: chance.pick(&HINT_LOSS),
         }
     }
 
@@ -135,6 +145,37 @@ impl Plan {
             keyed_percent: 0,
             latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 6), spike_percent: 0, spike_ms: 0 },
             faults: Faults::default(),
+            ..Self::storm(seed)
+        }
+    }
+
+    /// The queue of a seed. In half of all histories nothing goes wrong.
+    pub fn queue(seed: u64) -> Self {
+        let mut chance = Chance::new(seed, Stream::Plan);
+        let gateways = chance.between(2, 3) as u8;
+        let harm = chance.percent(50);
+        let mut fault = |likely: u64, fast: u64, slow: u64| {
+            let gap = chance.millis(fast, slow);
+            (chance.percent(likely) && harm).then_some(gap)
+        };
+        let faults = Faults {
+            cut: fault(80, 1_500, 8_000),
+            death: fault(50, 4_000, 15_000),
+            dark: fault(30, 4_000, 12_000),
+            crash: fault(30, 8_000, 20_000),
+            ..Faults::default()
+        };
+        Self {
+            scenario: Scenario::Queue,
+            masters: chance.pick(&[5, 5, 3]),
+            gateways,
+            clients: chance.between(8, 20) as u8,
+            names: chance.pick(&[1, 1, 2]),
+            keyed_percent: 10,
+            waiting_percent: 95,
+            length: Duration::from_secs(20),
+            latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 5), spike_percent: 0, spike_ms: 0 },
+            faults,
             ..Self::storm(seed)
         }
     }

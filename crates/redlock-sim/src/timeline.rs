@@ -12,7 +12,7 @@
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-use crate::history::{Answer, History, Kind, Moment, Request};
+use crate::history::{Answer, History, Kind, Moment, Request, Waited};
 
 /// The whole history.
 pub fn render(history: &History) -> String {
@@ -22,7 +22,11 @@ pub fn render(history: &History) -> String {
         let what = format!("#{number} {} lock-{}", describe(operation.request), operation.name);
         lines.push((operation.start, who.clone(), what.clone()));
         if let (Some(end), Some(answer)) = (operation.end, operation.answer) {
-            lines.push((end, who, format!("#{number} {}", Heard(answer))));
+            let waited = match operation.waited {
+                Some(Waited { ticket: Some(ticket), rounds }) => format!(", ticket {ticket}, rounds {rounds}"),
+                Some(Waited { ticket: None, .. }) | None => String::new(),
+            };
+            lines.push((end, who, format!("#{number} {}{waited}", Heard(answer))));
         }
     }
     for write in &history.writes {
@@ -71,8 +75,11 @@ pub fn render(history: &History) -> String {
 
 fn describe(request: Request) -> String {
     match request {
-        Request::Acquire { owner: None, ttl_ms } => format!("acquire ({ttl_ms} ms)"),
-        Request::Acquire { owner: Some(owner), ttl_ms } => format!("acquire ({ttl_ms} ms, owner {:04x})", owner >> 48),
+        Request::Acquire { owner, ttl_ms, patience_ms } => {
+            let owner = owner.map(|owner| format!(", owner {:04x}", owner >> 48)).unwrap_or_default();
+            let patience = patience_ms.map(|patience| format!(", waits {patience} ms")).unwrap_or_default();
+            format!("acquire ({ttl_ms} ms{owner}{patience})")
+        }
         Request::Extend { grant, ttl_ms } => format!("extend {grant} ({ttl_ms} ms)"),
         Request::Release { grant } => format!("release {grant}"),
     }

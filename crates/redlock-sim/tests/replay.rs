@@ -29,6 +29,7 @@ fn a_storm_replays_byte_for_byte() {
 fn other_plans_replay_as_well() {
     replays(&Plan::rolling(5, false));
     replays(&Plan::rolling(5, true));
+    (0..4).for_each(|seed| drop(replays(&Plan::queue(seed))));
     replays(&Plan { rules: Rule::FenceIsChecked.off(), ..Plan::storm(5) });
 }
 

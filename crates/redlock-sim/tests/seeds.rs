@@ -24,7 +24,7 @@ fn is_clean(found: &Found, scenario: &str) {
 #[test]
 fn storms_violate_nothing() {
     let found = search(0..seeds(), &Demand::ALL, false, Plan::storm, |_, _| {});
-    let summary = found.summary;
+    let summary = &found.summary;
     is_clean(&found, "storm");
     // A simulation in which nothing happens would be clean as well.
     assert!(summary.grants > 50 * summary.histories && summary.late > 5 * summary.histories, "{summary}");
@@ -36,6 +36,18 @@ fn an_extended_lock_outlives_the_restart_of_every_master() {
     let found = search(0..seeds() / 10, &Demand::ALL, false, |seed| Plan::rolling(seed, false), |_, _| {});
     is_clean(&found, "rolling");
     assert!(found.summary.counts.heals > 3 * found.summary.histories, "{}", found.summary);
+}
+
+#[test]
+fn lines_keep_their_order_and_leave_nobody_behind() {
+    let found = search(0..seeds() / 5, &Demand::ALL, false, Plan::queue, |_, _| {});
+    let summary = &found.summary;
+    is_clean(&found, "queue");
+    let per_history = |figure| figure / summary.histories;
+    assert!(per_history(summary.waits.granted) > 200 && per_history(summary.waits.cancelled) > 10, "{summary}");
+    let counts = summary.counts;
+    assert!(per_history(counts.handed_locally) > 50 && per_history(counts.handed_remotely) > 50, "{summary}");
+    assert!(summary.idle.per_mille(500) < Some(12), "a hand-off takes about one round trip: {summary}");
 }
 
 /// A blank master grants whoever tries next; the undo of that try must take its fence back, or it would refuse the heal.

@@ -31,6 +31,8 @@ pub(super) struct Hold {
     pub(super) from: Moment,
     /// Exclusive.
     pub(super) until: Duration,
+    /// It ends with a release.
+    pub(super) released: bool,
 }
 
 impl Hold {
@@ -69,7 +71,8 @@ pub(super) fn split(history: &History) -> BTreeMap<u8, Locks> {
         let until = from.at + held_for;
         let until = given_back.map_or(until, |back| if back < from { from.at } else { until.min(back.at) });
         if until > from.at {
-            locks.holds.push(Hold { grant, from, until });
+            let released = given_back.is_some_and(|back| back.at == until);
+            locks.holds.push(Hold { grant, from, until, released });
         }
     }
     for write in &history.writes {

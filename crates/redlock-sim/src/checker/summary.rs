@@ -1,13 +1,15 @@
 //! What is counted and not judged.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::history::{Answer, Counts, History};
+use super::idle;
+use crate::history::{Answer, Counts, History, Operation, Request};
 use crate::time::EPOCH_MICROS;
 
 /// The figures of one history, or of many.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Histories.
     pub histories: u64,
@@ -27,6 +29,70 @@ pub struct Summary {
     pub longest_gap: Duration,
     /// The smallest and largest T, in microseconds since the beginning.
     pub tokens: Option<(i64, i64)>,
+    /// How those ended who waited.
+    pub waits: Waits,
+    /// How many times the masters were asked for each grant to one who waited.
+    pub rounds: Spread,
+    /// Milliseconds from a release to the next grant while somebody waited, where nothing was broken and no hint lost.
+    pub idle: Spread,
+    /// The same where hints were lost.
+    pub idle_unheard: Spread,
+}
+
+/// Requests that waited, by outcome.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// With the lock.
+    pub granted: u64,
+    /// It was held by somebody else to the end.
+    pub held: u64,
+    /// No majority.
+    pub no_quorum: u64,
+    /// The client hung up.
+    pub cancelled: u64,
+    /// The gateway died.
+    pub gateway_died: u64,
+}
+
+/// How often each value occurs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Spread(BTreeMap<u64, u64>);
+
+impl Spread {
+    fn add(&mut self, value: u64, times: u64) {
+        *self.0.entry(value).or_default() += times;
+    }
+
+    /// How many values there are.
+    pub fn count(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// The value that so many of a thousand are not above.
+    pub fn per_mille(&self, part: u64) -> Option<u64> {
+        let wanted = (self.count() * part).div_ceil(1_000).max(1);
+        let mut seen = 0;
+        self.0.iter().find_map(|(value, times)| {
+            seen += times;
+            (seen >= wanted).then_some(*value)
+        })
+    }
+
+    fn with(mut self, other: &Self) -> Self {
+        other.0.iter().for_each(|(value, times)| self.add(*value, *times));
+        self
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match [500, 990, 999, 1_000].map(|part| self.per_mille(part)) {
+            [Some(half), Some(most), Some(nearly_all), Some(all)] => {
+                write!(f, "median {half}, 99 % {most}, 99.9 % {nearly_all}, longest {all}")
+            }
+            _ => f.write_str("none"),
+        }
+    }
 }
 
 impl Summary {
@@ -55,9 +121,30 @@ impl Summary {
             summary.longest_gap = summary.longest_gap.max(end.at.saturating_sub(last_success));
             last_success = end.at;
         }
+        history.operations.iter().for_each(|operation| summary.wait(operation));
+        for gap in idle::gaps(history).iter().filter(|gap| gap.between_holders && history.faults.is_empty()) {
+            let heard = history.counts.hints_lost == 0;
+            let idle = if heard { &mut summary.idle } else { &mut summary.idle_unheard };
+            idle.add((gap.until - gap.from).as_millis() as u64, 1);
+        }
         summary.executed = history.landings.len() as u64;
         summary.late = history.landings.iter().filter(|landing| landing.late).count() as u64;
         summary
+    }
+
+    fn wait(&mut self, operation: &Operation) {
+        let Request::Acquire { patience_ms: Some(_), .. } = operation.request else { return };
+        match operation.answer {
+            Some(Answer::Granted { .. }) => self.waits.granted += 1,
+            Some(Answer::Held) => self.waits.held += 1,
+            Some(Answer::Cancelled) => self.waits.cancelled += 1,
+            Some(Answer::GatewayDied) => self.waits.gateway_died += 1,
+            Some(_) => self.waits.no_quorum += 1,
+            None => {}
+        }
+        if let Some(waited) = operation.waited {
+            self.rounds.add(u64::from(waited.rounds), 1);
+        }
     }
 
     /// Both together.
@@ -76,7 +163,21 @@ impl Summary {
                 heals: self.counts.heals + other.counts.heals,
                 faults: self.counts.faults + other.counts.faults,
                 abandoned: self.counts.abandoned + other.counts.abandoned,
+                handed_locally: self.counts.handed_locally + other.counts.handed_locally,
+                handed_remotely: self.counts.handed_remotely + other.counts.handed_remotely,
+                hints_sent: self.counts.hints_sent + other.counts.hints_sent,
+                hints_lost: self.counts.hints_lost + other.counts.hints_lost,
             },
+            waits: Waits {
+                granted: self.waits.granted + other.waits.granted,
+                held: self.waits.held + other.waits.held,
+                no_quorum: self.waits.no_quorum + other.waits.no_quorum,
+                cancelled: self.waits.cancelled + other.waits.cancelled,
+                gateway_died: self.waits.gateway_died + other.waits.gateway_died,
+            },
+            rounds: std::mem::take(&mut self.rounds).with(&other.rounds),
+            idle: std::mem::take(&mut self.idle).with(&other.idle),
+            idle_unheard: std::mem::take(&mut self.idle_unheard).with(&other.idle_unheard),
             longest_gap: self.longest_gap.max(other.longest_gap),
             tokens: tokens.reduce(|(low, high), (l, h)| (low.min(l), high.max(h))),
         };
@@ -85,12 +186,24 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counts { quarantines, admissions, heals, faults, abandoned } = self.counts;
+        let Counts { quarantines, admissions, heals, faults, abandoned, .. } = self.counts;
+        let Counts { handed_locally, handed_remotely, hints_sent, hints_lost, .. } = self.counts;
+        let Waits { granted, held, no_quorum, cancelled, gateway_died } = self.waits;
         writeln!(f, "histories   {}", self.histories)?;
         writeln!(f, "grants      {}; extensions {}; releases {}", self.grants, self.extensions, self.releases)?;
         writeln!(f, "executed    {} operations on masters, {} of them late", self.executed, self.late)?;
         writeln!(f, "faults      {faults}; quarantines seen {quarantines}; admissions {admissions}")?;
         writeln!(f, "heals       {heals}; releases given up {abandoned}")?;
+        writeln!(
+            f,
+            "waits       granted {granted}, held {held}, no quorum {no_quorum}, hung up {cancelled}, gateway died {gateway_died}"
+        )?;
+        writeln!(
+            f,
+            "hand-offs   local {handed_locally}, by a hint {handed_remotely}; hints {hints_sent}, lost {hints_lost}"
+        )?;
+        writeln!(f, "rounds      of a waiter's grant: {}", self.rounds)?;
+        writeln!(f, "idle        ms from release to grant: {}; with hints lost: {}", self.idle, self.idle_unheard)?;
         writeln!(f, "longest gap {} ms without a success", self.longest_gap.as_millis())?;
         match self.tokens {
             Some((low, high)) => write!(f, "tokens      from {} to {} ms since the beginning", low / 1000, high / 1000),

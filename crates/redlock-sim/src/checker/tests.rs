@@ -1,7 +1,7 @@
 //! The checker against histories written by hand: one good one, and one for each way to be bad.
 
 use super::*;
-use crate::history::{Landing, Leftover, Operation, Reach, Write};
+use crate::history::{Landing, Leftover, Operation, Reach, Remaining, Waited, Write};
 
 fn moment(at_ms: u64) -> Moment {
     Moment { seq: at_ms, at: Duration::from_millis(at_ms) }
@@ -22,17 +22,33 @@ impl Script {
             end: Some(moment(end)),
             client: 0,
             gateway: 0,
+            process: 1,
             name: 0,
             request,
             keeps: true,
             answer: Some(answer),
+            waited: None,
         });
         self
     }
 
+    fn waits(self, start: u64, end: u64, patience: u64, answer: Answer) -> Self {
+        self.ask(start, end, Request::Acquire { owner: None, ttl_ms: 100, patience_ms: Some(patience) }, answer)
+    }
+
+    /// Granted to one who waited in line.
+    fn served(self, start: u64, end: u64, ticket: u64, grant: Grant) -> Self {
+        let held_for = Duration::from_millis(5);
+        let mut script = self.waits(start, end, 5_000, Answer::Granted { grant, held_for });
+        let waited = Waited { ticket: Some(ticket), rounds: 1 };
+        script.0.operations.iter_mut().last().into_iter().for_each(|last| last.waited = Some(waited));
+        script
+    }
+
     fn granted(self, start: u64, end: u64, grant: Grant, for_ms: u64) -> Self {
         let held_for = Duration::from_millis(for_ms);
-        self.ask(start, end, Request::Acquire { owner: None, ttl_ms: for_ms }, Answer::Granted { grant, held_for })
+        let request = Request::Acquire { owner: None, ttl_ms: for_ms, patience_ms: None };
+        self.ask(start, end, request, Answer::Granted { grant, held_for })
     }
 
     fn extended(self, start: u64, end: u64, grant: Grant, for_ms: u64) -> Self {
@@ -202,6 +218,56 @@ fn a_lock_that_was_extended_in_time_and_lost() {
 }
 
 #[test]
+fn a_waiter_that_is_overtaken_in_its_own_line() {
+    let two = |first, second| Script::default().served(1, 20, 1, first).served(2, 40, 2, second);
+    two(grant(A, 5), grant(B, 6)).finds(&[]);
+    two(grant(A, 6), grant(B, 5)).finds(&[Demand::Order]);
+    let mut elsewhere = two(grant(A, 6), grant(B, 5));
+    elsewhere.0.operations[1].process = 2;
+    elsewhere.finds(&[]);
+    let mut keyed = two(grant(A, 6), grant(B, 5));
+    keyed.0.operations[1].request = Request::Acquire { owner: Some(B), ttl_ms: 100, patience_ms: Some(5_000) };
+    keyed.finds(&[]);
+}
+
+#[test]
+fn a_waiter_that_is_stuck() {
+    let late = |end| Script::default().waits(1, end, 500, Answer::Held);
+    late(515).finds(&[]);
+    late(517).finds(&[Demand::Answered]);
+    Script::default().waits(1, 400, 100, Answer::Held).finds(&[]);
+    let mut never = late(515).ends(5_000, 0, 0);
+    (never.0.operations[0].end, never.0.operations[0].answer) = (None, None);
+    never.finds(&[Demand::Answered]);
+    let mut left = Script::default();
+    left.0.remaining.push(Remaining { gateway: 0, waiters: 1, locks: 1 });
+    left.finds(&[Demand::Answered]);
+}
+
+#[test]
+fn a_lock_that_stays_free_while_somebody_waits() {
+    let held = || Script::default().granted(1, 10, grant(A, 5), 500).released(100, 110, grant(A, 5));
+    held().served(50, 1_250, 1, grant(B, 6)).finds(&[]);
+    held().served(50, 1_251, 1, grant(B, 6)).finds(&[Demand::Idle]);
+    held().waits(50, 1_400, 1_400, Answer::Held).ends(1_500, 0, 0).finds(&[Demand::Idle]);
+    held().waits(50, 1_100, 1_050, Answer::Held).waits(1_101, 2_100, 1_000, Answer::Held).ends(2_200, 0, 0).finds(&[]);
+    held().granted(700, 710, grant(B, 6), 5).served(50, 1_400, 1, grant(A, 7)).finds(&[]);
+    let mut broken = held().served(50, 1_400, 1, grant(B, 6));
+    broken.0.faults.push(moment(90));
+    broken.finds(&[]);
+}
+
+#[test]
+fn a_lock_of_which_nobody_was_told() {
+    let set = |at| Script::default().lands(at, 0, Kind::Acquire, grant(A, 5), Cast::Granted).left(0, grant(A, 5));
+    set(100).ends(2_500, 0, 50).finds(&[Demand::Orphan]);
+    set(100).ends(2_500, 0, 300).finds(&[]);
+    set(100).ends(2_500, 110, 120).finds(&[]);
+    set(300).ends(2_500, 0, 50).finds(&[]);
+    set(100).granted(90, 120, grant(A, 5), 100).ends(2_500, 0, 50).finds(&[]);
+}
+
+#[test]
 fn the_summary_counts() {
     let script = Script::default().granted(1, 10, grant(A, crate::time::EPOCH_MICROS + 3_000), 5).granted(
         20,
@@ -212,4 +278,13 @@ fn the_summary_counts() {
     let summary = Summary::of(&script.0);
     assert_eq!((summary.grants, summary.longest_gap), (2, Duration::from_millis(490)));
     assert_eq!(summary.tokens, Some((3_000, 9_000)));
+
+    let line = Script::default()
+        .granted(1, 10, grant(A, 5), 500)
+        .released(100, 110, grant(A, 5))
+        .served(50, 130, 1, grant(B, 6))
+        .waits(60, 80, 20, Answer::Held);
+    let summary = Summary::of(&line.0);
+    assert_eq!((summary.waits.granted, summary.waits.held, summary.rounds.count()), (1, 1, 1));
+    assert_eq!(summary.idle.per_mille(500), Some(30));
 }

@@ -163,7 +163,7 @@ fn enter(status: &mut NodeStatus, state: NodeState, ground: &Ground) {
 async fn look(session: &Session) -> Result<(Facts, Option<String>), Outage> {
     match session.ask(Question::Look).await? {
         Reply::Seen(facts, marker) => Ok((facts, marker)),
-        Reply::Put(_) | Reply::Votes(..) | Reply::NoScript => {
+        Reply::Put(_) | Reply::Votes(..) | Reply::NoScript | Reply::Listening => {
             Err(Outage::Connecting("an answer to another question".into()))
         }
     }
@@ -172,7 +172,7 @@ async fn look(session: &Session) -> Result<(Facts, Option<String>), Outage> {
 async fn put(session: &Session, facts: &Facts, from: Option<String>, to: String) -> Result<Put, Outage> {
     match session.ask(Question::Put { run_id: facts.run_id.clone(), from, to }).await? {
         Reply::Put(put) => Ok(put),
-        Reply::Seen(..) | Reply::Votes(..) | Reply::NoScript => {
+        Reply::Seen(..) | Reply::Votes(..) | Reply::NoScript | Reply::Listening => {
             Err(Outage::Connecting("an answer to another question".into()))
         }
     }

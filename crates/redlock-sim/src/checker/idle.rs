@@ -1,0 +1,107 @@
+//! How long a lock is free while somebody waits for it. Only clients are asked: a lock is free from the moment at which its
+//! holder sends the release, or stops believing in it, to the next answer that grants it.
+
+use std::time::Duration;
+
+use super::by_name::{self, Hold};
+use crate::history::{Answer, History, Request};
+
+/// A time in which a lock was free and somebody waited for it all along.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Gap {
+    pub(super) name: u8,
+    pub(super) from: Duration,
+    pub(super) until: Duration,
+    /// It began with a release and ended with a grant.
+    pub(super) between_holders: bool,
+}
+
+/// A time in which the lock may be held.
+struct Busy {
+    from: Duration,
+    until: Duration,
+    released: bool,
+    granted: bool,
+}
+
+/// How long after a fault the masters and paths may still be busy with it: an outage, a quarantine, a lock that nobody
+/// releases.
+const AFTERMATH: Duration = Duration::from_secs(15);
+
+/// Whether nothing was broken for long enough before that time, nor in it.
+pub(super) fn is_calm(history: &History, from: Duration, until: Duration) -> bool {
+    !history.faults.iter().any(|fault| fault.at < until && from < fault.at + AFTERMATH)
+}
+
+/// The gaps of all locks, from the first grant on.
+pub(super) fn gaps(history: &History) -> Vec<Gap> {
+    let mut gaps = Vec::new();
+    for (name, locks) in by_name::split(history) {
+        let waits = waits(history, name);
+        let mut busy: Vec<Busy> = locks.holds.iter().map(Busy::from).collect();
+        busy.extend(doubtful(history, name));
+        busy.sort_by_key(|busy| (busy.from, busy.until));
+        let mut busy = busy.into_iter();
+        let Some(mut last) = busy.next() else { continue };
+        for next in busy {
+            if next.from > last.until {
+                note(&mut gaps, name, (&last, next.from, next.granted), &waits);
+                last = next;
+            } else if next.until >= last.until {
+                last = next;
+            }
+        }
+        if history.end > last.until {
+            note(&mut gaps, name, (&last, history.end, false), &waits);
+        }
+    }
+    gaps
+}
+
+fn note(gaps: &mut Vec<Gap>, name: u8, free: (&Busy, Duration, bool), waits: &[(Duration, Duration)]) {
+    let (before, next, granted) = free;
+    for (from, until) in waits {
+        let (first, last) = ((*from).max(before.until), (*until).min(next));
+        if first < last {
+            let whole = first == before.until && last == next;
+            let between_holders = whole && before.released && granted;
+            gaps.push(Gap { name, from: first, until: last, between_holders });
+        }
+    }
+}
+
+impl From<&Hold> for Busy {
+    fn from(hold: &Hold) -> Self {
+        Self { from: hold.from.at, until: hold.until, released: hold.released, granted: true }
+    }
+}
+
+/// Requests for an owner of their own that came to nothing: where the owner had the lock already, it may have it for
+/// another TTL.
+fn doubtful(history: &History, name: u8) -> impl Iterator<Item = Busy> {
+    history.operations.iter().filter(move |asked| asked.name == name).filter_map(|asked| {
+        let Request::Acquire { owner: Some(_), ttl_ms, .. } = asked.request else { return None };
+        let end = asked.end.map_or(history.end, |end| end.at);
+        let vain = !matches!(asked.answer, Some(Answer::Granted { .. }));
+        let until = end + Duration::from_millis(ttl_ms);
+        vain.then_some(Busy { from: asked.start.at, until, released: false, granted: false })
+    })
+}
+
+/// When somebody waits for a lock.
+fn waits(history: &History, name: u8) -> Vec<(Duration, Duration)> {
+    let waiters = history.operations.iter().filter(|asked| asked.name == name);
+    let mut all: Vec<_> = waiters
+        .filter(|asked| matches!(asked.request, Request::Acquire { patience_ms: Some(_), .. }))
+        .map(|asked| (asked.start.at, asked.end.map_or(history.end, |end| end.at)))
+        .collect();
+    all.sort_unstable();
+    let mut merged: Vec<(Duration, Duration)> = Vec::new();
+    for (from, until) in all {
+        match merged.last_mut() {
+            Some(last) if from <= last.1 => last.1 = last.1.max(until),
+            _ => merged.push((from, until)),
+        }
+    }
+    merged
+}

@@ -1,0 +1,49 @@
+//! Clients that want one of very few locks, nearly all of them in line: what moves the line is that each of them soon lets
+//! go, at whatever gateway. A few do not: they hang up, forget the lock, or sleep through their deadline.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Client, Hold, Wish};
+
+impl Client {
+    pub(super) async fn queue_up(mut self) {
+        while Instant::now() < self.until {
+            let think = self.chance.gap(Duration::from_millis(40));
+            tokio::time::sleep(think).await;
+            let owner = self.chance.percent(self.keyed_percent).then(|| self.owner());
+            let how = self.how();
+            let wish = Wish {
+                name: self.chance.below(u64::from(self.names)) as u8,
+                ttl: self.ttl(),
+                owner,
+                how,
+                hangs_up: self.chance.percent(10).then(|| self.hangs_up(how)),
+            };
+            let gateway = self.home();
+            if let Some(hold) = self.acquire_and_repeat(gateway, wish).await {
+                self.use_briefly(hold, wish).await;
+            }
+        }
+    }
+
+    async fn use_briefly(&mut self, mut hold: Hold, wish: Wish) {
+        let longest = self.chance.pick(&[3, 10, 40]);
+        let pause = self.chance.millis(0, longest);
+        tokio::time::sleep(pause).await;
+        if Instant::now() < hold.until {
+            self.write(&hold);
+        }
+        match self.chance.below(100) {
+            0..10 => {
+                let gateway = self.any_gateway();
+                self.extend(gateway, &mut hold, wish.ttl).await;
+            }
+            10..15 => return self.let_go(hold, wish).await,
+            _ => {}
+        }
+        let gateway = if self.chance.percent(75) { self.home() } else { self.any_gateway() };
+        self.release(gateway, &hold, 3).await;
+    }
+}
