@@ -138,37 +138,45 @@ impl Attempt {
         Ok(())
     }
 
-    /// Whether the owner had the lock before this attempt, on a node at least: granted again where none of our own tries
-    /// was granted first.
+    /// Whether the owner may have had the lock before, on a node at least. Where an earlier try of our own was granted,
+    /// another attempt for the same owner may have been so too before the next.
     fn renews(&self) -> bool {
-        let on = |vote| self.tries.iter().fold(0, |mask, tried| mask | tried.round.voted(vote));
-        self.claim.shared && on(&Vote::GrantedAgain) & !on(&Vote::Granted) != 0
+        self.claim.shared && self.tries.iter().any(|tried| tried.round.voted(&Vote::GrantedAgain) != 0)
     }
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        // The release of the last T covers the earlier ones: they are smaller and of the same owner.
         let Some(Try { record, token, .. }) = self.tries.last() else { return };
         // With several tries, or several attempts of one owner, an earlier acquire may still be in flight on a connection
         // that broke: the fence has to stay.
         let failed_try = self.tries.len() == 1 && !self.claim.shared;
         let release =
             |record: Record| Arc::new(Op::Release { keys: self.keys.clone(), record, failed_try, tell: None });
-        let undo = release(record.clone());
-        let rounds = || self.tries.iter().map(|tried| &tried.round);
-        let scope = if self.claim.shared { Scope::Fresh } else { Scope::All };
         let cleanup = &self.shared.cleanup;
-        let due = rounds().fold(0, |mask, round| mask | round.abandon(undo.clone(), cleanup.clone(), scope));
-        if due != 0 {
-            self.shared.release_on(undo, due);
-        }
         if !self.claim.shared {
+            // The release of the last T covers the earlier ones: they are smaller and of the same owner.
+            let undo = release(record.clone());
+            let abandon = |tried: &Try| tried.round.abandon(undo.clone(), cleanup.clone(), Scope::All);
+            let due = self.tries.iter().fold(0, |mask, tried| mask | abandon(tried));
+            if due != 0 {
+                self.shared.release_on(undo, due);
+            }
             return;
+        }
+        // Each try with its own T: between two of them another attempt of this owner may have been granted the lock where
+        // the first of them had set it, and the second took it over.
+        let mut due = 0;
+        for tried in &self.tries {
+            let undo = release(tried.record.clone());
+            due = tried.round.abandon(undo.clone(), cleanup.clone(), Scope::Fresh);
+            if due != 0 {
+                self.shared.release_on(undo, due);
+            }
         }
         // Nodes that may have had the lock already: what they store must stay, but an acquire that is still in flight
         // must not take effect any more. A release for nobody deletes nothing and leaves the fence at T.
-        let touched = rounds().fold(0, |mask, round| mask | round.touched());
+        let touched = self.tries.iter().fold(0, |mask, tried| mask | tried.round.touched());
         let unknown = touched & !due;
         if unknown != 0 {
             let nobody = LockToken::new(self.shared.seams.entropy.owner(), token.fencing());
