@@ -24,5 +24,6 @@ mod nodes;
 mod openapi;
 mod readme;
 mod rules;
+mod same_owner;
 mod terms;
 mod waiting;
