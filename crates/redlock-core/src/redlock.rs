@@ -144,7 +144,7 @@ pub struct Lease {
     pub nodes_granted: usize,
     /// All configured nodes.
     pub nodes_total: usize,
-    /// How many times the nodes were asked for it.
+    /// Rounds it took: those of the attempt that had success, and one for each attempt of a waiter before it.
     pub rounds: u32,
     /// Its number among all who waited in this process, in the order of arrival; `None` when it did not wait in line.
     pub ticket: Option<u64>,

@@ -199,7 +199,7 @@ async fn wait(
         let Ok(result) = timeout_at(cut, attempt.run()).await else { return Err(last_error(place, Instant::now())) };
         let ended = Instant::now();
         let round = ended.saturating_duration_since(now).max(SHORTEST_ROUND);
-        let (error, tries) = match result {
+        let error = match result {
             Ok(mut lease) => {
                 rounds += lease.rounds;
                 (lease.rounds, lease.ticket) = (rounds, Some(place.ticket()));
@@ -217,30 +217,16 @@ async fn wait(
             }
             Err(Denial::Split(error)) => {
                 splits += 1;
-                (error, splits)
+                error
             }
             Err(Denial::Final(error)) => {
                 splits = 0;
-                (error, 0)
+                error
             }
         };
         rounds += 1;
         fresh = false;
-        // From one to three rounds, more the next time: who wakes first finds the others gone.
-        let quick = ended + round.mul_f64(1.0 + 2.0 * shared.seams.entropy.unit()) * tries.clamp(1, 8);
-        let poll_due = ended + shared.between(POLL);
-        let retry = match &error {
-            LockError::Held(_) if tries > 0 => quick,
-            LockError::Held(by) => match by.expires_in {
-                Some(left) => poll_due.min(ended + left + shared.between(AFTER_EXPIRY)),
-                None => poll_due,
-            },
-            LockError::NoQuorum(_) => ended + shared.between(NO_QUORUM),
-            LockError::Lost | LockError::NotHolder(_) | LockError::Unknown(_) => poll_due,
-            LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. } => return Err(error),
-        };
-        let quick = if matches!(error, LockError::NoQuorum(_)) { retry } else { quick };
-        place.refused(ended, Refusal { error, retry, quick, poll_due, round });
+        place.refused(ended, shared.refusal(error, splits, round, ended));
     }
 }
 
@@ -298,6 +284,28 @@ impl Shared {
                 Handing::To(Box::new((offer, Attempt::new(self, keys, claim, info, ttl))))
             }
         }
+    }
+
+    /// When to try again after an attempt, the last of so many in a row that split the votes.
+    fn refusal(&self, error: LockError, splits: u32, round: Duration, now: Instant) -> Refusal {
+        // From one to three rounds, more the next time: who wakes first finds the others gone.
+        let quick = now + round.mul_f64(1.0 + 2.0 * self.seams.entropy.unit()) * splits.clamp(1, 8);
+        let poll_due = now + self.between(POLL);
+        let (retry, quick) = match &error {
+            LockError::Held(_) if splits > 0 => (quick, quick),
+            LockError::Held(by) => match by.expires_in {
+                Some(left) => (poll_due.min(now + left + self.between(AFTER_EXPIRY)), quick),
+                None => (poll_due, quick),
+            },
+            LockError::NoQuorum(_) => {
+                let retry = now + self.between(NO_QUORUM);
+                (retry, retry)
+            }
+            // An acquire has none of these outcomes.
+            LockError::Lost | LockError::NotHolder(_) | LockError::Unknown(_) => (poll_due, poll_due),
+            LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. } => (poll_due, poll_due),
+        };
+        Refusal { error, retry, quick, poll_due, round }
     }
 
     /// The release has been sent that was asked about at `since`, and whatever was prepared in vain is undone.
