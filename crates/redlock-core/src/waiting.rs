@@ -43,7 +43,7 @@ use crate::redlock::{AcquireOptions, Attempt, Claim, Denial, Lease, Redlock, Sha
 use crate::types::{FencingToken, Info, LockName, Ttl};
 
 /// Between two polls; a lost hint costs at most the longer one.
-const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(900));
+const POLL: (Duration, Duration) = (Duration::from_millis(400), Duration::from_millis(800));
 /// The first poll of a line whose first waiter got the lock at once: those behind it have not been announced yet.
 const FIRST_POLL: Duration = Duration::from_millis(25);
 /// How soon after an expiry somebody tries. Nodes expire a key within a millisecond, gateways should not meet.
