@@ -17,11 +17,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::types::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
-pub use crate::waiting::hints::Hint;
 
 pub mod admission;
+pub(crate) mod hint;
 pub mod memory;
 pub mod redis;
+
+pub use self::hint::Hint;
 
 /// One master, as a round sees it.
 pub trait Node: Send + Sync + 'static {
@@ -41,9 +43,15 @@ pub trait Node: Send + Sync + 'static {
         self.submit(second.op, second.not_after, second.reply);
     }
 
-    /// From now on `listener` hears what others have this node say. By default nobody else can.
+    /// From now on `listener` hears what others have this node say, beside those that listen already. By default nobody
+    /// else can say anything.
     fn listen(&self, listener: Weak<dyn Listener>) {
         let _ = listener;
+    }
+
+    /// Whether listeners would hear it now.
+    fn hears(&self) -> bool {
+        true
     }
 
     /// Somebody who has looked at all nodes says that the cluster is brand-new: a node that is quarantined as new
@@ -225,8 +233,7 @@ impl Op {
     /// What the node tells everybody when this is its answer.
     pub fn told(&self, vote: &Vote) -> Option<&Hint> {
         match (self, vote) {
-            (Self::Acquire { tell, .. }, Vote::Held(_)) => tell.as_ref(),
-            (Self::Release { tell, failed_try: false, .. }, Vote::Released) => tell.as_ref(),
+            (Self::Acquire { tell, .. }, Vote::Held(_)) | (Self::Release { tell, .. }, Vote::Released) => tell.as_ref(),
             _ => None,
         }
     }

@@ -113,7 +113,7 @@ pub struct Redlock {
 }
 
 pub(crate) struct Shared {
-    nodes: Arc<[Arc<dyn Node>]>,
+    pub(crate) nodes: Arc<[Arc<dyn Node>]>,
     quorum: Quorum,
     settings: Settings,
     pub(crate) seams: Seams,
@@ -144,7 +144,7 @@ pub struct Lease {
     pub nodes_granted: usize,
     /// All configured nodes.
     pub nodes_total: usize,
-    /// Rounds it took: those of the attempt that had success, and one for each attempt of a waiter before it.
+    /// How many times the nodes were asked for it.
     pub rounds: u32,
     /// Its number among all who waited in this process, in the order of arrival; `None` when it did not wait in line.
     pub ticket: Option<u64>,
@@ -244,13 +244,18 @@ impl Redlock {
     pub async fn acquire(&self, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Lease, LockError> {
         self.check_ttl(ttl)?;
         let claim = self.claim(options.owner);
-        let mut tries = 0;
+        let (mut tries, mut rounds_before) = (0, 0);
         loop {
             let started = Instant::now();
             let error = match self.attempt(name, ttl, claim, &options.info).run().await {
-                Err(Denial::Split(error)) if tries < MAX_SPLIT_TRIES => error,
-                Err(Denial::Split(error) | Denial::Final(error)) => return Err(error),
-                Ok(lease) => return Ok(lease),
+                Ok(lease) => return Ok(Lease { rounds: lease.rounds + rounds_before, ..lease }),
+                Err(Denial { error, split, rounds }) => {
+                    if !split || tries == MAX_SPLIT_TRIES {
+                        return Err(error);
+                    }
+                    rounds_before += rounds;
+                    error
+                }
             };
             tries += 1;
             tracing::debug!(lock = %name, tries, %error, "the votes were split");
@@ -274,13 +279,15 @@ impl Redlock {
         self.check_ttl(ttl)?;
         let claim = self.claim(options.owner);
         let started = Instant::now();
-        let mut tries = 0;
+        let (mut tries, mut rounds_before) = (0, 0);
         loop {
             let error = match self.attempt(name, ttl, claim, &options.info).run().await {
-                Ok(lease) => return Ok(lease),
-                Err(Denial::Split(error)) => error,
-                Err(Denial::Final(error @ (LockError::Held(_) | LockError::NoQuorum(_)))) => error,
-                Err(Denial::Final(error)) => return Err(error),
+                Ok(lease) => return Ok(Lease { rounds: lease.rounds + rounds_before, ..lease }),
+                Err(Denial { error: error @ (LockError::Held(_) | LockError::NoQuorum(_)), rounds, .. }) => {
+                    rounds_before += rounds;
+                    error
+                }
+                Err(Denial { error, .. }) => return Err(error),
             };
             tries += 1;
             match policy.pause(tries, started.elapsed(), self.shared.seams.entropy.unit()) {
@@ -430,7 +437,7 @@ impl Shared {
         Keys::new(&self.settings.key_prefix, name)
     }
 
-    fn round(&self, op: Op, deadline: Instant) -> Arc<Round> {
+    pub(crate) fn round(&self, op: Op, deadline: Instant) -> Arc<Round> {
         let round = Round::new(self.quorum, op, &self.seams.observer, None);
         round.ask(&self.nodes, u32::MAX, deadline);
         round
@@ -516,7 +523,7 @@ impl Shared {
     }
 
     /// Never above a tenth of the TTL, so that a round with hung nodes leaves most of the lease.
-    fn round_limit(&self, ttl: Ttl) -> Duration {
+    pub(crate) fn round_limit(&self, ttl: Ttl) -> Duration {
         self.settings.node_timeout.min(ttl.duration() / 10)
     }
 

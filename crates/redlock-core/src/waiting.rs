@@ -7,7 +7,7 @@
 //!   the same call to every node: one round trip from holder to holder.
 //! - *Hints.* A waiter that is refused has the nodes tell the other processes that somebody waits here. A process that
 //!   knows of waiters elsewhere has its releases tell them. Nobody is told anything while nobody waits, and the scripts
-//!   of an uncontended lock are what they would be without all this. See [`hints`].
+//!   of an uncontended lock are what they would be without all this. See [`others`].
 //! - *Polls.* Hints may be lost, and a lock that expires sends none. So the first waiter asks anyway: when the lock may
 //!   expire at the earliest, and about twice in a second.
 //!
@@ -18,7 +18,7 @@
 //! in nobody's line, and may find the lock free between two of them. Nothing here has a part in safety: whoever gets
 //! the lock gets it by the votes of a majority, and a fencing token.
 
-pub(crate) mod hints;
+pub(crate) mod others;
 pub(crate) mod queue;
 
 /// What the lines are synchronized with. Explorations of their interleavings put something else in its place.
@@ -34,12 +34,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
-use self::hints::{Hint, Others, Whose, Word};
-use self::queue::{Bounds, Cause, Lines, Next, Offer, Place, Refusal, Success, Turn};
+use self::others::{Others, Whose};
+use self::queue::{Bounds, Cause, Lines, Next, Offer, Pause, Place, Refusal, Success, Turn};
 use crate::clock::Entropy;
 use crate::error::LockError;
-use crate::node::{HandOver, Keys, Listener};
-use crate::redlock::{AcquireOptions, Attempt, Claim, Denial, Lease, Redlock, Shared};
+use crate::node::hint::{Hint, Word};
+use crate::node::{HandOver, Keys, Listener, Op, Vote};
+use crate::redlock::{AcquireOptions, Attempt, Claim, Lease, Redlock, Shared};
 use crate::types::{FencingToken, Info, LockName, Ttl};
 
 /// Between two polls; a lost hint costs at most the longer one.
@@ -57,8 +58,12 @@ const GRACE: Duration = Duration::from_millis(10);
 /// Who waits for longer waits for this long. An `Instant` has an end, too.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(365 * 86_400);
 
-/// After how many rounds a line competes again that has left the lock to others.
+/// After how many of its own rounds a line competes again that has left the lock to others: they have to hear of it, and to
+/// ask all nodes. Doubled each time that they did not take it, because they may be further away from the nodes.
 const THEIR_TURN: (f64, f64) = (3.0, 6.0);
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+/// Who splits the votes more often in a row waits for the next poll.
+const MAX_SPLITS: u32 = 8;
 
 const _: () = assert!(POLL.1.as_millis() < 1000);
 
@@ -111,6 +116,7 @@ impl Listener for Room {
         match word {
             Word::Waiting => self.others.wait(&lock, now),
             Word::Released { t, waiting } => {
+                self.others.taken(&lock, now);
                 if waiting {
                     self.others.wait(&lock, now);
                 }
@@ -135,6 +141,21 @@ impl Redlock {
         options: AcquireOptions,
         patience: Duration,
     ) -> Result<Lease, LockError> {
+        self.acquire_within_noting(name, ttl, options, patience, || ()).await
+    }
+
+    /// The same; calls `waits` when it begins to wait, if it does.
+    ///
+    /// # Errors
+    /// As [`Redlock::acquire_within`].
+    pub async fn acquire_within_noting(
+        &self,
+        name: &LockName,
+        ttl: Ttl,
+        options: AcquireOptions,
+        patience: Duration,
+        waits: impl FnOnce() + Send,
+    ) -> Result<Lease, LockError> {
         self.check_ttl(ttl)?;
         let now = Instant::now();
         let deadline = now + patience.min(LONGEST_PATIENCE);
@@ -142,17 +163,18 @@ impl Redlock {
         let (room, claim) = (&shared.room, self.claim(options.owner));
         let wish = Wish { keys: shared.keys(name), claim, info: options.info, ttl };
         let lock = wish.keys.lock.clone();
-        if claim.shared && room.lines.is_waited_for(&lock) {
-            // The lock may be its own: then those in the line wait for it, and it must not wait behind them.
-            match Attempt::new(shared, wish.keys.clone(), claim, wish.info.clone(), ttl).run().await {
-                Ok(lease) => return Ok(lease),
-                Err(Denial::Split(_) | Denial::Final(LockError::Held(_) | LockError::NoQuorum(_))) => {}
-                Err(Denial::Final(error)) => return Err(error),
-            }
-        }
+        let behind_others = room.lines.is_waited_for(&lock);
         let first_try = room.others.turn_ends(&lock, now).unwrap_or(now);
         let place = room.lines.enter(lock, wish.clone(), (first_try, now + FIRST_POLL))?;
-        wait(shared, &place, &wish, deadline).await.map(|(lease, success)| {
+        // The lock may be its own: then those in the line wait for it, and it must not wait behind them.
+        if claim.shared
+            && behind_others
+            && shared.is_stored_for(&wish).await
+            && let Ok(lease) = Attempt::new(shared, wish.keys.clone(), claim, wish.info.clone(), ttl).run().await
+        {
+            return Ok(lease);
+        }
+        wait(shared, &place, &wish, (first_try, deadline), waits).await.map(|(lease, success)| {
             place.granted(Instant::now(), success);
             lease
         })
@@ -169,8 +191,10 @@ async fn wait(
     shared: &Arc<Shared>,
     place: &Place<Wish, Attempt>,
     wish: &Wish,
-    deadline: Instant,
+    (first_try, deadline): (Instant, Instant),
+    waits: impl FnOnce() + Send,
 ) -> Result<(Lease, Success), LockError> {
+    let mut waits = Some(waits);
     let mut rounds = 0;
     let mut splits = 0;
     let mut fresh = true;
@@ -184,13 +208,16 @@ async fn wait(
                 let attempt = Attempt::new(shared, wish.keys.clone(), wish.claim, wish.info.clone(), wish.ttl);
                 (attempt.announcing(shared.room.somebody_waits(&wish.keys.lock)), Some(cause))
             }
-            Turn::Until(next) if in_time => {
-                signalled(place, if fresh { next } else { next.min(deadline) }).await;
+            // A moment for others comes before the first try, however short the patience.
+            Turn::Until(next) if fresh && next == first_try => {
+                signalled(place, next).await;
                 continue;
             }
             Turn::Wait | Turn::Until(_) if now >= deadline => return Err(last_error(place, now)),
-            Turn::Wait | Turn::Until(_) => {
-                signalled(place, deadline).await;
+            later @ (Turn::Wait | Turn::Until(_)) => {
+                waits.take().into_iter().for_each(|waits| waits());
+                let until = if let Turn::Until(next) = later { next.min(deadline) } else { deadline };
+                signalled(place, until).await;
                 fresh = false;
                 continue;
             }
@@ -215,16 +242,12 @@ async fn wait(
                 let ends = ended + wish.ttl.duration() + shared.between(AFTER_EXPIRY);
                 return Ok((lease, Success { ends, round }));
             }
-            Err(Denial::Split(error)) => {
-                splits += 1;
-                error
-            }
-            Err(Denial::Final(error)) => {
-                splits = 0;
-                error
+            Err(denial) => {
+                splits = if denial.split { splits + 1 } else { 0 };
+                rounds += denial.rounds;
+                denial.error
             }
         };
-        rounds += 1;
         fresh = false;
         place.refused(ended, shared.refusal(error, splits, round, ended));
     }
@@ -260,10 +283,19 @@ impl Shared {
     /// Decides who a lock is for that is about to be released here.
     pub(crate) fn handing(self: &Arc<Self>, lock: &Bytes, t: FencingToken, now: Instant) -> Handing {
         let room = &self.room;
-        let whose = room.others.whose(lock, now);
+        let deaf = room.lines.count().0 > 0 && !self.nodes.iter().any(|node| node.hears());
+        let whose = room.others.whose(lock, now, deaf);
         let others_wait = whose != Whose::Ours;
-        let (least, most) = THEIR_TURN;
-        let pause = (whose == Whose::Theirs).then(|| least + (most - least) * self.seams.entropy.unit());
+        let pause = match whose {
+            Whose::Ours | Whose::StillOurs => None,
+            // Others poll, and are not told.
+            Whose::Theirs(_) if deaf => Some(Pause { rounds: 0.0, least: POLL.1, most: POLL.1 }),
+            Whose::Theirs(untaken) => {
+                let (least, most) = THEIR_TURN;
+                let rounds = (least + (most - least) * self.seams.entropy.unit()) * f64::from(1 << untaken.min(6));
+                Some(Pause { rounds, least: Duration::ZERO, most: LONGEST_PAUSE })
+            }
+        };
         let told =
             |waiting| Handing::Tell(others_wait.then(|| Hint::new(room.origin, Word::Released { t, waiting }, lock)));
         match room.lines.next(lock, now, pause) {
@@ -286,13 +318,31 @@ impl Shared {
         }
     }
 
+    /// Whether a node has the lock for whoever wishes it.
+    async fn is_stored_for(&self, wish: &Wish) -> bool {
+        let limit = self.round_limit(wish.ttl);
+        let deadline = Instant::now() + limit;
+        let outcome = self.round(Op::Inspect { keys: wish.keys.clone() }, deadline).outcome(deadline, limit).await;
+        let is_ours = |vote: &Vote| match vote {
+            Vote::Found(holding) => holding.record.parse().is_some_and(|(token, _)| *token.owner() == wish.claim.owner),
+            _ => false,
+        };
+        outcome.votes.iter().flatten().any(is_ours)
+    }
+
+    /// What to tell others of an attempt that is given up half-way.
+    pub(crate) fn given_up(&self, lock: &Bytes, t: FencingToken) -> Option<Hint> {
+        let waited_for = self.room.others.whose(lock, Instant::now(), false) != Whose::Ours;
+        waited_for.then(|| Hint::new(self.room.origin, Word::Released { t, waiting: false }, lock))
+    }
+
     /// When to try again after an attempt, the last of so many in a row that split the votes.
     fn refusal(&self, error: LockError, splits: u32, round: Duration, now: Instant) -> Refusal {
         // From one to three rounds, more the next time: who wakes first finds the others gone.
         let quick = now + round.mul_f64(1.0 + 2.0 * self.seams.entropy.unit()) * splits.clamp(1, 8);
         let poll_due = now + self.between(POLL);
         let (retry, quick) = match &error {
-            LockError::Held(_) if splits > 0 => (quick, quick),
+            LockError::Held(_) | LockError::NoQuorum(_) if (1..=MAX_SPLITS).contains(&splits) => (quick, quick),
             LockError::Held(by) => match by.expires_in {
                 Some(left) => (poll_due.min(now + left + self.between(AFTER_EXPIRY)), quick),
                 None => (poll_due, quick),

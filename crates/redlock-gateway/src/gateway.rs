@@ -177,11 +177,12 @@ impl Gateway {
         let result = match wait {
             None => self.locks.acquire(&name, ttl, options).await,
             Some(patience) => {
-                in_flight.wait();
+                let waits = || in_flight.wait();
                 tokio::select! {
+                    // First: whoever is sent away must not try once more for having come to the head of the line.
                     biased;
-                    result = self.locks.acquire_within(&name, ttl, options, patience) => result,
                     () = drained => return Err(Refusal::Draining),
+                    result = self.locks.acquire_within_noting(&name, ttl, options, patience, waits) => result,
                 }
             }
         };

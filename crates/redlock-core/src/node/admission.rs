@@ -35,7 +35,6 @@ use std::fmt;
 use std::time::Duration;
 
 pub use self::facts::{Durability, Facts, SETTINGS};
-pub(crate) use self::marker::hints_channel;
 pub use self::marker::{Generation, Slot, marker_key};
 use self::marker::{Standing, State, short};
 use crate::clock::Entropy;

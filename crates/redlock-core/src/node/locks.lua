@@ -11,6 +11,7 @@
 --   R T:owner       | lock fence     release
 --   N T:owner channel hint | lock fence          the same, and when it was released: publish the hint
 --   U T:owner       | lock fence     release of a try that failed, whose T nobody has seen
+--   V T:owner channel hint | lock fence          the same, and when it was released: publish the hint
 --   I               | lock           inspect
 -- Answers: this node's time in microseconds, 1 or 0 for whether the marker admits the gateway, then for each operation a number or a list that begins with one:
 --   1 granted   11 granted again, to the owner that had it   2 held (pttl, record)   3 stale (fence)   4 extended   5 released   6 missing   7 found (pttl, record)
@@ -235,8 +236,8 @@ while ARGV[a] do
   elseif op == 'W' then
     out[n] = publish(acquire(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2]), 2, ARGV[a + 3], ARGV[a + 4])
     k, a = k + 2, a + 5
-  elseif op == 'N' then
-    out[n] = publish(release(KEYS[k], KEYS[k + 1], ARGV[a + 1], false), 5, ARGV[a + 2], ARGV[a + 3])
+  elseif op == 'N' or op == 'V' then
+    out[n] = publish(release(KEYS[k], KEYS[k + 1], ARGV[a + 1], op == 'V'), 5, ARGV[a + 2], ARGV[a + 3])
     k, a = k + 2, a + 4
   elseif op == 'H' then
     out[n] = heal(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])

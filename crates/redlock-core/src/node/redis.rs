@@ -175,6 +175,10 @@ impl Node for RedisNode {
         self.ears.listen(listener);
     }
 
+    fn hears(&self) -> bool {
+        self.ears.hears()
+    }
+
     fn admit_brand_new(&self) {
         // Also while it reconnects: the lane knows which quarantine is meant, and forgets the word at another.
         self.brand_new.notify_one();
@@ -431,6 +435,7 @@ fn next_call(batch: &[Job]) -> usize {
             is_scan(job) || bytes > MAX_BATCH_BYTES
         })
         .map_or(batch.len(), |at| at.max(1))
+        .min(MAX_BATCH)
 }
 
 fn fail_all(jobs: Vec<Job>, reason: Reason, effect: Effect, detail: &str) {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{Lease, Shared, can_hold, held_by};
 use crate::error::LockError;
 use crate::node::{Hint, Keys, Op, Reason, Record, Vote};
-use crate::quorum::Decision;
+use crate::quorum::{Decision, Quorum};
 use crate::round::{Round, Scope};
 use crate::types::{FencingToken, Info, LockToken, Owner, Ttl};
 use crate::validity;
@@ -28,6 +28,8 @@ pub(crate) struct Attempt {
     started: Duration,
     /// All so far, until they are of no concern any more.
     tries: Vec<Try>,
+    /// It has an outcome: it is not cancelled.
+    ended: bool,
 }
 
 struct Try {
@@ -37,19 +39,14 @@ struct Try {
     deadline: Instant,
 }
 
-/// Why an attempt failed.
+/// How an attempt failed.
 #[derive(Debug)]
-pub(crate) enum Denial {
-    /// Enough nodes refused, but for different contenders: nobody has a majority.
-    Split(LockError),
-    /// Anything else.
-    Final(LockError),
-}
-
-impl From<LockError> for Denial {
-    fn from(error: LockError) -> Self {
-        Self::Final(error)
-    }
+pub(crate) struct Denial {
+    pub(crate) error: LockError,
+    /// Whether a majority of nodes answered and contenders have split their votes, so that perhaps nobody has a majority.
+    pub(crate) split: bool,
+    /// How many rounds it took.
+    pub(crate) rounds: u32,
 }
 
 /// Who an attempt acquires for.
@@ -64,7 +61,7 @@ impl Attempt {
     /// The lease counts from now.
     pub(crate) fn new(shared: &Arc<Shared>, keys: Keys, claim: Claim, info: Info, ttl: Ttl) -> Self {
         let started = shared.seams.clock.monotonic();
-        Self { shared: shared.clone(), keys, claim, info, ttl, tell: None, started, tries: Vec::new() }
+        Self { shared: shared.clone(), keys, claim, info, ttl, tell: None, started, tries: Vec::new(), ended: false }
     }
 
     /// With something that nodes tell everybody when they refuse.
@@ -92,13 +89,15 @@ impl Attempt {
 
     /// Goes on to the end, from the beginning or from a try that has been asked already.
     pub(crate) async fn run(mut self) -> Result<Lease, Denial> {
+        if self.tries.is_empty() {
+            self.ask()?;
+        }
         loop {
-            if self.tries.is_empty() {
-                self.ask()?;
-            }
             let last = self.tries.len() >= MAX_FENCING_TRIES;
             let shared = &self.shared;
-            let Some(Try { token, round, deadline, .. }) = self.tries.last() else { continue };
+            let Some(Try { token, round, deadline, .. }) = self.tries.last() else {
+                unreachable!("asked at least once")
+            };
             let outcome = round.outcome(*deadline, shared.round_limit(self.ttl)).await;
 
             let mut fences = stale_fences(&outcome.votes).peekable();
@@ -112,7 +111,8 @@ impl Attempt {
                     let mut lease = shared.lease(*token, self.ttl, self.started, &outcome);
                     let elapsed = shared.seams.clock.monotonic().saturating_sub(self.started);
                     if validity::validity(lease.ttl, elapsed, lease.drift).is_none() {
-                        return Err(LockError::NoQuorum(shared.reports(&outcome)).into());
+                        let error = LockError::NoQuorum(shared.reports(&outcome));
+                        return Err(self.denied(error, false));
                     }
                     lease.renewed = self.renews();
                     lease.rounds = self.tries.len() as u32;
@@ -121,19 +121,29 @@ impl Attempt {
                 }
                 Decision::No => {
                     let votes = shared.clear_votes(round, *deadline).await;
-                    let held = LockError::Held(held_by(shared.quorum, &votes));
-                    return Err(if can_hold(shared.quorum, &votes) { held.into() } else { Denial::Split(held) });
+                    let (held, split) = (held_by(shared.quorum, &votes), !can_hold(shared.quorum, &votes));
+                    return Err(self.denied(LockError::Held(held), split));
                 }
                 Decision::Neither | Decision::Open if saw_fence && believable && !last => self.ask()?,
                 Decision::Neither | Decision::Open => {
-                    return Err(LockError::NoQuorum(shared.reports(&outcome)).into());
+                    let error = LockError::NoQuorum(shared.reports(&outcome));
+                    let split = is_split(shared.quorum, &outcome.votes);
+                    return Err(self.denied(error, split));
                 }
             }
         }
     }
 
-    fn ask(&mut self) -> Result<(), LockError> {
-        let (round, deadline) = self.prepare()?;
+    fn denied(&mut self, error: LockError, split: bool) -> Denial {
+        self.ended = true;
+        Denial { error, split, rounds: self.tries.len() as u32 }
+    }
+
+    fn ask(&mut self) -> Result<(), Denial> {
+        let (round, deadline) = match self.prepare() {
+            Ok(next) => next,
+            Err(error) => return Err(self.denied(error, false)),
+        };
         round.ask(&self.shared.nodes, u32::MAX, deadline);
         Ok(())
     }
@@ -151,8 +161,12 @@ impl Drop for Attempt {
         // With several tries, or several attempts of one owner, an earlier acquire may still be in flight on a connection
         // that broke: the fence has to stay.
         let failed_try = self.tries.len() == 1 && !self.claim.shared;
-        let release =
-            |record: Record| Arc::new(Op::Release { keys: self.keys.clone(), record, failed_try, tell: None });
+        // Who is gone in the middle may have been granted the lock, while others wait elsewhere.
+        let tell = if self.ended { None } else { self.shared.given_up(&self.keys.lock, token.fencing()) };
+        let release = |record: Record| {
+            let tell = tell.clone();
+            Arc::new(Op::Release { keys: self.keys.clone(), record, failed_try, tell })
+        };
         let cleanup = &self.shared.cleanup;
         if !self.claim.shared {
             // The release of the last T covers the earlier ones: they are smaller and of the same owner.
@@ -183,6 +197,14 @@ impl Drop for Attempt {
             self.shared.release_on(release(Record::new(&nobody, &Info::default())), unknown);
         }
     }
+}
+
+/// A majority answered, and every contender has some of it. A node that failed may have the deciding vote.
+fn is_split(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
+    let count = |is: fn(&Vote) -> bool| votes.iter().flatten().filter(|vote| is(vote)).count();
+    let granted = count(|vote| matches!(vote, Vote::Granted | Vote::GrantedAgain));
+    let held = count(|vote| matches!(vote, Vote::Held(_)));
+    granted > 0 && held > 0 && granted + held >= quorum.size()
 }
 
 fn stale_fences(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {

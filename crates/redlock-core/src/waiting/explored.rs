@@ -33,7 +33,7 @@ use shuttle::sync::Mutex;
 use shuttle::{Config, Runner};
 use tokio::time::Instant;
 
-use self::queue::{Bounds, Lines, Next, Place, Refusal, Success, Turn};
+use self::queue::{Bounds, Lines, Next, Pause, Place, Refusal, Success, Turn};
 use crate::error::LockError;
 
 const SEED: u64 = 17;
@@ -196,7 +196,8 @@ impl World {
     /// As `Shared::let_go` does it.
     fn let_go(&self, number: u64) {
         let since = self.now();
-        let pause = (thread_rng().gen_range(0..10) < self.over).then_some(1.0);
+        let pause =
+            (thread_rng().gen_range(0..10) < self.over).then_some(Pause { rounds: 1.0, least: ROUND, most: ROUND });
         let next = self.lines.next(&lock(), since, pause);
         match next {
             Next::Nobody | Next::Busy => {

@@ -110,6 +110,14 @@ pub(crate) enum Next<W, A> {
     First(Offer<W, A>),
 }
 
+/// For how long a line leaves its lock to others: so many of its own rounds, within limits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pause {
+    pub(crate) rounds: f64,
+    pub(crate) least: Duration,
+    pub(crate) most: Duration,
+}
+
 /// The right to hand something to the first of a line. Dropped unused, it lets that one try by itself.
 pub(crate) struct Offer<W, A> {
     lines: Arc<Lines<W, A>>,
@@ -199,9 +207,8 @@ impl<W: Clone, A> Lines<W, A> {
     }
 
     /// The lock is about to be released here: whose is it?
-    /// With `pause` it is for others, and this line competes again after so many rounds: long enough for the others to
-    /// hear of it and to ask all nodes.
-    pub(crate) fn next(self: &Arc<Self>, lock: &Bytes, now: Instant, pause: Option<f64>) -> Next<W, A> {
+    /// With a pause it is for others, and this line competes again after that.
+    pub(crate) fn next(self: &Arc<Self>, lock: &Bytes, now: Instant, pause: Option<Pause>) -> Next<W, A> {
         if self.waiters.load(Ordering::Acquire) == 0 {
             return Next::Nobody;
         }
@@ -211,9 +218,9 @@ impl<W: Clone, A> Lines<W, A> {
             line.stirred = Some(Cause::Release);
             return Next::Busy;
         }
-        if let Some(rounds) = pause {
+        if let Some(Pause { rounds, least, most }) = pause {
             line.why = Cause::Poll;
-            line.next = now + line.round.mul_f64(rounds);
+            line.next = now + line.round.mul_f64(rounds).clamp(least, most);
             let wake = line.signal_first();
             drop(shard);
             wake.into_iter().for_each(Waker::wake);

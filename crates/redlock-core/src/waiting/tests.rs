@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::Redlock;
-use super::queue::{Bounds, Cause, Lines, Next, Place, Refusal, Success, Turn};
+use super::queue::{Bounds, Cause, Lines, Next, Pause, Place, Refusal, Success, Turn};
 use super::sync::Arc;
 use crate::clock::SystemClock;
 use crate::error::LockError;
@@ -45,7 +45,7 @@ fn success(now: Instant) -> Success {
 }
 
 /// The turn of those who wait here is over.
-const OVER: Option<f64> = Some(3.0);
+const OVER: Option<Pause> = Some(Pause { rounds: 3.0, least: Duration::ZERO, most: Duration::from_secs(1) });
 
 /// What a place is told, in one word, and when.
 fn turn(place: &Here, now: Instant) -> (&'static str, Option<Duration>) {
@@ -64,7 +64,7 @@ fn is_signalled(place: &Here) -> bool {
 }
 
 /// The lock is released here: how that is answered. An offer is handed over as its wish.
-fn release(queue: &Queue, now: Instant, pause: Option<f64>) -> &'static str {
+fn release(queue: &Queue, now: Instant, pause: Option<Pause>) -> &'static str {
     match queue.next(&lock(), now, pause) {
         Next::Nobody => "nobody",
         Next::Busy => "busy",

@@ -104,11 +104,6 @@ pub fn marker_key(prefix: &str) -> String {
     format!("{{{prefix}}}:marker")
 }
 
-/// The channel on which gateways tell each other of waiters and releases.
-pub(crate) fn hints_channel(prefix: &str) -> String {
-    format!("{{{prefix}}}:hints")
-}
-
 /// One node's place in one configuration: what its markers say.
 ///
 /// `v1:<node set>:<max_ttl_ms>:<node>:<run_id>:<state>.<number>`; the state is the word of a [`Doubt`] with a nonce, or

@@ -80,14 +80,14 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
             Op::Release { keys: of, record, failed_try, tell } => {
                 keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
                 let word: &[u8] = match (failed_try, tell) {
-                    (true, _) => b"U",
+                    (true, Some(_)) => b"V",
+                    (true, None) => b"U",
                     (false, Some(_)) => b"N",
                     (false, None) => b"R",
                 };
                 arguments.push(text(Bytes::from_static(word)));
                 arguments.push(text(record.grant()));
-                let tell = tell.iter().filter(|_| !failed_try);
-                arguments.extend(tell.flat_map(|hint| [header.channel.clone(), text(hint.as_bytes().clone())]));
+                arguments.extend(tell.iter().flat_map(|hint| [header.channel.clone(), text(hint.as_bytes().clone())]));
             }
             Op::Inspect { keys: of } => {
                 keys.push(of.lock.clone().into());

@@ -3,6 +3,7 @@
 //!
 //! Without it waiters still get their locks, by polling.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -13,11 +14,10 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::RedisSettings;
-use super::session::{Session, SessionError};
+use super::session::{NOT_HEARD, Session, SessionError};
 use super::url::RedisUrl;
 use crate::clock::Entropy;
-use crate::node::admission::hints_channel;
-use crate::node::{Hint, Listener};
+use crate::node::{Hint, Listener, hint};
 
 /// How often the connection is tried.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -32,27 +32,31 @@ pub(super) struct Ears {
     channel: String,
     deadline: Duration,
     entropy: Arc<dyn Entropy>,
-    task: Arc<Mutex<Option<AbortHandle>>>,
+    hears: Arc<AtomicBool>,
+    tasks: Arc<Mutex<Vec<AbortHandle>>>,
 }
 
 impl Ears {
     pub(super) fn new(url: &RedisUrl, settings: &RedisSettings, entropy: Arc<dyn Entropy>) -> Self {
-        let channel = hints_channel(&settings.key_prefix);
-        Self { url: url.clone(), channel, deadline: settings.call_deadline(), entropy, task: Arc::default() }
+        let channel = hint::channel(&settings.key_prefix, url.database);
+        let (url, deadline) = (url.clone(), settings.call_deadline());
+        Self { url, channel, deadline, entropy, hears: Arc::default(), tasks: Arc::default() }
     }
 
     /// Must be called on a tokio runtime.
     pub(super) fn listen(&self, listener: Weak<dyn Listener>) {
         let task = tokio::spawn(self.clone().run(listener)).abort_handle();
-        if let Some(before) = self.task.lock().unwrap_or_else(PoisonError::into_inner).replace(task) {
-            before.abort();
-        }
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task);
+    }
+
+    pub(super) fn hears(&self) -> bool {
+        self.hears.load(Ordering::Relaxed)
     }
 
     pub(super) fn stop(&self) {
-        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            task.abort();
-        }
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(|task| task.abort());
     }
 
     async fn run(self, listener: Weak<dyn Listener>) {
@@ -66,14 +70,19 @@ impl Ears {
                 Ok((session, messages)) => {
                     pause = BACKOFF.0;
                     tracing::debug!(node = %self.url, "hears hints");
-                    match self.hear(session, messages, &listener).await {
+                    self.hears.store(true, Ordering::Relaxed);
+                    let ended = self.hear(session, messages, &listener).await;
+                    self.hears.store(false, Ordering::Relaxed);
+                    match ended {
                         Ok(()) => return,
                         Err(why) => why,
                     }
                 }
                 Err(why) => why,
             };
-            if matches!(why, SessionError::Refused(_)) && mentioned.is_none_or(|at| at.elapsed() >= MENTION) {
+            let text = why.to_string();
+            let forbidden = text.starts_with("NOPERM") || text == NOT_HEARD;
+            if forbidden && mentioned.is_none_or(|at| at.elapsed() >= MENTION) {
                 mentioned = Some(Instant::now());
                 let advice = format!("allow the gateway's user SUBSCRIBE and PUBLISH on the channel {}", self.channel);
                 tracing::warn!(node = %self.url, %why, advice, "no hints can be heard: waiters poll");

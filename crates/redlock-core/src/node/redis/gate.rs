@@ -14,8 +14,8 @@ use super::session::{Look, Put, Session, SessionError};
 use super::url::RedisUrl;
 use super::{Outage, RedisSettings};
 use crate::clock::{Clock, Entropy};
-use crate::node::admission::{Admission, Doubt, Facts, Ground, Step, hints_channel, marker_key};
-use crate::node::{NodeState, NodeStatus};
+use crate::node::admission::{Admission, Doubt, Facts, Ground, Step, marker_key};
+use crate::node::{NodeState, NodeStatus, hint};
 
 /// How often a node in quarantine is looked at. Another gateway may have admitted it, or it may have lost its data again.
 const POLL: Duration = Duration::from_secs(1);
@@ -104,7 +104,7 @@ impl Gate {
                 Step::Admit { marker } => {
                     let script = session.load(&facts.run_id, &self.script).await?;
                     let key = marker_key(&self.settings.key_prefix);
-                    let channel = hints_channel(&self.settings.key_prefix);
+                    let channel = hint::channel(&self.settings.key_prefix, self.url.database);
                     let header = Header::new(key, marker.clone(), channel, &self.settings.node);
                     self.admitted(&facts);
                     return Ok(Open { session, header, script, marker });

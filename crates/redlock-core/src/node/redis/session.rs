@@ -24,6 +24,9 @@ const ADMIT_LUA: &str = include_str!("../admit.lua");
 /// Messages of a subscription that are kept for who reads them late.
 const MESSAGES: usize = 1024;
 
+/// The client does not tell when a subscription is refused.
+pub(super) const NOT_HEARD: &str = "what is published there does not come back";
+
 /// A usable connection. Ends when dropped.
 pub(super) struct Session {
     client: Client,
@@ -171,7 +174,7 @@ impl Session {
         };
         match timeout(deadline, comes_back).await {
             Ok(came_back) => came_back.map(|()| (session, messages)),
-            Err(_) => Err(SessionError::Refused("what is published there does not come back".into())),
+            Err(_) => Err(SessionError::Refused(NOT_HEARD.into())),
         }
     }
 

@@ -1,8 +1,4 @@
-//! What gateways tell each other through the nodes, and what one of them knows of the others.
-//!
-//! Two words are enough. *Waiting*: somebody waits for this lock at the sender, published by the script that refuses the
-//! waiter's try, and again with every poll. *Released*: published by the script that releases the lock, if the releasing
-//! gateway has heard that somebody waits elsewhere.
+//! What this process knows of waiters elsewhere, from the hints it hears.
 //!
 //! The note that somebody waits is kept by the gateways, in memory, with a time to live, and not on the nodes. A key
 //! beside the lock would cost every release a lookup, a mark in the lock's record would be one more thing that healing,
@@ -18,73 +14,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::types::FencingToken;
-
-/// How long a word of waiting counts; polls repeat it more often.
-const LIFE: Duration = Duration::from_secs(3);
+/// How long a word of waiting counts; polls repeat it more often than twice in this time.
+const LIFE: Duration = Duration::from_secs(2);
 /// Locks that are known to be waited for. Whoever waits for one more polls.
 const MOST: usize = 65_536;
 /// Local hand-offs in a row while others wait.
 const LONGEST_RUN: u32 = 32;
 /// How long they may take together. Holders that keep a lock for longer than this alternate between gateways.
 const LONGEST_TURN: Duration = Duration::from_millis(10);
+/// How long a turn lasts where it cannot be heard whether others wait.
+const LONGEST_DEAF_TURN: Duration = Duration::from_secs(4);
 /// For how long a gateway that has released a lock for others keeps out of their way.
 const THEIR_TURN: Duration = Duration::from_millis(3);
-
-/// A message between gateways: `1 <word> <origin> [<T>] <lock key>`, the numbers of fixed width.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hint(Bytes);
-
-/// What a hint says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Word {
-    /// Somebody waits here.
-    Waiting,
-    /// The grant with this token was released here; `waiting` when somebody waits here as well.
-    Released { t: FencingToken, waiting: bool },
-}
-
-impl Hint {
-    pub(crate) fn new(origin: u64, word: Word, lock: &Bytes) -> Self {
-        use std::io::Write;
-        let mut text = Vec::with_capacity(2 + 2 + 17 + 17 + lock.len());
-        match word {
-            Word::Waiting => write!(text, "1 w {origin:016x} "),
-            Word::Released { t, waiting: false } => write!(text, "1 r {origin:016x} {t} "),
-            Word::Released { t, waiting: true } => write!(text, "1 y {origin:016x} {t} "),
-        }
-        .expect("a Vec takes every write");
-        text.extend_from_slice(lock);
-        Self(Bytes::from(text))
-    }
-
-    /// A message as it came.
-    pub fn received(text: Bytes) -> Self {
-        Self(text)
-    }
-
-    /// The message as it is published.
-    pub fn as_bytes(&self) -> &Bytes {
-        &self.0
-    }
-
-    /// `None` for what is no hint, or one of a later version.
-    pub(crate) fn parse(&self) -> Option<(u64, Word, Bytes)> {
-        const NUMBER: usize = 16;
-        let field = |from: usize| std::str::from_utf8(self.0.get(from..from + NUMBER)?).ok();
-        let origin = u64::from_str_radix(field(4)?, 16).ok()?;
-        let (word, lock_at) = match self.0.get(..4)? {
-            b"1 w " => (Word::Waiting, 4 + NUMBER + 1),
-            kind @ (b"1 r " | b"1 y ") => {
-                let t = FencingToken::parse(field(4 + NUMBER + 1)?.as_bytes())?;
-                (Word::Released { t, waiting: kind == b"1 y " }, 4 + 2 * (NUMBER + 1))
-            }
-            _ => return None,
-        };
-        let lock = self.0.get(lock_at..).filter(|lock| !lock.is_empty())?;
-        (self.0.get(lock_at - 1)? == &b' ').then(|| (origin, word, Bytes::copy_from_slice(lock)))
-    }
-}
 
 /// The locks that others wait for, and how long this process has kept them waiting.
 #[derive(Default)]
@@ -109,6 +50,8 @@ struct Note {
     /// whenever it is empty: a few clients that come again and again would never end their turn.
     run: u32,
     since: Option<Instant>,
+    /// How often in a row the lock was left to others and nobody took it, as far as was heard.
+    untaken: u32,
 }
 
 /// What to do with a lock that others wait for too.
@@ -118,8 +61,8 @@ pub(crate) enum Whose {
     Ours,
     /// Others wait, and it may still be handed over here.
     StillOurs,
-    /// Others wait, and have waited long enough.
-    Theirs,
+    /// Others wait, and have waited long enough. The lock was left to them so often, and they have not taken it.
+    Theirs(u32),
 }
 
 impl Others {
@@ -127,7 +70,7 @@ impl Others {
     pub(crate) fn wait(&self, lock: &Bytes, now: Instant) {
         self.with(now, |notes| {
             let until = now + LIFE;
-            let fresh = || Note { until, their_turn_ends: None, run: 0, since: None };
+            let fresh = || Note { until, their_turn_ends: None, run: 0, since: None, untaken: 0 };
             let known = notes.find(lock, now);
             if known.is_some() || notes.young.len() < MOST {
                 notes.young.insert(lock.clone(), Note { until, ..known.unwrap_or_else(fresh) });
@@ -135,14 +78,31 @@ impl Others {
         });
     }
 
-    /// Whose a lock is that is about to be released here.
-    pub(crate) fn whose(&self, lock: &Bytes, now: Instant) -> Whose {
-        if self.known.load(Ordering::Relaxed) == 0 {
-            return Whose::Ours;
+    /// Somebody else has had the lock.
+    pub(crate) fn taken(&self, lock: &Bytes, now: Instant) {
+        self.change(lock, now, |note| note.untaken = 0);
+    }
+
+    /// Whose a lock is that is about to be released here. Who is `deaf` cannot know whether others wait, and must not starve
+    /// them: they poll.
+    pub(crate) fn whose(&self, lock: &Bytes, now: Instant, deaf: bool) -> Whose {
+        let note = match self.known.load(Ordering::Relaxed) {
+            0 => None,
+            _ => self.with(now, |notes| notes.find(lock, now)),
+        };
+        if deaf {
+            self.wait(lock, now);
         }
-        let Some(Note { run, since, .. }) = self.with(now, |notes| notes.find(lock, now)) else { return Whose::Ours };
-        let over = since.is_some_and(|since| now.saturating_duration_since(since) >= LONGEST_TURN);
-        if over || run >= LONGEST_RUN { Whose::Theirs } else { Whose::StillOurs }
+        let note = match note {
+            Some(note) => note,
+            // Perhaps held for so long that nothing is known any more of the time before.
+            None if deaf => return Whose::Theirs(0),
+            None => return Whose::Ours,
+        };
+        let (longest_time, longest_run) =
+            if deaf { (LONGEST_DEAF_TURN, u32::MAX) } else { (LONGEST_TURN, LONGEST_RUN) };
+        let over = note.since.is_some_and(|since| now.saturating_duration_since(since) >= longest_time);
+        if over || note.run >= longest_run { Whose::Theirs(note.untaken) } else { Whose::StillOurs }
     }
 
     /// A waiter here got the lock after others had it.
@@ -162,6 +122,7 @@ impl Others {
     pub(crate) fn their_turn(&self, lock: &Bytes, now: Instant) {
         self.change(lock, now, |note| {
             (note.run, note.since, note.their_turn_ends) = (0, None, Some(now + THEIR_TURN));
+            note.untaken = note.untaken.saturating_add(1);
         });
     }
 
@@ -217,40 +178,19 @@ impl Notes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn lock() -> Bytes {
         Bytes::from_static(b"lock:a b")
     }
 
     #[test]
-    fn a_hint_gives_back_what_went_in() {
-        let t = FencingToken::MIN;
-        for word in [Word::Waiting, Word::Released { t, waiting: false }, Word::Released { t, waiting: true }] {
-            assert_eq!(Hint::new(7, word, &lock()).parse(), Some((7, word, lock())));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_message_makes_the_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = Hint::received(Bytes::from(bytes)).parse();
-        }
-
-        #[test]
-        fn no_beginning_of_a_message_makes_the_parser_panic(kind in "1 [wry] ", rest in "[0-9a-f ]{0,60}") {
-            let _ = Hint::received(Bytes::from(kind + &rest)).parse();
-        }
-    }
-
-    #[test]
     fn a_note_lapses_after_its_life_and_leaves_nothing_behind() {
         let (others, now) = (Others::default(), Instant::now());
-        assert_eq!(others.whose(&lock(), now), Whose::Ours);
+        assert_eq!(others.whose(&lock(), now, false), Whose::Ours);
         others.wait(&lock(), now);
-        assert_eq!(others.whose(&lock(), now + LIFE / 2), Whose::StillOurs);
-        assert_eq!(others.whose(&lock(), now + LIFE), Whose::Ours);
-        assert_eq!(others.whose(&lock(), now + 3 * LIFE), Whose::Ours);
+        assert_eq!(others.whose(&lock(), now + LIFE / 2, false), Whose::StillOurs);
+        assert_eq!(others.whose(&lock(), now + LIFE, false), Whose::Ours);
+        assert_eq!(others.whose(&lock(), now + 3 * LIFE, false), Whose::Ours);
         assert_eq!(others.known.load(Ordering::Relaxed), 0);
     }
 
@@ -259,7 +199,7 @@ mod tests {
         let (others, now) = (Others::default(), Instant::now());
         for step in 0..20 {
             others.wait(&lock(), now + LIFE / 2 * step);
-            assert_eq!(others.whose(&lock(), now + LIFE / 2 * step + LIFE / 2), Whose::StillOurs);
+            assert_eq!(others.whose(&lock(), now + LIFE / 2 * step + LIFE / 2, false), Whose::StillOurs);
         }
         assert!(others.known.load(Ordering::Relaxed) <= 2);
     }
@@ -269,7 +209,7 @@ mod tests {
         let (others, now) = (Others::default(), Instant::now());
         let name = |n: usize| Bytes::from(n.to_string());
         (0..MOST + 10).for_each(|n| others.wait(&name(n), now));
-        assert_eq!([MOST - 1, MOST + 1].map(|n| others.whose(&name(n), now)), [Whose::StillOurs, Whose::Ours]);
+        assert_eq!([MOST - 1, MOST + 1].map(|n| others.whose(&name(n), now, false)), [Whose::StillOurs, Whose::Ours]);
     }
 
     #[test]
@@ -277,15 +217,45 @@ mod tests {
         let (others, now) = (Others::default(), Instant::now());
         others.wait(&lock(), now);
         for _ in 0..LONGEST_RUN {
-            assert_eq!(others.whose(&lock(), now), Whose::StillOurs);
+            assert_eq!(others.whose(&lock(), now, false), Whose::StillOurs);
             others.handed_over(&lock(), now);
         }
-        assert_eq!(others.whose(&lock(), now), Whose::Theirs);
+        assert_eq!(others.whose(&lock(), now, false), Whose::Theirs(0));
         others.their_turn(&lock(), now);
-        assert_eq!(others.whose(&lock(), now + LONGEST_TURN), Whose::StillOurs);
+        assert_eq!(others.whose(&lock(), now + LONGEST_TURN, false), Whose::StillOurs);
         others.our_turn(&lock(), now);
         others.wait(&lock(), now);
-        assert_eq!(others.whose(&lock(), now + LONGEST_TURN), Whose::Theirs, "a word of waiting changes nothing");
+        assert_eq!(
+            others.whose(&lock(), now + LONGEST_TURN, false),
+            Whose::Theirs(1),
+            "a word of waiting changes nothing"
+        );
+    }
+
+    #[test]
+    fn turns_that_nobody_takes_are_counted_until_somebody_does() {
+        let (others, now) = (Others::default(), Instant::now());
+        others.wait(&lock(), now);
+        for untaken in 0..3 {
+            others.our_turn(&lock(), now);
+            assert_eq!(others.whose(&lock(), now + LONGEST_TURN, false), Whose::Theirs(untaken));
+            others.their_turn(&lock(), now);
+        }
+        others.taken(&lock(), now);
+        others.our_turn(&lock(), now);
+        assert_eq!(others.whose(&lock(), now + LONGEST_TURN, false), Whose::Theirs(0));
+    }
+
+    #[test]
+    fn who_is_deaf_ends_its_turn_all_the_same() {
+        let (others, now) = (Others::default(), Instant::now());
+        assert_eq!(others.whose(&lock(), now, true), Whose::Theirs(0));
+        others.our_turn(&lock(), now);
+        for step in 0..4 {
+            assert_eq!(others.whose(&lock(), now + LONGEST_DEAF_TURN / 4 * step, true), Whose::StillOurs);
+        }
+        assert_eq!(others.whose(&lock(), now + LONGEST_DEAF_TURN, true), Whose::Theirs(0));
+        assert_eq!(others.whose(&lock(), now + 3 * LONGEST_DEAF_TURN, true), Whose::Theirs(0), "long held");
     }
 
     #[test]

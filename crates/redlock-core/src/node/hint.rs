@@ -1,0 +1,102 @@
+//! What gateways tell each other through the nodes.
+//!
+//! Two words are enough. *Waiting*: somebody waits for this lock at the sender, published by the script that refuses the
+//! waiter's try, and again with every poll. *Released*: published by the script that releases the lock, if the releasing
+//! gateway has heard that somebody waits elsewhere. A node passes hints on and knows nothing of what they say.
+
+use bytes::Bytes;
+
+use crate::types::FencingToken;
+
+/// The channel of all gateways that share a prefix and a database. Channels know no databases.
+pub(crate) fn channel(prefix: &str, database: Option<u8>) -> String {
+    match database {
+        None | Some(0) => format!("{{{prefix}}}:hints"),
+        Some(number) => format!("{{{prefix}}}:hints:{number}"),
+    }
+}
+
+/// A message between gateways: `1 <word> <origin> [<T>] <lock key>`, the numbers of fixed width.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hint(Bytes);
+
+/// What a hint says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// Somebody waits here.
+    Waiting,
+    /// The grant with this token was released here; `waiting` when somebody waits here as well.
+    Released { t: FencingToken, waiting: bool },
+}
+
+impl Hint {
+    pub(crate) fn new(origin: u64, word: Word, lock: &Bytes) -> Self {
+        use std::io::Write;
+        let mut text = Vec::with_capacity(2 + 2 + 17 + 17 + lock.len());
+        match word {
+            Word::Waiting => write!(text, "1 w {origin:016x} "),
+            Word::Released { t, waiting: false } => write!(text, "1 r {origin:016x} {t} "),
+            Word::Released { t, waiting: true } => write!(text, "1 y {origin:016x} {t} "),
+        }
+        .expect("a Vec takes every write");
+        text.extend_from_slice(lock);
+        Self(Bytes::from(text))
+    }
+
+    /// A message as it came.
+    pub fn received(text: Bytes) -> Self {
+        Self(text)
+    }
+
+    /// The message as it is published.
+    pub fn as_bytes(&self) -> &Bytes {
+        &self.0
+    }
+
+    /// `None` for what is no hint, or one of a later version.
+    pub(crate) fn parse(&self) -> Option<(u64, Word, Bytes)> {
+        const NUMBER: usize = 16;
+        let field = |from: usize| std::str::from_utf8(self.0.get(from..from + NUMBER)?).ok();
+        let origin = u64::from_str_radix(field(4)?, 16).ok()?;
+        let (word, lock_at) = match self.0.get(..4)? {
+            b"1 w " => (Word::Waiting, 4 + NUMBER + 1),
+            kind @ (b"1 r " | b"1 y ") => {
+                let t = FencingToken::parse(field(4 + NUMBER + 1)?.as_bytes())?;
+                (Word::Released { t, waiting: kind == b"1 y " }, 4 + 2 * (NUMBER + 1))
+            }
+            _ => return None,
+        };
+        let lock = self.0.get(lock_at..).filter(|lock| !lock.is_empty())?;
+        (self.0.get(lock_at - 1)? == &b' ').then(|| (origin, word, Bytes::copy_from_slice(lock)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn lock() -> Bytes {
+        Bytes::from_static(b"lock:a b")
+    }
+
+    #[test]
+    fn a_hint_gives_back_what_went_in() {
+        let t = FencingToken::MIN;
+        for word in [Word::Waiting, Word::Released { t, waiting: false }, Word::Released { t, waiting: true }] {
+            assert_eq!(Hint::new(7, word, &lock()).parse(), Some((7, word, lock())));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_message_makes_the_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Hint::received(Bytes::from(bytes)).parse();
+        }
+
+        #[test]
+        fn no_beginning_of_a_message_makes_the_parser_panic(kind in "1 [wry] ", rest in "[0-9a-f ]{0,60}") {
+            let _ = Hint::received(Bytes::from(kind + &rest)).parse();
+        }
+    }
+}
