@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::gateway::{Gateway, Launch, Lease};
 use crate::harness::RedisServer;
 use crate::http_metrics::Samples;
-use crate::http_waiting::{LONG_MS, answer, line_up, masters, median, nothing_is_left, patient, released};
+use crate::http_waiting::{LONG_MS, answer, line_up, masters, median, nothing_is_left, patient, released, waiting_is};
 
 /// A moment for the word of a waiter to get round. Who has heard it does not say so.
 const WORD_GETS_ROUND: Duration = Duration::from_millis(50);
@@ -94,6 +94,31 @@ async fn where_hints_are_forbidden_a_waiter_polls_and_the_log_says_what_to_allow
         }
     }
     nothing_is_left(&a).await;
+}
+
+/// A gateway that cannot hear that others wait must not keep a lock that it hands from one of its clients to the next.
+#[tokio::test]
+async fn clients_of_a_gateway_that_hears_no_hints_do_not_keep_a_lock_from_the_other_gateway() {
+    let servers = masters(5);
+    for server in &servers {
+        server.cmd(&["ACL", "SETUSER", "default", "resetchannels"]);
+    }
+    let gateways = Arc::new(two_over(&servers).await);
+    let until = Instant::now() + Duration::from_secs(12);
+    let busy: Vec<_> = (0..4)
+        .map(|_| {
+            let gateways = gateways.clone();
+            tokio::spawn(async move { compete(&gateways[0], 0, until).await })
+        })
+        .collect();
+    waiting_is(&gateways[0], 3, 1).await;
+    let answer = patient(&gateways[1], "job", LONG_MS).send().await;
+    let lease = Lease::from(&answer);
+    released(&gateways[1], "job", &lease).await;
+    assert!(answer.at < until, "it had to wait until the others had gone");
+    for client in busy {
+        client.await.expect("no panic");
+    }
 }
 
 /// One hold, as its client knows it.

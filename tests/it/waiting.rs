@@ -2,6 +2,7 @@
 //! heard and what is not, and what a waiter leaves behind that is dropped at any moment.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -387,4 +388,84 @@ async fn contenders_in_three_processes_need_few_rounds_for_a_grant() {
     for locks in &processes {
         nothing_is_left(&cluster, locks, &lock).await;
     }
+}
+
+/// Counts the acquires that a node in memory is asked for; or has no connection to it.
+struct Asked(Arc<MemoryNode>, Arc<AtomicU32>, bool);
+
+impl Node for Asked {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn status(&self) -> watch::Receiver<NodeStatus> {
+        self.0.status()
+    }
+    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
+        self.1.fetch_add(u32::from(matches!(*op, Op::Acquire { .. })), Ordering::Relaxed);
+        if self.2 {
+            self.0.submit(op, not_after, reply);
+        }
+    }
+}
+
+fn in_memory(count: usize, reached: impl Fn(usize) -> bool) -> (Vec<Arc<MemoryNode>>, Arc<AtomicU32>, Redlock) {
+    let (clock, asked) = (Arc::new(SystemClock), Arc::new(AtomicU32::new(0)));
+    let node = |n| Arc::new(MemoryNode::new(format!("node-{n}"), clock.clone(), NodeSettings::default()));
+    let nodes: Vec<_> = (0..count).map(node).collect();
+    let counted = |(n, node): (usize, &Arc<MemoryNode>)| Asked(node.clone(), asked.clone(), reached(n));
+    let counted = nodes.iter().enumerate().map(counted).map(|node| Arc::new(node) as Arc<dyn Node>).collect();
+    (nodes, asked, redlock(counted, Duration::from_secs(1)))
+}
+
+/// It looks whether the lock is its own; a try of its own would pass all who came before, if the lock was just free.
+#[tokio::test]
+async fn who_waits_with_an_owner_of_its_own_asks_for_the_lock_only_in_its_turn() {
+    let (_, asked, locks) = in_memory(3, |_| true);
+    let lock = name("job");
+    let held = acquire(&locks, &lock).await;
+    let first = line_up(&locks, &lock).await;
+    let before = asked.load(Ordering::Relaxed);
+    let options = AcquireOptions { owner: Some(OsEntropy.owner()), ..AcquireOptions::default() };
+    let keyed = locks.acquire_within(&lock, ttl(LONG_MS), options, Duration::from_millis(100));
+    assert!(matches!(keyed.await, Err(LockError::Held(_))));
+    assert_eq!(asked.load(Ordering::Relaxed), before);
+    locks.release(&lock, &held.token).await.expect("it is held");
+    first.await.expect("served");
+}
+
+#[tokio::test]
+async fn votes_that_are_split_while_a_node_is_down_are_asked_for_again() {
+    let (nodes, asked, locks) = in_memory(5, |n| n < 4);
+    let lock = Lock::new("job");
+    for node in &nodes[..2] {
+        assert_eq!(node.run(&lock.acquire(1, now(), LONG_MS)), Vote::Granted);
+    }
+    let refused = locks.acquire(&name("job"), ttl(LONG_MS), AcquireOptions::default()).await;
+    assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
+    assert_eq!(asked.load(Ordering::Relaxed), 4 * 5, "one try and three more");
+    locks.settled().await;
+    assert_eq!(nodes[2].run(&lock.inspect()), Vote::Missing, "what it was granted is given back");
+}
+
+#[tokio::test]
+async fn a_waiter_that_leaves_while_it_is_handed_the_lock_has_others_told() {
+    let cluster = Cluster::start(3).await;
+    let (locks, other, lock) = (cluster.redlock(), another(&cluster).await, name("job"));
+    let mut times = Vec::new();
+    for _ in 0..10 {
+        let held = acquire(&locks, &lock).await;
+        let leaves = line_up(&locks, &lock).await;
+        let stays = line_up(&other, &lock).await;
+        // A moment for its word to get round: who has heard it does not say so.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let since = Instant::now();
+        let (_, released) = tokio::join!(async { leaves.abort() }, locks.release(&lock, &held.token));
+        released.expect("it was held");
+        let (lease, granted) = stays.await.expect("no panic");
+        times.push(granted - since);
+        other.release(&lock, &lease.token).await.expect("it is held");
+    }
+    println!("{times:?}");
+    assert!(median(times.clone()) <= Duration::from_millis(50), "{times:?}");
+    nothing_is_left(&cluster, &locks, &lock).await;
 }
