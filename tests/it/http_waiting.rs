@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use http::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
 use tokio::task::JoinHandle;
 
 use crate::gateway::{Answer, Call, Gateway, Launch, Lease, Raw, WELL_BELOW_A_TIMEOUT, lock_path, stored_on};
@@ -426,4 +427,42 @@ async fn waits_are_counted_by_their_end_and_hand_offs_where_they_happen() {
     assert_eq!((handed("local"), handed("remote")), (1.0, 0.0));
     let acquires = |outcome| samples.get("redlock_operations_total", &[("operation", "acquire"), ("outcome", outcome)]);
     assert_eq!((acquires("granted"), acquires("held"), acquires("cancelled")), (3.0, 1.0, 1.0));
+}
+
+/// The formula of the contract: until receipt + validity − (own round trip − elapsed).
+#[tokio::test]
+async fn what_a_client_may_trust_after_a_wait_is_all_of_the_new_lease() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    let held = gateway.post("job", json!({ "ttl_ms": 600 })).await;
+    assert_eq!(held.status, 201);
+    let sent = Instant::now();
+    let granted = gateway.post("job", json!({ "ttl_ms": 400, "wait_ms": 10_000 })).await;
+    let body = granted.json();
+    let millis = |field: &str| Duration::from_millis(body[field].as_u64().unwrap());
+    let (round_trip, elapsed) = (granted.at - sent, millis("elapsed_ms"));
+    assert!(round_trip >= Duration::from_millis(400) && elapsed <= round_trip, "{elapsed:?} of {round_trip:?}");
+    let trusted = (millis("validity_ms") + elapsed).checked_sub(round_trip);
+    assert!(trusted.is_some_and(|left| left > Duration::from_millis(100)), "{trusted:?} is left: {body:#}");
+}
+
+/// What cannot be used yet is not read further, and then nobody notices the end of the connection.
+#[tokio::test]
+async fn a_waiter_that_is_gone_is_noticed_although_it_sent_a_stray_byte() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    for stray in ["\n", "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"] {
+        let held = gateway.acquire("job").await;
+        let body = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 }).to_string();
+        let length = body.len();
+        let head = "POST /locks/job HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+        let mut socket = tokio::net::TcpStream::connect(gateway.address()).await.unwrap();
+        let request = format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}{stray}");
+        socket.write_all(request.as_bytes()).await.unwrap();
+        waiting_is(&gateway, 1, 1).await;
+        drop(socket);
+        waiting_is(&gateway, 0, 0).await;
+        released(&gateway, "job", &held).await;
+    }
+    nothing_is_left(&gateway).await;
 }

@@ -28,7 +28,6 @@ use crate::retry::RetryPolicy;
 use crate::round::{self, Outcome, Round};
 use crate::types::{Info, LockName, LockToken, Owner, Ttl};
 use crate::validity;
-use crate::waiting::queue::Bounds;
 use crate::waiting::{Handing, Room};
 
 /// Tries after the first when contenders have split the votes.
@@ -229,8 +228,7 @@ impl Redlock {
         let life = settings.max_ttl.duration() + settings.max_clock_offset;
         let cleanup = Cleanup::start(&nodes, seams.observer.clone(), life);
         let tokens = HybridClock::new(seams.clock.clone(), settings.max_clock_offset);
-        let bounds = Bounds { total: settings.max_waiters, of_one_lock: settings.max_waiters_per_lock };
-        let room = Room::new(bounds, seams.entropy.as_ref());
+        let room = Room::new(&settings, &seams);
         let listener: Arc<dyn Listener> = room.clone();
         nodes.iter().for_each(|node| node.listen(Arc::downgrade(&listener)));
         Ok(Self { shared: Arc::new(Shared { nodes: nodes.into(), quorum, settings, seams, tokens, cleanup, room }) })

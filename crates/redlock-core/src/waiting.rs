@@ -14,6 +14,9 @@
 //! A turn of local hand-offs ends when others wait and it has lasted 32 hand-offs or 10 ms: then the release is for the
 //! others, and the line here competes again after a pause.
 //!
+//! Who cannot hear hints at all, because no node passes any on, ends its turns all the same, after seconds, and for as long
+//! as the others may take to poll.
+//!
 //! Promised is the order within one process, for those who wait. An [`acquire`](Redlock::acquire) does not wait, so it is
 //! in nobody's line, and may find the lock free between two of them. Nothing here has a part in safety: whoever gets
 //! the lock gets it by the votes of a majority, and a fencing token.
@@ -36,11 +39,11 @@ use tokio::time::{Instant, timeout_at};
 
 use self::others::{Others, Whose};
 use self::queue::{Bounds, Cause, Lines, Next, Offer, Pause, Place, Refusal, Success, Turn};
-use crate::clock::Entropy;
+use crate::clock::Clock;
 use crate::error::LockError;
 use crate::node::hint::{Hint, Word};
 use crate::node::{HandOver, Keys, Listener, Op, Vote};
-use crate::redlock::{AcquireOptions, Attempt, Claim, Lease, Redlock, Shared};
+use crate::redlock::{AcquireOptions, Attempt, Claim, Lease, Redlock, Seams, Settings, Shared};
 use crate::types::{FencingToken, Info, LockName, Ttl};
 
 /// Between two polls; a lost hint costs at most the longer one.
@@ -91,13 +94,25 @@ pub(crate) struct Room {
     origin: u64,
     lines: Arc<Lines<Wish, Attempt>>,
     others: Others,
+    /// What a hint may name. Anybody can publish who may write to the nodes.
+    key_prefix: Bytes,
+    max_clock_offset: Duration,
+    clock: Arc<dyn Clock>,
 }
 
 impl Room {
-    pub(crate) fn new(bounds: Bounds, entropy: &dyn Entropy) -> Arc<Self> {
+    pub(crate) fn new(settings: &Settings, seams: &Seams) -> Arc<Self> {
         let mut origin = [0; 8];
-        entropy.fill(&mut origin);
-        Arc::new(Self { origin: u64::from_le_bytes(origin), lines: Lines::new(bounds), others: Others::default() })
+        seams.entropy.fill(&mut origin);
+        let bounds = Bounds { total: settings.max_waiters, of_one_lock: settings.max_waiters_per_lock };
+        Arc::new(Self {
+            origin: u64::from_le_bytes(origin),
+            lines: Lines::new(bounds),
+            others: Others::default(),
+            key_prefix: Bytes::copy_from_slice(settings.key_prefix.as_bytes()),
+            max_clock_offset: settings.max_clock_offset,
+            clock: seams.clock.clone(),
+        })
     }
 
     /// What a refusal makes the nodes say.
@@ -109,12 +124,16 @@ impl Room {
 impl Listener for Room {
     fn hear(&self, hint: &Hint) {
         let Some((origin, word, lock)) = hint.parse() else { return };
-        if origin == self.origin {
+        let name = lock.strip_prefix(&self.key_prefix[..]).unwrap_or_default();
+        if origin == self.origin || !(1..=LockName::MAX_LEN).contains(&name.len()) {
             return;
         }
         let now = Instant::now();
         match word {
             Word::Waiting => self.others.wait(&lock, now),
+            // No node grants a T that is further ahead; believed, it would make true hints look old.
+            Word::Released { t, .. }
+                if t.get().saturating_sub(self.clock.wall_micros()) > 2 * self.max_clock_offset.as_micros() as u64 => {}
             Word::Released { t, waiting } => {
                 self.others.taken(&lock, now);
                 if waiting {

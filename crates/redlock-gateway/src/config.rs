@@ -106,7 +106,7 @@ pub struct Flags {
     /// Requests that may wait for the same lock; more are answered 429 [default: 1024]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_LOCK", value_parser = parse_count)]
     pub max_waiters_per_lock: Option<usize>,
-    /// Open connections; more are closed at once [default: 10000]
+    /// Open connections; more are closed at once [default: 16000]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = parse_count)]
     pub max_connections: Option<usize>,
     /// How long a connection may be idle, or take to send the head of a request, before it is closed [default: 75s]
@@ -312,7 +312,7 @@ impl Config {
                 flags.max_waiters_per_lock.or(file.max_waiters_per_lock),
                 1_024,
             )?,
-            max_connections: count("--max-connections", flags.max_connections.or(file.max_connections), 10_000)?,
+            max_connections: count("--max-connections", flags.max_connections.or(file.max_connections), 16_000)?,
             idle_timeout,
             max_in_flight: count("--max-in-flight", flags.max_in_flight.or(file.max_in_flight), 4_096)?,
             worker_threads: worker_threads(flags.worker_threads.or(file.worker_threads))?,

@@ -44,9 +44,16 @@ pub struct AcquireRequest {
 #[derive(Debug)]
 pub enum Refusal {
     Lock(LockError),
-    MaxHoldReached { held: Duration, max: Duration },
+    MaxHoldReached {
+        held: Duration,
+        max: Duration,
+    },
     Draining,
-    Overloaded { max_in_flight: usize },
+    /// Nobody hears this any more.
+    ClientGone,
+    Overloaded {
+        max_in_flight: usize,
+    },
 }
 
 impl From<LockError> for Refusal {
@@ -61,6 +68,7 @@ pub struct LeaseView {
     pub token: LockToken,
     pub ttl: Ttl,
     pub validity: Duration,
+    /// From the request to the moment that the validity is counted from, waiting included.
     pub elapsed: Duration,
     /// Microseconds since 1970, for people.
     pub expires_at: u64,
@@ -154,12 +162,13 @@ impl Gateway {
         Ok(InFlight { requests, waits: false })
     }
 
-    /// Acquires a lock, waiting for as long as the request says. When the returned future is dropped, or the grant is, the
+    /// Acquires a lock, waiting for as long as the request says, or until the client is `gone`. When the returned future is dropped, or the grant is, the
     /// lock is released.
     pub async fn acquire(
         &self,
         request: AcquireRequest,
         in_flight: &mut InFlight,
+        gone: impl Future<Output = ()>,
     ) -> Result<(LeaseView, Undelivered), Refusal> {
         // Before the flag is looked at, or a drain between the two would not be noticed.
         let drained = self.drained.notified();
@@ -182,6 +191,7 @@ impl Gateway {
                     // First: whoever is sent away must not try once more for having come to the head of the line.
                     biased;
                     () = drained => return Err(Refusal::Draining),
+                    () = gone => return Err(Refusal::ClientGone),
                     result = self.locks.acquire_within_noting(&name, ttl, options, patience, waits) => result,
                 }
             }
@@ -191,8 +201,11 @@ impl Gateway {
             let lock = Some((name, lease.clone()));
             let undelivered = Undelivered { locks: self.locks.clone(), lock };
             // Looked at again: what has run out since the votes came in is not handed out, and the guard releases it.
+            let so_far = started.elapsed();
             let view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
-            Ok((view, undelivered))
+            let decided_in = view.elapsed;
+            // A client takes its own round trip off, less this: what it has waited for was not lost on the way.
+            Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, undelivered, decided_in))
         });
         let outcome = match &result {
             Ok(_) => Outcome::Granted,
@@ -203,8 +216,8 @@ impl Gateway {
         };
         match (&result, waits) {
             (_, false) => self.telemetry.acquire(outcome, started.elapsed()),
-            (Ok((view, _)), true) => {
-                self.telemetry.acquire(outcome, view.elapsed);
+            (Ok((_, _, decided_in)), true) => {
+                self.telemetry.acquire(outcome, *decided_in);
                 self.telemetry.waited(WaitEnd::Granted, started.elapsed());
             }
             (Err(LockError::Held(_) | LockError::NoQuorum(_)), true) => {
@@ -213,7 +226,8 @@ impl Gateway {
             }
             (Err(_), true) => self.telemetry.operation(Operation::Acquire, outcome),
         }
-        Ok(result.inspect_err(|error| self.count_failures(Operation::Acquire, error))?)
+        let result = result.inspect_err(|error| self.count_failures(Operation::Acquire, error));
+        Ok(result.map(|(view, undelivered, _)| (view, undelivered))?)
     }
 
     pub async fn extend(&self, name: &LockName, token: &LockToken, ttl: Ttl) -> Result<LeaseView, Refusal> {

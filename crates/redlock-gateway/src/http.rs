@@ -92,6 +92,7 @@ async fn observe(State(telemetry): State<Arc<Telemetry>>, request: Request, next
     let problem = response.extensions_mut().remove::<Arc<Problem>>();
     // The page's own router says 404 without a body.
     let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| Arc::new(no_such_path("").problem()));
+    let is_draining = problem.as_ref().is_some_and(|problem| problem.code == "draining");
     if let Some(problem) = problem.or_else(plain) {
         render_problem(&mut response, &problem, &id);
     }
@@ -99,7 +100,8 @@ async fn observe(State(telemetry): State<Arc<Telemetry>>, request: Request, next
     let elapsed = started.elapsed();
     telemetry.http(method, route, status.as_u16(), elapsed);
     let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
-    if status.is_server_error() {
+    // Sending everybody away while shutting down is no failure, and there may be thousands.
+    if status.is_server_error() && !is_draining {
         let trace = trace.as_ref().map(text);
         tracing::warn!(
             request_id = text(&id),

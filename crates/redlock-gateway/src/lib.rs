@@ -8,6 +8,7 @@
 //! | `serve` | wiring: nodes, core, gateway and server from a configuration, and down again | what requests mean |
 //! | [`http`] | routes, bodies, statuses, the OpenAPI document | node count, quorum, Redis, clocks, retries |
 //! | [`gateway`] | limits, undoing what cannot be delivered, draining | axum, status codes, Redis keys |
+//! | `peer` | whether a client is still there | HTTP, locks |
 //! | [`telemetry`] | names of metrics, buckets, logging | what the numbers mean |
 //! | [`commands`] | `check`, `reconfigure` | HTTP |
 //! | `redlock_core` | the algorithm | HTTP, serde, environment |
@@ -16,6 +17,7 @@ pub mod commands;
 pub mod config;
 pub mod gateway;
 pub mod http;
+mod peer;
 mod serve;
 pub mod telemetry;
 

@@ -56,6 +56,7 @@ async fn serve(config: Config) -> ExitCode {
     let terminal = std::io::stdout().is_terminal();
     let format = config.log_format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
     telemetry::start_logging(format);
+    allow_connections(config.max_connections);
     let listener = match TcpListener::bind(config.listen) {
         Ok(listener) => listener,
         Err(error) => return fail(&format!("--listen: {}: {error}", config.listen)),
@@ -75,6 +76,22 @@ async fn serve(config: Config) -> ExitCode {
     match run(listener, shutdown, config, |running| announce(&banner, running)).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
+    }
+}
+
+/// Every connection takes a file descriptor, and the limit that processes begin with is often far below the one they may have.
+fn allow_connections(connections: usize) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let limit = getrlimit(Resource::Nofile).current;
+    if limit.is_some_and(|limit| limit < connections as u64 + 100) {
+        tracing::warn!(
+            limit,
+            connections,
+            ?raised,
+            "fewer files may be open than --max-connections needs: raise ulimit -n"
+        );
     }
 }
 

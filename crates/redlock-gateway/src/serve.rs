@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum_server::Handle;
-use axum_server::accept::NoDelayAcceptor;
+use axum_server::accept::Accept;
 use hyper_util::rt::TokioTimer;
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::admission::Generation;
@@ -17,12 +17,14 @@ use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
 use redlock_core::node::{Node, NodeSettings};
 use redlock_core::redlock::SettingsError;
 use redlock_core::{BrandNew, Redlock, Seams, Settings};
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::Service;
 
 use crate::config::{Config, Nodes};
 use crate::gateway::Gateway;
 use crate::http;
+use crate::peer::{Peer, Shared};
 use crate::telemetry::Telemetry;
 
 /// Buffer of one connection. A head larger than this is answered 431, at the latest when it has twice the size: what is
@@ -55,8 +57,7 @@ pub async fn run(
 
     let handle = Handle::new();
     // HTTP/1.1 only: telling versions apart by the first bytes has no time limit, so silent connections would stay for ever.
-    let mut server =
-        axum_server::from_tcp(listener)?.acceptor(NoDelayAcceptor::new()).handle(handle.clone()).http1_only();
+    let mut server = axum_server::from_tcp(listener)?.acceptor(Acceptor).handle(handle.clone()).http1_only();
     server
         .http_builder()
         .http1()
@@ -199,11 +200,30 @@ struct Connections {
     places: Arc<Semaphore>,
 }
 
-/// The service of one connection, holding its place.
+/// The service of one connection, holding its place; it knows its client once it is accepted.
 #[derive(Clone)]
 struct Connection {
     router: Router,
+    peer: Option<Peer>,
     _place: Arc<OwnedSemaphorePermit>,
+}
+
+/// Accepts connections, without a delay of small packets, and tells their services who is at the other end.
+#[derive(Clone, Copy)]
+struct Acceptor;
+
+impl Accept<TcpStream, Connection> for Acceptor {
+    type Stream = Shared;
+    type Service = Connection;
+    type Future = std::future::Ready<std::io::Result<(Shared, Connection)>>;
+
+    fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
+        let accepted = stream.set_nodelay(true).map(|()| {
+            let (stream, peer) = Shared::new(stream);
+            (stream, Connection { peer: Some(peer), ..connection })
+        });
+        std::future::ready(accepted)
+    }
 }
 
 impl Service<SocketAddr> for Connections {
@@ -217,7 +237,7 @@ impl Service<SocketAddr> for Connections {
 
     fn call(&mut self, _: SocketAddr) -> Self::Future {
         std::future::ready(match self.places.clone().try_acquire_owned() {
-            Ok(place) => Ok(Connection { router: self.router.clone(), _place: Arc::new(place) }),
+            Ok(place) => Ok(Connection { router: self.router.clone(), peer: None, _place: Arc::new(place) }),
             Err(_) => {
                 tracing::warn!("a connection was closed: as many as allowed are open");
                 Err(std::io::Error::other("too many connections"))
@@ -237,7 +257,10 @@ impl Service<Request> for Connection {
         Service::<Request>::poll_ready(&mut self.router, cx)
     }
 
-    fn call(&mut self, request: Request) -> Self::Future {
+    fn call(&mut self, mut request: Request) -> Self::Future {
+        if let Some(peer) = &self.peer {
+            request.extensions_mut().insert(peer.clone());
+        }
         self.router.call(request)
     }
 }

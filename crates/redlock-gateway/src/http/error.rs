@@ -97,6 +97,10 @@ impl ApiError {
                 let detail = "this replica is shutting down; another one may serve";
                 new(S::SERVICE_UNAVAILABLE, "draining", "Shutting down", detail.into()).retry_after(SOON)
             }
+            Self::Acquire(Refusal::ClientGone) | Self::Holder(Refusal::ClientGone) => {
+                let detail = "the client closed the connection while it waited";
+                new(S::REQUEST_TIMEOUT, "request_timeout", "Request abandoned", detail.into())
+            }
             Self::Acquire(Refusal::Overloaded { max_in_flight })
             | Self::Holder(Refusal::Overloaded { max_in_flight }) => {
                 let detail = format!("{max_in_flight} requests are in flight, as many as are allowed");

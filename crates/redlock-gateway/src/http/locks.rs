@@ -22,6 +22,7 @@ use super::error::ApiError;
 use super::wire::{AcquireBody, ExtendBody, Lease, LockList, LockStatus, Problem, invalid_wait, label_of};
 use crate::config::Limits;
 use crate::gateway::{AcquireRequest, Gateway, Undelivered};
+use crate::peer::Peer;
 
 /// No legal body comes near it: a label and 4 KiB of metadata, at worst all escaped.
 const MAX_BODY: usize = 64 * 1024;
@@ -87,6 +88,7 @@ pub async fn acquire(
     no_query(request.uri())?;
     let limits = gateway.limits();
     let idempotency_key = idempotency_key(request.headers())?;
+    let peer = request.extensions().get::<Peer>().cloned();
     let preferred = preferred_wait(request.headers(), &limits)?;
     let body: AcquireBody = json(request).await?.unwrap_or_default();
     let ttl = body.ttl(&limits)?;
@@ -99,7 +101,7 @@ pub async fn acquire(
     let info = body.info()?;
     let label = label_of(info.as_bytes());
     let asked = AcquireRequest { name: name.clone(), ttl, info, idempotency_key, wait };
-    let (view, undelivered) = gateway.acquire(asked, &mut in_flight).await.map_err(ApiError::Acquire)?;
+    let (view, undelivered) = gateway.acquire(asked, &mut in_flight, gone(peer)).await.map_err(ApiError::Acquire)?;
 
     let lease = Lease::new(&name, &view, label);
     let mut response = lease_response(StatusCode::CREATED, &lease, Some(undelivered))?;
@@ -110,6 +112,14 @@ pub async fn acquire(
         headers.insert(PREFERENCE_APPLIED.clone(), header_value(format!("wait={seconds}"))?);
     }
     Ok(response)
+}
+
+/// The client's hanging up, as far as it is known who the client is.
+async fn gone(peer: Option<Peer>) {
+    match peer {
+        Some(peer) => peer.gone().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Extend a lock

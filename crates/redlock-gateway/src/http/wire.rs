@@ -179,7 +179,7 @@ pub struct Lease {
     pub ttl_ms: u32,
     /// For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round trip − `elapsed_ms`).
     pub validity_ms: u32,
-    /// How long deciding took inside the gateway, in milliseconds.
+    /// How long the request took inside the gateway until `validity_ms` was counted, in milliseconds; waiting included.
     #[schema(format = "int64")]
     pub elapsed_ms: u64,
     /// When the validity ends by the gateway's wall clock, RFC 3339. For people; count `validity_ms` instead.

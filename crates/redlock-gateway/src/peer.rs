@@ -1,0 +1,105 @@
+//! Whether a client is still there.
+//!
+//! The HTTP library notices that a client has hung up when it reads from the connection. It does not read while it has
+//! bytes of a next request, or just a stray newline, that it cannot use yet. A request that waits for a lock would then wait for
+//! somebody who is gone, be granted the lock, and keep it from others until it expires. So the connection is shared with
+//! whoever wants to know.
+
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+
+/// How often it is looked whether a client is gone, where nobody tells.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The other end of a connection.
+#[derive(Clone)]
+pub(crate) struct Peer(Arc<TcpStream>);
+
+impl Peer {
+    /// Resolves when the client has closed its side of the connection.
+    pub(crate) async fn gone(&self) {
+        while !self.is_gone() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// As the system has told so far, also when there is something left to read.
+    fn is_gone(&self) -> bool {
+        let readiness = pin!(self.0.ready(Interest::READABLE));
+        match readiness.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(readiness)) => readiness.is_read_closed(),
+            Poll::Ready(Err(_)) => true,
+            Poll::Pending => false,
+        }
+    }
+}
+
+/// A connection that somebody else may look at.
+pub(crate) struct Shared(Arc<TcpStream>);
+
+impl Shared {
+    /// The connection, and who is at its other end.
+    pub(crate) fn new(stream: TcpStream) -> (Self, Peer) {
+        let stream = Arc::new(stream);
+        (Self(stream.clone()), Peer(stream))
+    }
+}
+
+impl AsyncRead for Shared {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            std::task::ready!(self.0.poll_read_ready(context))?;
+            match self.0.try_read_buf(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read.map(drop)),
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn poll_io<T>(&self, context: &mut Context<'_>, work: impl Fn(&TcpStream) -> io::Result<T>) -> Poll<io::Result<T>> {
+        loop {
+            std::task::ready!(self.0.poll_write_ready(context))?;
+            match work(&self.0) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Shared {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_io(context, |stream| stream.try_write(bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_io(context, |stream| stream.try_write_vectored(slices))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Write) {
+            Ok(()) | Err(rustix::io::Errno::NOTCONN) => Poll::Ready(Ok(())),
+            Err(error) => Poll::Ready(Err(error.into())),
+        }
+    }
+}
