@@ -74,8 +74,8 @@ impl Node for Away {
 }
 
 /// Of nodes in memory, which answer at once.
-fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Option<Owner>) -> Result<Lease, LockError> {
-    let options = AcquireOptions { owner, ..AcquireOptions::default() };
+fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lease, LockError> {
+    let options = AcquireOptions { owner: Some(owner), ..AcquireOptions::default() };
     let attempt = pin!(locks.acquire(lock, ttl(LONG_MS), options));
     match attempt.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
@@ -104,7 +104,7 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
     let other = redlock(vec![node(0), node(1), away(2)], Duration::from_secs(1));
     let meanwhile: Meanwhile = Box::new({
         let (granted, lock) = (granted.clone(), lock.clone());
-        move || *granted.lock().unwrap() = acquire_at_once(&other, &lock, Some(owner)).ok()
+        move || *granted.lock().unwrap() = acquire_at_once(&other, &lock, owner).ok()
     });
     let silent = |n: usize| Arc::new(Silent(node(n), AtomicU32::new(0), Mutex::default())) as Arc<dyn Node>;
     let interrupted = Interrupted { node: node(0), acquires: AtomicU32::new(0), meanwhile };
@@ -115,6 +115,6 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
 
     let lease = granted.lock().unwrap().take().expect("granted between the two tries");
     let third = redlock(vec![node(0), away(1), node(2)], Duration::from_secs(1));
-    let second_holder = acquire_at_once(&third, &lock, None);
+    let second_holder = third.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await;
     assert!(second_holder.is_err(), "{lease:?} was promised, and now {second_holder:?}");
 }
