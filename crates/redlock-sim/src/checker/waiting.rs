@@ -12,7 +12,7 @@ use crate::history::{Answer, Cast, Grant, History, Kind, Request};
 const GRACE: Duration = Duration::from_millis(10 + 5);
 /// Everybody is worth one whole attempt, however short its patience: eight rounds if the masters know of larger tokens.
 const ATTEMPT: Duration = Duration::from_millis(8 * 50 + 15);
-/// How long a lock may stay free: the longest pause between two polls is 900 ms. The rest is rounds, votes that are split
+/// How long a lock may stay free: the longest pause between two polls is 800 ms. The rest is rounds, votes that are split
 /// between gateways, and what masters let a lock live after its holder has stopped believing in it.
 const LONGEST_IDLE: Duration = Duration::from_millis(1_150);
 
