@@ -210,7 +210,7 @@ pub enum Op {
         record: Record,
         /// Whether nobody has been told of this T: then the fence that the grant has left is taken back as well.
         failed_try: bool,
-        /// What to tell everybody when the lock was released; of a failed try nobody is told.
+        /// What to tell everybody when the lock was released.
         tell: Option<Hint>,
     },
     /// Read the lock.
@@ -483,7 +483,7 @@ pub trait Observer: Send + Sync + 'static {
 /// How a lock came from one who released it to one who waited for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandOver {
-    /// Within this process, in one round trip.
+    /// Within this process: in one round trip, or one more when the waiter was just asking by itself.
     Local,
     /// By a hint from another process.
     Remote,

@@ -302,7 +302,8 @@ impl Shared {
     /// Decides who a lock is for that is about to be released here.
     pub(crate) fn handing(self: &Arc<Self>, lock: &Bytes, t: FencingToken, now: Instant) -> Handing {
         let room = &self.room;
-        let deaf = room.lines.count().0 > 0 && !self.nodes.iter().any(|node| node.hears());
+        // Not for a lock that nobody waits for here: it is kept from nobody.
+        let deaf = room.lines.is_waited_for(lock) && !self.nodes.iter().any(|node| node.hears());
         let whose = room.others.whose(lock, now, deaf);
         let others_wait = whose != Whose::Ours;
         let pause = match whose {

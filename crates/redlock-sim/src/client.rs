@@ -149,21 +149,26 @@ impl Client {
         }
     }
 
-    async fn once(&mut self) {
-        let mut gateway = self.home();
+    /// Some lock in some way; so many in a hundred hang up.
+    fn wish(&mut self, hang_up_percent: u64) -> Wish {
         let owner = self.chance.percent(self.keyed_percent).then(|| self.owner());
         let how = self.how();
-        let wish = Wish {
+        Wish {
             name: self.chance.below(u64::from(self.names)) as u8,
             ttl: self.ttl(),
             owner,
             how,
-            hangs_up: self.chance.percent(15).then(|| self.hangs_up(how)),
-        };
+            hangs_up: self.chance.percent(hang_up_percent).then(|| self.hangs_up(how)),
+        }
+    }
+
+    async fn once(&mut self) {
+        let mut gateway = self.home();
+        let wish = self.wish(15);
         let mut held = self.acquire_and_repeat(gateway, wish).await;
         // Whoever asks for an owner of its own asks again, wherever, until it knows.
         for _ in 0..2 {
-            if held.is_none() && owner.is_some() && self.chance.percent(60) {
+            if held.is_none() && wish.owner.is_some() && self.chance.percent(60) {
                 gateway = self.any_gateway();
                 let pause = self.chance.millis(0, 80);
                 tokio::time::sleep(pause).await;

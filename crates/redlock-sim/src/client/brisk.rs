@@ -12,15 +12,7 @@ impl Client {
         while Instant::now() < self.until {
             let think = self.chance.gap(Duration::from_millis(40));
             tokio::time::sleep(think).await;
-            let owner = self.chance.percent(self.keyed_percent).then(|| self.owner());
-            let how = self.how();
-            let wish = Wish {
-                name: self.chance.below(u64::from(self.names)) as u8,
-                ttl: self.ttl(),
-                owner,
-                how,
-                hangs_up: self.chance.percent(10).then(|| self.hangs_up(how)),
-            };
+            let wish = self.wish(10);
             let gateway = self.home();
             if let Some(hold) = self.acquire_and_repeat(gateway, wish).await {
                 self.use_briefly(hold, wish).await;
