@@ -105,7 +105,7 @@ pub(crate) async fn start(
     let address = free_address()?;
     let design = design.to_possible_value().expect("no design is skipped").get_name().to_owned();
     let mut args: Vec<OsString> = vec!["naive".into(), design.into(), "--listen".into(), address.to_string().into()];
-    args.extend(masters.ports().flat_map(|port| ["--master".into(), port.to_string().into()]));
+    args.extend(masters.addresses().flat_map(|master| ["--master".into(), master.to_string().into()]));
     start_server(contender.label(), &programs.bench, &args, address, scratch).await
 }
 
@@ -119,7 +119,7 @@ pub(crate) async fn start_gateway(
 ) -> Result<Running, String> {
     let address = free_address()?;
     let mut args: Vec<OsString> = vec!["--listen".into(), address.to_string().into()];
-    args.extend(masters.ports().flat_map(|port| ["--node".into(), format!("redis://127.0.0.1:{port}").into()]));
+    args.extend(masters.addresses().flat_map(|master| ["--node".into(), format!("redis://{master}").into()]));
     args.push("--bootstrap".into());
     args.extend(more_args.iter().map(OsString::from));
     start_server(name, program, &args, address, scratch).await

@@ -122,9 +122,9 @@ enum Role {
         design: Design,
         #[arg(long)]
         listen: SocketAddr,
-        /// Port of a master on 127.0.0.1
+        /// Address of a master
         #[arg(long)]
-        master: Vec<u16>,
+        master: Vec<SocketAddr>,
     },
     Contended(contended::Options),
     Waiters(waiters::Options),

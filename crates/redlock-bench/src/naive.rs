@@ -81,7 +81,7 @@ struct Naive {
 }
 
 /// Serves until killed.
-pub(crate) fn serve(design: Design, listen: SocketAddr, masters: &[u16]) -> Result<(), String> {
+pub(crate) fn serve(design: Design, listen: SocketAddr, masters: &[SocketAddr]) -> Result<(), String> {
     let runtime = tokio::runtime::Runtime::new().map_err(|error| format!("cannot start a runtime: {error}"))?;
     runtime.block_on(async {
         let masters = if design == Design::Noop { &[] } else { masters };
@@ -146,11 +146,14 @@ async fn release(State(naive): State<Arc<Naive>>, Path(name): Path<String>, head
 }
 
 impl Naive {
-    async fn connect(design: Design, masters: &[u16]) -> Result<Self, Error> {
+    async fn connect(design: Design, masters: &[SocketAddr]) -> Result<Self, Error> {
         let (mut acquire_sha, mut release_sha) = (String::new(), String::new());
         let mut nodes = Vec::with_capacity(masters.len());
-        for &port in masters {
-            let config = Config { server: ServerConfig::new_centralized("127.0.0.1", port), ..Config::default() };
+        for master in masters {
+            let config = Config {
+                server: ServerConfig::new_centralized(master.ip().to_string(), master.port()),
+                ..Config::default()
+            };
             let client = Builder::from_config(config)
                 .with_connection_config(|connection| connection.tcp.nodelay = Some(true))
                 .build()?;

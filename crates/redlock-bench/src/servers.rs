@@ -246,7 +246,7 @@ pub(crate) async fn wait_until(
 
 /// The Redis masters, which keep everything in memory.
 pub(crate) struct Masters {
-    servers: Vec<(Process, u16)>,
+    servers: Vec<(Process, SocketAddr)>,
 }
 
 impl Masters {
@@ -259,13 +259,13 @@ impl Masters {
             let name = format!("redis-{number}");
             let mut process = Process::spawn(&name, Path::new("redis-server"), &args, scratch)?;
             wait_until(&mut process, READY_WITHIN, async || ping(address).await).await?;
-            servers.push((process, address.port()));
+            servers.push((process, address));
         }
         Ok(Self { servers })
     }
 
-    pub(crate) fn ports(&self) -> impl Iterator<Item = u16> {
-        self.servers.iter().map(|&(_, port)| port)
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.servers.iter().map(|&(_, address)| address)
     }
 
     /// Of all of them together.
