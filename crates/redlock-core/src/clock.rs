@@ -63,19 +63,15 @@ pub trait Entropy: Send + Sync + 'static {
     }
 }
 
-/// The operating system's generator.
+/// The process's generator: cryptographically secure, seeded by the operating system, and no system call per number.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OsEntropy;
 
 impl Entropy for OsEntropy {
-    /// Pauses are no secret: they need no system call.
-    fn unit(&self) -> f64 {
-        fastrand::f64()
-    }
-
+    /// Panics when the operating system has no seed. A lock service without randomness would hand out guessable owners:
+    /// there is nothing sensible to go on with.
     fn fill(&self, buffer: &mut [u8]) {
-        // A lock service without randomness would hand out guessable owners: there is nothing sensible to go on with.
-        getrandom::fill(buffer).expect("the operating system's random generator failed");
+        rand::fill(buffer);
     }
 }
 

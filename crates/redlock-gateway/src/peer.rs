@@ -55,9 +55,19 @@ impl AsyncRead for Shared {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             std::task::ready!(self.0.poll_read_ready(context))?;
-            match self.0.try_read_buf(buffer) {
+            let room = buffer.remaining();
+            let mut drained = false;
+            // A read that leaves room has taken all there was. Saying so saves the next read, which would find nothing; the
+            // stream's own reader does the same.
+            let read = self.0.try_io(Interest::READABLE, || {
+                let got = self.0.try_read_buf(buffer)?;
+                drained = 0 < got && got < room;
+                if drained { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            });
+            match read {
+                _ if drained => return Poll::Ready(Ok(())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return Poll::Ready(read.map(drop)),
+                read => return Poll::Ready(read),
             }
         }
     }

@@ -60,6 +60,7 @@ pub enum Outcome {
     Free,
 }
 
+/// In the order of the enum.
 const OPERATIONS: [(Operation, &str); 4] = [
     (Operation::Acquire, "acquire"),
     (Operation::Extend, "extend"),
@@ -67,6 +68,7 @@ const OPERATIONS: [(Operation, &str); 4] = [
     (Operation::Inspect, "inspect"),
 ];
 
+/// In the order of the enum.
 const OUTCOMES: [(Outcome, &str); 12] = [
     (Outcome::Granted, "granted"),
     (Outcome::Held, "held"),
@@ -133,9 +135,9 @@ pub struct Telemetry {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
     process: metrics_process::Collector,
-    acquire: HashMap<&'static str, Histogram>,
-    operations: HashMap<(&'static str, &'static str), Counter>,
-    quorum_failures: HashMap<(&'static str, &'static str), Counter>,
+    acquire: [Option<Histogram>; OUTCOMES.len()],
+    operations: [[Option<Counter>; OUTCOMES.len()]; OPERATIONS.len()],
+    quorum_failures: [[Counter; Reason::ALL.len()]; OPERATIONS.len()],
     http: RwLock<HashMap<(&'static str, &'static str, u16), Histogram>>,
     nodes: Vec<NodeMetrics>,
     batch: Histogram,
@@ -196,15 +198,14 @@ impl Telemetry {
     }
 
     pub fn operation(&self, operation: Operation, outcome: Outcome) {
-        let key = (word(&OPERATIONS, operation), word(&OUTCOMES, outcome));
-        if let Some(counter) = self.operations.get(&key) {
+        if let Some(counter) = &self.operations[operation as usize][outcome as usize] {
             counter.increment(1);
         }
     }
 
     pub fn acquire(&self, outcome: Outcome, elapsed: Duration) {
         self.operation(Operation::Acquire, outcome);
-        if let Some(histogram) = self.acquire.get(word(&OUTCOMES, outcome)) {
+        if let Some(histogram) = &self.acquire[outcome as usize] {
             histogram.record(elapsed);
         }
     }
@@ -215,9 +216,7 @@ impl Telemetry {
     }
 
     pub fn quorum_failure(&self, operation: Operation, reason: Reason) {
-        if let Some(counter) = self.quorum_failures.get(&(word(&OPERATIONS, operation), reason.as_str())) {
-            counter.increment(1);
-        }
+        self.quorum_failures[operation as usize][reason as usize].increment(1);
     }
 
     /// `route` is a pattern such as `/locks/{name}`, never a raw path.
@@ -336,9 +335,9 @@ impl NodeMetrics {
 }
 
 struct Handles {
-    acquire: HashMap<&'static str, Histogram>,
-    operations: HashMap<(&'static str, &'static str), Counter>,
-    quorum_failures: HashMap<(&'static str, &'static str), Counter>,
+    acquire: [Option<Histogram>; OUTCOMES.len()],
+    operations: [[Option<Counter>; OUTCOMES.len()]; OPERATIONS.len()],
+    quorum_failures: [[Counter; Reason::ALL.len()]; OPERATIONS.len()],
     batch: Histogram,
     abandoned: Counter,
     waits: [Histogram; WAIT_ENDS.len()],
@@ -350,28 +349,24 @@ struct Handles {
 impl Handles {
     fn new() -> Self {
         let timed = [Outcome::Granted, Outcome::Held, Outcome::NoQuorum, Outcome::Cancelled];
-        let acquire = timed.map(|outcome| {
-            let outcome = word(&OUTCOMES, outcome);
-            (outcome, metrics::histogram!("redlock_acquire_duration_seconds", "outcome" => outcome))
-        });
-        let mut operations = HashMap::new();
-        let mut quorum_failures = HashMap::new();
-        for (operation, name) in OPERATIONS {
-            for outcome in outcomes_of(operation) {
-                let outcome = word(&OUTCOMES, *outcome);
-                let counter = metrics::counter!("redlock_operations_total", "operation" => name, "outcome" => outcome);
-                operations.insert((name, outcome), counter);
-            }
-            for reason in Reason::ALL.map(Reason::as_str) {
-                let counter =
-                    metrics::counter!("redlock_quorum_failures_total", "operation" => name, "reason" => reason);
-                quorum_failures.insert((name, reason), counter);
-            }
-        }
         Self {
-            acquire: acquire.into(),
-            operations,
-            quorum_failures,
+            acquire: OUTCOMES.map(|(outcome, word)| {
+                let is_timed = timed.contains(&outcome);
+                is_timed.then(|| metrics::histogram!("redlock_acquire_duration_seconds", "outcome" => word))
+            }),
+            operations: OPERATIONS.map(|(operation, name)| {
+                let possible = outcomes_of(operation);
+                OUTCOMES.map(|(outcome, word)| {
+                    let counter =
+                        || metrics::counter!("redlock_operations_total", "operation" => name, "outcome" => word);
+                    possible.contains(&outcome).then(counter)
+                })
+            }),
+            quorum_failures: OPERATIONS.map(|(_, name)| {
+                Reason::ALL.map(Reason::as_str).map(|reason| {
+                    metrics::counter!("redlock_quorum_failures_total", "operation" => name, "reason" => reason)
+                })
+            }),
             batch: metrics::histogram!("redlock_batch_operations"),
             abandoned: metrics::counter!("redlock_releases_abandoned_total"),
             waits: WAIT_ENDS.map(|(_, end)| metrics::histogram!("redlock_wait_duration_seconds", "outcome" => end)),
@@ -380,10 +375,6 @@ impl Handles {
             handed_over: ["local", "remote"].map(|kind| metrics::counter!("redlock_handoffs_total", "kind" => kind)),
         }
     }
-}
-
-fn word<T: PartialEq + Copy>(table: &[(T, &'static str)], value: T) -> &'static str {
-    table.iter().find(|(key, _)| *key == value).map_or("other", |(_, word)| word)
 }
 
 fn describe() {
