@@ -6,17 +6,18 @@ pub mod locks;
 pub mod openapi;
 pub mod wire;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{MatchedPath, Request, State};
-use axum::middleware::Next;
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
-use tower_http::catch_panic::CatchPanicLayer;
+use tower::Service;
+use tower_http::catch_panic::CatchPanic;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -45,8 +46,22 @@ pub fn openapi_document() -> serde_json::Value {
     openapi::document(api().get_openapi())
 }
 
+/// The whole service: what is done around every request, and the routes.
+#[derive(Clone)]
+pub struct App {
+    routes: CatchPanic<Router, fn(Box<dyn Any + Send>) -> Response>,
+    telemetry: Arc<Telemetry>,
+}
+
+impl App {
+    pub fn new(gateway: Arc<Gateway>, telemetry: Arc<Telemetry>) -> Self {
+        let failed: fn(Box<dyn Any + Send>) -> Response = |_| ApiError::Internal.into_response();
+        Self { routes: CatchPanic::custom(router(gateway), failed), telemetry }
+    }
+}
+
 /// All routes over a gateway.
-pub fn router(gateway: Arc<Gateway>, telemetry: Arc<Telemetry>) -> Router {
+fn router(gateway: Arc<Gateway>) -> Router {
     let (router, generated) = api().split_for_parts();
     let document = openapi::document(&generated);
     let (newer, older) = (document.to_string(), openapi::downgrade(&document).to_string());
@@ -61,8 +76,6 @@ pub fn router(gateway: Arc<Gateway>, telemetry: Arc<Telemetry>) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(gateway)
-        .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| ApiError::Internal.into_response()))
-        .layer(axum::middleware::from_fn_with_state(telemetry, observe))
 }
 
 async fn not_found(uri: Uri) -> ApiError {
@@ -77,47 +90,61 @@ fn no_such_path(path: &str) -> ApiError {
     })
 }
 
-/// Around everything: the request id, the duration, the log line, and the body of errors, which carries the id.
-async fn observe(State(telemetry): State<Arc<Telemetry>>, request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let id = match request.headers().get(&REQUEST_ID) {
-        Some(given) if is_usable_id(given) => given.clone(),
-        _ => new_id(),
-    };
-    let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
-    let method = method_word(request.method());
-    let route = request.extensions().get::<MatchedPath>().map_or("", |path| route_word(path.as_str()));
+impl App {
+    /// Around everything: the request id, the duration, the log line, and the body of errors, which carries the id. As a
+    /// layer of the router it would be boxed and copied once more for every request.
+    pub async fn answer(mut self, request: Request) -> Response {
+        let started = Instant::now();
+        let id = match request.headers().get(&REQUEST_ID) {
+            Some(given) if is_usable_id(given) => given.clone(),
+            _ => new_id(),
+        };
+        let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
+        let method = method_word(request.method());
+        let route = route_word(request.uri().path());
 
-    let mut response = next.run(request).await;
-    let problem = response.extensions_mut().remove::<Arc<Problem>>();
-    // The page's own router says 404 without a body.
-    let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| Arc::new(no_such_path("").problem()));
-    let is_draining = problem.as_ref().is_some_and(|problem| problem.code == "draining");
-    if let Some(problem) = problem.or_else(plain) {
-        render_problem(&mut response, &problem, &id);
+        let mut response = match self.routes.call(request).await {
+            Ok(response) => response.map(Body::new),
+            Err(never) => match never {},
+        };
+        let problem = response.extensions_mut().remove::<Arc<Problem>>();
+        // The page's own router says 404 without a body.
+        let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| Arc::new(no_such_path("").problem()));
+        let is_draining = problem.as_ref().is_some_and(|problem| problem.code == "draining");
+        if let Some(problem) = problem.or_else(plain) {
+            render_problem(&mut response, &problem, &id);
+        }
+        let status = response.status();
+        let elapsed = started.elapsed();
+        self.telemetry.http(method, route, status.as_u16(), elapsed);
+        let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+        // Sending everybody away while shutting down is no failure, and there may be thousands.
+        if status.is_server_error() && !is_draining {
+            let trace = trace.as_ref().map(text);
+            tracing::warn!(
+                request_id = text(&id),
+                trace,
+                method,
+                route,
+                status = status.as_u16(),
+                ?elapsed,
+                "request failed"
+            );
+        } else if tracing::enabled!(tracing::Level::DEBUG) {
+            let trace = trace.as_ref().map(text);
+            tracing::debug!(
+                request_id = text(&id),
+                trace,
+                method,
+                route,
+                status = status.as_u16(),
+                ?elapsed,
+                "request"
+            );
+        }
+        response.headers_mut().insert(REQUEST_ID.clone(), id);
+        response
     }
-    let status = response.status();
-    let elapsed = started.elapsed();
-    telemetry.http(method, route, status.as_u16(), elapsed);
-    let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
-    // Sending everybody away while shutting down is no failure, and there may be thousands.
-    if status.is_server_error() && !is_draining {
-        let trace = trace.as_ref().map(text);
-        tracing::warn!(
-            request_id = text(&id),
-            trace,
-            method,
-            route,
-            status = status.as_u16(),
-            ?elapsed,
-            "request failed"
-        );
-    } else if tracing::enabled!(tracing::Level::DEBUG) {
-        let trace = trace.as_ref().map(text);
-        tracing::debug!(request_id = text(&id), trace, method, route, status = status.as_u16(), ?elapsed, "request");
-    }
-    response.headers_mut().insert(REQUEST_ID.clone(), id);
-    response
 }
 
 fn render_problem(response: &mut Response, problem: &Problem, id: &HeaderValue) {
@@ -160,21 +187,17 @@ fn method_word(method: &Method) -> &'static str {
     }
 }
 
-fn route_word(route: &str) -> &'static str {
-    const ROUTES: [&str; 9] = [
-        "/locks/{name}",
-        "/locks",
-        "/livez",
-        "/readyz",
-        "/healthz",
-        "/metrics",
-        "/openapi.json",
-        "/openapi-3.0.json",
-        "/locks/",
-    ];
-    match ROUTES.iter().find(|known| **known == route) {
-        Some(known) => known,
-        None if route.starts_with("/docs") => "/docs",
+/// The pattern that a path matches.
+fn route_word(path: &str) -> &'static str {
+    const ROUTES: [&str; 8] =
+        ["/locks", "/livez", "/readyz", "/healthz", "/metrics", "/openapi.json", "/openapi-3.0.json", "/locks/"];
+    match path.strip_prefix("/locks/") {
+        Some(name) if !name.is_empty() => return if name.contains('/') { "" } else { "/locks/{name}" },
+        _ => {}
+    }
+    match ROUTES.iter().find(|route| **route == path) {
+        Some(route) => route,
+        None if path == "/docs" || path.starts_with("/docs/") => "/docs",
         None => "",
     }
 }

@@ -1,12 +1,15 @@
 //! From a configuration to a running server and back down again.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
 use axum_server::Handle;
 use axum_server::accept::Accept;
 use hyper_util::rt::TokioTimer;
@@ -23,7 +26,7 @@ use tower::Service;
 
 use crate::config::{Config, Nodes};
 use crate::gateway::Gateway;
-use crate::http;
+use crate::http::App;
 use crate::peer::{Peer, Shared};
 use crate::telemetry::Telemetry;
 
@@ -53,7 +56,7 @@ pub async fn run(
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let (gateway, telemetry) = assemble(&config)?;
-    let router = http::router(gateway.clone(), telemetry.clone());
+    let app = App::new(gateway.clone(), telemetry.clone());
 
     let handle = Handle::new();
     // HTTP/1.1 only: telling versions apart by the first bytes has no time limit, so silent connections would stay for ever.
@@ -65,7 +68,7 @@ pub async fn run(
         // Counts from the end of the last request: it bounds idle connections and slow request heads alike.
         .header_read_timeout(config.idle_timeout)
         .max_buf_size(CONNECTION_BUFFER);
-    let connections = Connections { router, places: Arc::new(Semaphore::new(config.max_connections)) };
+    let connections = Connections { app, places: Arc::new(Semaphore::new(config.max_connections)) };
     let server = tokio::spawn(server.serve(connections));
     let upkeep = tokio::spawn(async move {
         let mut tick = tokio::time::interval(UPKEEP);
@@ -196,14 +199,14 @@ pub(crate) fn redis_settings(config: &Config, cluster: &str, place: usize) -> Re
 /// Makes one service per connection, as long as there is a place; a connection beyond the limit is closed at once.
 #[derive(Clone)]
 struct Connections {
-    router: Router,
+    app: App,
     places: Arc<Semaphore>,
 }
 
 /// The service of one connection, holding its place; it knows its client once it is accepted.
 #[derive(Clone)]
 struct Connection {
-    router: Router,
+    app: App,
     peer: Option<Peer>,
     _place: Arc<OwnedSemaphorePermit>,
 }
@@ -237,7 +240,7 @@ impl Service<SocketAddr> for Connections {
 
     fn call(&mut self, _: SocketAddr) -> Self::Future {
         std::future::ready(match self.places.clone().try_acquire_owned() {
-            Ok(place) => Ok(Connection { router: self.router.clone(), peer: None, _place: Arc::new(place) }),
+            Ok(place) => Ok(Connection { app: self.app.clone(), peer: None, _place: Arc::new(place) }),
             Err(_) => {
                 tracing::warn!("a connection was closed: as many as allowed are open");
                 Err(std::io::Error::other("too many connections"))
@@ -249,18 +252,19 @@ impl Service<SocketAddr> for Connections {
 type Request = ::http::Request<hyper::body::Incoming>;
 
 impl Service<Request> for Connection {
-    type Response = <Router as Service<Request>>::Response;
-    type Error = <Router as Service<Request>>::Error;
-    type Future = <Router as Service<Request>>::Future;
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Service::<Request>::poll_ready(&mut self.router, cx)
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, mut request: Request) -> Self::Future {
         if let Some(peer) = &self.peer {
             request.extensions_mut().insert(peer.clone());
         }
-        self.router.call(request)
+        let app = self.app.clone();
+        Box::pin(async move { Ok(app.answer(request.map(Body::new)).await) })
     }
 }

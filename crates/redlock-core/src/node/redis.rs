@@ -1,6 +1,6 @@
 //! A real master behind one *lane*: a task that owns the one connection, takes operations from a bounded queue in order,
 //! and sends the operations of all concurrent requests as one script call while the previous call is in flight. No
-//! timers gather a batch: an idle lane sends at once, a busy one sends more at a time.
+//! timers gather a batch: an idle lane sends at once, a busy one lets ready tasks run first and sends more at a time.
 //!
 //! A lane never repairs a connection. At the first error it drops the session, answers what was under way with "unknown",
 //! refuses what comes in with "down, not sent", and starts over: connect, look at the node, be admitted, load the script.
@@ -33,6 +33,9 @@ use crate::clock::{Clock, Entropy};
 const QUEUE: usize = 8192;
 /// Operations in one call. A call keeps the node from serving others for as long as it runs, a few µs per operation.
 const MAX_BATCH: usize = 128;
+/// How often a lane lets every task that can run go first, before it sends. An idle process gives the turn back at once; a
+/// busy one fills the call, and calls are what costs: with 64 connections 46 operations in one instead of 25.
+const GATHER: u32 = 2;
 /// Bytes in one call, roughly.
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 /// A call or heartbeat that takes longer, or longer than twice the node time-out, ends the session: rounds have given up
@@ -282,6 +285,7 @@ impl Lane {
                         if taken == 0 {
                             return Err(Closed);
                         }
+                        self.gather(&mut batch).await;
                         batch = unfold(batch);
                     }
                     why = open.session.ended() => return Ok(Outage::Connecting(why)),
@@ -293,6 +297,19 @@ impl Lane {
                 fail_all(batch, Reason::Down, Effect::None, "the connection was lost before this was sent");
                 return Ok(outage);
             }
+        }
+    }
+
+    /// Takes along what is submitted by requests that are about to run. Whoever submits first wakes the lane, and it would
+    /// run before all others that came in with the same look at the network.
+    async fn gather(&mut self, batch: &mut Vec<Job>) {
+        for _ in 0..GATHER {
+            tokio::task::yield_now().await;
+        }
+        while batch.len() < MAX_BATCH
+            && let Ok(job) = self.jobs.try_recv()
+        {
+            batch.push(job);
         }
     }
 
