@@ -24,12 +24,13 @@ use serde::Serialize;
 
 use self::report::{Measurement, Report, Turn};
 use self::worker::{Job, Pace};
+use crate::conditions::{Condition, Masters};
 use crate::contenders::{Running, find_gateway, start_gateway};
 use crate::crew::Crew;
 use crate::http::Connection;
 use crate::metrics::metric;
 use crate::report::{JsonFile, Machine};
-use crate::servers::{Accounts, Masters, Scratch};
+use crate::servers::{Accounts, Scratch};
 
 /// Long enough for all workers to have queued up, or to have fallen out of step with one another.
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -149,7 +150,7 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
         scratch: Scratch::create()?,
     };
     let json = options.json.as_ref().map(|path| JsonFile::create(path)).transpose()?;
-    let masters = Masters::start(&bench.scratch).await?;
+    let masters = Masters::start(Condition::Healthy, &bench.scratch).await?;
 
     let mut report = Report::new(bench.machine.clone(), options, bench.threads(), &lineup);
     for round in 0..options.rounds {

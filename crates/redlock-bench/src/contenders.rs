@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde::Serialize;
 
+use crate::conditions::Masters;
 use crate::naive::Design;
-use crate::servers::{Masters, Process, Scratch, free_address, wait_until};
+use crate::servers::{Process, Scratch, free_address, wait_until};
 use crate::{http, servers};
 
 /// In the order of the table.

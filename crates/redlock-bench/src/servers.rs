@@ -11,26 +11,28 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use rustix::process::Pid;
 
-/// Masters in every run: the smallest number of which two may fail.
-const MASTERS: usize = 5;
+use crate::conditions::Masters;
+
 /// A server that is not ready by then has failed.
 pub(crate) const READY_WITHIN: Duration = Duration::from_secs(15);
 /// Between two looks at a server that is not ready.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// A directory for the run, removed with everything in it.
+/// A directory of its own, removed with everything in it.
 pub(crate) struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
     pub(crate) fn create() -> Result<Self, String> {
-        let path = std::env::temp_dir().join(format!("redlock-bench-{}", std::process::id()));
+        static CREATED: AtomicU32 = AtomicU32::new(0);
+        let number = CREATED.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("redlock-bench-{}-{number}", std::process::id()));
         fs::create_dir(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
         Ok(Self { path })
     }
@@ -82,8 +84,12 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, log })
     }
 
+    pub(crate) fn id(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     /// User and system time of all its threads so far.
-    fn cpu(&self) -> Result<Duration, String> {
+    pub(crate) fn cpu(&self) -> Result<Duration, String> {
         cpu_of(&self.child.id().to_string())
     }
 
@@ -139,9 +145,9 @@ pub(crate) struct Cpu {
     pub(crate) server: Duration,
     /// All masters together.
     pub(crate) redis: Duration,
-    /// This program.
+    /// This program, less what it spends on being the network.
     pub(crate) load: Duration,
-    /// Everything else on the machine.
+    /// Everything else on the machine but the network.
     pub(crate) others: Duration,
 }
 
@@ -155,11 +161,12 @@ pub(crate) struct Accounts {
 
 impl Accounts {
     pub(crate) fn look<'a>(servers: impl IntoIterator<Item = &'a Process>, masters: &Masters) -> Result<Self, String> {
+        let network = masters.network_cpu()?;
         Ok(Self {
             server: servers.into_iter().map(Process::cpu).sum::<Result<_, _>>()?,
             redis: masters.cpu()?,
-            load: own_cpu()?,
-            machine: machine_cpu()?,
+            load: own_cpu()?.saturating_sub(network),
+            machine: machine_cpu()?.saturating_sub(network),
         })
     }
 
@@ -198,7 +205,7 @@ fn ticks(ticks: u64) -> Duration {
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-fn cpu_of(process: &str) -> Result<Duration, String> {
+pub(crate) fn cpu_of(process: &str) -> Result<Duration, String> {
     let path = format!("/proc/{process}/stat");
     let stat = fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}"))?;
     cpu_ticks(&stat).map(ticks).ok_or_else(|| format!("{path} has no CPU time: {stat:?}"))
@@ -241,50 +248,6 @@ pub(crate) async fn wait_until(
             Err(_) => {}
         }
         tokio::time::sleep(LOOK_EVERY).await;
-    }
-}
-
-/// The Redis masters, which keep everything in memory.
-pub(crate) struct Masters {
-    servers: Vec<(Process, SocketAddr)>,
-}
-
-impl Masters {
-    pub(crate) async fn start(scratch: &Scratch) -> Result<Self, String> {
-        let mut servers = Vec::with_capacity(MASTERS);
-        for number in 1..=MASTERS {
-            let address = free_address()?;
-            let port = address.port().to_string();
-            let args = ["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
-            let name = format!("redis-{number}");
-            let mut process = Process::spawn(&name, Path::new("redis-server"), &args, scratch)?;
-            wait_until(&mut process, READY_WITHIN, async || ping(address).await).await?;
-            servers.push((process, address));
-        }
-        Ok(Self { servers })
-    }
-
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        self.servers.iter().map(|&(_, address)| address)
-    }
-
-    /// Of all of them together.
-    fn cpu(&self) -> Result<Duration, String> {
-        self.servers.iter().map(|(process, _)| process.cpu()).sum()
-    }
-}
-
-async fn ping(address: SocketAddr) -> Result<(), String> {
-    let mut answer = [0; 7];
-    let io = async {
-        let mut stream = TcpStream::connect(address).await?;
-        stream.write_all(b"PING\r\n").await?;
-        stream.read_exact(&mut answer).await
-    };
-    io.await.map_err(|error| format!("PING at {address}: {error}"))?;
-    match &answer {
-        b"+PONG\r\n" => Ok(()),
-        other => Err(format!("PING at {address} is answered with {:?}", other.escape_ascii().to_string())),
     }
 }
 

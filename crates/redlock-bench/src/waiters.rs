@@ -28,9 +28,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use self::crowd::{Crowd, Outcome};
 use self::gateway::{Gateway, Holders, LOOK_EVERY, shown};
 use self::report::{Lateness, Report, Service};
+use crate::conditions::{Condition, Masters};
 use crate::contenders::find_gateway;
 use crate::report::{JsonFile, Machine, millis};
-use crate::servers::{Masters, Scratch};
+use crate::servers::Scratch;
 
 /// For everything that has no time limit of its own.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -134,7 +135,7 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     let mut report = Report::new(Machine::look()?, options);
 
     let scratch = Scratch::create()?;
-    let masters = Masters::start(&scratch).await?;
+    let masters = Masters::start(Condition::Healthy, &scratch).await?;
     let mut gateway = Gateway::start(&program, &masters, &options.gateway_args(), &scratch).await?;
     run(options, &mut gateway, &mut report).await.map_err(|error| format!("{error}\n{}", gateway.log_tail()))?;
 

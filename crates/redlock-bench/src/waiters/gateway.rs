@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use futures_util::future::{try_join, try_join_all};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
+use crate::conditions::Masters;
 use crate::contenders::{Running, start_gateway};
 use crate::histogram::Histogram;
 use crate::http::{Connection, write_acquire, write_release};
 use crate::metrics::metric;
-use crate::servers::{Masters, Scratch};
+use crate::servers::Scratch;
 
 /// Longer than any part of a run, and the most that a gateway grants by default.
 const HOLDERS_BODY: &str = r#"{"ttl_ms":300000}"#;
