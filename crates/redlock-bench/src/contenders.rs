@@ -19,6 +19,8 @@ use crate::{http, servers};
 pub(crate) enum Contender {
     /// HTTP and JSON both ways, no Redis: the ceiling of any gateway
     Noop,
+    /// A hand-written pipelined Redis client, SET NX PX and nothing else: the floor of any gateway on these masters
+    Floor,
     /// fred, one command per node and request, SET NX PX
     FredPlain,
     /// fred, one command per node and request, with a fence inside the script
@@ -28,11 +30,12 @@ pub(crate) enum Contender {
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 4] = [Self::Noop, Self::FredPlain, Self::FredFenced, Self::Gateway];
+    pub(crate) const ALL: [Self; 5] = [Self::Noop, Self::Floor, Self::FredPlain, Self::FredFenced, Self::Gateway];
 
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Noop => "HTTP no-op",
+            Self::Floor => "hand-written floor",
             Self::FredPlain => "fred per node, plain",
             Self::FredFenced => "fred per node, fenced",
             Self::Gateway => "redlock-gateway",
@@ -43,6 +46,7 @@ impl Contender {
     fn design(self) -> Option<Design> {
         match self {
             Self::Noop => Some(Design::Noop),
+            Self::Floor => Some(Design::Floor),
             Self::FredPlain => Some(Design::Plain),
             Self::FredFenced => Some(Design::Fenced),
             Self::Gateway => None,
@@ -67,7 +71,7 @@ impl Programs {
         let bench = std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
         let gateway = match lineup.contains(&Contender::Gateway) {
             true => find_gateway(gateway)
-                .map_err(|error| format!("{error}, or leave it out with --only noop,fred-plain,fred-fenced"))?,
+                .map_err(|error| format!("{error}, or leave it out with --only noop,floor,fred-plain,fred-fenced"))?,
             false => PathBuf::new(),
         };
         Ok(Self { gateway, bench })

@@ -131,6 +131,9 @@ enum Role {
         /// Address of a master
         #[arg(long)]
         master: Vec<SocketAddr>,
+        /// Threads that serve requests [default: half the cores]
+        #[arg(long)]
+        threads: Option<usize>,
     },
     Contended(contended::Options),
     Waiters(waiters::Options),
@@ -139,7 +142,7 @@ enum Role {
 fn main() -> ExitCode {
     let mut options = Options::parse();
     let result = match options.role.take() {
-        Some(Role::Naive { design, listen, master }) => naive::serve(design, listen, &master),
+        Some(Role::Naive { design, listen, master, threads }) => naive::serve(design, listen, &master, threads),
         Some(Role::Contended(options)) => until_interrupted(contended::measure(&options)),
         Some(Role::Waiters(options)) => until_interrupted(waiters::measure(&options)),
         None => until_interrupted(measure(&options)),
