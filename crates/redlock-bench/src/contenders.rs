@@ -25,12 +25,15 @@ pub(crate) enum Contender {
     FredPlain,
     /// fred, one command per node and request, with a fence inside the script
     FredFenced,
+    /// The library rslock inside this program, without HTTP
+    Rslock,
     /// redlock-gateway, which holds the promises that the others do not
     Gateway,
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 5] = [Self::Noop, Self::Floor, Self::FredPlain, Self::FredFenced, Self::Gateway];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Noop, Self::Floor, Self::FredPlain, Self::FredFenced, Self::Rslock, Self::Gateway];
 
     pub(crate) fn label(self) -> &'static str {
         match self {
@@ -38,6 +41,7 @@ impl Contender {
             Self::Floor => "hand-written floor",
             Self::FredPlain => "fred per node, plain",
             Self::FredFenced => "fred per node, fenced",
+            Self::Rslock => "rslock in-process",
             Self::Gateway => "redlock-gateway",
         }
     }
@@ -49,7 +53,7 @@ impl Contender {
             Self::Floor => Some(Design::Floor),
             Self::FredPlain => Some(Design::Plain),
             Self::FredFenced => Some(Design::Fenced),
-            Self::Gateway => None,
+            Self::Rslock | Self::Gateway => None,
         }
     }
 }

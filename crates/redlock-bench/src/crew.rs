@@ -35,7 +35,7 @@ pub(crate) struct Crew<T> {
 }
 
 impl<T: Send + 'static> Crew<T> {
-    /// `work` gets the worker's number, from 0; `threads` must not exceed `workers`.
+    /// `work` gets the worker's number n, from 0, and runs on thread n modulo `threads`, which must not exceed `workers`.
     pub(crate) fn start<F>(
         workers: u32,
         threads: u32,

@@ -25,7 +25,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { acquire: Histogram::new(), release: Histogram::new(), errors: 0, first_error: None }
     }
 
@@ -44,7 +44,7 @@ impl Tally {
         self.first_error = self.first_error.take().or(other.first_error);
     }
 
-    fn error(&mut self, describe: impl FnOnce() -> String) {
+    pub(crate) fn error(&mut self, describe: impl FnOnce() -> String) {
         self.errors += 1;
         self.first_error.get_or_insert_with(describe);
     }

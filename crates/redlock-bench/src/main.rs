@@ -17,6 +17,7 @@
 //! | --- | --- |
 //! | `contenders` | who is measured, and how each is started |
 //! | `naive` | the contenders that live in here; the program runs itself again to be one |
+//! | `in_process` | the contender that is no server but a library in here |
 //! | `servers` | child processes: starting, waiting for, accounting, killing |
 //! | `conditions` | the masters: healthy, one stopped, one late, all behind a network |
 //! | `network` | the delay |
@@ -38,6 +39,7 @@ mod crew;
 mod grants;
 mod histogram;
 mod http;
+mod in_process;
 mod load;
 mod metrics;
 mod naive;
@@ -59,7 +61,7 @@ use crate::contenders::{Contender, Running};
 use crate::load::Tally;
 use crate::naive::Design;
 use crate::report::{Machine, Measurement, Report};
-use crate::servers::{Accounts, Process, Scratch};
+use crate::servers::{Accounts, Scratch};
 
 /// Long enough for connections to be open, scripts to be loaded and batches to have grown.
 const WARM_UP: Duration = Duration::from_millis(500);
@@ -192,18 +194,23 @@ async fn measure(options: &Options) -> Result<(), String> {
     let mut running = Vec::new();
     for &contender in &lineup {
         eprintln!("starting {}", contender.label());
-        running.push(contenders::start(contender, &programs, &masters, &options.gateway_arg, &scratch).await?);
+        running.push(match contender {
+            Contender::Rslock => None,
+            _ => Some(contenders::start(contender, &programs, &masters, &options.gateway_arg, &scratch).await?),
+        });
     }
 
     let mut report = Report::new(machine, options.seconds, options.connections, threads, &lineup);
     for round in 0..options.rounds {
         for turn in 0..lineup.len() {
             let at = (turn + round as usize) % lineup.len();
-            let Running { process, address } = &running[at];
+            let server = running[at].as_ref();
             let window = Duration::from_secs(options.seconds);
-            let measurement = measure_one(process, *address, &masters, options.connections, threads, window)
-                .await
-                .map_err(|error| format!("{}: {error}\n{}", lineup[at].label(), process.log_tail()))?;
+            let measurement =
+                measure_one(server, &masters, options.connections, threads, window).await.map_err(|error| {
+                    let log = server.map(|server| server.process.log_tail()).unwrap_or_default();
+                    format!("{}: {error}\n{log}", lineup[at].label())
+                })?;
             eprintln!("round {}/{}  {:<22} {measurement}", round + 1, options.rounds, lineup[at].label());
             report.add(lineup[at], measurement);
         }
@@ -220,24 +227,32 @@ async fn measure(options: &Options) -> Result<(), String> {
 }
 
 /// One turn of one contender: warm up, then count between two looks at the clock and at everybody's CPU time, while the
-/// load goes on across both.
+/// load goes on across both. Without a server it is the one that runs in here.
 async fn measure_one(
-    process: &Process,
-    address: SocketAddr,
+    server: Option<&Running>,
     masters: &Masters,
     connections: u32,
     threads: u32,
     window: Duration,
 ) -> Result<Measurement, String> {
-    let mut load = load::start(address, connections, threads)?;
+    let mut load = match server {
+        Some(server) => load::start(server.address, connections, threads)?,
+        None => in_process::start(&masters.addresses().collect::<Vec<_>>(), connections)?,
+    };
+    let process = || server.map(|server| &server.process);
     load.run_for(WARM_UP).await?;
 
-    let (began, before) = (Instant::now(), Accounts::look([process], masters)?);
+    let (began, before) = (Instant::now(), Accounts::look(process(), masters)?);
     load.count(true);
     load.run_for(window).await?;
     load.count(false);
-    let (elapsed, after) = (began.elapsed(), Accounts::look([process], masters)?);
+    let (elapsed, after) = (began.elapsed(), Accounts::look(process(), masters)?);
 
     let tally = Tally::sum(load.stop(load::STOP_WITHIN).await?);
-    Measurement::new(&tally, elapsed, after.since(&before), threads, process.peak_memory_bytes()?)
+    let cpu = after.since(&before);
+    let (cpu, peak_memory) = match server {
+        Some(server) => (cpu, server.process.peak_memory_bytes()?),
+        None => (cpu.in_process(), servers::own_peak_memory_bytes()?),
+    };
+    Measurement::new(&tally, elapsed, cpu, threads, peak_memory)
 }

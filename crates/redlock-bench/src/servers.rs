@@ -103,15 +103,8 @@ impl Process {
         self.memory("VmRSS:")
     }
 
-    /// proc_pid_status(5).
     fn memory(&self, field: &str) -> Result<u64, String> {
-        let path = format!("/proc/{}/status", self.child.id());
-        let status = fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}"))?;
-        status
-            .lines()
-            .find_map(|line| line.strip_prefix(field)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())
-            .map(|kib| kib * 1024)
-            .ok_or_else(|| format!("{} has ended", self.name))
+        memory_of(&self.child.id().to_string(), field)?.ok_or_else(|| format!("{} has ended", self.name))
     }
 
     /// The last lines it printed.
@@ -149,6 +142,13 @@ pub(crate) struct Cpu {
     pub(crate) load: Duration,
     /// Everything else on the machine but the network.
     pub(crate) others: Duration,
+}
+
+impl Cpu {
+    /// When what was measured was no server but this program, with no load besides.
+    pub(crate) fn in_process(self) -> Self {
+        Self { server: self.load, load: Duration::ZERO, ..self }
+    }
 }
 
 /// A look at everybody's CPU time so far.
@@ -203,6 +203,20 @@ fn machine_ticks(stat: &str) -> Option<u64> {
 
 fn ticks(ticks: u64) -> Duration {
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// The most memory that this program ever had resident.
+pub(crate) fn own_peak_memory_bytes() -> Result<u64, String> {
+    memory_of("self", "VmHWM:")?.ok_or_else(|| "/proc/self/status has no VmHWM".into())
+}
+
+/// proc_pid_status(5); `None` of a process that has ended and is not waited for.
+fn memory_of(process: &str, field: &str) -> Result<Option<u64>, String> {
+    let path = format!("/proc/{process}/status");
+    let status = fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}"))?;
+    let mut lines = status.lines();
+    let kib = lines.find_map(|line| line.strip_prefix(field)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    Ok(kib.map(|kib| kib * 1024))
 }
 
 pub(crate) fn cpu_of(process: &str) -> Result<Duration, String> {
