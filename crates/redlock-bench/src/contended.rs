@@ -16,19 +16,21 @@
 mod report;
 mod worker;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use self::report::{Measurement, Report, Turn};
+pub(crate) use self::report::Report;
+use self::report::{Measurement, Turn};
 use self::worker::{Job, Pace};
 use crate::conditions::{Condition, Masters};
 use crate::contenders::{Running, find_gateway, start_gateway};
 use crate::crew::Crew;
 use crate::http::Connection;
 use crate::metrics::metric;
+use crate::options::{Shared, defaults};
 use crate::report::{JsonFile, Machine};
 use crate::servers::{Accounts, Scratch};
 
@@ -81,21 +83,28 @@ pub(crate) struct Options {
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
     only: Vec<Contender>,
 
-    /// The gateway's binary [default: redlock-gateway beside this program]
-    #[arg(long, value_name = "PATH")]
-    gateway: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) shared: Shared,
+}
 
-    /// Passed on to every gateway, for instance --gateway-arg=--node-timeout=100ms; may be repeated
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    gateway_arg: Vec<String>,
+impl Options {
+    /// As part of the suite.
+    pub(crate) fn of_suite(seconds: u64, rounds: u32, load_threads: Option<u32>, gateway_arg: &[String]) -> Self {
+        let mut options = Self { seconds, rounds, load_threads, ..defaults() };
+        options.shared.gateway_arg = gateway_arg.to_vec();
+        options
+    }
 
-    /// Also write every single measurement to this file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    fn lineup(&self) -> Vec<Contender> {
+        let mut lineup = if self.only.is_empty() { Contender::ALL.to_vec() } else { self.only.clone() };
+        lineup.sort_unstable();
+        lineup.dedup();
+        lineup
+    }
 }
 
 /// In the order of the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Contender {
     /// Waiting in the queue of one gateway
     #[value(name = "waiting-1")]
@@ -140,18 +149,21 @@ impl Contender {
 }
 
 pub(crate) async fn measure(options: &Options) -> Result<(), String> {
-    let mut lineup = if options.only.is_empty() { Contender::ALL.to_vec() } else { options.only.clone() };
-    lineup.sort_unstable();
-    lineup.dedup();
-    let bench = Bench {
-        options,
-        gateway: find_gateway(options.gateway.as_deref())?,
-        machine: Machine::look()?,
-        scratch: Scratch::create()?,
-    };
-    let json = options.json.as_ref().map(|path| JsonFile::create(path)).transpose()?;
-    let masters = Masters::start(Condition::Healthy, &bench.scratch).await?;
+    let gateway = find_gateway(options.shared.gateway.as_deref())?;
+    let json = options.shared.json.as_deref().map(JsonFile::create).transpose()?;
+    let report = run(options, &gateway, Machine::look()?).await?;
+    print!("{report}");
+    if let Some(json) = json {
+        json.write(&report)?;
+    }
+    report.verdict()
+}
 
+/// Must be called on the main thread, because it starts processes.
+pub(crate) async fn run(options: &Options, gateway: &Path, machine: Machine) -> Result<Report, String> {
+    let lineup = options.lineup();
+    let bench = Bench { options, gateway, machine, scratch: Scratch::create()? };
+    let masters = Masters::start(Condition::Healthy, &bench.scratch).await?;
     let mut report = Report::new(bench.machine.clone(), options, bench.threads(), &lineup);
     for round in 0..options.rounds {
         for turn in 0..lineup.len() {
@@ -161,17 +173,12 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
             report.add(contender, measurement);
         }
     }
-
-    print!("{report}");
-    if let Some(json) = json {
-        json.write(&report)?;
-    }
-    report.verdict()
+    Ok(report)
 }
 
 struct Bench<'a> {
     options: &'a Options,
-    gateway: PathBuf,
+    gateway: &'a Path,
     machine: Machine,
     scratch: Scratch,
 }
@@ -187,8 +194,8 @@ impl Bench<'_> {
         let mut gateways = Vec::with_capacity(contender.gateways());
         for number in 1..=contender.gateways() {
             let name = format!("{} gateway {number} round {}", contender.label(), round + 1);
-            let more = &self.options.gateway_arg;
-            gateways.push(start_gateway(&name, &self.gateway, masters, more, &self.scratch).await?);
+            let more = &self.options.shared.gateway_arg;
+            gateways.push(start_gateway(&name, self.gateway, masters, more, &self.scratch).await?);
         }
         self.measure(contender, &gateways, masters).await.map_err(|error| {
             let logs: Vec<_> = gateways.iter().map(|gateway| gateway.process.log_tail()).collect();

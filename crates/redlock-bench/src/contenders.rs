@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::conditions::Masters;
 use crate::naive::Design;
@@ -14,7 +14,7 @@ use crate::servers::{Process, Scratch, free_address, wait_until};
 use crate::{http, servers};
 
 /// In the order of the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Contender {
     /// HTTP and JSON both ways, no Redis: the ceiling of any gateway
@@ -46,6 +46,11 @@ impl Contender {
         }
     }
 
+    /// Whether it is a library that runs in this program, and no server.
+    pub(crate) fn is_in_process(self) -> bool {
+        self == Self::Rslock
+    }
+
     /// `None` when the contender is the gateway itself.
     fn design(self) -> Option<Design> {
         match self {
@@ -71,14 +76,18 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    pub(crate) fn find(lineup: &[Contender], gateway: Option<&Path>) -> Result<Self, String> {
+    pub(crate) fn find(needs_gateway: bool, gateway: Option<&Path>) -> Result<Self, String> {
         let bench = std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
-        let gateway = match lineup.contains(&Contender::Gateway) {
+        let gateway = match needs_gateway {
             true => find_gateway(gateway)
                 .map_err(|error| format!("{error}, or leave it out with --only noop,floor,fred-plain,fred-fenced"))?,
             false => PathBuf::new(),
         };
         Ok(Self { gateway, bench })
+    }
+
+    pub(crate) fn gateway(&self) -> &Path {
+        &self.gateway
     }
 }
 

@@ -83,8 +83,13 @@ impl<T: Send + 'static> Crew<T> {
     }
 
     /// Every worker finishes what it has begun, so that no lock is left behind.
-    pub(crate) async fn stop(mut self, within: Duration) -> Result<Vec<T>, String> {
+    pub(crate) async fn stop(self, within: Duration) -> Result<Vec<T>, String> {
         self.phase.0.store(STOP, Ordering::Relaxed);
+        self.finish(within).await
+    }
+
+    /// For workers that end by themselves.
+    pub(crate) async fn finish(mut self, within: Duration) -> Result<Vec<T>, String> {
         let mut all = Vec::new();
         let gather = async {
             while let Some(results) = self.results.recv().await {

@@ -146,6 +146,17 @@ pub(crate) fn write_acquire(buffer: &mut Vec<u8>, name: u64, body: &str) {
     .expect("a Vec takes everything");
 }
 
+/// Writes `PATCH /locks/{name}` with its token and a JSON body over what the buffer held.
+pub(crate) fn write_extend(buffer: &mut Vec<u8>, name: u64, token: &[u8], body: &str) {
+    buffer.clear();
+    write!(buffer, "PATCH /locks/bench-{name:016x} HTTP/1.1\r\nhost: bench\r\nlock-token: ")
+        .expect("a Vec takes everything");
+    buffer.extend_from_slice(token);
+    let length = body.len();
+    write!(buffer, "\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}")
+        .expect("a Vec takes everything");
+}
+
 /// Writes `DELETE /locks/{name}` with its token over what the buffer held.
 pub(crate) fn write_release(buffer: &mut Vec<u8>, name: u64, token: &[u8]) {
     buffer.clear();

@@ -6,15 +6,17 @@
 //! contender whose rounds disagree is named: then the machine was busy with something else, and the run is worth
 //! nothing.
 //!
-//! Masters, contenders and load share one machine, as separate processes on loopback. CPU is read from the
-//! accounting of the processes themselves. In the table locks are never contended; nowhere does a node fail or the
-//! network have a delay: a figure for those is another program's.
+//! Masters, contenders and load share one machine, as separate processes. CPU is read from the accounting of the
+//! processes themselves.
 //!
-//! Two subcommands look at what the table does not: `contended` at one lock that everybody wants, `waiters` at very many
-//! requests that wait at the same time.
+//! Without a subcommand it is a suite of workloads, judged by goals. `contended` and `waiters` are part of it and can be run
+//! by themselves with options of their own.
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | `workload` | what is measured: who takes part, and what a connection does |
+//! | `suite` | the run: which workloads, how long, how far |
+//! | `stage` | one workload: its contenders take turns |
 //! | `contenders` | who is measured, and how each is started |
 //! | `naive` | the contenders that live in here; the program runs itself again to be one |
 //! | `in_process` | the contender that is no server but a library in here |
@@ -22,100 +24,71 @@
 //! | `conditions` | the masters: healthy, one stopped, one late, all behind a network |
 //! | `network` | the delay |
 //! | `crew` | workers on threads: run, count, stop |
-//! | `load` | the connections that acquire and release, and what they counted |
+//! | `load` | the connections that acquire, extend and release, and what they counted |
+//! | `holders` | locks that are held meanwhile |
 //! | `http` | as much of an HTTP/1.1 client as the load needs |
 //! | `metrics` | single figures out of a gateway's metrics |
 //! | `histogram` | latencies |
-//! | `report` | medians, the table, the JSON file |
+//! | `report` | the run as one document: figures, medians, tables, JSON |
+//! | `goals` | what is to be reached, and whether it was |
+//! | `options` | options that several commands share |
 //! | `contended` | one lock, waiting beside polling |
 //! | `grants` | what the grants of one lock say, laid side by side |
 //! | `waiters` | ten thousand requests that wait: memory, hand-over, disconnects, punctuality |
 
-#[cfg_attr(not(test), expect(dead_code, reason = "the suite brings the conditions that nobody asks for yet"))]
 mod conditions;
 mod contended;
 mod contenders;
 mod crew;
+mod goals;
 mod grants;
 mod histogram;
+mod holders;
 mod http;
 mod in_process;
 mod load;
 mod metrics;
 mod naive;
 mod network;
+mod options;
 mod report;
 mod servers;
+mod stage;
+mod suite;
 mod waiters;
+mod workload;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::conditions::{Condition, Masters};
-use crate::contenders::{Contender, Running};
-use crate::load::Tally;
 use crate::naive::Design;
-use crate::report::{Machine, Measurement, Report};
-use crate::servers::{Accounts, Scratch};
-
-/// Long enough for connections to be open, scripts to be loaded and batches to have grown.
-const WARM_UP: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Examples:
   cargo build --release -p redlock-gateway && cargo run --release -p redlock-bench
-  cargo run --release -p redlock-bench -- --only fred-fenced,gateway --rounds 5 --json figures.json
+  cargo run --release -p redlock-bench -- --quick
+  cargo run --release -p redlock-bench -- --workload uncontended,mixed --only fred-fenced,gateway --json run.json
 
-Run it while the machine has nothing else to do; it says when that was not so.
-Any answer but 201 to an acquire and 204 to a release is reported and makes it exit with 1.";
+Run it while the machine has nothing else to do; it says when that was not so. A goal that is missed is a figure, and
+no failure. It exits with 1 after wrong answers: anything but 201 to an acquire, 200 to an extension and 204 to a
+release, save 409 where a lock may be held, grants that overlap, waiters that are forgotten.";
 
-/// Measures the gateway beside the naive designs and prints a table.
+/// Measures the gateway beside the floor, the naive designs and a library, and prints tables and goals.
 ///
-/// Starts five redis-servers and every contender on free loopback ports, lets each serve acquire + release on random
-/// names over keep-alive connections in turn, and prints the medians over the rounds. Everything that was started ends
-/// with the program. Progress goes to stderr, the table to stdout.
+/// For each workload it starts five redis-servers and every contender on free loopback ports, lets each serve the same
+/// load in turn, and prints the medians over the rounds. Everything that was started ends with the program. Progress goes
+/// to stderr, the tables to stdout.
 ///
 /// Needs redis-server 7 or newer and setpriv (util-linux) on the PATH, and the gateway built beside this program.
 #[derive(Debug, Parser)]
 #[command(name = "redlock-bench", after_help = EXAMPLES)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
-struct Options {
-    /// Length of one measurement
-    #[arg(long, value_name = "S", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
-    seconds: u64,
-
-    /// Measurements of each contender; the medians are printed
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    rounds: u32,
-
-    /// Keep-alive connections, each with one request in flight
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    connections: u32,
-
-    /// Threads of the load generator; it is said when they were the limit [default: half the cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
-    load_threads: Option<u32>,
-
-    /// Measure only these, separated by commas
-    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
-    only: Vec<Contender>,
-
-    /// The gateway's binary [default: redlock-gateway beside this program]
-    #[arg(long, value_name = "PATH")]
-    gateway: Option<PathBuf>,
-
-    /// Passed on to the gateway, for instance --gateway-arg=--node-timeout=100ms; may be repeated
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    gateway_arg: Vec<String>,
-
-    /// Also write every single measurement to this file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+struct Cli {
+    #[command(flatten)]
+    suite: suite::Options,
 
     #[command(subcommand)]
     role: Option<Role>,
@@ -142,12 +115,12 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    let mut options = Options::parse();
-    let result = match options.role.take() {
+    let Cli { suite, role } = Cli::parse();
+    let result = match role {
         Some(Role::Naive { design, listen, master, threads }) => naive::serve(design, listen, &master, threads),
         Some(Role::Contended(options)) => until_interrupted(contended::measure(&options)),
         Some(Role::Waiters(options)) => until_interrupted(waiters::measure(&options)),
-        None => until_interrupted(measure(&options)),
+        None => until_interrupted(suite::measure(&suite)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -178,81 +151,4 @@ fn until_interrupted(measure: impl Future<Output = Result<(), String>>) -> Resul
             result = measure => result,
         }
     })
-}
-
-async fn measure(options: &Options) -> Result<(), String> {
-    let mut lineup = if options.only.is_empty() { Contender::ALL.to_vec() } else { options.only.clone() };
-    lineup.sort_unstable();
-    lineup.dedup();
-    let programs = contenders::Programs::find(&lineup, options.gateway.as_deref())?;
-    let json = options.json.as_ref().map(|path| report::JsonFile::create(path)).transpose()?;
-    let machine = Machine::look()?;
-    let threads = options.load_threads.unwrap_or_else(|| (machine.cores as u32 / 2).max(1)).min(options.connections);
-
-    let scratch = Scratch::create()?;
-    let masters = Masters::start(Condition::Healthy, &scratch).await?;
-    let mut running = Vec::new();
-    for &contender in &lineup {
-        eprintln!("starting {}", contender.label());
-        running.push(match contender {
-            Contender::Rslock => None,
-            _ => Some(contenders::start(contender, &programs, &masters, &options.gateway_arg, &scratch).await?),
-        });
-    }
-
-    let mut report = Report::new(machine, options.seconds, options.connections, threads, &lineup);
-    for round in 0..options.rounds {
-        for turn in 0..lineup.len() {
-            let at = (turn + round as usize) % lineup.len();
-            let server = running[at].as_ref();
-            let window = Duration::from_secs(options.seconds);
-            let measurement =
-                measure_one(server, &masters, options.connections, threads, window).await.map_err(|error| {
-                    let log = server.map(|server| server.process.log_tail()).unwrap_or_default();
-                    format!("{}: {error}\n{log}", lineup[at].label())
-                })?;
-            eprintln!("round {}/{}  {:<22} {measurement}", round + 1, options.rounds, lineup[at].label());
-            report.add(lineup[at], measurement);
-        }
-    }
-
-    print!("{report}");
-    if let Some(json) = json {
-        json.write(&report)?;
-    }
-    match report.errors() {
-        0 => Ok(()),
-        errors => Err(format!("{errors} answers were not the expected 201 or 204; the figures leave them out")),
-    }
-}
-
-/// One turn of one contender: warm up, then count between two looks at the clock and at everybody's CPU time, while the
-/// load goes on across both. Without a server it is the one that runs in here.
-async fn measure_one(
-    server: Option<&Running>,
-    masters: &Masters,
-    connections: u32,
-    threads: u32,
-    window: Duration,
-) -> Result<Measurement, String> {
-    let mut load = match server {
-        Some(server) => load::start(server.address, connections, threads)?,
-        None => in_process::start(&masters.addresses().collect::<Vec<_>>(), connections)?,
-    };
-    let process = || server.map(|server| &server.process);
-    load.run_for(WARM_UP).await?;
-
-    let (began, before) = (Instant::now(), Accounts::look(process(), masters)?);
-    load.count(true);
-    load.run_for(window).await?;
-    load.count(false);
-    let (elapsed, after) = (began.elapsed(), Accounts::look(process(), masters)?);
-
-    let tally = Tally::sum(load.stop(load::STOP_WITHIN).await?);
-    let cpu = after.since(&before);
-    let (cpu, peak_memory) = match server {
-        Some(server) => (cpu, server.process.peak_memory_bytes()?),
-        None => (cpu.in_process(), servers::own_peak_memory_bytes()?),
-    };
-    Measurement::new(&tally, elapsed, cpu, threads, peak_memory)
 }

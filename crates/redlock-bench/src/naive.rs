@@ -81,6 +81,43 @@ struct Granted {
     nodes_total: usize,
 }
 
+impl Granted {
+    fn new(
+        naive: &Naive,
+        name: String,
+        token: String,
+        fencing_token: u64,
+        ttl_ms: u64,
+        nodes_granted: usize,
+        began: Instant,
+    ) -> Self {
+        let elapsed_ms = began.elapsed().as_millis() as u64;
+        let validity_ms = ttl_ms.saturating_sub(elapsed_ms + ttl_ms / 100 + 2);
+        let expires_at = SystemTime::now() + Duration::from_millis(validity_ms);
+        Self {
+            name,
+            token,
+            fencing_token,
+            ttl_ms,
+            validity_ms,
+            elapsed_ms,
+            expires_at: humantime::format_rfc3339_millis(expires_at).to_string(),
+            nodes_granted,
+            nodes_total: naive.masters,
+        }
+    }
+
+    fn respond(self, status: StatusCode) -> Response {
+        let headers = [
+            (header::LOCATION.as_str(), format!("/locks/{}", self.name)),
+            ("lock-token", self.token.clone()),
+            (header::CACHE_CONTROL.as_str(), "no-store".into()),
+            ("x-request-id", format!("{:016x}", rand::random::<u64>())),
+        ];
+        (status, headers, Json(self)).into_response()
+    }
+}
+
 struct Naive {
     design: Design,
     masters: usize,
@@ -107,8 +144,10 @@ pub(crate) fn serve(
     runtime.block_on(async {
         let masters = if design == Design::Noop { &[] } else { masters };
         let naive = Naive::connect(design, masters).await.map_err(|error| format!("cannot use a master: {error}"))?;
+        let locks = post(acquire).delete(release);
+        let locks = if design == Design::Noop { locks.patch(extend) } else { locks };
         let router = Router::new()
-            .route("/locks/{name}", post(acquire).delete(release))
+            .route("/locks/{name}", locks)
             .route("/readyz", get(async || "ready"))
             .with_state(Arc::new(naive));
         let listener = tokio::net::TcpListener::bind(listen)
@@ -132,27 +171,22 @@ async fn acquire(
         naive.release(&name, &token).await;
         return StatusCode::CONFLICT.into_response();
     }
-    let elapsed_ms = began.elapsed().as_millis() as u64;
-    let validity_ms = ttl_ms.saturating_sub(elapsed_ms + ttl_ms / 100 + 2);
-    let headers = [
-        (header::LOCATION.as_str(), format!("/locks/{name}")),
-        ("lock-token", token.clone()),
-        (header::CACHE_CONTROL.as_str(), "no-store".into()),
-        ("x-request-id", format!("{:016x}", rand::random::<u64>())),
-    ];
-    let granted = Granted {
-        name,
-        token,
-        fencing_token,
-        ttl_ms,
-        validity_ms,
-        elapsed_ms,
-        expires_at: humantime::format_rfc3339_millis(SystemTime::now() + Duration::from_millis(validity_ms))
-            .to_string(),
-        nodes_granted,
-        nodes_total: naive.masters,
+    let answer = Granted::new(&naive, name, token, fencing_token, ttl_ms, nodes_granted, began);
+    answer.respond(StatusCode::CREATED)
+}
+
+/// The no-op's only.
+async fn extend(
+    State(naive): State<Arc<Naive>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    Json(Wanted { ttl_ms }): Json<Wanted>,
+) -> Response {
+    let began = Instant::now();
+    let Some(token) = headers.get("lock-token").and_then(|token| token.to_str().ok()) else {
+        return StatusCode::BAD_REQUEST.into_response();
     };
-    (StatusCode::CREATED, headers, Json(granted)).into_response()
+    Granted::new(&naive, name, token.into(), naive.next_fence(), ttl_ms, 0, began).respond(StatusCode::OK)
 }
 
 async fn release(State(naive): State<Arc<Naive>>, Path(name): Path<String>, headers: HeaderMap) -> Response {

@@ -1,382 +1,218 @@
-//! From single measurements to the table: medians over the rounds, ratios within the run, and a word of doubt where it
-//! is due. Knows nothing of how the figures came about.
+//! A run as one document: what was measured, on what, every figure of every round, and where the figures deserve doubt.
+//! It is written as JSON, which `page` reads again, and as Markdown.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `figures` | the figures of one turn |
+//! | `stage` | a workload's contenders and their rounds, and its table |
+//! | `machine` | the machine and the tree |
+//! | `doubts` | when a figure is worth nothing |
+//! | `table`, `stats`, `json` | Markdown, medians, files |
+
+mod doubts;
+mod figures;
+mod json;
+mod machine;
+#[cfg(test)]
+pub(crate) mod sample;
+mod stage;
+mod stats;
+mod table;
 
 use std::fmt::{self, Display, Formatter};
-use std::fs::File;
-use std::io::{BufWriter, Write as _};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+pub(crate) use self::doubts::doubts;
+pub(crate) use self::figures::{Circumstances, Figures, Latency};
+pub(crate) use self::json::JsonFile;
+pub(crate) use self::machine::{Machine, Source};
+pub(crate) use self::stage::{Entry, StageReport};
+pub(crate) use self::stats::{median, micros, millis, spread, thousands};
+pub(crate) use self::table::Table;
 use crate::contenders::Contender;
-use crate::load::Tally;
-use crate::servers::Cpu;
+use crate::goals::{self, Outcome};
+use crate::workload::Workload;
+use crate::{contended, waiters};
 
-/// Rounds of one contender that differ by more than this share of their median were not run under equal conditions.
-const MAX_SPREAD: f64 = 0.15;
-/// More cores than this share of all, busy with something else, leave too little for a fair measurement.
-const MAX_OTHERS: f64 = 0.10;
-/// A load generator that is busy for more of the time than this may be what was measured.
-const MAX_LOAD_BUSY: f64 = 0.95;
-
-/// One turn of one contender. CPU times are per request, an acquire and a release being one each.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Measurement {
-    requests_per_second: f64,
-    server_cpu_us: f64,
-    redis_cpu_us: f64,
-    acquire_p50_us: f64,
-    acquire_p99_us: f64,
-    release_p50_us: f64,
-    release_p99_us: f64,
-    /// Since the process was started.
-    peak_memory_bytes: u64,
-    /// Share of the time that a thread of the load generator was busy, 0 to 1.
-    load_busy: f64,
-    /// Cores that were busy with anything but this benchmark, on average.
-    other_cores: f64,
-    errors: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    first_error: Option<String>,
-}
-
-impl Measurement {
-    /// Fails when there is nothing to divide by.
-    pub(crate) fn new(
-        tally: &Tally,
-        elapsed: Duration,
-        cpu: Cpu,
-        load_threads: u32,
-        peak_memory_bytes: u64,
-    ) -> Result<Self, String> {
-        let requests = (tally.acquire.total() + tally.release.total()) as f64;
-        let micros = |latency: Option<Duration>| latency.map(|latency| latency.as_secs_f64() * 1e6);
-        let percentiles = || {
-            Some((
-                micros(tally.acquire.percentile(0.5))?,
-                micros(tally.acquire.percentile(0.99))?,
-                micros(tally.release.percentile(0.5))?,
-                micros(tally.release.percentile(0.99))?,
-            ))
-        };
-        let Some((acquire_p50_us, acquire_p99_us, release_p50_us, release_p99_us)) = percentiles() else {
-            let example = tally.first_error.as_deref().unwrap_or("no answer came at all");
-            return Err(format!("not one lock was acquired and released; {} errors, first: {example}", tally.errors));
-        };
-        Ok(Self {
-            requests_per_second: requests / elapsed.as_secs_f64(),
-            server_cpu_us: cpu.server.as_secs_f64() * 1e6 / requests,
-            redis_cpu_us: cpu.redis.as_secs_f64() * 1e6 / requests,
-            acquire_p50_us,
-            acquire_p99_us,
-            release_p50_us,
-            release_p99_us,
-            peak_memory_bytes,
-            load_busy: cpu.load.as_secs_f64() / f64::from(load_threads) / elapsed.as_secs_f64(),
-            other_cores: cpu.others.as_secs_f64() / elapsed.as_secs_f64(),
-            errors: tally.errors,
-            first_error: tally.first_error.clone(),
-        })
-    }
-}
-
-/// The line of progress.
-impl Display for Measurement {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let rate = thousands(self.requests_per_second);
-        write!(f, "{rate:>8} requests/s, acquire p99 {:.2} ms", self.acquire_p99_us / 1e3)?;
-        match &self.first_error {
-            Some(example) => write!(f, ", {} ERRORS, first: {example}", self.errors),
-            None => Ok(()),
-        }
-    }
-}
-
-/// What it was measured on.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Machine {
-    pub(crate) cores: usize,
-    pub(crate) cpu: String,
-    pub(crate) redis: String,
-}
-
-impl Machine {
-    pub(crate) fn look() -> Result<Self, String> {
-        let output = Command::new("redis-server")
-            .arg("--version")
-            .output()
-            .map_err(|error| format!("cannot run redis-server, which must be on the PATH: {error}"))?;
-        let version = String::from_utf8_lossy(&output.stdout).into_owned();
-        let redis = version.split_whitespace().find_map(|word| word.strip_prefix("v=")).unwrap_or(version.trim());
-        let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let cpu = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map(|(_, name)| name);
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        Ok(Self { cores, cpu: cpu.unwrap_or("unknown CPU").trim().into(), redis: redis.into() })
-    }
-}
-
-/// All measurements of a run.
-#[derive(Debug, Serialize)]
+/// Everything that one run of the suite measured.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Report {
-    machine: Machine,
-    seconds: u64,
-    connections: u32,
-    load_threads: u32,
-    contenders: Vec<Entry>,
+    pub(crate) machine: Machine,
+    pub(crate) source: Source,
+    /// When it began, RFC 3339.
+    pub(crate) date: String,
+    pub(crate) settings: Settings,
+    pub(crate) workloads: Vec<StageReport>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) contended: Option<contended::Report>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) waiters: Option<waiters::Report>,
+    /// Workloads that this machine has not the means for, and what is missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) left_out: Vec<String>,
+    /// Workloads that went wrong.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) failures: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct Entry {
-    contender: Contender,
-    rounds: Vec<Measurement>,
+/// What was asked for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    pub(crate) seconds: u64,
+    pub(crate) rounds: u32,
+    pub(crate) quick: bool,
+    /// Empty for everybody.
+    pub(crate) only: Vec<Contender>,
+    pub(crate) gateway_args: Vec<String>,
+}
+
+/// The report and what follows from it.
+#[derive(Serialize)]
+pub(crate) struct Document<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    goals: Vec<Outcome>,
+    disturbed: Vec<String>,
 }
 
 impl Report {
-    pub(crate) fn new(
-        machine: Machine,
-        seconds: u64,
-        connections: u32,
-        load_threads: u32,
-        lineup: &[Contender],
-    ) -> Self {
-        let contenders = lineup.iter().map(|&contender| Entry { contender, rounds: Vec::new() }).collect();
-        Self { machine, seconds, connections, load_threads, contenders }
+    pub(crate) fn document(&self) -> Document<'_> {
+        Document { report: self, goals: goals::judge(self), disturbed: self.doubts() }
     }
 
-    pub(crate) fn add(&mut self, contender: Contender, measurement: Measurement) {
-        if let Some(entry) = self.contenders.iter_mut().find(|entry| entry.contender == contender) {
-            entry.rounds.push(measurement);
-        }
+    pub(crate) fn stage(&self, workload: Workload) -> Option<&StageReport> {
+        self.workloads.iter().find(|stage| stage.workload == workload)
     }
 
-    pub(crate) fn errors(&self) -> u64 {
-        self.contenders.iter().flat_map(|entry| &entry.rounds).map(|measurement| measurement.errors).sum()
+    /// The median over the rounds; `None` when it was not measured.
+    pub(crate) fn median(
+        &self,
+        workload: Workload,
+        contender: Contender,
+        figure: impl Fn(&Figures) -> Option<f64>,
+    ) -> Option<f64> {
+        self.stage(workload)?.entry(contender)?.median(figure)
     }
 
-    fn median_of(&self, contender: Contender, figure: impl Fn(&Measurement) -> f64) -> Option<f64> {
-        self.contenders.iter().find(|entry| entry.contender == contender).map(|entry| entry.median(figure))
+    /// Everything that makes its figures worth less.
+    pub(crate) fn doubts(&self) -> Vec<String> {
+        let mut doubts: Vec<_> = self.workloads.iter().flat_map(|stage| stage.doubts(self.machine.cores)).collect();
+        doubts.extend(self.contended.iter().flat_map(contended::Report::doubts));
+        doubts
+    }
+
+    /// What makes the program fail: answers that were wrong and workloads that did not work. A goal that was missed does
+    /// not.
+    pub(crate) fn verdict(&self) -> Result<(), String> {
+        let mut problems = self.failures.clone();
+        problems.extend(self.workloads.iter().flat_map(StageReport::problems));
+        problems.extend(self.contended.as_ref().and_then(|report| report.verdict().err()));
+        problems.extend(self.waiters.as_ref().and_then(|report| report.verdict().err()));
+        if problems.is_empty() { Ok(()) } else { Err(problems.join("\n  ")) }
+    }
+
+    /// The tables of all workloads.
+    pub(crate) fn tables(&self) -> Tables<'_> {
+        Tables(self)
     }
 }
 
-impl Entry {
-    fn median(&self, figure: impl Fn(&Measurement) -> f64) -> f64 {
-        median(self.rounds.iter().map(figure).collect())
-    }
+pub(crate) struct Tables<'a>(&'a Report);
 
-    fn spread(&self) -> f64 {
-        spread(self.rounds.iter().map(|round| round.requests_per_second).collect())
-    }
-}
-
-/// The table and what has to be said about it, as Markdown.
-impl Display for Report {
+impl Display for Tables<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let fenced = self.median_of(Contender::FredFenced, |round| round.requests_per_second);
-        writeln!(
-            f,
-            "| contender | requests/s | ÷ fred fenced | its CPU µs/request | Redis CPU µs/request (sum of 5) \
-             | acquire p50 / p99 ms | release p50 / p99 ms | max RSS MiB | spread |"
-        )?;
-        writeln!(f, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")?;
-        for entry in &self.contenders {
-            let median = |figure: fn(&Measurement) -> f64| entry.median(figure);
-            let rate = median(|round| round.requests_per_second);
-            writeln!(
-                f,
-                "| {} | {} | {} | {:.1} | {:.1} | {:.2} / {:.2} | {:.2} / {:.2} | {:.0} | {:.0} % |",
-                entry.contender.label(),
-                thousands(rate),
-                fenced.map_or("–".into(), |fenced| format!("{:.2}", rate / fenced)),
-                median(|round| round.server_cpu_us),
-                median(|round| round.redis_cpu_us),
-                median(|round| round.acquire_p50_us / 1e3),
-                median(|round| round.acquire_p99_us / 1e3),
-                median(|round| round.release_p50_us / 1e3),
-                median(|round| round.release_p99_us / 1e3),
-                entry.rounds.iter().map(|round| round.peak_memory_bytes).max().unwrap_or(0) as f64 / 1_048_576.0,
-                entry.spread() * 100.0,
-            )?;
+        let report = self.0;
+        for stage in &report.workloads {
+            let healthy = report.stage(Workload::Uncontended).filter(|_| stage.workload.breaks_masters());
+            writeln!(f, "### {}\n\n{}\n", stage.workload, stage.workload.description())?;
+            writeln!(f, "{}", stage.table(healthy))?;
+            stage.remarks(f, report.machine.cores)?;
         }
-
-        let cpu = |contender| self.median_of(contender, |round| round.server_cpu_us);
-        if let (Some(gateway), Some(noop)) = (cpu(Contender::Gateway), cpu(Contender::Noop)) {
-            writeln!(f, "\nGateway CPU per request ÷ the HTTP no-op's: {:.2}.", gateway / noop)?;
+        if let Some(contended) = &report.contended {
+            writeln!(f, "### {}\n\n{}\n", Workload::Contended, Workload::Contended.description())?;
+            writeln!(f, "{contended}")?;
         }
-        let Machine { cores, cpu, redis } = &self.machine;
-        writeln!(
-            f,
-            "\n{cores} cores, {cpu}, Redis {redis}; masters, contenders and load on one machine. Medians of {} × {} s, \
-             {} connections, load threads: {}.",
-            self.contenders.first().map_or(0, |entry| entry.rounds.len()),
-            self.seconds,
-            self.connections,
-            self.load_threads,
-        )?;
-        self.doubts(f)
-    }
-}
-
-impl Report {
-    fn doubts(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        if self.contenders.iter().any(|entry| entry.rounds.len() < 2) {
-            writeln!(f, "\nOne round only: nothing shows whether the figures can be had again.")?;
-        }
-        for entry in &self.contenders {
-            let label = entry.contender.label();
-            let others = entry.median(|round| round.other_cores) / self.machine.cores as f64;
-            doubt(f, label, entry.spread(), others, entry.median(|round| round.load_busy))?;
-            let errors: u64 = entry.rounds.iter().map(|round| round.errors).sum();
-            if let Some(example) = entry.rounds.iter().find_map(|round| round.first_error.as_deref()) {
-                writeln!(f, "\n{label}: {errors} ERRORS, first: {example}")?;
-            }
+        if let Some(waiters) = &report.waiters {
+            writeln!(f, "### {}\n\n{}\n", Workload::Waiters, Workload::Waiters.description())?;
+            writeln!(f, "{waiters}")?;
         }
         Ok(())
     }
 }
 
-/// A word on what makes a contender's figures worthless: rounds that differ by `spread`, and programs that have nothing to
-/// do with it and took the share `others` of all cores, or a load generator `busy` for so much of the time.
-pub(crate) fn doubt(f: &mut Formatter<'_>, label: &str, spread: f64, others: f64, busy: f64) -> fmt::Result {
-    if spread > MAX_SPREAD || others > MAX_OTHERS {
-        writeln!(
-            f,
-            "\n{label}: THE MACHINE WAS DISTURBED: the rounds differ by {:.0} % (fair: {:.0} %), other programs took \
-             {:.0} % of all cores (fair: {:.0} %); run it again.",
-            spread * 100.0,
-            MAX_SPREAD * 100.0,
-            others * 100.0,
-            MAX_OTHERS * 100.0
-        )?;
-    }
-    if busy > MAX_LOAD_BUSY {
-        writeln!(
-            f,
-            "\n{label}: the load generator was busy for {:.0} % of the time and may be what was measured; try more \
-             --load-threads.",
-            busy * 100.0
-        )?;
-    }
-    Ok(())
-}
-
-/// The file for machines, created before anything is measured: a run must not end with a path that cannot be written.
-pub(crate) struct JsonFile {
-    path: PathBuf,
-    file: File,
-}
-
-impl JsonFile {
-    pub(crate) fn create(path: &Path) -> Result<Self, String> {
-        let file = File::create(path).map_err(|error| format!("--json {}: {error}", path.display()))?;
-        Ok(Self { path: path.to_owned(), file })
-    }
-
-    pub(crate) fn write(self, report: &impl Serialize) -> Result<(), String> {
-        let mut writer = BufWriter::new(self.file);
-        serde_json::to_writer_pretty(&mut writer, report)
-            .map_err(std::io::Error::from)
-            .and_then(|()| writer.write_all(b"\n"))
-            .and_then(|()| writer.flush())
-            .map_err(|error| format!("--json {}: {error}", self.path.display()))
-    }
-}
-
-/// Zero for nothing; the mean of the middle two for an even number.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => values[n / 2],
-        n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
-    }
-}
-
-/// Highest minus lowest, as a share of the median.
-pub(crate) fn spread(values: Vec<f64>) -> f64 {
-    let highest = values.iter().copied().fold(f64::MIN, f64::max);
-    let lowest = values.iter().copied().fold(f64::MAX, f64::min);
-    (highest - lowest) / median(values)
-}
-
-pub(crate) fn millis(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
-/// A whole number with commas between its thousands.
-pub(crate) fn thousands(value: f64) -> String {
-    let digits = format!("{value:.0}");
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
-            text.push(',');
+/// What the suite prints.
+impl Display for Report {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.tables())?;
+        for reason in self.left_out.iter().chain(&self.failures) {
+            writeln!(f, "NOT MEASURED: {reason}\n")?;
         }
-        text.push(digit);
+        writeln!(f, "### goals\n\n{}", goals::table(&[self]))?;
+        let Settings { seconds, rounds, .. } = self.settings;
+        writeln!(
+            f,
+            "{}; masters, contenders and load on one machine. {}. Medians of {rounds} × {seconds} s.",
+            self.machine, self.source
+        )?;
+        if rounds < 2 {
+            writeln!(f, "\nOne round only: nothing shows whether the figures can be had again.")?;
+        }
+        Ok(())
     }
-    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn measured(rate: f64) -> Measurement {
-        Measurement {
-            requests_per_second: rate,
-            server_cpu_us: 10.0,
-            redis_cpu_us: 20.0,
-            acquire_p50_us: 1_000.0,
-            acquire_p99_us: 2_000.0,
-            release_p50_us: 1_000.0,
-            release_p99_us: 2_000.0,
-            peak_memory_bytes: 1 << 20,
-            load_busy: 0.5,
-            other_cores: 0.0,
-            errors: 0,
-            first_error: None,
-        }
-    }
-
-    fn printed(gateway: [f64; 3]) -> String {
-        let machine = Machine { cores: 2, cpu: "some CPU".into(), redis: "7.0.0".into() };
-        let mut report = Report::new(machine, 3, 64, 1, &[Contender::FredFenced, Contender::Gateway]);
-        for (round, rate) in gateway.into_iter().enumerate() {
-            report.add(Contender::FredFenced, measured(20_000.0 + round as f64));
-            report.add(Contender::Gateway, measured(rate));
-        }
-        report.to_string()
+    /// The gateway's rates beside fred's, which are even.
+    fn run(workload: Workload, gateway: [f64; 3]) -> Report {
+        let entry = |contender, rates: [f64; 3]| Entry {
+            rounds: rates.into_iter().map(sample::figures).collect(),
+            ..Entry::new(contender)
+        };
+        let contenders =
+            vec![entry(Contender::FredFenced, [20_000.0, 20_001.0, 20_002.0]), entry(Contender::Gateway, gateway)];
+        sample::report(vec![StageReport { contenders, ..sample::stage(workload) }])
     }
 
     #[test]
     fn the_table_shows_medians_and_their_ratio() {
-        let text = printed([50_002.5, 48_000.0, 51_000.0]);
-        assert!(text.contains("| redlock-gateway | 50,002 | 2.50 | 10.0 | 20.0 | 1.00 / 2.00 "), "{text}");
+        let text = run(Workload::Uncontended, [50_002.5, 48_000.0, 51_000.0]).to_string();
+        assert!(text.contains("| redlock-gateway | 50,002 | 2.50 | 10.0 | 20.0 | 5.0 | 1.00 / 2.00 / 3.00 "), "{text}");
         assert!(!text.contains("DISTURBED"), "{text}");
     }
 
     #[test]
     fn rounds_that_disagree_are_named() {
-        let text = printed([50_000.0, 42_000.0, 50_000.0]);
-        assert!(text.contains("redlock-gateway: THE MACHINE WAS DISTURBED: the rounds differ by 16 %"), "{text}");
-        assert!(!text.contains("fenced: THE MACHINE"), "{text}");
+        let report = run(Workload::Mixed, [50_000.0, 42_000.0, 50_000.0]);
+        let doubts = report.doubts();
+        assert_eq!(doubts.len(), 1, "{doubts:?}");
+        assert!(doubts[0].starts_with("mixed, redlock-gateway: THE MACHINE WAS DISTURBED"), "{doubts:?}");
+        assert!(report.to_string().contains(&doubts[0]));
     }
 
     #[test]
-    fn rounds_that_agree_on_a_busy_machine_are_named_too() {
-        let machine = Machine { cores: 2, cpu: "some CPU".into(), redis: "7.0.0".into() };
-        let mut report = Report::new(machine, 3, 64, 1, &[Contender::Noop]);
-        for _ in 0..3 {
-            report.add(Contender::Noop, Measurement { other_cores: 0.3, ..measured(50_000.0) });
+    fn what_a_failing_master_does_to_the_naive_is_no_fault_of_the_run() {
+        for (workload, contender, fault) in
+            [(Workload::Stopped, 0, false), (Workload::Stopped, 1, true), (Workload::Uncontended, 0, true)]
+        {
+            let mut report = run(workload, [50_000.0; 3]);
+            assert_eq!(report.verdict(), Ok(()));
+            let round = &mut report.workloads[0].contenders[contender].rounds[1];
+            (round.errors, round.first_error) = (2, Some("POST was answered with 503".into()));
+            assert_eq!(report.verdict().is_err(), fault, "{workload} {contender}");
+            assert!(report.to_string().contains("2 ERRORS, first: POST was answered with 503"));
         }
-        let text = report.to_string();
-        assert!(text.contains("other programs took 15 % of all cores"), "{text}");
     }
 
     #[test]
-    fn an_even_number_has_two_in_the_middle() {
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert_eq!(thousands(1_234_567.4), "1,234,567");
-        assert_eq!(thousands(999.6), "1,000");
+    fn what_is_written_can_be_read_again() {
+        let report = run(Workload::Network1msIdle, [50_000.0, 42_000.0, 50_000.0]);
+        let text = serde_json::to_string(&report.document()).expect("it can be written");
+        assert!(text.contains(r#""workload":"network-1ms-idle""#) && text.contains(r#""goals":[{"#), "{text}");
+        let read: Report = serde_json::from_str(&text).expect("it can be read");
+        assert_eq!(read.to_string(), report.to_string());
     }
 }

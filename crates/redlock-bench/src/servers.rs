@@ -210,6 +210,11 @@ pub(crate) fn own_peak_memory_bytes() -> Result<u64, String> {
     memory_of("self", "VmHWM:")?.ok_or_else(|| "/proc/self/status has no VmHWM".into())
 }
 
+/// The memory that this program has resident now.
+pub(crate) fn own_memory_bytes() -> Result<u64, String> {
+    memory_of("self", "VmRSS:")?.ok_or_else(|| "/proc/self/status has no VmRSS".into())
+}
+
 /// proc_pid_status(5); `None` of a process that has ended and is not waited for.
 fn memory_of(process: &str, field: &str) -> Result<Option<u64>, String> {
     let path = format!("/proc/{process}/status");

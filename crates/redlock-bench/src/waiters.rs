@@ -19,17 +19,20 @@ mod crowd;
 mod gateway;
 mod report;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use self::crowd::{Crowd, Outcome};
-use self::gateway::{Gateway, Holders, LOOK_EVERY, shown};
-use self::report::{Lateness, Report, Service};
+use self::gateway::{Gateway, LOOK_EVERY, shown};
+pub(crate) use self::report::Report;
+use self::report::{Lateness, Service};
 use crate::conditions::{Condition, Masters};
 use crate::contenders::find_gateway;
+use crate::holders::Holders;
+use crate::options::{Shared, defaults};
 use crate::report::{JsonFile, Machine, millis};
 use crate::servers::Scratch;
 
@@ -39,6 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_millis(300);
 /// One in so many waiters may be answered too early before a part is given up.
 const MAX_EARLY_PART: u64 = 100;
+/// Connections that the holders share.
+const HANDS: u32 = 8;
 /// Files that are open besides the waiters' connections, here or in the gateway.
 const OTHER_FILES: u64 = 200;
 
@@ -83,25 +88,27 @@ pub(crate) struct Options {
     #[arg(long, value_name = "S", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=60))]
     probe_seconds: u64,
 
-    /// The gateway's binary [default: redlock-gateway beside this program]
-    #[arg(long, value_name = "PATH")]
-    gateway: Option<PathBuf>,
-
-    /// Passed on to the gateway, for instance --gateway-arg=--max-in-flight=20000; may be repeated
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    gateway_arg: Vec<String>,
-
-    /// Also write the figures to this file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) shared: Shared,
 }
 
 impl Options {
+    /// As part of the suite; a quick one is smaller.
+    pub(crate) fn of_suite(quick: bool, gateway_arg: &[String]) -> Self {
+        let mut options = defaults::<Self>();
+        if quick {
+            (options.waiters, options.names) = (2000, 200);
+            (options.ramp_ms, options.probe_seconds, options.short_wait_ms) = (500, 1, 1000);
+        }
+        options.shared.gateway_arg = gateway_arg.to_vec();
+        options
+    }
+
     /// Limits that would otherwise refuse some of the waiters; one that the user gives wins.
     fn gateway_args(&self) -> Vec<String> {
         let mut args = Vec::new();
         let mut limit = |flag: &str, value: u32| {
-            if !self.gateway_arg.iter().any(|given| given.split('=').next() == Some(flag)) {
+            if !self.shared.gateway_arg.iter().any(|given| given.split('=').next() == Some(flag)) {
                 args.push(format!("{flag}={value}"));
             }
         };
@@ -111,7 +118,7 @@ impl Options {
         if each > 1024 {
             limit("--max-waiters-per-lock", each);
         }
-        args.extend(self.gateway_arg.iter().cloned());
+        args.extend(self.shared.gateway_arg.iter().cloned());
         args
     }
 
@@ -128,17 +135,9 @@ impl Options {
 }
 
 pub(crate) async fn measure(options: &Options) -> Result<(), String> {
-    options.check()?;
-    allow_open_files(u64::from(options.waiters) + OTHER_FILES)?;
-    let program = find_gateway(options.gateway.as_deref())?;
-    let json = options.json.as_ref().map(|path| JsonFile::create(path)).transpose()?;
-    let mut report = Report::new(Machine::look()?, options);
-
-    let scratch = Scratch::create()?;
-    let masters = Masters::start(Condition::Healthy, &scratch).await?;
-    let mut gateway = Gateway::start(&program, &masters, &options.gateway_args(), &scratch).await?;
-    run(options, &mut gateway, &mut report).await.map_err(|error| format!("{error}\n{}", gateway.log_tail()))?;
-
+    let gateway = find_gateway(options.shared.gateway.as_deref())?;
+    let json = options.shared.json.as_deref().map(JsonFile::create).transpose()?;
+    let report = run(options, &gateway, Machine::look()?).await?;
     print!("{report}");
     if let Some(json) = json {
         json.write(&report)?;
@@ -146,7 +145,14 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     report.verdict()
 }
 
-async fn run(options: &Options, gateway: &mut Gateway, report: &mut Report) -> Result<(), String> {
+/// Must be called on the main thread, because it starts processes.
+pub(crate) async fn run(options: &Options, program: &Path, machine: Machine) -> Result<Report, String> {
+    options.check()?;
+    allow_open_files(u64::from(options.waiters) + OTHER_FILES)?;
+    let mut report = Report::new(machine, options);
+    let scratch = Scratch::create()?;
+    let masters = Masters::start(Condition::Healthy, &scratch).await?;
+    let mut gateway = Gateway::start(program, &masters, &options.gateway_args(), &scratch).await?;
     let mut run = Run {
         waiters: u64::from(options.waiters),
         wait: Duration::from_millis(options.wait_ms),
@@ -154,15 +160,12 @@ async fn run(options: &Options, gateway: &mut Gateway, report: &mut Report) -> R
         probe: Duration::from_secs(options.probe_seconds),
         crowd: Crowd::new(gateway.address(), options.waiters, options.names),
         early: Vec::new(),
-        gateway,
-        report,
+        gateway: &mut gateway,
+        report: &mut report,
     };
-    run.memory_and_service().await.map_err(|error| format!("memory and service: {error}"))?;
-    run.disconnects().await.map_err(|error| format!("disconnects: {error}"))?;
-    let short = Duration::from_millis(options.short_wait_ms);
-    run.punctuality(short).await.map_err(|error| format!("punctuality: {error}"))?;
-    run.report.memory_at_the_end = run.gateway.memory_bytes()?;
-    Ok(())
+    let result = run.all_parts(Duration::from_millis(options.short_wait_ms)).await;
+    result.map_err(|error| format!("{error}\n{}", gateway.log_tail()))?;
+    Ok(report)
 }
 
 struct Run<'a> {
@@ -178,9 +181,17 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    async fn all_parts(&mut self, short: Duration) -> Result<(), String> {
+        self.memory_and_service().await.map_err(|error| format!("memory and service: {error}"))?;
+        self.disconnects().await.map_err(|error| format!("disconnects: {error}"))?;
+        self.punctuality(short).await.map_err(|error| format!("punctuality: {error}"))?;
+        self.report.memory_at_the_end = self.gateway.memory_bytes()?;
+        Ok(())
+    }
+
     async fn memory_and_service(&mut self) -> Result<(), String> {
         // What the gateway allocates once and for all must not be charged to the waiters.
-        Holders::take(self.gateway.address(), self.crowd.locks()).await?.let_go().await?;
+        Holders::take(self.gateway.address(), HANDS, self.crowd.locks()).await?.let_go().await?;
         self.gateway.probe(Duration::from_secs(1)).await?;
         self.report.memory_before = self.gateway.memory_bytes()?;
 
@@ -214,7 +225,7 @@ impl Run<'_> {
 
     async fn punctuality(&mut self, wait: Duration) -> Result<(), String> {
         self.crowd.fill().await?;
-        let holders = Holders::take(self.gateway.address(), self.crowd.locks()).await?;
+        let holders = Holders::take(self.gateway.address(), HANDS, self.crowd.locks()).await?;
         eprintln!("{} wait for {wait:?} in vain", self.waiters);
         self.crowd.send(wait, self.ramp);
         let outcomes = within(wait + self.ramp + PATIENCE, self.crowd.all()).await?;
@@ -226,7 +237,7 @@ impl Run<'_> {
 
     /// Returns the holders of all names when the gateway says that everybody waits.
     async fn all_wait(&mut self, wait: Duration) -> Result<Holders, String> {
-        let holders = Holders::take(self.gateway.address(), self.crowd.locks()).await?;
+        let holders = Holders::take(self.gateway.address(), HANDS, self.crowd.locks()).await?;
         eprintln!("{} wait", self.waiters);
         self.crowd.send(wait, self.ramp);
         self.early.clear();

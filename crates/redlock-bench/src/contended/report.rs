@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::worker::Log;
 use super::{Contender, Options};
 use crate::grants::{Grant, Violations, handoffs, longest_without};
 use crate::histogram::Histogram;
-use crate::report::{Machine, doubt, median, millis, spread, thousands};
+use crate::report::{Machine, doubts, median, millis, spread, thousands};
 use crate::servers::Cpu;
 
 /// More answers than this share that nobody asked for make another load of it.
@@ -27,7 +27,7 @@ pub(super) struct Turn {
 }
 
 /// One turn of one contender.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     grants_per_second: f64,
     /// Grants that went to another worker than the one before.
@@ -145,8 +145,8 @@ impl Display for Measurement {
 }
 
 /// All measurements of a run.
-#[derive(Debug, Serialize)]
-pub(super) struct Report {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Report {
     machine: Machine,
     seconds: u64,
     workers: u32,
@@ -156,7 +156,7 @@ pub(super) struct Report {
     contenders: Vec<Entry>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Entry {
     contender: Contender,
     rounds: Vec<Measurement>,
@@ -175,8 +175,23 @@ impl Report {
         }
     }
 
+    /// `None` when the contender did not take part.
+    pub(crate) fn handoffs_per_second(&self, contender: Contender) -> Option<f64> {
+        Some(self.entry(contender)?.median(|round| round.handoffs_per_second))
+    }
+
+    /// Of the grants, that of the gateway with the fewest.
+    pub(crate) fn smallest_share(&self, contender: Contender) -> Option<f64> {
+        let smallest = |round: &Measurement| round.gateway_shares.iter().copied().fold(1.0, f64::min);
+        Some(self.entry(contender)?.median(smallest))
+    }
+
+    fn entry(&self, contender: Contender) -> Option<&Entry> {
+        self.contenders.iter().find(|entry| entry.contender == contender)
+    }
+
     /// What makes the program fail.
-    pub(super) fn verdict(&self) -> Result<(), String> {
+    pub(crate) fn verdict(&self) -> Result<(), String> {
         for entry in &self.contenders {
             let label = entry.contender.label();
             let violations: u64 = entry.rounds.iter().map(|round| round.violations).sum();
@@ -251,11 +266,11 @@ impl Display for Report {
                 entry.spread() * 100.0,
             )?;
         }
-        let Machine { cores, cpu, redis } = &self.machine;
         writeln!(
             f,
-            "\n{cores} cores, {cpu}, Redis {redis}; masters, gateways and load on one machine. Medians of {} × {} s, {} \
+            "\n{}; masters, gateways and load on one machine. Medians of {} × {} s, {} \
              workers, held for {} ms, wait_ms {}, load threads: {}. The spread is that of hand-offs/s.",
+            self.machine,
             self.contenders.first().map_or(0, |entry| entry.rounds.len()),
             self.seconds,
             self.workers,
@@ -263,16 +278,24 @@ impl Display for Report {
             self.wait_ms,
             self.load_threads,
         )?;
-        self.doubts(f)
+        self.remarks(f)
     }
 }
 
 impl Report {
-    fn doubts(&self, f: &mut Formatter<'_>) -> fmt::Result {
+    pub(crate) fn doubts(&self) -> Vec<String> {
+        let of = |entry: &Entry| {
+            let others = entry.median(|round| round.other_cores) / self.machine.cores as f64;
+            let label = format!("contended, {}", entry.contender.label());
+            doubts(&label, entry.spread(), others, entry.median(|round| round.load_busy))
+        };
+        self.contenders.iter().flat_map(of).collect()
+    }
+
+    fn remarks(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.doubts().iter().try_for_each(|doubt| writeln!(f, "\n{doubt}"))?;
         for entry in &self.contenders {
             let label = entry.contender.label();
-            let others = entry.median(|round| round.other_cores) / self.machine.cores as f64;
-            doubt(f, label, entry.spread(), others, entry.median(|round| round.load_busy))?;
             if let Some(example) = entry.rounds.iter().find_map(|round| round.first_violation.as_deref()) {
                 let violations: u64 = entry.rounds.iter().map(|round| round.violations).sum();
                 writeln!(f, "\n{label}: {violations} VIOLATIONS, first: {example}")?;
@@ -348,7 +371,7 @@ mod tests {
         let verdict = |change: fn(&mut Measurement)| {
             let mut measurement = measured(vec![log(start, 0, &[(1000, 1100)])], start).expect("there is a grant");
             change(&mut measurement);
-            let machine = Machine { cores: 2, cpu: "some CPU".into(), redis: "7.0.0".into() };
+            let machine = Machine { cores: 2, cpu: "some CPU".into(), kernel: "6.1.0".into(), redis: "7.0.0".into() };
             let (contender, rounds) = (Contender::Polling1, vec![measurement]);
             let contenders = vec![Entry { contender, rounds }];
             Report { machine, seconds: 2, workers: 2, hold_ms: 0, wait_ms: 1, load_threads: 1, contenders }.verdict()

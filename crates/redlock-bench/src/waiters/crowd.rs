@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
-use super::gateway::settle;
 use crate::grants::{Grant, fencing_token};
+use crate::holders::settle;
 use crate::http::{Connection, write_acquire, write_release};
 
 /// Connections that are being opened at the same time; more would fill the listener's backlog.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{try_join, try_join_all};
+use futures_util::future::try_join;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::conditions::Masters;
@@ -14,16 +14,10 @@ use crate::http::{Connection, write_acquire, write_release};
 use crate::metrics::metric;
 use crate::servers::Scratch;
 
-/// Longer than any part of a run, and the most that a gateway grants by default.
-const HOLDERS_BODY: &str = r#"{"ttl_ms":300000}"#;
 const PROBE_BODY: &str = r#"{"ttl_ms":30000}"#;
 /// Between two looks at the metrics: how exactly the time of a change is known.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
 const PROBE_EVERY: Duration = Duration::from_millis(10);
-/// Connections that the holders share.
-const HANDS: usize = 8;
-const SETTLE_TRIES: u32 = 10;
-const SETTLE_PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Gateway {
     running: Running,
@@ -116,80 +110,4 @@ impl Gateway {
 
 pub(super) fn shown(value: Option<f64>) -> String {
     value.map_or("absent".into(), |value| value.to_string())
-}
-
-/// An answer that outlives its connection's next request.
-pub(super) struct Settled {
-    pub(super) status: u16,
-    pub(super) lock_token: Vec<u8>,
-    pub(super) text: String,
-    repeated: bool,
-}
-
-impl Settled {
-    /// A release that is repeated may find its work done, and the next one holding the lock. The first may not.
-    pub(super) fn is_released(&self) -> bool {
-        self.status == 204 || self.repeated && matches!(self.status, 404 | 409)
-    }
-}
-
-/// Asks again after a 503: on a machine this busy a master may miss its time-out, and one lock that stays for its TTL
-/// would stall all who wait for it.
-pub(super) async fn settle(connection: &mut Connection, request: &[u8]) -> Result<Settled, String> {
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let answer = connection.exchange(request).await?;
-        if answer.status != 503 || tries == SETTLE_TRIES {
-            let lock_token = answer.lock_token.unwrap_or_default().to_vec();
-            return Ok(Settled { status: answer.status, lock_token, text: answer.describe(), repeated: tries > 1 });
-        }
-        sleep(SETTLE_PAUSE).await;
-    }
-}
-
-/// One holder per lock, on a few connections.
-pub(super) struct Holders {
-    hands: Vec<Hand>,
-}
-
-struct Hand {
-    connection: Connection,
-    /// Locks and their tokens.
-    held: Vec<(u64, Vec<u8>)>,
-}
-
-impl Holders {
-    pub(super) async fn take(address: SocketAddr, locks: Vec<u64>) -> Result<Self, String> {
-        let shares = locks.chunks(locks.len().div_ceil(HANDS).max(1));
-        let hands = shares.map(async |share| {
-            let mut connection = Connection::open(address).await?;
-            let (mut held, mut request) = (Vec::with_capacity(share.len()), Vec::with_capacity(192));
-            for &lock in share {
-                write_acquire(&mut request, lock, HOLDERS_BODY);
-                let answer = settle(&mut connection, &request).await?;
-                if answer.status != 201 {
-                    return Err(format!("a holder was answered with {}", answer.text));
-                }
-                held.push((lock, answer.lock_token));
-            }
-            Ok(Hand { connection, held })
-        });
-        Ok(Self { hands: try_join_all(hands).await? })
-    }
-
-    pub(super) async fn let_go(self) -> Result<(), String> {
-        let releases = self.hands.into_iter().map(async |Hand { mut connection, held }| {
-            let mut request = Vec::with_capacity(192);
-            for (lock, token) in held {
-                write_release(&mut request, lock, &token);
-                let answer = settle(&mut connection, &request).await?;
-                if !answer.is_released() {
-                    return Err(format!("a holder's release was answered with {}", answer.text));
-                }
-            }
-            Ok(())
-        });
-        try_join_all(releases).await.map(drop)
-    }
 }

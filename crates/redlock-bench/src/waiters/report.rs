@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Options;
 use super::crowd::Outcome;
@@ -12,8 +12,8 @@ use crate::histogram::Histogram;
 use crate::report::{Machine, millis, thousands};
 
 /// Everything that the run is to show. Memory is resident memory of the gateway, in bytes.
-#[derive(Debug, Serialize)]
-pub(super) struct Report {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Report {
     machine: Machine,
     waiters: u32,
     names: u32,
@@ -37,7 +37,7 @@ pub(super) struct Report {
     pub(super) faults: Vec<String>,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Latency {
     p50_ms: f64,
     p99_ms: f64,
@@ -60,7 +60,7 @@ impl Display for Latency {
 }
 
 /// How a crowd was served, from when the holders began to let go.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Service {
     granted: usize,
     pub(super) last_grant_ms: f64,
@@ -100,7 +100,7 @@ impl Service {
 }
 
 /// How long after the end of their time those were answered who got nothing.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Lateness {
     answered: usize,
     p50_ms: f64,
@@ -159,8 +159,21 @@ impl Report {
         }
     }
 
-    pub(super) fn verdict(&self) -> Result<(), String> {
+    pub(crate) fn verdict(&self) -> Result<(), String> {
         if self.faults.is_empty() { Ok(()) } else { Err(self.faults.join("; ")) }
+    }
+
+    pub(crate) fn bytes_per_idle_connection(&self) -> f64 {
+        self.each(self.memory_idle, self.memory_before)
+    }
+
+    pub(crate) fn bytes_per_waiting_request(&self) -> f64 {
+        self.each(self.memory_waiting, self.memory_idle)
+    }
+
+    /// `None` when fewer were waiting, or for another number of locks.
+    pub(crate) fn probe_p99_ms_beside_ten_thousand(&self) -> Option<f64> {
+        ((self.waiters, self.names) == (10_000, 1_000)).then_some(self.probe_waiting.p99_ms)
     }
 
     fn each(&self, more: u64, less: u64) -> f64 {
@@ -175,8 +188,8 @@ impl Display for Report {
         let (first, second, late) = (&self.service, &self.service_after_disconnects, &self.lateness);
         writeln!(f, "| figure | value |\n| --- | ---: |")?;
         let mut row = |figure: &str, value: String| writeln!(f, "| {figure} | {value} |");
-        row("memory per idle connection, bytes", thousands(self.each(self.memory_idle, self.memory_before)))?;
-        row("memory per waiting request, bytes", thousands(self.each(self.memory_waiting, self.memory_idle)))?;
+        row("memory per idle connection, bytes", thousands(self.bytes_per_idle_connection()))?;
+        row("memory per waiting request, bytes", thousands(self.bytes_per_waiting_request()))?;
         row(
             "RSS before / idle / waiting / at the end, MiB",
             [self.memory_before, self.memory_idle, self.memory_waiting, self.memory_at_the_end].map(mib).join(" / "),
@@ -193,12 +206,11 @@ impl Display for Report {
             format!("{} at {:.1} / {:.1} / {:.1}", late.answered, late.p50_ms, late.p99_ms, late.max_ms),
         )?;
         row("409 before it", format!("{}, by up to {:.1} ms", late.early, late.earliest_ms))?;
-        let Machine { cores, cpu, redis } = &self.machine;
         writeln!(
             f,
-            "\n{cores} cores, {cpu}, Redis {redis}; masters, gateway and waiters on one machine. {} waiters at {} names, \
+            "\n{}; masters, gateway and waiters on one machine. {} waiters at {} names, \
              wait_ms {} and {}, sent over {} ms.",
-            self.waiters, self.names, self.wait_ms, self.short_wait_ms, self.ramp_ms
+            self.machine, self.waiters, self.names, self.wait_ms, self.short_wait_ms, self.ramp_ms
         )?;
         for fault in &self.faults {
             writeln!(f, "\nFAULT: {fault}")?;

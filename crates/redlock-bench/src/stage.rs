@@ -1,0 +1,217 @@
+//! One workload, from the start of its masters to their end: its contenders take turns within a round, and each round
+//! begins with another one. Masters and contenders are new for each workload, so that none suffers from what an earlier
+//! one has left.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::conditions::{Condition, Masters};
+use crate::contenders::{self, Contender, Programs, Running};
+use crate::crew::Crew;
+use crate::holders::Holders;
+use crate::http::Connection;
+use crate::in_process;
+use crate::load::{self, Tally, Work};
+use crate::metrics::metric;
+use crate::report::{Circumstances, Entry, Figures, StageReport, median, micros};
+use crate::servers::{self, Accounts, Scratch};
+use crate::workload::{Names, Spec, Task, Workload};
+
+/// Long enough for connections to be open, scripts to be loaded and batches to have grown.
+const WARM_UP: Duration = Duration::from_millis(500);
+/// And for a failing master to be known as one.
+const WARM_UP_WHEN_BROKEN: Duration = Duration::from_millis(1500);
+
+/// What to measure, and how.
+pub(crate) struct Stage<'a> {
+    pub(crate) workload: Workload,
+    pub(crate) spec: Spec,
+    /// Those of the spec's who were asked for.
+    pub(crate) lineup: Vec<Contender>,
+    pub(crate) window: Duration,
+    pub(crate) rounds: u32,
+    /// No more than there are connections.
+    pub(crate) load_threads: u32,
+    pub(crate) programs: &'a Programs,
+    pub(crate) gateway_args: &'a [String],
+}
+
+/// A contender that is ready.
+struct Player {
+    contender: Contender,
+    /// `None` of one that is a library and runs in this program.
+    server: Option<Running>,
+    work: Work,
+    holders: Option<Holders>,
+}
+
+impl Stage<'_> {
+    /// `tell` is called with what is going on and the share of the turns that are over. Must be called on the main
+    /// thread, because it starts processes.
+    pub(crate) async fn run(&self, mut tell: impl FnMut(&str, f64)) -> Result<StageReport, String> {
+        let scratch = Scratch::create()?;
+        let masters = Masters::start(self.spec.condition, &scratch).await?;
+        let mut report = StageReport {
+            workload: self.workload,
+            connections: self.spec.connections,
+            load_threads: self.load_threads,
+            round_trip_us: None,
+            contenders: self.lineup.iter().copied().map(Entry::new).collect(),
+        };
+
+        let mut players = Vec::with_capacity(self.lineup.len());
+        for &contender in &self.lineup {
+            tell(&format!("starting {}", contender.label()), 0.0);
+            players.push(self.player(contender, &masters, &scratch, &mut tell).await?);
+        }
+        let turns = self.rounds as usize * players.len();
+        let mut round_trips = Vec::with_capacity(self.rounds as usize);
+        for number in 0..turns {
+            let (round, turn) = (number / players.len(), number % players.len());
+            if turn == 0 {
+                round_trips.push(micros(masters.measured_round_trip().await?));
+            }
+            let at = (turn + round) % players.len();
+            let (player, entry) = (&players[at], &mut report.contenders[at]);
+            let seen = match self.turn(player, &masters).await {
+                Ok(figures) => {
+                    let line = figures.to_string();
+                    entry.rounds.push(figures);
+                    line
+                }
+                Err(error) => {
+                    let line = format!("FAILED: {error}\n{}", player.log_tail());
+                    entry.failures.push(error);
+                    line
+                }
+            };
+            let line = format!("round {}/{}  {:<22} {seen}", round + 1, self.rounds, player.contender.label());
+            tell(&line, (number + 1) as f64 / turns as f64);
+        }
+
+        let delayed = matches!(self.spec.condition, Condition::Late(_) | Condition::Network(_));
+        report.round_trip_us = delayed.then(|| median(round_trips));
+
+        for (player, entry) in players.into_iter().zip(&mut report.contenders) {
+            if let Some(holders) = player.holders {
+                // A lock that was lost meanwhile is told of here.
+                entry.failures.extend(holders.let_go().await.err());
+            }
+        }
+        Ok(report)
+    }
+
+    async fn player(
+        &self,
+        contender: Contender,
+        masters: &Masters,
+        scratch: &Scratch,
+        tell: &mut impl FnMut(&str, f64),
+    ) -> Result<Player, String> {
+        let Spec { connections, task, held, .. } = self.spec;
+        let names = match task {
+            Task::Cycle(names) => names,
+            // Not used: the locks that are held are.
+            Task::Extend => Names::Random,
+        };
+        let mut player = Player { contender, server: None, work: Work::Cycle(names), holders: None };
+        if contender.is_in_process() {
+            return Ok(player);
+        }
+        let running = contenders::start(contender, self.programs, masters, self.gateway_args, scratch).await?;
+        let address = running.address;
+        if let Names::Walk(names) = names {
+            tell(&format!("using {names} names once"), 0.0);
+            load::fill(address, connections, self.load_threads, names).await?;
+        }
+        if held > 0 {
+            tell(&format!("acquiring {held} locks"), 0.0);
+            let first: u64 = rand::random();
+            let locks = (0..u64::from(held)).map(|number| first.wrapping_add(number)).collect();
+            let holders = Holders::take(address, connections, locks).await?;
+            if task == Task::Extend {
+                player.work = Work::Extend(Arc::new(holders.shares()));
+            }
+            player.holders = Some(holders);
+        }
+        player.server = Some(running);
+        Ok(player)
+    }
+
+    /// Warm up, then count between two looks at the clock and at everybody's CPU time, while the load goes on across
+    /// both.
+    async fn turn(&self, player: &Player, masters: &Masters) -> Result<Figures, String> {
+        let condition = masters.begin_turn()?;
+        let mut load = self.load(player, masters)?;
+        let warm_up = if self.workload.breaks_masters() { WARM_UP_WHEN_BROKEN } else { WARM_UP };
+        load.run_for(warm_up).await?;
+
+        let process = || player.server.as_ref().map(|server| &server.process);
+        let calls_before = player.calls().await?;
+        let (began, before) = (Instant::now(), Accounts::look(process(), masters)?);
+        load.count(true);
+        load.run_for(self.window).await?;
+        load.count(false);
+        let (elapsed, after) = (began.elapsed(), Accounts::look(process(), masters)?);
+        let calls = player.calls().await?;
+
+        // Before the load: a request may hang for as long as a master does.
+        condition.end().await?;
+        let tally = Tally::sum(load.stop(load::STOP_WITHIN).await?);
+        let cpu = after.since(&before);
+        let turn = Circumstances {
+            elapsed,
+            cpu: if player.server.is_some() { cpu } else { cpu.in_process() },
+            load_threads: self.load_threads,
+            operations_per_call: calls.zip(calls_before).and_then(|(after, before)| after.mean_since(before)),
+            memory_bytes: process().map_or_else(servers::own_memory_bytes, |process| process.memory_bytes())?,
+            peak_memory_bytes: process()
+                .map_or_else(servers::own_peak_memory_bytes, |process| process.peak_memory_bytes())?,
+        };
+        Figures::new(&tally, &turn)
+    }
+
+    fn load(&self, player: &Player, masters: &Masters) -> Result<Crew<Tally>, String> {
+        let connections = self.spec.connections;
+        match &player.server {
+            Some(server) => load::start(server.address, connections, self.load_threads, player.work.clone()),
+            None => {
+                let masters: Vec<_> = masters.addresses().collect();
+                in_process::start(&masters, connections)
+            }
+        }
+    }
+}
+
+/// What a gateway says of its calls to masters, since it was started.
+#[derive(Clone, Copy)]
+struct Calls {
+    operations: f64,
+    calls: f64,
+}
+
+impl Calls {
+    fn mean_since(self, before: Self) -> Option<f64> {
+        let calls = self.calls - before.calls;
+        (calls > 0.0).then(|| (self.operations - before.operations) / calls)
+    }
+}
+
+impl Player {
+    /// `None` of those who do not say.
+    async fn calls(&self) -> Result<Option<Calls>, String> {
+        let Some(server) = self.server.as_ref().filter(|_| self.contender == Contender::Gateway) else {
+            return Ok(None);
+        };
+        let mut connection = Connection::open(server.address).await?;
+        let answer = connection.get("/metrics").await?;
+        let text = String::from_utf8_lossy(answer.body);
+        let read = |name| metric(&text, name);
+        let (operations, calls) = (read("redlock_batch_operations_sum"), read("redlock_batch_operations_count"));
+        Ok(operations.zip(calls).map(|(operations, calls)| Calls { operations, calls }))
+    }
+
+    fn log_tail(&self) -> String {
+        self.server.as_ref().map(|server| server.process.log_tail()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,229 @@
+//! What is measured: each workload says who takes part, with how many connections, on what kind of masters, and what a
+//! connection does.
+
+use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use serde::{Deserialize, Serialize};
+
+use crate::conditions::Condition;
+use crate::contenders::Contender;
+
+const EVERYBODY: &[Contender] = &Contender::ALL;
+const MAIN: &[Contender] = &[Contender::Noop, Contender::Floor, Contender::FredFenced, Contender::Gateway];
+const ON_REDIS: &[Contender] = &[Contender::Floor, Contender::FredFenced, Contender::Gateway];
+const WITH_LIBRARY: &[Contender] = &[Contender::Floor, Contender::FredFenced, Contender::Rslock, Contender::Gateway];
+const GATEWAY: &[Contender] = &[Contender::Gateway];
+
+const CONNECTIONS: u32 = 64;
+
+/// In the order of a run and of its tables. The texts are shown by `--help` and above the tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub(crate) enum Workload {
+    /// 64 connections acquire and release locks of random names
+    #[value(name = "uncontended")]
+    Uncontended,
+    /// The same with 1 connection
+    #[value(name = "concurrency-1")]
+    Concurrency1,
+    /// The same with 8 connections
+    #[value(name = "concurrency-8")]
+    Concurrency8,
+    /// The same with 256 connections
+    #[value(name = "concurrency-256")]
+    Concurrency256,
+    /// 64 connections draw from 10,000 names by Zipf's law with exponent 1 and release at once; a lock that is held is
+    /// answered 409, and another name drawn
+    #[value(name = "mixed")]
+    Mixed,
+    /// 64 connections extend 10,000 held locks in turn, as heartbeats do
+    #[value(name = "extend")]
+    Extend,
+    /// Uncontended, with one of five masters stopped by SIGSTOP
+    #[value(name = "stopped")]
+    Stopped,
+    /// Uncontended, with one of five masters 50 ms late
+    #[value(name = "late")]
+    Late,
+    /// 1 connection, and a network between the contender and the masters with a round trip of 1 ms
+    #[value(name = "network-1ms-idle")]
+    Network1msIdle,
+    /// 64 connections on the network of 1 ms
+    #[value(name = "network-1ms")]
+    Network1ms,
+    /// 64 connections on a network of 10 ms
+    #[value(name = "network-10ms")]
+    Network10ms,
+    /// 64 connections go round 1,000 names, each through its own share; all had been used before
+    #[value(name = "names-1k")]
+    Names1k,
+    /// The same with 10,000 names
+    #[value(name = "names-10k")]
+    Names10k,
+    /// The same with 100,000 names
+    #[value(name = "names-100k")]
+    Names100k,
+    /// The same with 1,000,000 names
+    #[value(name = "names-1m")]
+    Names1m,
+    /// Uncontended, while 1,000 other locks are held
+    #[value(name = "held-1k")]
+    Held1k,
+    /// Uncontended, while 100,000 other locks are held
+    #[value(name = "held-100k")]
+    Held100k,
+    /// 64 workers want one lock, at one and at two gateways, waiting there or polling
+    #[value(name = "contended")]
+    Contended,
+    /// Very many requests wait at the same time at one gateway
+    #[value(name = "waiters")]
+    Waiters,
+}
+
+/// How a workload is measured.
+pub(crate) enum Kind {
+    Load(Spec),
+    /// In their own way, as the subcommands of the same names.
+    Contended,
+    Waiters,
+}
+
+/// Contenders that take turns under the same load.
+pub(crate) struct Spec {
+    pub(crate) lineup: &'static [Contender],
+    pub(crate) connections: u32,
+    pub(crate) task: Task,
+    pub(crate) condition: Condition,
+    /// Locks that are held throughout: those that are extended, or others than those that are acquired.
+    pub(crate) held: u32,
+}
+
+/// What every connection does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Task {
+    /// Acquires and releases.
+    Cycle(Names),
+    /// Extends its share of the locks that are held.
+    Extend,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Names {
+    /// Each is new.
+    Random,
+    /// Of so many, each connection walks through its own share again and again. All are used once before.
+    Walk(u64),
+    /// Of so many, the n-th is drawn with a probability that falls as 1 ÷ n; so they are shared, and acquires may be
+    /// refused.
+    Zipf(u64),
+}
+
+impl Spec {
+    /// Locks that each contender acquires before anything is counted.
+    pub(crate) fn prepared(&self) -> u64 {
+        let walked = if let Task::Cycle(Names::Walk(names)) = self.task { names } else { 0 };
+        walked + u64::from(self.held)
+    }
+}
+
+impl Workload {
+    pub(crate) fn kind(self) -> Kind {
+        let plain = Spec {
+            lineup: MAIN,
+            connections: CONNECTIONS,
+            task: Task::Cycle(Names::Random),
+            condition: Condition::Healthy,
+            held: 0,
+        };
+        let connected = |connections| Spec { connections, ..plain };
+        let among = |lineup, condition| Spec { lineup, condition, ..plain };
+        let network = |round_trip_ms, connections| Spec {
+            connections,
+            ..among(ON_REDIS, Condition::Network(Duration::from_millis(round_trip_ms)))
+        };
+        let names = |names| Spec { task: Task::Cycle(Names::Walk(names)), lineup: GATEWAY, ..plain };
+        let held = |held| Spec { held, lineup: GATEWAY, ..plain };
+        Kind::Load(match self {
+            Self::Uncontended => Spec { lineup: EVERYBODY, ..plain },
+            Self::Concurrency1 => connected(1),
+            Self::Concurrency8 => connected(8),
+            Self::Concurrency256 => connected(256),
+            Self::Mixed => Spec { task: Task::Cycle(Names::Zipf(10_000)), lineup: ON_REDIS, ..plain },
+            Self::Extend => {
+                Spec { task: Task::Extend, held: 10_000, lineup: &[Contender::Noop, Contender::Gateway], ..plain }
+            }
+            Self::Stopped => among(WITH_LIBRARY, Condition::Stopped),
+            Self::Late => among(WITH_LIBRARY, Condition::Late(Duration::from_millis(50))),
+            Self::Network1msIdle => network(1, 1),
+            Self::Network1ms => network(1, CONNECTIONS),
+            Self::Network10ms => network(10, CONNECTIONS),
+            Self::Names1k => names(1_000),
+            Self::Names10k => names(10_000),
+            Self::Names100k => names(100_000),
+            Self::Names1m => names(1_000_000),
+            Self::Held1k => held(1_000),
+            Self::Held100k => held(100_000),
+            Self::Contended => return Kind::Contended,
+            Self::Waiters => return Kind::Waiters,
+        })
+    }
+
+    /// Whether a quick run leaves it out, because it is long in the making.
+    pub(crate) fn is_long(self) -> bool {
+        matches!(self, Self::Names100k | Self::Names1m | Self::Held100k)
+    }
+
+    /// Whether a master does not do its work. Then the same contender's uncontended figures are what to compare with.
+    pub(crate) fn breaks_masters(self) -> bool {
+        matches!(self, Self::Stopped | Self::Late)
+    }
+
+    pub(crate) fn description(self) -> String {
+        let value = self.value();
+        value.get_help().map(|help| format!("{help}.")).unwrap_or_default()
+    }
+
+    fn value(self) -> PossibleValue {
+        self.to_possible_value().expect("no workload is hidden")
+    }
+}
+
+impl Display for Workload {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.pad(self.value().get_name())
+    }
+}
+
+impl From<Workload> for String {
+    fn from(workload: Workload) -> Self {
+        workload.to_string()
+    }
+}
+
+impl TryFrom<String> for Workload {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        Self::from_str(&name, false).map_err(|_| format!("{name:?} is no workload"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_workload_has_a_name_to_go_by_a_description_and_contenders() {
+        for &workload in Workload::value_variants() {
+            assert_eq!(Workload::try_from(workload.to_string()), Ok(workload));
+            assert!(workload.description().len() > 10, "{workload}");
+            if let Kind::Load(spec) = workload.kind() {
+                assert!(spec.lineup.contains(&Contender::Gateway), "{workload}");
+                assert!(spec.task != Task::Extend || spec.held >= spec.connections, "{workload}");
+            }
+        }
+    }
+}
