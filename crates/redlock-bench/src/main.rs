@@ -10,7 +10,7 @@
 //! processes themselves.
 //!
 //! Without a subcommand it is a suite of workloads, judged by goals. `contended` and `waiters` are part of it and can be run
-//! by themselves with options of their own.
+//! by themselves with options of their own; `page` makes the project's performance page of what was measured.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -31,6 +31,7 @@
 //! | `histogram` | latencies |
 //! | `report` | the run as one document: figures, medians, tables, JSON |
 //! | `goals` | what is to be reached, and whether it was |
+//! | `page` | the performance page |
 //! | `options` | options that several commands share |
 //! | `contended` | one lock, waiting beside polling |
 //! | `grants` | what the grants of one lock say, laid side by side |
@@ -51,6 +52,7 @@ mod metrics;
 mod naive;
 mod network;
 mod options;
+mod page;
 mod report;
 mod servers;
 mod stage;
@@ -112,6 +114,7 @@ enum Role {
     },
     Contended(contended::Options),
     Waiters(waiters::Options),
+    Page(page::Options),
 }
 
 fn main() -> ExitCode {
@@ -120,6 +123,7 @@ fn main() -> ExitCode {
         Some(Role::Naive { design, listen, master, threads }) => naive::serve(design, listen, &master, threads),
         Some(Role::Contended(options)) => until_interrupted(contended::measure(&options)),
         Some(Role::Waiters(options)) => until_interrupted(waiters::measure(&options)),
+        Some(Role::Page(options)) => page::print(&options),
         None => until_interrupted(suite::measure(&suite)),
     };
     match result {
