@@ -6,6 +6,7 @@
 //! refuses what comes in with "down, not sent", and starts over: connect, look at the node, be admitted, load the script.
 //! This file and those below it are the only ones that name the Redis client.
 
+mod calls;
 mod codec;
 mod ears;
 mod gate;
@@ -16,9 +17,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt, OptionFuture};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
+use self::calls::{Answer, Calls, Sent};
 use self::ears::Ears;
 use self::gate::{Gate, Open};
 use self::session::{Look, Session, SessionError};
@@ -259,90 +262,102 @@ impl Lane {
     }
 
     /// Serves until the session fails.
-    async fn serve(&mut self, mut open: Open) -> Result<Outage, Closed> {
-        let mut batch: Vec<Job> = Vec::with_capacity(MAX_BATCH);
+    async fn serve(&mut self, open: Open) -> Result<Outage, Closed> {
+        let mut waiting: Vec<Job> = Vec::with_capacity(MAX_BATCH);
+        let mut calls = Calls::new(&open);
+        let why = self.converse(&open, &mut calls, &mut waiting).await;
+        // It may be on its way to the node, or have run there.
+        let lost = "the connection was lost before this was answered";
+        fail_all(calls.give_up(), Reason::Down, Effect::Possible, lost);
+        fail_all(waiting, Reason::Down, Effect::None, "the connection was lost before this was sent");
+        why
+    }
+
+    async fn converse(&mut self, open: &Open, calls: &mut Calls<'_>, waiting: &mut Vec<Job>) -> Result<Outage, Closed> {
         let mut heartbeat = tokio::time::interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut idle = true;
+        let prefix = self.gate.settings.key_prefix.clone();
+        let mut look: Option<BoxFuture<'_, Result<Look, SessionError>>> = None;
+        let (mut idle, mut closed) = (true, false);
         loop {
-            if batch.is_empty() {
-                tokio::select! {
-                    // First, or a busy node would never be looked at.
-                    biased;
-                    _ = heartbeat.tick() => {
-                        if let Err(outage) = self.gate.look_again(&open).await {
-                            return Ok(outage);
-                        }
-                        // A call without operations: it notices a dead connection, a restart and a lost marker.
-                        if std::mem::replace(&mut idle, true)
-                            && let Err(outage) = self.call(&open, Vec::new()).await
-                        {
-                            return Ok(outage);
-                        }
-                        continue;
-                    }
-                    taken = self.jobs.recv_many(&mut batch, MAX_BATCH) => {
-                        if taken == 0 {
-                            return Err(Closed);
-                        }
-                        self.gather(&mut batch).await;
-                        batch = unfold(batch);
-                    }
-                    why = open.session.ended() => return Ok(Outage::Connecting(why)),
+            if calls.takes(waiting.len()) {
+                self.gather(waiting).await;
+                let call = self.in_time(waiting.drain(..next_call(waiting)).collect());
+                if !call.is_empty() {
+                    idle = false;
+                    calls.send(call);
                 }
             }
-            idle = false;
-            let call = batch.drain(..next_call(&batch)).collect();
-            if let Err(outage) = self.call(&open, call).await {
-                fail_all(batch, Reason::Down, Effect::None, "the connection was lost before this was sent");
-                return Ok(outage);
+            if closed && calls.none() && waiting.is_empty() {
+                return Err(Closed);
+            }
+            let receives = !closed && calls.room() && waiting.len() < MAX_BATCH;
+            tokio::select! {
+                // In this order, or a busy node would never be looked at.
+                biased;
+                _ = heartbeat.tick() => {
+                    // Beside the calls: it is several questions one after the other, and locks must not wait for them.
+                    look.get_or_insert_with(|| open.session.look(&prefix).boxed());
+                    // A call without operations: it notices a dead connection, a restart and a lost marker.
+                    if std::mem::replace(&mut idle, true) && calls.none() {
+                        calls.send(Vec::new());
+                    }
+                }
+                Some(seen) = OptionFuture::from(look.as_mut()) => {
+                    look = None;
+                    if let Err(outage) = seen.map_err(Outage::from).and_then(|seen| self.gate.judge(open, seen)) {
+                        return Ok(outage);
+                    }
+                }
+                (sent, answer) = calls.next(), if !calls.none() => {
+                    if let Err(outage) = self.answered(sent, answer) {
+                        return Ok(outage);
+                    }
+                }
+                taken = self.jobs.recv_many(waiting, MAX_BATCH), if receives => closed = taken == 0,
+                why = open.session.ended(), if calls.none() => return Ok(Outage::Connecting(why)),
             }
         }
     }
 
     /// Takes along what is submitted by requests that are about to run. Whoever submits first wakes the lane, and it would
     /// run before all others that came in with the same look at the network.
-    async fn gather(&mut self, batch: &mut Vec<Job>) {
+    async fn gather(&mut self, waiting: &mut Vec<Job>) {
         for _ in 0..GATHER {
             tokio::task::yield_now().await;
         }
-        while batch.len() < MAX_BATCH
+        while waiting.len() < MAX_BATCH
             && let Ok(job) = self.jobs.try_recv()
         {
-            batch.push(job);
+            waiting.push(job);
         }
+        unfold(waiting);
     }
 
-    /// Sends operations as one call and hands out the votes.
-    async fn call(&mut self, open: &Open, mut jobs: Vec<Job>) -> Result<(), Outage> {
-        let started = Instant::now();
-        // Running an acquire whose round has given up would only make work for the clean-up.
-        let submitted = jobs.len();
-        for late in jobs.extract_if(.., |job| job.not_after < started && !matches!(*job.op, Op::Release { .. })) {
+    /// Answers what need not be sent any more: running an acquire whose round has given up would only make work for the
+    /// clean-up.
+    fn in_time(&self, mut jobs: Vec<Job>) -> Vec<Job> {
+        let now = Instant::now();
+        for late in jobs.extract_if(.., |job| job.not_after < now && !matches!(*job.op, Op::Release { .. })) {
             late.reply.send(Vote::Failed(Failure::new(Reason::Timeout, Effect::None, "not sent in time")));
         }
-        if jobs.is_empty() && submitted > 0 {
-            return Ok(());
-        }
-        if let Some(Op::Scan { key_prefix, cursor, count }) = jobs.first().map(|job| job.op.as_ref()) {
-            let result = scan(&open.session, key_prefix, cursor, *count).await;
-            self.observer.node_call(self.gate.url.name(), 1, started.elapsed());
-            return answer_scan(jobs, result);
-        }
+        jobs
+    }
 
-        let (keys, arguments) = codec::encode(&open.header, jobs.iter().map(|job| &job.op));
-        let result = open.session.call(&open.script, keys, arguments).await;
+    /// Hands out the votes.
+    fn answered(&mut self, Sent { jobs, at }: Sent, answer: Answer) -> Result<(), Outage> {
         if !jobs.is_empty() {
-            self.observer.node_call(self.gate.url.name(), jobs.len(), started.elapsed());
+            self.observer.node_call(self.gate.url.name(), jobs.len(), at.elapsed());
         }
-        let replies = match result {
-            Ok(replies) if replies.len() == jobs.len() + 2 => replies,
-            Ok(replies) => {
+        let replies = match answer {
+            Answer::Page(page) => return answer_scan(jobs, page),
+            Answer::Replies(Ok(replies)) if replies.len() == jobs.len() + 2 => replies,
+            Answer::Replies(Ok(replies)) => {
                 let text = format!("{} values in answer to {} operations", replies.len(), jobs.len());
                 fail_all(jobs, Reason::Error, Effect::Possible, &text);
                 return Err(Outage::Connecting(text));
             }
-            Err(error) => {
+            Answer::Replies(Err(error)) => {
                 let (reason, effect) = match &error {
                     SessionError::Timeout => (Reason::Timeout, Effect::Possible),
                     SessionError::Broken(_) => (Reason::Down, Effect::Possible),
@@ -357,7 +372,7 @@ impl Lane {
         let mut replies = replies.into_iter();
         if let Some(node_time) = replies.next().and_then(|time| time.as_i64()) {
             // The node read its clock somewhere between our sending and now; the middle is the best guess.
-            let ours = self.gate.clock.wall_micros() as i64 - started.elapsed().as_micros() as i64 / 2;
+            let ours = self.gate.clock.wall_micros() as i64 - at.elapsed().as_micros() as i64 / 2;
             self.clock_offset(node_time - ours);
         }
         let admitted = replies.next().and_then(|admitted| admitted.as_i64()) == Some(1);
@@ -425,17 +440,15 @@ fn unfit_by(vote: &Vote) -> Option<&'static str> {
 }
 
 /// One after the other what came in twos.
-fn unfold(mut jobs: Vec<Job>) -> Vec<Job> {
+fn unfold(jobs: &mut Vec<Job>) {
     if jobs.iter().all(|job| job.next.is_none()) {
-        return jobs;
+        return;
     }
-    let mut all = Vec::with_capacity(2 * MAX_BATCH);
-    for mut job in jobs.drain(..) {
+    for mut job in std::mem::replace(jobs, Vec::with_capacity(2 * MAX_BATCH)) {
         let next = job.next.take();
-        all.push(job);
-        all.extend(next.map(|next| *next));
+        jobs.push(job);
+        jobs.extend(next.map(|next| *next));
     }
-    all
 }
 
 /// How many operations go into the next call: a scan alone, others until a scan or until the call is full.
@@ -461,7 +474,8 @@ fn fail_all(jobs: Vec<Job>, reason: Reason, effect: Effect, detail: &str) {
     }
 }
 
-async fn scan(session: &Session, prefix: &Bytes, cursor: &Bytes, count: u32) -> Result<Vote, SessionError> {
+async fn scan(session: &Session, op: &Op) -> Result<Vote, SessionError> {
+    let Op::Scan { key_prefix: prefix, cursor, count } = op else { unreachable!("only scans go this way") };
     let cursor = match std::str::from_utf8(cursor) {
         Ok("") => "0",
         Ok(cursor) if cursor.bytes().all(|b| b.is_ascii_digit()) => cursor,
@@ -475,7 +489,7 @@ async fn scan(session: &Session, prefix: &Bytes, cursor: &Bytes, count: u32) -> 
         pattern.push(c);
     }
     pattern.push('*');
-    let (next, keys) = session.scan(cursor, pattern, count).await?;
+    let (next, keys) = session.scan(cursor, pattern, *count).await?;
     let next = (next != "0").then(|| Bytes::from(next));
     Ok(Vote::Page { keys, next })
 }

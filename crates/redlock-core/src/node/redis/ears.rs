@@ -97,7 +97,7 @@ impl Ears {
     /// Until the connection fails; `Ok` when nobody listens any more.
     async fn hear(
         &self,
-        mut session: Session,
+        session: Session,
         mut messages: Receiver<Message>,
         listener: &Weak<dyn Listener>,
     ) -> Result<(), SessionError> {

@@ -55,7 +55,7 @@ pub(super) struct Open {
 impl Gate {
     /// Ends when the node may vote, or cannot be reached, or must not vote for a reason that only an operator can mend.
     pub(super) async fn open(&mut self) -> Result<Open, Outage> {
-        let mut session = Session::connect(&self.url, self.settings.call_deadline()).await?;
+        let session = Session::connect(&self.url, self.settings.call_deadline()).await?;
         let mut puts = 0;
         let mut mentioned: Option<Duration> = None;
         loop {
@@ -114,8 +114,7 @@ impl Gate {
     }
 
     /// What may change while a session lasts: the eviction policy, evictions, the role, the durability.
-    pub(super) async fn look_again(&mut self, open: &Open) -> Result<(), Outage> {
-        let Look { facts, marker } = open.session.look(&self.settings.key_prefix).await?;
+    pub(super) fn judge(&mut self, open: &Open, Look { facts, marker }: Look) -> Result<(), Outage> {
         self.status.send_if_modified(|status| {
             std::mem::replace(&mut status.evicted_keys, facts.evicted_keys) != facts.evicted_keys
         });

@@ -2,6 +2,8 @@
 //! opens a new session. That is what keeps a command of before a restart from running after it; the client's own
 //! reconnect and replay logic gives no such promise, so it stays off (no policy, one attempt).
 
+use std::pin::Pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,7 +32,7 @@ pub(super) const NOT_HEARD: &str = "what is published there does not come back";
 /// A usable connection. Ends when dropped.
 pub(super) struct Session {
     client: Client,
-    connection: ConnectHandle,
+    connection: Mutex<ConnectHandle>,
     deadline: Duration,
 }
 
@@ -128,13 +130,13 @@ impl Session {
             })
             .build()?;
         // Held from here on, so that the connection ends with the session however the start goes.
-        let mut session = Self { connection: client.connect(), client, deadline };
+        let session = Self { connection: Mutex::new(client.connect()), client, deadline };
         match timeout(deadline, session.client.wait_for_connect()).await {
             Err(_) => Err(SessionError::Timeout),
             Ok(Ok(())) => Ok(session),
             Ok(Err(error)) => {
                 // The connection task knows more than "cancelled".
-                let cause = match timeout(deadline, &mut session.connection).await {
+                let cause = match timeout(deadline, session.end()).await {
                     Ok(Ok(Err(cause))) => cause,
                     _ => error,
                 };
@@ -144,11 +146,19 @@ impl Session {
     }
 
     /// Resolves when the connection has ended by itself.
-    pub(super) async fn ended(&mut self) -> String {
-        match (&mut self.connection).await {
+    pub(super) async fn ended(&self) -> String {
+        match self.end().await {
             Ok(Err(error)) if !error.details().is_empty() => error.to_string(),
             _ => "the connection was closed".into(),
         }
+    }
+
+    async fn end(&self) -> <ConnectHandle as Future>::Output {
+        std::future::poll_fn(|cx| Pin::new(&mut *self.connection()).poll(cx)).await
+    }
+
+    fn connection(&self) -> MutexGuard<'_, ConnectHandle> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A session that hears what is published on a channel. `probe` is published there, and has come back when this returns:
@@ -278,7 +288,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         // Dropping the client alone would leave its task and its connection behind.
-        self.connection.abort();
+        self.connection().abort();
     }
 }
 
