@@ -108,6 +108,9 @@ mod cleanup;
 pub mod clock;
 pub mod error;
 mod heal;
+#[cfg(feature = "bench-internals")]
+#[doc(hidden)]
+pub mod internals;
 pub mod node;
 pub mod quorum;
 pub mod redlock;

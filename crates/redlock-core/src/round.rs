@@ -283,7 +283,7 @@ impl Voter for Round {
 }
 
 /// Sorts votes into yes, no and neither.
-fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
+pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
     let mut tally = Tally::default();
     for vote in votes.iter().flatten() {
         match (op, vote) {

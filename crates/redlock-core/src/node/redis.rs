@@ -10,6 +10,9 @@ mod calls;
 mod codec;
 mod ears;
 mod gate;
+#[cfg(feature = "bench-internals")]
+#[doc(hidden)]
+pub mod internals;
 mod session;
 mod url;
 

@@ -314,7 +314,8 @@ fn is_json(content_type: &[u8]) -> bool {
     essence.eq_ignore_ascii_case(b"application/json")
 }
 
-fn lock_token(headers: &HeaderMap) -> Result<LockToken, ApiError> {
+/// The token of the `Lock-Token` header.
+pub fn lock_token(headers: &HeaderMap) -> Result<LockToken, ApiError> {
     let mut values = headers.get_all(&LOCK_TOKEN).iter();
     let value = values.next().ok_or(ApiError::MissingToken)?;
     if values.next().is_some() {

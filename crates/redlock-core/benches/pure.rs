@@ -1,0 +1,187 @@
+//! What a request costs in the core apart from its nodes: words parsed, tokens minted, records written, votes counted,
+//! batches encoded. Times follow the machine and the hour; allocations do not.
+//!
+//! `cargo bench -p redlock-core`, or `cargo bench -p redlock-core -- record` for some of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use divan::counter::ItemsCount;
+use divan::{AllocProfiler, Bencher, black_box};
+use redlock_core::clock::{HybridClock, SystemClock};
+use redlock_core::internals::{Codec, Replies, tally};
+use redlock_core::node::{Hint, Holding, Keys, Op, Record, Vote};
+use redlock_core::quorum::Quorum;
+use redlock_core::validity::{drift, validity};
+use redlock_core::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
+
+#[global_allocator]
+static ALLOCATIONS: AllocProfiler = AllocProfiler::system();
+
+const TOKEN: &str = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
+const INFO: &[u8] = br#"{"owner":"nightly-report on host-7"}"#;
+const NAMES: [&str; 2] = ["a", "reports/nightly/2026-11-21@eu-west-1"];
+
+fn main() {
+    divan::main();
+}
+
+fn name(text: &str) -> LockName {
+    LockName::parse(text).expect("a lock's name")
+}
+
+fn token() -> LockToken {
+    LockToken::parse(TOKEN).expect("a token")
+}
+
+fn ttl() -> Ttl {
+    Ttl::from_millis(30_000).expect("within the limits of a Ttl")
+}
+
+fn info() -> Info {
+    Info::new(INFO).expect("short enough")
+}
+
+fn keys() -> Keys {
+    Keys::new("lock:", &name(NAMES[1]))
+}
+
+fn acquire() -> Op {
+    Op::Acquire { keys: keys(), record: Record::new(&token(), &info()), ttl: ttl(), tell: None }
+}
+
+fn held() -> Vote {
+    Vote::Held(Holding { record: Record::new(&token(), &info()), expires_in: Some(Duration::from_secs(20)) })
+}
+
+mod words {
+    use super::*;
+
+    #[divan::bench(args = NAMES)]
+    fn lock_name(text: &str) -> LockName {
+        name(text)
+    }
+
+    #[divan::bench]
+    fn token_parsed() -> Option<LockToken> {
+        LockToken::parse(black_box(TOKEN))
+    }
+
+    #[divan::bench]
+    fn token_shown(bencher: Bencher) {
+        let token = token();
+        bencher.bench(|| black_box(&token).expose());
+    }
+
+    #[divan::bench]
+    fn owner_of_an_idempotency_key(bencher: Bencher) {
+        let name = name(NAMES[1]);
+        bencher.bench(|| Owner::derive("cluster", "anonymous", black_box(&name), "9f86d081884c7d659a2f"));
+    }
+}
+
+mod storage {
+    use super::*;
+
+    #[divan::bench(args = NAMES)]
+    fn keys_of(bencher: Bencher, text: &str) {
+        let name = name(text);
+        bencher.bench(|| Keys::new(black_box("lock:"), black_box(&name)));
+    }
+
+    #[divan::bench]
+    fn record_written(bencher: Bencher) {
+        let (token, info) = (token(), info());
+        bencher.bench(|| Record::new(black_box(&token), black_box(&info)));
+    }
+
+    #[divan::bench]
+    fn record_read(bencher: Bencher) {
+        let record = Record::new(&token(), &info());
+        bencher.bench(|| black_box(&record).parse().is_some());
+    }
+}
+
+mod decisions {
+    use super::*;
+
+    #[divan::bench]
+    fn token_minted(bencher: Bencher) {
+        let clock = HybridClock::new(Arc::new(SystemClock), Duration::from_secs(2));
+        bencher.bench(|| clock.mint());
+    }
+
+    #[divan::bench]
+    fn token_observed(bencher: Bencher) {
+        let clock = HybridClock::new(Arc::new(SystemClock), Duration::from_secs(2));
+        let seen = FencingToken::new(1_763_725_165_123_456).expect("a token");
+        bencher.bench(|| clock.observe(black_box(seen)));
+    }
+
+    #[divan::bench]
+    fn validity_left() -> Option<Duration> {
+        let ttl = black_box(ttl());
+        validity(ttl, black_box(Duration::from_millis(1)), drift(ttl, black_box(0.01)))
+    }
+
+    /// As after the deciding vote: the rest is still out.
+    #[divan::bench]
+    fn votes_for(bencher: Bencher) {
+        let (quorum, op) = (Quorum::new(5).expect("five nodes"), acquire());
+        let votes = [Some(Vote::Granted), Some(Vote::Granted), Some(Vote::Granted), None, None];
+        bencher.bench(|| quorum.decide(tally(black_box(&op), black_box(&votes))));
+    }
+
+    #[divan::bench]
+    fn votes_against(bencher: Bencher) {
+        let (quorum, op) = (Quorum::new(5).expect("five nodes"), acquire());
+        let votes = [Some(held()), Some(held()), Some(held()), None, None];
+        bencher.bench(|| quorum.decide(tally(black_box(&op), black_box(&votes))));
+    }
+}
+
+/// Half of the operations acquire, half release; every fourth acquire is refused. Per operation of the batch.
+mod batch {
+    use super::*;
+
+    const SIZES: [usize; 4] = [1, 8, 32, 128];
+
+    fn release() -> Op {
+        let hint = Hint::received("1 r 0123456789abcdef 1763725165123456 lock:a".into());
+        Op::Release {
+            keys: keys(),
+            record: Record::new(&token(), &Info::default()),
+            failed_try: false,
+            tell: Some(hint),
+        }
+    }
+
+    fn is_acquire(at: &usize) -> bool {
+        at.is_multiple_of(2)
+    }
+
+    #[divan::bench(args = SIZES)]
+    fn encoded(bencher: Bencher, size: usize) {
+        let codec = Codec::new("lock:", "1 a-marker");
+        let ops: Vec<_> = (0..size).map(|at| Arc::new(if is_acquire(&at) { acquire() } else { release() })).collect();
+        bencher.counter(ItemsCount::new(size)).bench(|| codec.encode(black_box(&ops)));
+    }
+
+    #[divan::bench(args = SIZES)]
+    fn decoded(bencher: Bencher, size: usize) {
+        let codec = Codec::new("lock:", "1 a-marker");
+        let record = Record::new(&token(), &info());
+        let mut replies = Replies::default();
+        for at in 0..size {
+            match at {
+                at if !is_acquire(&at) => replies.released(),
+                at if at % 8 == 6 => replies.held(&record, 20_000),
+                _ => replies.granted(),
+            }
+        }
+        bencher
+            .counter(ItemsCount::new(size))
+            .with_inputs(|| replies.clone())
+            .bench_values(|replies| codec.decode(replies).for_each(|vote| drop(black_box(vote))));
+    }
+}
