@@ -1,0 +1,122 @@
+//! One path under valgrind's callgrind: what it executed and how often it asked for memory, per time it was done.
+//!
+//! A path runs twice, once more often than the other time. The difference is what the additional times took: start-up, warm-up
+//! and the end cancel out. The counts come from simulation, so a busy machine changes nothing.
+
+use std::collections::HashMap;
+use std::path::Path as File;
+use std::process::Command;
+
+use crate::paths::Path;
+
+/// How many times more often a path is done in the longer run.
+const LONGER: u32 = 4;
+/// How memory is asked for, below Rust's allocator.
+const ALLOCATORS: [&str; 5] = ["malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc"];
+
+/// Calls that are left out. A node in memory stands for a master, which is another process, and would hide what is ours
+/// behind four times as much; and the clock of the metrics library is calibrated for a time, not for a number of turns.
+const LEFT_OUT: [&str; 2] = ["redlock_core::node::memory::MemoryNode::run", "quanta::Calibration::calibrate"];
+
+/// Of doing a path once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Counts {
+    pub(crate) instructions: f64,
+    pub(crate) allocations: f64,
+}
+
+/// Counts one path. What callgrind wrote of the longer run stays in `keep`, if given.
+pub(crate) fn count(path: &Path, keep: Option<&File>) -> Result<Counts, String> {
+    let short = run(path, path.times, None)?;
+    let long = run(path, LONGER * path.times, keep)?;
+    if path.asks_nodes && long.left_out <= short.left_out {
+        // The compiler may have put it into its callers, and everything would count.
+        return Err(format!("{}: no call of {} was seen", path.name, LEFT_OUT[0]));
+    }
+    let times = f64::from((LONGER - 1) * path.times);
+    Ok(Counts {
+        instructions: (long.instructions as f64 - short.instructions as f64) / times,
+        allocations: (long.allocations as f64 - short.allocations as f64) / times,
+    })
+}
+
+#[derive(Debug, PartialEq)]
+struct Totals {
+    instructions: u64,
+    left_out: u64,
+    allocations: u64,
+}
+
+fn run(path: &Path, times: u32, keep: Option<&File>) -> Result<Totals, String> {
+    let named = |directory: &File| directory.join(format!("callgrind.out.{}", path.name));
+    let profile = match keep {
+        Some(directory) => named(directory),
+        None => named(&std::env::temp_dir()).with_extension(std::process::id().to_string()),
+    };
+    let this = std::env::current_exe().map_err(|error| error.to_string())?;
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--quiet"])
+        .arg(format!("--callgrind-out-file={}", profile.display()))
+        .arg(this)
+        .args(["--run", path.name, "--times", &times.to_string()])
+        // The level of the log is part of what is counted, and a backtrace is not.
+        .env_remove("RUST_LOG")
+        .env_remove("RUST_BACKTRACE")
+        .output()
+        .map_err(|error| format!("valgrind: {error}; install the Debian package valgrind, or its like"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(format!("{}: {}: {said}", path.name, output.status));
+    }
+    let text = std::fs::read_to_string(&profile).map_err(|error| format!("{}: {error}", profile.display()))?;
+    if keep.is_none() {
+        std::fs::remove_file(&profile).map_err(|error| format!("{}: {error}", profile.display()))?;
+    }
+    totals(&text).ok_or_else(|| format!("{}: no totals in it", profile.display()))
+}
+
+/// Reads a profile; the format is in the Callgrind Format Specification of valgrind's manual. Names come once, as
+/// `cfn=(number) name`, and then as `cfn=(number)`; functions and callees share their numbers. What a call cost, all that it
+/// called included, ends the line after `calls=`.
+fn totals(profile: &str) -> Option<Totals> {
+    let (mut total, mut left_out, mut allocations) = (None, 0, 0);
+    let mut names = HashMap::new();
+    let mut callee = "";
+    let mut lines = profile.lines();
+    while let Some(line) = lines.next() {
+        if let Some(function) = line.strip_prefix("cfn=").or_else(|| line.strip_prefix("fn=")) {
+            let number = match function.split_once(' ') {
+                Some((number, name)) => {
+                    names.insert(number, name);
+                    number
+                }
+                None => function,
+            };
+            callee = names.get(number).copied().unwrap_or_default();
+        } else if let Some(calls) = line.strip_prefix("calls=") {
+            let cost: u64 = lines.next()?.rsplit(' ').next()?.parse().ok()?;
+            if ALLOCATORS.contains(&callee) {
+                allocations += calls.split(' ').next()?.parse::<u64>().ok()?;
+            } else if LEFT_OUT.contains(&callee) {
+                left_out += cost;
+            }
+        } else if let Some(sum) = line.strip_prefix("totals:") {
+            total = sum.trim().parse::<u64>().ok();
+        }
+    }
+    total.map(|total| Totals { instructions: total - left_out, left_out, allocations })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_of_allocators_are_counted_wherever_their_names_stand() {
+        let profile = "fn=(1) main\n1 5\ncfn=(2) malloc\ncalls=3 0\n1 60\ncfn=(3) free\ncalls=9 0\n1 9\n\n\
+                       fn=(4) realloc\n1 7\n\nfn=(5) work\ncfn=(2)\ncalls=4 0\n+1 80\ncfn=(4)\ncalls=1 0\n* 7\n\
+                       cfn=(6) redlock_core::node::memory::MemoryNode::run\ncalls=2 0\n* 30\n\ntotals: 198\n";
+        assert_eq!(totals(profile), Some(Totals { instructions: 168, left_out: 30, allocations: 8 }));
+        assert_eq!(totals("fn=(1) main\n1 5\n"), None, "the process died before its end");
+    }
+}

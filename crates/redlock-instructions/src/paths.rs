@@ -1,0 +1,286 @@
+//! The paths that are counted: each does the same again and again on one thread, as often as it is told.
+//!
+//! Names come from a short list and chance from a seed. Clocks go on by a microsecond whenever they are read, so that the
+//! machine's pace changes nothing that is decided. What remains to chance is the seed of the standard library's hash maps.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use http::{HeaderValue, Request, StatusCode};
+use redlock_core::clock::{Clock, Entropy};
+use redlock_core::internals::{Codec, Replies};
+use redlock_core::node::memory::MemoryNode;
+use redlock_core::node::{Keys, NoObserver, Node, NodeSettings, Observer, Op, Record};
+use redlock_core::{AcquireOptions, Info, LockError, LockName, LockToken, Redlock, Seams, Settings, Ttl};
+use redlock_gateway::config::{Limits, LogFormat};
+use redlock_gateway::gateway::Gateway;
+use redlock_gateway::http::App;
+use redlock_gateway::telemetry::{self, Telemetry};
+
+/// A path that is counted.
+pub(crate) struct Path {
+    /// What it is called on the command line and in the baseline.
+    pub(crate) name: &'static str,
+    /// What is done once.
+    pub(crate) what: &'static str,
+    /// How often it is done in the shorter of the two runs.
+    pub(crate) times: u32,
+    /// Whether nodes take part.
+    pub(crate) asks_nodes: bool,
+    run: fn(u32),
+}
+
+impl Path {
+    /// Does it so many times.
+    pub(crate) fn run(&self, times: u32) {
+        (self.run)(times);
+    }
+}
+
+/// All of them.
+pub(crate) const PATHS: [Path; 7] = [
+    Path {
+        name: "batch",
+        what: "encode 16 acquires and 16 releases, decode the replies",
+        times: 500,
+        asks_nodes: false,
+        run: batch,
+    },
+    Path { name: "cycle", what: "Redlock: acquire, release", times: 500, asks_nodes: true, run: cycle },
+    Path { name: "extend", what: "Redlock: extend", times: 500, asks_nodes: true, run: extend },
+    Path {
+        name: "hand-off",
+        what: "Redlock: wait, release to the waiter",
+        times: 500,
+        asks_nodes: true,
+        run: hand_off,
+    },
+    Path { name: "http-cycle", what: "gateway: POST 201, DELETE 204", times: 500, asks_nodes: true, run: http_cycle },
+    Path { name: "http-extend", what: "gateway: PATCH 200", times: 500, asks_nodes: true, run: http_extend },
+    Path { name: "http-refused", what: "gateway: POST 409", times: 500, asks_nodes: true, run: http_refused },
+];
+
+const NODES: usize = 5;
+const NAMES: u32 = 16;
+/// Of recorded metrics, as the server does every few seconds.
+const UPKEEP_EVERY: u32 = 250;
+const BODY: &str = r#"{"ttl_ms": 30000, "owner": "nightly-report on host-7"}"#;
+
+/// Begins in 2025, and goes on by 1 µs with each look.
+struct Ticks(AtomicU64);
+
+impl Clock for Ticks {
+    fn monotonic(&self) -> Duration {
+        Duration::from_micros(self.wall_micros())
+    }
+
+    fn wall_micros(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+struct Seeded(Mutex<fastrand::Rng>);
+
+impl Entropy for Seeded {
+    fn fill(&self, buffer: &mut [u8]) {
+        self.0.lock().expect("nobody panics with it").fill(buffer);
+    }
+}
+
+fn redlock(observer: Arc<dyn Observer>) -> Redlock {
+    let clock = Arc::new(Ticks(AtomicU64::new(1_763_725_165_000_000)));
+    let node = |name: String| Arc::new(MemoryNode::new(name, clock.clone(), NodeSettings::default())) as Arc<dyn Node>;
+    let nodes = node_names().into_iter().map(node).collect();
+    let entropy = Arc::new(Seeded(Mutex::new(fastrand::Rng::with_seed(1))));
+    // Test builds have one setting more.
+    #[allow(clippy::needless_update)]
+    let settings = Settings { key_prefix: "lock:".into(), ..Settings::default() };
+    Redlock::new(nodes, settings, Seams { clock, entropy, observer }).expect("these settings are allowed")
+}
+
+fn node_names() -> Vec<String> {
+    (1..=NODES).map(|n| format!("10.0.0.{n}:6379")).collect()
+}
+
+fn names() -> Vec<LockName> {
+    (0..NAMES).map(|n| LockName::parse(&format!("reports/nightly-{n:04}")).expect("a lock's name")).collect()
+}
+
+fn ttl() -> Ttl {
+    Ttl::from_millis(30_000).expect("within the limits of a Ttl")
+}
+
+fn on_runtime(work: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(work);
+}
+
+fn batch(times: u32) {
+    const HALF: usize = 16;
+    let codec = Codec::new("lock:", "1 9f86d081884c7d65 6379");
+    let token = LockToken::parse("1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b").expect("a token");
+    let record = Record::new(&token, &Info::new(BODY).expect("short enough"));
+    let names = names();
+    let (mut ops, mut replies) = (Vec::new(), Replies::default());
+    for (at, name) in names.iter().enumerate().take(HALF) {
+        let keys = Keys::new("lock:", name);
+        ops.push(Arc::new(Op::Acquire { keys: keys.clone(), record: record.clone(), ttl: ttl(), tell: None }));
+        ops.push(Arc::new(Op::Release { keys, record: record.clone(), failed_try: false, tell: None }));
+        // A few are refused, as in life.
+        if at % 4 == 0 {
+            replies.held(&record, 20_000)
+        } else {
+            replies.granted()
+        }
+        replies.released();
+    }
+    for _ in 0..times {
+        let (_, call) = codec.encode(std::hint::black_box(&ops));
+        assert_eq!(std::hint::black_box(call).size(), (1 + 4 * HALF, 3 + 5 * HALF));
+        let votes = codec.decode(replies.clone()).map(std::hint::black_box);
+        assert_eq!(votes.count(), 2 * HALF);
+    }
+}
+
+fn cycle(times: u32) {
+    let names = names();
+    on_runtime(async {
+        let locks = redlock(Arc::new(NoObserver));
+        for name in names.iter().cycle().take(times as usize) {
+            let lease = locks.acquire(name, ttl(), AcquireOptions::default()).await.expect("it is free");
+            locks.release(name, &lease.token).await.expect("it is ours");
+        }
+    });
+}
+
+fn extend(times: u32) {
+    let names = names();
+    on_runtime(async {
+        let locks = redlock(Arc::new(NoObserver));
+        let mut leases = Vec::new();
+        for name in &names {
+            leases.push(locks.acquire(name, ttl(), AcquireOptions::default()).await.expect("it is free"));
+        }
+        for (name, lease) in names.iter().zip(&leases).cycle().take(times as usize) {
+            locks.extend(name, &lease.token, ttl()).await.expect("it is ours");
+        }
+    });
+}
+
+fn hand_off(times: u32) {
+    let names = names();
+    on_runtime(async {
+        let locks = redlock(Arc::new(NoObserver));
+        let name = &names[0];
+        let mut held = locks.acquire(name, ttl(), AcquireOptions::default()).await.expect("it is free");
+        for _ in 0..times {
+            let patience = Duration::from_secs(20);
+            let waits = locks.acquire_within(name, ttl(), AcquireOptions::default(), patience);
+            // In this order: the first of them stands in line when the second gives the lock back.
+            let (next, released) = tokio::join!(biased; waits, locks.release(name, &held.token));
+            released.expect("it was ours");
+            held = next.expect("it was handed over");
+        }
+        assert!(matches!(locks.acquire(name, ttl(), AcquireOptions::default()).await, Err(LockError::Held(_))));
+    });
+}
+
+/// A gateway without its sockets.
+struct Served {
+    app: App,
+    telemetry: Arc<Telemetry>,
+    requests: u32,
+}
+
+impl Served {
+    fn new() -> Self {
+        telemetry::start_logging(LogFormat::Json);
+        let telemetry = Arc::new(Telemetry::new(&node_names()));
+        let limits = Limits {
+            default_ttl: ttl(),
+            max_ttl: Ttl::from_millis(300_000).expect("within the limits of a Ttl"),
+            max_wait: Duration::from_secs(25),
+            max_hold: Duration::from_secs(86_400),
+        };
+        let locks = redlock(telemetry.clone());
+        let gateway = Gateway::new(locks, limits, "cluster".into(), 4096, telemetry.clone());
+        Self { app: App::new(Arc::new(gateway), telemetry.clone()), telemetry, requests: 0 }
+    }
+
+    /// The answer's head, once its body has been read to the end.
+    async fn ask(&mut self, request: Request<Body>, wanted: StatusCode) -> Response<()> {
+        self.requests += 1;
+        if self.requests.is_multiple_of(UPKEEP_EVERY) {
+            self.telemetry.upkeep();
+        }
+        // Boxed, as a connection's service does it.
+        let (head, body) = Box::pin(self.app.clone().answer(request)).await.into_parts();
+        let body = axum::body::to_bytes(body, usize::MAX).await.expect("a body in memory never fails");
+        assert_eq!(head.status, wanted, "{}", String::from_utf8_lossy(&body));
+        Response::from_parts(head, ())
+    }
+
+    /// The token.
+    async fn acquire(&mut self, path: &str) -> HeaderValue {
+        let response = self.ask(request("POST", path, None, BODY), StatusCode::CREATED).await;
+        response.headers()["lock-token"].clone()
+    }
+}
+
+fn request(method: &str, path: &str, token: Option<&HeaderValue>, body: &'static str) -> Request<Body> {
+    let mut request = Request::builder().method(method).uri(path);
+    for (name, value) in [("host", "127.0.0.1:8080"), ("user-agent", "curl/8.5.0"), ("accept", "*/*")] {
+        request = request.header(name, value);
+    }
+    if let Some(token) = token {
+        request = request.header("lock-token", token);
+    }
+    if !body.is_empty() {
+        request = request.header("content-type", "application/json");
+    }
+    request.body(Body::from(body)).expect("a request")
+}
+
+fn paths() -> Vec<String> {
+    names().iter().map(|name| format!("/locks/{}", name.as_str().replace('/', "%2F"))).collect()
+}
+
+fn http_cycle(times: u32) {
+    on_runtime(async {
+        let mut gateway = Served::new();
+        for path in paths().iter().cycle().take(times as usize) {
+            let token = gateway.acquire(path).await;
+            gateway.ask(request("DELETE", path, Some(&token), ""), StatusCode::NO_CONTENT).await;
+        }
+    });
+}
+
+fn http_extend(times: u32) {
+    on_runtime(async {
+        let mut gateway = Served::new();
+        let mut held = Vec::new();
+        for path in paths() {
+            let token = gateway.acquire(&path).await;
+            held.push((path, token));
+        }
+        for (path, token) in held.iter().cycle().take(times as usize) {
+            gateway.ask(request("PATCH", path, Some(token), r#"{"ttl_ms": 30000}"#), StatusCode::OK).await;
+        }
+    });
+}
+
+fn http_refused(times: u32) {
+    on_runtime(async {
+        let mut gateway = Served::new();
+        for path in paths() {
+            gateway.acquire(&path).await;
+        }
+        for path in paths().iter().cycle().take(times as usize) {
+            gateway.ask(request("POST", path, None, BODY), StatusCode::CONFLICT).await;
+        }
+    });
+}
