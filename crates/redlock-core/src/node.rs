@@ -114,9 +114,9 @@ impl Record {
 
     /// The record of a grant.
     pub fn new(token: &LockToken, info: &Info) -> Self {
-        use std::io::Write;
         let mut text = Vec::with_capacity(Self::GRANT_LEN + 1 + info.0.len());
-        write!(text, "{}:", token.fencing()).expect("a Vec takes every write");
+        text.extend_from_slice(&token.fencing().text());
+        text.push(b':');
         text.extend_from_slice(token.owner().as_bytes());
         text.push(b':');
         text.extend_from_slice(&info.0);

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::cleanup::Cleanup;
 use crate::heal::Healing;
-use crate::node::{Effect, Failure, Node, Observer, Op, Reason, Reply, Task, Vote, Voter};
+use crate::node::{Effect, Failure, Holding, Node, Observer, Op, Reason, Reply, Task, Vote, Voter};
 use crate::quorum::{Decision, Quorum, Tally};
 
 pub(crate) struct Round {
@@ -312,22 +312,33 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
 
 /// The holding that most nodes agree on, with their number. Nodes agree when they store the same owner, or the same
 /// value of another client.
-pub(crate) fn agreeing(votes: &[Option<Vote>]) -> Option<(&crate::node::Holding, usize)> {
-    let holdings = || {
-        votes.iter().flatten().filter_map(|vote| match vote {
-            Vote::Found(holding) | Vote::Held(holding) => Some(holding),
-            _ => None,
-        })
-    };
-    holdings()
-        .map(|holding| (holding, holdings().filter(|other| same_owner(holding, other)).count()))
-        .max_by_key(|(_, count)| *count)
+pub(crate) fn agreeing(votes: &[Option<Vote>]) -> Option<(&Holding, usize)> {
+    // Every 409 comes by here: each record is read once, not once for every other.
+    let mut holdings = Vec::with_capacity(votes.len());
+    holdings.extend(votes.iter().flatten().filter_map(|vote| match vote {
+        Vote::Found(holding) | Vote::Held(holding) => Some((holding, holder(holding))),
+        _ => None,
+    }));
+    let agree = |(holding, by): &(_, Holder)| (*holding, holdings.iter().filter(|(_, other)| other == by).count());
+    holdings.iter().map(agree).max_by_key(|(_, count)| *count)
 }
 
-pub(crate) fn same_owner(a: &crate::node::Holding, b: &crate::node::Holding) -> bool {
-    match (a.record.parse(), b.record.parse()) {
-        (Some((a, _)), Some((b, _))) => a.owner() == b.owner(),
-        (None, None) => a.record == b.record,
-        _ => false,
+/// Who holds a lock, as far as one node tells.
+#[derive(PartialEq, Eq)]
+enum Holder<'a> {
+    /// One of ours, whatever the T.
+    Owner(&'a [u8]),
+    /// Another client, known by the value it has stored.
+    Foreign(&'a [u8]),
+}
+
+fn holder(holding: &Holding) -> Holder<'_> {
+    match holding.record.parse() {
+        Some(_) => Holder::Owner(holding.record.owner_text()),
+        None => Holder::Foreign(holding.record.as_bytes()),
     }
+}
+
+pub(crate) fn same_owner(a: &Holding, b: &Holding) -> bool {
+    holder(a) == holder(b)
 }

@@ -157,11 +157,20 @@ impl FencingToken {
         self.0
     }
 
-    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
-        if text.len() != Self::TEXT_LEN || !text.iter().all(u8::is_ascii_digit) {
-            return None;
+    /// Its decimal digits.
+    pub(crate) fn text(self) -> [u8; Self::TEXT_LEN] {
+        let (mut text, mut left) = ([0; Self::TEXT_LEN], self.0);
+        for digit in text.iter_mut().rev() {
+            *digit = b'0' + (left % 10) as u8;
+            left /= 10;
         }
-        std::str::from_utf8(text).ok()?.parse().ok().and_then(Self::new)
+        text
+    }
+
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let text: &[u8; Self::TEXT_LEN] = text.try_into().ok()?;
+        let digits = text.iter().map(|byte| char::from(*byte).to_digit(10));
+        Self::new(digits.into_iter().try_fold(0, |number, digit| Some(number * 10 + u64::from(digit?)))?)
     }
 }
 
@@ -180,6 +189,7 @@ pub struct LockToken {
 
 impl LockToken {
     const VERSION: &'static str = "1";
+    const TEXT_LEN: usize = Self::VERSION.len() + 1 + FencingToken::TEXT_LEN + 1 + Owner::TEXT_LEN;
 
     pub(crate) fn new(owner: Owner, fencing: FencingToken) -> Self {
         Self { owner, fencing }
@@ -197,8 +207,11 @@ impl LockToken {
 
     /// The token's text, to hand to its holder and to nobody else.
     pub fn expose(&self) -> String {
-        let owner = std::str::from_utf8(&self.owner.0).expect("hexadecimal digits are ASCII");
-        format!("{}.{}.{owner}", Self::VERSION, self.fencing)
+        let mut text = Vec::with_capacity(Self::TEXT_LEN);
+        for part in [Self::VERSION.as_bytes(), b".", &self.fencing.text(), b".", self.owner.as_bytes()] {
+            text.extend_from_slice(part);
+        }
+        String::from_utf8(text).expect("digits and dots are ASCII")
     }
 
     /// The fencing token; not a secret.

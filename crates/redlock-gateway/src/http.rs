@@ -46,17 +46,20 @@ pub fn openapi_document() -> serde_json::Value {
     openapi::document(api().get_openapi())
 }
 
+/// The answer of a handler that has panicked.
+type Panicked = fn(Box<dyn Any + Send>) -> Response;
+
 /// The whole service: what is done around every request, and the routes.
 #[derive(Clone)]
 pub struct App {
-    routes: CatchPanic<Router, fn(Box<dyn Any + Send>) -> Response>,
+    routes: CatchPanic<Router, Panicked>,
     telemetry: Arc<Telemetry>,
 }
 
 impl App {
     pub fn new(gateway: Arc<Gateway>, telemetry: Arc<Telemetry>) -> Self {
-        let failed: fn(Box<dyn Any + Send>) -> Response = |_| ApiError::Internal.into_response();
-        Self { routes: CatchPanic::custom(router(gateway), failed), telemetry }
+        let panicked: Panicked = |_| ApiError::Internal.into_response();
+        Self { routes: CatchPanic::custom(router(gateway), panicked), telemetry }
     }
 }
 
@@ -112,7 +115,7 @@ impl App {
         let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| Arc::new(no_such_path("").problem()));
         let is_draining = problem.as_ref().is_some_and(|problem| problem.code == "draining");
         if let Some(problem) = problem.or_else(plain) {
-            render_problem(&mut response, &problem, &id);
+            render_problem(&mut response, problem, &id);
         }
         let status = response.status();
         let elapsed = started.elapsed();
@@ -147,9 +150,9 @@ impl App {
     }
 }
 
-fn render_problem(response: &mut Response, problem: &Problem, id: &HeaderValue) {
-    let with_id = Problem { request_id: id.to_str().ok().map(str::to_owned), ..problem.clone() };
-    *response.body_mut() = Body::from(locks::json_line(&with_id).unwrap_or_default());
+fn render_problem(response: &mut Response, problem: Arc<Problem>, id: &HeaderValue) {
+    let problem = Problem { request_id: id.to_str().ok().map(str::to_owned), ..Arc::unwrap_or_clone(problem) };
+    *response.body_mut() = Body::from(locks::json_line(&problem).unwrap_or_default());
     let headers = response.headers_mut();
     headers.remove(header::CONTENT_LENGTH);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));

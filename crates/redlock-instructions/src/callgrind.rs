@@ -51,7 +51,8 @@ fn run(path: &Path, times: u32, keep: Option<&File>) -> Result<Totals, String> {
     let named = |directory: &File| directory.join(format!("callgrind.out.{}", path.name));
     let profile = match keep {
         Some(directory) => named(directory),
-        None => named(&std::env::temp_dir()).with_extension(std::process::id().to_string()),
+        // Paths are counted side by side.
+        None => std::env::temp_dir().join(format!("callgrind.out.{}.{}", path.name, std::process::id())),
     };
     let this = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")

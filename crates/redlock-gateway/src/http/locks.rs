@@ -106,7 +106,7 @@ pub async fn acquire(
     let lease = Lease::new(&name, &view, label);
     let mut response = lease_response(StatusCode::CREATED, &lease, Some(undelivered))?;
     let headers = response.headers_mut();
-    headers.insert(header::LOCATION, header_value(format!("/locks/{}", percent_encode(name.as_str())))?);
+    headers.insert(header::LOCATION, header_value(["/locks/", &percent_encode(name.as_str())].concat())?);
     headers.insert(LOCK_TOKEN.clone(), header_value(lease.token)?);
     if let Some(seconds) = applied {
         headers.insert(PREFERENCE_APPLIED.clone(), header_value(format!("wait={seconds}"))?);
@@ -180,12 +180,12 @@ pub async fn extend(
 pub async fn release(
     State(gateway): State<Arc<Gateway>>,
     Name(name): Name,
-    uri: Uri,
-    headers: HeaderMap,
+    request: Request,
 ) -> Result<Response, ApiError> {
     let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
-    no_query(&uri)?;
-    let token = lock_token(&headers)?;
+    no_query(request.uri())?;
+    let token = lock_token(request.headers())?;
+    drop(request);
     gateway.release(&name, &token).await.map_err(ApiError::Holder)?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -374,7 +374,9 @@ fn header_value(text: String) -> Result<HeaderValue, ApiError> {
 
 /// JSON and a newline, for those who read it in a terminal.
 pub fn json_line(body: &impl serde::Serialize) -> Result<Vec<u8>, ApiError> {
-    let mut line = serde_json::to_vec(body).map_err(|_| ApiError::Internal)?;
+    // Enough for an answer about one lock.
+    let mut line = Vec::with_capacity(512);
+    serde_json::to_writer(&mut line, body).map_err(|_| ApiError::Internal)?;
     line.push(b'\n');
     Ok(line)
 }

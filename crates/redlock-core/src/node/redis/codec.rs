@@ -57,43 +57,41 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
     keys.push(header.marker_key.clone().into());
     arguments.extend([header.marker.clone(), header.max_offset.clone(), header.retention.clone()]);
     for op in ops {
+        let (of, word): (_, &'static [u8]) = match op.as_ref() {
+            Op::Acquire { keys, tell, .. } => (keys, if tell.is_some() { b"W" } else { b"A" }),
+            Op::Heal { keys, .. } => (keys, b"H"),
+            Op::Extend { keys, .. } => (keys, b"E"),
+            Op::Release { keys, failed_try, tell, .. } => match (failed_try, tell.is_some()) {
+                (true, true) => (keys, b"V"),
+                (true, false) => (keys, b"U"),
+                (false, true) => (keys, b"N"),
+                (false, false) => (keys, b"R"),
+            },
+            Op::Inspect { keys } => (keys, b"I"),
+            Op::Scan { .. } => unreachable!("a scan is a call by itself"),
+        };
+        keys.push(of.lock.clone().into());
+        arguments.push(text(Bytes::from_static(word)));
         match op.as_ref() {
-            Op::Acquire { keys: of, record, ttl, tell } => {
-                keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
-                arguments.push(text(Bytes::from_static(if tell.is_some() { b"W" } else { b"A" })));
-                arguments.push(text(record.as_bytes().clone()));
-                arguments.push(Value::Integer(ttl.millis().into()));
-                arguments.extend(tell.iter().flat_map(|hint| [header.channel.clone(), text(hint.as_bytes().clone())]));
-            }
-            Op::Heal { keys: of, record, ttl } => {
-                keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
-                arguments.push(text(Bytes::from_static(b"H")));
+            Op::Acquire { record, ttl, .. } | Op::Heal { record, ttl, .. } => {
+                keys.push(of.fence.clone().into());
                 arguments.push(text(record.as_bytes().clone()));
                 arguments.push(Value::Integer(ttl.millis().into()));
             }
-            Op::Extend { keys: of, record, ttl } => {
-                keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
-                arguments.push(text(Bytes::from_static(b"E")));
+            Op::Extend { record, ttl, .. } => {
+                keys.push(of.fence.clone().into());
                 arguments.push(text(record.grant()));
                 arguments.push(Value::Integer(ttl.millis().into()));
             }
-            Op::Release { keys: of, record, failed_try, tell } => {
-                keys.extend([of.lock.clone().into(), of.fence.clone().into()]);
-                let word: &[u8] = match (failed_try, tell) {
-                    (true, Some(_)) => b"V",
-                    (true, None) => b"U",
-                    (false, Some(_)) => b"N",
-                    (false, None) => b"R",
-                };
-                arguments.push(text(Bytes::from_static(word)));
+            Op::Release { record, .. } => {
+                keys.push(of.fence.clone().into());
                 arguments.push(text(record.grant()));
-                arguments.extend(tell.iter().flat_map(|hint| [header.channel.clone(), text(hint.as_bytes().clone())]));
             }
-            Op::Inspect { keys: of } => {
-                keys.push(of.lock.clone().into());
-                arguments.push(text(Bytes::from_static(b"I")));
-            }
-            Op::Scan { .. } => unreachable!("the lane sends a scan by itself"),
+            Op::Inspect { .. } | Op::Scan { .. } => {}
+        }
+        if let Op::Acquire { tell: Some(hint), .. } | Op::Release { tell: Some(hint), .. } = op.as_ref() {
+            arguments.push(header.channel.clone());
+            arguments.push(text(hint.as_bytes().clone()));
         }
     }
     (keys, arguments)
