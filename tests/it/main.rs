@@ -4,6 +4,7 @@ mod admission;
 mod cluster;
 mod contract;
 mod differential;
+mod far;
 mod fencing;
 mod gateway;
 mod harness;

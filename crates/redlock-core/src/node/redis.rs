@@ -1,5 +1,5 @@
 //! A real master behind one *lane*: a task that owns the one connection, takes operations from a bounded queue in order,
-//! and sends the operations of all concurrent requests as one script call while the previous call is in flight. No
+//! and sends the operations of all concurrent requests as one script call, to a near node one at a time. No
 //! timers gather a batch: an idle lane sends at once, a busy one lets ready tasks run first and sends more at a time.
 //!
 //! A lane never repairs a connection. At the first error it drops the session, answers what was under way with "unknown",

@@ -1,0 +1,136 @@
+//! A master far away: what comes in does not wait for the answer to what was sent before, nor for a look at the node.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlock_core::node::redis::RedisNode;
+use redlock_core::node::{NoObserver, NodeSettings, NodeState, Vote};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::harness::{PATIENCE, RedisServer};
+use crate::nodes::{LONG_MS, Lock, ask, in_state, lane_with, now, redis_settings, submit};
+
+/// Makes the node a far one, and no test slow.
+const DELAY: Duration = Duration::from_millis(3);
+
+/// Between a lane and its master: answers take a while, or are held back altogether.
+struct Road {
+    url: String,
+    asked: watch::Receiver<Asked>,
+    open: watch::Sender<bool>,
+}
+
+/// What has come by on the way to the master.
+#[derive(Default, Clone, Copy)]
+struct Asked {
+    calls: usize,
+    looks: usize,
+}
+
+impl Road {
+    async fn to(server: &RedisServer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("redis://{}", listener.local_addr().expect("it is bound"));
+        let (counter, asked) = watch::channel(Asked::default());
+        let (open, gate) = watch::channel(true);
+        let port = server.port();
+        tokio::spawn(async move {
+            while let Ok((lane, _)) = listener.accept().await {
+                let master = TcpStream::connect(("127.0.0.1", port)).await.expect("the master listens");
+                for stream in [&lane, &master] {
+                    stream.set_nodelay(true).expect("a TCP socket");
+                }
+                let ((from_lane, to_lane), (from_master, to_master)) = (lane.into_split(), master.into_split());
+                tokio::spawn(there(from_lane, to_master, counter.clone()));
+                tokio::spawn(back(from_master, to_lane, gate.clone()));
+            }
+        });
+        Self { url, asked, open }
+    }
+
+    fn asked(&self) -> Asked {
+        *self.asked.borrow()
+    }
+
+    async fn until(&mut self, what: &str, wanted: impl Fn(&Asked) -> bool) {
+        let seen = timeout(PATIENCE, self.asked.wait_for(wanted)).await;
+        seen.unwrap_or_else(|_| panic!("never seen: {what}")).expect("the road lasts as long as the test");
+    }
+}
+
+async fn there(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, counter: watch::Sender<Asked>) {
+    // A word may come in two pieces.
+    let (mut text, mut chunk) = (Vec::new(), [0; 4096]);
+    while let Ok(got @ 1..) = from.read(&mut chunk).await {
+        text.extend_from_slice(&chunk[..got]);
+        let count = |word: &[u8]| text.windows(word.len()).filter(|found| *found == word).count();
+        counter.send_replace(Asked { calls: count(b"\r\nEVALSHA\r\n"), looks: count(b"\r\nINFO\r\n") });
+        if to.write_all(&chunk[..got]).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn back(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut gate: watch::Receiver<bool>) {
+    let mut chunk = [0; 4096];
+    while let Ok(got @ 1..) = from.read(&mut chunk).await {
+        tokio::time::sleep(DELAY).await;
+        if gate.wait_for(|open| *open).await.is_err() || to.write_all(&chunk[..got]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A lane that knows how far its master is.
+async fn far_lane(road: &Road) -> Arc<RedisNode> {
+    let mut settings = redis_settings(NodeSettings::default());
+    // So that answers that are held back end no session.
+    settings.node_timeout = PATIENCE;
+    let node = lane_with(&road.url, settings, Arc::new(NoObserver));
+    in_state(node.as_ref(), NodeState::Admitted).await;
+    assert_eq!(ask(node.as_ref(), Lock::new("first").acquire(1, now(), LONG_MS)).await, Vote::Granted);
+    node
+}
+
+#[tokio::test]
+async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() {
+    let server = RedisServer::start();
+    let mut road = Road::to(&server).await;
+    let node = far_lane(&road).await;
+
+    road.open.send_replace(false);
+    let (before, lock, t) = (road.asked().calls, Lock::new("a"), now());
+    let acquire = submit(node.as_ref(), lock.acquire(1, t, LONG_MS));
+    road.until("a call", |asked| asked.calls > before).await;
+    // Would say "missing" if it had run first.
+    let release = submit(node.as_ref(), lock.release(1, t));
+    road.until("a second call before the first is answered", |asked| asked.calls > before + 1).await;
+    let again = submit(node.as_ref(), lock.acquire(2, t + 1, LONG_MS));
+    road.open.send_replace(true);
+
+    assert_eq!(acquire.vote().await, Vote::Granted);
+    assert_eq!(release.vote().await, Vote::Released);
+    assert_eq!(again.vote().await, Vote::Granted);
+}
+
+#[tokio::test]
+async fn locks_do_not_wait_for_a_look_at_the_node() {
+    let server = RedisServer::start();
+    let mut road = Road::to(&server).await;
+    let node = far_lane(&road).await;
+
+    road.open.send_replace(false);
+    let Asked { calls, looks } = road.asked();
+    road.until("the look of every second", |asked| asked.looks > looks).await;
+    let acquire = submit(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS));
+    let release = submit(node.as_ref(), Lock::new("b").release(1, now()));
+    // The first may be the heartbeat's own.
+    road.until("calls before the look is answered", |asked| asked.calls > calls + 1).await;
+    road.open.send_replace(true);
+    assert_eq!(acquire.vote().await, Vote::Granted);
+    assert_eq!(release.vote().await, Vote::Missing);
+}
