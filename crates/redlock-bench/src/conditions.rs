@@ -16,7 +16,7 @@ use crate::network::{Delays, Network};
 use crate::servers::{Process, READY_WITHIN, Scratch, free_address, wait_until};
 
 /// Masters in every run: the smallest number of which two may fail.
-const MASTERS: usize = 5;
+pub(crate) const MASTERS: usize = 5;
 /// Round trips of which the median is taken.
 const ROUND_TRIPS: usize = 21;
 

@@ -10,7 +10,8 @@
 //! processes themselves.
 //!
 //! Without a subcommand it is a suite of workloads, judged by goals. `contended` and `waiters` are part of it and can be run
-//! by themselves with options of their own; `page` makes the project's performance page of what was measured.
+//! by themselves with options of their own; `page` makes the project's performance page of what was measured. `growth` uses
+//! millions of names and looks at what is left of them.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -36,6 +37,7 @@
 //! | `contended` | one lock, waiting beside polling |
 //! | `grants` | what the grants of one lock say, laid side by side |
 //! | `waiters` | ten thousand requests that wait: memory, hand-over, disconnects, punctuality |
+//! | `growth` | ten million names, each used once: what is left behind |
 
 mod conditions;
 mod contended;
@@ -43,6 +45,7 @@ mod contenders;
 mod crew;
 mod goals;
 mod grants;
+mod growth;
 mod histogram;
 mod holders;
 mod http;
@@ -114,6 +117,7 @@ enum Role {
     },
     Contended(contended::Options),
     Waiters(waiters::Options),
+    Growth(growth::Options),
     Page(page::Options),
 }
 
@@ -123,6 +127,7 @@ fn main() -> ExitCode {
         Some(Role::Naive { design, listen, master, threads }) => naive::serve(design, listen, &master, threads),
         Some(Role::Contended(options)) => until_interrupted(contended::measure(&options)),
         Some(Role::Waiters(options)) => until_interrupted(waiters::measure(&options)),
+        Some(Role::Growth(options)) => until_interrupted(growth::measure(&options)),
         Some(Role::Page(options)) => page::print(&options),
         None => until_interrupted(suite::measure(&suite)),
     };

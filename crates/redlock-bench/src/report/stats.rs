@@ -29,8 +29,8 @@ pub(crate) fn micros(time: Duration) -> f64 {
 
 /// A whole number with commas between its thousands.
 pub(crate) fn thousands(value: f64) -> String {
-    let digits = format!("{value:.0}");
-    let mut text = String::new();
+    let digits = format!("{:.0}", value.abs());
+    let mut text = if value < 0.0 && digits != "0" { "-".to_owned() } else { String::new() };
     for (at, digit) in digits.chars().enumerate() {
         if at > 0 && (digits.len() - at) % 3 == 0 {
             text.push(',');
@@ -49,6 +49,8 @@ mod tests {
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(thousands(1_234_567.4), "1,234,567");
         assert_eq!(thousands(999.6), "1,000");
+        assert_eq!(thousands(-123.4), "-123");
+        assert_eq!(thousands(-0.4), "0");
     }
 
     #[test]
