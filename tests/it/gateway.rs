@@ -552,7 +552,7 @@ impl Raw {
         assert!(text.starts_with("HTTP/1.1 100 "), "{text}");
     }
 
-    /// The next answer; its length must be given, or it lasts until the connection is closed.
+    /// The next answer; its length must be given or it must be a 204, or it lasts until the connection is closed.
     pub(crate) async fn answer(&mut self) -> Answer {
         let mut bytes = Vec::new();
         let head_end = loop {
@@ -569,6 +569,7 @@ impl Raw {
         let mut body = bytes.split_off(head_end + 4);
         let mut lines = head.split("\r\n");
         let status = lines.next().and_then(|line| line.split(' ').nth(1)).and_then(|code| code.parse().ok());
+        let status = status.expect("a status line");
         let headers: HeaderMap = lines
             .map(|line| {
                 let (name, value) = line.split_once(": ").expect("a header");
@@ -576,8 +577,9 @@ impl Raw {
             })
             .collect();
         let length = headers.get("content-length").map(|value| value.to_str().unwrap().parse().unwrap());
+        let length = length.or((status == 204).then_some(0));
         while length.is_none_or(|length: usize| body.len() < length) && self.more(&mut body).await {}
-        Answer { status: status.expect("a status line"), headers, body: body.into(), at: Instant::now() }
+        Answer { status, headers, body: body.into(), at: Instant::now() }
     }
 
     async fn more(&mut self, bytes: &mut Vec<u8>) -> bool {

@@ -7,6 +7,7 @@ mod differential;
 mod far;
 mod fencing;
 mod gateway;
+mod growth;
 mod harness;
 mod healing;
 mod http_admission;

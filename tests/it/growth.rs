@@ -1,0 +1,72 @@
+//! What a name leaves behind that was used once: a fence on every master, for half an hour, and nothing else, in the gateway
+//! least of all. The benchmark does the same with ten million names (`redlock-bench growth`).
+
+use std::ops::Range;
+
+use crate::gateway::{Gateway, Launch, Lease, lock_path};
+use crate::harness::{RedisServer, Resp, eventually};
+use crate::http_metrics::Samples;
+
+/// Until the gateway has what it needs once and for all, the samples of one interval of its metrics among them.
+const WARM_UP: u32 = 6000;
+const NAMES: u32 = 12_000;
+const CONNECTIONS: usize = 8;
+const BODY: &str = r#"{"ttl_ms":60000}"#;
+/// Well above what an allocator takes by the way, well below what a table with an entry for each name takes.
+const MOST_BYTES_PER_NAME: f64 = 100.0;
+
+/// Acquires and releases each of these names, over a few connections.
+async fn use_once(gateway: &Gateway, names: Range<u32>) {
+    let mut connections = tokio::task::JoinSet::new();
+    for first in names.clone().take(CONNECTIONS) {
+        let mut connection = gateway.raw().await;
+        let mine = (first..names.end).step_by(CONNECTIONS);
+        connections.spawn(async move {
+            for name in mine.map(|number| format!("used-once-{number}")) {
+                let path = lock_path(&name);
+                // In one write: a body that comes apart waits for the other side's delayed acknowledgement.
+                let request = format!(
+                    "POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n\
+                     content-length: {}\r\n\r\n{BODY}",
+                    BODY.len()
+                );
+                connection.write(request).await;
+                let Lease { token, .. } = Lease::from(&connection.answer().await);
+                connection
+                    .write(format!("DELETE {path} HTTP/1.1\r\nhost: gateway\r\nlock-token: {token}\r\n\r\n"))
+                    .await;
+                let released = connection.answer().await;
+                assert_eq!(released.status, 204, "{name}: {}", released.text());
+            }
+        });
+    }
+    connections.join_all().await;
+}
+
+async fn memory(gateway: &Gateway) -> f64 {
+    Samples::of(gateway).await.get("process_resident_memory_bytes", &[])
+}
+
+#[tokio::test]
+async fn a_name_that_was_used_leaves_a_fence_on_every_master_and_nothing_else() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let keys = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer();
+    let gateway = Launch::over(&servers).ready().await;
+    let before: Vec<_> = servers.iter().map(keys).collect();
+
+    use_once(&gateway, 0..WARM_UP).await;
+    let warm = memory(&gateway).await;
+    use_once(&gateway, WARM_UP..WARM_UP + NAMES).await;
+    let grown = memory(&gateway).await - warm;
+    let most = MOST_BYTES_PER_NAME * f64::from(NAMES);
+    assert!(grown < most, "the gateway has grown by {grown} bytes with {NAMES} names, {most} would be too much");
+
+    // A release is answered before the last master has heard of it.
+    for (server, before) in servers.iter().zip(before) {
+        let fences = i64::from(WARM_UP + NAMES);
+        eventually("only fences are left", async || {
+            (keys(server) - before == fences && server.cmd(&["KEYS", "lock:*"]) == Resp::List(Vec::new())).then_some(())
+        })
+        .await;
+    }
+}
