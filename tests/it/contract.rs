@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use crate::harness::{DeadPort, RedisOptions, RedisServer, Resp, eventually};
 use crate::nodes::{
     Calls, LONG_MS, Lock, Pending, ask, assert_failed, failure, generation, in_state, lane, lane_with, name, now,
-    record, redis_settings, strict_lane, submit, token, ttl, votes,
+    record, redis_settings, strict_lane, submit, submit_until, token, ttl, votes,
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -940,6 +940,22 @@ async fn a_scan_between_batches_keeps_the_order() {
     let page = |found: bool| Vote::Page { keys: found.then(|| a.keys.lock.clone()).into_iter().collect(), next: None };
     let answers = submit_while_stopped(&server, node.as_ref(), ops).await;
     assert_eq!(answers, [page(false), Vote::Granted, page(true), Vote::Released, page(false)]);
+}
+
+#[tokio::test]
+async fn what_came_too_late_does_not_hold_up_what_is_behind_it() {
+    let (_server, node, _) = redis_node().await;
+    let (a, t, began) = (Lock::new("a"), now(), Instant::now());
+    for _ in 0..8 {
+        let late = submit_until(node.as_ref(), a.acquire(1, t, LONG_MS), began);
+        let scan = submit(node.as_ref(), Op::Scan { key_prefix: Bytes::new(), cursor: Bytes::new(), count: 10 });
+        let behind = submit(node.as_ref(), a.inspect());
+        assert_failed(late.vote().await, Reason::Timeout, Effect::None);
+        assert!(matches!(scan.vote().await, Vote::Page { .. }));
+        assert_eq!(behind.vote().await, Vote::Missing);
+    }
+    // It would have waited for the heartbeat of every second.
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }
 
 #[tokio::test]

@@ -120,9 +120,13 @@ impl Pending {
 }
 
 pub(crate) fn submit(node: &dyn Node, op: Op) -> Pending {
+    submit_until(node, op, Instant::now() + PATIENCE)
+}
+
+pub(crate) fn submit_until(node: &dyn Node, op: Op, not_after: Instant) -> Pending {
     let (sender, receiver) = oneshot::channel();
     let reply = Reply::new(Arc::new(Slot(Mutex::new(Some(sender)))), 0);
-    node.submit(Arc::new(op), Instant::now() + PATIENCE, reply);
+    node.submit(Arc::new(op), not_after, reply);
     Pending(receiver)
 }
 

@@ -63,15 +63,21 @@ pub trait Entropy: Send + Sync + 'static {
     }
 }
 
-/// The process's generator: cryptographically secure, seeded by the operating system, and no system call per number.
+/// The operating system's generator.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OsEntropy;
 
 impl Entropy for OsEntropy {
-    /// Panics when the operating system has no seed. A lock service without randomness would hand out guessable owners:
-    /// there is nothing sensible to go on with.
+    /// Pauses are no secret: they need no system call.
+    fn unit(&self) -> f64 {
+        fastrand::f64()
+    }
+
     fn fill(&self, buffer: &mut [u8]) {
-        rand::fill(buffer);
+        // Not from a generator of this process, although that would save a system call: in two copies of one machine, both
+        // resumed from the same snapshot, it would give the same owner to two holders.
+        // A lock service without randomness would hand out guessable owners: there is nothing sensible to go on with.
+        getrandom::fill(buffer).expect("the operating system's random generator failed");
     }
 }
 

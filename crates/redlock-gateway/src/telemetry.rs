@@ -130,6 +130,19 @@ pub enum WaitEnd {
 const WAIT_ENDS: [(WaitEnd, &str); 3] =
     [(WaitEnd::Granted, "granted"), (WaitEnd::TimedOut, "timed_out"), (WaitEnd::Cancelled, "cancelled")];
 
+// What is counted is found by its number.
+const _: () = {
+    let mut at = 0;
+    while at < OUTCOMES.len() {
+        assert!(OUTCOMES[at].0 as usize == at);
+        assert!(at >= OPERATIONS.len() || OPERATIONS[at].0 as usize == at);
+        assert!(at >= WAIT_ENDS.len() || WAIT_ENDS[at].0 as usize == at);
+        assert!(at >= Reason::ALL.len() || Reason::ALL[at] as usize == at);
+        at += 1;
+    }
+    assert!(Outcome::Free as usize + 1 == OUTCOMES.len() && Operation::Inspect as usize + 1 == OPERATIONS.len());
+};
+
 /// All metrics of one gateway.
 pub struct Telemetry {
     recorder: PrometheusRecorder,
@@ -390,7 +403,11 @@ fn describe() {
     counter!("redlock_operations_total", "Lock operations by outcome.");
     counter!("redlock_quorum_failures_total", "Unusable node answers in operations that lacked a majority, by reason.");
     counter!("redlock_releases_abandoned_total", "Releases that a node never confirmed and that were given up.");
-    histogram!("redlock_node_request_duration_seconds", Unit::Seconds, "Time of one call to a node.");
+    histogram!(
+        "redlock_node_request_duration_seconds",
+        Unit::Seconds,
+        "Time of one call to a node, earlier calls on the way to it included."
+    );
     counter!("redlock_node_votes_total", "Answers of a node to single operations.");
     gauge!("redlock_node_state", "1 for the state that a node is in, else 0.");
     gauge!("redlock_node_clock_offset_seconds", Unit::Seconds, "A node's clock minus this gateway's.");

@@ -1,8 +1,9 @@
-//! A lane over a simulated connection: the real lane of the core (`node/redis.rs`), step for step, with the wire replaced.
+//! A lane over a simulated connection: the real lane of the core (`node/redis.rs`) with the wire replaced.
 //!
 //! It keeps the three promises of the seam (order, one vote for each operation, honesty about effects), the same
-//! deadlines, the same heartbeat and the same way into service (`gate`). One thing is more general: the real lane has one
-//! call under way, this one may have several in a row, so that more is lost or late when a connection breaks.
+//! deadlines, the same heartbeat and the same way into service (`gate`). As the real one it has one call under way or
+//! several, by the plan of the history and not by the distance. It looks at the node only between calls, where the real one
+//! looks beside them.
 
 mod ears;
 mod gate;

@@ -1,6 +1,7 @@
 //! A real master behind one *lane*: a task that owns the one connection, takes operations from a bounded queue in order,
-//! and sends the operations of all concurrent requests as one script call, to a near node one at a time. No
-//! timers gather a batch: an idle lane sends at once, a busy one lets ready tasks run first and sends more at a time.
+//! and sends the operations of all concurrent requests as one script call. What comes in while calls are under way goes
+//! into the next one; a far node may have several under way, see `redis/calls.rs`. No timers gather a call: the lane lets
+//! tasks that are ready run, and sends. The looks at the node's state go beside the calls.
 //!
 //! A lane never repairs a connection. At the first error it drops the session, answers what was under way with "unknown",
 //! refuses what comes in with "down, not sent", and starts over: connect, look at the node, be admitted, load the script.
@@ -40,7 +41,7 @@ const QUEUE: usize = 8192;
 /// Operations in one call. A call keeps the node from serving others for as long as it runs, a few µs per operation.
 const MAX_BATCH: usize = 128;
 /// How often a lane lets every task that can run go first, before it sends. An idle process gives the turn back at once; a
-/// busy one fills the call, and calls are what costs: with 64 connections 46 operations in one instead of 25.
+/// busy one fills the call, and calls are what costs.
 const GATHER: u32 = 2;
 /// Bytes in one call, roughly.
 const MAX_BATCH_BYTES: usize = 256 * 1024;
@@ -282,14 +283,18 @@ impl Lane {
         let prefix = self.gate.settings.key_prefix.clone();
         let mut look: Option<BoxFuture<'_, Result<Look, SessionError>>> = None;
         let (mut idle, mut closed) = (true, false);
+        // Tells how far the node is before there is work that would make it look farther.
+        calls.send(Vec::new());
         loop {
             if calls.takes(waiting.len()) {
                 self.gather(waiting).await;
                 let call = self.in_time(waiting.drain(..next_call(waiting)).collect());
-                if !call.is_empty() {
-                    idle = false;
-                    calls.send(call);
+                if call.is_empty() {
+                    // There may be others behind those that came too late, and nothing else to wake the lane for them.
+                    continue;
                 }
+                idle = false;
+                calls.send(call);
             }
             if closed && calls.none() && waiting.is_empty() {
                 return Err(Closed);
@@ -473,7 +478,7 @@ fn next_call(batch: &[Job]) -> usize {
 
 fn fail_all(jobs: Vec<Job>, reason: Reason, effect: Effect, detail: &str) {
     for job in jobs {
-        job.reply.send(Vote::Failed(Failure::new(reason, effect, detail)));
+        job.fail(reason, effect, detail);
     }
 }
 

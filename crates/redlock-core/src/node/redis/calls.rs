@@ -27,7 +27,7 @@ pub(super) struct Calls<'a> {
     answers: FuturesOrdered<BoxFuture<'a, Answer>>,
     sent: VecDeque<Sent>,
     operations: usize,
-    /// Of the quickest call so far.
+    /// The quickest so far.
     round_trip: Duration,
 }
 
@@ -56,7 +56,8 @@ impl<'a> Calls<'a> {
     /// Whether another call could go out before one of these has come back.
     pub(super) fn room(&self) -> bool {
         let far = self.round_trip >= FAR && self.round_trip < Duration::MAX;
-        self.none() || far && self.sent.len() < DEPTH
+        // A call without operations takes no place.
+        self.operations == 0 || far && self.sent.len() < DEPTH
     }
 
     /// Whether so many operations should go out as one now. A share of what is under way at least, or the places would be
@@ -88,7 +89,10 @@ impl<'a> Calls<'a> {
         let Some(answer) = self.answers.next().await else { return std::future::pending().await };
         let sent = self.sent.pop_front().expect("one for each answer");
         self.operations -= sent.jobs.len();
-        self.round_trip = self.round_trip.min(sent.at.elapsed());
+        // A scan may be refused before it is sent.
+        if let Answer::Replies(Ok(_)) = answer {
+            self.round_trip = self.round_trip.min(sent.at.elapsed());
+        }
         (sent, answer)
     }
 

@@ -32,6 +32,7 @@ pub(super) const NOT_HEARD: &str = "what is published there does not come back";
 /// A usable connection. Ends when dropped.
 pub(super) struct Session {
     client: Client,
+    /// Looked at while others use the session.
     connection: Mutex<ConnectHandle>,
     deadline: Duration,
 }
