@@ -96,6 +96,8 @@ fn command(settings: &Settings) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::contenders::Contender;
     use crate::report::{Entry, StageReport, sample};
@@ -117,6 +119,18 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("### Run 1") && text.contains("### Run 2"), "{text}");
+    }
+
+    #[test]
+    fn the_committed_page_is_what_the_committed_runs_make() {
+        let home = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let files = std::fs::read_dir(home.join("runs")).unwrap().map(|file| file.unwrap().path());
+        let mut files: Vec<_> = files.collect();
+        files.sort_unstable();
+        let runs: Vec<_> = files.iter().map(|file| read(file).unwrap()).collect();
+        let committed = std::fs::read_to_string(home.join("PERFORMANCE.md")).unwrap();
+        let remedy = "redlock-bench page crates/redlock-bench/runs/*.json > crates/redlock-bench/PERFORMANCE.md";
+        assert!(Page { runs: &runs }.to_string() == committed, "PERFORMANCE.md is outdated: {remedy}");
     }
 
     #[test]

@@ -43,6 +43,9 @@ const MAX_BATCH: usize = 128;
 /// How often a lane lets every task that can run go first, before it sends. An idle process gives the turn back at once; a
 /// busy one fills the call, and calls are what costs.
 const GATHER: u32 = 2;
+/// When it has brought nothing to so many calls in a row, only one call in so many still tries: with one request at a time,
+/// or one lock that goes from hand to hand, it only costs time.
+const ALONE: u32 = 32;
 /// Bytes in one call, roughly.
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 /// A call or heartbeat that takes longer, or longer than twice the node time-out, ends the session: rounds have given up
@@ -158,7 +161,7 @@ impl RedisNode {
             clock,
             entropy,
         };
-        let lane = Lane { gate, jobs, status: status.clone(), clock_is_far: false, observer };
+        let lane = Lane { gate, jobs, status: status.clone(), clock_is_far: false, alone: 0, observer };
         tokio::spawn(lane.run());
         Self { name, queue, status, brand_new, ears }
     }
@@ -220,6 +223,8 @@ struct Lane {
     jobs: mpsc::Receiver<Job>,
     status: watch::Receiver<NodeStatus>,
     clock_is_far: bool,
+    /// Calls in a row that found no company, see `gather`.
+    alone: u32,
     observer: Arc<dyn Observer>,
 }
 
@@ -331,6 +336,11 @@ impl Lane {
     /// Takes along what is submitted by requests that are about to run. Whoever submits first wakes the lane, and it would
     /// run before all others that came in with the same look at the network.
     async fn gather(&mut self, waiting: &mut Vec<Job>) {
+        if self.alone >= ALONE && self.alone % ALONE != 0 {
+            self.alone = self.alone.wrapping_add(1);
+            return unfold(waiting);
+        }
+        let before = waiting.len();
         for _ in 0..GATHER {
             tokio::task::yield_now().await;
         }
@@ -339,6 +349,7 @@ impl Lane {
         {
             waiting.push(job);
         }
+        self.alone = if waiting.len() == before { self.alone.wrapping_add(1) } else { 0 };
         unfold(waiting);
     }
 
