@@ -336,7 +336,7 @@ impl Lane {
     /// Takes along what is submitted by requests that are about to run. Whoever submits first wakes the lane, and it would
     /// run before all others that came in with the same look at the network.
     async fn gather(&mut self, waiting: &mut Vec<Job>) {
-        if self.alone >= ALONE && self.alone % ALONE != 0 {
+        if self.alone >= ALONE && !self.alone.is_multiple_of(ALONE) {
             self.alone = self.alone.wrapping_add(1);
             return unfold(waiting);
         }
