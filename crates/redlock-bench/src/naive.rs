@@ -11,7 +11,8 @@
 //! from the shelf. Left out: admission, clocks, time-outs, retries, limits, and whatever else makes a lock safe.
 //!
 //! All of them serve with half of the cores, like the gateway, and when that is one, on a runtime of one thread: on two
-//! cores each was at least as fast so as with two threads, and took less CPU. `--threads` tries it again.
+//! cores that took less CPU for each, and made all faster but *fenced*, which was 4 % slower in one series of two.
+//! `--threads` tries it again.
 
 mod floor;
 
