@@ -124,9 +124,8 @@ impl Display for Tables<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let report = self.0;
         for stage in &report.workloads {
-            let healthy = report.stage(Workload::Uncontended).filter(|_| stage.workload.breaks_masters());
             writeln!(f, "### {}\n\n{}\n", stage.workload, stage.workload.description())?;
-            writeln!(f, "{}", stage.table(healthy))?;
+            writeln!(f, "{}", stage.table())?;
             stage.remarks(f, report.machine.cores)?;
         }
         if let Some(contended) = &report.contended {

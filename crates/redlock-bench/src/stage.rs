@@ -1,6 +1,7 @@
 //! One workload, from the start of its masters to their end: its contenders take turns within a round, and each round
 //! begins with another one. Masters and contenders are new for each workload, so that none suffers from what an earlier
-//! one has left.
+//! one has left. A workload that has a twin runs beside it: each contender's turn is next to its turn as the twin, with
+//! the twin's own masters and processes, and the ratio of the two is what counts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,12 +46,24 @@ struct Player {
     holders: Option<Holders>,
 }
 
+/// Masters under one condition, and contenders that are ready.
+struct Scene<'a> {
+    spec: &'a Spec,
+    players: Vec<Player>,
+    masters: Masters,
+}
+
 impl Stage<'_> {
     /// `tell` is called with what is going on and the share of the turns that are over. Must be called on the main
     /// thread, because it starts processes.
     pub(crate) async fn run(&self, mut tell: impl FnMut(&str, f64)) -> Result<StageReport, String> {
-        let scratch = Scratch::create()?;
-        let masters = Masters::start(self.spec.condition, &scratch).await?;
+        let (scratch, twin_scratch) = (Scratch::create()?, Scratch::create()?);
+        let twin = self.workload.twin();
+        let twin = match &twin {
+            Some((_, spec)) => Some(self.scene(spec, &twin_scratch, &mut tell).await?),
+            None => None,
+        };
+        let scene = self.scene(&self.spec, &scratch, &mut tell).await?;
         let mut report = StageReport {
             workload: self.workload,
             connections: self.spec.connections,
@@ -59,24 +72,26 @@ impl Stage<'_> {
             contenders: self.lineup.iter().copied().map(Entry::new).collect(),
         };
 
-        let mut players = Vec::with_capacity(self.lineup.len());
-        for &contender in &self.lineup {
-            tell(&format!("starting {}", contender.label()), 0.0);
-            players.push(self.player(contender, &masters, &scratch, &mut tell).await?);
-        }
-        let turns = self.rounds as usize * players.len();
+        let turns = self.rounds as usize * self.lineup.len();
         let mut round_trips = Vec::with_capacity(self.rounds as usize);
         for number in 0..turns {
-            let (round, turn) = (number / players.len(), number % players.len());
+            let (round, turn) = (number / self.lineup.len(), number % self.lineup.len());
             if turn == 0 {
-                round_trips.push(micros(masters.measured_round_trip().await?));
+                round_trips.push(micros(scene.masters.measured_round_trip().await?));
             }
-            let at = (turn + round) % players.len();
-            let (player, entry) = (&players[at], &mut report.contenders[at]);
-            let seen = match self.turn(player, &masters).await {
-                Ok(figures) => {
-                    let line = figures.to_string();
+            let at = (turn + round) % self.lineup.len();
+            let (player, entry) = (&scene.players[at], &mut report.contenders[at]);
+            // Neither of the two always comes first: what the machine does between them must not favour one.
+            let seen = match &twin {
+                None => self.turn(&scene, player).await.map(|figures| (figures, None)),
+                Some(twin) => self.pair(&scene, twin, at, round % 2 == 0).await,
+            };
+            let seen = match seen {
+                Ok((figures, twin)) => {
+                    let beside = twin.as_ref().map(|twin| format!("; its twin: {twin}")).unwrap_or_default();
+                    let line = format!("{figures}{beside}");
                     entry.rounds.push(figures);
+                    entry.twin.extend(twin);
                     line
                 }
                 Err(error) => {
@@ -92,23 +107,58 @@ impl Stage<'_> {
         let delayed = matches!(self.spec.condition, Condition::Late(_) | Condition::Network(_));
         report.round_trip_us = delayed.then(|| median(round_trips));
 
-        for (player, entry) in players.into_iter().zip(&mut report.contenders) {
-            if let Some(holders) = player.holders {
-                // A lock that was lost meanwhile is told of here.
-                entry.failures.extend(holders.let_go().await.err());
+        for scene in [Some(scene), twin].into_iter().flatten() {
+            for (player, entry) in scene.players.into_iter().zip(&mut report.contenders) {
+                if let Some(holders) = player.holders {
+                    // A lock that was lost meanwhile is told of here.
+                    entry.failures.extend(holders.let_go().await.err());
+                }
             }
         }
         Ok(report)
     }
 
+    /// The figures of one contender, and those of its twin in the turn next to it; both or none.
+    async fn pair(
+        &self,
+        scene: &Scene<'_>,
+        twin: &Scene<'_>,
+        at: usize,
+        twin_first: bool,
+    ) -> Result<(Figures, Option<Figures>), String> {
+        let early = if twin_first { Some(self.turn(twin, &twin.players[at]).await?) } else { None };
+        let figures = self.turn(scene, &scene.players[at]).await?;
+        let twin = match early {
+            Some(early) => early,
+            None => self.turn(twin, &twin.players[at]).await?,
+        };
+        Ok((figures, Some(twin)))
+    }
+
+    async fn scene<'a>(
+        &self,
+        spec: &'a Spec,
+        scratch: &Scratch,
+        tell: &mut impl FnMut(&str, f64),
+    ) -> Result<Scene<'a>, String> {
+        let masters = Masters::start(spec.condition, scratch).await?;
+        let mut players = Vec::with_capacity(self.lineup.len());
+        for &contender in &self.lineup {
+            tell(&format!("starting {}", contender.label()), 0.0);
+            players.push(self.player(contender, spec, &masters, scratch, tell).await?);
+        }
+        Ok(Scene { spec, players, masters })
+    }
+
     async fn player(
         &self,
         contender: Contender,
+        spec: &Spec,
         masters: &Masters,
         scratch: &Scratch,
         tell: &mut impl FnMut(&str, f64),
     ) -> Result<Player, String> {
-        let Spec { connections, task, held, .. } = self.spec;
+        let &Spec { connections, task, held, .. } = spec;
         let names = match task {
             Task::Cycle(names) => names,
             // Not used: the locks that are held are.
@@ -140,9 +190,10 @@ impl Stage<'_> {
 
     /// Warm up, then count between two looks at the clock and at everybody's CPU time, while the load goes on across
     /// both.
-    async fn turn(&self, player: &Player, masters: &Masters) -> Result<Figures, String> {
+    async fn turn(&self, scene: &Scene<'_>, player: &Player) -> Result<Figures, String> {
+        let masters = &scene.masters;
         let condition = masters.begin_turn()?;
-        let mut load = self.load(player, masters)?;
+        let mut load = self.load(scene, player)?;
         let warm_up = if self.workload.breaks_masters() { WARM_UP_WHEN_BROKEN } else { WARM_UP };
         load.run_for(warm_up).await?;
 
@@ -171,12 +222,12 @@ impl Stage<'_> {
         Figures::new(&tally, &turn)
     }
 
-    fn load(&self, player: &Player, masters: &Masters) -> Result<Crew<Tally>, String> {
-        let connections = self.spec.connections;
+    fn load(&self, scene: &Scene<'_>, player: &Player) -> Result<Crew<Tally>, String> {
+        let connections = scene.spec.connections;
         match &player.server {
             Some(server) => load::start(server.address, connections, self.load_threads, player.work.clone()),
             None => {
-                let masters: Vec<_> = masters.addresses().collect();
+                let masters: Vec<_> = scene.masters.addresses().collect();
                 in_process::start(&masters, connections)
             }
         }

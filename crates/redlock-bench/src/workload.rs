@@ -176,9 +176,24 @@ impl Workload {
         matches!(self, Self::Names100k | Self::Names1m | Self::Held100k)
     }
 
-    /// Whether a master does not do its work. Then the same contender's uncontended figures are what to compare with.
+    /// Whether a master does not do its work.
     pub(crate) fn breaks_masters(self) -> bool {
         matches!(self, Self::Stopped | Self::Late)
+    }
+
+    /// What its figures are compared with: the same without what makes it hard. Each of its turns is one of a pair with a
+    /// turn of the twin, because a machine does not stay as fast as it was minutes ago.
+    pub(crate) fn twin(self) -> Option<(Self, Spec)> {
+        let twin = match self {
+            Self::Stopped | Self::Late => Self::Uncontended,
+            Self::Names10k | Self::Names100k | Self::Names1m => Self::Names1k,
+            Self::Held100k => Self::Held1k,
+            _ => return None,
+        };
+        match twin.kind() {
+            Kind::Load(spec) => Some((twin, spec)),
+            Kind::Contended | Kind::Waiters => None,
+        }
     }
 
     pub(crate) fn description(self) -> String {
@@ -223,6 +238,10 @@ mod tests {
             if let Kind::Load(spec) = workload.kind() {
                 assert!(spec.lineup.contains(&Contender::Gateway), "{workload}");
                 assert!(spec.task != Task::Extend || spec.held >= spec.connections, "{workload}");
+                if let Some((twin, easy)) = workload.twin() {
+                    assert!(twin < workload && spec.lineup.iter().all(|who| easy.lineup.contains(who)), "{workload}");
+                    assert_eq!((easy.connections, easy.condition), (spec.connections, Condition::Healthy));
+                }
             }
         }
     }

@@ -16,13 +16,13 @@ const TITLES: [&str; 17] = [
     "requests/s",
     "÷ floor",
     "÷ fred fenced",
-    "÷ uncontended",
+    "÷ its twin",
     "its CPU µs/request",
     "Redis CPU µs/request (sum of 5)",
     "load CPU µs/request",
     "operations/call",
     "acquire p50 / p99 / p99.9 ms",
-    "acquire p99 ÷ uncontended",
+    "acquire p99 ÷ its twin",
     "acquire p50 ÷ round trip",
     "extend p50 / p99 / p99.9 ms",
     "release p50 / p99 / p99.9 ms",
@@ -47,6 +47,9 @@ pub(crate) struct StageReport {
 pub(crate) struct Entry {
     pub(crate) contender: Contender,
     pub(crate) rounds: Vec<Figures>,
+    /// Its turns as the workload's twin, one next to each of the rounds; empty when the workload has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) twin: Vec<Figures>,
     /// Turns that ended without figures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) failures: Vec<String>,
@@ -54,13 +57,21 @@ pub(crate) struct Entry {
 
 impl Entry {
     pub(crate) fn new(contender: Contender) -> Self {
-        Self { contender, rounds: Vec::new(), failures: Vec::new() }
+        Self { contender, rounds: Vec::new(), twin: Vec::new(), failures: Vec::new() }
     }
 
     /// `None` when no round has the figure.
     pub(crate) fn median(&self, figure: impl Fn(&Figures) -> Option<f64>) -> Option<f64> {
         let values: Vec<_> = self.rounds.iter().filter_map(figure).collect();
         (!values.is_empty()).then(|| median(values))
+    }
+
+    /// The median of the ratios of neighbouring turns, so that a machine that changes its speed between rounds changes
+    /// nothing. `None` without a twin, or when a figure is missing.
+    pub(crate) fn beside_its_twin(&self, figure: impl Fn(&Figures) -> Option<f64>) -> Option<f64> {
+        let pairs = self.rounds.iter().zip(&self.twin);
+        let ratios: Vec<_> = pairs.filter_map(|(round, twin)| Some(figure(round)? / figure(twin)?)).collect();
+        (!ratios.is_empty()).then(|| median(ratios))
     }
 
     fn rate(&self) -> Option<f64> {
@@ -83,8 +94,9 @@ impl Entry {
     }
 
     fn errors(&self) -> Option<String> {
-        let errors: u64 = self.rounds.iter().map(|round| round.errors).sum();
-        let example = self.rounds.iter().find_map(|round| round.first_error.as_deref())?;
+        let turns = || self.rounds.iter().chain(&self.twin);
+        let errors: u64 = turns().map(|turn| turn.errors).sum();
+        let example = turns().find_map(|turn| turn.first_error.as_deref())?;
         Some(format!("{}: {errors} ERRORS, first: {example}", self.contender.label()))
     }
 }
@@ -94,16 +106,13 @@ impl StageReport {
         self.contenders.iter().find(|entry| entry.contender == contender)
     }
 
-    /// `healthy` is what to compare with, if anything.
-    pub(super) fn table(&self, healthy: Option<&Self>) -> Table {
+    pub(super) fn table(&self) -> Table {
         let mut table = Table::new(&TITLES);
         let rate_of = |contender| self.entry(contender).and_then(Entry::rate);
         let (floor, fenced) = (rate_of(Contender::Floor), rate_of(Contender::FredFenced));
         // When one master is late, the others decide.
         let round_trip = self.round_trip_us.filter(|_| !self.workload.breaks_masters());
-        let p99 = |entry: &Entry| entry.median(|round| round.acquire.map(|latency| latency.p99_us));
         for entry in &self.contenders {
-            let before = healthy.and_then(|stage| stage.entry(entry.contender));
             let rate = entry.rate();
             let cost = |figure: fn(&Figures) -> Option<f64>| fixed(entry.median(figure), 1);
             let refused = entry.median(|round| Some(round.refused_share)).filter(|&share| share > 0.0);
@@ -112,13 +121,13 @@ impl StageReport {
                 rate.map_or(NOTHING.into(), thousands),
                 ratio(rate, floor),
                 ratio(rate, fenced),
-                ratio(rate, before.and_then(Entry::rate)),
+                fixed(entry.beside_its_twin(|round| Some(round.requests_per_second)), 2),
                 cost(|round| Some(round.server_cpu_us)),
                 cost(|round| Some(round.redis_cpu_us)),
                 cost(|round| Some(round.load_cpu_us)),
                 cost(|round| round.operations_per_call),
                 entry.latency(|round| round.acquire),
-                ratio(p99(entry), before.and_then(p99)),
+                fixed(entry.beside_its_twin(|round| round.acquire.map(|latency| latency.p99_us)), 2),
                 ratio(entry.median(|round| round.acquire.map(|latency| latency.p50_us)), round_trip),
                 entry.latency(|round| round.extend),
                 entry.latency(|round| round.release),
@@ -139,6 +148,9 @@ impl StageReport {
         let mut line = format!("Connections: {}, load threads: {}", self.connections, self.load_threads);
         if let Some(micros) = self.round_trip_us {
             write!(line, ", round trip to the last master {:.2} ms", micros / 1e3)?;
+        }
+        if let Some((twin, _)) = self.workload.twin() {
+            write!(line, ". Its twin is {twin}; ratios to it are medians of neighbouring turns")?;
         }
         writeln!(f, "{line}.\n")?;
         self.doubts(cores).iter().try_for_each(|doubt| writeln!(f, "{doubt}\n"))?;
