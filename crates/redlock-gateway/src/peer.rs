@@ -6,6 +6,7 @@
 //! whoever wants to know.
 
 use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -19,9 +20,23 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// The other end of a connection.
 #[derive(Clone)]
-pub(crate) struct Peer(Arc<TcpStream>);
+pub(crate) struct Peer {
+    stream: Arc<TcpStream>,
+    address: SocketAddr,
+    subject: Option<Arc<str>>,
+}
 
 impl Peer {
+    /// Of the client, or of the proxy in front of it.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whom the client's certificate, which was verified, is for.
+    pub(crate) fn certificate_subject(&self) -> Option<&str> {
+        self.subject.as_deref()
+    }
+
     /// Resolves when the client has closed its side of the connection.
     pub(crate) async fn gone(&self) {
         while !self.is_gone() {
@@ -31,7 +46,7 @@ impl Peer {
 
     /// As the system has told so far, also when there is something left to read.
     fn is_gone(&self) -> bool {
-        let readiness = pin!(self.0.ready(Interest::READABLE));
+        let readiness = pin!(self.stream.ready(Interest::READABLE));
         match readiness.poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Ok(readiness)) => readiness.is_read_closed(),
             Poll::Ready(Err(_)) => true,
@@ -45,9 +60,10 @@ pub(crate) struct Shared(Arc<TcpStream>);
 
 impl Shared {
     /// The connection, and who is at its other end.
-    pub(crate) fn new(stream: TcpStream) -> (Self, Peer) {
+    pub(crate) fn new(stream: TcpStream) -> io::Result<(Self, Peer)> {
+        let address = stream.peer_addr()?;
         let stream = Arc::new(stream);
-        (Self(stream.clone()), Peer(stream))
+        Ok((Self(stream.clone()), Peer { stream, address, subject: None }))
     }
 }
 

@@ -221,10 +221,8 @@ impl Accept<TcpStream, Connection> for Acceptor {
     type Future = std::future::Ready<std::io::Result<(Shared, Connection)>>;
 
     fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
-        let accepted = stream.set_nodelay(true).map(|()| {
-            let (stream, peer) = Shared::new(stream);
-            (stream, Connection { peer: Some(peer), ..connection })
-        });
+        let accepted = stream.set_nodelay(true).and_then(|()| Shared::new(stream));
+        let accepted = accepted.map(|(stream, peer)| (stream, Connection { peer: Some(peer), ..connection }));
         std::future::ready(accepted)
     }
 }
