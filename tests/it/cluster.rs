@@ -41,7 +41,7 @@ async fn acquire_short(locks: &Redlock, lock: &LockName, millis: u64) -> Lease {
 }
 
 fn labelled(text: &'static str) -> AcquireOptions {
-    AcquireOptions { info: Info::new(text).unwrap(), owner: None }
+    AcquireOptions { info: Info::new(text).unwrap(), ..AcquireOptions::default() }
 }
 
 fn key(lock: &LockName) -> String {

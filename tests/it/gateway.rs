@@ -187,6 +187,18 @@ impl Launch {
         Gateway { process, address }
     }
 
+    /// Serves with a log that may not say that it does; returns when its banner says so.
+    pub(crate) async fn start_quiet(self) -> Gateway {
+        let process = self.spawn();
+        let address = eventually("the gateway listens", async || {
+            let banner = process.stderr.text();
+            let (_, rest) = banner.split_once(" on http://")?;
+            rest.split_once('\n')?.0.parse().ok()
+        })
+        .await;
+        Gateway { process, address }
+    }
+
     /// Serves; returns when every node is admitted.
     pub(crate) async fn ready(self) -> Gateway {
         let gateway = self.start().await;
@@ -475,7 +487,7 @@ impl Answer {
         let (required, optional): (&[&str], &[&str]) = match code {
             "lock_held" | "not_holder" => (&["retry_after_ms"], &["holder", "expires_in_ms"]),
             "quorum_unavailable" | "outcome_unknown" => (&["retry_after_ms", "nodes"], &[]),
-            "draining" | "overloaded" | "too_many_waiters" => (&["retry_after_ms"], &[]),
+            "draining" | "overloaded" | "too_many_waiters" | "rate_limited" => (&["retry_after_ms"], &[]),
             _ => (&[], &[]),
         };
         let always = ["type", "title", "status", "code", "detail", "request_id"];

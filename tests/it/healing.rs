@@ -43,7 +43,7 @@ impl Five {
 
     /// Acquires, and waits until all nodes store it.
     async fn held(&self, terms: &Terms) -> Lease {
-        let options = || AcquireOptions { info: Info::new(LABEL).unwrap(), owner: None };
+        let options = || AcquireOptions { info: Info::new(LABEL).unwrap(), ..AcquireOptions::default() };
         let ttl = Ttl::from_duration(terms.max_ttl).unwrap();
         eventually("the lock is granted and stored by all", async || {
             let lease = self.locks.acquire(&self.lock, ttl, options()).await.ok()?;

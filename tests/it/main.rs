@@ -11,6 +11,7 @@ mod growth;
 mod harness;
 mod healing;
 mod http_admission;
+mod http_auth;
 mod http_config;
 mod http_errors;
 mod http_fencing;

@@ -130,6 +130,9 @@ pub struct AcquireOptions {
     /// token and a full TTL. An attempt with a given owner that fails or is cancelled undoes only what it set on nodes
     /// where that owner had nothing: an earlier attempt may have been promised the rest.
     pub owner: Option<Owner>,
+    /// Whether the given owner was drawn for this call alone. Then nobody was promised anything, and an attempt that fails
+    /// undoes all it has set, as that of an owner drawn here does. Never for an owner that a repeated request comes to.
+    pub owner_is_fresh: bool,
 }
 
 /// A lock that is held, or was when a majority said so.
@@ -241,7 +244,7 @@ impl Redlock {
     /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then), [`LockError::TtlTooLong`].
     pub async fn acquire(&self, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Lease, LockError> {
         self.check_ttl(ttl)?;
-        let claim = self.claim(options.owner);
+        let claim = self.claim(&options);
         let (mut tries, mut rounds_before) = (0, 0);
         loop {
             let started = Instant::now();
@@ -275,7 +278,7 @@ impl Redlock {
         policy: &RetryPolicy,
     ) -> Result<Lease, LockError> {
         self.check_ttl(ttl)?;
-        let claim = self.claim(options.owner);
+        let claim = self.claim(&options);
         let started = Instant::now();
         let (mut tries, mut rounds_before) = (0, 0);
         loop {
@@ -303,11 +306,16 @@ impl Redlock {
         &self.shared
     }
 
-    pub(crate) fn claim(&self, given: Option<Owner>) -> Claim {
-        match given {
-            Some(owner) => Claim { owner, shared: true },
-            None => Claim { owner: self.shared.seams.entropy.owner(), shared: false },
+    pub(crate) fn claim(&self, options: &AcquireOptions) -> Claim {
+        match options.owner {
+            Some(owner) => Claim { owner, shared: !options.owner_is_fresh },
+            None => Claim { owner: self.fresh_owner(), shared: false },
         }
+    }
+
+    /// An owner that nobody else can guess.
+    pub fn fresh_owner(&self) -> Owner {
+        self.shared.seams.entropy.owner()
     }
 
     /// Prolongs a lock: from now on it lives at least `ttl`; it is never shortened. Success proves that the owner has
@@ -360,6 +368,29 @@ impl Redlock {
             // It was ours somewhere, and with a majority of answers none is left that could hold it still.
             Decision::Neither | Decision::Open if released > 0 && released + refused >= shared.quorum.size() => Ok(()),
             Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
+        }
+    }
+
+    /// Releases a lock for whoever holds it, who learns of it when it extends or releases; its fencing token is all that
+    /// keeps its writes out from now on. Returns who held it. A holder that comes in between keeps the lock.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`]: nobody holds it. [`LockError::NotHolder`]: it went to somebody else in the meantime, or another
+    /// Redlock client has it, whose locks are not ours to judge. [`LockError::Unknown`].
+    pub async fn force_release(&self, name: &LockName) -> Result<HeldBy, LockError> {
+        let shared = &self.shared;
+        let limit = shared.settings.node_timeout;
+        let deadline = Instant::now() + limit;
+        let outcome = shared.round(Op::Inspect { keys: shared.keys(name) }, deadline).outcome(deadline, limit).await;
+        let by = match lock_state(shared.quorum, &outcome) {
+            LockState::Held(by) => by,
+            LockState::Free => return Err(LockError::Lost),
+            LockState::Unknown => return Err(LockError::Unknown(shared.reports(&outcome))),
+        };
+        let holder = round::agreeing(&outcome.votes).and_then(|(holding, _)| holding.record.parse());
+        match holder {
+            Some((token, _)) => self.release(name, &token).await.map(|()| by),
+            None => Err(LockError::NotHolder(by)),
         }
     }
 

@@ -108,10 +108,23 @@ impl Owner {
     /// HMAC-SHA-256 over length-prefixed parts (no two lists of parts collide), cut to 20 bytes. It is as hard to guess
     /// as the idempotency key is.
     pub fn derive(cluster: &str, principal: &str, name: &LockName, idempotency_key: &str) -> Self {
-        let mut mac = Hmac::<Sha256>::new_from_slice(cluster.as_bytes()).expect("HMAC takes a key of any length");
-        for part in ["redlock owner v1", principal, name.as_str(), idempotency_key] {
+        let parts = ["redlock owner v1", principal, name.as_str(), idempotency_key];
+        Self::of_parts(cluster, parts.map(str::as_bytes))
+    }
+
+    /// The owner that the nodes are told of, where this one is what the client shows and only this principal may show it.
+    /// From another principal it gives another owner, which holds nothing; nodes never learn what the client shows.
+    ///
+    /// HMAC-SHA-256 as in [`Owner::derive`]. Nothing has to be kept of it: every gateway comes to the same.
+    pub fn bound_to(&self, principal: &str) -> Self {
+        Self::of_parts(principal, [b"redlock bound owner v1", self.0.as_slice()])
+    }
+
+    fn of_parts<const N: usize>(key: &str, parts: [&[u8]; N]) -> Self {
+        let mut mac = Hmac::<Sha256>::new_from_slice(key.as_bytes()).expect("HMAC takes a key of any length");
+        for part in parts {
             mac.update(&(part.len() as u64).to_be_bytes());
-            mac.update(part.as_bytes());
+            mac.update(part);
         }
         let digest = mac.finalize().into_bytes();
         Self::from_bytes(std::array::from_fn(|i| digest[i]))
@@ -191,8 +204,14 @@ impl LockToken {
     const VERSION: &'static str = "1";
     const TEXT_LEN: usize = Self::VERSION.len() + 1 + FencingToken::TEXT_LEN + 1 + Owner::TEXT_LEN;
 
-    pub(crate) fn new(owner: Owner, fencing: FencingToken) -> Self {
+    /// The token of a grant.
+    pub fn new(owner: Owner, fencing: FencingToken) -> Self {
         Self { owner, fencing }
+    }
+
+    /// The token of the same grant as the nodes know it, see [`Owner::bound_to`].
+    pub fn bound_to(&self, principal: &str) -> Self {
+        Self { owner: self.owner.bound_to(principal), ..*self }
     }
 
     /// Reads the text that [`LockToken::expose`] gave. `None` for anything else.
@@ -326,6 +345,18 @@ mod tests {
     fn debug_output_never_shows_the_owner() {
         let token = LockToken::new(Owner::from_bytes([0xa5; 20]), FencingToken::MIN);
         assert!(!format!("{token:?} {:?}", token.owner()).contains("a5"));
+    }
+
+    #[test]
+    fn a_bound_owner_is_another_for_every_principal_and_every_owner() {
+        let (one, two) = (Owner::from_bytes([1; 20]), Owner::from_bytes([2; 20]));
+        assert_eq!(one.bound_to("ci"), one.bound_to("ci"));
+        let different = [one, one.bound_to("ci"), one.bound_to("c"), one.bound_to(""), two.bound_to("ci")];
+        for (i, owner) in different.iter().enumerate() {
+            assert!(different[..i].iter().all(|other| other != owner), "number {i} is there twice");
+        }
+        let token = LockToken::new(one, FencingToken::MIN).bound_to("ci");
+        assert_eq!(token, LockToken::new(one.bound_to("ci"), FencingToken::MIN));
     }
 
     #[test]

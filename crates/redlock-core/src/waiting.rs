@@ -179,7 +179,7 @@ impl Redlock {
         let now = Instant::now();
         let deadline = now + patience.min(LONGEST_PATIENCE);
         let shared = self.shared();
-        let (room, claim) = (&shared.room, self.claim(options.owner));
+        let (room, claim) = (&shared.room, self.claim(&options));
         let wish = Wish { keys: shared.keys(name), claim, info: options.info, ttl };
         let lock = wish.keys.lock.clone();
         let behind_others = room.lines.is_waited_for(&lock);

@@ -91,7 +91,7 @@ mod request {
         let limits = limits();
         bencher.bench(|| {
             let body: AcquireBody = serde_json::from_str(black_box(text)).expect("JSON");
-            (body.ttl(&limits), body.wait(&limits), body.info())
+            (body.ttl(&limits), body.wait(&limits), body.info(None))
         });
     }
 }

@@ -1,4 +1,4 @@
-//! The operator's commands that talk to nodes without serving: `check` and `reconfigure`.
+//! The operator's commands that do not serve: `check` and `reconfigure`, which talk to nodes, and `key new`.
 
 use std::time::Duration;
 
@@ -7,6 +7,7 @@ use redlock_core::node::admission::{Generation, quarantine};
 use redlock_core::node::redis::{NewMarker, Probe, RedisSettings, RedisUrl, Verdict, overwrite_marker};
 use redlock_core::quorum::Quorum;
 
+use crate::auth::{Keys, Secret, Verb};
 use crate::config::{Config, Nodes, show};
 use crate::serve::{cluster_name, named_cluster, redis_settings};
 
@@ -243,4 +244,24 @@ fn with_settings<'a>(config: &Config, urls: &'a [RedisUrl]) -> Vec<(&'a RedisUrl
     let names: Vec<String> = urls.iter().map(|url| url.name().to_owned()).collect();
     let cluster = cluster_name(config, &names);
     urls.iter().enumerate().map(|(place, url)| (url, redis_settings(config, &cluster, place))).collect()
+}
+
+/// The lines of a new key: itself, and what stands for it in the keys file.
+///
+/// # Errors
+/// What of it the file would not take.
+pub fn new_key(name: &str, verbs: &[Verb], names: &[String], expires: Option<&str>) -> Result<String, String> {
+    let secret = Secret::new(name, &OsEntropy);
+    let quoted = |texts: Vec<&str>| texts.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>().join(", ");
+    let verbs = quoted(verbs.iter().map(|verb| verb.word()).collect());
+    let names = quoted(names.iter().map(String::as_str).collect());
+    let mut entry = format!(
+        "[[key]]\nname = {name:?}\nhashes = [{:?}]\nallow = [{{ verbs = [{verbs}], names = [{names}] }}]\n",
+        secret.hash_text()
+    );
+    if let Some(expires) = expires {
+        entry.push_str(&format!("expires = {expires}\n"));
+    }
+    Keys::parse(&entry).map_err(|error| error.trim_start_matches([':', ',', ' ']).to_owned())?;
+    Ok(format!("{}\n\n{entry}", secret.expose()))
 }

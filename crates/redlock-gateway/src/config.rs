@@ -10,6 +10,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use redlock_core::Ttl;
 use redlock_core::node::redis::RedisUrl;
+
+use crate::auth::{Keys, Verb, is_key_name};
 use serde::Deserialize;
 
 /// Distributed locks over plain HTTP, on independent Redis masters.
@@ -31,6 +33,9 @@ pub struct Cli {
 pub enum Command {
     /// Serve locks over HTTP (the default).
     Serve(Flags),
+    /// Make API keys.
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Print the OpenAPI document.
     Openapi {
         /// Version of the OpenAPI specification: 3.1, or its twin in 3.0 for generators that know no newer one.
@@ -57,12 +62,40 @@ pub enum Command {
     },
 }
 
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Make a key: prints it once, and what stands for it in the file of --auth-keys. Nothing is stored.
+    ///
+    /// The first line is the key; the rest is TOML, to be appended to the file. To replace a key without locking anybody
+    /// out, put the new hash beside the old one in `hashes`, and take the old one out when nobody uses it any more.
+    New {
+        /// The principal, 1 to 64 characters of [A-Za-z0-9_-]; locks belong to it, whichever of its keys acquired them
+        #[arg(value_parser = parse_key_name)]
+        name: String,
+        /// What it may do, separated by commas
+        #[arg(
+            long,
+            value_name = "LIST",
+            value_enum,
+            value_delimiter = ',',
+            default_value = "acquire,extend,release,inspect"
+        )]
+        verbs: Vec<Verb>,
+        /// To which locks, separated by commas: exact names, or patterns with * for any text
+        #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "*")]
+        names: Vec<String>,
+        /// Until when, such as 2027-01-31 or 2027-01-31T12:00:00Z [default: for ever]
+        #[arg(long, value_name = "DATE")]
+        expires: Option<String>,
+    },
+}
+
 /// Every setting; each can also stand in the file given by --config, under the same name with underscores.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Flags {
     /// Address and port to listen on [default: 127.0.0.1:8080]
     ///
-    /// An address that is not loopback is refused unless --allow-anonymous is given: there are no API keys yet.
+    /// An address that is not loopback is refused without --auth-keys, unless --allow-anonymous is given.
     #[arg(long, value_name = "ADDR", env = "REDLOCK_LISTEN")]
     pub listen: Option<String>,
     /// A Redis master, redis://[[user]:password@]host[:port][/db] or rediss:// for TLS; repeat for each [default: five
@@ -138,6 +171,21 @@ pub struct Flags {
     /// yourself.
     #[arg(long, env = "REDLOCK_BOOTSTRAP", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub bootstrap: Option<bool>,
+    /// TOML file with the API keys; without it there are none, and everybody who can connect may take and release locks
+    ///
+    /// Read again when it changes, and on SIGHUP; a broken one changes nothing. See `key new`.
+    #[arg(long, value_name = "FILE", env = "REDLOCK_AUTH_KEYS")]
+    pub auth_keys: Option<PathBuf>,
+    /// What may be read without a key, where there are keys, separated by commas [default: docs]
+    ///
+    /// The status of /livez and /readyz always; the nodes in /readyz take a key with the metrics permission.
+    #[arg(long, value_name = "LIST", env = "REDLOCK_PUBLIC", value_enum, value_delimiter = ',')]
+    pub public: Vec<PublicPage>,
+    /// File to append the audit log to, a JSON object a line: everything that changes a lock, and what was denied
+    ///
+    /// Opened anew on SIGHUP. Without it forced releases and what was denied are in the log, as redlock_audit.
+    #[arg(long, value_name = "FILE", env = "REDLOCK_AUDIT_LOG")]
+    pub audit_log: Option<PathBuf>,
     /// Serve anybody who can connect, also on an address that is not loopback
     #[arg(long, env = "REDLOCK_ALLOW_ANONYMOUS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub allow_anonymous: Option<bool>,
@@ -156,9 +204,21 @@ pub enum LogFormat {
     Json,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PublicPage {
+    Docs,
+    Metrics,
+    /// Nothing
+    None,
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    auth_keys: Option<PathBuf>,
+    public: Option<Vec<PublicPage>>,
+    audit_log: Option<PathBuf>,
     listen: Option<String>,
     nodes: Option<Vec<String>>,
     default_ttl: Option<String>,
@@ -202,6 +262,16 @@ pub struct Config {
     pub worker_threads: usize,
     pub log_format: Option<LogFormat>,
     pub shutdown_grace: Duration,
+    pub auth_keys: Option<PathBuf>,
+    pub public: Public,
+    pub audit_log: Option<PathBuf>,
+}
+
+/// What may be read without a key, where there are keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Public {
+    pub docs: bool,
+    pub metrics: bool,
 }
 
 /// Where the locks live.
@@ -254,12 +324,25 @@ impl Config {
             ))
         })?;
         let allow_anonymous = flags.allow_anonymous.or(file.allow_anonymous).unwrap_or(false);
-        if !listen.ip().is_loopback() && !allow_anonymous {
+        let auth_keys = flags.auth_keys.or(file.auth_keys);
+        if !listen.ip().is_loopback() && !allow_anonymous && auth_keys.is_none() {
             return Err(ConfigError(format!(
                 "--listen: {listen} is reachable from other machines and there are no API keys: anybody could take and \
-                 release locks; listen on a loopback address, or say --allow-anonymous if the network is trusted"
+                 release locks; give --auth-keys, or listen on a loopback address, or say --allow-anonymous if the \
+                 network is trusted"
             )));
         }
+        if allow_anonymous && let Some(keys) = &auth_keys {
+            return Err(ConfigError(format!(
+                "--allow-anonymous: not allowed beside --auth-keys {}: with keys nobody is served without one; leave out \
+                 one of the two",
+                keys.display()
+            )));
+        }
+        if let Some(keys) = &auth_keys {
+            Keys::read(keys).map_err(|error| ConfigError(format!("--auth-keys: {error}")))?;
+        }
+        let public = if flags.public.is_empty() { file.public } else { Some(flags.public) };
 
         let max_ttl = ttl("--max-ttl", flags.max_ttl.or(file.max_ttl), "5m", Ttl::MAX)?;
         let default_ttl = ttl("--default-ttl", flags.default_ttl.or(file.default_ttl), "30s", Ttl::MAX)?;
@@ -318,8 +401,21 @@ impl Config {
             worker_threads: worker_threads(flags.worker_threads.or(file.worker_threads))?,
             log_format: flags.log_format.or(file.log_format),
             shutdown_grace,
+            auth_keys,
+            public: public_pages(public.as_deref())?,
+            audit_log: flags.audit_log.or(file.audit_log),
         })
     }
+}
+
+fn public_pages(given: Option<&[PublicPage]>) -> Result<Public, ConfigError> {
+    use PublicPage as P;
+    let pages = given.unwrap_or(&[P::Docs]);
+    let has = |page| pages.contains(&page);
+    if has(P::None) && pages.iter().any(|page| *page != P::None) {
+        return Err(ConfigError("--public: none stands alone; allowed are docs and metrics, or none".into()));
+    }
+    Ok(Public { docs: has(P::Docs), metrics: has(P::Metrics) })
 }
 
 fn worker_threads(given: Option<usize>) -> Result<usize, ConfigError> {
@@ -412,6 +508,10 @@ const FACTORS: &str = "expected 0.0 to 0.5";
 /// What is no number at all is told what is allowed, as a number out of range is.
 fn parse_count(text: &str) -> Result<usize, &'static str> {
     text.parse().map_err(|_| COUNTS)
+}
+
+fn parse_key_name(text: &str) -> Result<String, &'static str> {
+    if is_key_name(text) { Ok(text.into()) } else { Err("expected 1 to 64 characters of [A-Za-z0-9_-]") }
 }
 
 fn parse_factor(text: &str) -> Result<f64, &'static str> {

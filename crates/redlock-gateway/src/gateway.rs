@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use redlock_core::node::{NodeStatus, Reason};
 use redlock_core::{
-    AcquireOptions, Info, Inspection, Lease, ListCursor, LockError, LockName, LockPage, LockState, LockToken,
+    AcquireOptions, HeldBy, Info, Inspection, Lease, ListCursor, LockError, LockName, LockPage, LockState, LockToken,
     NodeAnswer, Owner, Redlock, Ttl,
 };
 use tokio::sync::Notify;
 
 use crate::config::Limits;
+use crate::info::Stored;
 use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
 
 /// The lock service.
@@ -33,11 +34,33 @@ pub struct Gateway {
 #[derive(Debug)]
 pub struct AcquireRequest {
     pub name: LockName,
-    pub ttl: Option<Ttl>,
+    pub ttl: Ttl,
     pub info: Info,
+    /// Who alone may use the token; anybody who has it when `None`.
+    pub principal: Option<Arc<str>>,
     pub idempotency_key: Option<String>,
     /// How long to wait for a holder; `None` to try once.
     pub wait: Option<Duration>,
+}
+
+/// A token, and who shows it.
+#[derive(Debug)]
+pub struct Bearer {
+    pub token: LockToken,
+    pub principal: Option<Arc<str>>,
+    /// Whether a token that is bound to somebody else is good enough.
+    pub may_force: bool,
+}
+
+impl Bearer {
+    /// As the nodes know it.
+    fn bound(&self) -> LockToken {
+        bound(self.token, self.principal.as_deref())
+    }
+}
+
+fn bound(token: LockToken, principal: Option<&str>) -> LockToken {
+    principal.map_or(token, |principal| token.bound_to(principal))
 }
 
 /// Why a request was not served.
@@ -176,13 +199,17 @@ impl Gateway {
             return Err(Refusal::Draining);
         }
         let started = Instant::now();
-        let AcquireRequest { name, ttl, info, idempotency_key, wait } = request;
+        let AcquireRequest { name, ttl, info, principal, idempotency_key, wait } = request;
         let waits = wait.is_some();
         let mut cancelled = CountCancelled { telemetry: &self.telemetry, started, waits, armed: true };
         // All gateways of a cluster derive the same owner, whichever of them a retry reaches.
-        let owner = idempotency_key.map(|key| Owner::derive(&self.cluster, "anonymous", &name, &key));
-        let ttl = ttl.unwrap_or(self.limits.default_ttl);
-        let options = AcquireOptions { info, owner };
+        let known_as = principal.as_deref().unwrap_or("anonymous");
+        let derived = idempotency_key.map(|key| Owner::derive(&self.cluster, known_as, &name, &key));
+        let owner_is_fresh = derived.is_none();
+        // What the client will show: the nodes get to know another owner, which only this principal can come to.
+        let shown = principal.as_deref().map(|_| derived.unwrap_or_else(|| self.locks.fresh_owner()));
+        let owner = shown.zip(principal.as_deref()).map(|(shown, principal)| shown.bound_to(principal)).or(derived);
+        let options = AcquireOptions { info, owner, owner_is_fresh };
         let result = match wait {
             None => self.locks.acquire(&name, ttl, options).await,
             Some(patience) => {
@@ -202,7 +229,10 @@ impl Gateway {
             let undelivered = Undelivered { locks: self.locks.clone(), lock };
             // Looked at again: what has run out since the votes came in is not handed out, and the guard releases it.
             let so_far = started.elapsed();
-            let view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
+            let mut view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
+            if let Some(shown) = shown {
+                view.token = LockToken::new(shown, view.token.fencing());
+            }
             let decided_in = view.elapsed;
             // A client takes its own round trip off, less this: what it has waited for was not lost on the way.
             Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, undelivered, decided_in))
@@ -230,14 +260,25 @@ impl Gateway {
         Ok(result.map(|(view, undelivered, _)| (view, undelivered))?)
     }
 
-    pub async fn extend(&self, name: &LockName, token: &LockToken, ttl: Ttl) -> Result<LeaseView, Refusal> {
-        let held = self.locks.held_for(token);
-        if held > self.limits.max_hold {
+    /// Prolongs a lock that has been held for no longer than `max_hold`.
+    pub async fn extend(
+        &self,
+        name: &LockName,
+        bearer: &Bearer,
+        ttl: Ttl,
+        max_hold: Duration,
+    ) -> Result<LeaseView, Refusal> {
+        let held = self.locks.held_for(&bearer.token);
+        if held > max_hold {
             self.telemetry.operation(Operation::Extend, Outcome::Refused);
-            return Err(Refusal::MaxHoldReached { held, max: self.limits.max_hold });
+            return Err(Refusal::MaxHoldReached { held, max: max_hold });
         }
-        let result = self.locks.extend(name, token, ttl).await;
+        let mut result = self.locks.extend(name, &bearer.bound(), ttl).await;
+        if let Some(token) = self.as_its_holder(name, bearer, &result).await {
+            result = self.locks.extend(name, &token, ttl).await;
+        }
         let result = result.and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
+        let result = result.map(|view| LeaseView { token: bearer.token, ..view });
         let outcome = match &result {
             Ok(_) => Outcome::Extended,
             Err(LockError::Lost) => Outcome::Lost,
@@ -250,17 +291,47 @@ impl Gateway {
         Ok(result.inspect_err(|error| self.count_failures(Operation::Extend, error))?)
     }
 
-    pub async fn release(&self, name: &LockName, token: &LockToken) -> Result<(), Refusal> {
-        let result = self.locks.release(name, token).await;
+    pub async fn release(&self, name: &LockName, bearer: &Bearer) -> Result<(), Refusal> {
+        let mut result = self.locks.release(name, &bearer.bound()).await;
+        if let Some(token) = self.as_its_holder(name, bearer, &result).await {
+            result = self.locks.release(name, &token).await;
+        }
+        Ok(self.released(result)?)
+    }
+
+    /// Releases a lock for its holder, whoever that is; returns who it was.
+    pub async fn force_release(&self, name: &LockName) -> Result<HeldBy, Refusal> {
+        Ok(self.released(self.locks.force_release(name).await)?)
+    }
+
+    /// The token as the nodes know it from its holder, for who may use tokens of others: when `refused` says that it is not
+    /// the caller's own.
+    async fn as_its_holder<T>(
+        &self,
+        name: &LockName,
+        bearer: &Bearer,
+        refused: &Result<T, LockError>,
+    ) -> Option<LockToken> {
+        let Err(LockError::NotHolder(_)) = refused else { return None };
+        if !bearer.may_force {
+            return None;
+        }
+        match self.locks.inspect(name).await.state {
+            LockState::Held(by) => Some(bound(bearer.token, Stored::read(&by.info).key.as_deref())),
+            LockState::Free | LockState::Unknown => None,
+        }
+    }
+
+    fn released<T>(&self, result: Result<T, LockError>) -> Result<T, LockError> {
         let outcome = match &result {
-            Ok(()) => Outcome::Released,
+            Ok(_) => Outcome::Released,
             Err(LockError::Lost) => Outcome::Lost,
             Err(LockError::NotHolder(_)) => Outcome::NotHolder,
             Err(LockError::Unknown(_) | LockError::Held(_) | LockError::NoQuorum(_)) => Outcome::Unknown,
             Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Unknown,
         };
         self.telemetry.operation(Operation::Release, outcome);
-        Ok(result.inspect_err(|error| self.count_failures(Operation::Release, error))?)
+        result.inspect_err(|error| self.count_failures(Operation::Release, error))
     }
 
     pub async fn inspect(&self, name: &LockName) -> Inspection {

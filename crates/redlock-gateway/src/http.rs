@@ -1,5 +1,6 @@
 //! Router and layers. Below this module are the only files that know axum.
 
+mod access;
 pub mod error;
 pub mod health;
 pub mod locks;
@@ -12,7 +13,8 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{FromRef, Request};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
@@ -25,13 +27,44 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use self::error::ApiError;
 use self::wire::Problem;
+use crate::audit::{self, Audit};
+use crate::auth::Guard;
+use crate::config::Public;
 use crate::gateway::Gateway;
+use crate::peer::Peer;
 use crate::telemetry::Telemetry;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-fn api() -> OpenApiRouter<Arc<Gateway>> {
+/// What handlers need.
+#[derive(Clone)]
+pub struct Rooms {
+    pub gateway: Arc<Gateway>,
+    pub guard: Arc<Guard>,
+    pub public: Public,
+}
+
+impl Rooms {
+    /// For everybody.
+    pub fn open(gateway: Arc<Gateway>) -> Self {
+        Self { gateway, guard: Arc::new(Guard::open()), public: Public { docs: true, metrics: true } }
+    }
+}
+
+impl FromRef<Rooms> for Arc<Gateway> {
+    fn from_ref(rooms: &Rooms) -> Self {
+        rooms.gateway.clone()
+    }
+}
+
+impl FromRef<Rooms> for Arc<Guard> {
+    fn from_ref(rooms: &Rooms) -> Self {
+        rooms.guard.clone()
+    }
+}
+
+fn api() -> OpenApiRouter<Rooms> {
     OpenApiRouter::with_openapi(openapi::ApiDoc::openapi())
         .routes(routes!(locks::acquire, locks::extend, locks::release, locks::inspect))
         .routes(routes!(locks::list))
@@ -54,31 +87,36 @@ type Panicked = fn(Box<dyn Any + Send>) -> Response;
 pub struct App {
     routes: CatchPanic<Router, Panicked>,
     telemetry: Arc<Telemetry>,
+    /// `None` where nobody can be denied anything and nobody wants to know.
+    audit: Option<Arc<Audit>>,
 }
 
 impl App {
-    pub fn new(gateway: Arc<Gateway>, telemetry: Arc<Telemetry>) -> Self {
+    pub fn new(rooms: Rooms, telemetry: Arc<Telemetry>, audit: Option<Arc<Audit>>) -> Self {
         let panicked: Panicked = |_| ApiError::Internal.into_response();
-        Self { routes: CatchPanic::custom(router(gateway), panicked), telemetry }
+        Self { routes: CatchPanic::custom(router(rooms), panicked), telemetry, audit }
     }
 }
 
 /// All routes over a gateway.
-fn router(gateway: Arc<Gateway>) -> Router {
+fn router(rooms: Rooms) -> Router {
     let (router, generated) = api().split_for_parts();
     let document = openapi::document(&generated);
     let (newer, older) = (document.to_string(), openapi::downgrade(&document).to_string());
     let json =
         |text: String| get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], text.clone())));
     let swagger = SwaggerUi::new("/docs").config(Config::new(["/openapi.json"]));
-    router
-        .route("/locks/", any(locks::no_name))
+    let pages = Router::new()
         .route("/openapi.json", json(newer))
         .route("/openapi-3.0.json", json(older))
         .merge(swagger)
+        .layer(from_fn_with_state(rooms.clone(), access::readers));
+    router
+        .route("/locks/", any(locks::no_name))
+        .merge(pages)
         .fallback(not_found)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
-        .with_state(gateway)
+        .with_state(rooms)
 }
 
 async fn not_found(uri: Uri) -> ApiError {
@@ -96,7 +134,7 @@ fn no_such_path(path: &str) -> ApiError {
 impl App {
     /// Around everything: the request id, the duration, the log line, and the body of errors, which carries the id. As a
     /// layer of the router it would be boxed and copied once more for every request.
-    pub async fn answer(mut self, request: Request) -> Response {
+    pub async fn answer(mut self, mut request: Request) -> Response {
         let started = Instant::now();
         let id = match request.headers().get(&REQUEST_ID) {
             Some(given) if is_usable_id(given) => given.clone(),
@@ -105,6 +143,13 @@ impl App {
         let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
         let method = method_word(request.method());
         let route = route_word(request.uri().path());
+        let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+        let record = self.audit.clone().map(|audit| {
+            let address = request.extensions().get::<Peer>().map(Peer::address);
+            let record = audit::Open::new(audit, text(&id), address);
+            request.extensions_mut().insert(record.trail());
+            record
+        });
 
         let mut response = match self.routes.call(request).await {
             Ok(response) => response.map(Body::new),
@@ -114,13 +159,17 @@ impl App {
         // The page's own router says 404 without a body.
         let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| Arc::new(no_such_path("").problem()));
         let is_draining = problem.as_ref().is_some_and(|problem| problem.code == "draining");
+        let mut code = None;
         if let Some(problem) = problem.or_else(plain) {
+            code = record.is_some().then(|| problem.code.clone());
             render_problem(&mut response, problem, &id);
         }
         let status = response.status();
+        if let Some(record) = record {
+            record.end(audit::End { status: status.as_u16(), problem: code.as_deref() });
+        }
         let elapsed = started.elapsed();
         self.telemetry.http(method, route, status.as_u16(), elapsed);
-        let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
         // Sending everybody away while shutting down is no failure, and there may be thousands.
         if status.is_server_error() && !is_draining {
             let trace = trace.as_ref().map(text);

@@ -7,18 +7,27 @@
 //! | [`config`] | flags, environment and file to plain values | everything else |
 //! | `serve` | wiring: nodes, core, gateway and server from a configuration, and down again | what requests mean |
 //! | [`http`] | routes, bodies, statuses, the OpenAPI document | node count, quorum, Redis, clocks, retries |
+//! | [`auth`] | keys, and who may do what to which names | HTTP, locks but for their names |
+//! | [`audit`] | the record of who did what | how requests are served |
+//! | [`info`] | what is stored beside a lock for people | HTTP, nodes |
 //! | [`gateway`] | limits, undoing what cannot be delivered, draining | axum, status codes, Redis keys |
+//! | `reload` | when files have to be read again | what they are |
 //! | `peer` | whether a client is still there | HTTP, locks |
 //! | [`telemetry`] | names of metrics, buckets, logging | what the numbers mean |
 //! | [`commands`] | `check`, `reconfigure` | HTTP |
 //! | `redlock_core` | the algorithm | HTTP, serde, environment |
 
+pub mod audit;
+pub mod auth;
 pub mod commands;
 pub mod config;
 pub mod gateway;
 pub mod http;
+pub mod info;
 mod peer;
+mod reload;
 mod serve;
 pub mod telemetry;
 
+pub use reload::Reload;
 pub use serve::{Running, run};

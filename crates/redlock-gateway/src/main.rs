@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use redlock_core::node::admission::quarantine;
-use redlock_gateway::config::{Cli, Command, Config, Flags, LogFormat, Nodes, show};
-use redlock_gateway::{Running, commands, http, run, telemetry};
+use redlock_gateway::config::{Cli, Command, Config, Flags, KeyCommand, LogFormat, Nodes, show};
+use redlock_gateway::{Reload, Running, commands, http, run, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
@@ -15,6 +15,15 @@ fn main() -> ExitCode {
     let done = match cli.command {
         None => on_runtime(cli.flags, serve),
         Some(Command::Serve(flags)) => on_runtime(flags, serve),
+        Some(Command::Key(KeyCommand::New { name, verbs, names, expires })) => {
+            return match commands::new_key(&name, &verbs, &names, expires.as_deref()) {
+                Ok(text) => {
+                    print!("{text}");
+                    ExitCode::SUCCESS
+                }
+                Err(error) => fail(&error),
+            };
+        }
         Some(Command::Openapi { version }) => return openapi(&version),
         Some(Command::Check(flags)) => on_runtime(flags, async |config| match commands::check(&config).await {
             true => ExitCode::SUCCESS,
@@ -72,11 +81,29 @@ async fn serve(config: Config) -> ExitCode {
             _ = interrupt.recv() => {}
         }
     };
+    let reload = match reload_on_hangup() {
+        Ok(reload) => reload,
+        Err(error) => return fail(&error.to_string()),
+    };
     let banner = config.clone();
-    match run(listener, shutdown, config, |running| announce(&banner, running)).await {
+    match run(listener, shutdown, &reload, config, |running| announce(&banner, running)).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
     }
+}
+
+/// SIGHUP, also where there is nothing to read again: it must not end the process.
+fn reload_on_hangup() -> std::io::Result<Reload> {
+    let mut hangups = signal(SignalKind::hangup())?;
+    let reload = Reload::default();
+    let asked = reload.clone();
+    tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            tracing::info!("SIGHUP: files are read again");
+            asked.now();
+        }
+    });
+    Ok(reload)
 }
 
 /// Every connection takes a file descriptor, and the limit that processes begin with is often far below the one they may have.
@@ -129,8 +156,19 @@ fn announce(config: &Config, running: &Running) {
             }
         }
     }
-    say!("  anybody who can connect can take and release locks: there are no API keys yet");
-    say!("  try:  curl -i -X POST {url}/locks/demo        docs: {url}/docs");
+    match &config.auth_keys {
+        None => {
+            say!("  anybody who can connect can take and release locks: no --auth-keys was given");
+            say!("  try:  curl -i -X POST {url}/locks/demo        docs: {url}/docs");
+        }
+        Some(file) => {
+            say!("  only for who has one of the API keys in {}", file.display());
+            if !running.address.ip().is_loopback() {
+                say!("  CAUTION: keys and tokens travel as plain text, unless a proxy in front of this speaks TLS.");
+            }
+            say!("  try:  curl -i -X POST -H \"Authorization: Bearer $KEY\" {url}/locks/demo        docs: {url}/docs");
+        }
+    }
     // Nobody may be listening any more; that is no reason to end.
     let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
 }

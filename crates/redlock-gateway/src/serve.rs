@@ -24,10 +24,13 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::Service;
 
+use crate::audit::Audit;
+use crate::auth::Guard;
 use crate::config::{Config, Nodes};
 use crate::gateway::Gateway;
-use crate::http::App;
+use crate::http::{App, Rooms};
 use crate::peer::{Peer, Shared};
+use crate::reload::{Reload, Watched};
 use crate::telemetry::Telemetry;
 
 /// Buffer of one connection. A head larger than this is answered 431, at the latest when it has twice the size: what is
@@ -46,17 +49,24 @@ pub struct Running {
 }
 
 /// Serves until `shutdown` resolves, then finishes what is in flight, for at most the configured grace. `started` is
-/// called once it listens.
+/// called once it listens. `reload` has the files read again that are read at all.
 pub async fn run(
     listener: TcpListener,
     shutdown: impl Future<Output = ()>,
+    reload: &Reload,
     config: Config,
     started: impl FnOnce(&Running),
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let (gateway, telemetry) = assemble(&config)?;
-    let app = App::new(gateway.clone(), telemetry.clone());
+    let guard = match &config.auth_keys {
+        None => Arc::new(Guard::open()),
+        Some(path) => Guard::following(path, reload)?,
+    };
+    let audit = audit(&config, reload)?;
+    let rooms = Rooms { gateway: gateway.clone(), guard, public: config.public };
+    let app = App::new(rooms, telemetry.clone(), audit);
 
     let handle = Handle::new();
     // HTTP/1.1 only: telling versions apart by the first bytes has no time limit, so silent connections would stay for ever.
@@ -97,6 +107,23 @@ pub async fn run(
     upkeep.abort();
     tracing::info!("stopped");
     Ok(())
+}
+
+/// `None` where nobody can be denied anything and nobody has asked for a record.
+fn audit(config: &Config, reload: &Reload) -> Result<Option<Arc<Audit>>, String> {
+    let audit = match &config.audit_log {
+        None if config.auth_keys.is_none() => return Ok(None),
+        None => return Ok(Some(Arc::new(Audit::logged()))),
+        Some(path) => Arc::new(Audit::to_file(path)?),
+    };
+    let (mut asked, reopened) = (Watched::new(Vec::new(), reload), audit.clone());
+    tokio::spawn(async move {
+        loop {
+            asked.changed().await;
+            reopened.reopen();
+        }
+    });
+    Ok(Some(audit))
 }
 
 fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsError> {

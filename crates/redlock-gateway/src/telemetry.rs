@@ -5,6 +5,7 @@
 //! process can hold several gateways (tests do).
 
 use std::collections::HashMap;
+use std::str::FromStr;
 use std::sync::RwLock;
 use std::time::Duration;
 
@@ -13,7 +14,9 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, Prometheu
 use redlock_core::Waiting;
 use redlock_core::node::{Failure, HandOver, NodeState, NodeStatus, Observer, Reason, Vote};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Directive;
 
+use crate::audit;
 use crate::config::LogFormat;
 
 /// 250 µs to 30 s.
@@ -24,6 +27,11 @@ const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 /// Starts logging: to standard output, level by RUST_LOG, `info` by default.
 pub fn start_logging(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,fred=off"));
+    // Whoever wants to hear less is not to miss who was denied.
+    let filter = match Directive::from_str(&format!("{}=info", audit::TARGET)) {
+        Ok(directive) => filter.add_directive(directive),
+        Err(_) => filter,
+    };
     // A log that cannot be written must not panic: by default that is reported on standard error, which may be gone too.
     let builder = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
     let started = match format {

@@ -18,7 +18,7 @@ use redlock_core::node::{Keys, NoObserver, Node, NodeSettings, Observer, Op, Rec
 use redlock_core::{AcquireOptions, Info, LockError, LockName, LockToken, Redlock, Seams, Settings, Ttl};
 use redlock_gateway::config::{Limits, LogFormat};
 use redlock_gateway::gateway::Gateway;
-use redlock_gateway::http::App;
+use redlock_gateway::http::{App, Rooms};
 use redlock_gateway::telemetry::{self, Telemetry};
 
 /// A path that is counted.
@@ -208,7 +208,8 @@ impl Served {
         };
         let locks = redlock(telemetry.clone());
         let gateway = Gateway::new(locks, limits, "cluster".into(), 4096, telemetry.clone());
-        Self { app: App::new(Arc::new(gateway), telemetry.clone()), telemetry, requests: 0 }
+        let rooms = Rooms::open(Arc::new(gateway));
+        Self { app: App::new(rooms, telemetry.clone(), None), telemetry, requests: 0 }
     }
 
     /// The answer's head, once its body has been read to the end.

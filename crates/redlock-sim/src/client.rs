@@ -261,7 +261,10 @@ impl Client {
         let Wish { name, ttl, owner, how, hangs_up } = wish;
         let info = Info::new(format!("c{}", self.index)).unwrap_or_default();
         let work = move |redlock: redlock_core::Redlock| async move {
-            let (name, options) = (lock_name(name), AcquireOptions { info, owner: owner.map(|chosen| chosen.0) });
+            let (name, options) = (
+                lock_name(name),
+                AcquireOptions { info, owner: owner.map(|chosen| chosen.0), ..AcquireOptions::default() },
+            );
             match how {
                 How::Once => redlock.acquire(&name, ttl, options).await,
                 How::Polling => redlock.acquire_with_retry(&name, ttl, options, &RetryPolicy::default()).await,

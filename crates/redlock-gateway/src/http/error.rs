@@ -9,6 +9,7 @@ use http::{HeaderValue, StatusCode, header};
 use redlock_core::{HeldBy, LockError, NodeReport};
 
 use super::wire::{NodeAnswerBody, Problem, label_of};
+use crate::auth::Stranger;
 use crate::config::show;
 use crate::gateway::Refusal;
 
@@ -29,10 +30,22 @@ pub enum ApiError {
         limit: usize,
     },
     UnsupportedMediaType(String),
+    Unauthenticated(Stranger),
+    Forbidden(Denial),
+    /// For so long.
+    RateLimited(Duration),
     Internal,
     /// A refusal in answer to a POST, or to a PATCH or DELETE: the same core error means other things there.
     Acquire(Refusal),
     Holder(Refusal),
+}
+
+/// What a caller who is known may not do.
+#[derive(Debug)]
+pub struct Denial {
+    /// The name of its key; `None` where there are no keys.
+    pub who: Option<String>,
+    pub verb: &'static str,
 }
 
 /// Suggested pause when nobody knows better.
@@ -41,6 +54,7 @@ const SOON: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// By how much such pauses differ.
 const SPREAD: f64 = 0.1;
+const BASIC_CHALLENGE: &str = "Basic realm=\"redlock-gateway\", charset=\"UTF-8\"";
 
 impl ApiError {
     pub fn problem(self) -> Problem {
@@ -79,6 +93,28 @@ impl ApiError {
             Self::UnsupportedMediaType(found) => {
                 let detail = format!("the content type is {found}; send application/json (curl: --json '{{…}}')");
                 new(S::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "Unsupported media type", detail)
+            }
+            Self::Unauthenticated(why) => {
+                let detail = match why {
+                    Stranger::Nobody => {
+                        "no API key was sent; send Authorization: Bearer KEY, or Basic with the key's name and the key"
+                    }
+                    Stranger::Unknown => "what was sent is no API key of this service",
+                    Stranger::Expired => "the API key has expired",
+                };
+                new(S::UNAUTHORIZED, "unauthenticated", "Who are you?", detail.into())
+            }
+            Self::Forbidden(Denial { who: Some(who), verb }) => {
+                let detail = format!("the key {who:?} has no permission to {verb} here");
+                new(S::FORBIDDEN, "forbidden", "Not allowed", detail)
+            }
+            Self::Forbidden(Denial { who: None, verb }) => {
+                let detail = format!("this takes an API key with the {verb} permission, and this service has no keys");
+                new(S::FORBIDDEN, "forbidden", "Not allowed", detail)
+            }
+            Self::RateLimited(pause) => {
+                let detail = "the API key has used up its rate of requests";
+                new(S::TOO_MANY_REQUESTS, "rate_limited", "Too many requests", detail.into()).retry_after(pause)
             }
             Self::Internal => {
                 let detail = "this is a defect of the gateway; its log has more under this request id";
@@ -202,7 +238,7 @@ impl Problem {
     }
 
     fn retry_after(mut self, pause: Duration) -> Self {
-        self.retry_after_ms = Some(pause.as_millis() as u64);
+        self.retry_after_ms = Some(pause.as_micros().div_ceil(1000) as u64);
         self
     }
 
@@ -215,12 +251,26 @@ impl Problem {
 impl IntoResponse for ApiError {
     /// The request id is added on the way out, where it is known.
     fn into_response(self) -> Response {
+        let challenge = match &self {
+            Self::Unauthenticated(Stranger::Nobody) => Some("Bearer realm=\"redlock-gateway\""),
+            Self::Unauthenticated(Stranger::Unknown | Stranger::Expired) => {
+                Some("Bearer realm=\"redlock-gateway\", error=\"invalid_token\"")
+            }
+            Self::Forbidden(_) => Some("Bearer realm=\"redlock-gateway\", error=\"insufficient_scope\""),
+            _ => None,
+        };
         let problem = self.problem();
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = status.into_response();
         if let Some(pause) = problem.retry_after_ms {
             let seconds = pause.div_ceil(1000).max(1);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        // RFC 6750, section 3; one header line for each scheme.
+        if let Some(bearer) = challenge {
+            let headers = response.headers_mut();
+            headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(bearer));
+            headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(BASIC_CHALLENGE));
         }
         response.extensions_mut().insert(std::sync::Arc::new(problem));
         response

@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 
+use super::access::{MayScrape, Sight};
 use super::error::ApiError;
 use super::locks::json_response;
 use super::wire::{Health, Problem};
@@ -14,7 +15,7 @@ use crate::gateway::{Gateway, Readiness};
 /// Whether the process lives
 ///
 /// Asks no node, so a failure of Redis never restarts gateways.
-#[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations",
+#[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations", security(()),
     responses(
         (status = 200, description = "Alive", body = Health),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
@@ -25,19 +26,24 @@ pub async fn livez() -> Result<Response, ApiError> {
 
 /// Whether to send requests here
 ///
-/// 200 when a majority of the nodes may vote; 503 when not, and while shutting down.
+/// 200 when a majority of the nodes may vote; 503 when not, and while shutting down. Needs no key; where there are keys, the
+/// nodes are shown to those with the metrics permission.
 #[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "operations",
     responses(
         (status = 200, description = "Ready", body = Health),
         (status = 503, description = "No quorum, or draining", body = Health),
     ))]
-pub async fn readyz(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
+pub async fn readyz(sight: Sight, State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
     let (readiness, nodes) = gateway.readiness();
     let status = match readiness {
         Readiness::Ready => StatusCode::OK,
         Readiness::NoQuorum | Readiness::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
-    json_response(status, &Health::new(readiness, nodes))
+    let health = match sight {
+        Sight::All => Health::new(readiness, nodes),
+        Sight::Brief => Health::brief(readiness),
+    };
+    json_response(status, &health)
 }
 
 /// The same as /readyz
@@ -46,16 +52,19 @@ pub async fn readyz(State(gateway): State<Arc<Gateway>>) -> Result<Response, Api
         (status = 200, description = "Ready", body = Health),
         (status = 503, description = "No quorum, or draining", body = Health),
     ))]
-pub async fn healthz(state: State<Arc<Gateway>>) -> Result<Response, ApiError> {
-    readyz(state).await
+pub async fn healthz(sight: Sight, state: State<Arc<Gateway>>) -> Result<Response, ApiError> {
+    readyz(sight, state).await
 }
 
 /// Metrics as Prometheus text
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "operations",
     responses(
         (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
+        (status = 403, description = "forbidden: the key has no metrics permission", body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "rate_limited", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
     ))]
-pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+pub async fn metrics(_: MayScrape, State(gateway): State<Arc<Gateway>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gateway.metrics()).into_response()
 }

@@ -18,10 +18,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
+use super::access::From;
 use super::error::ApiError;
 use super::wire::{AcquireBody, ExtendBody, Lease, LockList, LockStatus, Problem, invalid_wait, label_of};
+use crate::auth::{Caller, Verb};
 use crate::config::Limits;
-use crate::gateway::{AcquireRequest, Gateway, Undelivered};
+use crate::gateway::{AcquireRequest, Bearer, Gateway, Undelivered};
 use crate::peer::Peer;
 
 /// No legal body comes near it: a label and 4 KiB of metadata, at worst all escaped.
@@ -70,37 +72,43 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
             ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer asked for it and the body did not"),
         )),
         (status = 400, description = "invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter", body = Problem, content_type = "application/problem+json"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
+        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json"),
         (status = 408, description = "request_timeout", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 413, description = "body_too_large", body = Problem, content_type = "application/problem+json"),
         (status = 415, description = "unsupported_media_type", body = Problem, content_type = "application/problem+json"),
-        (status = 429, description = "too_many_waiters", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
+        (status = 429, description = "too_many_waiters, rate_limited", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "quorum_unavailable (nothing is held), draining, overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
 )]
 pub async fn acquire(
+    from: From,
     State(gateway): State<Arc<Gateway>>,
     Name(name): Name,
     request: Request,
 ) -> Result<Response, ApiError> {
+    from.may(Verb::Acquire, &name)?;
     let mut in_flight = gateway.enter().map_err(ApiError::Acquire)?;
     no_query(request.uri())?;
-    let limits = gateway.limits();
+    let limits = from.caller.limits(gateway.limits());
     let idempotency_key = idempotency_key(request.headers())?;
     let peer = request.extensions().get::<Peer>().cloned();
     let preferred = preferred_wait(request.headers(), &limits)?;
     let body: AcquireBody = json(request).await?.unwrap_or_default();
-    let ttl = body.ttl(&limits)?;
+    let ttl = body.ttl(&limits)?.unwrap_or(limits.default_ttl);
     // The body wins: a preference beside it is not applied.
     let (wait, applied) = match (body.wait(&limits)?, preferred) {
         (None, Some(seconds)) => (Some(preferred_time(seconds, &limits)?), Some(seconds)),
         (wait, _) => (wait, None),
     };
     let wait = wait.filter(|wait| !wait.is_zero());
-    let info = body.info()?;
+    let info = body.info(from.caller.principal())?;
     let label = label_of(info.as_bytes());
-    let asked = AcquireRequest { name: name.clone(), ttl, info, idempotency_key, wait };
+    from.note(|note| note.owner.clone_from(&label));
+    let principal = from.caller.principal().map(Into::into);
+    let asked = AcquireRequest { name: name.clone(), ttl, info, principal, idempotency_key, wait };
     let (view, undelivered) = gateway.acquire(asked, &mut in_flight, gone(peer)).await.map_err(ApiError::Acquire)?;
 
     let lease = Lease::new(&name, &view, label);
@@ -136,57 +144,82 @@ async fn gone(peer: Option<Peer>) {
     responses(
         (status = 200, description = "Extended", body = Lease),
         (status = 400, description = "invalid_name, invalid_ttl, invalid_body, invalid_parameter, missing_token, invalid_token", body = Problem, content_type = "application/problem+json"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
+        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "lock_not_found: free or expired; stop work", body = Problem, content_type = "application/problem+json"),
         (status = 408, description = "request_timeout", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "not_holder: somebody else holds it; max_hold_reached", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 413, description = "body_too_large", body = Problem, content_type = "application/problem+json"),
         (status = 415, description = "unsupported_media_type", body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "rate_limited", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "outcome_unknown: the old deadline stands; overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
 )]
 pub async fn extend(
+    from: From,
     State(gateway): State<Arc<Gateway>>,
     Name(name): Name,
     request: Request,
 ) -> Result<Response, ApiError> {
+    from.may(Verb::Extend, &name)?;
     let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
     no_query(request.uri())?;
     let token = lock_token(request.headers())?;
     let body: ExtendBody = json(request).await?.unwrap_or_default();
-    let ttl = body.ttl(&gateway.limits())?;
-    let view = gateway.extend(&name, &token, ttl).await.map_err(ApiError::Holder)?;
+    let limits = from.caller.limits(gateway.limits());
+    let ttl = body.ttl(&limits)?;
+    let bearer = bearer(&from.caller, &name, token);
+    let view = gateway.extend(&name, &bearer, ttl, limits.max_hold).await.map_err(ApiError::Holder)?;
     lease_response(StatusCode::OK, &Lease::new(&name, &view, None), None)
 }
 
 /// Release a lock
 ///
-/// 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done.
+/// 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
+/// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
+/// releases, and until then only the fencing token keeps its writes out.
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(
         ("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports/nightly", max_length = 255),
-        ("Lock-Token" = String, Header, description = "The token that acquiring the lock returned, bare or as <token>"),
+        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>; required without force"),
+        ("force" = Option<bool>, Query, nullable = false, description = "Release whoever holds it, without a token. For a key with the force permission."),
     ),
     responses(
         (status = 204, description = "Released"),
         (status = 400, description = "invalid_name, invalid_parameter, missing_token, invalid_token", body = Problem, content_type = "application/problem+json"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
+        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "lock_not_found: it was released or has expired", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "not_holder: somebody else holds it", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
+        (status = 429, description = "rate_limited", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "outcome_unknown: try again; overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
 )]
 pub async fn release(
+    from: From,
     State(gateway): State<Arc<Gateway>>,
     Name(name): Name,
     request: Request,
 ) -> Result<Response, ApiError> {
+    let force = is_forced(request.uri());
+    from.may(if force == Ok(true) { Verb::Force } else { Verb::Release }, &name)?;
     let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
-    no_query(request.uri())?;
+    if force.map_err(|detail| ApiError::InvalidParameter(detail.into()))? {
+        if request.headers().contains_key(&LOCK_TOKEN) {
+            return Err(ApiError::InvalidParameter("force=true and a Lock-Token exclude each other".into()));
+        }
+        drop(request);
+        let held = gateway.force_release(&name).await.map_err(ApiError::Holder)?;
+        from.note(|note| note.owner = label_of(&held.info));
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
     let token = lock_token(request.headers())?;
     drop(request);
-    gateway.release(&name, &token).await.map_err(ApiError::Holder)?;
+    let bearer = bearer(&from.caller, &name, token);
+    gateway.release(&name, &bearer).await.map_err(ApiError::Holder)?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -199,11 +232,15 @@ pub async fn release(
     responses(
         (status = 200, description = "The lock: held, free or unknown", body = LockStatus),
         (status = 400, description = "invalid_name", body = Problem, content_type = "application/problem+json"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
+        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "rate_limited", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
 )]
-pub async fn inspect(State(gateway): State<Arc<Gateway>>, Name(name): Name) -> Result<Response, ApiError> {
+pub async fn inspect(from: From, State(gateway): State<Arc<Gateway>>, Name(name): Name) -> Result<Response, ApiError> {
+    from.may(Verb::Inspect, &name)?;
     let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
     let inspection = gateway.inspect(&name).await;
     json_response(StatusCode::OK, &LockStatus::new(&name, inspection))
@@ -234,21 +271,27 @@ fn default_limit() -> u32 {
 
 /// List held locks
 ///
-/// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer.
+/// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer; a key
+/// sees the locks that it may list.
 #[utoipa::path(
     get, path = "/locks", operation_id = "listLocks", tag = "locks",
     params(ListQuery),
     responses(
         (status = 200, description = "A page", body = LockList),
         (status = 400, description = "invalid_parameter", body = Problem, content_type = "application/problem+json"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
+        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "rate_limited", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "quorum_unavailable, overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
 )]
 pub async fn list(
+    from: From,
     State(gateway): State<Arc<Gateway>>,
     query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, ApiError> {
+    from.may_somewhere(Verb::List)?;
     let _in_flight = gateway.enter().map_err(ApiError::Acquire)?;
     let bad = |detail: &str| ApiError::InvalidParameter(detail.to_owned());
     let Query(query) = query.map_err(|error| ApiError::InvalidParameter(error.body_text()))?;
@@ -263,8 +306,24 @@ pub async fn list(
         text => ListCursor::parse(text)
             .ok_or_else(|| bad("cursor is none; give back next_cursor of the last page, or leave it out"))?,
     };
-    let page = gateway.list(&query.prefix, query.limit as usize, cursor).await.map_err(ApiError::Acquire)?;
+    let mut page = gateway.list(&query.prefix, query.limit as usize, cursor).await.map_err(ApiError::Acquire)?;
+    page.locks.retain(|(name, _)| from.caller.may(Verb::List, name));
     json_response(StatusCode::OK, &LockList::from(page))
+}
+
+/// Whether the query is `force=true`. A misspelt one must not be taken for a release by token.
+fn is_forced(uri: &Uri) -> Result<bool, &'static str> {
+    match uri.query() {
+        None | Some("" | "force=false") => Ok(false),
+        Some("force=true") => Ok(true),
+        Some(_) => Err("the only query parameter here is force=true, for a key with the force permission"),
+    }
+}
+
+/// The token as the caller may use it.
+fn bearer(caller: &Caller, name: &LockName, token: LockToken) -> Bearer {
+    let principal = caller.principal().map(Into::into);
+    Bearer { token, principal, may_force: caller.may(Verb::Force, name) }
 }
 
 /// `/locks/` without a name.

@@ -1,7 +1,8 @@
 //! The OpenAPI document, generated from the handlers: 3.1, and a 3.0.3 twin for generators that know no newer one.
 
 use serde_json::{Map, Value};
-use utoipa::OpenApi;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::{Modify, OpenApi};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -11,9 +12,27 @@ use utoipa::OpenApi;
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
     servers((url = "/", description = "this gateway")),
+    modifiers(&Keys),
+    security((), ("bearer" = []), ("basic" = [])),
     tags((name = "locks", description = "Acquire, extend, release, look"), (name = "operations", description = "For machines that watch"))
 )]
 pub struct ApiDoc;
+
+/// How an API key is sent, where there are any.
+struct Keys;
+
+impl Modify for Keys {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let components = document.components.get_or_insert_default();
+        for (name, scheme, text) in [
+            ("bearer", HttpAuthScheme::Bearer, "An API key. A gateway without keys asks for none."),
+            ("basic", HttpAuthScheme::Basic, "The name of an API key, and the key as the password."),
+        ] {
+            let scheme = HttpBuilder::new().scheme(scheme).description(Some(text)).build();
+            components.add_security_scheme(name, SecurityScheme::Http(scheme));
+        }
+    }
+}
 
 /// The document as it is served and committed.
 pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {

@@ -16,6 +16,7 @@ use utoipa::ToSchema;
 use super::error::ApiError;
 use crate::config::Limits;
 use crate::gateway::{LeaseView, Readiness};
+use crate::info::Stored;
 
 /// Longest `owner` label in bytes.
 pub const MAX_LABEL: usize = 255;
@@ -76,8 +77,8 @@ impl AcquireBody {
         wait.map(Some).ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
     }
 
-    /// Label and metadata as they are stored.
-    pub fn info(self) -> Result<Info, ApiError> {
+    /// Label and metadata as they are stored, with the principal whose lock it will be.
+    pub fn info(self, principal: Option<&str>) -> Result<Info, ApiError> {
         let owner = match self.owner {
             None => None,
             Some(Value::String(label)) if label.len() <= MAX_LABEL && !label.chars().any(char::is_control) => {
@@ -98,12 +99,9 @@ impl AcquireBody {
             let detail = format!("metadata has {size} bytes in keys and values; allowed are {MAX_METADATA}");
             return Err(ApiError::InvalidBody(detail));
         }
-        if owner.is_none() && metadata.is_empty() {
-            return Ok(Info::default());
-        }
-        let stored = serde_json::to_vec(&StoredInfo { owner, metadata }).map_err(|_| ApiError::Internal)?;
+        let stored = Stored { owner, metadata, key: principal.map(str::to_owned) };
         // JSON escapes can make six bytes of one; few texts have that many, and they are refused by their size.
-        Info::new(stored).ok_or_else(|| {
+        stored.write().ok_or_else(|| {
             let max = Info::MAX_LEN;
             ApiError::InvalidBody(format!("owner and metadata take more than {max} bytes when escaped as JSON"))
         })
@@ -145,18 +143,9 @@ fn shortened(value: &Value) -> String {
     }
 }
 
-/// What is stored beside a lock, for people.
-#[derive(Serialize, Deserialize)]
-struct StoredInfo {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    owner: Option<String>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    metadata: BTreeMap<String, String>,
-}
-
 /// The label in what is stored beside a lock; none when another client wrote it.
 pub fn label_of(info: &[u8]) -> Option<String> {
-    serde_json::from_slice::<StoredInfo>(info).ok()?.owner
+    Stored::read(info).owner
 }
 
 /// A granted or extended lock.
@@ -233,6 +222,10 @@ pub struct LockStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub owner: Option<String>,
+    /// The name of the API key that acquired it; absent where there are no keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub key: Option<String>,
     /// The holder's fencing token; absent when another Redlock client holds the lock.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64, format = "int64", required = false)]
@@ -310,10 +303,12 @@ impl LockStatus {
 
     fn of(name: &LockName, state: LockStateBody, by: Option<HeldBy>) -> Self {
         let by = by.unwrap_or_default();
+        let Stored { owner, key, .. } = Stored::read(&by.info);
         Self {
             name: name.as_str().into(),
             state,
-            owner: label_of(&by.info),
+            owner,
+            key,
             fencing_token: by.fencing.map(|token| token.get()),
             expires_in_ms: by.expires_in.map(|left| left.as_millis() as u64),
             acquired_at: by.fencing.map(|token| rfc3339(token.get())),
@@ -353,7 +348,7 @@ impl From<LockPage> for LockList {
 pub struct Health {
     /// `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the process alone: `alive`.
     pub status: String,
-    /// Every node, and whether it may vote.
+    /// Every node, and whether it may vote; only for those who may see metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Vec<NodeHealth>, required = false)]
     pub nodes: Option<Vec<NodeHealth>>,
@@ -400,12 +395,17 @@ impl Health {
         Self { status: "alive".into(), nodes: None }
     }
 
-    pub fn new(readiness: Readiness, nodes: Vec<(String, NodeStatus)>) -> Self {
+    /// Without the nodes, whose addresses are not for everybody.
+    pub fn brief(readiness: Readiness) -> Self {
         let status = match readiness {
             Readiness::Ready => "ready",
             Readiness::NoQuorum => "no_quorum",
             Readiness::Draining => "draining",
         };
+        Self { status: status.into(), nodes: None }
+    }
+
+    pub fn new(readiness: Readiness, nodes: Vec<(String, NodeStatus)>) -> Self {
         let said = |text: String| Some(text).filter(|text| !text.is_empty());
         let nodes = nodes.into_iter().map(|(node, status)| NodeHealth {
             node,
@@ -417,7 +417,7 @@ impl Health {
             restarts: status.restarts,
             evicted_keys: status.evicted_keys,
         });
-        Self { status: status.into(), nodes: Some(nodes.collect()) }
+        Self { nodes: Some(nodes.collect()), ..Self::brief(readiness) }
     }
 }
 
@@ -497,7 +497,7 @@ mod tests {
     #[test]
     fn the_label_survives_storage() {
         let body: AcquireBody = serde_json::from_str(r#"{"owner":"a \"b\"","metadata":{"k":"v"}}"#).unwrap();
-        let info = body.info().unwrap();
+        let info = body.info(None).unwrap();
         assert_eq!(label_of(info.as_bytes()).as_deref(), Some("a \"b\""));
         assert_eq!(label_of(b"not ours"), None);
     }

@@ -1,0 +1,225 @@
+//! Who did what, for those who have to answer for it: one JSON object a line, apart from the log.
+//!
+//! In it are all requests that were denied and all forced releases, always; with a file of its own also everything that
+//! changed a lock, or tried to. Never a token, a key or a hash of one. A line is written before its request is answered,
+//! also when the client has gone away in the middle.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+/// The target of audit lines in the log, where there is no file for them.
+pub const TARGET: &str = "redlock_audit";
+
+/// What a request is about, as far as it got.
+#[derive(Debug, Default)]
+pub struct Note {
+    /// The principal, or the name that was claimed.
+    pub who: Option<String>,
+    pub what: Option<&'static str>,
+    /// The lock's name.
+    pub lock: Option<String>,
+    /// The label of the holder, or of who wants to be.
+    pub owner: Option<String>,
+    /// Whether it changes locks.
+    pub changes: bool,
+    /// Whether it takes a lock away from its holder.
+    pub forces: bool,
+}
+
+/// A note that grows while a request goes through the rooms.
+#[derive(Debug, Clone, Default)]
+pub struct Trail(Arc<Mutex<Note>>);
+
+impl Trail {
+    pub fn note(&self) -> MutexGuard<'_, Note> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    who: &'a str,
+    what: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lock: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<&'a str>,
+    outcome: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<u16>,
+    request_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<SocketAddr>,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy)]
+pub struct End<'a> {
+    pub status: u16,
+    /// The code of the problem, if it ended with one.
+    pub problem: Option<&'a str>,
+}
+
+impl End<'_> {
+    fn is_denial(self) -> bool {
+        matches!(self.status, 401 | 403)
+    }
+}
+
+/// Where the lines go.
+pub struct Audit {
+    file: Option<Sink>,
+}
+
+struct Sink {
+    path: PathBuf,
+    file: Mutex<File>,
+}
+
+impl Audit {
+    /// Into the log.
+    pub fn logged() -> Self {
+        Self { file: None }
+    }
+
+    /// To the end of a file.
+    ///
+    /// # Errors
+    /// Why it cannot be opened.
+    pub fn to_file(path: &Path) -> Result<Self, String> {
+        let file = open(path)?;
+        Ok(Self { file: Some(Sink { path: path.into(), file: Mutex::new(file) }) })
+    }
+
+    /// Goes on in a file of the same name, for who moves the old one away. What cannot be opened changes nothing.
+    pub fn reopen(&self) {
+        let Some(sink) = &self.file else { return };
+        match open(&sink.path) {
+            Ok(file) => *sink.file.lock().unwrap_or_else(PoisonError::into_inner) = file,
+            Err(error) => tracing::error!(error, "--audit-log: it goes on in the old file"),
+        }
+    }
+
+    /// Writes a line, when this is something to write of.
+    fn record(&self, note: &Note, end: Option<End<'_>>, request_id: &str, address: Option<SocketAddr>) {
+        let denied = end.is_some_and(End::is_denial);
+        if !(denied || note.forces || note.changes && self.file.is_some()) {
+            return;
+        }
+        let outcome = match end {
+            None => "client_gone",
+            Some(End { problem: Some(code), .. }) => code,
+            Some(End { .. }) => "done",
+        };
+        let line = Line {
+            time: humantime::format_rfc3339_micros(SystemTime::now()).to_string(),
+            who: note.who.as_deref().unwrap_or("nobody"),
+            what: note.what.unwrap_or("request"),
+            lock: note.lock.as_deref(),
+            owner: note.owner.as_deref(),
+            outcome,
+            status: end.map(|end| end.status),
+            request_id,
+            address,
+        };
+        match &self.file {
+            None => tracing::info!(
+                target: TARGET,
+                who = line.who,
+                what = line.what,
+                lock = line.lock,
+                owner = line.owner,
+                outcome = line.outcome,
+                status = line.status,
+                request_id = line.request_id,
+                address = line.address.map(tracing::field::display),
+                "audit"
+            ),
+            Some(sink) => sink.write(&line),
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<File, String> {
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    file.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
+}
+
+impl Sink {
+    fn write(&self, line: &Line<'_>) {
+        let written = serde_json::to_vec(line).map_err(std::io::Error::from).and_then(|mut text| {
+            text.push(b'\n');
+            // One write for a line: other processes may append to the same file.
+            self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&text)
+        });
+        if let Err(error) = written {
+            // Not lost without a trace: the log has it instead.
+            let line = serde_json::to_string(line).unwrap_or_default();
+            tracing::error!(%error, line, "--audit-log: a line could not be written");
+        }
+    }
+}
+
+/// A request that is to be recorded, at its end or when it is dropped before.
+pub struct Open {
+    audit: Arc<Audit>,
+    trail: Trail,
+    request_id: String,
+    address: Option<SocketAddr>,
+    ended: bool,
+}
+
+impl Open {
+    pub fn new(audit: Arc<Audit>, request_id: String, address: Option<SocketAddr>) -> Self {
+        Self { audit, trail: Trail::default(), request_id, address, ended: false }
+    }
+
+    pub fn trail(&self) -> Trail {
+        self.trail.clone()
+    }
+
+    pub fn end(mut self, end: End<'_>) {
+        self.ended = true;
+        self.audit.record(&self.trail.note(), Some(end), &self.request_id, self.address);
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.audit.record(&self.trail.note(), None, &self.request_id, self.address);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_dropped_in_the_middle_is_recorded_too() {
+        let path = std::env::temp_dir().join(format!("redlock-audit-{}", std::process::id()));
+        let audit = Arc::new(Audit::to_file(&path).unwrap());
+        let open = |forces, changes| {
+            let open = Open::new(audit.clone(), "id\r\n".into(), None);
+            *open.trail().note() = Note { lock: Some("a".into()), forces, changes, ..Note::default() };
+            open
+        };
+        drop(open(true, true));
+        open(false, false).end(End { status: 200, problem: None });
+        open(false, false).end(End { status: 403, problem: Some("forbidden") });
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert_eq!((&lines[0]["outcome"], &lines[1]["outcome"]), (&"client_gone".into(), &"forbidden".into()));
+        assert_eq!((&lines[0]["request_id"], lines[0].get("status")), (&"id\r\n".into(), None));
+    }
+}

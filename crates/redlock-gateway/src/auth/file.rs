@@ -1,0 +1,241 @@
+//! The keys file: TOML, one `[[key]]` for each principal. Every error names the key and what is allowed.
+//!
+//! Values are quoted only where they cannot be a secret that was pasted into the wrong place.
+
+use std::collections::{HashMap, HashSet};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use redlock_core::Ttl;
+use serde::Deserialize;
+use toml::value::{Datetime, Offset};
+
+use super::pattern::Pattern;
+use super::secret::{Hash, is_key_name};
+use super::{Key, Keys, Pace, Rule, Verb};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    key: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    #[serde(default)]
+    hashes: Vec<String>,
+    certificate: Option<String>,
+    allow: Vec<Allowed>,
+    expires: Option<Datetime>,
+    max_ttl: Option<String>,
+    max_hold: Option<String>,
+    rate: Option<u32>,
+    burst: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Allowed {
+    verbs: Vec<Verb>,
+    #[serde(default)]
+    names: Vec<String>,
+}
+
+/// The error begins with a colon or a comma.
+pub(super) fn parse(text: &str) -> Result<Keys, String> {
+    let file: File = toml::from_str(text).map_err(|error| {
+        let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count()) + 1;
+        format!(", line {line}: {}", without_values(error.message()))
+    })?;
+    let mut keys = Keys::default();
+    let mut hashes: HashMap<Hash, Arc<str>> = HashMap::new();
+    for (index, entry) in file.key.into_iter().enumerate() {
+        let number = index + 1;
+        if !is_key_name(&entry.name) {
+            return Err(format!(": key {number}: the name must be 1 to 64 characters of [A-Za-z0-9_-]"));
+        }
+        let name: Arc<str> = entry.name.as_str().into();
+        let key = Arc::new(entry.check(name.clone()).map_err(|error| format!(": key {name}: {error}"))?);
+        for hash in &key.hashes {
+            if let Some(other) = hashes.insert(*hash, name.clone()) {
+                return Err(format!(": key {name}: one of its hashes is there twice, the other time for {other}"));
+            }
+        }
+        if let Some(subject) = &key.certificate
+            && let Some(other) = keys.by_certificate.insert(subject.clone(), key.clone())
+        {
+            return Err(format!(": key {name}: its certificate is also that of {}", other.name));
+        }
+        if keys.by_name.insert(name.clone(), key).is_some() {
+            return Err(format!(": key {name}: the name is there twice; put all of its hashes into one list"));
+        }
+    }
+    // Each key is named once from here on.
+    keys.by_certificate.clear();
+    Ok(keys)
+}
+
+/// The parser quotes what it did not expect, which may be anything.
+fn without_values(message: &str) -> String {
+    let mut shown = String::new();
+    for (index, part) in message.split('"').enumerate() {
+        shown.push_str(if index % 2 == 0 { part } else { "\"…\"" });
+    }
+    shown
+}
+
+impl Entry {
+    fn check(self, name: Arc<str>) -> Result<Key, String> {
+        if self.hashes.is_empty() && self.certificate.is_none() {
+            return Err(
+                "there is neither a hash nor a certificate to know it by; `redlock-gateway key new` prints one".into(),
+            );
+        }
+        let hash = |text: &String| {
+            Hash::parse(text)
+                .ok_or("a hash is not \"sha256:\" and 64 hexadecimal digits; `redlock-gateway key new` prints it")
+        };
+        let hashes: Vec<_> = self.hashes.iter().map(hash).collect::<Result<_, _>>()?;
+        if hashes.iter().collect::<HashSet<_>>().len() < hashes.len() {
+            return Err("a hash is there twice".into());
+        }
+        let rules = self.allow.into_iter().map(Allowed::check).collect::<Result<_, _>>()?;
+        let max_ttl = self.max_ttl.map(|text| duration("max_ttl", &text)).transpose()?;
+        let allowed = "expected 10ms to 1day in whole milliseconds";
+        let max_ttl = max_ttl
+            .map(|time| Ttl::from_duration(time).ok_or_else(|| format!("max_ttl: {time:?} is not allowed; {allowed}")))
+            .transpose()?;
+        Ok(Key {
+            name,
+            hashes,
+            certificate: self.certificate.filter(|subject| !subject.is_empty()),
+            rules,
+            expires: self.expires.map(|date| instant(&date)).transpose()?,
+            max_ttl,
+            max_hold: self.max_hold.map(|text| duration("max_hold", &text)).transpose()?,
+            pace: pace(self.rate, self.burst)?,
+        })
+    }
+}
+
+impl Allowed {
+    fn check(self) -> Result<Rule, String> {
+        if self.verbs.is_empty() {
+            return Err("a rule allows no verb".into());
+        }
+        if self.names.is_empty() && self.verbs.iter().any(|verb| verb.is_of_names()) {
+            return Err("a rule has no names; write names = [\"*\"] for all".into());
+        }
+        let pattern = |text: &String| {
+            Pattern::parse(text).ok_or_else(|| {
+                format!(
+                    "names: {text:?} is no pattern; expected [A-Za-z0-9._:@/+~-] and * for any text, at most 255 bytes"
+                )
+            })
+        };
+        let names = self.names.iter().map(pattern).collect::<Result<_, _>>()?;
+        Ok(Rule { verbs: self.verbs, names })
+    }
+}
+
+fn duration(field: &str, text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| format!("{field}: {text:?} is no duration; expected one such as \"30s\" or \"5m\""))
+}
+
+fn pace(rate: Option<u32>, burst: Option<u32>) -> Result<Option<Pace>, String> {
+    let positive = |field: &str, value: u32| {
+        NonZeroU32::new(value).ok_or_else(|| format!("{field}: 0 is not allowed; leave it out for no limit"))
+    };
+    match (rate, burst) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err("burst: means nothing without a rate".into()),
+        (Some(rate), burst) => {
+            let rate = positive("rate", rate)?;
+            Ok(Some(Pace::new(rate, burst.map_or(Ok(rate), |burst| positive("burst", burst))?)))
+        }
+    }
+}
+
+/// A date is its beginning, in UTC.
+fn instant(date: &Datetime) -> Result<SystemTime, String> {
+    let fault =
+        || format!("expires: {date} is not allowed; expected a date such as 2027-01-31, or 2027-01-31T12:00:00Z");
+    let minutes = match (&date.time, &date.offset) {
+        (None, None) | (Some(_), Some(Offset::Z)) => 0,
+        (Some(_), Some(Offset::Custom { minutes })) => *minutes,
+        (Some(_), None) | (None, Some(_)) => return Err(fault()),
+    };
+    let day = date.date.ok_or_else(fault)?;
+    let time = date.time.map_or("00:00:00".into(), |time| time.to_string());
+    let utc = humantime::parse_rfc3339(&format!("{day}T{time}Z")).map_err(|_| fault())?;
+    let offset = Duration::from_secs(60 * u64::from(minutes.unsigned_abs()));
+    let utc = if minutes < 0 { utc.checked_add(offset) } else { utc.checked_sub(offset) };
+    utc.ok_or_else(fault)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HASH: &str = "sha256:2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881";
+
+    #[test]
+    fn whatever_is_wrong_is_named_with_what_is_allowed() {
+        let key = |rest: &str| format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\n{rest}");
+        let rule = "allow = [{ verbs = ['acquire'], names = ['*'] }]";
+        for (text, expected) in [
+            ("[[key]]\nname = 'c i'\nallow = []".to_owned(), ": key 1: the name must be"),
+            (format!("[[key]]\nname = 'ci'\n{rule}"), ": key ci: there is neither a hash nor a certificate"),
+            (key(""), ", line 1: missing field `allow`"),
+            (key(&format!("{rule}\nexpire = 1")), ", line 5: unknown field `expire`"),
+            (key("allow = [{ verbs = ['aquire'], names = ['*'] }]"), ", line 4: unknown variant `aquire`, expected"),
+            (key("allow = [{ verbs = ['list'] }]"), ": key ci: a rule has no names; write names = [\"*\"]"),
+            (key("allow = [{ verbs = [], names = ['a'] }]"), ": key ci: a rule allows no verb"),
+            (key("allow = [{ verbs = ['list'], names = ['a b'] }]"), ": key ci: names: \"a b\" is no pattern"),
+            (key(&format!("{rule}\nmax_ttl = '2 parsecs'")), ": key ci: max_ttl: \"2 parsecs\" is no duration"),
+            (key(&format!("{rule}\nmax_ttl = '1us'")), ": key ci: max_ttl: 1µs is not allowed; expected 10ms"),
+            (key(&format!("{rule}\nrate = 0")), ": key ci: rate: 0 is not allowed"),
+            (key(&format!("{rule}\nburst = 5")), ": key ci: burst: means nothing without a rate"),
+            (key(&format!("{rule}\nexpires = 2027-01-01T00:00:00")), ": key ci: expires: 2027-01-01T00:00:00 is not"),
+            (key(&format!("{rule}\nexpires = 12:00:00")), ": key ci: expires: 12:00:00 is not allowed"),
+            (key(rule) + "\n" + &key(rule), ": key ci: one of its hashes is there twice"),
+            (key(rule) + "\n" + &key(rule).replace("2d71", "2d72"), ": key ci: the name is there twice"),
+        ] {
+            let error = parse(&text).err().unwrap_or_default();
+            assert!(error.starts_with(expected), "{error}\nfor\n{text}");
+        }
+        assert!(parse(&key(rule)).is_ok() && parse("").is_ok_and(|keys| keys.is_empty()));
+    }
+
+    #[test]
+    fn a_key_that_was_pasted_where_its_hash_belongs_is_not_repeated() {
+        let secret = "rlk.ci.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+        for text in [
+            format!("[[key]]\nname = 'ci'\nhashes = ['{secret}']\nallow = []"),
+            format!("[[key]]\nname = 'ci'\nhashes = '{secret}'\nallow = []"),
+            format!("[[key]]\nname = '{secret}'\nhashes = []\nallow = []"),
+            format!("[[key]]\nname = 'ci'\nhashes = [{secret}]\nallow = []"),
+            format!("[[key]]\nname = 'ci'\nrate = '{secret}'\nallow = []"),
+        ] {
+            let error = parse(&text).err().expect("it is wrong");
+            assert!(!error.contains("AAAA"), "{error}");
+        }
+    }
+
+    #[test]
+    fn dates_are_read_with_their_offset() {
+        let at = |text: &str| {
+            let date: Datetime = text.parse().unwrap();
+            instant(&date).map(|time| humantime::format_rfc3339(time).to_string())
+        };
+        assert_eq!(at("2027-01-31").as_deref(), Ok("2027-01-31T00:00:00Z"));
+        assert_eq!(at("2027-01-31T12:00:00Z").as_deref(), Ok("2027-01-31T12:00:00Z"));
+        assert_eq!(at("2027-01-31T12:00:00+02:00").as_deref(), Ok("2027-01-31T10:00:00Z"));
+        assert_eq!(at("2027-01-31T23:30:00-01:00").as_deref(), Ok("2027-02-01T00:30:00Z"));
+    }
+}

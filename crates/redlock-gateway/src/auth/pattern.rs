@@ -1,0 +1,70 @@
+//! Sets of lock names: an exact name, or one with `*` for any text, slashes included.
+
+use redlock_core::LockName;
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Pattern(Box<str>);
+
+impl Pattern {
+    /// `None` when no lock name could match.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        // A star stands for nothing at the least, so what is left must be a name, or nothing at all.
+        let fixed = text.replace('*', "");
+        let possible = !text.is_empty() && (fixed.is_empty() || LockName::parse(&fixed).is_ok());
+        possible.then(|| Self(text.into()))
+    }
+
+    pub(super) fn matches(&self, name: &LockName) -> bool {
+        let mut parts = self.0.split('*');
+        // There is always a first part.
+        let Some(mut rest) = name.as_str().strip_prefix(parts.next().unwrap_or_default()) else { return false };
+        let Some(last) = parts.next_back() else { return rest.is_empty() };
+        for part in parts {
+            // The leftmost place leaves the most for those that follow.
+            match rest.find(part) {
+                Some(at) => rest = &rest[at + part.len()..],
+                None => return false,
+            }
+        }
+        rest.ends_with(last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stars_stand_for_any_text_and_everything_else_for_itself() {
+        for (pattern, name, matches) in [
+            ("a", "a", true),
+            ("a", "ab", false),
+            ("a", "b", false),
+            ("*", "a/b", true),
+            ("deploy/*", "deploy/", true),
+            ("deploy/*", "deploy/x/y", true),
+            ("deploy/*", "deploy", false),
+            ("deploy/*", "xdeploy/a", false),
+            ("*/prod", "a/b/prod", true),
+            ("*/prod", "prod", false),
+            ("a*b*c", "abc", true),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c-b", false),
+            ("ab*ba", "aba", false),
+            ("a**b", "ab", true),
+            (".*", "x", false),
+            ("[a]", "a", false),
+        ] {
+            let found = Pattern::parse(pattern).is_some_and(|it| it.matches(&LockName::parse(name).unwrap()));
+            assert_eq!(found, matches, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn what_no_name_can_match_is_no_pattern() {
+        let long = "a".repeat(LockName::MAX_LEN + 1);
+        for text in ["", "a b", "a?", "{a}", "ä", "a\n", long.as_str()] {
+            assert_eq!(Pattern::parse(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The text of a key: `rlk.<name>.<secret>`, the secret being 32 random bytes in base64url without padding, 43 characters.
+//!
+//! One fast hash is right for such keys: there is nothing to guess faster than 2^256 tries. For passwords it would be
+//! wrong, and nothing else than this form is ever compared, so a hash of a password in the file opens nothing.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use redlock_core::clock::Entropy;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+const PREFIX: &str = "rlk";
+const SECRET_BYTES: usize = 32;
+const MAX_NAME: usize = 64;
+const ALGORITHM: &str = "sha256:";
+
+/// 1 to 64 characters of `[A-Za-z0-9_-]`.
+pub fn is_key_name(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(allowed)
+}
+
+/// SHA-256 of a key's whole text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Hash([u8; 32]);
+
+/// That of no key.
+pub(super) const NO_HASH: Hash = Hash([0; 32]);
+
+impl Hash {
+    fn of(text: &str) -> Self {
+        Self(Sha256::digest(text.as_bytes()).into())
+    }
+
+    /// `sha256:` and 64 hexadecimal digits.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let digits = text.strip_prefix(ALGORITHM)?.as_bytes();
+        let mut hash = [0; 32];
+        if digits.len() != 2 * hash.len() {
+            return None;
+        }
+        let value = |digit: u8| char::from(digit).to_digit(16).map(|value| value as u8);
+        for (byte, pair) in hash.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = value(pair[0])? << 4 | value(pair[1])?;
+        }
+        Some(Self(hash))
+    }
+
+    fn text(self) -> String {
+        let digits = self.0.iter().map(|byte| format!("{byte:02x}"));
+        std::iter::once(ALGORITHM.to_owned()).chain(digits).collect()
+    }
+
+    /// Takes as long wherever they differ.
+    pub(super) fn equals(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+/// A key that was just made.
+pub struct Secret(String);
+
+impl Secret {
+    /// For a name that [`is_key_name`] takes.
+    pub fn new(name: &str, entropy: &dyn Entropy) -> Self {
+        let mut bytes = [0; SECRET_BYTES];
+        entropy.fill(&mut bytes);
+        Self(format!("{PREFIX}.{name}.{}", URL_SAFE_NO_PAD.encode(bytes)))
+    }
+
+    /// The text, to show once to whoever is to have it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// What the file has of it.
+    pub fn hash_text(&self) -> String {
+        Hash::of(&self.0).text()
+    }
+}
+
+/// The name that a key's text is for and the hash to look for; `None` when it cannot be a key.
+pub(super) fn hash_of(text: &str) -> Option<(&str, Hash)> {
+    let mut parts = text.split('.');
+    let (prefix, name, secret) = (parts.next()?, parts.next()?, parts.next()?);
+    if prefix != PREFIX || parts.next().is_some() || !is_key_name(name) {
+        return None;
+    }
+    let mut bytes = [0; SECRET_BYTES + 2];
+    let length = URL_SAFE_NO_PAD.decode_slice(secret, &mut bytes).ok()?;
+    (length == SECRET_BYTES).then(|| (name, Hash::of(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use redlock_core::clock::OsEntropy;
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_found_by_its_name_and_its_hash_and_by_nothing_shorter() {
+        let secret = Secret::new("ci_1-x", &OsEntropy);
+        let (name, hash) = hash_of(secret.expose()).unwrap();
+        assert_eq!(name, "ci_1-x");
+        assert!(hash.equals(&Hash::parse(&secret.hash_text()).unwrap()));
+        assert_ne!(secret.expose(), Secret::new("ci_1-x", &OsEntropy).expose());
+        let text = secret.expose();
+        let longer = format!("{text}A");
+        let other_name = text.replace("ci_1-x", "ci");
+        assert!(!hash_of(&other_name).unwrap().1.equals(&hash));
+        for bad in ["", "rlk", "rlk.ci", "rlk..", &text[1..], &text[..text.len() - 1], &longer, "rlk.ci.hunter2"] {
+            assert!(hash_of(bad).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_whole_hashes_of_the_one_kind_are_hashes() {
+        let right = Hash::of("x").text();
+        assert!(Hash::parse(&right).is_some() && Hash::parse(&right.to_uppercase()).is_none());
+        for bad in ["", "sha256:", &right[..right.len() - 1], &right[7..], "sha1:00", &right.replace(':', "=")] {
+            assert!(Hash::parse(bad).is_none(), "{bad}");
+        }
+        assert!(Hash::parse(&format!("sha256:{}", "ä".repeat(32))).is_none());
+    }
+}

@@ -1,0 +1,49 @@
+//! What is stored beside a lock: a label and metadata of whoever asked for it, and the principal that its token is bound
+//! to. JSON, small, and written only by gateways.
+
+use std::collections::BTreeMap;
+
+use redlock_core::Info;
+use serde::{Deserialize, Serialize};
+
+/// What to store, or what was found.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stored {
+    /// A text for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
+    /// The name of the key that acquired it; none where there are no keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+}
+
+impl Stored {
+    /// Nothing when another client wrote it, or nobody anything.
+    pub fn read(info: &[u8]) -> Self {
+        serde_json::from_slice(info).unwrap_or_default()
+    }
+
+    /// `None` when it is too large.
+    pub fn write(&self) -> Option<Info> {
+        if *self == Self::default() {
+            return Some(Info::default());
+        }
+        Info::new(serde_json::to_vec(self).ok()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_stored_is_read_again() {
+        let metadata = BTreeMap::from([("k".to_owned(), "v".to_owned())]);
+        let stored = Stored { owner: Some("a \"b\"".into()), metadata, key: Some("ci".into()) };
+        assert_eq!(Stored::read(stored.write().unwrap().as_bytes()), stored);
+        assert_eq!(Stored::read(b"not ours"), Stored::default());
+        assert_eq!(Stored::default().write().unwrap().as_bytes(), b"");
+    }
+}
