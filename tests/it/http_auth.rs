@@ -228,6 +228,8 @@ async fn an_idempotency_key_leads_only_its_own_principal_to_its_lock() {
     assert!(again.fencing > first.fencing);
     acquire(&two).await.problem(409, "lock_held");
     assert_eq!(one.delete(&gateway, "job", &again.token).await.status, 204);
+    // Who knows somebody's idempotency key does not know the token that it leads to.
+    assert_ne!(Lease::from(&acquire(&two).await).owner(), first.owner());
 }
 
 #[tokio::test]
