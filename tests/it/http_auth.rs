@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::gateway::{Answer, Call, Gateway, Launch, Lease, Scratch, lock_path};
 use crate::harness::{RedisServer, Resp, eventually};
+use crate::http_waiting::waiting_is;
 
 /// A key, and what stands for it in the file.
 struct Key {
@@ -353,6 +354,26 @@ async fn keys_are_read_again_without_a_gap_and_a_broken_file_keeps_the_old_ones(
     std::fs::write(file.path(), &old.entry).unwrap();
     gateway.signal(Signal::HUP);
     eventually("the old key is back", async || knows(&old).await.then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_key_that_ends_while_its_request_waits_gets_no_lock() {
+    let (holder, waiter) = (key("holder", HOLDER, "*").await, key("waiter", HOLDER, "*").await);
+    let file = file(&[&holder, &waiter]);
+    let gateway = with_keys(&file).flag("--public", "metrics").start().await;
+    let lease = holder.acquire(&gateway, "job").await;
+    let body = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 });
+    let waiting = tokio::spawn(waiter.call(&gateway, Method::POST, "/locks/job").json(&body).send());
+    waiting_is(&gateway, 1, 1).await;
+    std::fs::write(file.path(), &holder.entry).unwrap();
+    eventually("its key is gone", async || (waiter.get(&gateway, "/locks/job").await.status == 401).then_some(()))
+        .await;
+    assert_eq!(holder.delete(&gateway, "job", &lease.token).await.status, 204);
+    waiting.await.unwrap().problem(401, "unauthenticated");
+    eventually("what it was granted is released", async || {
+        (holder.get(&gateway, "/locks/job").await.json()["state"] == "free").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -220,39 +220,83 @@ impl Guard {
     pub fn identify(&self, shown: Option<Credential<'_>>) -> Result<Caller, Stranger> {
         let Some(keys) = &self.keys else { return Ok(Caller::anonymous()) };
         let keys = keys.load();
-        let key = match shown.ok_or(Stranger::Nobody)? {
+        let known = match shown.ok_or(Stranger::Nobody)? {
             Credential::Key(text) => keys.holding(text),
-            Credential::NamedKey(name, text) => keys.holding(text).filter(|key| *key.name == *name),
-            Credential::Certificate(subject) => keys.by_certificate.get(subject),
+            Credential::NamedKey(name, text) => keys.holding(text).filter(|known| *known.key.name == *name),
+            Credential::Certificate(subject) => keys.certified(subject),
         };
-        let key = key.ok_or(Stranger::Unknown)?;
-        if key.expires.is_some_and(|end| end <= SystemTime::now()) {
-            return Err(Stranger::Expired);
+        known.ok_or(Stranger::Unknown)?.let_in()
+    }
+
+    /// The caller as it would be let in now, for who was let in some time ago.
+    ///
+    /// # Errors
+    /// As [`Guard::identify`].
+    pub fn identify_again(&self, caller: &Caller) -> Result<Caller, Stranger> {
+        let (Some(keys), Some(known)) = (&self.keys, &caller.0) else { return Ok(caller.clone()) };
+        let keys = keys.load();
+        let key = keys.by_name.get(&known.key.name).ok_or(Stranger::Unknown)?;
+        let still = match known.by {
+            By::Hash(hash) => key.hashes.contains(&hash),
+            By::Certificate => key.certificate == known.key.certificate,
+        };
+        if !still {
+            return Err(Stranger::Unknown);
         }
-        Ok(Caller(Some(key.clone())))
+        Known { key: key.clone(), by: known.by }.let_in()
+    }
+}
+
+/// A key, and what it was known by.
+#[derive(Clone)]
+struct Known {
+    key: Arc<Key>,
+    by: By,
+}
+
+#[derive(Clone, Copy)]
+enum By {
+    Hash(secret::Hash),
+    Certificate,
+}
+
+impl Known {
+    fn let_in(self) -> Result<Caller, Stranger> {
+        match self.key.expires {
+            Some(end) if end <= SystemTime::now() => Err(Stranger::Expired),
+            _ => Ok(Caller(Some(self))),
+        }
     }
 }
 
 impl Keys {
     /// Compares in a time that does not depend on how much of a hash is right, and compares with something also where there
     /// is no such name.
-    fn holding(&self, text: &str) -> Option<&Arc<Key>> {
+    fn holding(&self, text: &str) -> Option<Known> {
         let (name, hash) = secret::hash_of(text)?;
         let key = self.by_name.get(name);
         let hashes = key.map_or(&[secret::NO_HASH] as &[_], |key| &key.hashes);
         let right = hashes.iter().fold(false, |right, known| right | known.equals(&hash));
-        key.filter(|_| right)
+        key.filter(|_| right).map(|key| Known { key: key.clone(), by: By::Hash(hash) })
+    }
+
+    fn certified(&self, subject: &str) -> Option<Known> {
+        self.by_certificate.get(subject).map(|key| Known { key: key.clone(), by: By::Certificate })
     }
 }
 
 /// Who sent a request.
 #[derive(Clone)]
-pub struct Caller(Option<Arc<Key>>);
+pub struct Caller(Option<Known>);
 
 impl Caller {
     /// Whoever it is.
     pub fn anonymous() -> Self {
         Self(None)
+    }
+
+    fn key(&self) -> Option<&Key> {
+        self.0.as_ref().map(|known| &*known.key)
     }
 
     /// For logs and people.
@@ -262,22 +306,22 @@ impl Caller {
 
     /// To whom tokens are bound; `None` where there are no keys.
     pub fn principal(&self) -> Option<&str> {
-        self.0.as_deref().map(|key| &*key.name)
+        self.key().map(|key| &*key.name)
     }
 
     /// Whether it may do this to this lock.
     pub fn may(&self, verb: Verb, name: &LockName) -> bool {
-        self.0.as_ref().map_or(verb != Verb::Force, |key| key.may(verb, name))
+        self.key().map_or(verb != Verb::Force, |key| key.may(verb, name))
     }
 
     /// Whether it may do this to any lock, or at all.
     pub fn may_somewhere(&self, verb: Verb) -> bool {
-        self.0.as_ref().map_or(verb != Verb::Force, |key| key.may_somewhere(verb))
+        self.key().map_or(verb != Verb::Force, |key| key.may_somewhere(verb))
     }
 
     /// What its requests may ask for, of what the gateway allows to all.
     pub fn limits(&self, all: Limits) -> Limits {
-        let Some(key) = &self.0 else { return all };
+        let Some(key) = self.key() else { return all };
         let max_ttl = key.max_ttl.map_or(all.max_ttl, |own| own.min(all.max_ttl));
         Limits {
             max_ttl,
@@ -292,7 +336,7 @@ impl Caller {
     /// # Errors
     /// After how long there is room for the next one, when there is none now.
     pub fn keep_pace(&self) -> Result<(), Duration> {
-        let Some(pace) = self.0.as_ref().and_then(|key| key.pace.as_ref()) else { return Ok(()) };
+        let Some(pace) = self.key().and_then(|key| key.pace.as_ref()) else { return Ok(()) };
         pace.limiter.check().map_err(|early| early.wait_time_from(DefaultClock::default().now()))
     }
 }

@@ -180,6 +180,8 @@ fn instant(date: &Datetime) -> Result<SystemTime, String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const HASH: &str = "sha256:2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881";
@@ -224,6 +226,30 @@ mod tests {
         ] {
             let error = parse(&text).err().expect("it is wrong");
             assert!(!error.contains("AAAA"), "{error}");
+        }
+    }
+
+    proptest! {
+        /// Almost a keys file, with something strange in it.
+        #[test]
+        fn no_text_ends_the_program_and_no_error_repeats_a_secret(strange in "\\PC{0,40}", at in 0..7usize, cut in 0..300usize) {
+            let secret = "rlk.ci.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+            let mut lines = [
+                "[[key]]".to_owned(),
+                "name = 'ci'".into(),
+                format!("hashes = ['{HASH}', '{secret}']"),
+                "allow = [{ verbs = ['acquire'], names = ['*'] }]".into(),
+                "expires = 2027-01-01".into(),
+                "max_ttl = '5s'".into(),
+                "rate = 5".into(),
+            ];
+            lines[at] = strange;
+            let text = lines.join("\n");
+            let cut = (0..=cut.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
+            for text in [&text, &text[..cut]] {
+                let error = parse(text).err().unwrap_or_default();
+                prop_assert!(!error.contains("AAAA"), "{}", error);
+            }
         }
     }
 

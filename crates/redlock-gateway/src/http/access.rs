@@ -21,6 +21,7 @@ use crate::peer::Peer;
 /// Whoever sent the request, who is let in.
 pub struct From {
     pub caller: Caller,
+    guard: Arc<Guard>,
     trail: Option<Trail>,
 }
 
@@ -35,10 +36,10 @@ where
         let trail = parts.extensions.get::<Trail>().cloned();
         let guard = Arc::<Guard>::from_ref(state);
         if guard.is_open() {
-            return Ok(Self { caller: Caller::anonymous(), trail });
+            return Ok(Self { caller: Caller::anonymous(), guard, trail });
         }
         let caller = identify(&guard, &parts.headers, &parts.extensions)?;
-        let from = Self { caller, trail };
+        let from = Self { caller, guard, trail };
         from.note(|note| note.who = Some(from.caller.name().to_owned()));
         from.caller.keep_pace().map_err(ApiError::RateLimited)?;
         Ok(from)
@@ -62,6 +63,12 @@ impl From {
             note.forces = verb == Verb::Force;
         });
         if self.caller.may(verb, name) { Ok(()) } else { Err(self.forbidden(verb)) }
+    }
+
+    /// The same for a request that was let in a while ago: keys end, also while somebody waits.
+    pub fn still_may(&self, verb: Verb, name: &LockName) -> Result<(), ApiError> {
+        let caller = self.guard.identify_again(&self.caller).map_err(ApiError::Unauthenticated)?;
+        if caller.may(verb, name) { Ok(()) } else { Err(self.forbidden(verb)) }
     }
 
     /// Goes on only when the caller may do this somewhere.

@@ -110,6 +110,10 @@ pub async fn acquire(
     let principal = from.caller.principal().map(Into::into);
     let asked = AcquireRequest { name: name.clone(), ttl, info, principal, idempotency_key, wait };
     let (view, undelivered) = gateway.acquire(asked, &mut in_flight, gone(peer)).await.map_err(ApiError::Acquire)?;
+    if wait.is_some() {
+        // Otherwise the grant is dropped undelivered.
+        from.still_may(Verb::Acquire, &name)?;
+    }
 
     let lease = Lease::new(&name, &view, label);
     let mut response = lease_response(StatusCode::CREATED, &lease, Some(undelivered))?;
