@@ -11,7 +11,9 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use divan::{AllocProfiler, Bencher, black_box};
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use redlock_core::clock::OsEntropy;
 use redlock_core::{HeldBy, LockError, LockName, LockToken, Ttl};
+use redlock_gateway::auth::{Credential, Guard, Keys, Secret, Verb};
 use redlock_gateway::config::Limits;
 use redlock_gateway::gateway::{LeaseView, Refusal};
 use redlock_gateway::http::error::ApiError;
@@ -92,6 +94,30 @@ mod request {
         bencher.bench(|| {
             let body: AcquireBody = serde_json::from_str(black_box(text)).expect("JSON");
             (body.ttl(&limits), body.wait(&limits), body.info(None))
+        });
+    }
+}
+
+mod access {
+    use super::*;
+
+    /// What a key costs a request: who sent it, whether it may, and the owner that the nodes know.
+    #[divan::bench(args = [1, 1000])]
+    fn key(bencher: Bencher, keys: usize) {
+        let secrets: Vec<_> = (0..keys).map(|n| Secret::new(&format!("key-{n}"), &OsEntropy)).collect();
+        let entry = |(n, secret): (usize, &Secret)| {
+            let hash = secret.hash_text();
+            format!(
+                "[[key]]\nname = 'key-{n}'\nhashes = ['{hash}']\nallow = [{{ verbs = ['acquire'], names = ['reports/*'] }}]"
+            )
+        };
+        let file: Vec<_> = secrets.iter().enumerate().map(entry).collect();
+        let guard = Guard::new(Keys::parse(&file.join("\n")).expect("a file of keys"));
+        let (name, token) = (name(), LockToken::parse(TOKEN).expect("a token"));
+        bencher.bench(|| {
+            let caller =
+                guard.identify(Some(Credential::Key(black_box(secrets[0].expose())))).ok().expect("it is known");
+            (caller.may(Verb::Acquire, &name), token.bound_to(caller.principal().unwrap_or_default()))
         });
     }
 }
