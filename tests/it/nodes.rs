@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redlock_core::clock::{Clock, OsEntropy, SystemClock};
 use redlock_core::node::admission::Generation;
-use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
+use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsSettings};
 use redlock_core::node::{
     Effect, Failure, Hint, Keys, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Record,
     Reply, Vote, Voter,
@@ -179,6 +179,7 @@ pub(crate) fn redis_settings(node: NodeSettings) -> RedisSettings {
         identity: None,
         bootstrap: false,
         node_timeout: Duration::from_millis(50),
+        tls: TlsSettings::default(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redlock_core::node::admission::{Generation, quarantine};
-use redlock_core::node::redis::{RedisNode, RedisSettings};
+use redlock_core::node::redis::{RedisNode, RedisSettings, TlsSettings};
 use redlock_core::node::{NoObserver, Node, NodeSettings, NodeState, NodeStatus, Rules, Vote};
 use redlock_core::{Redlock, Seams, Settings, Ttl};
 use tokio::time::Instant;
@@ -57,6 +57,7 @@ impl Terms {
             identity: None,
             bootstrap: false,
             node_timeout: Duration::from_millis(50),
+            tls: TlsSettings::default(),
         }
     }
 

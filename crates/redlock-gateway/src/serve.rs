@@ -16,7 +16,7 @@ use hyper_util::rt::TokioTimer;
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::admission::Generation;
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
+use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsSettings};
 use redlock_core::node::{Node, NodeSettings};
 use redlock_core::redlock::SettingsError;
 use redlock_core::{BrandNew, Redlock, Seams, Settings};
@@ -220,6 +220,7 @@ pub(crate) fn redis_settings(config: &Config, cluster: &str, place: usize) -> Re
         key_prefix: config.key_prefix.clone(),
         generation: Generation::new(cluster, config.limits.max_ttl.duration()),
         node_timeout: config.node_timeout,
+        tls: TlsSettings::default(),
     }
 }
 

@@ -15,6 +15,7 @@ mod gate;
 #[doc(hidden)]
 pub mod internals;
 mod session;
+mod tls;
 mod url;
 
 use std::sync::{Arc, Weak};
@@ -29,6 +30,7 @@ use self::calls::{Answer, Calls, Sent};
 use self::ears::Ears;
 use self::gate::{Gate, Open};
 use self::session::{Look, Session, SessionError};
+pub use self::tls::{TlsError, TlsIdentity, TlsSettings};
 pub use self::url::{RedisUrl, RedisUrlError};
 use super::admission::{Admission, Facts, Generation, Ground, Slot, Step, quarantine};
 use super::{
@@ -78,6 +80,8 @@ pub struct RedisSettings {
     pub bootstrap: bool,
     /// How long rounds wait for the node.
     pub node_timeout: Duration,
+    /// For nodes whose URL wants TLS.
+    pub tls: TlsSettings,
 }
 
 impl RedisSettings {
@@ -565,7 +569,7 @@ pub async fn probe(
 ) -> Result<Probe, String> {
     let (clock, entropy) = seams;
     let look = async {
-        let session = Session::connect(url, settings.call_deadline()).await?;
+        let session = Session::connect(url, settings).await?;
         let Look { facts, marker } = session.look(&settings.key_prefix).await?;
         let before = clock.wall_micros() as i64;
         let node = session.time_micros().await?;
@@ -613,7 +617,7 @@ pub enum NewMarker<'a> {
 /// Puts a marker on a node, whatever stands there: the operator's step after a change of configuration.
 pub async fn overwrite_marker(url: &RedisUrl, settings: &RedisSettings, new: NewMarker<'_>) -> Result<(), String> {
     let write = async {
-        let session = Session::connect(url, settings.call_deadline()).await?;
+        let session = Session::connect(url, settings).await?;
         let marker = match new {
             NewMarker::Final => {
                 // Every marker is another one: the node's time serves as the nonce.

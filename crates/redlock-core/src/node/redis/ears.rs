@@ -30,7 +30,7 @@ const MENTION: Duration = Duration::from_secs(60);
 pub(super) struct Ears {
     url: RedisUrl,
     channel: String,
-    deadline: Duration,
+    settings: RedisSettings,
     entropy: Arc<dyn Entropy>,
     hears: Arc<AtomicBool>,
     tasks: Arc<Mutex<Vec<AbortHandle>>>,
@@ -39,8 +39,8 @@ pub(super) struct Ears {
 impl Ears {
     pub(super) fn new(url: &RedisUrl, settings: &RedisSettings, entropy: Arc<dyn Entropy>) -> Self {
         let channel = hint::channel(&settings.key_prefix, url.database);
-        let (url, deadline) = (url.clone(), settings.call_deadline());
-        Self { url, channel, deadline, entropy, hears: Arc::default(), tasks: Arc::default() }
+        let (url, settings) = (url.clone(), settings.clone());
+        Self { url, channel, settings, entropy, hears: Arc::default(), tasks: Arc::default() }
     }
 
     /// Must be called on a tokio runtime.
@@ -66,7 +66,7 @@ impl Ears {
             let mut unique = [0; 8];
             self.entropy.fill(&mut unique);
             let probe = format!("0 {:016x}", u64::from_le_bytes(unique));
-            let why = match Session::subscribe(&self.url, self.deadline, &self.channel, &probe).await {
+            let why = match Session::subscribe(&self.url, &self.settings, &self.channel, &probe).await {
                 Ok((session, messages)) => {
                     pause = BACKOFF.0;
                     tracing::debug!(node = %self.url, "hears hints");

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 use super::codec::Header;
 use super::session::{Look, Put, Session, SessionError};
 use super::url::RedisUrl;
-use super::{Outage, RedisSettings};
+use super::{Outage, RedisSettings, tls};
 use crate::clock::{Clock, Entropy};
 use crate::node::admission::{Admission, Doubt, Facts, Ground, Step, marker_key};
 use crate::node::{NodeState, NodeStatus, hint};
@@ -55,7 +55,7 @@ pub(super) struct Open {
 impl Gate {
     /// Ends when the node may vote, or cannot be reached, or must not vote for a reason that only an operator can mend.
     pub(super) async fn open(&mut self) -> Result<Open, Outage> {
-        let session = Session::connect(&self.url, self.settings.call_deadline()).await?;
+        let session = Session::connect(&self.url, &self.settings).await?;
         let mut puts = 0;
         let mut mentioned: Option<Duration> = None;
         loop {
@@ -218,7 +218,10 @@ impl From<SessionError> for Outage {
             "OOM" => "raise maxmemory",
             "MISCONF" => "look into the server's log: it cannot write to its disk",
             "WRONGTYPE" => "another program uses the key of the marker: choose another --key-prefix",
-            _ => return Self::Connecting(text),
+            _ => match tls::advice(&text) {
+                Some(advice) => advice,
+                None => return Self::Connecting(text),
+            },
         };
         Self::Refused(Ground::new(text, advice))
     }

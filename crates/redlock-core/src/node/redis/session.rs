@@ -10,7 +10,7 @@ use bytes::Bytes;
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, EventInterface, KeysInterface, LuaInterface, PubsubInterface};
-use fred::types::config::{Config, ServerConfig, TlsConnector};
+use fred::types::config::{Config, ServerConfig, TlsConfig};
 use fred::types::scan::ScanType;
 use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value};
 use tokio::sync::broadcast::Receiver;
@@ -18,6 +18,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::timeout;
 
 use super::url::RedisUrl;
+use super::{RedisSettings, tls};
 use crate::node::admission::{Facts, SETTINGS, marker_key};
 
 const LOCKS_LUA: &str = include_str!("../locks.lua");
@@ -98,19 +99,20 @@ pub(super) enum Put {
 }
 
 impl Session {
-    /// Connects, authenticates and selects the database, all within `deadline`, which also bounds every later command
-    /// of the session.
-    pub(super) async fn connect(url: &RedisUrl, deadline: Duration) -> Result<Self, SessionError> {
-        Self::connect_as(url, deadline, false).await
+    /// Connects, authenticates and selects the database, all within the call deadline, which also bounds every later
+    /// command of the session.
+    pub(super) async fn connect(url: &RedisUrl, settings: &RedisSettings) -> Result<Self, SessionError> {
+        Self::connect_as(url, settings, false).await
     }
 
-    async fn connect_as(url: &RedisUrl, deadline: Duration, listens: bool) -> Result<Self, SessionError> {
+    async fn connect_as(url: &RedisUrl, settings: &RedisSettings, listens: bool) -> Result<Self, SessionError> {
+        let deadline = settings.call_deadline();
         let config = Config {
             server: ServerConfig::new_centralized(&url.host, url.port),
             username: url.username.clone(),
             password: url.password.clone(),
             database: url.database,
-            tls: if url.tls { Some(TlsConnector::default_rustls()?.into()) } else { None },
+            tls: if url.tls { Some(secured(settings, deadline).await?) } else { None },
             fail_fast: true,
             // In the older protocol a connection that listens can ask nothing, not even whether anybody is there.
             version: if listens { RespVersion::RESP3 } else { RespVersion::RESP2 },
@@ -166,11 +168,11 @@ impl Session {
     /// the client does not say when the node refuses a subscription. Messages before it are lost.
     pub(super) async fn subscribe(
         url: &RedisUrl,
-        deadline: Duration,
+        settings: &RedisSettings,
         channel: &str,
         probe: &str,
     ) -> Result<(Self, Receiver<Message>), SessionError> {
-        let session = Self::connect_as(url, deadline, true).await?;
+        let session = Self::connect_as(url, settings, true).await?;
         let mut messages = session.client.message_rx();
         session.bounded(session.client.subscribe(channel)).await?;
         session.bounded(session.client.publish::<Value, _, _>(channel, probe)).await?;
@@ -183,7 +185,7 @@ impl Session {
                 }
             }
         };
-        match timeout(deadline, comes_back).await {
+        match timeout(session.deadline, comes_back).await {
             Ok(came_back) => came_back.map(|()| (session, messages)),
             Err(_) => Err(SessionError::Refused(NOT_HEARD.into())),
         }
@@ -290,6 +292,13 @@ impl Drop for Session {
     fn drop(&mut self) {
         // Dropping the client alone would leave its task and its connection behind.
         self.connection().abort();
+    }
+}
+
+async fn secured(settings: &RedisSettings, deadline: Duration) -> Result<TlsConfig, SessionError> {
+    match timeout(deadline, tls::connector(&settings.tls)).await {
+        Ok(connector) => connector.map(TlsConfig::from).map_err(|error| SessionError::Broken(error.to_string())),
+        Err(_) => Err(SessionError::Broken("the files of certificates could not be read in time".into())),
     }
 }
 

@@ -47,6 +47,11 @@ impl RedisUrl {
         Ok(Self { host, port, tls, username, password, database, name })
     }
 
+    /// Whether it is `rediss://`.
+    pub fn is_tls(&self) -> bool {
+        self.tls
+    }
+
     /// `host:port`, fit for logs and metrics.
     pub fn name(&self) -> &str {
         &self.name

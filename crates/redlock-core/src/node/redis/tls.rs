@@ -1,0 +1,143 @@
+//! TLS towards a master: which authorities to trust, and what to show when it asks who we are.
+//!
+//! Files are read for every connection, so one that is opened after they were replaced uses what stands there then. A file
+//! that cannot be used costs that attempt; connections that are open go on.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fred::rustls::crypto::aws_lc_rs;
+use fred::rustls::pki_types::pem::PemObject;
+use fred::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use fred::rustls::{ClientConfig, Error, InconsistentKeys, RootCertStore};
+use fred::rustls_native_certs::load_native_certs;
+use fred::types::config::TlsConnector;
+
+/// How connections to `rediss://` nodes are secured; PEM files.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TlsSettings {
+    /// The authorities that a node's certificate must come from, and no others; those of the system when `None`.
+    pub authorities: Option<PathBuf>,
+    /// Shown to nodes that want a certificate.
+    pub identity: Option<TlsIdentity>,
+}
+
+/// A certificate of our own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsIdentity {
+    /// The certificate, and after it the intermediate ones.
+    pub certificate: PathBuf,
+    /// The key that belongs to it, not encrypted.
+    pub key: PathBuf,
+}
+
+/// A file that cannot be used: its path and why, by what it was given for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TlsError {
+    /// [`TlsSettings::authorities`], or the system's.
+    #[error("{0}")]
+    Authorities(String),
+    /// [`TlsIdentity::certificate`].
+    #[error("{0}")]
+    Certificate(String),
+    /// [`TlsIdentity::key`].
+    #[error("{0}")]
+    Key(String),
+}
+
+impl TlsSettings {
+    /// Whether the files that are named can be used as they stand now.
+    pub fn check(&self) -> Result<(), TlsError> {
+        let authorities = match &self.authorities {
+            Some(path) => only(path)?,
+            None => RootCertStore::empty(),
+        };
+        self.with_authorities(authorities).map(drop)
+    }
+
+    fn config(&self) -> Result<ClientConfig, TlsError> {
+        self.with_authorities(match &self.authorities {
+            Some(path) => only(path)?,
+            None => of_the_system()?,
+        })
+    }
+
+    fn with_authorities(&self, authorities: RootCertStore) -> Result<ClientConfig, TlsError> {
+        // Named, so that a second provider somewhere in the process could not make the choice ambiguous.
+        let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| TlsError::Authorities(error.to_string()))?
+            .with_root_certificates(authorities);
+        let Some(TlsIdentity { certificate, key }) = &self.identity else { return Ok(config.with_no_client_auth()) };
+        let chain = certificates(certificate).map_err(TlsError::Certificate)?;
+        let secret = read(key).map_err(TlsError::Key)?;
+        let secret = PrivateKeyDer::from_pem_slice(&secret).map_err(|_| {
+            TlsError::Key(format!("{}: no private key in it; expected PEM that is not encrypted", key.display()))
+        })?;
+        config.with_client_auth_cert(chain, secret).map_err(|error| match error {
+            Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
+                let (key, certificate) = (key.display(), certificate.display());
+                TlsError::Key(format!("{key}: does not belong to the certificate in {certificate}"))
+            }
+            Error::InvalidCertificate(_) => TlsError::Certificate(format!("{}: {error}", certificate.display())),
+            error => TlsError::Key(format!("{}: {error}", key.display())),
+        })
+    }
+}
+
+/// What an operator can do about a handshake that failed. The client keeps no more of the error than its text.
+pub(super) fn advice(failure: &str) -> Option<&'static str> {
+    let cases = [
+        (
+            "InvalidCertificate(",
+            "the node's certificate must come from --node-ca, be valid now and name the host of --node",
+        ),
+        ("AlertReceived(CertificateRequired)", "the node wants a certificate: give --node-cert and --node-key"),
+        ("AlertReceived(UnknownCA)", "the node does not know the authority that --node-cert comes from"),
+        ("AlertReceived(BadCertificate)", "the node does not accept the certificate of --node-cert"),
+        ("AlertReceived(CertificateExpired)", "renew the certificate of --node-cert"),
+    ];
+    cases.iter().find(|(word, _)| failure.contains(word)).map(|(_, advice)| *advice)
+}
+
+/// Files may lie where reading takes its time: not on a thread that serves.
+pub(super) async fn connector(settings: &TlsSettings) -> Result<TlsConnector, TlsError> {
+    let settings = settings.clone();
+    match tokio::task::spawn_blocking(move || settings.config()).await {
+        Ok(config) => config.map(TlsConnector::from),
+        Err(error) => Err(TlsError::Authorities(error.to_string())),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let pem = read(path)?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    let found = found.map_err(|error| format!("{}: {error}; expected PEM", path.display()))?;
+    if found.is_empty() {
+        return Err(format!("{}: no certificate in it; expected PEM", path.display()));
+    }
+    Ok(found)
+}
+
+fn only(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut store = RootCertStore::empty();
+    for certificate in certificates(path).map_err(TlsError::Authorities)? {
+        store.add(certificate).map_err(|error| TlsError::Authorities(format!("{}: {error}", path.display())))?;
+    }
+    Ok(store)
+}
+
+/// Those that can be used: among the many of a system there is often one that cannot.
+fn of_the_system() -> Result<RootCertStore, TlsError> {
+    let found = load_native_certs();
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(found.certs);
+    match found.errors.first() {
+        Some(error) if store.is_empty() => Err(TlsError::Authorities(format!("the system's certificates: {error}"))),
+        _ => Ok(store),
+    }
+}
