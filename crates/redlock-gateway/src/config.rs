@@ -9,10 +9,13 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use redlock_core::Ttl;
-use redlock_core::node::redis::RedisUrl;
-
-use crate::auth::{Keys, Verb, is_key_name};
+use redlock_core::node::redis::{RedisUrl, TlsSettings};
 use serde::Deserialize;
+
+mod tls;
+
+pub use self::tls::{TlsFiles, TlsFlags};
+use crate::auth::{Keys, Verb, is_key_name};
 
 /// Distributed locks over plain HTTP, on independent Redis masters.
 ///
@@ -102,6 +105,8 @@ pub struct Flags {
     /// in-memory nodes]
     #[arg(long = "node", value_name = "URL", env = "REDLOCK_NODES", value_delimiter = ',', hide_env_values = true)]
     pub nodes: Vec<String>,
+    #[command(flatten)]
+    pub tls: TlsFlags,
     /// TOML file with settings
     #[arg(long, value_name = "FILE", env = "REDLOCK_CONFIG")]
     pub config: Option<PathBuf>,
@@ -220,7 +225,13 @@ struct File {
     public: Option<Vec<PublicPage>>,
     audit_log: Option<PathBuf>,
     listen: Option<String>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_client_ca: Option<PathBuf>,
     nodes: Option<Vec<String>>,
+    node_ca: Option<PathBuf>,
+    node_cert: Option<PathBuf>,
+    node_key: Option<PathBuf>,
     default_ttl: Option<String>,
     max_ttl: Option<String>,
     max_wait: Option<String>,
@@ -246,7 +257,10 @@ struct File {
 #[derive(Debug, Clone)]
 pub struct Config {
     pub listen: SocketAddr,
+    /// HTTPS, where it is given.
+    pub tls: Option<TlsFiles>,
     pub nodes: Nodes,
+    pub node_tls: TlsSettings,
     pub limits: Limits,
     pub node_timeout: Duration,
     pub drift_factor: f64,
@@ -313,7 +327,12 @@ impl Config {
             Some(path) => read_file(path)?,
             None => File::default(),
         };
-        Self::merge(flags, file)
+        let config = Self::merge(flags, file)?;
+        tls::check(config.tls.as_ref(), &config.node_tls)?;
+        if let Some(keys) = &config.auth_keys {
+            Keys::read(keys).map_err(|error| ConfigError(format!("--auth-keys: {error}")))?;
+        }
+        Ok(config)
     }
 
     fn merge(flags: Flags, file: File) -> Result<Self, ConfigError> {
@@ -338,9 +357,6 @@ impl Config {
                  one of the two",
                 keys.display()
             )));
-        }
-        if let Some(keys) = &auth_keys {
-            Keys::read(keys).map_err(|error| ConfigError(format!("--auth-keys: {error}")))?;
         }
         let public = if flags.public.is_empty() { file.public } else { Some(flags.public) };
 
@@ -379,9 +395,21 @@ impl Config {
                 "--key-prefix: {key_prefix:?} is not allowed; at most 255 bytes without braces or control characters"
             )));
         }
+        let nodes = nodes(flags.nodes, file.nodes)?;
+        let tls = TlsFlags {
+            tls_cert: file.tls_cert,
+            tls_key: file.tls_key,
+            tls_client_ca: file.tls_client_ca,
+            node_ca: file.node_ca,
+            node_cert: file.node_cert,
+            node_key: file.node_key,
+        };
+        let (tls, node_tls) = flags.tls.or(tls).settle(&nodes)?;
         Ok(Self {
             listen,
-            nodes: nodes(flags.nodes, file.nodes)?,
+            tls,
+            nodes,
+            node_tls,
             limits,
             node_timeout,
             drift_factor,

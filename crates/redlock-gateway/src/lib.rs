@@ -11,8 +11,9 @@
 //! | [`audit`] | the record of who did what | how requests are served |
 //! | [`info`] | what is stored beside a lock for people | HTTP, nodes |
 //! | [`gateway`] | limits, undoing what cannot be delivered, draining | axum, status codes, Redis keys |
-//! | `reload` | when files have to be read again | what they are |
-//! | `peer` | whether a client is still there | HTTP, locks |
+//! | `tls` | the handshakes of HTTPS, with certificates that are replaced | what is said on a connection |
+//! | `reload` | when files have to be read again | what is in them |
+//! | `peer` | who is at the other end, and whether still | HTTP, locks |
 //! | [`telemetry`] | names of metrics, buckets, logging | what the numbers mean |
 //! | [`commands`] | `check`, `reconfigure` | HTTP |
 //! | `redlock_core` | the algorithm | HTTP, serde, environment |
@@ -28,6 +29,7 @@ mod peer;
 mod reload;
 mod serve;
 pub mod telemetry;
+mod tls;
 
 pub use reload::Reload;
 pub use serve::{Running, run};

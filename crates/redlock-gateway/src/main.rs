@@ -127,7 +127,8 @@ fn announce(config: &Config, running: &Running) {
     use std::fmt::Write as _;
     let mut text = String::new();
     macro_rules! say { ($($word:tt)*) => { let _ = writeln!(text, $($word)*); } }
-    let url = format!("http://{}", running.address);
+    let (scheme, trust) = if config.tls.is_some() { ("https", " --cacert AUTHORITY.pem") } else { ("http", "") };
+    let url = format!("{scheme}://{}", running.address);
     let summary = running.gateway.nodes_summary();
     tracing::info!(address = %running.address, nodes = summary, "listening");
     let (default_ttl, max_ttl) = (config.limits.default_ttl.duration(), config.limits.max_ttl.duration());
@@ -159,14 +160,14 @@ fn announce(config: &Config, running: &Running) {
     match &config.auth_keys {
         None => {
             say!("  anybody who can connect can take and release locks: no --auth-keys was given");
-            say!("  try:  curl -i -X POST {url}/locks/demo        docs: {url}/docs");
+            say!("  try:  curl -i{trust} -X POST {url}/locks/demo        docs: {url}/docs");
         }
         Some(file) => {
             say!("  only for who has one of the API keys in {}", file.display());
-            if !running.address.ip().is_loopback() {
+            if !running.address.ip().is_loopback() && config.tls.is_none() {
                 say!("  CAUTION: keys and tokens travel as plain text, unless a proxy in front of this speaks TLS.");
             }
-            say!("  try:  curl -i -X POST -H \"Authorization: Bearer $KEY\" {url}/locks/demo        docs: {url}/docs");
+            say!("  try:  curl -i{trust} -X POST -H \"Authorization: Bearer $KEY\" {url}/locks/demo        docs: {url}/docs");
         }
     }
     // Nobody may be listening any more; that is no reason to end.

@@ -32,7 +32,12 @@ impl Peer {
         self.address
     }
 
-    /// Whom the client's certificate, which was verified, is for.
+    /// The same, with the subject of its certificate, which was verified.
+    pub(crate) fn known_as(self, subject: Option<String>) -> Self {
+        Self { subject: subject.map(Arc::from), ..self }
+    }
+
+    /// Whom the client's certificate, which was verified, is for; the form is that of `tls::subject`.
     pub(crate) fn certificate_subject(&self) -> Option<&str> {
         self.subject.as_deref()
     }

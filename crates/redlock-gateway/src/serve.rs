@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
-use axum_server::Handle;
 use axum_server::accept::Accept;
+use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::admission::Generation;
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsSettings};
+use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
 use redlock_core::node::{Node, NodeSettings};
 use redlock_core::redlock::SettingsError;
 use redlock_core::{BrandNew, Redlock, Seams, Settings};
@@ -32,6 +32,7 @@ use crate::http::{App, Rooms};
 use crate::peer::{Peer, Shared};
 use crate::reload::{Reload, Watched};
 use crate::telemetry::Telemetry;
+use crate::tls::{Encrypted, Https};
 
 /// Buffer of one connection. A head larger than this is answered 431, at the latest when it has twice the size: what is
 /// read at once may exceed it.
@@ -69,17 +70,15 @@ pub async fn run(
     let app = App::new(rooms, telemetry.clone(), audit);
 
     let handle = Handle::new();
-    // HTTP/1.1 only: telling versions apart by the first bytes has no time limit, so silent connections would stay for ever.
-    let mut server = axum_server::from_tcp(listener)?.acceptor(Acceptor).handle(handle.clone()).http1_only();
-    server
-        .http_builder()
-        .http1()
-        .timer(TokioTimer::new())
-        // Counts from the end of the last request: it bounds idle connections and slow request heads alike.
-        .header_read_timeout(config.idle_timeout)
-        .max_buf_size(CONNECTION_BUFFER);
+    let server = axum_server::from_tcp(listener)?.handle(handle.clone());
     let connections = Connections { app, places: Arc::new(Semaphore::new(config.max_connections)) };
-    let server = tokio::spawn(server.serve(connections));
+    let https = config.tls.as_ref().map(|files| Https::start(files, reload)).transpose()?;
+    let server = match https.clone() {
+        None => tokio::spawn(http1(server.acceptor(Acceptor), config.idle_timeout).serve(connections)),
+        Some(https) => {
+            tokio::spawn(http1(server.acceptor(EncryptingAcceptor(https)), config.idle_timeout).serve(connections))
+        }
+    };
     let upkeep = tokio::spawn(async move {
         let mut tick = tokio::time::interval(UPKEEP);
         loop {
@@ -101,6 +100,9 @@ pub async fn run(
     let deadline = tokio::time::Instant::now() + config.shutdown_grace;
     if tokio::time::timeout_at(deadline, gateway.idle()).await.is_err() {
         tracing::warn!("requests were still in flight at the end of the grace period");
+    }
+    if let Some(https) = &https {
+        https.close();
     }
     handle.graceful_shutdown(Some(deadline.saturating_duration_since(tokio::time::Instant::now())));
     server.await??;
@@ -124,6 +126,19 @@ fn audit(config: &Config, reload: &Reload) -> Result<Option<Arc<Audit>>, String>
         }
     });
     Ok(Some(audit))
+}
+
+/// HTTP/1.1 only: telling versions apart by the first bytes has no time limit, so silent connections would stay for ever.
+fn http1<A>(server: Server<SocketAddr, A>, idle_timeout: Duration) -> Server<SocketAddr, A> {
+    let mut server = server.http1_only();
+    server
+        .http_builder()
+        .http1()
+        .timer(TokioTimer::new())
+        // Counts from the end of the last request: it bounds idle connections and slow request heads alike.
+        .header_read_timeout(idle_timeout)
+        .max_buf_size(CONNECTION_BUFFER);
+    server
 }
 
 fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsError> {
@@ -220,7 +235,7 @@ pub(crate) fn redis_settings(config: &Config, cluster: &str, place: usize) -> Re
         key_prefix: config.key_prefix.clone(),
         generation: Generation::new(cluster, config.limits.max_ttl.duration()),
         node_timeout: config.node_timeout,
-        tls: TlsSettings::default(),
+        tls: config.node_tls.clone(),
     }
 }
 
@@ -252,6 +267,25 @@ impl Accept<TcpStream, Connection> for Acceptor {
         let accepted = stream.set_nodelay(true).and_then(|()| Shared::new(stream));
         let accepted = accepted.map(|(stream, peer)| (stream, Connection { peer: Some(peer), ..connection }));
         std::future::ready(accepted)
+    }
+}
+
+/// The same, and shakes hands before there is anything to serve. A connection has its place from before that.
+#[derive(Clone)]
+struct EncryptingAcceptor(Https);
+
+impl Accept<TcpStream, Connection> for EncryptingAcceptor {
+    type Stream = Encrypted;
+    type Service = Connection;
+    type Future = Pin<Box<dyn Future<Output = std::io::Result<(Encrypted, Connection)>> + Send>>;
+
+    fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
+        let https = self.0.clone();
+        Box::pin(async move {
+            stream.set_nodelay(true)?;
+            let (stream, peer) = https.accept(stream).await?;
+            Ok((stream, Connection { peer: Some(peer), ..connection }))
+        })
     }
 }
 

@@ -26,7 +26,7 @@ const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 
 /// Starts logging: to standard output, level by RUST_LOG, `info` by default.
 pub fn start_logging(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,fred=off"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,fred=off,rustls=off"));
     // Whoever wants to hear less is not to miss who was denied.
     let filter = match Directive::from_str(&format!("{}=info", audit::TARGET)) {
         Ok(directive) => filter.add_directive(directive),
