@@ -150,6 +150,12 @@ async fn the_help_names_every_setting_and_shows_no_password() {
         for setting in [
             "listen",
             "node",
+            "tls-cert",
+            "tls-key",
+            "tls-client-ca",
+            "node-ca",
+            "node-cert",
+            "node-key",
             "config",
             "default-ttl",
             "max-ttl",

@@ -1,65 +1,357 @@
-//! Masters behind TLS: `rediss://` URLs, trusted by the certificates that the system, or SSL_CERT_FILE, names.
+//! HTTPS: whom clients can trust and whom the gateway lets in, certificates that are replaced under load, and clients that
+//! do not finish their handshake.
 
-use std::process::Command;
+use std::os::unix::fs::symlink;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
-use serde_json::json;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 
-use crate::gateway::Launch;
-use crate::harness::{RedisOptions, RedisServer, Resp, TempDir, eventually, free_port};
+use crate::certificates::{Authority, Client, Issued, certificate};
+use crate::gateway::{Gateway, Launch, Scratch, WELL_BELOW_A_TIMEOUT};
+use crate::harness::{PATIENCE, TempDir, eventually};
 
-/// An authority, and a certificate of it for localhost.
-struct Certificates {
-    folder: TempDir,
+fn https(own: &Issued) -> Launch {
+    Launch::embedded().flag("--tls-cert", &own.cert).flag("--tls-key", &own.key).env("RUST_LOG", "debug")
 }
 
-impl Certificates {
-    fn new() -> Self {
-        let made = Self { folder: TempDir::new() };
-        std::fs::write(made.path("names"), "subjectAltName=DNS:localhost\n").expect("the folder can be written");
-        made.openssl("req -x509 -days 2 -newkey rsa:2048 -nodes -subj /CN=authority -keyout ca.key -out ca.pem");
-        made.openssl("req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout key -out csr");
-        made.openssl("x509 -req -days 2 -in csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile names -out cert");
+/// The lines of the log with this message.
+fn logged(gateway: &Gateway, message: &str) -> Vec<Value> {
+    let lines = gateway.stdout();
+    let lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter(|line| line["message"].as_str().is_some_and(|said| said.contains(message))).collect()
+}
+
+const TAKEN: &str = "new connections get the certificate";
+const NOT_TAKEN: &str = "the certificate before stays";
+
+#[tokio::test]
+async fn locks_are_served_over_https_to_those_who_trust_the_authority() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let gateway = https(&ours.issue("server", "/CN=gateway")).start().await;
+    let banner =
+        eventually("the banner is complete", async || Some(gateway.stderr()).filter(|text| text.contains("/docs")))
+            .await;
+    assert!(banner.contains(&format!("on https://{}", gateway.address())), "{banner}");
+    let command = banner.lines().find_map(|line| line.trim().strip_prefix("try:")).expect("a command to try");
+    let command = command.split("   ").next().unwrap().trim();
+    let curl = async |authority: &Authority| {
+        let command = command.replace("AUTHORITY.pem", &authority.ca());
+        let tried = tokio::process::Command::new("bash").args(["-c", &command]).output().await.expect("bash starts");
+        (tried.status.code(), String::from_utf8_lossy(&tried.stdout).into_owned())
+    };
+    let (code, shown) = curl(&ours).await;
+    assert!(code == Some(0) && shown.starts_with("HTTP/1.1 201 Created"), "{command} gives {code:?}\n{shown}");
+    assert_eq!(curl(&theirs).await, (Some(60), String::new()), "60: the certificate cannot be verified");
+
+    let mut open = Client::trusting(&ours).open(gateway.address()).await.unwrap();
+    let (status, _) = open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap();
+    assert_eq!(status, 201);
+    assert_eq!(open.get("/locks/job").await, Ok(200), "on the same connection");
+    let refused = Client::trusting(&theirs).get(gateway.address(), "/livez").await.unwrap_err();
+    assert!(refused.contains("certificate"), "{refused}");
+
+    let mut plain = gateway.raw().await;
+    plain.write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
+    assert!(!plain.closed().await.contains("HTTP/1.1"), "nothing is served in the clear");
+}
+
+/// Flags and their values.
+type Flags<'a> = &'a [(&'a str, &'a str)];
+
+#[tokio::test]
+async fn files_that_cannot_be_used_are_named_before_anything_is_bound() {
+    let authority = Authority::new();
+    let [one, other] = ["one", "other"].map(|name| authority.issue(name, "/CN=gateway"));
+    let (text, keys) = (Scratch::new("text.pem", "no PEM"), Scratch::new("keys.toml", ""));
+    let client_ca = ("--tls-client-ca", text.path());
+    // Binding it would fail, and be said first.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let taken = taken.local_addr().expect("bound").to_string();
+    let cases: [(Flags, &[&str]); 10] = [
+        (&[("--tls-cert", &one.cert)], &["--tls-cert", &one.cert, "--tls-key"]),
+        (&[("--tls-key", &one.key)], &["--tls-key", &one.key, "--tls-cert"]),
+        (&[("--tls-client-ca", &one.cert)], &["--tls-client-ca", &one.cert, "--tls-cert", "HTTPS"]),
+        (
+            &[("--tls-cert", &one.cert), ("--tls-key", &other.key)],
+            &["--tls-key", &other.key, "does not belong", "--tls-cert", &one.cert],
+        ),
+        (&[("--tls-cert", "/nowhere"), ("--tls-key", &one.key)], &["--tls-cert: /nowhere", "No such file"]),
+        (&[("--tls-cert", &one.cert), ("--tls-key", "/nowhere")], &["--tls-key: /nowhere", "No such file"]),
+        (&[("--tls-cert", text.path()), ("--tls-key", &one.key)], &["--tls-cert", text.path(), "no certificate"]),
+        (&[("--tls-cert", &one.cert), ("--tls-key", &one.cert)], &["--tls-key", &one.cert, "no private key"]),
+        (
+            &[("--tls-cert", &one.cert), ("--tls-key", &one.key), client_ca],
+            &["--tls-client-ca", text.path(), "without --auth-keys"],
+        ),
+        (
+            &[("--tls-cert", &one.cert), ("--tls-key", &one.key), client_ca, ("--auth-keys", keys.path())],
+            &["--tls-client-ca", text.path(), "no certificate"],
+        ),
+    ];
+    for (flags, words) in cases {
+        let launch =
+            flags.iter().fold(Launch::bare(&["--listen", &taken]), |launch, (flag, value)| launch.flag(flag, value));
+        let refused = launch.finish().await;
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""), "{flags:?}: {refused:?}");
+        for word in words {
+            assert!(refused.stderr.contains(word), "{flags:?}: {word:?} is not in {:?}", refused.stderr);
+        }
+        assert!(!refused.stderr.contains("--listen"), "{flags:?}: {}", refused.stderr);
+    }
+    let file = format!("listen = '127.0.0.1:0'\ntls_cert = '{}'\n", one.cert);
+    let file = Scratch::new("gateway.toml", &file);
+    let half = Launch::bare(&["--config", file.path()]).finish().await;
+    assert!(half.code == Some(1) && half.stderr.contains("--tls-key"), "{half:?}");
+    let gateway = Launch::bare(&["--config", file.path()]).env("REDLOCK_TLS_KEY", &one.key).start().await;
+    assert_eq!(Client::trusting(&authority).get(gateway.address(), "/livez").await, Ok(200));
+}
+
+/// A directory that a link leads to, as Kubernetes shows a secret: replacing it is turning one link round.
+struct Secret(TempDir);
+
+impl Secret {
+    fn new(issued: &Issued) -> Self {
+        let made = Self(TempDir::new());
+        made.turn_to(issued);
         made
     }
 
-    fn openssl(&self, args: &str) {
-        let done = Command::new("openssl").args(args.split(' ')).current_dir(self.folder.path()).output();
-        let done = done.expect("openssl starts");
-        assert!(done.status.success(), "openssl {args}: {}", String::from_utf8_lossy(&done.stderr));
+    fn turn_to(&self, issued: &Issued) {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let version = self.0.path().join(format!("version-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        std::fs::create_dir(&version).expect("a fresh directory");
+        std::fs::copy(&issued.cert, version.join("tls.crt")).expect("a copy");
+        std::fs::copy(&issued.key, version.join("tls.key")).expect("a copy");
+        let next = self.0.path().join("next");
+        symlink(version, &next).expect("a link");
+        std::fs::rename(next, self.0.path().join("now")).expect("the link is turned");
     }
 
-    fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).to_str().expect("a plain path").to_owned()
+    fn issued(&self) -> Issued {
+        let path = |name: &str| self.0.path().join("now").join(name).to_str().expect("a plain path").to_owned();
+        Issued { cert: path("tls.crt"), key: path("tls.key") }
+    }
+}
+
+/// Asks without a pause until it is told to stop; how many answers there were.
+async fn asks(
+    client: Client,
+    gateway: std::net::SocketAddr,
+    keeps: bool,
+    stop: Arc<AtomicBool>,
+) -> Result<u32, String> {
+    let mut kept = client.open(gateway).await?;
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let status = if keeps { kept.get("/locks/job").await? } else { client.get(gateway, "/locks/job").await? };
+        if status != 200 {
+            return Err(format!("status {status} after {count} answers"));
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+#[tokio::test]
+async fn a_certificate_is_replaced_under_load_and_no_request_is_lost() {
+    let authority = Authority::new();
+    let versions: Vec<_> = (0..3).map(|n| authority.issue(&format!("v{n}"), "/CN=gateway")).collect();
+    let secret = Secret::new(&versions[0]);
+    let gateway = https(&secret.issued()).env("RUST_LOG", "info").start().await;
+    let (client, address) = (Client::trusting(&authority), gateway.address());
+    let stop = Arc::new(AtomicBool::new(false));
+    let load: Vec<_> = (0..8).map(|n| tokio::spawn(asks(client.clone(), address, n % 2 == 0, stop.clone()))).collect();
+    let mut first = client.open(address).await.unwrap();
+    assert_eq!(first.shown, certificate(&versions[0].cert));
+
+    for (n, version) in versions.iter().enumerate().skip(1) {
+        secret.turn_to(version);
+        eventually("new connections see the new certificate", async || {
+            (client.open(address).await.unwrap().shown == certificate(&version.cert)).then_some(())
+        })
+        .await;
+        assert_eq!(first.get("/locks/job").await, Ok(200), "a connection goes on with what it began with");
+        eventually("it is said", async || (logged(&gateway, TAKEN).len() == n).then_some(())).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    for asked in load {
+        let answers = asked.await.expect("no panic").unwrap_or_else(|error| panic!("a request was lost: {error}"));
+        assert!(answers > 0);
+    }
+    assert_eq!(logged(&gateway, NOT_TAKEN).len(), 0);
+}
+
+fn replace(path: &str, content: impl AsRef<[u8]>) {
+    let next = format!("{path}.next");
+    std::fs::write(&next, content).expect("the folder can be written");
+    std::fs::rename(next, path).expect("the same folder");
+}
+
+#[tokio::test]
+async fn a_certificate_that_cannot_be_used_is_not_taken_and_the_next_good_one_is() {
+    let authority = Authority::new();
+    let [live, old, new] = ["live", "old", "new"].map(|name| authority.issue(name, "/CN=gateway"));
+    let copy = |from: &str, to: &str| replace(to, std::fs::read(from).expect("a file"));
+    copy(&old.cert, &live.cert);
+    copy(&old.key, &live.key);
+    let gateway = https(&live).start().await;
+    let client = Client::trusting(&authority);
+    let shown = async || client.open(gateway.address()).await.unwrap().shown;
+
+    for (n, (content, why)) in [
+        (b"no PEM".to_vec(), "no certificate in it"),
+        (std::fs::read(&new.cert).unwrap(), "does not belong"),
+        (Vec::new(), "no certificate in it"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        replace(&live.cert, content);
+        let said = eventually("it is said", async || logged(&gateway, NOT_TAKEN).into_iter().nth(n)).await;
+        assert!(said["level"] == "ERROR" && said.to_string().contains(why), "{said}");
+        assert!(said.to_string().contains(&live.cert), "{said}");
+        assert_eq!(shown().await, certificate(&old.cert));
+    }
+    copy(&new.cert, &live.cert);
+    copy(&new.key, &live.key);
+    eventually("the good one is taken", async || (shown().await == certificate(&new.cert)).then_some(())).await;
+
+    let before = logged(&gateway, TAKEN).len();
+    gateway.signal(Signal::HUP);
+    eventually("it is read again", async || (logged(&gateway, TAKEN).len() > before).then_some(())).await;
+    assert_eq!(client.get(gateway.address(), "/livez").await, Ok(200));
+}
+
+#[tokio::test]
+async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused() {
+    let (servers, clients, others) = (Authority::new(), Authority::new(), Authority::new());
+    let server = servers.issue("server", "/CN=gateway");
+    let trusted = Scratch::new("clients.pem", &std::fs::read_to_string(clients.ca()).unwrap());
+    let keys =
+        "[[key]]\nname = 'ci'\ncertificate = 'CN=ci,O=Example'\nallow = [{ verbs = ['inspect'], names = ['*'] }]";
+    let keys = Scratch::new("keys.toml", keys);
+    let gateway = https(&server).flag("--tls-client-ca", trusted.path()).flag("--auth-keys", keys.path()).start().await;
+    let address = gateway.address();
+    assert_eq!(Client::trusting(&servers).get(address, "/livez").await, Ok(200), "none need be shown");
+
+    for (name, subject, text) in [
+        ("ci", "/CN=ci/O=Example", "CN=ci,O=Example"),
+        ("order", r"/C=DE/O=Größe, AG/OU=a\+b/CN=#ci", r"C=DE,O=Größe\, AG,OU=a\+b,CN=\#ci"),
+        ("mail", "/DC=org/UID=7/CN=ci/emailAddress=ci@example.org", "DC=org,UID=7,CN=ci,emailAddress=ci@example.org"),
+        ("others", "/L=a/ST=b/serialNumber=1/CN=ci+OU=z", "L=a,ST=b,serialNumber=1,OU=z+CN=ci"),
+    ] {
+        let own = clients.issue(name, subject);
+        // It stands for the key that names it, and for no other.
+        let allowed = if name == "ci" { 200 } else { 401 };
+        assert_eq!(Client::showing(&servers, &own).get(address, "/locks/job").await, Ok(allowed), "{text}");
+        eventually(text, async || {
+            let known = logged(&gateway, "a client has shown its certificate");
+            known.last().is_some_and(|line| line["subject"] == text).then_some(())
+        })
+        .await;
+        // What the documentation says to find the text with.
+        let command = ["x509", "-noout", "-subject", "-nameopt", "RFC2253,-dn_rev,-esc_msb", "-in", &own.cert];
+        let printed = std::process::Command::new("openssl").args(command).output().expect("openssl starts");
+        assert_eq!(String::from_utf8(printed.stdout).unwrap().trim_end(), format!("subject={text}"));
+    }
+
+    let stranger = Client::showing(&servers, &others.issue("ci", "/CN=ci"));
+    stranger.get(address, "/livez").await.unwrap_err();
+    let failed = eventually("it is said", async || logged(&gateway, "handshake failed").pop()).await;
+    assert!(failed.to_string().contains("invalid peer certificate"), "{failed}");
+
+    // An authority that is taken out counts no more, also for those who were here before.
+    let known = Client::showing(&servers, &clients.issue("again", "/CN=ci"));
+    assert_eq!(known.get(address, "/livez").await, Ok(200));
+    replace(trusted.path(), std::fs::read(others.ca()).unwrap());
+    eventually("the other authority counts", async || stranger.get(address, "/livez").await.ok()).await;
+    known.get(address, "/livez").await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_has_left_the_line_although_it_sent_a_stray_byte() {
+    let authority = Authority::new();
+    let gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
+    let client = Client::trusting(&authority);
+    let mut open = client.open(gateway.address()).await.unwrap();
+    assert_eq!(open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap().0, 201);
+    let mut waiters_are = async |count: &str| {
+        eventually("so many wait", async || {
+            let request = http::Request::get("/metrics").header("host", "g").body(Default::default()).unwrap();
+            let (_, metrics) = open.send(request).await.unwrap();
+            let metrics = String::from_utf8_lossy(&metrics).into_owned();
+            metrics.lines().any(|line| line == format!("redlock_waiters {count}")).then_some(())
+        })
+        .await;
+    };
+    let body = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 }).to_string();
+    let head = format!(
+        "POST /locks/job HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    for polite in [true, false] {
+        let mut waits = client.connect(gateway.address()).await.unwrap();
+        waits.write_all(format!("{head}{body}\n").as_bytes()).await.unwrap();
+        waits.flush().await.unwrap();
+        waiters_are("1").await;
+        if polite {
+            waits.shutdown().await.unwrap();
+        }
+        drop(waits);
+        waiters_are("0").await;
     }
 }
 
 #[tokio::test]
-async fn masters_behind_tls_are_used_when_their_authority_is_trusted_and_refused_when_it_is_not() {
-    let (ours, theirs) = (Certificates::new(), Certificates::new());
-    let tls_port = free_port().to_string();
-    let mut args = vec!["--tls-port".to_owned(), tls_port.clone(), "--tls-auth-clients".into(), "no".into()];
-    for (option, file) in [("--tls-cert-file", "cert"), ("--tls-key-file", "key"), ("--tls-ca-cert-file", "ca.pem")] {
-        args.extend([option.to_owned(), ours.path(file)]);
+async fn who_is_silent_in_the_handshake_keeps_a_place_for_ten_seconds_and_no_more() {
+    let authority = Authority::new();
+    let gateway = https(&authority.issue("server", "/CN=gateway")).flag("--max-connections", "3").start().await;
+    let client = Client::trusting(&authority);
+    let since = Instant::now();
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        silent.push(gateway.raw().await);
     }
-    let password = Some("a-password".to_owned());
-    let server = RedisServer::start_with(RedisOptions { args, password, ..RedisOptions::default() });
-    let url = format!("rediss://:a-password@localhost:{tls_port}");
-    let launch = |trusted: &Certificates| {
-        let launch = Launch::embedded().nodes(std::slice::from_ref(&url)).brand_new();
-        launch.env("SSL_CERT_FILE", &trusted.path("ca.pem"))
-    };
+    // Half a greeting is no more than none.
+    silent[0].write([22, 3, 1, 2, 0, 1]).await;
+    let mut others: Vec<_> = Vec::new();
+    for _ in 0..20 {
+        others.push(gateway.raw().await);
+    }
+    for other in &mut others {
+        assert_eq!(other.closed().await, "");
+    }
+    assert!(since.elapsed() < Duration::from_secs(8), "those beyond the limit are closed at once");
+    client.get(gateway.address(), "/livez").await.unwrap_err();
+    for one in &mut silent {
+        one.closed().await;
+    }
+    let took = since.elapsed();
+    assert!(took > Duration::from_secs(9) && took < Duration::from_secs(14), "{took:?}");
+    eventually("there is a place again", async || client.get(gateway.address(), "/livez").await.ok()).await;
+}
 
-    let gateway = launch(&ours).ready().await;
-    let lease = gateway.acquire("job").await;
-    assert_ne!(server.cmd(&["GET", "lock:job"]), Resp::Nil);
-    assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
-
-    let deceived = launch(&theirs).start().await;
-    eventually("the certificate is refused", async || {
-        let health = deceived.readyz().await.json();
-        let why = health["nodes"][0]["detail"].as_str().unwrap_or_default().to_lowercase();
-        why.contains("certificate").then_some(())
-    })
-    .await;
-    deceived.post("job", json!({})).await.problem(503, "quorum_unavailable");
+#[tokio::test]
+async fn handshakes_and_idle_connections_do_not_hold_up_the_end() {
+    let authority = Authority::new();
+    let mut gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
+    let mut idle = Client::trusting(&authority).connect(gateway.address()).await.unwrap();
+    let mut silent = TcpStream::connect(gateway.address()).await.unwrap();
+    idle.write_all(b"GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await.unwrap();
+    let mut answer = [0; 12];
+    idle.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    let since = Instant::now();
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.ended().await, Some(0));
+    assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT * 3, "{:?}", since.elapsed());
+    let mut rest = Vec::new();
+    timeout(PATIENCE, idle.read_to_end(&mut rest)).await.expect("it is closed").expect("with a farewell");
+    assert!(timeout(PATIENCE, silent.read(&mut answer)).await.expect("it is closed").is_ok_and(|got| got == 0));
 }

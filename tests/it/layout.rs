@@ -97,6 +97,12 @@ fn only_the_http_room_knows_the_web_framework() {
 }
 
 #[test]
+fn only_one_room_of_the_gateway_knows_the_tls_library() {
+    let gateway = "crates/redlock-gateway/src";
+    only_in("tokio_rustls", gateway, &[&format!("{gateway}/tls.rs"), &format!("{gateway}/tls/")]);
+}
+
+#[test]
 fn the_core_knows_no_serializer_no_web_and_no_environment() {
     for krate in ["serde", "serde_json", "http", "hyper", "axum", "std::env", "clap"] {
         only_in(krate, "crates/redlock-core/src", &[]);

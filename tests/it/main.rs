@@ -1,6 +1,7 @@
 //! Black-box tests: the core by its public API, on masters in memory and on real redis-servers.
 
 mod admission;
+mod certificates;
 mod cluster;
 mod contract;
 mod differential;
@@ -23,6 +24,7 @@ mod http_tls;
 mod http_waiting;
 mod http_waiting_gateways;
 mod layout;
+mod masters_tls;
 mod nodes;
 mod openapi;
 mod readme;

@@ -405,6 +405,13 @@ impl Config {
             node_key: file.node_key,
         };
         let (tls, node_tls) = flags.tls.or(tls).settle(&nodes)?;
+        if let (Some(TlsFiles { client_ca: Some(path), .. }), None) = (&tls, &auth_keys) {
+            return Err(ConfigError(format!(
+                "--tls-client-ca: {}: given without --auth-keys; a certificate is let in as the key that names it, and \
+                 without keys everybody is",
+                path.display()
+            )));
+        }
         Ok(Self {
             listen,
             tls,

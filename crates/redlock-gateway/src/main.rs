@@ -167,7 +167,9 @@ fn announce(config: &Config, running: &Running) {
             if !running.address.ip().is_loopback() && config.tls.is_none() {
                 say!("  CAUTION: keys and tokens travel as plain text, unless a proxy in front of this speaks TLS.");
             }
-            say!("  try:  curl -i{trust} -X POST -H \"Authorization: Bearer $KEY\" {url}/locks/demo        docs: {url}/docs");
+            say!(
+                "  try:  curl -i{trust} -X POST -H \"Authorization: Bearer $KEY\" {url}/locks/demo        docs: {url}/docs"
+            );
         }
     }
     // Nobody may be listening any more; that is no reason to end.

@@ -18,7 +18,9 @@ pub struct TlsFlags {
     /// The private key of --tls-cert: PEM, not encrypted
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_KEY")]
     pub tls_key: Option<PathBuf>,
-    /// Let clients show a certificate, which must come from one of the authorities in this PEM file; needs --tls-cert
+    /// Let clients show a certificate, which must come from one of the authorities in this PEM file; needs --tls-cert and --auth-keys
+    ///
+    /// It stands for the key in the file of --auth-keys that names its subject as its `certificate`.
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CLIENT_CA")]
     pub tls_client_ca: Option<PathBuf>,
     /// Authorities that the certificates of rediss:// nodes must come from: PEM [default: those of the system]

@@ -1,0 +1,155 @@
+//! Authorities and certificates for the tests, made by openssl, and a client that checks and shows them.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::SendRequest;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use crate::harness::{PATIENCE, TempDir};
+
+const NEW_KEY: [&str; 5] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
+
+/// Somebody who issues certificates. All have the same name: only signatures tell them apart.
+pub(crate) struct Authority {
+    folder: TempDir,
+}
+
+/// A certificate and the key that belongs to it, by their paths.
+#[derive(Debug, Clone)]
+pub(crate) struct Issued {
+    pub(crate) cert: String,
+    pub(crate) key: String,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let made = Self { folder: TempDir::new() };
+        std::fs::write(made.path("names"), "subjectAltName=DNS:localhost,IP:127.0.0.1\n").expect("a fresh folder");
+        let own = ["req", "-x509", "-days", "2", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem"];
+        made.openssl(&[own.as_slice(), &NEW_KEY].concat());
+        made
+    }
+
+    /// For this machine, as a server and as a client. The subject is written as openssl takes it: `/O=Example/CN=ci`.
+    pub(crate) fn issue(&self, name: &str, subject: &str) -> Issued {
+        let [key, csr, cert] = ["key", "csr", "pem"].map(|ending| self.path(&format!("{name}.{ending}")));
+        let request = ["req", "-utf8", "-subj", subject, "-keyout", &key, "-out", &csr];
+        self.openssl(&[request.as_slice(), &NEW_KEY].concat());
+        let by_us = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names"];
+        self.openssl(&[["x509", "-req", "-days", "2", "-in", &csr, "-out", &cert].as_slice(), &by_us].concat());
+        Issued { cert, key }
+    }
+
+    fn openssl(&self, args: &[&str]) {
+        let done = Command::new("openssl").args(args).current_dir(self.folder.path()).output();
+        let done = done.expect("openssl starts");
+        assert!(done.status.success(), "openssl {args:?}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().expect("a plain path").to_owned()
+    }
+
+    pub(crate) fn ca(&self) -> String {
+        self.path("ca.pem")
+    }
+}
+
+/// The first certificate in a file.
+pub(crate) fn certificate(path: impl AsRef<Path>) -> CertificateDer<'static> {
+    CertificateDer::from_pem_file(path).expect("a certificate")
+}
+
+/// A client that trusts one authority.
+#[derive(Clone)]
+pub(crate) struct Client(TlsConnector);
+
+impl Client {
+    pub(crate) fn trusting(authority: &Authority) -> Self {
+        Self::new(authority, None)
+    }
+
+    /// It has a certificate of its own.
+    pub(crate) fn showing(authority: &Authority, own: &Issued) -> Self {
+        Self::new(authority, Some(own))
+    }
+
+    fn new(authority: &Authority, own: Option<&Issued>) -> Self {
+        let mut trusted = RootCertStore::empty();
+        trusted.add(certificate(authority.ca())).expect("an authority");
+        let config = ClientConfig::builder().with_root_certificates(trusted);
+        let config = match own {
+            None => config.with_no_client_auth(),
+            Some(own) => {
+                let key = PrivateKeyDer::from_pem_file(&own.key).expect("a key");
+                config.with_client_auth_cert(vec![certificate(&own.cert)], key).expect("they belong together")
+            }
+        };
+        Self(TlsConnector::from(Arc::new(config)))
+    }
+
+    pub(crate) async fn connect(&self, address: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
+        let stream = TcpStream::connect(address).await?;
+        let name = ServerName::from(address.ip());
+        timeout(PATIENCE, self.0.connect(name, stream)).await.expect("a handshake ends")
+    }
+
+    /// A connection that stays open for requests. In TLS 1.3 a client that is refused learns it with its first request.
+    pub(crate) async fn open(&self, address: SocketAddr) -> Result<Open, String> {
+        let stream = self.connect(address).await.map_err(|error| error.to_string())?;
+        let shown = stream.get_ref().1.peer_certificates().expect("servers have one")[0].clone().into_owned();
+        let (sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+        tokio::spawn(connection);
+        Ok(Open { sender, shown })
+    }
+
+    /// The status of one GET on a connection of its own.
+    pub(crate) async fn get(&self, address: SocketAddr, path: &str) -> Result<u16, String> {
+        self.open(address).await?.get(path).await
+    }
+}
+
+/// A connection to a gateway.
+pub(crate) struct Open {
+    sender: SendRequest<Full<Bytes>>,
+    /// The certificate that the gateway has shown.
+    pub(crate) shown: CertificateDer<'static>,
+}
+
+impl Open {
+    pub(crate) async fn get(&mut self, path: &str) -> Result<u16, String> {
+        let request = Request::get(path).header("host", "gateway").body(Full::default());
+        self.send(request.expect("a request")).await.map(|(status, _)| status)
+    }
+
+    pub(crate) async fn post(&mut self, path: &str, body: &Value) -> Result<(u16, Bytes), String> {
+        let request = Request::post(path).header("host", "gateway").header("content-type", "application/json");
+        self.send(request.body(Full::from(body.to_string())).expect("a request")).await
+    }
+
+    pub(crate) async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<(u16, Bytes), String> {
+        let exchange = async {
+            self.sender.ready().await?;
+            let response = self.sender.send_request(request).await?;
+            let status = response.status().as_u16();
+            Ok((status, response.into_body().collect().await?.to_bytes()))
+        };
+        let done = timeout(PATIENCE, exchange).await.map_err(|_| format!("no answer within {PATIENCE:?}"))?;
+        done.map_err(|error: hyper::Error| format!("{error:?}"))
+    }
+}

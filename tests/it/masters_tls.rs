@@ -1,0 +1,134 @@
+//! Masters behind TLS: `rediss://` URLs, trusted by the certificates that the system, or SSL_CERT_FILE, names, or by those
+//! of --node-ca; and masters that want a certificate of the gateway.
+
+use serde_json::json;
+
+use crate::certificates::{Authority, Issued};
+use crate::gateway::{Gateway, Launch, Scratch};
+use crate::harness::{RedisOptions, RedisServer, Resp, eventually, free_port};
+
+/// A server that speaks TLS on a port beside its plain one, and the URL of that.
+fn master(authority: &Authority, own: &Issued, asks_clients: bool) -> (RedisServer, String) {
+    let tls_port = free_port().to_string();
+    let asks = if asks_clients { "yes" } else { "no" };
+    let ca = authority.ca();
+    let args = [
+        ("--tls-port", tls_port.as_str()),
+        ("--tls-auth-clients", asks),
+        ("--tls-cert-file", &own.cert),
+        ("--tls-key-file", &own.key),
+        ("--tls-ca-cert-file", &ca),
+    ];
+    let args = args.iter().flat_map(|(option, value)| [(*option).to_owned(), (*value).to_owned()]).collect();
+    let password = Some("a-password".to_owned());
+    let server = RedisServer::start_with(RedisOptions { args, password, ..RedisOptions::default() });
+    (server, format!("rediss://:a-password@localhost:{tls_port}"))
+}
+
+/// The one node says so, and what can be done about it.
+async fn refused_for(gateway: &Gateway, word: &str, advice: &str) {
+    eventually(word, async || {
+        let node = gateway.readyz().await.json()["nodes"][0].clone();
+        let said = |field: &str, word: &str| node[field].as_str().unwrap_or_default().contains(word);
+        (said("detail", word) && said("advice", advice)).then_some(())
+    })
+    .await;
+    gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+}
+
+async fn works(gateway: &Gateway, server: &RedisServer) {
+    gateway.all_nodes_admitted().await;
+    let lease = gateway.acquire("job").await;
+    assert_ne!(server.cmd(&["GET", "lock:job"]), Resp::Nil);
+    assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
+}
+
+#[tokio::test]
+async fn masters_behind_tls_are_used_when_their_authority_is_trusted_and_refused_when_it_is_not() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (server, url) = master(&ours, &ours.issue("redis", "/CN=redis"), false);
+    let launch = || Launch::embedded().nodes(std::slice::from_ref(&url)).brand_new();
+    works(&launch().env("SSL_CERT_FILE", &ours.ca()).start().await, &server).await;
+    works(&launch().flag("--node-ca", &ours.ca()).start().await, &server).await;
+    let deceived = launch().env("SSL_CERT_FILE", &theirs.ca()).start().await;
+    refused_for(&deceived, "InvalidCertificate(", "--node-ca").await;
+    // In the place of the system's authorities, not beside them.
+    let replaced = launch().env("SSL_CERT_FILE", &ours.ca()).flag("--node-ca", &theirs.ca());
+    refused_for(&replaced.start().await, "InvalidCertificate(", "--node-ca").await;
+}
+
+#[tokio::test]
+async fn a_master_that_wants_a_certificate_gets_the_one_that_stands_in_the_file_now() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (server, url) = master(&ours, &ours.issue("redis", "/CN=redis"), true);
+    let copy = |from: &str, to: &str| {
+        let next = format!("{to}.next");
+        std::fs::copy(from, &next).expect("a copy");
+        std::fs::rename(next, to).expect("the same folder");
+    };
+    let [live, good] = ["live", "good"].map(|name| ours.issue(name, "/CN=gateway"));
+    let other = theirs.issue("other", "/CN=gateway");
+    let trusting = || Launch::embedded().nodes(std::slice::from_ref(&url)).brand_new().flag("--node-ca", &ours.ca());
+    let launch = |own: &Issued| trusting().flag("--node-cert", &own.cert).flag("--node-key", &own.key);
+
+    refused_for(&trusting().start().await, "CertificateRequired", "give --node-cert and --node-key").await;
+    refused_for(&launch(&other).start().await, "UnknownCA", "--node-cert").await;
+    let gateway = launch(&live).start().await;
+    works(&gateway, &server).await;
+    let check = async |own: &Issued, words: &[&str]| {
+        let args = ["check", "--node", &url, "--node-ca", &ours.ca(), "--node-cert", &own.cert, "--node-key", &own.key];
+        let checked = Launch::bare(&args).finish().await;
+        assert!(words.iter().all(|word| checked.stdout.contains(word)), "{checked:?}");
+    };
+    check(&good, &["marker ours", "1 of 1"]).await;
+    check(&other, &["UNREACHABLE"]).await;
+
+    // Nothing but the files changes, and the connection breaks: what was good does not help any more.
+    copy(&other.cert, &live.cert);
+    copy(&other.key, &live.key);
+    // What is open goes on.
+    gateway.acquire("other").await;
+    server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    refused_for(&gateway, "UnknownCA", "--node-cert").await;
+    copy(&good.key, &live.key);
+    refused_for(&gateway, "does not belong", "").await;
+    copy(&good.cert, &live.cert);
+    works(&gateway, &server).await;
+}
+
+/// Flags and their values.
+type Flags<'a> = &'a [(&'a str, &'a str)];
+
+#[tokio::test]
+async fn settings_for_masters_behind_tls_that_cannot_be_used_are_named() {
+    let authority = Authority::new();
+    let [one, other] = ["one", "other"].map(|name| authority.issue(name, "/CN=gateway"));
+    let text = Scratch::new("text.pem", "no PEM");
+    let ca = authority.ca();
+    let cases: [(&str, Flags, &[&str]); 7] = [
+        ("redis", &[("--node-ca", &ca)], &["--node-ca", "rediss://"]),
+        ("redis", &[("--node-cert", &one.cert), ("--node-key", &one.key)], &["--node-cert", "rediss://"]),
+        ("rediss", &[("--node-cert", &one.cert)], &["--node-cert", &one.cert, "--node-key"]),
+        ("rediss", &[("--node-key", &one.key)], &["--node-key", &one.key, "--node-cert"]),
+        (
+            "rediss",
+            &[("--node-cert", &one.cert), ("--node-key", &other.key)],
+            &["--node-key", &other.key, "does not belong", &one.cert],
+        ),
+        ("rediss", &[("--node-ca", text.path())], &["--node-ca", text.path(), "no certificate"]),
+        ("rediss", &[("--node-ca", "/nowhere")], &["--node-ca: /nowhere", "No such file"]),
+    ];
+    for (scheme, flags, words) in cases {
+        for command in ["serve", "check", "reconfigure"] {
+            let node = format!("{scheme}://127.0.0.1:1");
+            let launch = Launch::bare(&[command, "--node", &node]);
+            let refused = flags.iter().fold(launch, |launch, (flag, value)| launch.flag(flag, value)).finish().await;
+            assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""), "{flags:?}: {refused:?}");
+            for word in words {
+                assert!(refused.stderr.contains(word), "{flags:?}: {word:?} is not in {:?}", refused.stderr);
+            }
+        }
+    }
+    let embedded = Launch::bare(&["--node-ca", &ca]).finish().await;
+    assert!(embedded.code == Some(1) && embedded.stderr.contains("rediss://"), "{embedded:?}");
+}
