@@ -308,6 +308,40 @@ impl Info {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_token_survives_its_own_text(raw: [u8; Owner::LEN], t in FencingToken::MIN.0..=FencingToken::MAX.0) {
+            let token = LockToken::new(Owner::from_bytes(raw), FencingToken(t));
+            prop_assert_eq!(LockToken::parse(&token.expose()), Some(token));
+        }
+
+        #[test]
+        fn what_is_taken_for_a_token_is_its_very_text(
+            text in prop_oneof![
+                4 => r"1\.[0-9]{16}\.[0-9a-f]{40}",
+                4 => r"[12]?\.?[0-9+-]{15,17}\.[0-9a-fA-F٠é]{38,41}\.?",
+                1 => any::<String>(),
+            ],
+        ) {
+            if let Some(token) = LockToken::parse(&text) {
+                prop_assert_eq!(token.expose(), text);
+            }
+        }
+
+        #[test]
+        fn what_is_taken_for_a_name_is_one(
+            text in prop_oneof![4 => r"[A-Za-z0-9._:@/+~-]{0,260}", 4 => r"[ -~\n\x00éa-z]{0,20}", 1 => any::<String>()],
+        ) {
+            let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/+~-".contains(&byte);
+            let is_one = (1..=255).contains(&text.len()) && text.bytes().all(allowed);
+            match LockName::parse(&text) {
+                Ok(name) => prop_assert!(is_one && name.as_str() == text),
+                Err(error) => prop_assert!(!is_one && error.to_string().contains("1 to 255 bytes")),
+            }
+        }
+    }
 
     #[test]
     fn names_keep_to_their_alphabet_and_length() {

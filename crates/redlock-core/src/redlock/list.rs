@@ -149,3 +149,31 @@ impl Shared {
         round.outcome(deadline, limit).await.votes.into_iter().next().flatten()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_cursor_survives_its_own_text(
+            node in 0..Quorum::MAX_NODES,
+            walked: u32,
+            at in proptest::collection::vec(any::<u8>(), 0..64),
+        ) {
+            let cursor = ListCursor { node, walked, at: at.into() };
+            prop_assert_eq!(ListCursor::parse(&cursor.text()), Some(cursor));
+        }
+
+        #[test]
+        fn no_text_makes_the_parser_panic_and_no_cursor_is_beyond_the_nodes(
+            text in prop_oneof![4 => "[0-9+é]{0,3}-[0-9a-g+]{0,9}-[0-9a-gé+]{0,12}-?", 1 => any::<String>()],
+        ) {
+            if let Some(cursor) = ListCursor::parse(&text) {
+                prop_assert!(cursor.node < Quorum::MAX_NODES);
+                prop_assert_eq!(ListCursor::parse(&cursor.text()), Some(cursor));
+            }
+        }
+    }
+}

@@ -103,7 +103,9 @@ pub(super) fn decode(reply: Value) -> Vote {
         Value::Integer(code) => (code, Vec::new()),
         Value::Array(parts) => {
             let mut parts = parts.into_iter();
-            (parts.next().and_then(|code| code.as_i64()).unwrap_or(0), parts.collect())
+            // A number as the script says it: a text or a list that could be read as one is no vote.
+            let code = if let Some(Value::Integer(code)) = parts.next() { code } else { 0 };
+            (code, parts.collect())
         }
         _ => (0, Vec::new()),
     };
@@ -153,6 +155,48 @@ fn holding(left: &Value, record: &mut Value) -> Holding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    /// Whatever a node could send, and often what is nearly a vote.
+    fn any_reply() -> impl Strategy<Value = Value> {
+        let code = prop_oneof![0..13i64, any::<i64>()];
+        let leaf = prop_oneof![
+            4 => code.clone().prop_map(Value::Integer),
+            2 => code.prop_map(|code| Value::String(code.to_string().into())),
+            1 => "[0-9]{14,18}[+!]{0,2}".prop_map(|text| Value::String(text.into())),
+            1 => vec(any::<u8>(), 0..70).prop_map(|bytes| Value::Bytes(bytes.into())),
+            1 => any::<f64>().prop_map(Value::Double),
+            1 => any::<bool>().prop_map(Value::Boolean),
+            1 => Just(Value::Null),
+            1 => Just(Value::Queued),
+        ];
+        leaf.prop_recursive(3, 16, 4, |inner| vec(inner, 0..4).prop_map(Value::Array))
+    }
+
+    /// What the script says when it says yes.
+    fn says(reply: &Value, code: i64) -> bool {
+        match reply {
+            Value::Integer(said) => *said == code,
+            Value::Array(parts) => matches!(parts.as_slice(), [Value::Integer(said)] if *said == code),
+            _ => false,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_no_vote_that_somebody_acts_on(reply in any_reply()) {
+            let code = match decode(reply.clone()) {
+                Vote::Granted => 1,
+                Vote::Extended => 4,
+                Vote::Released => 5,
+                Vote::Missing => 6,
+                Vote::GrantedAgain => 11,
+                Vote::Held(_) | Vote::Found(_) | Vote::Stale { .. } | Vote::Page { .. } | Vote::Failed(_) => return Ok(()),
+            };
+            prop_assert!(says(&reply, code), "{reply:?} was taken for {code}");
+        }
+    }
 
     #[test]
     fn every_shape_of_reply_becomes_a_vote_and_none_panics() {
