@@ -173,12 +173,14 @@ async fn the_help_names_every_setting_and_shows_no_password() {
             "cluster",
             "bootstrap",
             "allow-anonymous",
+            "cors-origin",
             "log-format",
             "shutdown-grace",
         ] {
             assert!(help.stdout.contains(&format!("--{setting}")), "--{setting} is not in\n{}", help.stdout);
             let variable = match setting {
                 "node" => "REDLOCK_NODES".into(),
+                "cors-origin" => "REDLOCK_CORS_ORIGINS".into(),
                 _ => format!("REDLOCK_{}", setting.replace('-', "_").to_uppercase()),
             };
             assert!(shown.contains(&format!("[env: {variable}")), "{variable} is not in\n{}", help.stdout);

@@ -12,8 +12,12 @@ use redlock_core::Ttl;
 use redlock_core::node::redis::{RedisUrl, TlsSettings};
 use serde::Deserialize;
 
+mod origin;
+#[cfg(test)]
+mod properties;
 mod tls;
 
+pub use self::origin::Origin;
 pub use self::tls::{TlsFiles, TlsFlags};
 use crate::auth::{Keys, Verb, is_key_name};
 
@@ -194,6 +198,9 @@ pub struct Flags {
     /// Serve anybody who can connect, also on an address that is not loopback
     #[arg(long, env = "REDLOCK_ALLOW_ANONYMOUS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub allow_anonymous: Option<bool>,
+    /// Let scripts of web pages of this origin call, scheme://host[:port]; repeat for each [default: none]
+    #[arg(long = "cors-origin", value_name = "ORIGIN", env = "REDLOCK_CORS_ORIGINS", value_delimiter = ',')]
+    pub cors_origins: Vec<String>,
     /// Log lines as text or as JSON [default: text on a terminal, else json]; the level is set by RUST_LOG
     #[arg(long, value_name = "FORMAT", env = "REDLOCK_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -249,6 +256,7 @@ struct File {
     cluster: Option<String>,
     bootstrap: Option<bool>,
     allow_anonymous: Option<bool>,
+    cors_origins: Option<Vec<String>>,
     log_format: Option<LogFormat>,
     shutdown_grace: Option<String>,
 }
@@ -274,6 +282,8 @@ pub struct Config {
     pub idle_timeout: Duration,
     pub max_in_flight: usize,
     pub worker_threads: usize,
+    /// Whose pages may call; none by default.
+    pub cors_origins: Vec<Origin>,
     pub log_format: Option<LogFormat>,
     pub shutdown_grace: Duration,
     pub auth_keys: Option<PathBuf>,
@@ -339,7 +349,8 @@ impl Config {
         let listen = flags.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:8080".into());
         let listen: SocketAddr = listen.parse().map_err(|_| {
             ConfigError(format!(
-                "--listen: {listen:?} is no address; expected IP:PORT, such as 127.0.0.1:8080 or [::1]:8080"
+                "--listen: {} is no address; expected IP:PORT, such as 127.0.0.1:8080 or [::1]:8080",
+                quoted(&listen)
             ))
         })?;
         let allow_anonymous = flags.allow_anonymous.or(file.allow_anonymous).unwrap_or(false);
@@ -392,7 +403,8 @@ impl Config {
         let key_prefix = flags.key_prefix.or(file.key_prefix).unwrap_or_else(|| "lock:".into());
         if key_prefix.len() > 255 || key_prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
             return Err(ConfigError(format!(
-                "--key-prefix: {key_prefix:?} is not allowed; at most 255 bytes without braces or control characters"
+                "--key-prefix: {} is not allowed; at most 255 bytes without braces or control characters",
+                quoted(&key_prefix)
             )));
         }
         let nodes = nodes(flags.nodes, file.nodes)?;
@@ -434,6 +446,7 @@ impl Config {
             idle_timeout,
             max_in_flight: count("--max-in-flight", flags.max_in_flight.or(file.max_in_flight), 4_096)?,
             worker_threads: worker_threads(flags.worker_threads.or(file.worker_threads))?,
+            cors_origins: origin::origins(flags.cors_origins, file.cors_origins)?,
             log_format: flags.log_format.or(file.log_format),
             shutdown_grace,
             auth_keys,
@@ -466,8 +479,12 @@ fn worker_threads(given: Option<usize>) -> Result<usize, ConfigError> {
 fn read_file(path: &Path) -> Result<File, ConfigError> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| ConfigError(format!("--config: {shown}: {error}")))?;
+    file_from(&shown.to_string(), &text)
+}
+
+fn file_from(shown: &str, text: &str) -> Result<File, ConfigError> {
     // The error's own display quotes the line, which may hold a node's password.
-    toml::from_str(&text).map_err(|error| {
+    toml::from_str(text).map_err(|error| {
         let at = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count());
         let key = text.lines().nth(at).and_then(|line| line.split_once('=')).map_or("", |(key, _)| key.trim());
         let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
@@ -483,6 +500,11 @@ fn without_credentials(text: &str) -> String {
         (Some(scheme), Some(host)) if scheme < host => format!("{}://…{}", &text[..scheme], &text[host..]),
         _ => text.to_owned(),
     }
+}
+
+/// A value that is refused. A node's URL may stand where another setting was meant.
+fn quoted(value: &str) -> String {
+    format!("{:?}", without_credentials(value))
 }
 
 fn nodes(flags: Vec<String>, file: Option<Vec<String>>) -> Result<Nodes, ConfigError> {
@@ -516,7 +538,7 @@ fn duration(
     let text = given.as_deref().unwrap_or(default);
     let allow = || format!("expected {} to {}, such as {default}", show(*allowed.start()), show(*allowed.end()));
     let value = humantime::parse_duration(text.trim())
-        .map_err(|_| ConfigError(format!("{flag}: {text:?} is no duration; {}", allow())))?;
+        .map_err(|_| ConfigError(format!("{flag}: {} is no duration; {}", quoted(text), allow())))?;
     if allowed.contains(&value) {
         Ok(value)
     } else {

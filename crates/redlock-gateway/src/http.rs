@@ -1,6 +1,7 @@
 //! Router and layers. Below this module are the only files that know axum.
 
 mod access;
+pub mod browser;
 pub mod error;
 pub mod health;
 pub mod locks;
@@ -29,7 +30,7 @@ use self::error::ApiError;
 use self::wire::Problem;
 use crate::audit::{self, Audit};
 use crate::auth::Guard;
-use crate::config::Public;
+use crate::config::{Origin, Public};
 use crate::gateway::Gateway;
 use crate::peer::Peer;
 use crate::telemetry::Telemetry;
@@ -92,9 +93,10 @@ pub struct App {
 }
 
 impl App {
-    pub fn new(rooms: Rooms, telemetry: Arc<Telemetry>, audit: Option<Arc<Audit>>) -> Self {
+    pub fn new(rooms: Rooms, telemetry: Arc<Telemetry>, audit: Option<Arc<Audit>>, cors_origins: &[Origin]) -> Self {
         let panicked: Panicked = |_| ApiError::Internal.into_response();
-        Self { routes: CatchPanic::custom(router(rooms), panicked), telemetry, audit }
+        let routes = browser::open_to(cors_origins, router(rooms));
+        Self { routes: CatchPanic::custom(routes, panicked), telemetry, audit }
     }
 }
 
@@ -113,7 +115,7 @@ fn router(rooms: Rooms) -> Router {
         .layer(from_fn_with_state(rooms.clone(), access::readers));
     router
         .route("/locks/", any(locks::no_name))
-        .merge(pages)
+        .merge(browser::guarded(pages))
         .fallback(not_found)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(rooms)

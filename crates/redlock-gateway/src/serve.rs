@@ -67,7 +67,7 @@ pub async fn run(
     };
     let audit = audit(&config, reload)?;
     let rooms = Rooms { gateway: gateway.clone(), guard, public: config.public };
-    let app = App::new(rooms, telemetry.clone(), audit);
+    let app = App::new(rooms, telemetry.clone(), audit, &config.cors_origins);
 
     let handle = Handle::new();
     let server = axum_server::from_tcp(listener)?.handle(handle.clone());

@@ -209,7 +209,7 @@ impl Served {
         let locks = redlock(telemetry.clone());
         let gateway = Gateway::new(locks, limits, "cluster".into(), 4096, telemetry.clone());
         let rooms = Rooms::open(Arc::new(gateway));
-        Self { app: App::new(rooms, telemetry.clone(), None), telemetry, requests: 0 }
+        Self { app: App::new(rooms, telemetry.clone(), None, &[]), telemetry, requests: 0 }
     }
 
     /// The answer's head, once its body has been read to the end.

@@ -1,0 +1,87 @@
+//! Origins of web pages, as browsers send them: the pages that may call this service.
+
+use http::Uri;
+
+use super::{ConfigError, quoted};
+
+/// `scheme://host[:port]`, in the one form that a browser sends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origin(String);
+
+const ALLOWED: &str = "expected an exact origin, such as https://ops.example.com or http://localhost:3000";
+
+impl Origin {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.contains('*') {
+            return Err(
+                "a star would let every page that anybody here opens take and release locks; name the origins, \
+                        once each"
+                    .into(),
+            );
+        }
+        // A port that is no number is missing, and stands in the text.
+        let has_port = |uri: &Uri| uri.port().is_some() || uri.authority().map(|all| all.as_str()) == uri.host();
+        let uri = text.parse::<Uri>().ok().filter(has_port);
+        let uri = uri.filter(|uri| !text.contains('@') && text.is_ascii() && uri.query().is_none());
+        let parts = uri.as_ref().and_then(|uri| Some((uri.scheme_str()?, uri.host()?, uri.port_u16(), uri.path())));
+        let Some((scheme @ ("http" | "https"), host, port, "/")) = parts else {
+            return Err(ALLOWED.into());
+        };
+        let port = match (scheme, port) {
+            ("http", Some(80)) | ("https", Some(443)) | (_, None) => String::new(),
+            (_, Some(port)) => format!(":{port}"),
+        };
+        let sent = format!("{scheme}://{}{port}", host.to_ascii_lowercase());
+        // Compared byte by byte with what a browser says: another form would never match.
+        if sent == text { Ok(Self(sent)) } else { Err(format!("browsers send it as {sent}")) }
+    }
+}
+
+/// The flags, or else the file's list.
+pub(super) fn origins(flags: Vec<String>, file: Option<Vec<String>>) -> Result<Vec<Origin>, ConfigError> {
+    let given = if flags.is_empty() { file.unwrap_or_default() } else { flags };
+    let given = given.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
+    given
+        .map(|text| {
+            Origin::parse(text)
+                .map_err(|why| ConfigError(format!("--cors-origin: {} is not allowed; {why}", quoted(text))))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_is_what_browsers_send_and_nothing_else() {
+        for good in ["https://ops.example.com", "http://localhost:3000", "http://[::1]:8080", "https://10.0.0.1:8443"] {
+            assert_eq!(Origin::parse(good).map(|origin| origin.0), Ok(good.to_owned()));
+        }
+        for (bad, word) in [
+            ("*", "every page"),
+            ("https://*.example.com", "every page"),
+            ("null", "exact origin"),
+            ("ops.example.com", "exact origin"),
+            ("//ops.example.com", "exact origin"),
+            ("ftp://ops.example.com", "exact origin"),
+            ("https://ops.example.com/page", "exact origin"),
+            ("https://user@ops.example.com", "exact origin"),
+            ("https://ops.example.com?a", "exact origin"),
+            ("https://ops example.com", "exact origin"),
+            ("https://öps.example.com", "exact origin"),
+            ("https://ops.example.com:99999", "exact origin"),
+            ("https://", "exact origin"),
+            ("https://ops.example.com/", "as https://ops.example.com"),
+            ("https://Ops.Example.com", "as https://ops.example.com"),
+            ("https://ops.example.com:443", "as https://ops.example.com"),
+        ] {
+            let error = Origin::parse(bad).unwrap_err();
+            assert!(error.contains(word), "{bad:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What browsers are told: what the documentation page may load and who may show it, and the pages of which other origins
+//! may call this service. A browser is trusted to obey; nothing here keeps anybody else away.
+
+use axum::Router;
+use axum::middleware::map_response;
+use axum::response::Response;
+use http::header::{self, HeaderName, HeaderValue};
+use http::{HeaderMap, Method};
+use tower_http::cors::CorsLayer;
+
+use crate::config::Origin;
+
+/// What the page brings along and nothing else: its own scripts and style sheets, and the pictures that those contain. It
+/// sets styles by script alone, which needs no permission, and shows the document of this very service.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+                                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const GUARDS: [(HeaderName, &str); 4] = [
+    (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::REFERRER_POLICY, "no-referrer"),
+];
+
+/// For routes that browsers show to people. Others would pay for headers that no client reads.
+pub fn guarded<S: Clone + Send + Sync + 'static>(pages: Router<S>) -> Router<S> {
+    pages.layer(map_response(async |mut response: Response| {
+        guard(response.headers_mut());
+        response
+    }))
+}
+
+fn guard(headers: &mut HeaderMap) {
+    for (name, value) in GUARDS {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}
+
+/// Lets pages of these origins call every route; leaves the routes as they are when there are none. Belongs outside of
+/// whatever asks for a key: a browser sends none with the request that asks for permission.
+pub fn open_to(origins: &[Origin], routes: Router) -> Router {
+    if origins.is_empty() {
+        return routes;
+    }
+    let header = HeaderName::from_static;
+    // No credentials: a key is sent on purpose, by script, so no other page can make a browser send it.
+    let cors = CorsLayer::new()
+        .allow_origin(
+            origins.iter().filter_map(|origin| HeaderValue::from_str(origin.as_str()).ok()).collect::<Vec<_>>(),
+        )
+        .allow_methods([Method::GET, Method::POST, Method::PATCH, Method::DELETE])
+        .allow_headers([
+            header::AUTHORIZATION,
+            header::CONTENT_TYPE,
+            header("lock-token"),
+            header("idempotency-key"),
+            header("prefer"),
+        ])
+        .expose_headers([
+            header::LOCATION,
+            header::RETRY_AFTER,
+            header("lock-token"),
+            header("x-request-id"),
+            header("preference-applied"),
+        ]);
+    routes.layer(cors)
+}
