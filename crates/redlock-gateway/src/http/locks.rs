@@ -59,8 +59,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
     params(
-        ("name" = String, Path, description = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded", example = "reports/nightly", max_length = 255),
-        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key gets the same lock again, with a larger fencing token and a full TTL.", min_length = 16, max_length = 255),
+        ("name" = String, Path, description = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded", example = "reports/nightly", min_length = 1, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]+$"),
+        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key gets the same lock again, with a larger fencing token and a full TTL.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
         ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body wins. Answered with Preference-Applied."),
     ),
     request_body(content = AcquireBody, description = "May be left out."),
@@ -141,8 +141,8 @@ async fn gone(peer: Option<Peer>) {
 #[utoipa::path(
     patch, path = "/locks/{name}", operation_id = "extendLock", tag = "locks",
     params(
-        ("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports/nightly", max_length = 255),
-        ("Lock-Token" = String, Header, description = "The token that acquiring the lock returned, bare or as <token>"),
+        ("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports/nightly", min_length = 1, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]+$"),
+        ("Lock-Token" = String, Header, description = "The token that acquiring the lock returned, bare or as <token>", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
     ),
     request_body = ExtendBody,
     responses(
@@ -186,8 +186,8 @@ pub async fn extend(
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(
-        ("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports/nightly", max_length = 255),
-        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>; required without force"),
+        ("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports/nightly", min_length = 1, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]+$"),
+        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>; required without force", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
         ("force" = Option<bool>, Query, nullable = false, description = "Release whoever holds it, without a token. For a key with the force permission."),
     ),
     responses(
@@ -232,7 +232,7 @@ pub async fn release(
 /// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 #[utoipa::path(
     get, path = "/locks/{name}", operation_id = "getLock", tag = "locks",
-    params(("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports/nightly", max_length = 255)),
+    params(("name" = String, Path, description = "The lock's name; slashes percent-encoded", example = "reports/nightly", min_length = 1, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]+$")),
     responses(
         (status = 200, description = "The lock: held, free or unknown", body = LockStatus),
         (status = 400, description = "invalid_name", body = Problem, content_type = "application/problem+json"),
@@ -257,7 +257,7 @@ pub async fn inspect(from: From, State(gateway): State<Arc<Gateway>>, Name(name)
 pub struct ListQuery {
     /// Only names that begin so.
     #[serde(default)]
-    #[param(required = false, max_length = 255)]
+    #[param(required = false, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]*$")]
     prefix: String,
     /// About how many locks on a page, 1 to 1000.
     #[serde(default = "default_limit")]
@@ -490,6 +490,9 @@ impl http_body::Body for GrantBody {
         SizeHint::with_exact(self.bytes.as_ref().map_or(0, Bytes::len) as u64)
     }
 }
+
+#[cfg(test)]
+mod properties;
 
 #[cfg(test)]
 mod tests {

@@ -18,7 +18,7 @@ use crate::config::Limits;
 use crate::gateway::{LeaseView, Readiness};
 use crate::info::Stored;
 
-/// Longest `owner` label in bytes.
+/// Longest `owner` label in characters, as JSON Schema counts them.
 pub const MAX_LABEL: usize = 255;
 /// Most bytes of all keys and values of `metadata` together.
 pub const MAX_METADATA: usize = 4096;
@@ -38,9 +38,9 @@ pub struct AcquireBody {
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 10000)]
     pub wait_ms: Option<Value>,
-    /// A label for people: shown to whoever asks who holds the lock. At most 255 bytes, no control characters.
+    /// A label for people: shown to whoever asks who holds the lock. At most 255 characters, none of them a control character.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = String, required = false, max_length = 255, example = "nightly-report on host-7")]
+    #[schema(value_type = String, required = false, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "nightly-report on host-7")]
     pub owner: Option<Value>,
     /// Stored beside the lock for people: strings only, keys and values together at most 4096 bytes.
     #[serde(default, deserialize_with = "present")]
@@ -73,7 +73,7 @@ impl AcquireBody {
     /// How long to wait, if given.
     pub fn wait(&self, limits: &Limits) -> Result<Option<Duration>, ApiError> {
         let Some(value) = &self.wait_ms else { return Ok(None) };
-        let wait = value.as_u64().map(Duration::from_millis).filter(|wait| *wait <= limits.max_wait);
+        let wait = whole(value).map(Duration::from_millis).filter(|wait| *wait <= limits.max_wait);
         wait.map(Some).ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
     }
 
@@ -81,11 +81,14 @@ impl AcquireBody {
     pub fn info(self, principal: Option<&str>) -> Result<Info, ApiError> {
         let owner = match self.owner {
             None => None,
-            Some(Value::String(label)) if label.len() <= MAX_LABEL && !label.chars().any(char::is_control) => {
+            Some(Value::String(label))
+                if label.chars().count() <= MAX_LABEL && !label.chars().any(char::is_control) =>
+            {
                 Some(label)
             }
             Some(_) => {
-                let detail = format!("owner must be a string of at most {MAX_LABEL} bytes without control characters");
+                let detail =
+                    format!("owner must be a string of at most {MAX_LABEL} characters without control characters");
                 return Err(ApiError::InvalidBody(detail));
             }
         };
@@ -118,11 +121,16 @@ impl ExtendBody {
 }
 
 fn ttl(value: &Value, limits: &Limits) -> Result<Ttl, ApiError> {
-    value
-        .as_u64()
+    whole(value)
         .and_then(Ttl::from_millis)
         .filter(|ttl| *ttl <= limits.max_ttl)
         .ok_or_else(|| ApiError::InvalidTtl(format!("ttl_ms is {}; {}", shortened(value), allowed_ttl(limits))))
+}
+
+/// A number without a fraction, as JSON Schema has its integers: 30000.0 is one, and some clients write it so.
+fn whole(value: &Value) -> Option<u64> {
+    let whole = |number: &f64| number.fract() == 0.0 && (0.0..=u32::MAX.into()).contains(number);
+    value.as_u64().or_else(|| value.as_f64().filter(whole).map(|number| number as u64))
 }
 
 fn allowed_ttl(limits: &Limits) -> String {
