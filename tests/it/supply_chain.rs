@@ -1,0 +1,138 @@
+//! What becomes part of the program: crates of one registry, pinned by their digests, under licences that deny.toml
+//! allows, with one implementation of cryptography. cargo-deny asks the same and more, where it is installed.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::gateway::source_root;
+
+fn text(file: &str) -> String {
+    std::fs::read_to_string(source_root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+fn cargo(args: &[&str]) -> String {
+    let ran = Command::new(env!("CARGO")).args(args).arg("--locked").current_dir(source_root()).output();
+    let ran = ran.expect("cargo starts");
+    assert!(ran.status.success(), "cargo {args:?}: {}", String::from_utf8_lossy(&ran.stderr));
+    String::from_utf8(ran.stdout).expect("text")
+}
+
+/// The quoted words of a list in deny.toml.
+fn list(deny: &str, start: &str) -> Vec<String> {
+    let list = deny.split(start).nth(1).and_then(|rest| rest.split("\n]").next());
+    let list = list.unwrap_or_else(|| panic!("deny.toml has no {start:?}"));
+    let lines = list.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let words: Vec<String> = lines.flat_map(|line| line.split('"').skip(1).step_by(2)).map(String::from).collect();
+    assert!(words.len() > 2, "{words:?}");
+    words
+}
+
+/// Whether an SPDX expression, also one in the older form with a slash, can be met by what is allowed.
+fn is_allowed(expression: &str, allowed: &[String]) -> bool {
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ").replace(" WITH ", "-WITH-");
+    let words: Vec<&str> = spaced.split_whitespace().collect();
+    let (met, end) = any_of(&words, 0, allowed);
+    assert_eq!(end, words.len(), "{expression:?} is no expression");
+    met
+}
+
+fn any_of(words: &[&str], at: usize, allowed: &[String]) -> (bool, usize) {
+    let (mut met, mut at) = all_of(words, at, allowed);
+    while words.get(at) == Some(&"OR") {
+        let (also, end) = all_of(words, at + 1, allowed);
+        (met, at) = (met || also, end);
+    }
+    (met, at)
+}
+
+fn all_of(words: &[&str], at: usize, allowed: &[String]) -> (bool, usize) {
+    let (mut met, mut at) = one_of(words, at, allowed);
+    while words.get(at) == Some(&"AND") {
+        let (also, end) = one_of(words, at + 1, allowed);
+        (met, at) = (met && also, end);
+    }
+    (met, at)
+}
+
+fn one_of(words: &[&str], at: usize, allowed: &[String]) -> (bool, usize) {
+    if words.get(at) != Some(&"(") {
+        return (words.get(at).is_some_and(|word| allowed.iter().any(|license| license == word)), at + 1);
+    }
+    let (met, end) = any_of(words, at + 1, allowed);
+    assert_eq!(words.get(end), Some(&")"), "{words:?}");
+    (met, end + 1)
+}
+
+#[test]
+fn expressions_of_licences_are_read_as_spdx_has_them() {
+    let allowed = ["MIT", "ISC"].map(String::from);
+    for good in
+        ["MIT", "GPL-3.0 OR MIT", "MIT/GPL-3.0", "MIT AND ISC", "(MIT OR GPL-3.0) AND ISC", "GPL-3.0 AND X OR ISC"]
+    {
+        assert!(is_allowed(good, &allowed), "{good}");
+    }
+    for bad in ["GPL-3.0", "MIT AND GPL-3.0", "(MIT OR ISC) AND X", "MIT WITH something", "GPL-3.0/X"] {
+        assert!(!is_allowed(bad, &allowed), "{bad}");
+    }
+}
+
+#[test]
+fn every_crate_is_pinned_and_comes_from_one_registry() {
+    let lock = text("Cargo.lock");
+    let (mut ours, mut theirs) = (0, 0);
+    for package in lock.split("[[package]]").skip(1) {
+        let field = |name: &str| {
+            let line = package.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""));
+            line.map(|value| value.trim_end_matches('"'))
+        };
+        let name = field("name").expect("a package has a name");
+        match field("source") {
+            None => {
+                assert!(name.starts_with("redlock-"), "{name} comes from nowhere");
+                ours += 1;
+            }
+            Some(source) => {
+                assert_eq!(source, "registry+https://github.com/rust-lang/crates.io-index", "{name}");
+                assert!(field("checksum").is_some_and(|digest| digest.len() == 64), "{name} is not pinned");
+                theirs += 1;
+            }
+        }
+    }
+    assert!(ours > 5 && theirs > 100, "{ours} of ours, {theirs} of others");
+    let deny = text("deny.toml");
+    for line in ["unknown-registry = \"deny\"", "unknown-git = \"deny\"", "allow-git = []"] {
+        assert!(deny.lines().any(|found| found == line), "deny.toml does not say {line}");
+    }
+}
+
+#[test]
+fn every_licence_is_allowed_and_every_allowed_one_is_met() {
+    let allowed = list(&text("deny.toml"), "\nallow = [");
+    let metadata: Value = serde_json::from_str(&cargo(&["metadata", "--format-version", "1"])).expect("JSON");
+    let packages = metadata["packages"].as_array().expect("packages");
+    assert!(packages.len() > 100);
+    for package in packages {
+        let name = &package["name"];
+        let license = package["license"].as_str().unwrap_or_else(|| panic!("{name} names no licence"));
+        assert!(is_allowed(license, &allowed), "{name} is under {license}: deny.toml allows {allowed:?}");
+    }
+    for license in &allowed {
+        let mut named = packages.iter().filter_map(|package| package["license"].as_str());
+        assert!(named.any(|names| names.contains(license.as_str())), "nothing is under {license} any more");
+    }
+}
+
+#[test]
+fn there_is_one_implementation_of_cryptography() {
+    let banned = list(&text("deny.toml"), "\ndeny = [");
+    // The features that are really on; the lock file also has what could be switched on.
+    let tree =
+        cargo(&["tree", "--workspace", "--target", "all", "--edges", "all", "--prefix", "none", "--format", "{p}"]);
+    let built: Vec<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(built.contains(&"rustls") && built.contains(&"aws-lc-rs"), "this test looks for the wrong thing");
+    assert!(banned.contains(&"ring".to_owned()), "{banned:?}");
+    for krate in &banned {
+        assert!(!built.contains(&krate.as_str()), "{krate} is built: see cargo tree --invert {krate}");
+    }
+}
