@@ -4,6 +4,8 @@
 //!
 //! Every answer to an ordinary call of a documented operation is held against the OpenAPI document: a status that is not
 //! listed or a body that is not of the listed schema fails the test that met it, whatever it was about.
+//!
+//! Gateways write their most talkative log, and a secret in it fails the test when the gateway ends.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -19,7 +21,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -27,6 +29,7 @@ use tokio::time::timeout;
 
 use crate::harness::{PATIENCE, RedisServer, Resp, dies_with_us, eventually};
 use crate::openapi;
+use crate::secrets::Secrets;
 
 /// The gateway, built from the present sources: once per run, in the profile of the tests.
 pub(crate) fn binary() -> &'static Path {
@@ -142,11 +145,23 @@ impl Launch {
         for name in inherited.filter(|name| name == "RUST_LOG" || name.to_string_lossy().starts_with("REDLOCK_")) {
             command.env_remove(name);
         }
-        command.envs(&self.env).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("RUST_LOG", "trace").envs(&self.env);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("setpriv (util-linux) starts");
         let stdout = Captured::drain(child.stdout.take().expect("piped"));
         let stderr = Captured::drain(child.stderr.take().expect("piped"));
-        Process { child, stdout, stderr }
+        Process { child, stdout, stderr, secrets: self.secrets() }
+    }
+
+    /// What this is started with and must not show.
+    fn secrets(&self) -> Arc<Secrets> {
+        let secrets = Secrets::default();
+        let files = self.args.iter().skip_while(|arg| *arg != "--config").nth(1).into_iter();
+        for file in files.chain(self.env.get("REDLOCK_CONFIG")) {
+            secrets.configured(&std::fs::read_to_string(file).unwrap_or_default());
+        }
+        self.args.iter().chain(self.env.values()).for_each(|text| secrets.configured(text));
+        Arc::new(secrets)
     }
 
     /// Serves at this address with standard output and standard error that take nothing; returns when it answers.
@@ -155,7 +170,8 @@ impl Launch {
         let mut command = dies_with_us(binary());
         command.args(&self.args).envs(&self.env).stdin(Stdio::null());
         let child = command.stdout(full()).stderr(full()).spawn().expect("setpriv (util-linux) starts");
-        let process = Process { child, stdout: Captured::default(), stderr: Captured::default() };
+        let (stdout, stderr) = (Captured::default(), Captured::default());
+        let process = Process { child, stdout, stderr, secrets: self.secrets() };
         let gateway = Gateway { process, address };
         eventually("it answers", async || gateway.call(Method::GET, "/livez").try_send().await.ok()).await;
         gateway
@@ -177,7 +193,7 @@ impl Launch {
     pub(crate) async fn start(self) -> Gateway {
         let mut process = self.spawn();
         let address = eventually("the gateway listens", async || {
-            let listening = process.log().into_iter().find(|line| line["message"] == "listening");
+            let listening = process.logged("listening");
             if listening.is_none() && process.has_ended() {
                 panic!("the gateway did not start:\n{}{}", process.stdout.all(), process.stderr.all());
             }
@@ -253,6 +269,7 @@ pub(crate) struct Process {
     child: Child,
     stdout: Captured,
     stderr: Captured,
+    secrets: Arc<Secrets>,
 }
 
 impl Process {
@@ -268,9 +285,11 @@ impl Process {
         status
     }
 
-    /// The lines on standard output that are JSON.
-    fn log(&self) -> Vec<Value> {
-        self.stdout.text().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    /// The first line of the log with this message.
+    fn logged(&self, message: &str) -> Option<Value> {
+        let text = self.stdout.text();
+        let mut lines = text.lines().filter(|line| line.contains(message));
+        lines.find_map(|line| serde_json::from_str(line).ok().filter(|line: &Value| line["message"] == message))
     }
 }
 
@@ -278,6 +297,12 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if !std::thread::panicking() {
+            for written in [self.stdout.all(), self.stderr.all()] {
+                let found = self.secrets.found_in(&written);
+                assert!(found.is_none(), "{}", found.unwrap_or_default());
+            }
+        }
     }
 }
 
@@ -293,7 +318,8 @@ impl Gateway {
     }
 
     pub(crate) fn call(&self, method: Method, path: impl Into<String>) -> Call {
-        Call { address: self.address, method, path: path.into(), headers: HeaderMap::new(), body: Bytes::new() }
+        let (address, path, secrets) = (self.address, path.into(), self.process.secrets.clone());
+        Call { address, method, path, headers: HeaderMap::new(), body: Bytes::new(), secrets }
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
@@ -350,11 +376,18 @@ impl Gateway {
     }
 
     pub(crate) async fn raw(&self) -> Raw {
-        Raw::open(self.address).await
+        let stream = TcpStream::connect(self.address).await.expect("the gateway listens");
+        Raw { stream, unread: Vec::new(), secrets: self.process.secrets.clone() }
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process.child), signal).expect("the process lives");
+        let pid = Pid::from_child(&self.process.child);
+        kill_process(pid, signal).expect("the process lives");
+        // Until it has stopped it may still answer.
+        if signal == Signal::STOP {
+            let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child").expect("a blocking wait");
+            assert!(status.stopped(), "the process ended instead of stopping");
+        }
     }
 
     /// Waits for the end; returns the exit code.
@@ -384,6 +417,7 @@ pub(crate) struct Call {
     path: String,
     headers: HeaderMap,
     body: Bytes,
+    secrets: Arc<Secrets>,
 }
 
 impl Call {
@@ -418,6 +452,7 @@ impl Call {
     }
 
     async fn exchange(self) -> Result<Answer, String> {
+        self.secrets.sent(&self.headers);
         let text = |error: hyper::Error| error.to_string();
         let stream = TcpStream::connect(self.address).await.map_err(|error| error.to_string())?;
         let (mut sender, connection) =
@@ -433,6 +468,7 @@ impl Call {
         let body = body.collect().await.map_err(text)?.to_bytes();
         let at = Instant::now();
         connection.abort();
+        self.secrets.got(&head.headers, &body);
         Ok(Answer { status: head.status.as_u16(), headers: head.headers, body, at })
     }
 }
@@ -529,19 +565,26 @@ impl Lease {
 }
 
 /// A connection for bytes.
-pub(crate) struct Raw(TcpStream);
+pub(crate) struct Raw {
+    stream: TcpStream,
+    /// What came after the last answer.
+    unread: Vec<u8>,
+    secrets: Arc<Secrets>,
+}
 
 impl Raw {
-    async fn open(address: SocketAddr) -> Self {
-        Self(TcpStream::connect(address).await.expect("the gateway listens"))
-    }
-
     pub(crate) async fn write(&mut self, bytes: impl AsRef<[u8]>) {
         self.try_write(bytes).await.expect("the gateway reads");
     }
 
     pub(crate) async fn try_write(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
-        timeout(PATIENCE, self.0.write_all(bytes.as_ref())).await.expect("the gateway reads or closes")
+        self.secrets.written(bytes.as_ref());
+        timeout(PATIENCE, self.stream.write_all(bytes.as_ref())).await.expect("the gateway reads or closes")
+    }
+
+    /// Nothing more will be written.
+    pub(crate) async fn ends_writing(&mut self) {
+        let _ = self.stream.shutdown().await;
     }
 
     /// The head of a POST for a lock with a body of so many bytes, of which none is sent.
@@ -556,29 +599,33 @@ impl Raw {
 
     /// Waits for "100 Continue", which the gateway says when it begins to read the body.
     pub(crate) async fn told_to_continue(&mut self) {
-        let mut bytes = Vec::new();
-        while !bytes.ends_with(b"\r\n\r\n") {
-            assert!(self.more(&mut bytes).await, "the connection was closed");
+        while !self.unread.ends_with(b"\r\n\r\n") {
+            assert!(self.more().await, "the connection was closed");
         }
-        let text = String::from_utf8_lossy(&bytes);
+        let text = String::from_utf8_lossy(&std::mem::take(&mut self.unread)).into_owned();
         assert!(text.starts_with("HTTP/1.1 100 "), "{text}");
     }
 
     /// The next answer; its length must be given or it must be a 204, or it lasts until the connection is closed.
     pub(crate) async fn answer(&mut self) -> Answer {
-        let mut bytes = Vec::new();
+        match self.try_answer(false).await {
+            Some(answer) => answer,
+            None => panic!("the connection was closed within {:?}", String::from_utf8_lossy(&self.unread)),
+        }
+    }
+
+    /// The same; `None` when the connection was closed before the whole answer was there. The answer to a HEAD has a length
+    /// and no body.
+    pub(crate) async fn try_answer(&mut self, to_head: bool) -> Option<Answer> {
         let head_end = loop {
-            if let Some(at) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
-                break at;
+            if let Some(at) = self.unread.windows(4).position(|four| four == b"\r\n\r\n") {
+                break at + 4;
             }
-            assert!(
-                self.more(&mut bytes).await,
-                "the connection was closed within {:?}",
-                String::from_utf8_lossy(&bytes)
-            );
+            if !self.more().await {
+                return None;
+            }
         };
-        let head = String::from_utf8(bytes[..head_end].to_vec()).expect("a plain head");
-        let mut body = bytes.split_off(head_end + 4);
+        let head = String::from_utf8_lossy(&self.unread[..head_end - 4]).into_owned();
         let mut lines = head.split("\r\n");
         let status = lines.next().and_then(|line| line.split(' ').nth(1)).and_then(|code| code.parse().ok());
         let status = status.expect("a status line");
@@ -589,21 +636,31 @@ impl Raw {
             })
             .collect();
         let length = headers.get("content-length").map(|value| value.to_str().unwrap().parse().unwrap());
-        let length = length.or((status == 204).then_some(0));
-        while length.is_none_or(|length: usize| body.len() < length) && self.more(&mut body).await {}
-        Answer { status, headers, body: body.into(), at: Instant::now() }
+        let length = if to_head || status == 204 { Some(0) } else { length };
+        while length.is_none_or(|length: usize| self.unread.len() < head_end + length) {
+            if !self.more().await {
+                if length.is_some() {
+                    return None;
+                }
+                break;
+            }
+        }
+        let end = length.map_or(self.unread.len(), |length| head_end + length);
+        let body = Bytes::copy_from_slice(&self.unread[head_end..end]);
+        self.unread.drain(..end);
+        self.secrets.got(&headers, &body);
+        Some(Answer { status, headers, body, at: Instant::now() })
     }
 
-    async fn more(&mut self, bytes: &mut Vec<u8>) -> bool {
-        let got = timeout(PATIENCE, self.0.read_buf(bytes)).await.expect("the gateway answers or closes");
-        got.is_ok_and(|got| got > 0)
+    async fn more(&mut self) -> bool {
+        let got = timeout(PATIENCE, self.stream.read_buf(&mut self.unread)).await;
+        got.expect("the gateway answers or closes").is_ok_and(|got| got > 0)
     }
 
     /// Waits until the other side closes the connection; whatever came before is returned.
     pub(crate) async fn closed(&mut self) -> String {
-        let mut bytes = Vec::new();
-        while self.more(&mut bytes).await {}
-        String::from_utf8_lossy(&bytes).into_owned()
+        while self.more().await {}
+        String::from_utf8_lossy(&std::mem::take(&mut self.unread)).into_owned()
     }
 }
 

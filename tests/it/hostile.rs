@@ -1,0 +1,355 @@
+//! Ten thousand requests that nobody means well with, on several connections at once, against a gateway over real
+//! masters. Whatever they hold, they are refused or mean what they say: no answer beyond the contract, nothing on the
+//! masters that is not a named lock's, no command that the gateway does not use, and no harm to those who hold locks.
+//!
+//! What the HTTP library cannot read it answers itself, 400, 414 or 431 without a body and without an id, and closes the
+//! connection: that is accepted. So is no answer to what broke off.
+//!
+//! Every run draws new requests and prints their seed when it fails; `REDLOCK_HOSTILE_SEED=<seed>` makes the same ones.
+
+mod odd;
+mod shots;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use http::Method;
+use redlock_core::clock::{Entropy, OsEntropy};
+use serde_json::{Value, json};
+
+use self::shots::{Chance, Ending, FAR_AHEAD, Shot, Targets, is_name, shot};
+use crate::gateway::{Answer, Gateway, Launch, Lease, Raw};
+use crate::harness::{RedisServer, Resp};
+use crate::openapi::hold_against_document;
+
+const REQUESTS: usize = 10_000;
+const CONNECTIONS: usize = 8;
+const HOUR_MS: u64 = 3_600_000;
+/// Apart in more than one letter: no slip of one byte makes one of another.
+const HELD: [&str; 6] = ["held/alpha", "held/bravo-2", "CHARLIE", "d:e:l:t:a", "echo@host~1", "..foxtrot"];
+/// Known to nobody but their holders.
+const ELSEWHERE: [&str; 4] = ["elsewhere/one", "elsewhere/second", "elsewhere/No-3", "elsewhere/fourth+"];
+
+/// What the gateway and its script say to a master, and what this test says to it.
+const COMMANDS: [&str; 25] = [
+    "auth",
+    "client|id",
+    "client|no-evict",
+    "client|setinfo",
+    "client|setname",
+    "config|get",
+    "del",
+    "eval",
+    "evalsha",
+    "get",
+    "hello",
+    "info",
+    "pexpire",
+    "ping",
+    "pttl",
+    "publish",
+    "quit",
+    "role",
+    "scan",
+    "script|load",
+    "select",
+    "set",
+    "subscribe",
+    "time",
+    "unsubscribe",
+];
+
+fn seed() -> u64 {
+    match std::env::var("REDLOCK_HOSTILE_SEED") {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("REDLOCK_HOSTILE_SEED={text:?} is no number")),
+        Err(_) => {
+            let mut seed = [0; 8];
+            OsEntropy.fill(&mut seed);
+            u64::from_le_bytes(seed)
+        }
+    }
+}
+
+/// What the requests met.
+#[derive(Default)]
+struct Seen {
+    /// By status, and code where there is one.
+    answers: BTreeMap<String, usize>,
+    unanswered: usize,
+    /// What must not be.
+    wrong: Vec<String>,
+    /// Names that a request may have locked.
+    names: BTreeSet<String>,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
+    let seed = seed();
+    println!("replay with REDLOCK_HOSTILE_SEED={seed}");
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let launch = Launch::over(&servers).flag("--max-ttl", "1h").flag("--max-wait", "50ms");
+    // The most talkative log of all of them would fill the memory; what it may hold is seen everywhere else.
+    let gateway = Arc::new(launch.env("RUST_LOG", "debug").ready().await);
+    let mut held: Vec<(&str, Lease)> = Vec::new();
+    for name in HELD.into_iter().chain(ELSEWHERE) {
+        let answer = gateway.post(name, json!({ "ttl_ms": HOUR_MS, "owner": "the holder" })).await;
+        held.push((name, Lease::from(&answer)));
+    }
+    let foreign = held[HELD.len()..].iter().map(|(_, lease)| lease.token.clone()).collect();
+    let targets = Arc::new(Targets { held: HELD.map(String::from).into(), foreign });
+
+    let workers: Vec<_> =
+        (0..CONNECTIONS).map(|first| tokio::spawn(fire(gateway.clone(), targets.clone(), seed, first))).collect();
+    let mut seen = Seen::default();
+    for worker in workers {
+        let part = worker.await.unwrap_or_else(|_| panic!("replay with REDLOCK_HOSTILE_SEED={seed}"));
+        part.answers.into_iter().for_each(|(what, count)| *seen.answers.entry(what).or_default() += count);
+        seen.unanswered += part.unanswered;
+        seen.wrong.extend(part.wrong);
+        seen.names.extend(part.names);
+    }
+    println!("{:#?}\nunanswered: {}", seen.answers, seen.unanswered);
+    assert!(
+        seen.wrong.is_empty(),
+        "{} of them: {}",
+        seen.wrong.len(),
+        seen.wrong[..seen.wrong.len().min(9)].join("\n\n")
+    );
+    they_went_everywhere(&seen);
+
+    for (name, lease) in &held {
+        let status = gateway.look(name).await;
+        assert_eq!((&status["state"], &status["owner"]), (&json!("held"), &json!("the holder")), "{name}");
+        assert_eq!(status["fencing_token"], lease.fencing, "{name}");
+        let extended = gateway.patch(name, &lease.token, HOUR_MS).await;
+        assert_eq!((extended.status, &extended.json()["token"]), (200, &json!(lease.token)), "{name}");
+        gateway.post(name, json!({})).await.problem(409, "lock_held");
+    }
+    gateway.acquire("after-all-that").await;
+    assert_eq!(gateway.get("/locks?limit=1000").await.status, 200);
+    assert_eq!(gateway.readyz().await.status, 200);
+    let (log, errors) = (gateway.stdout(), gateway.stderr());
+    for what in ["panicked", "\"ERROR\""] {
+        let line = log.lines().chain(errors.lines()).find(|line| line.contains(what));
+        assert!(line.is_none(), "the log has {what}: {line:?}");
+    }
+    seen.names.extend(held.iter().map(|(name, _)| (*name).to_owned()));
+    seen.names.insert("after-all-that".into());
+    servers.iter().for_each(|server| holds_nothing_else(server, &seen.names));
+}
+
+/// Every so many-th request of the run, one after the other.
+async fn fire(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, first: usize) -> Seen {
+    let mut seen = Seen::default();
+    let mut kept: Option<Raw> = None;
+    for number in (first..REQUESTS).step_by(CONNECTIONS) {
+        let shot = shot(&mut Chance::of(seed, number), &targets);
+        seen.names.extend(shot.name());
+        let answers = match shot.ending {
+            Ending::Kept => vec![answered(&gateway, &mut kept, &shot).await.unwrap_or_else(|| {
+                panic!("request {number} of seed {seed} had no answer: {:?}", String::from_utf8_lossy(&shot.bytes))
+            })],
+            Ending::Closed | Ending::BrokenOff => fired_alone(&gateway, &shot).await,
+        };
+        if answers.is_empty() {
+            seen.unanswered += 1;
+        }
+        for answer in answers {
+            let what = judged(&shot, &answer).unwrap_or_else(|why| {
+                let request = String::from_utf8_lossy(&shot.bytes[..shot.bytes.len().min(2_000)]).into_owned();
+                seen.wrong.push(format!("request {number} of seed {seed}: {why}\n{request:?}\n{answer:?}"));
+                why
+            });
+            *seen.answers.entry(what).or_default() += 1;
+        }
+    }
+    seen
+}
+
+/// The answer to a request on a connection that is used again.
+async fn answered(gateway: &Gateway, kept: &mut Option<Raw>, shot: &Shot) -> Option<Answer> {
+    // One that was closed after the last answer tells only now.
+    if let Some(mut old) = kept.take()
+        && old.try_write(&shot.bytes).await.is_ok()
+        && let Some(answer) = old.try_answer(shot.method() == b"HEAD").await
+    {
+        *kept = Some(old);
+        return Some(answer);
+    }
+    let mut new = gateway.raw().await;
+    new.write(&shot.bytes).await;
+    let answer = new.try_answer(shot.method() == b"HEAD").await?;
+    *kept = Some(new);
+    Some(answer)
+}
+
+/// All answers on a connection of its own, until the gateway closes it.
+async fn fired_alone(gateway: &Gateway, shot: &Shot) -> Vec<Answer> {
+    let mut raw = gateway.raw().await;
+    if raw.try_write(&shot.bytes).await.is_ok() && shot.ending == Ending::BrokenOff {
+        raw.ends_writing().await;
+    }
+    let mut answers = Vec::new();
+    while let Some(answer) = raw.try_answer(shot.method() == b"HEAD").await {
+        answers.push(answer);
+    }
+    answers
+}
+
+/// What an answer is, or what is wrong with it.
+fn judged(shot: &Shot, answer: &Answer) -> Result<String, String> {
+    const HEADERS: [&str; 24] = [
+        "allow",
+        "cache-control",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-security-policy",
+        "content-type",
+        "date",
+        "etag",
+        "location",
+        "lock-token",
+        "preference-applied",
+        "referrer-policy",
+        "retry-after",
+        "vary",
+        "x-content-type-options",
+        "x-frame-options",
+        "x-request-id",
+        "transfer-encoding",
+        "access-control-allow-origin",
+        "access-control-expose-headers",
+        "strict-transport-security",
+        "www-authenticate",
+        "deprecation",
+    ];
+    let status = answer.status;
+    if let Some(strange) = answer.headers.keys().find(|name| !HEADERS.contains(&name.as_str())) {
+        return Err(format!("the header {strange} is none of the gateway's"));
+    }
+    let is_forged = shot.bytes.windows(16).any(|sixteen| sixteen == FAR_AHEAD.as_bytes());
+    let ahead = shot.method() == b"DELETE" && is_forged && is_clock_alone(answer);
+    if !(100..500).contains(&status) && !ahead {
+        return Err(format!("{status} is not the client's fault"));
+    }
+    if answer.headers.get("x-request-id").is_none() {
+        let library = matches!(status, 400 | 414 | 431) && answer.body.is_empty();
+        return if library { Ok(format!("{status}")) } else { Err("the answer has no id".into()) };
+    }
+    let method = shot.method();
+    if status < 400 || method == b"HEAD" {
+        hold(shot, answer);
+        return Ok(format!("{status}"));
+    }
+    let body: Value = serde_json::from_slice(&answer.body).map_err(|error| format!("no JSON: {error}"))?;
+    let code = body["code"].as_str().ok_or("no code")?;
+    answer.problem(status, code);
+    hold(shot, answer);
+    Ok(format!("{status} {code}"))
+}
+
+/// A T that no gateway has drawn yet. A release leaves no barrier for it, and says so: whether the lock was released is
+/// unknown, by the clocks of all nodes that answered.
+fn is_clock_alone(answer: &Answer) -> bool {
+    let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    let nodes = body["nodes"].as_array().into_iter().flatten();
+    body["code"] == "outcome_unknown"
+        && nodes.clone().all(|node| node["state"] == "clock" || node["state"] == "pending")
+}
+
+/// Holds an answer against the document, where it is the answer to what stands first in the request.
+fn hold(shot: &Shot, answer: &Answer) {
+    let (Ending::Kept, Ok(method)) = (shot.ending, Method::from_bytes(shot.method())) else { return };
+    // Methods are told apart by case.
+    if !shot.method().iter().all(u8::is_ascii_uppercase) {
+        return;
+    }
+    if let Ok(target) = std::str::from_utf8(shot.target()) {
+        hold_against_document(&method, target, answer);
+    }
+}
+
+/// A run that was all refused by the parser, or all answered the same, would show nothing.
+fn they_went_everywhere(seen: &Seen) {
+    for (what, least) in [
+        ("200", 100),
+        ("201", 50),
+        ("400", 100),
+        ("400 invalid_name", 100),
+        ("400 invalid_ttl", 20),
+        ("400 invalid_wait", 20),
+        ("400 invalid_body", 100),
+        ("400 invalid_token", 50),
+        ("400 missing_token", 50),
+        ("400 invalid_parameter", 50),
+        ("404 lock_not_found", 20),
+        ("404 not_found", 50),
+        ("405 method_not_allowed", 50),
+        ("409 lock_held", 50),
+        ("409 not_holder", 50),
+        ("415 unsupported_media_type", 20),
+        ("431", 5),
+    ] {
+        let count = seen.answers.get(what).copied().unwrap_or_default();
+        assert!(count >= least, "only {count} of {what}: {:#?}", seen.answers);
+    }
+    let answered: usize = seen.answers.values().sum();
+    assert!(answered > REQUESTS * 8 / 10, "only {answered} were answered");
+}
+
+/// Every key is the marker, a lock or a fence of a name that was asked for, with a life and of the right form; and the
+/// master has been told nothing else.
+fn holds_nothing_else(server: &RedisServer, names: &BTreeSet<String>) {
+    let mut cursor = "0".to_owned();
+    let mut keys = 0;
+    loop {
+        let Resp::List(page) = server.cmd(&["SCAN", &cursor, "COUNT", "1000"]) else { panic!("no page") };
+        let Resp::List(found) = &page[1] else { panic!("no keys: {page:?}") };
+        for key in found {
+            let Resp::Bytes(key) = key else { panic!("no key: {key:?}") };
+            keys += 1;
+            is_ours(server, key, names);
+        }
+        cursor = page[0].text();
+        if cursor == "0" {
+            break;
+        }
+    }
+    assert!(keys > 100, "{server:?}: only {keys} keys");
+    let keyspace = server.cmd(&["INFO", "keyspace"]).text();
+    assert_eq!(keyspace.matches("db").count(), 1, "another database is used: {keyspace}");
+    let told = server.cmd(&["INFO", "commandstats"]).text();
+    let told: Vec<&str> = told.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next()).collect();
+    assert!(told.contains(&"evalsha"), "{told:?}");
+    let strange: Vec<_> = told.iter().filter(|command| !COMMANDS.contains(command)).collect();
+    assert!(strange.is_empty(), "{server:?} was told {strange:?}");
+}
+
+fn is_ours(server: &RedisServer, key: &[u8], names: &BTreeSet<String>) {
+    let text = std::str::from_utf8(key).unwrap_or_else(|_| panic!("{server:?} has the key {key:?}"));
+    if text == "{lock:}:marker" {
+        return;
+    }
+    let (name, is_fence) = match text.strip_prefix("{lock:").and_then(|rest| rest.strip_suffix("}:fence")) {
+        Some(name) => (name, true),
+        None => (text.strip_prefix("lock:").unwrap_or_else(|| panic!("{server:?} has the key {text:?}")), false),
+    };
+    assert!(is_name(name), "{server:?} has the key {text:?}");
+    assert!(names.contains(name), "{server:?} has {text:?}, and nobody has asked for {name:?}");
+    let left = server.cmd(&["PTTL", text]).integer();
+    // -2: it has just expired.
+    assert!((1..=2 * HOUR_MS as i64).contains(&left) || left == -2, "{text:?} lives for {left} ms");
+    let Resp::Bytes(value) = server.cmd(&["GET", text]) else { return };
+    let value = String::from_utf8(value).unwrap_or_else(|error| panic!("{text:?} holds {error}"));
+    let digits = |text: &str| text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_fence {
+        assert!(value.split(['!', '+']).filter(|part| !part.is_empty()).all(digits), "{text:?} holds {value:?}");
+        return;
+    }
+    let is_owner = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    let shape = digits(&value[..16]) && &value[16..17] == ":" && is_owner(&value[17..57]);
+    assert!(shape && [":", ";"].contains(&&value[57..58]), "{text:?} holds {value:?}");
+    let info = &value[58..];
+    assert!(info.is_empty() || serde_json::from_str::<Value>(info).is_ok_and(|info| info.is_object()), "{info:?}");
+}

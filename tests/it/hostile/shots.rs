@@ -1,0 +1,456 @@
+//! Requests that nobody means well with. What one of them is follows from the seed of the run and its number alone.
+
+use super::odd::{BODIES, SPICES, TARGETS};
+use crate::gateway::lock_path;
+
+/// A generator that is the same on every machine (SplitMix64).
+pub(super) struct Chance(u64);
+
+impl Chance {
+    /// Of one request of a run.
+    pub(super) fn of(seed: u64, request: usize) -> Self {
+        Self(mix(seed ^ mix(request as u64)))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    fn one_in(&mut self, many: usize) -> bool {
+        self.below(many) == 0
+    }
+
+    fn pick<'a, T: ?Sized>(&mut self, list: &[&'a T]) -> &'a T {
+        list[self.below(list.len())]
+    }
+}
+
+fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+/// What a request may be aimed at.
+pub(super) struct Targets {
+    /// Names of locks that somebody holds.
+    pub(super) held: Vec<String>,
+    /// Good tokens, of locks that no request names.
+    pub(super) foreign: Vec<String>,
+}
+
+/// What becomes of the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Whole and well framed: it is answered, and another request may follow.
+    Kept,
+    /// It asks to close the connection, before anything that could be misread.
+    Closed,
+    /// Perhaps not whole: the sending side is closed after it.
+    BrokenOff,
+}
+
+pub(super) struct Shot {
+    pub(super) bytes: Vec<u8>,
+    pub(super) ending: Ending,
+}
+
+impl Shot {
+    /// As the gateway will read it, if it can.
+    pub(super) fn method(&self) -> &[u8] {
+        self.bytes.split(|byte| *byte == b' ').next().unwrap_or_default()
+    }
+
+    pub(super) fn target(&self) -> &[u8] {
+        let ends = |byte: &u8| matches!(byte, b' ' | b'\r' | b'\n');
+        self.bytes.split(ends).nth(1).unwrap_or_default()
+    }
+
+    /// The lock that it names, where a name is a name.
+    pub(super) fn name(&self) -> Option<String> {
+        let target = self.target();
+        let origin = target.windows(7).position(|seven| seven == b"/locks/")?;
+        let segment = target[origin + 7..].split(|byte| matches!(byte, b'?' | b'#')).next()?;
+        String::from_utf8(percent_decoded(segment)).ok().filter(|name| is_name(name))
+    }
+}
+
+/// The alphabet and the length of names, as they are documented.
+pub(super) fn is_name(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/+~-".contains(&byte);
+    (1..=255).contains(&text.len()) && text.bytes().all(allowed)
+}
+
+fn percent_decoded(text: &[u8]) -> Vec<u8> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut at = 0;
+    while at < text.len() {
+        let pair = text.get(at + 1..at + 3).and_then(|pair| std::str::from_utf8(pair).ok());
+        match pair.filter(|_| text[at] == b'%').and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
+            Some(byte) => {
+                decoded.push(byte);
+                at += 3;
+            }
+            None => {
+                decoded.push(text[at]);
+                at += 1;
+            }
+        }
+    }
+    decoded
+}
+
+fn with_spice(chance: &mut Chance, text: &[u8]) -> Vec<u8> {
+    let mut text = text.to_vec();
+    for _ in 0..=chance.below(3) {
+        let at = chance.below(text.len() + 1);
+        let spice = chance.pick(SPICES);
+        text.splice(at..at, spice.iter().copied());
+    }
+    text
+}
+
+/// Without what ends a line or is no text: what a client library would let pass.
+fn fit_for_a_header(text: &[u8]) -> Vec<u8> {
+    text.iter().copied().filter(|byte| *byte >= b' ' && *byte != 0x7f || *byte == b'\t').collect()
+}
+
+fn encoded(chance: &mut Chance, text: &[u8]) -> String {
+    let mut path = String::new();
+    for byte in text {
+        let plain = byte.is_ascii_alphanumeric() || b"._:@+~-".contains(byte);
+        match (plain, chance.below(8)) {
+            (true, 1..) => path.push(char::from(*byte)),
+            (_, 4..) => path.push_str(&format!("%{byte:02x}")),
+            _ => path.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    path
+}
+
+const METHODS: &[&str] =
+    &["POST", "POST", "POST", "PATCH", "PATCH", "DELETE", "DELETE", "GET", "GET", "HEAD", "OPTIONS"];
+const ODD_METHODS: &[&str] = &["PUT", "LOCK", "UNLOCK", "TRACE", "CONNECT", "get", "FLUSHALL", "EVAL", "P-_~^"];
+
+fn method(chance: &mut Chance) -> &'static str {
+    if chance.one_in(12) { chance.pick(ODD_METHODS) } else { chance.pick(METHODS) }
+}
+
+/// A target that is a URI.
+fn target(chance: &mut Chance, targets: &Targets) -> String {
+    match chance.below(20) {
+        0..6 => lock_path(&targets.held[chance.below(targets.held.len())]),
+        6..10 => format!("/locks/job-{}", chance.below(600)),
+        10..15 => {
+            let name = ["job", "a/b", "", "{lock:x}", "lock:job-1", "job-1}:fence"];
+            let name = chance.pick(&name).as_bytes();
+            let name = with_spice(chance, name);
+            format!("/locks/{}", encoded(chance, &name))
+        }
+        15 => {
+            let length = [254, 255, 256, 300, 4_096, 20_000][chance.below(6)];
+            format!("/locks/{}", "n".repeat(length))
+        }
+        16 | 17 => {
+            let value = with_spice(chance, b"1-7-00");
+            let value = encoded(chance, &value);
+            let query = ["limit=", "cursor=", "prefix=", "limit=5&prefix=", "offset=", "limit=18446744073709551616&x="];
+            let end = ["", "&limit=2", "&limit=2&limit=3", "&cursor=0-0-zz"];
+            format!("/locks?{}{value}{}", chance.pick(&query), chance.pick(&end))
+        }
+        _ => chance.pick(TARGETS).to_owned(),
+    }
+}
+
+fn hex(chance: &mut Chance, digits: usize) -> String {
+    (0..digits).map(|_| char::from(b"0123456789abcdef"[chance.below(16)])).collect()
+}
+
+/// The largest T there is.
+pub(super) const FAR_AHEAD: &str = "9007199254740991";
+
+fn token(chance: &mut Chance, targets: &Targets) -> Vec<u8> {
+    let forged = |chance: &mut Chance| {
+        let t = ["1000000000000000", "1763725165123456", "1795264376745353", FAR_AHEAD];
+        format!("1.{}.{}", chance.pick(&t), hex(chance, 40))
+    };
+    match chance.below(10) {
+        0..3 => targets.foreign[chance.below(targets.foreign.len())].clone().into(),
+        3..6 => forged(chance).into(),
+        6 => format!("<{}>", forged(chance)).into(),
+        7 => {
+            let odd = [
+                "1.9007199254740992.",
+                "1.0999999999999999.",
+                "1.-763725165123456.",
+                "2.1763725165123456.",
+                "1..",
+                "1.nan.",
+            ];
+            format!("{}{}", chance.pick(&odd), hex(chance, 40)).into()
+        }
+        _ => {
+            let forged = forged(chance);
+            with_spice(chance, forged.as_bytes())
+        }
+    }
+}
+
+fn headers(chance: &mut Chance, targets: &Targets, method: &str) -> Vec<(String, Vec<u8>)> {
+    let mut headers: Vec<(String, Vec<u8>)> = Vec::new();
+    let holds = matches!(method, "PATCH" | "DELETE");
+    if holds && !chance.one_in(10) || chance.one_in(20) {
+        headers.push(("Lock-Token".into(), token(chance, targets)));
+    }
+    if chance.one_in(5) {
+        let key = [&b"a-key-of-sixteen-characters"[..], b"short", b"", &[b'k'; 255], &[b'k'; 300]];
+        let key = chance.pick(&key);
+        // Never spice alone, which stands in other places too: keys are looked for in the log.
+        let key = if chance.one_in(2) { with_spice(chance, b"a-key-of-sixteen-characters") } else { key.to_vec() };
+        headers.push(("Idempotency-Key".into(), key));
+    }
+    if chance.one_in(6) {
+        let values = [
+            "wait=0",
+            "wait=99999999999999999999",
+            "wait=-1",
+            "wait=",
+            "WAIT = \"0\"",
+            "respond-async",
+            "wait=1e3",
+            ",,,;;=",
+        ];
+        let value = chance.pick(&values).as_bytes();
+        headers.push(("Prefer".into(), if chance.one_in(3) { with_spice(chance, value) } else { value.to_vec() }));
+    }
+    if chance.one_in(6) {
+        let names = [
+            "x-request-id",
+            "traceparent",
+            "x-forwarded-for",
+            "Origin",
+            "Cookie",
+            "Accept-Encoding",
+            "Range",
+            "Upgrade",
+        ];
+        headers.push((chance.pick(&names).into(), with_spice(chance, b"00-4bf92f-01")));
+    }
+    if chance.one_in(40) {
+        let length = [1_000, 8_000, 25_000][chance.below(3)];
+        headers.push(("x-large".into(), vec![b'x'; length]));
+    }
+    if chance.one_in(60) {
+        let count = [50, 90, 110, 400][chance.below(4)];
+        headers.extend((0..count).map(|n| (format!("x-many-{n}"), b"y".to_vec())));
+    }
+    if chance.one_in(15) && !headers.is_empty() {
+        let again = headers[chance.below(headers.len())].clone();
+        headers.push(again);
+    }
+    headers
+}
+
+/// A body that is JSON or nearly so. A TTL that is one is so long that a slow machine answers in time.
+fn body(chance: &mut Chance) -> Vec<u8> {
+    match chance.below(12) {
+        0..5 => good_body(chance),
+        5..7 => {
+            let body = good_body(chance);
+            with_spice(chance, &body)
+        }
+        7 => {
+            let mut body = good_body(chance);
+            body.truncate(chance.below(body.len()));
+            body
+        }
+        8 => {
+            let depth = [10, 127, 128, 129, 5_000][chance.below(5)];
+            let open = chance.pick(&["[", "{\"a\":", "{\"metadata\":"]);
+            open.repeat(depth).into_bytes()
+        }
+        9 => {
+            let length = [4_000, 4_096, 5_000, 60_000][chance.below(4)];
+            let filler = chance.pick(&["v", "\\u0000", "é", "\\\""]);
+            format!("{{\"metadata\":{{\"k\":\"{}\"}}}}", filler.repeat(length / filler.len())).into_bytes()
+        }
+        _ => chance.pick(BODIES).to_vec(),
+    }
+}
+
+fn good_body(chance: &mut Chance) -> Vec<u8> {
+    let mut body = serde_json::Map::new();
+    if !chance.one_in(4) {
+        body.insert("ttl_ms".into(), [20_000, 30_000, 300_000][chance.below(3)].into());
+    }
+    if chance.one_in(4) {
+        body.insert("wait_ms".into(), [0, 1, 20, 50][chance.below(4)].into());
+    }
+    let text = |chance: &mut Chance, text: &str| {
+        let bytes = if chance.one_in(2) { text.as_bytes().to_vec() } else { with_spice(chance, text.as_bytes()) };
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    if chance.one_in(3) {
+        body.insert("owner".into(), text(chance, "nightly on host-7").into());
+    }
+    if chance.one_in(3) {
+        let (key, value) = (text(chance, "key"), text(chance, "value"));
+        body.insert("metadata".into(), serde_json::json!({ key: value }));
+    }
+    serde_json::Value::Object(body).to_string().into_bytes()
+}
+
+/// As it goes on the wire.
+fn written(method: &str, target: &[u8], version: &str, headers: &[(String, Vec<u8>)], body: &[u8]) -> Vec<u8> {
+    let mut bytes = [method.as_bytes(), b" ", target, b" ", version.as_bytes(), b"\r\n"].concat();
+    for (name, value) in headers {
+        bytes.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
+    }
+    bytes.extend_from_slice(b"\r\n");
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+fn chunked(chance: &mut Chance, body: &[u8]) -> Vec<u8> {
+    let mut framed = Vec::new();
+    let mut rest = body;
+    while !rest.is_empty() {
+        let (chunk, later) = rest.split_at(1 + chance.below(rest.len()));
+        let extension = chance.pick(&["", "", ";a=b", ";\"q\""]);
+        framed.extend_from_slice(format!("{:x}{extension}\r\n", chunk.len()).as_bytes());
+        framed.extend_from_slice(chunk);
+        framed.extend_from_slice(b"\r\n");
+        rest = later;
+    }
+    framed.extend_from_slice(b"0\r\n\r\n");
+    framed
+}
+
+struct Parts {
+    method: &'static str,
+    target: String,
+    headers: Vec<(String, Vec<u8>)>,
+    body: Vec<u8>,
+}
+
+fn parts(chance: &mut Chance, targets: &Targets) -> Parts {
+    let method = method(chance);
+    let target = target(chance, targets);
+    let mut headers = vec![("Host".to_owned(), b"gateway".to_vec())];
+    headers.extend(self::headers(chance, targets, method));
+    let body = if matches!(method, "POST" | "PATCH") || chance.one_in(15) { body(chance) } else { Vec::new() };
+    if !body.is_empty() && !chance.one_in(12) {
+        headers.push(("Content-Type".into(), b"application/json".to_vec()));
+    } else if chance.one_in(6) {
+        headers.push(("Content-Type".into(), with_spice(chance, b"application/json; charset=utf-16")));
+    }
+    Parts { method, target, headers, body }
+}
+
+/// The request of this number.
+pub(super) fn shot(chance: &mut Chance, targets: &Targets) -> Shot {
+    let mut made = parts(chance, targets);
+    if chance.below(10) < 6 {
+        for (_, value) in &mut made.headers {
+            *value = fit_for_a_header(value);
+        }
+        return well_framed(chance, made);
+    }
+    badly_framed(chance, targets, made)
+}
+
+fn well_framed(chance: &mut Chance, made: Parts) -> Shot {
+    let Parts { method, target, mut headers, mut body } = made;
+    // Whether somebody reads so much before answering is no question of framing.
+    let size = headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() + target.len() + body.len();
+    let ending = if size > 8_000 || headers.len() > 80 || method == "CONNECT" { Ending::Closed } else { Ending::Kept };
+    if ending == Ending::Closed {
+        headers.insert(0, ("Connection".into(), b"close".to_vec()));
+    }
+    if chance.one_in(4) && !body.is_empty() {
+        headers.push(("Transfer-Encoding".into(), b"chunked".to_vec()));
+        body = chunked(chance, &body);
+    } else if !body.is_empty() || matches!(method, "POST" | "PATCH") {
+        headers.push(("Content-Length".into(), body.len().to_string().into()));
+    }
+    Shot { bytes: written(method, target.as_bytes(), "HTTP/1.1", &headers, &body), ending }
+}
+
+fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> Shot {
+    let Parts { mut method, target, mut headers, mut body } = made;
+    let mut target = target.into_bytes();
+    let mut version = "HTTP/1.1";
+    let mut lengths: Vec<(String, Vec<u8>)> = vec![("Content-Length".into(), body.len().to_string().into())];
+    headers.insert(0, ("Connection".into(), b"close".to_vec()));
+    match chance.below(10) {
+        // Carriage returns, line feeds, zeros where a value ought to be.
+        0..3 => {
+            let at = 1 + chance.below(headers.len() - 1);
+            headers[at].1 = with_spice(chance, &headers[at].1);
+        }
+        3 => {
+            target = with_spice(chance, &target);
+        }
+        4 => {
+            let names = ["", " host", "host ", "x\0y", "x y", "x:y", "ü", "content-length\t", "\u{7f}", "(x)"];
+            headers.push((chance.pick(&names).into(), b"1".to_vec()));
+        }
+        5 => {
+            version =
+                chance.pick(&["HTTP/1.0", "HTTP/0.9", "HTTP/2.0", "HTTP/1.1.1", "http/1.1", "", "RESP/3", "HTTP/9.9"]);
+            method = chance.pick(&["POST", "", " ", "PO ST", "G\0T", "*1\r\n$4\r\nPING", "PRI", "\u{fe0f}"]);
+        }
+        6 => {
+            let value = chance.pick(&["-1", "+5", "1e1", "0x5", "18446744073709551616", "5, 5", "", "999999999", "1"]);
+            lengths[0].1 = value.as_bytes().to_vec();
+            if chance.one_in(2) {
+                lengths.push(("Content-Length".into(), b"7".to_vec()));
+            }
+        }
+        // Two framings at once, or chunks that are none: what comes after may be read as a request of its own.
+        7 => {
+            lengths.push((
+                "Transfer-Encoding".into(),
+                chance.pick(&["chunked", "chunked, identity", "xchunked", "gzip, chunked", "\x0bchunked"]).into(),
+            ));
+            let inner = format!("DELETE {} HTTP/1.1\r\nhost: g\r\nlock-token: ", lock_path(&targets.held[0]));
+            let inner = [inner.as_bytes(), &token(chance, targets), b"\r\n\r\n"].concat();
+            let chunks = [
+                "0\r\n\r\n",
+                "5\r\nabc",
+                "FFFFFFFFFFFFFFFF\r\n",
+                "-1\r\n\r\n",
+                "0x5\r\nabcde\r\n0\r\n\r\n",
+                "5;\0\r\nabcde\r\n",
+                "\r\n",
+            ];
+            body = [chance.pick(&chunks).as_bytes(), &inner].concat();
+        }
+        8 => {
+            let whole = written(method, &target, version, &[headers, lengths].concat(), &body);
+            let end = chance.below(whole.len());
+            return Shot { bytes: whole[..end].to_vec(), ending: Ending::BrokenOff };
+        }
+        _ => {
+            let mut whole = written(method, &target, version, &[headers, lengths].concat(), &body);
+            for _ in 0..=chance.below(4) {
+                let at = chance.below(whole.len());
+                // Nothing becomes a digit: a TTL of milliseconds is one that a slow machine cannot serve.
+                whole[at] = loop {
+                    let byte = chance.next() as u8;
+                    if !byte.is_ascii_digit() {
+                        break byte;
+                    }
+                };
+            }
+            return Shot { bytes: whole, ending: Ending::BrokenOff };
+        }
+    }
+    headers.extend(lengths);
+    Shot { bytes: written(method, &target, version, &headers, &body), ending: Ending::BrokenOff }
+}
