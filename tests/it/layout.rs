@@ -40,7 +40,7 @@ fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines()
         .enumerate()
         .map(|(at, line)| (at + 1, line))
-        .take_while(|(_, line)| !line.starts_with("#[cfg(test)]"))
+        .take_while(|(_, line)| !line.starts_with("#[cfg(test)]") && !line.starts_with("#![cfg(test)]"))
         .filter(move |(_, line)| !comment(line))
 }
 

@@ -65,7 +65,13 @@ impl Secrets {
         match name.as_str() {
             "lock-token" => self.token(text),
             "idempotency-key" if text.len() >= 16 && !text.contains(' ') => self.other("an idempotency key", text),
-            "authorization" => self.other("an authorization", text.rsplit(' ').next().unwrap_or_default()),
+            // The secret of a key, or all of what is none. What is shorter is no secret, and may be a word of any line.
+            "authorization" => {
+                let shown = text.rsplit([' ', '.']).next().unwrap_or_default();
+                if shown.len() >= 10 {
+                    self.other("an authorization", shown);
+                }
+            }
             _ => {}
         }
     }

@@ -100,7 +100,7 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
         }
     }
     assert!(ours > 5 && theirs > 100, "{ours} of ours, {theirs} of others");
-    let deny = text("deny.toml");
+    let deny = text(".cargo/deny.toml");
     for line in ["unknown-registry = \"deny\"", "unknown-git = \"deny\"", "allow-git = []"] {
         assert!(deny.lines().any(|found| found == line), "deny.toml does not say {line}");
     }
@@ -108,7 +108,7 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
 
 #[test]
 fn every_licence_is_allowed_and_every_allowed_one_is_met() {
-    let allowed = list(&text("deny.toml"), "\nallow = [");
+    let allowed = list(&text(".cargo/deny.toml"), "\nallow = [");
     let metadata: Value = serde_json::from_str(&cargo(&["metadata", "--format-version", "1"])).expect("JSON");
     let packages = metadata["packages"].as_array().expect("packages");
     assert!(packages.len() > 100);
@@ -125,7 +125,7 @@ fn every_licence_is_allowed_and_every_allowed_one_is_met() {
 
 #[test]
 fn there_is_one_implementation_of_cryptography() {
-    let banned = list(&text("deny.toml"), "\ndeny = [");
+    let banned = list(&text(".cargo/deny.toml"), "\ndeny = [");
     // The features that are really on; the lock file also has what could be switched on.
     let tree =
         cargo(&["tree", "--workspace", "--target", "all", "--edges", "all", "--prefix", "none", "--format", "{p}"]);

@@ -387,9 +387,16 @@ impl Redlock {
             LockState::Free => return Err(LockError::Lost),
             LockState::Unknown => return Err(LockError::Unknown(shared.reports(&outcome))),
         };
-        let holder = round::agreeing(&outcome.votes).and_then(|(holding, _)| holding.record.parse());
-        match holder {
-            Some((token, _)) => self.release(name, &token).await.map(|()| by),
+        // A node may have missed the last of an owner's grants: the release of an older one would leave the newer alone.
+        let owner = round::agreeing(&outcome.votes).map(|(majority, _)| majority);
+        let its_own = outcome.votes.iter().flatten().filter_map(|vote| match vote {
+            Vote::Found(holding) if owner.is_some_and(|owner| round::same_owner(holding, owner)) => {
+                holding.record.parse()
+            }
+            _ => None,
+        });
+        match its_own.map(|(token, _)| token).max_by_key(LockToken::fencing) {
+            Some(token) => self.release(name, &token).await.map(|()| by),
             None => Err(LockError::NotHolder(by)),
         }
     }

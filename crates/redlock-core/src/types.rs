@@ -117,7 +117,7 @@ impl Owner {
     ///
     /// HMAC-SHA-256 as in [`Owner::derive`]. Nothing has to be kept of it: every gateway comes to the same.
     pub fn bound_to(&self, principal: &str) -> Self {
-        Self::of_parts(principal, [b"redlock bound owner v1", self.0.as_slice()])
+        Self::of_parts("redlock bound owner v1", [principal.as_bytes(), self.0.as_slice()])
     }
 
     fn of_parts<const N: usize>(key: &str, parts: [&[u8]; N]) -> Self {
@@ -385,7 +385,8 @@ mod tests {
     fn a_bound_owner_is_another_for_every_principal_and_every_owner() {
         let (one, two) = (Owner::from_bytes([1; 20]), Owner::from_bytes([2; 20]));
         assert_eq!(one.bound_to("ci"), one.bound_to("ci"));
-        let different = [one, one.bound_to("ci"), one.bound_to("c"), one.bound_to(""), two.bound_to("ci")];
+        let different = ["ci", "c", "", "ci\0"].map(|principal| one.bound_to(principal));
+        let different = [different.as_slice(), &[one, two.bound_to("ci")]].concat();
         for (i, owner) in different.iter().enumerate() {
             assert!(different[..i].iter().all(|other| other != owner), "number {i} is there twice");
         }

@@ -2,11 +2,12 @@
 //!
 //! In it are all requests that were denied and all forced releases, always; with a file of its own also everything that
 //! changed a lock, or tried to. Never a token, a key or a hash of one. A line is written before its request is answered,
-//! also when the client has gone away in the middle.
+//! also when the client has gone away in the middle; so a disk that hangs holds requests up.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -19,7 +20,7 @@ pub const TARGET: &str = "redlock_audit";
 /// What a request is about, as far as it got.
 #[derive(Debug, Default)]
 pub struct Note {
-    /// The principal, or the name that was claimed.
+    /// The principal, or that of which the name was claimed.
     pub who: Option<String>,
     pub what: Option<&'static str>,
     /// The lock's name.
@@ -45,7 +46,9 @@ impl Trail {
 #[derive(Serialize)]
 struct Line<'a> {
     time: String,
-    who: &'a str,
+    /// Absent when nobody is known to have sent it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    who: Option<&'a str>,
     what: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     lock: Option<&'a str>,
@@ -80,7 +83,30 @@ pub struct Audit {
 
 struct Sink {
     path: PathBuf,
-    file: Mutex<File>,
+    file: Mutex<Appended>,
+}
+
+struct Appended {
+    file: File,
+    /// The last write failed, perhaps in the middle of its line.
+    broken_off: bool,
+}
+
+impl Appended {
+    fn to(path: &Path) -> Result<Self, String> {
+        Ok(Self { file: open(path)?, broken_off: false })
+    }
+
+    /// One write for a line: other processes may append to the same file.
+    fn append(&mut self, mut line: Vec<u8>) -> std::io::Result<()> {
+        if self.broken_off {
+            line.insert(0, b'\n');
+        }
+        line.push(b'\n');
+        let written = self.file.write_all(&line);
+        self.broken_off = written.is_err();
+        written
+    }
 }
 
 impl Audit {
@@ -94,14 +120,18 @@ impl Audit {
     /// # Errors
     /// Why it cannot be opened.
     pub fn to_file(path: &Path) -> Result<Self, String> {
-        let file = open(path)?;
-        Ok(Self { file: Some(Sink { path: path.into(), file: Mutex::new(file) }) })
+        Ok(Self { file: Some(Sink { path: path.into(), file: Mutex::new(Appended::to(path)?) }) })
+    }
+
+    /// Whether everything that changes a lock is recorded.
+    pub fn has_file(&self) -> bool {
+        self.file.is_some()
     }
 
     /// Goes on in a file of the same name, for who moves the old one away. What cannot be opened changes nothing.
     pub fn reopen(&self) {
         let Some(sink) = &self.file else { return };
-        match open(&sink.path) {
+        match Appended::to(&sink.path) {
             Ok(file) => *sink.file.lock().unwrap_or_else(PoisonError::into_inner) = file,
             Err(error) => tracing::error!(error, "--audit-log: it goes on in the old file"),
         }
@@ -120,7 +150,7 @@ impl Audit {
         };
         let line = Line {
             time: humantime::format_rfc3339_micros(SystemTime::now()).to_string(),
-            who: note.who.as_deref().unwrap_or("nobody"),
+            who: note.who.as_deref(),
             what: note.what.unwrap_or("request"),
             lock: note.lock.as_deref(),
             owner: note.owner.as_deref(),
@@ -148,17 +178,15 @@ impl Audit {
 }
 
 fn open(path: &Path) -> Result<File, String> {
-    let file = OpenOptions::new().create(true).append(true).open(path);
+    // Who has which locks is not for every user of the machine.
+    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
     file.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
 }
 
 impl Sink {
     fn write(&self, line: &Line<'_>) {
-        let written = serde_json::to_vec(line).map_err(std::io::Error::from).and_then(|mut text| {
-            text.push(b'\n');
-            // One write for a line: other processes may append to the same file.
-            self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&text)
-        });
+        let append = |text| self.file.lock().unwrap_or_else(PoisonError::into_inner).append(text);
+        let written = serde_json::to_vec(line).map_err(std::io::Error::from).and_then(append);
         if let Err(error) = written {
             // Not lost without a trace: the log has it instead.
             let line = serde_json::to_string(line).unwrap_or_default();

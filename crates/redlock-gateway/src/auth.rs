@@ -10,6 +10,7 @@ mod file;
 mod follow;
 mod pattern;
 mod secret;
+mod tests;
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -26,6 +27,7 @@ use serde::Deserialize;
 use self::pattern::Pattern;
 pub use self::secret::{Secret, is_key_name};
 use crate::config::Limits;
+use crate::reload::Content;
 
 /// What a key may be allowed to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
@@ -89,13 +91,13 @@ pub struct Key {
 struct Pace {
     rate: NonZeroU32,
     burst: NonZeroU32,
-    limiter: Arc<DefaultDirectRateLimiter>,
+    limiter: ArcSwap<DefaultDirectRateLimiter>,
 }
 
 impl Pace {
     fn new(rate: NonZeroU32, burst: NonZeroU32) -> Self {
-        let limiter = Arc::new(RateLimiter::direct(Quota::per_second(rate).allow_burst(burst)));
-        Self { rate, burst, limiter }
+        let limiter = RateLimiter::direct(Quota::per_second(rate).allow_burst(burst));
+        Self { rate, burst, limiter: ArcSwap::from_pointee(limiter) }
     }
 }
 
@@ -132,9 +134,15 @@ impl Keys {
     /// # Errors
     /// What is wrong with it, and where; never a part of a secret.
     pub fn read(path: &Path) -> Result<Self, String> {
+        Self::of_file(path, &std::fs::read(path).map_err(|error| error.to_string()))
+    }
+
+    /// What was read of a file.
+    fn of_file(path: &Path, content: &Content) -> Result<Self, String> {
         let shown = path.display();
-        let text = std::fs::read_to_string(path).map_err(|error| format!("{shown}: {error}"))?;
-        Self::parse(&text).map_err(|error| format!("{shown}{error}"))
+        let bytes = content.as_ref().map_err(|error| format!("{shown}: {error}"))?;
+        let text = std::str::from_utf8(bytes).map_err(|_| format!("{shown}: it is not UTF-8"))?;
+        Self::parse(text).map_err(|error| format!("{shown}{error}"))
     }
 
     /// Reads the text of a file.
@@ -146,17 +154,15 @@ impl Keys {
     }
 
     /// Who was at the limit of its rate stays there.
-    fn keep_pace_of(&mut self, old: &Self) {
-        for (name, key) in &mut self.by_name {
-            let Some(was) = old.by_name.get(name).and_then(|key| key.pace.as_ref()) else { continue };
-            if let Some(pace) = Arc::get_mut(key).and_then(|key| key.pace.as_mut())
+    fn keep_pace_of(&self, old: &Self) {
+        for (name, key) in &self.by_name {
+            let was = old.by_name.get(name).and_then(|key| key.pace.as_ref());
+            if let (Some(pace), Some(was)) = (&key.pace, was)
                 && (pace.rate, pace.burst) == (was.rate, was.burst)
             {
-                pace.limiter = was.limiter.clone();
+                pace.limiter.store(was.limiter.load_full());
             }
         }
-        let certified = self.by_name.values().filter_map(|key| Some((key.certificate.clone()?, key.clone())));
-        self.by_certificate = certified.collect();
     }
 }
 
@@ -201,7 +207,7 @@ impl Guard {
     }
 
     /// From now on only these keys count.
-    pub fn replace(&self, mut keys: Keys) {
+    pub fn replace(&self, keys: Keys) {
         if let Some(current) = &self.keys {
             keys.keep_pace_of(&current.load());
             current.store(Arc::new(keys));
@@ -211,6 +217,11 @@ impl Guard {
     /// Whether there are no keys to show.
     pub fn is_open(&self) -> bool {
         self.keys.is_none()
+    }
+
+    /// Whether there is a key of this name.
+    pub fn knows(&self, name: &str) -> bool {
+        self.keys.as_ref().is_some_and(|keys| keys.load().by_name.contains_key(name))
     }
 
     /// Who shows this.
@@ -301,7 +312,7 @@ impl Caller {
 
     /// For logs and people.
     pub fn name(&self) -> &str {
-        self.principal().unwrap_or("anonymous")
+        self.principal().unwrap_or(secret::ANONYMOUS)
     }
 
     /// To whom tokens are bound; `None` where there are no keys.
@@ -322,13 +333,11 @@ impl Caller {
     /// What its requests may ask for, of what the gateway allows to all.
     pub fn limits(&self, all: Limits) -> Limits {
         let Some(key) = self.key() else { return all };
-        let max_ttl = key.max_ttl.map_or(all.max_ttl, |own| own.min(all.max_ttl));
-        Limits {
-            max_ttl,
-            default_ttl: all.default_ttl.min(max_ttl),
-            max_hold: key.max_hold.map_or(all.max_hold, |own| own.min(all.max_hold)),
-            ..all
-        }
+        let max_hold = key.max_hold.map_or(all.max_hold, |own| own.min(all.max_hold));
+        // Nobody gets for once what may not be held.
+        let longest = [key.max_ttl, Ttl::from_duration(max_hold)].into_iter().flatten();
+        let max_ttl = longest.fold(all.max_ttl, Ttl::min);
+        Limits { max_ttl, default_ttl: all.default_ttl.min(max_ttl), max_hold, ..all }
     }
 
     /// Counts a request.
@@ -337,116 +346,6 @@ impl Caller {
     /// After how long there is room for the next one, when there is none now.
     pub fn keep_pace(&self) -> Result<(), Duration> {
         let Some(pace) = self.key().and_then(|key| key.pace.as_ref()) else { return Ok(()) };
-        pace.limiter.check().map_err(|early| early.wait_time_from(DefaultClock::default().now()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn name(text: &str) -> LockName {
-        LockName::parse(text).unwrap()
-    }
-
-    /// A key of this name, and a file with an entry for it.
-    fn key(of: &str, rest: &str) -> (String, String) {
-        let secret = Secret::new(of, &redlock_core::clock::OsEntropy);
-        let entry = format!("[[key]]\nname = {of:?}\nhashes = [{:?}]\n{rest}\n", secret.hash_text());
-        (secret.expose().to_owned(), entry)
-    }
-
-    const ALL: &str = "allow = [{ verbs = ['acquire', 'release'], names = ['deploy/*', 'exact'] }]";
-
-    #[test]
-    fn a_key_opens_what_its_rules_name_and_nothing_else() {
-        let (text, entry) = key("ci", ALL);
-        let guard = Guard::new(Keys::parse(&entry).unwrap());
-        let caller = guard.identify(Some(Credential::Key(&text))).unwrap();
-        assert_eq!((caller.name(), caller.principal()), ("ci", Some("ci")));
-        for (verb, lock, allowed) in [
-            (Verb::Acquire, "deploy/x", true),
-            (Verb::Release, "exact", true),
-            (Verb::Acquire, "exact2", false),
-            (Verb::Acquire, "deploy", false),
-            (Verb::Extend, "deploy/x", false),
-            (Verb::Force, "deploy/x", false),
-        ] {
-            assert_eq!(caller.may(verb, &name(lock)), allowed, "{verb:?} {lock}");
-        }
-        assert!(!caller.may_somewhere(Verb::Metrics) && caller.may_somewhere(Verb::Acquire));
-    }
-
-    #[test]
-    fn strangers_are_told_apart_only_where_they_had_the_key() {
-        let (old, expired) = key("old", &format!("expires = 2020-01-01T00:00:00Z\n{ALL}"));
-        let (right, entry) = key("ci", ALL);
-        let (wrong, _) = key("ci", ALL);
-        let (absent, _) = key("nobody", ALL);
-        let guard = Guard::new(Keys::parse(&(expired + &entry)).unwrap());
-        let refused = |shown| guard.identify(shown).err();
-        assert_eq!(refused(None), Some(Stranger::Nobody));
-        for text in [wrong.as_str(), absent.as_str(), "", "rlk.ci.", "hunter2", &right[..right.len() - 1]] {
-            assert_eq!(refused(Some(Credential::Key(text))), Some(Stranger::Unknown), "{text}");
-        }
-        assert_eq!(refused(Some(Credential::Key(&old))), Some(Stranger::Expired));
-        assert_eq!(refused(Some(Credential::NamedKey("ci", &right))), None);
-        assert_eq!(refused(Some(Credential::NamedKey("old", &right))), Some(Stranger::Unknown));
-        assert_eq!(refused(Some(Credential::Certificate("CN=ci"))), Some(Stranger::Unknown));
-    }
-
-    #[test]
-    fn while_a_key_is_being_replaced_both_are_right() {
-        let (one, two) =
-            (Secret::new("ci", &redlock_core::clock::OsEntropy), Secret::new("ci", &redlock_core::clock::OsEntropy));
-        let text = format!("[[key]]\nname = 'ci'\nhashes = [{:?}, {:?}]\n{ALL}", one.hash_text(), two.hash_text());
-        let guard = Guard::new(Keys::parse(&text).unwrap());
-        assert!([one, two].iter().all(|secret| guard.identify(Some(Credential::Key(secret.expose()))).is_ok()));
-    }
-
-    #[test]
-    fn a_certificate_is_a_principal_as_a_key_is() {
-        let text = format!("[[key]]\nname = 'ci'\ncertificate = 'CN=ci,O=Example'\nmax_ttl = '1s'\n{ALL}");
-        let guard = Guard::new(Keys::parse(&text).unwrap());
-        let caller = guard.identify(Some(Credential::Certificate("CN=ci,O=Example"))).unwrap();
-        assert_eq!(caller.principal(), Some("ci"));
-        assert!(guard.identify(Some(Credential::Certificate("CN=ci"))).is_err());
-    }
-
-    #[test]
-    fn limits_of_a_key_only_ever_lower_those_of_the_gateway() {
-        let millis = |millis| Ttl::from_millis(millis).unwrap();
-        let day = Duration::from_secs(86_400);
-        let all = Limits { default_ttl: millis(30_000), max_ttl: millis(300_000), max_wait: day, max_hold: day };
-        for (own, default, max, hold) in
-            [("'10s'", 10_000, 10_000, 3_600), ("'1m'", 30_000, 60_000, 3_600), ("'1h'", 30_000, 300_000, 3_600)]
-        {
-            let (text, entry) = key("ci", &format!("max_ttl = {own}\nmax_hold = '1h'\n{ALL}"));
-            let guard = Guard::new(Keys::parse(&entry).unwrap());
-            let limits = guard.identify(Some(Credential::Key(&text))).unwrap().limits(all);
-            assert_eq!((limits.default_ttl, limits.max_ttl), (millis(default), millis(max)), "{own}");
-            assert_eq!(limits.max_hold, Duration::from_secs(hold));
-        }
-    }
-
-    #[test]
-    fn a_new_file_does_not_refill_what_a_key_has_used_up() {
-        let (text, entry) = key("ci", &format!("rate = 1\nburst = 2\n{ALL}"));
-        let guard = Guard::new(Keys::parse(&entry).unwrap());
-        let asks = || guard.identify(Some(Credential::Key(&text))).unwrap().keep_pace();
-        assert_eq!((asks(), asks()), (Ok(()), Ok(())));
-        let pause = asks().unwrap_err();
-        assert!(pause > Duration::ZERO && pause <= Duration::from_secs(1), "{pause:?}");
-        guard.replace(Keys::parse(&entry).unwrap());
-        assert!(asks().is_err());
-        guard.replace(Keys::parse(&entry.replace("burst = 2", "burst = 3")).unwrap());
-        assert_eq!(asks(), Ok(()));
-    }
-
-    #[test]
-    fn without_keys_everybody_may_all_but_force() {
-        let caller = Guard::open().identify(None).unwrap();
-        assert!(caller.may(Verb::Release, &name("x")) && !caller.may(Verb::Force, &name("x")));
-        assert_eq!((caller.name(), caller.principal(), caller.keep_pace()), ("anonymous", None, Ok(())));
+        pace.limiter.load().check().map_err(|early| early.wait_time_from(DefaultClock::default().now()))
     }
 }

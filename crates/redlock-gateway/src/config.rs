@@ -568,7 +568,11 @@ fn parse_count(text: &str) -> Result<usize, &'static str> {
 }
 
 fn parse_key_name(text: &str) -> Result<String, &'static str> {
-    if is_key_name(text) { Ok(text.into()) } else { Err("expected 1 to 64 characters of [A-Za-z0-9_-]") }
+    if is_key_name(text) {
+        Ok(text.into())
+    } else {
+        Err("expected 1 to 64 characters of [A-Za-z0-9_-], and not anonymous")
+    }
 }
 
 fn parse_factor(text: &str) -> Result<f64, &'static str> {

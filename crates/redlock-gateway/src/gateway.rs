@@ -52,11 +52,14 @@ pub struct Bearer {
     pub may_force: bool,
 }
 
-impl Bearer {
+/// Whose grant a token is taken for.
+#[derive(Debug)]
+pub struct Holder {
+    shown: LockToken,
     /// As the nodes know it.
-    fn bound(&self) -> LockToken {
-        bound(self.token, self.principal.as_deref())
-    }
+    known: LockToken,
+    /// Whether it is somebody else's than the bearer's.
+    pub is_forced: bool,
 }
 
 fn bound(token: LockToken, principal: Option<&str>) -> LockToken {
@@ -260,25 +263,22 @@ impl Gateway {
         Ok(result.map(|(view, undelivered, _)| (view, undelivered))?)
     }
 
-    /// Prolongs a lock that has been held for no longer than `max_hold`.
+    /// Prolongs a lock that has been held for no longer than `max_hold`, for whom [`Gateway::holder`] says.
     pub async fn extend(
         &self,
         name: &LockName,
-        bearer: &Bearer,
+        holder: &Holder,
         ttl: Ttl,
         max_hold: Duration,
     ) -> Result<LeaseView, Refusal> {
-        let held = self.locks.held_for(&bearer.token);
+        let held = self.locks.held_for(&holder.shown);
         if held > max_hold {
             self.telemetry.operation(Operation::Extend, Outcome::Refused);
             return Err(Refusal::MaxHoldReached { held, max: max_hold });
         }
-        let mut result = self.locks.extend(name, &bearer.bound(), ttl).await;
-        if let Some(token) = self.as_its_holder(name, bearer, &result).await {
-            result = self.locks.extend(name, &token, ttl).await;
-        }
+        let result = self.locks.extend(name, &holder.known, ttl).await;
         let result = result.and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
-        let result = result.map(|view| LeaseView { token: bearer.token, ..view });
+        let result = result.map(|view| LeaseView { token: holder.shown, ..view });
         let outcome = match &result {
             Ok(_) => Outcome::Extended,
             Err(LockError::Lost) => Outcome::Lost,
@@ -291,12 +291,9 @@ impl Gateway {
         Ok(result.inspect_err(|error| self.count_failures(Operation::Extend, error))?)
     }
 
-    pub async fn release(&self, name: &LockName, bearer: &Bearer) -> Result<(), Refusal> {
-        let mut result = self.locks.release(name, &bearer.bound()).await;
-        if let Some(token) = self.as_its_holder(name, bearer, &result).await {
-            result = self.locks.release(name, &token).await;
-        }
-        Ok(self.released(result)?)
+    /// Releases a lock, for whom [`Gateway::holder`] says.
+    pub async fn release(&self, name: &LockName, holder: &Holder) -> Result<(), Refusal> {
+        Ok(self.released(self.locks.release(name, &holder.known).await)?)
     }
 
     /// Releases a lock for its holder, whoever that is; returns who it was.
@@ -304,21 +301,21 @@ impl Gateway {
         Ok(self.released(self.locks.force_release(name).await)?)
     }
 
-    /// The token as the nodes know it from its holder, for who may use tokens of others: when `refused` says that it is not
-    /// the caller's own.
-    async fn as_its_holder<T>(
-        &self,
-        name: &LockName,
-        bearer: &Bearer,
-        refused: &Result<T, LockError>,
-    ) -> Option<LockToken> {
-        let Err(LockError::NotHolder(_)) = refused else { return None };
-        if !bearer.may_force {
-            return None;
+    /// Whose grant a token is taken for: the bearer's own, or, where the bearer may use the tokens of others, that of
+    /// whoever holds the lock.
+    pub async fn holder(&self, name: &LockName, bearer: Bearer) -> Holder {
+        let Bearer { token: shown, principal, may_force } = bearer;
+        let own = Holder { shown, known: bound(shown, principal.as_deref()), is_forced: false };
+        if !may_force {
+            return own;
         }
         match self.locks.inspect(name).await.state {
-            LockState::Held(by) => Some(bound(bearer.token, Stored::read(&by.info).key.as_deref())),
-            LockState::Free | LockState::Unknown => None,
+            LockState::Held(by) => {
+                let key = Stored::read(&by.info).key;
+                let is_forced = key.as_deref() != principal.as_deref();
+                Holder { known: bound(shown, key.as_deref()), is_forced, ..own }
+            }
+            LockState::Free | LockState::Unknown => own,
         }
     }
 
@@ -345,8 +342,15 @@ impl Gateway {
         inspection
     }
 
-    pub async fn list(&self, prefix: &str, limit: usize, cursor: ListCursor) -> Result<LockPage, Refusal> {
-        Ok(self.locks.list(prefix, limit, cursor).await?)
+    /// A page of those held locks whose names pass.
+    pub async fn list(
+        &self,
+        prefix: &str,
+        limit: usize,
+        cursor: ListCursor,
+        passes: impl Fn(&LockName) -> bool + Send + Sync,
+    ) -> Result<LockPage, Refusal> {
+        Ok(self.locks.list_those(prefix, limit, cursor, passes).await?)
     }
 
     /// Whether requests should be sent here, with every node's state.

@@ -88,15 +88,17 @@ type Panicked = fn(Box<dyn Any + Send>) -> Response;
 pub struct App {
     routes: CatchPanic<Router, Panicked>,
     telemetry: Arc<Telemetry>,
-    /// `None` where nobody can be denied anything and nobody wants to know.
-    audit: Option<Arc<Audit>>,
+    audit: Arc<Audit>,
+    /// There are no keys.
+    is_open: bool,
 }
 
 impl App {
-    pub fn new(rooms: Rooms, telemetry: Arc<Telemetry>, audit: Option<Arc<Audit>>, cors_origins: &[Origin]) -> Self {
+    pub fn new(rooms: Rooms, telemetry: Arc<Telemetry>, audit: Arc<Audit>, cors_origins: &[Origin]) -> Self {
         let panicked: Panicked = |_| ApiError::Internal.into_response();
+        let is_open = rooms.guard.is_open();
         let routes = browser::open_to(cors_origins, router(rooms));
-        Self { routes: CatchPanic::custom(routes, panicked), telemetry, audit }
+        Self { routes: CatchPanic::custom(routes, panicked), telemetry, audit, is_open }
     }
 }
 
@@ -133,7 +135,25 @@ fn no_such_path(path: &str) -> ApiError {
     })
 }
 
+fn text(value: &HeaderValue) -> String {
+    String::from_utf8_lossy(value.as_bytes()).into_owned()
+}
+
 impl App {
+    /// Opens a record of a request that may have to be recorded: without keys, only force can be denied.
+    fn record(&self, request: &mut Request, id: &HeaderValue) -> Option<audit::Open> {
+        if self.is_open && !self.audit.has_file() && request.uri().query().is_none() {
+            return None;
+        }
+        let address = request.extensions().get::<Peer>().map(Peer::address);
+        let record = audit::Open::new(self.audit.clone(), text(id), address);
+        let trail = record.trail();
+        let (what, lock) = access::about(request.method(), request.uri());
+        *trail.note() = audit::Note { what, lock, ..audit::Note::default() };
+        request.extensions_mut().insert(trail);
+        Some(record)
+    }
+
     /// Around everything: the request id, the duration, the log line, and the body of errors, which carries the id. As a
     /// layer of the router it would be boxed and copied once more for every request.
     pub async fn answer(mut self, mut request: Request) -> Response {
@@ -145,13 +165,7 @@ impl App {
         let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
         let method = method_word(request.method());
         let route = route_word(request.uri().path());
-        let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
-        let record = self.audit.clone().map(|audit| {
-            let address = request.extensions().get::<Peer>().map(Peer::address);
-            let record = audit::Open::new(audit, text(&id), address);
-            request.extensions_mut().insert(record.trail());
-            record
-        });
+        let record = self.record(&mut request, &id);
 
         let mut response = match self.routes.call(request).await {
             Ok(response) => response.map(Body::new),

@@ -60,12 +60,13 @@ pub async fn run(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let (gateway, telemetry) = assemble(&config)?;
+    // What may be missing comes before the nodes hear of us.
     let guard = match &config.auth_keys {
         None => Arc::new(Guard::open()),
         Some(path) => Guard::following(path, reload)?,
     };
     let audit = audit(&config, reload)?;
+    let (gateway, telemetry) = assemble(&config)?;
     let rooms = Rooms { gateway: gateway.clone(), guard, public: config.public };
     let app = App::new(rooms, telemetry.clone(), audit, &config.cors_origins);
 
@@ -111,13 +112,9 @@ pub async fn run(
     Ok(())
 }
 
-/// `None` where nobody can be denied anything and nobody has asked for a record.
-fn audit(config: &Config, reload: &Reload) -> Result<Option<Arc<Audit>>, String> {
-    let audit = match &config.audit_log {
-        None if config.auth_keys.is_none() => return Ok(None),
-        None => return Ok(Some(Arc::new(Audit::logged()))),
-        Some(path) => Arc::new(Audit::to_file(path)?),
-    };
+fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, String> {
+    let Some(path) = &config.audit_log else { return Ok(Arc::new(Audit::logged())) };
+    let audit = Arc::new(Audit::to_file(path)?);
     let (mut asked, reopened) = (Watched::new(Vec::new(), reload), audit.clone());
     tokio::spawn(async move {
         loop {
@@ -125,7 +122,7 @@ fn audit(config: &Config, reload: &Reload) -> Result<Option<Arc<Audit>>, String>
             reopened.reopen();
         }
     });
-    Ok(Some(audit))
+    Ok(audit)
 }
 
 /// HTTP/1.1 only: telling versions apart by the first bytes has no time limit, so silent connections would stay for ever.

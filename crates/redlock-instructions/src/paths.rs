@@ -16,6 +16,7 @@ use redlock_core::internals::{Codec, Replies};
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Keys, NoObserver, Node, NodeSettings, Observer, Op, Record};
 use redlock_core::{AcquireOptions, Info, LockError, LockName, LockToken, Redlock, Seams, Settings, Ttl};
+use redlock_gateway::audit::Audit;
 use redlock_gateway::config::{Limits, LogFormat};
 use redlock_gateway::gateway::Gateway;
 use redlock_gateway::http::{App, Rooms};
@@ -209,7 +210,7 @@ impl Served {
         let locks = redlock(telemetry.clone());
         let gateway = Gateway::new(locks, limits, "cluster".into(), 4096, telemetry.clone());
         let rooms = Rooms::open(Arc::new(gateway));
-        Self { app: App::new(rooms, telemetry.clone(), None, &[]), telemetry, requests: 0 }
+        Self { app: App::new(rooms, telemetry.clone(), Arc::new(Audit::logged()), &[]), telemetry, requests: 0 }
     }
 
     /// The answer's head, once its body has been read to the end.

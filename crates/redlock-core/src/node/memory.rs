@@ -325,17 +325,16 @@ impl Store {
     }
 
     fn scan(&self, key_prefix: &Bytes, cursor: &Bytes, count: u32) -> Vote {
-        let now = self.now();
-        let mut keys: Vec<_> = self
-            .entries
-            .iter()
-            .filter(|(key, entry)| key.starts_with(key_prefix) && *key > cursor && !is_past(entry.expires_at, now))
-            .map(|(key, _)| key.clone())
-            .collect();
+        // A place among all keys and not a key: cursors go to people who may not see every key.
+        let from = std::str::from_utf8(cursor).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+        let mut keys: Vec<_> = self.entries.keys().collect();
         keys.sort_unstable();
-        let more = keys.len() > count as usize;
-        keys.truncate(count as usize);
-        let next = keys.last().filter(|_| more).cloned();
+        let (count, now) = (count as usize, self.now());
+        let next = (keys.len() > count.saturating_add(from)).then(|| (from + count).to_string().into());
+        let wanted = |key: &&&Bytes| {
+            key.starts_with(key_prefix) && self.entries.get(**key).is_some_and(|entry| !is_past(entry.expires_at, now))
+        };
+        let keys = keys.iter().skip(from).take(count).filter(wanted).map(|key| (*key).clone()).collect();
         Vote::Page { keys, next }
     }
 

@@ -66,6 +66,21 @@ impl Redlock {
     /// # Errors
     /// [`LockError::NoQuorum`] when too few nodes can be read.
     pub async fn list(&self, prefix: &str, limit: usize, cursor: ListCursor) -> Result<LockPage, LockError> {
+        self.list_those(prefix, limit, cursor, |_| true).await
+    }
+
+    /// The same, of names that pass. What does not pass is neither looked at nor counted, so that nothing in the page tells
+    /// of it.
+    ///
+    /// # Errors
+    /// As [`Redlock::list`].
+    pub async fn list_those(
+        &self,
+        prefix: &str,
+        limit: usize,
+        cursor: ListCursor,
+        passes: impl Fn(&LockName) -> bool + Send + Sync,
+    ) -> Result<LockPage, LockError> {
         let shared = &self.shared;
         let limit = limit.max(1);
         let mut cursor = cursor;
@@ -82,7 +97,9 @@ impl Redlock {
             let op = Op::Scan { key_prefix: key_prefix.clone(), cursor: cursor.at.clone(), count };
             match shared.ask_one(cursor.node, op).await {
                 Some(Vote::Page { keys, next }) => {
-                    self.add_found(&keys, cursor.walked, &mut locks).await;
+                    let mut names = self.names_of(&keys);
+                    names.retain(&passes);
+                    self.add_found(names, cursor.walked, &mut locks).await;
                     cursor.at = next.unwrap_or_default();
                     if cursor.at.is_empty() {
                         cursor.walked |= 1 << cursor.node;
@@ -104,23 +121,26 @@ impl Redlock {
         Ok(LockPage { locks, next: (!complete).then_some(cursor) })
     }
 
-    /// Adds those of a node's lock keys that a majority holds and that no node read before has shown.
-    async fn add_found(&self, keys: &[Bytes], walked: u32, locks: &mut Vec<(LockName, LockState)>) {
-        let shared = &self.shared;
-        let limit = shared.settings.node_timeout;
+    fn names_of(&self, keys: &[Bytes]) -> Vec<LockName> {
         let name_of = |key: &Bytes| {
-            let name = std::str::from_utf8(key).ok()?.strip_prefix(&shared.settings.key_prefix)?;
+            let name = std::str::from_utf8(key).ok()?.strip_prefix(&self.shared.settings.key_prefix)?;
             LockName::parse(name).ok()
         };
-        for keys in keys.chunks(LOOK_AT_ONCE) {
+        keys.iter().filter_map(name_of).collect()
+    }
+
+    /// Adds those of a node's locks that a majority holds and that no node read before has shown.
+    async fn add_found(&self, names: Vec<LockName>, walked: u32, locks: &mut Vec<(LockName, LockState)>) {
+        let shared = &self.shared;
+        let limit = shared.settings.node_timeout;
+        for names in names.chunks(LOOK_AT_ONCE) {
             let deadline = Instant::now() + limit;
-            let rounds: Vec<_> = keys
+            let rounds: Vec<_> = names
                 .iter()
-                .filter_map(name_of)
-                .filter(|name| locks.iter().all(|(listed, _)| listed != name))
+                .filter(|name| locks.iter().all(|(listed, _)| listed != *name))
                 .map(|name| {
-                    let op = Op::Inspect { keys: Keys::new(&shared.settings.key_prefix, &name) };
-                    (name, shared.round(op, deadline))
+                    let op = Op::Inspect { keys: Keys::new(&shared.settings.key_prefix, name) };
+                    (name.clone(), shared.round(op, deadline))
                 })
                 .collect();
             for (name, round) in rounds {

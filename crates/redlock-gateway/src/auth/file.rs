@@ -1,6 +1,6 @@
 //! The keys file: TOML, one `[[key]]` for each principal. Every error names the key and what is allowed.
 //!
-//! Values are quoted only where they cannot be a secret that was pasted into the wrong place.
+//! No value is quoted: it may be a secret that was pasted into the wrong place.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -56,7 +56,9 @@ pub(super) fn parse(text: &str) -> Result<Keys, String> {
     for (index, entry) in file.key.into_iter().enumerate() {
         let number = index + 1;
         if !is_key_name(&entry.name) {
-            return Err(format!(": key {number}: the name must be 1 to 64 characters of [A-Za-z0-9_-]"));
+            return Err(format!(
+                ": key {number}: the name must be 1 to 64 characters of [A-Za-z0-9_-], and not anonymous"
+            ));
         }
         let name: Arc<str> = entry.name.as_str().into();
         let key = Arc::new(entry.check(name.clone()).map_err(|error| format!(": key {name}: {error}"))?);
@@ -74,18 +76,20 @@ pub(super) fn parse(text: &str) -> Result<Keys, String> {
             return Err(format!(": key {name}: the name is there twice; put all of its hashes into one list"));
         }
     }
-    // Each key is named once from here on.
-    keys.by_certificate.clear();
     Ok(keys)
 }
 
-/// The parser quotes what it did not expect, which may be anything.
+/// The parser quotes what it did not expect, which may be anything. What it did expect comes later.
 fn without_values(message: &str) -> String {
-    let mut shown = String::new();
-    for (index, part) in message.split('"').enumerate() {
-        shown.push_str(if index % 2 == 0 { part } else { "\"…\"" });
-    }
-    shown
+    let hide = |text: &str, quote: char| {
+        let mut parts = text.splitn(3, quote);
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some(before), Some(_), Some(after)) => format!("{before}{quote}…{quote}{after}"),
+            _ => text.to_owned(),
+        }
+    };
+    let shown = hide(message, '"');
+    if message.starts_with("unknown variant") { hide(&shown, '`') } else { shown }
 }
 
 impl Entry {
@@ -107,8 +111,12 @@ impl Entry {
         let max_ttl = self.max_ttl.map(|text| duration("max_ttl", &text)).transpose()?;
         let allowed = "expected 10ms to 1day in whole milliseconds";
         let max_ttl = max_ttl
-            .map(|time| Ttl::from_duration(time).ok_or_else(|| format!("max_ttl: {time:?} is not allowed; {allowed}")))
+            .map(|time| Ttl::from_duration(time).ok_or_else(|| format!("max_ttl is not allowed; {allowed}")))
             .transpose()?;
+        let max_hold = self.max_hold.map(|text| duration("max_hold", &text)).transpose()?;
+        if max_hold.is_some_and(|time| Ttl::from_duration(time.min(Ttl::MAX.duration())).is_none()) {
+            return Err("max_hold is not allowed; expected at least 10ms in whole milliseconds".into());
+        }
         Ok(Key {
             name,
             hashes,
@@ -116,7 +124,7 @@ impl Entry {
             rules,
             expires: self.expires.map(|date| instant(&date)).transpose()?,
             max_ttl,
-            max_hold: self.max_hold.map(|text| duration("max_hold", &text)).transpose()?,
+            max_hold,
             pace: pace(self.rate, self.burst)?,
         })
     }
@@ -130,21 +138,18 @@ impl Allowed {
         if self.names.is_empty() && self.verbs.iter().any(|verb| verb.is_of_names()) {
             return Err("a rule has no names; write names = [\"*\"] for all".into());
         }
-        let pattern = |text: &String| {
-            Pattern::parse(text).ok_or_else(|| {
-                format!(
-                    "names: {text:?} is no pattern; expected [A-Za-z0-9._:@/+~-] and * for any text, at most 255 bytes"
-                )
-            })
+        let pattern = |(index, text): (usize, &String)| {
+            let allowed = "expected [A-Za-z0-9._:@/+~-] and * for any text, at most 255 bytes";
+            Pattern::parse(text).ok_or_else(|| format!("names: number {} is no pattern; {allowed}", index + 1))
         };
-        let names = self.names.iter().map(pattern).collect::<Result<_, _>>()?;
+        let names = self.names.iter().enumerate().map(pattern).collect::<Result<_, _>>()?;
         Ok(Rule { verbs: self.verbs, names })
     }
 }
 
 fn duration(field: &str, text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
-        .map_err(|_| format!("{field}: {text:?} is no duration; expected one such as \"30s\" or \"5m\""))
+        .map_err(|_| format!("{field} is no duration; expected one such as \"30s\" or \"5m\""))
 }
 
 fn pace(rate: Option<u32>, burst: Option<u32>) -> Result<Option<Pace>, String> {
@@ -195,12 +200,15 @@ mod tests {
             (format!("[[key]]\nname = 'ci'\n{rule}"), ": key ci: there is neither a hash nor a certificate"),
             (key(""), ", line 1: missing field `allow`"),
             (key(&format!("{rule}\nexpire = 1")), ", line 5: unknown field `expire`"),
-            (key("allow = [{ verbs = ['aquire'], names = ['*'] }]"), ", line 4: unknown variant `aquire`, expected"),
+            (
+                key("allow = [{ verbs = ['aquire'], names = ['*'] }]"),
+                ", line 4: unknown variant `…`, expected one of `acquire`",
+            ),
             (key("allow = [{ verbs = ['list'] }]"), ": key ci: a rule has no names; write names = [\"*\"]"),
             (key("allow = [{ verbs = [], names = ['a'] }]"), ": key ci: a rule allows no verb"),
-            (key("allow = [{ verbs = ['list'], names = ['a b'] }]"), ": key ci: names: \"a b\" is no pattern"),
-            (key(&format!("{rule}\nmax_ttl = '2 parsecs'")), ": key ci: max_ttl: \"2 parsecs\" is no duration"),
-            (key(&format!("{rule}\nmax_ttl = '1us'")), ": key ci: max_ttl: 1µs is not allowed; expected 10ms"),
+            (key("allow = [{ verbs = ['list'], names = ['a b'] }]"), ": key ci: names: number 1 is no pattern"),
+            (key(&format!("{rule}\nmax_ttl = '2 parsecs'")), ": key ci: max_ttl is no duration"),
+            (key(&format!("{rule}\nmax_ttl = '1us'")), ": key ci: max_ttl is not allowed; expected 10ms"),
             (key(&format!("{rule}\nrate = 0")), ": key ci: rate: 0 is not allowed"),
             (key(&format!("{rule}\nburst = 5")), ": key ci: burst: means nothing without a rate"),
             (key(&format!("{rule}\nexpires = 2027-01-01T00:00:00")), ": key ci: expires: 2027-01-01T00:00:00 is not"),
@@ -223,6 +231,13 @@ mod tests {
             format!("[[key]]\nname = '{secret}'\nhashes = []\nallow = []"),
             format!("[[key]]\nname = 'ci'\nhashes = [{secret}]\nallow = []"),
             format!("[[key]]\nname = 'ci'\nrate = '{secret}'\nallow = []"),
+            format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nmax_ttl = '{secret}'\nallow = []"),
+            format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nmax_hold = '{secret}'\nallow = []"),
+            format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nexpires = '{secret}'\nallow = []"),
+            format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nallow = [{{ verbs = ['{secret}'], names = ['a'] }}]"),
+            format!(
+                "[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nallow = [{{ verbs = ['list'], names = ['{secret}='] }}]"
+            ),
         ] {
             let error = parse(&text).err().expect("it is wrong");
             assert!(!error.contains("AAAA"), "{error}");

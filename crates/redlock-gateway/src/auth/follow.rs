@@ -33,12 +33,10 @@ impl Guard {
 }
 
 fn keys(path: &Path, contents: &[Content]) -> Result<Keys, String> {
-    let shown = path.display();
-    let bytes = match contents {
-        [Ok(bytes)] => bytes,
-        [Err(error), ..] => return Err(format!("{shown}: {error}")),
-        _ => return Err(format!("{shown}: it was not read")),
-    };
-    let text = std::str::from_utf8(bytes).map_err(|_| format!("{shown}: it is not UTF-8"))?;
-    Keys::parse(text).map_err(|error| format!("{shown}{error}"))
+    let content = contents.first().ok_or_else(|| format!("{}: it was not read", path.display()))?;
+    // As a file looks that is about to be written. To let nobody in, leave a comment in it.
+    if content.as_ref().is_ok_and(|bytes| bytes.trim_ascii().is_empty()) {
+        return Err(format!("{}: it is empty", path.display()));
+    }
+    Keys::of_file(path, content)
 }

@@ -14,10 +14,13 @@ const SECRET_BYTES: usize = 32;
 const MAX_NAME: usize = 64;
 const ALGORITHM: &str = "sha256:";
 
-/// 1 to 64 characters of `[A-Za-z0-9_-]`.
+/// What callers without a key are called.
+pub(super) const ANONYMOUS: &str = "anonymous";
+
+/// 1 to 64 characters of `[A-Za-z0-9_-]`, and not what callers without a key are called.
 pub fn is_key_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
-    (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(allowed)
+    (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(allowed) && text != ANONYMOUS
 }
 
 /// SHA-256 of a key's whole text.

@@ -9,23 +9,23 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::request::Parts;
-use http::{Extensions, HeaderMap, header};
+use http::{Extensions, HeaderMap, Method, Uri, header};
 use redlock_core::LockName;
 
 use super::Rooms;
 use super::error::{ApiError, Denial};
 use crate::audit::{Note, Trail};
-use crate::auth::{Caller, Credential, Guard, Stranger, Verb, is_key_name};
+use crate::auth::{Caller, Credential, Guard, Stranger, Verb};
 use crate::peer::Peer;
 
 /// Whoever sent the request, who is let in.
-pub struct From {
+pub struct Access {
     pub caller: Caller,
     guard: Arc<Guard>,
     trail: Option<Trail>,
 }
 
-impl<S> FromRequestParts<S> for From
+impl<S> FromRequestParts<S> for Access
 where
     S: Send + Sync,
     Arc<Guard>: FromRef<S>,
@@ -36,17 +36,19 @@ where
         let trail = parts.extensions.get::<Trail>().cloned();
         let guard = Arc::<Guard>::from_ref(state);
         if guard.is_open() {
-            return Ok(Self { caller: Caller::anonymous(), guard, trail });
+            let access = Self { caller: Caller::anonymous(), guard, trail };
+            access.note(|note| note.who = Some(access.caller.name().to_owned()));
+            return Ok(access);
         }
         let caller = identify(&guard, &parts.headers, &parts.extensions)?;
-        let from = Self { caller, guard, trail };
-        from.note(|note| note.who = Some(from.caller.name().to_owned()));
-        from.caller.keep_pace().map_err(ApiError::RateLimited)?;
-        Ok(from)
+        let access = Self { caller, guard, trail };
+        access.note(|note| note.who = Some(access.caller.name().to_owned()));
+        access.caller.keep_pace().map_err(ApiError::RateLimited)?;
+        Ok(access)
     }
 }
 
-impl From {
+impl Access {
     /// What the request does, for the record.
     pub fn note(&self, write: impl FnOnce(&mut Note)) {
         if let Some(trail) = &self.trail {
@@ -86,8 +88,8 @@ impl From {
 fn identify(guard: &Guard, headers: &HeaderMap, extensions: &Extensions) -> Result<Caller, ApiError> {
     let refused = |why: Stranger, claimed: Option<&str>| {
         if let Some(trail) = extensions.get::<Trail>() {
-            // Only what has the form of a name: anything else may be a secret in the wrong place.
-            trail.note().who = claimed.filter(|name| is_key_name(name)).map(|name| format!("{name} (not proven)"));
+            // Only what is a name: anything else may be a secret in the wrong place.
+            trail.note().who = claimed.filter(|name| guard.knows(name)).map(|name| format!("{name} (not proven)"));
         }
         ApiError::Unauthenticated(why)
     };
@@ -116,6 +118,24 @@ fn identify(guard: &Guard, headers: &HeaderMap, extensions: &Extensions) -> Resu
     }
 }
 
+/// What a request was about that was denied before it was looked at, from its method and path.
+pub(super) fn about(method: &Method, uri: &Uri) -> (Option<&'static str>, Option<String>) {
+    let name = uri.path().strip_prefix("/locks/").filter(|name| !name.is_empty() && !name.contains('/'));
+    let verb = match (name, method, uri.path()) {
+        (Some(_), &Method::POST, _) => Verb::Acquire,
+        (Some(_), &Method::PATCH, _) => Verb::Extend,
+        (Some(_), &Method::DELETE, _) if uri.query() == Some("force=true") => Verb::Force,
+        (Some(_), &Method::DELETE, _) => Verb::Release,
+        (Some(_), ..) => Verb::Inspect,
+        (None, _, "/locks") => Verb::List,
+        (None, _, "/metrics") => Verb::Metrics,
+        (None, ..) => return (None, None),
+    };
+    let decoded = name.and_then(|name| percent_encoding::percent_decode_str(name).decode_utf8().ok());
+    let name = decoded.and_then(|name| LockName::parse(&name).ok());
+    (Some(verb.word()), name.map(|name| name.as_str().to_owned()))
+}
+
 /// How much a request may see of what the service is made of.
 pub enum Sight {
     All,
@@ -141,7 +161,7 @@ impl FromRequestParts<Rooms> for MayScrape {
 
     async fn from_request_parts(parts: &mut Parts, rooms: &Rooms) -> Result<Self, ApiError> {
         if !rooms.public.metrics {
-            From::from_request_parts(parts, rooms).await?.may_somewhere(Verb::Metrics)?;
+            Access::from_request_parts(parts, rooms).await?.may_somewhere(Verb::Metrics)?;
         }
         Ok(Self)
     }
@@ -153,9 +173,9 @@ pub(super) async fn readers(State(rooms): State<Rooms>, request: Request, next: 
         return next.run(request).await;
     }
     let (mut parts, body) = request.into_parts();
-    match From::from_request_parts(&mut parts, &rooms).await {
-        Ok(from) => {
-            from.note(|note| note.what = Some("docs"));
+    match Access::from_request_parts(&mut parts, &rooms).await {
+        Ok(access) => {
+            access.note(|note| note.what = Some("docs"));
             next.run(Request::from_parts(parts, body)).await
         }
         Err(error) => error.into_response(),

@@ -57,6 +57,18 @@ const SPREAD: f64 = 0.1;
 const BASIC_CHALLENGE: &str = "Basic realm=\"redlock-gateway\", charset=\"UTF-8\"";
 
 impl ApiError {
+    /// What a client without the right key is told to bring: RFC 6750, section 3.
+    fn challenge(&self) -> Option<&'static str> {
+        if let Self::Unauthenticated(why) = self {
+            return Some(match why {
+                Stranger::Nobody => "Bearer realm=\"redlock-gateway\"",
+                Stranger::Unknown | Stranger::Expired => "Bearer realm=\"redlock-gateway\", error=\"invalid_token\"",
+            });
+        }
+        let has_a_key = matches!(self, Self::Forbidden(Denial { who: Some(_), .. }));
+        has_a_key.then_some("Bearer realm=\"redlock-gateway\", error=\"insufficient_scope\"")
+    }
+
     pub fn problem(self) -> Problem {
         use StatusCode as S;
         let new = Problem::new;
@@ -105,11 +117,12 @@ impl ApiError {
                 new(S::UNAUTHORIZED, "unauthenticated", "Who are you?", detail.into())
             }
             Self::Forbidden(Denial { who: Some(who), verb }) => {
-                let detail = format!("the key {who:?} has no permission to {verb} here");
+                let detail = format!("the key {who:?} does not have the permission {verb:?} here");
                 new(S::FORBIDDEN, "forbidden", "Not allowed", detail)
             }
             Self::Forbidden(Denial { who: None, verb }) => {
-                let detail = format!("this takes an API key with the {verb} permission, and this service has no keys");
+                let detail =
+                    format!("this takes an API key with the permission {verb:?}, and this service has no keys");
                 new(S::FORBIDDEN, "forbidden", "Not allowed", detail)
             }
             Self::RateLimited(pause) => {
@@ -251,14 +264,7 @@ impl Problem {
 impl IntoResponse for ApiError {
     /// The request id is added on the way out, where it is known.
     fn into_response(self) -> Response {
-        let challenge = match &self {
-            Self::Unauthenticated(Stranger::Nobody) => Some("Bearer realm=\"redlock-gateway\""),
-            Self::Unauthenticated(Stranger::Unknown | Stranger::Expired) => {
-                Some("Bearer realm=\"redlock-gateway\", error=\"invalid_token\"")
-            }
-            Self::Forbidden(_) => Some("Bearer realm=\"redlock-gateway\", error=\"insufficient_scope\""),
-            _ => None,
-        };
+        let challenge = self.challenge();
         let problem = self.problem();
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = status.into_response();
@@ -266,7 +272,7 @@ impl IntoResponse for ApiError {
             let seconds = pause.div_ceil(1000).max(1);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        // RFC 6750, section 3; one header line for each scheme.
+        // One header line for each scheme.
         if let Some(bearer) = challenge {
             let headers = response.headers_mut();
             headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(bearer));

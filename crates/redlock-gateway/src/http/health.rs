@@ -15,7 +15,7 @@ use crate::gateway::{Gateway, Readiness};
 /// Whether the process lives
 ///
 /// Asks no node, so a failure of Redis never restarts gateways.
-#[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations", security(()),
+#[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations",
     responses(
         (status = 200, description = "Alive", body = Health),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
@@ -60,8 +60,8 @@ pub async fn healthz(sight: Sight, state: State<Arc<Gateway>>) -> Result<Respons
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "operations",
     responses(
         (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
-        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
-        (status = 403, description = "forbidden: the key has no metrics permission", body = Problem, content_type = "application/problem+json"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
+        (status = 403, description = "forbidden: the key has no metrics permission", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
         (status = 429, description = "rate_limited", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
     ))]

@@ -18,12 +18,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
-use super::access::From;
+use super::access::Access;
 use super::error::ApiError;
 use super::wire::{AcquireBody, ExtendBody, Lease, LockList, LockStatus, Problem, invalid_wait, label_of};
-use crate::auth::{Caller, Verb};
+use crate::auth::Verb;
 use crate::config::Limits;
-use crate::gateway::{AcquireRequest, Bearer, Gateway, Undelivered};
+use crate::gateway::{AcquireRequest, Bearer, Gateway, Holder, Undelivered};
 use crate::peer::Peer;
 
 /// No legal body comes near it: a label and 4 KiB of metadata, at worst all escaped.
@@ -72,8 +72,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
             ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer asked for it and the body did not"),
         )),
         (status = 400, description = "invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter", body = Problem, content_type = "application/problem+json"),
-        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
-        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
+        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
         (status = 408, description = "request_timeout", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 413, description = "body_too_large", body = Problem, content_type = "application/problem+json"),
@@ -84,15 +84,15 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
     )
 )]
 pub async fn acquire(
-    from: From,
+    access: Access,
     State(gateway): State<Arc<Gateway>>,
     Name(name): Name,
     request: Request,
 ) -> Result<Response, ApiError> {
-    from.may(Verb::Acquire, &name)?;
+    access.may(Verb::Acquire, &name)?;
     let mut in_flight = gateway.enter().map_err(ApiError::Acquire)?;
     no_query(request.uri())?;
-    let limits = from.caller.limits(gateway.limits());
+    let limits = access.caller.limits(gateway.limits());
     let idempotency_key = idempotency_key(request.headers())?;
     let peer = request.extensions().get::<Peer>().cloned();
     let preferred = preferred_wait(request.headers(), &limits)?;
@@ -104,15 +104,15 @@ pub async fn acquire(
         (wait, _) => (wait, None),
     };
     let wait = wait.filter(|wait| !wait.is_zero());
-    let info = body.info(from.caller.principal())?;
+    let info = body.info(access.caller.principal())?;
     let label = label_of(info.as_bytes());
-    from.note(|note| note.owner.clone_from(&label));
-    let principal = from.caller.principal().map(Into::into);
+    access.note(|note| note.owner.clone_from(&label));
+    let principal = access.caller.principal().map(Into::into);
     let asked = AcquireRequest { name: name.clone(), ttl, info, principal, idempotency_key, wait };
     let (view, undelivered) = gateway.acquire(asked, &mut in_flight, gone(peer)).await.map_err(ApiError::Acquire)?;
     if wait.is_some() {
         // Otherwise the grant is dropped undelivered.
-        from.still_may(Verb::Acquire, &name)?;
+        access.still_may(Verb::Acquire, &name)?;
     }
 
     let lease = Lease::new(&name, &view, label);
@@ -148,8 +148,8 @@ async fn gone(peer: Option<Peer>) {
     responses(
         (status = 200, description = "Extended", body = Lease),
         (status = 400, description = "invalid_name, invalid_ttl, invalid_body, invalid_parameter, missing_token, invalid_token", body = Problem, content_type = "application/problem+json"),
-        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
-        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
+        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
         (status = 404, description = "lock_not_found: free or expired; stop work", body = Problem, content_type = "application/problem+json"),
         (status = 408, description = "request_timeout", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "not_holder: somebody else holds it; max_hold_reached", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
@@ -161,20 +161,20 @@ async fn gone(peer: Option<Peer>) {
     )
 )]
 pub async fn extend(
-    from: From,
+    access: Access,
     State(gateway): State<Arc<Gateway>>,
     Name(name): Name,
     request: Request,
 ) -> Result<Response, ApiError> {
-    from.may(Verb::Extend, &name)?;
+    access.may(Verb::Extend, &name)?;
     let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
     no_query(request.uri())?;
     let token = lock_token(request.headers())?;
     let body: ExtendBody = json(request).await?.unwrap_or_default();
-    let limits = from.caller.limits(gateway.limits());
+    let limits = access.caller.limits(gateway.limits());
     let ttl = body.ttl(&limits)?;
-    let bearer = bearer(&from.caller, &name, token);
-    let view = gateway.extend(&name, &bearer, ttl, limits.max_hold).await.map_err(ApiError::Holder)?;
+    let holder = holder(&access, &gateway, &name, token).await;
+    let view = gateway.extend(&name, &holder, ttl, limits.max_hold).await.map_err(ApiError::Holder)?;
     lease_response(StatusCode::OK, &Lease::new(&name, &view, None), None)
 }
 
@@ -193,8 +193,8 @@ pub async fn extend(
     responses(
         (status = 204, description = "Released"),
         (status = 400, description = "invalid_name, invalid_parameter, missing_token, invalid_token", body = Problem, content_type = "application/problem+json"),
-        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
-        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
+        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
         (status = 404, description = "lock_not_found: it was released or has expired", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "not_holder: somebody else holds it", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 429, description = "rate_limited", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
@@ -203,13 +203,13 @@ pub async fn extend(
     )
 )]
 pub async fn release(
-    from: From,
+    access: Access,
     State(gateway): State<Arc<Gateway>>,
     Name(name): Name,
     request: Request,
 ) -> Result<Response, ApiError> {
     let force = is_forced(request.uri());
-    from.may(if force == Ok(true) { Verb::Force } else { Verb::Release }, &name)?;
+    access.may(if force == Ok(true) { Verb::Force } else { Verb::Release }, &name)?;
     let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
     if force.map_err(|detail| ApiError::InvalidParameter(detail.into()))? {
         if request.headers().contains_key(&LOCK_TOKEN) {
@@ -217,13 +217,13 @@ pub async fn release(
         }
         drop(request);
         let held = gateway.force_release(&name).await.map_err(ApiError::Holder)?;
-        from.note(|note| note.owner = label_of(&held.info));
+        access.note(|note| note.owner = label_of(&held.info));
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let token = lock_token(request.headers())?;
     drop(request);
-    let bearer = bearer(&from.caller, &name, token);
-    gateway.release(&name, &bearer).await.map_err(ApiError::Holder)?;
+    let holder = holder(&access, &gateway, &name, token).await;
+    gateway.release(&name, &holder).await.map_err(ApiError::Holder)?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -236,15 +236,19 @@ pub async fn release(
     responses(
         (status = 200, description = "The lock: held, free or unknown", body = LockStatus),
         (status = 400, description = "invalid_name", body = Problem, content_type = "application/problem+json"),
-        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
-        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
+        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
         (status = 429, description = "rate_limited", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
 )]
-pub async fn inspect(from: From, State(gateway): State<Arc<Gateway>>, Name(name): Name) -> Result<Response, ApiError> {
-    from.may(Verb::Inspect, &name)?;
+pub async fn inspect(
+    access: Access,
+    State(gateway): State<Arc<Gateway>>,
+    Name(name): Name,
+) -> Result<Response, ApiError> {
+    access.may(Verb::Inspect, &name)?;
     let _in_flight = gateway.enter().map_err(ApiError::Holder)?;
     let inspection = gateway.inspect(&name).await;
     json_response(StatusCode::OK, &LockStatus::new(&name, inspection))
@@ -283,19 +287,19 @@ fn default_limit() -> u32 {
     responses(
         (status = 200, description = "A page", body = LockList),
         (status = 400, description = "invalid_parameter", body = Problem, content_type = "application/problem+json"),
-        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json"),
-        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json"),
+        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
+        (status = 403, description = "forbidden", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
         (status = 429, description = "rate_limited", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
         (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "quorum_unavailable, overloaded", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
     )
 )]
 pub async fn list(
-    from: From,
+    access: Access,
     State(gateway): State<Arc<Gateway>>,
     query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, ApiError> {
-    from.may_somewhere(Verb::List)?;
+    access.may_somewhere(Verb::List)?;
     let _in_flight = gateway.enter().map_err(ApiError::Acquire)?;
     let bad = |detail: &str| ApiError::InvalidParameter(detail.to_owned());
     let Query(query) = query.map_err(|error| ApiError::InvalidParameter(error.body_text()))?;
@@ -310,8 +314,8 @@ pub async fn list(
         text => ListCursor::parse(text)
             .ok_or_else(|| bad("cursor is none; give back next_cursor of the last page, or leave it out"))?,
     };
-    let mut page = gateway.list(&query.prefix, query.limit as usize, cursor).await.map_err(ApiError::Acquire)?;
-    page.locks.retain(|(name, _)| from.caller.may(Verb::List, name));
+    let listed = |name: &LockName| access.caller.may(Verb::List, name);
+    let page = gateway.list(&query.prefix, query.limit as usize, cursor, listed).await.map_err(ApiError::Acquire)?;
     json_response(StatusCode::OK, &LockList::from(page))
 }
 
@@ -324,10 +328,15 @@ fn is_forced(uri: &Uri) -> Result<bool, &'static str> {
     }
 }
 
-/// The token as the caller may use it.
-fn bearer(caller: &Caller, name: &LockName, token: LockToken) -> Bearer {
-    let principal = caller.principal().map(Into::into);
-    Bearer { token, principal, may_force: caller.may(Verb::Force, name) }
+/// Whose grant the token is taken for; on the record when it is not the caller's own.
+async fn holder(access: &Access, gateway: &Gateway, name: &LockName, token: LockToken) -> Holder {
+    let principal = access.caller.principal().map(Into::into);
+    let bearer = Bearer { token, principal, may_force: access.caller.may(Verb::Force, name) };
+    let holder = gateway.holder(name, bearer).await;
+    if holder.is_forced {
+        access.note(|note| note.forces = true);
+    }
+    holder
 }
 
 /// `/locks/` without a name.

@@ -1,0 +1,110 @@
+//! Keys, callers and what they may do.
+
+#![cfg(test)]
+
+use super::*;
+
+fn name(text: &str) -> LockName {
+    LockName::parse(text).unwrap()
+}
+
+/// A key of this name, and a file with an entry for it.
+fn key(of: &str, rest: &str) -> (String, String) {
+    let secret = Secret::new(of, &redlock_core::clock::OsEntropy);
+    let entry = format!("[[key]]\nname = {of:?}\nhashes = [{:?}]\n{rest}\n", secret.hash_text());
+    (secret.expose().to_owned(), entry)
+}
+
+const ALL: &str = "allow = [{ verbs = ['acquire', 'release'], names = ['deploy/*', 'exact'] }]";
+
+#[test]
+fn a_key_opens_what_its_rules_name_and_nothing_else() {
+    let (text, entry) = key("ci", ALL);
+    let guard = Guard::new(Keys::parse(&entry).unwrap());
+    let caller = guard.identify(Some(Credential::Key(&text))).unwrap();
+    assert_eq!((caller.name(), caller.principal()), ("ci", Some("ci")));
+    for (verb, lock, allowed) in [
+        (Verb::Acquire, "deploy/x", true),
+        (Verb::Release, "exact", true),
+        (Verb::Acquire, "exact2", false),
+        (Verb::Acquire, "deploy", false),
+        (Verb::Extend, "deploy/x", false),
+        (Verb::Force, "deploy/x", false),
+    ] {
+        assert_eq!(caller.may(verb, &name(lock)), allowed, "{verb:?} {lock}");
+    }
+    assert!(!caller.may_somewhere(Verb::Metrics) && caller.may_somewhere(Verb::Acquire));
+}
+
+#[test]
+fn strangers_are_told_apart_only_where_they_had_the_key() {
+    let (old, expired) = key("old", &format!("expires = 2020-01-01T00:00:00Z\n{ALL}"));
+    let (right, entry) = key("ci", ALL);
+    let (wrong, _) = key("ci", ALL);
+    let (absent, _) = key("nobody", ALL);
+    let guard = Guard::new(Keys::parse(&(expired + &entry)).unwrap());
+    let refused = |shown| guard.identify(shown).err();
+    assert_eq!(refused(None), Some(Stranger::Nobody));
+    for text in [wrong.as_str(), absent.as_str(), "", "rlk.ci.", "hunter2", &right[..right.len() - 1]] {
+        assert_eq!(refused(Some(Credential::Key(text))), Some(Stranger::Unknown), "{text}");
+    }
+    assert_eq!(refused(Some(Credential::Key(&old))), Some(Stranger::Expired));
+    assert_eq!(refused(Some(Credential::NamedKey("ci", &right))), None);
+    assert_eq!(refused(Some(Credential::NamedKey("old", &right))), Some(Stranger::Unknown));
+    assert_eq!(refused(Some(Credential::Certificate("CN=ci"))), Some(Stranger::Unknown));
+}
+
+#[test]
+fn while_a_key_is_being_replaced_both_are_right() {
+    let (one, two) =
+        (Secret::new("ci", &redlock_core::clock::OsEntropy), Secret::new("ci", &redlock_core::clock::OsEntropy));
+    let text = format!("[[key]]\nname = 'ci'\nhashes = [{:?}, {:?}]\n{ALL}", one.hash_text(), two.hash_text());
+    let guard = Guard::new(Keys::parse(&text).unwrap());
+    assert!([one, two].iter().all(|secret| guard.identify(Some(Credential::Key(secret.expose()))).is_ok()));
+}
+
+#[test]
+fn a_certificate_is_a_principal_as_a_key_is() {
+    let text = format!("[[key]]\nname = 'ci'\ncertificate = 'CN=ci,O=Example'\nmax_ttl = '1s'\n{ALL}");
+    let guard = Guard::new(Keys::parse(&text).unwrap());
+    let caller = guard.identify(Some(Credential::Certificate("CN=ci,O=Example"))).unwrap();
+    assert_eq!(caller.principal(), Some("ci"));
+    assert!(guard.identify(Some(Credential::Certificate("CN=ci"))).is_err());
+}
+
+#[test]
+fn limits_of_a_key_only_ever_lower_those_of_the_gateway() {
+    let millis = |millis| Ttl::from_millis(millis).unwrap();
+    let day = Duration::from_secs(86_400);
+    let all = Limits { default_ttl: millis(30_000), max_ttl: millis(300_000), max_wait: day, max_hold: day };
+    for (own, default, max, hold) in
+        [("'10s'", 10_000, 10_000, 3_600), ("'1m'", 30_000, 60_000, 3_600), ("'1h'", 30_000, 300_000, 3_600)]
+    {
+        let (text, entry) = key("ci", &format!("max_ttl = {own}\nmax_hold = '1h'\n{ALL}"));
+        let guard = Guard::new(Keys::parse(&entry).unwrap());
+        let limits = guard.identify(Some(Credential::Key(&text))).unwrap().limits(all);
+        assert_eq!((limits.default_ttl, limits.max_ttl), (millis(default), millis(max)), "{own}");
+        assert_eq!(limits.max_hold, Duration::from_secs(hold));
+    }
+}
+
+#[test]
+fn a_new_file_does_not_refill_what_a_key_has_used_up() {
+    let (text, entry) = key("ci", &format!("rate = 1\nburst = 2\n{ALL}"));
+    let guard = Guard::new(Keys::parse(&entry).unwrap());
+    let asks = || guard.identify(Some(Credential::Key(&text))).unwrap().keep_pace();
+    assert_eq!((asks(), asks()), (Ok(()), Ok(())));
+    let pause = asks().unwrap_err();
+    assert!(pause > Duration::ZERO && pause <= Duration::from_secs(1), "{pause:?}");
+    guard.replace(Keys::parse(&entry).unwrap());
+    assert!(asks().is_err());
+    guard.replace(Keys::parse(&entry.replace("burst = 2", "burst = 3")).unwrap());
+    assert_eq!(asks(), Ok(()));
+}
+
+#[test]
+fn without_keys_everybody_may_all_but_force() {
+    let caller = Guard::open().identify(None).unwrap();
+    assert!(caller.may(Verb::Release, &name("x")) && !caller.may(Verb::Force, &name("x")));
+    assert_eq!((caller.name(), caller.principal(), caller.keep_pace()), ("anonymous", None, Ok(())));
+}
