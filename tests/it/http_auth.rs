@@ -228,6 +228,59 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
 }
 
 #[tokio::test]
+async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let (holder, thief) = (key("holder", HOLDER, "*").await, key("thief", HOLDER, "*").await);
+    let file = file(&[&holder, &thief]);
+    let gateway = Launch::over(&servers).flag("--auth-keys", file.path()).start().await;
+    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(())).await;
+    let lease = holder.acquire(&gateway, "job").await;
+    assert_eq!(holder.patch(&gateway, "job", &lease.token).await.status, 200);
+    let fences = |name: &str| {
+        let key = format!("{{lock:{name}}}:fence");
+        servers.iter().map(|server| server.cmd(&["GET", &key])).collect::<Vec<_>>()
+    };
+    // The mark of an extended lock, without which a master that loses it would not get it back.
+    let marked = eventually("all nodes have marked it", async || {
+        let fences = fences("job");
+        fences.iter().all(|fence| *fence != Resp::Nil && fence.text().ends_with('+')).then_some(fences)
+    })
+    .await;
+    let soon = std::time::SystemTime::now() + std::time::Duration::from_millis(900);
+    let soon = soon.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
+    let nobody = "0".repeat(40);
+    for token in [lease.token.clone(), format!("1.{}.{nobody}", lease.fencing), format!("1.{soon}.{nobody}")] {
+        thief.delete(&gateway, "job", &token).await.problem(409, "not_holder");
+        assert_eq!(fences("job"), marked, "{token}");
+    }
+    // What nobody can have been granted yet would drive the fencing tokens of other locks ahead.
+    let late = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
+    let late = late.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
+    for future in [format!("1.{late}.{nobody}"), format!("1.{}.{nobody}", late - 30_000_000)] {
+        thief.delete(&gateway, "free", &future).await.problem(404, "lock_not_found");
+        assert!(fences("free").iter().all(|fence| *fence == Resp::Nil));
+        holder.delete(&gateway, "job", &future).await.problem(409, "not_holder");
+        assert_eq!(fences("job"), marked);
+    }
+    assert_eq!(holder.delete(&gateway, "job", &lease.token).await.status, 204);
+}
+
+#[tokio::test]
+async fn a_browser_that_has_kept_a_key_gives_it_to_no_other_site() {
+    let known = key("known", HOLDER, "*").await;
+    let file = file(&[&known]);
+    let gateway = with_keys(&file).start().await;
+    let basic = format!("Basic {}", base64(&format!("known:{}", known.text)));
+    let ask = async |authorization: &str, site: &str| {
+        let call = gateway.call(Method::GET, "/locks/a").header("authorization", authorization);
+        call.header("sec-fetch-site", site).send().await
+    };
+    ask(&basic, "cross-site").await.problem(401, "unauthenticated");
+    assert_eq!(ask(&basic, "same-origin").await.status, 200);
+    assert_eq!(ask(&format!("Bearer {}", known.text), "cross-site").await.status, 200);
+}
+
+#[tokio::test]
 async fn an_idempotency_key_leads_only_its_own_principal_to_its_lock() {
     let (one, two) = (key("one", HOLDER, "*").await, key("two", HOLDER, "*").await);
     let file = file(&[&one, &two]);
@@ -375,10 +428,17 @@ async fn keys_are_read_again_without_a_gap_and_a_broken_file_keeps_the_old_ones(
     })
     .await;
     assert!(knows(&new).await);
+    let says = async |what: &str| eventually(what, async || gateway.stdout().contains(what).then_some(())).await;
+    std::fs::write(file.path(), "\n").unwrap();
+    says("it is empty").await;
     std::fs::remove_file(file.path()).unwrap();
     gateway.signal(Signal::HUP);
-    eventually("the log says that it is gone", async || gateway.stdout().contains("No such file").then_some(())).await;
+    says("No such file").await;
+    // Reading it would never end.
+    std::os::unix::fs::symlink("/dev/zero", file.path()).unwrap();
+    says("it is not a regular file").await;
     assert!(knows(&new).await);
+    std::fs::remove_file(file.path()).unwrap();
     std::fs::write(file.path(), &old.entry).unwrap();
     gateway.signal(Signal::HUP);
     eventually("the old key is back", async || knows(&old).await.then_some(())).await;

@@ -372,12 +372,13 @@ impl Redlock {
     }
 
     /// Releases a lock for whoever holds it, who learns of it when it extends or releases; its fencing token is all that
-    /// keeps its writes out from now on. Returns who held it. A holder that comes in between keeps the lock.
+    /// keeps its writes out from now on. A holder that comes in between keeps the lock. `found` hears who holds it before the
+    /// nodes are told anything.
     ///
     /// # Errors
     /// [`LockError::Lost`]: nobody holds it. [`LockError::NotHolder`]: it went to somebody else in the meantime, or another
     /// Redlock client has it, whose locks are not ours to judge. [`LockError::Unknown`].
-    pub async fn force_release(&self, name: &LockName) -> Result<HeldBy, LockError> {
+    pub async fn force_release(&self, name: &LockName, found: impl FnOnce(&HeldBy) + Send) -> Result<(), LockError> {
         let shared = &self.shared;
         let limit = shared.settings.node_timeout;
         let deadline = Instant::now() + limit;
@@ -396,7 +397,10 @@ impl Redlock {
             _ => None,
         });
         match its_own.map(|(token, _)| token).max_by_key(LockToken::fencing) {
-            Some(token) => self.release(name, &token).await.map(|()| by),
+            Some(token) => {
+                found(&by);
+                self.release(name, &token).await
+            }
             None => Err(LockError::NotHolder(by)),
         }
     }

@@ -31,6 +31,8 @@ pub struct Note {
     pub changes: bool,
     /// Whether it takes a lock away from its holder.
     pub forces: bool,
+    /// Whether the nodes have been told to.
+    pub is_sent: bool,
 }
 
 /// A note that grows while a request goes through the rooms.
@@ -144,6 +146,7 @@ impl Audit {
             return;
         }
         let outcome = match end {
+            None if note.is_sent => "client_gone_but_sent",
             None => "client_gone",
             Some(End { problem: Some(code), .. }) => code,
             Some(End { .. }) => "done",
@@ -190,7 +193,7 @@ impl Sink {
         if let Err(error) = written {
             // Not lost without a trace: the log has it instead.
             let line = serde_json::to_string(line).unwrap_or_default();
-            tracing::error!(%error, line, "--audit-log: a line could not be written");
+            tracing::error!(target: TARGET, %error, line, "--audit-log: a line could not be written");
         }
     }
 }

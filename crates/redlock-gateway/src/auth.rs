@@ -27,7 +27,7 @@ use serde::Deserialize;
 use self::pattern::Pattern;
 pub use self::secret::{Secret, is_key_name};
 use crate::config::Limits;
-use crate::reload::Content;
+use crate::reload::{self, Content};
 
 /// What a key may be allowed to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
@@ -120,6 +120,12 @@ pub struct Keys {
 }
 
 impl Keys {
+    /// Their names, of those that others do not have.
+    fn missing_in(&self, others: &Self) -> Vec<&str> {
+        let names = self.by_name.keys().filter(|name| !others.by_name.contains_key(*name));
+        names.map(|name| &**name).collect()
+    }
+
     /// How many principals there are.
     pub fn len(&self) -> usize {
         self.by_name.len()
@@ -134,7 +140,7 @@ impl Keys {
     /// # Errors
     /// What is wrong with it, and where; never a part of a secret.
     pub fn read(path: &Path) -> Result<Self, String> {
-        Self::of_file(path, &std::fs::read(path).map_err(|error| error.to_string()))
+        Self::of_file(path, &reload::read_one(path))
     }
 
     /// What was read of a file.
@@ -186,6 +192,8 @@ pub enum Stranger {
     Unknown,
     /// The key was right until it expired.
     Expired,
+    /// A page of another site sent it, with a key that the browser has kept.
+    OtherSite,
 }
 
 /// Lets callers in, or not.
@@ -209,7 +217,12 @@ impl Guard {
     /// From now on only these keys count.
     pub fn replace(&self, keys: Keys) {
         if let Some(current) = &self.keys {
-            keys.keep_pace_of(&current.load());
+            let old = current.load();
+            let gone = old.missing_in(&keys).join(", ");
+            if !gone.is_empty() {
+                tracing::warn!(keys = gone, "--auth-keys: from now on these keys let nobody in");
+            }
+            keys.keep_pace_of(&old);
             current.store(Arc::new(keys));
         }
     }

@@ -50,6 +50,8 @@ pub struct Bearer {
     pub principal: Option<Arc<str>>,
     /// Whether a token that is bound to somebody else is good enough.
     pub may_force: bool,
+    /// Whether it is to release, and not to extend.
+    pub releases: bool,
 }
 
 /// Whose grant a token is taken for.
@@ -60,10 +62,6 @@ pub struct Holder {
     known: LockToken,
     /// Whether it is somebody else's than the bearer's.
     pub is_forced: bool,
-}
-
-fn bound(token: LockToken, principal: Option<&str>) -> LockToken {
-    principal.map_or(token, |principal| token.bound_to(principal))
 }
 
 /// Why a request was not served.
@@ -296,26 +294,38 @@ impl Gateway {
         Ok(self.released(self.locks.release(name, &holder.known).await)?)
     }
 
-    /// Releases a lock for its holder, whoever that is; returns who it was.
-    pub async fn force_release(&self, name: &LockName) -> Result<HeldBy, Refusal> {
-        Ok(self.released(self.locks.force_release(name).await)?)
+    /// Releases a lock for its holder, whoever that is; `found` hears who it is before anything is done.
+    pub async fn force_release(&self, name: &LockName, found: impl FnOnce(&HeldBy) + Send) -> Result<(), Refusal> {
+        Ok(self.released(self.locks.force_release(name, found).await)?)
     }
 
     /// Whose grant a token is taken for: the bearer's own, or, where the bearer may use the tokens of others, that of
     /// whoever holds the lock.
-    pub async fn holder(&self, name: &LockName, bearer: Bearer) -> Holder {
-        let Bearer { token: shown, principal, may_force } = bearer;
-        let own = Holder { shown, known: bound(shown, principal.as_deref()), is_forced: false };
-        if !may_force {
-            return own;
+    ///
+    /// Where there are principals the lock is looked at first, and what cannot be the bearer's is not sent to the nodes: a
+    /// release leaves its mark on a lock's fence also where it is refused, and neither healing nor fencing tokens are to be
+    /// at the mercy of whoever may release some lock of his own.
+    pub async fn holder(&self, name: &LockName, bearer: Bearer) -> Result<Holder, Refusal> {
+        let Bearer { token: shown, principal, may_force, releases } = bearer;
+        let Some(principal) = principal else { return Ok(Holder { shown, known: shown, is_forced: false }) };
+        let own = Holder { shown, known: shown.bound_to(&principal), is_forced: false };
+        // An extension that is refused leaves nothing behind.
+        if !releases && !may_force {
+            return Ok(own);
         }
+        let is_of_the_future = shown.fencing().get() > self.locks.wall_micros();
         match self.locks.inspect(name).await.state {
             LockState::Held(by) => {
                 let key = Stored::read(&by.info).key;
-                let is_forced = key.as_deref() != principal.as_deref();
-                Holder { known: bound(shown, key.as_deref()), is_forced, ..own }
+                let is_own = key.as_deref() == Some(&*principal);
+                if !is_own && !may_force || is_of_the_future && by.fencing != Some(shown.fencing()) {
+                    return Err(LockError::NotHolder(by).into());
+                }
+                let known = key.map_or(shown, |key| shown.bound_to(&key));
+                Ok(Holder { known, is_forced: !is_own, ..own })
             }
-            LockState::Free | LockState::Unknown => own,
+            LockState::Free if is_of_the_future => Err(LockError::Lost.into()),
+            LockState::Free | LockState::Unknown => Ok(own),
         }
     }
 

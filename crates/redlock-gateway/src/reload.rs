@@ -3,7 +3,7 @@
 //! Contents are compared, once a second. A notification of the file system would miss a file on another machine, and the
 //! links that Kubernetes turns round when a secret changes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +13,8 @@ use tokio::sync::watch;
 const LOOK: Duration = Duration::from_secs(1);
 /// How long contents must stay as they are before they count: several files are replaced one after the other.
 const SETTLE: Duration = Duration::from_millis(200);
+/// In bytes: thousands of keys or certificates.
+const LARGEST: u64 = 4 << 20;
 /// A file that never stays as it is must not hide the others for ever.
 const MAX_LOOKS: u32 = 10;
 
@@ -90,7 +92,20 @@ impl Watched {
 
 /// What stands in these files now.
 pub(crate) fn read(paths: &[PathBuf]) -> Vec<Content> {
-    paths.iter().map(|path| std::fs::read(path).map_err(|error| error.to_string())).collect()
+    paths.iter().map(|path| read_one(path)).collect()
+}
+
+/// Settings are small, and reading what is no file may take for ever.
+pub(crate) fn read_one(path: &Path) -> Content {
+    let said = |error: std::io::Error| error.to_string();
+    let found = std::fs::metadata(path).map_err(said)?;
+    if !found.is_file() {
+        return Err("it is not a regular file".into());
+    }
+    if found.len() > LARGEST {
+        return Err(format!("it has {} bytes; allowed are {LARGEST}", found.len()));
+    }
+    std::fs::read(path).map_err(said)
 }
 
 #[cfg(test)]

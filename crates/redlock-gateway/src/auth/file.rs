@@ -89,7 +89,8 @@ fn without_values(message: &str) -> String {
         }
     };
     let shown = hide(message, '"');
-    if message.starts_with("unknown variant") { hide(&shown, '`') } else { shown }
+    let is_value = message.starts_with("unknown variant") || message.contains("`rlk.");
+    if is_value { hide(&shown, '`') } else { shown }
 }
 
 impl Entry {
@@ -231,6 +232,7 @@ mod tests {
             format!("[[key]]\nname = '{secret}'\nhashes = []\nallow = []"),
             format!("[[key]]\nname = 'ci'\nhashes = [{secret}]\nallow = []"),
             format!("[[key]]\nname = 'ci'\nrate = '{secret}'\nallow = []"),
+            format!("[[key]]\nname = 'ci'\n'{secret}' = 1\nallow = []"),
             format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nmax_ttl = '{secret}'\nallow = []"),
             format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nmax_hold = '{secret}'\nallow = []"),
             format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nexpires = '{secret}'\nallow = []"),

@@ -14,7 +14,11 @@ impl Guard {
     /// What is wrong with the file now.
     pub(crate) fn following(path: &Path, reload: &Reload) -> Result<Arc<Self>, String> {
         let mut watched = Watched::new(vec![path.to_owned()], reload);
-        let guard = Arc::new(Self::new(keys(path, watched.contents())?));
+        let first = keys(path, watched.contents())?;
+        if first.is_empty() {
+            tracing::warn!(file = %path.display(), "--auth-keys: there is no key in the file: nobody is let in");
+        }
+        let guard = Arc::new(Self::new(first));
         let (path, followed) = (path.to_owned(), guard.clone());
         tokio::spawn(async move {
             loop {

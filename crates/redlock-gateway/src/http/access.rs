@@ -110,7 +110,10 @@ fn identify(guard: &Guard, headers: &HeaderMap, extensions: &Extensions) -> Resu
     }
     let decoded = scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(shown).ok()).flatten();
     let decoded = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
+    // A browser adds a Basic key that it has kept to whatever any page asks for.
+    let is_of_other_site = headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
     match decoded.as_deref().and_then(|pair| pair.split_once(':')) {
+        Some((user, _)) if is_of_other_site => Err(refused(Stranger::OtherSite, Some(user))),
         Some((user, password)) => {
             guard.identify(Some(Credential::NamedKey(user, password))).map_err(|why| refused(why, Some(user)))
         }

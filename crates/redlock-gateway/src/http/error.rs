@@ -62,7 +62,9 @@ impl ApiError {
         if let Self::Unauthenticated(why) = self {
             return Some(match why {
                 Stranger::Nobody => "Bearer realm=\"redlock-gateway\"",
-                Stranger::Unknown | Stranger::Expired => "Bearer realm=\"redlock-gateway\", error=\"invalid_token\"",
+                Stranger::Unknown | Stranger::Expired | Stranger::OtherSite => {
+                    "Bearer realm=\"redlock-gateway\", error=\"invalid_token\""
+                }
             });
         }
         let has_a_key = matches!(self, Self::Forbidden(Denial { who: Some(_), .. }));
@@ -113,6 +115,9 @@ impl ApiError {
                     }
                     Stranger::Unknown => "what was sent is no API key of this service",
                     Stranger::Expired => "the API key has expired",
+                    Stranger::OtherSite => {
+                        "a page of another site sent this, with a key that the browser has kept; Bearer is taken from there"
+                    }
                 };
                 new(S::UNAUTHORIZED, "unauthenticated", "Who are you?", detail.into())
             }

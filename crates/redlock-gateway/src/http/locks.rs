@@ -13,7 +13,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use redlock_core::{ListCursor, LockName, LockToken};
+use redlock_core::{HeldBy, ListCursor, LockName, LockToken};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
@@ -23,7 +23,7 @@ use super::error::ApiError;
 use super::wire::{AcquireBody, ExtendBody, Lease, LockList, LockStatus, Problem, invalid_wait, label_of};
 use crate::auth::Verb;
 use crate::config::Limits;
-use crate::gateway::{AcquireRequest, Bearer, Gateway, Holder, Undelivered};
+use crate::gateway::{AcquireRequest, Bearer, Gateway, Holder, Refusal, Undelivered};
 use crate::peer::Peer;
 
 /// No legal body comes near it: a label and 4 KiB of metadata, at worst all escaped.
@@ -110,10 +110,8 @@ pub async fn acquire(
     let principal = access.caller.principal().map(Into::into);
     let asked = AcquireRequest { name: name.clone(), ttl, info, principal, idempotency_key, wait };
     let (view, undelivered) = gateway.acquire(asked, &mut in_flight, gone(peer)).await.map_err(ApiError::Acquire)?;
-    if wait.is_some() {
-        // Otherwise the grant is dropped undelivered.
-        access.still_may(Verb::Acquire, &name)?;
-    }
+    // Otherwise the grant is dropped undelivered.
+    access.still_may(Verb::Acquire, &name)?;
 
     let lease = Lease::new(&name, &view, label);
     let mut response = lease_response(StatusCode::CREATED, &lease, Some(undelivered))?;
@@ -173,7 +171,7 @@ pub async fn extend(
     let body: ExtendBody = json(request).await?.unwrap_or_default();
     let limits = access.caller.limits(gateway.limits());
     let ttl = body.ttl(&limits)?;
-    let holder = holder(&access, &gateway, &name, token).await;
+    let holder = holder(&access, &gateway, &name, token, Verb::Extend).await.map_err(ApiError::Holder)?;
     let view = gateway.extend(&name, &holder, ttl, limits.max_hold).await.map_err(ApiError::Holder)?;
     lease_response(StatusCode::OK, &Lease::new(&name, &view, None), None)
 }
@@ -216,13 +214,18 @@ pub async fn release(
             return Err(ApiError::InvalidParameter("force=true and a Lock-Token exclude each other".into()));
         }
         drop(request);
-        let held = gateway.force_release(&name).await.map_err(ApiError::Holder)?;
-        access.note(|note| note.owner = label_of(&held.info));
+        let found = |by: &HeldBy| {
+            access.note(|note| {
+                note.owner = label_of(&by.info);
+                note.is_sent = true;
+            });
+        };
+        gateway.force_release(&name, found).await.map_err(ApiError::Holder)?;
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let token = lock_token(request.headers())?;
     drop(request);
-    let holder = holder(&access, &gateway, &name, token).await;
+    let holder = holder(&access, &gateway, &name, token, Verb::Release).await.map_err(ApiError::Holder)?;
     gateway.release(&name, &holder).await.map_err(ApiError::Holder)?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -329,14 +332,21 @@ fn is_forced(uri: &Uri) -> Result<bool, &'static str> {
 }
 
 /// Whose grant the token is taken for; on the record when it is not the caller's own.
-async fn holder(access: &Access, gateway: &Gateway, name: &LockName, token: LockToken) -> Holder {
+async fn holder(
+    access: &Access,
+    gateway: &Gateway,
+    name: &LockName,
+    token: LockToken,
+    to: Verb,
+) -> Result<Holder, Refusal> {
     let principal = access.caller.principal().map(Into::into);
-    let bearer = Bearer { token, principal, may_force: access.caller.may(Verb::Force, name) };
-    let holder = gateway.holder(name, bearer).await;
+    let bearer =
+        Bearer { token, principal, may_force: access.caller.may(Verb::Force, name), releases: to == Verb::Release };
+    let holder = gateway.holder(name, bearer).await?;
     if holder.is_forced {
         access.note(|note| note.forces = true);
     }
-    holder
+    Ok(holder)
 }
 
 /// `/locks/` without a name.
