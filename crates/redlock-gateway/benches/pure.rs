@@ -115,8 +115,7 @@ mod access {
         let guard = Guard::new(Keys::parse(&file.join("\n")).expect("a file of keys"));
         let (name, token) = (name(), LockToken::parse(TOKEN).expect("a token"));
         bencher.bench(|| {
-            let caller =
-                guard.identify(Some(Credential::Key(black_box(secrets[0].expose())))).ok().expect("it is known");
+            let caller = guard.identify(Some(Credential::Key(black_box(secrets[0].expose())))).expect("it is known");
             (caller.may(Verb::Acquire, &name), token.bound_to(caller.principal().unwrap_or_default()))
         });
     }
