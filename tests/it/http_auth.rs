@@ -57,6 +57,11 @@ impl Key {
     }
 }
 
+/// A majority of its nodes may vote.
+async fn is_ready(gateway: &Gateway) {
+    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(())).await;
+}
+
 /// Status and code; no code where it went well.
 fn outcome(answer: &Answer) -> (u16, String) {
     let code = match answer.header("content-type") {
@@ -197,7 +202,7 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
     let launch = || Launch::over(&servers).flag("--auth-keys", file.path());
     let (gateway, other_gateway) = (launch().start().await, launch().start().await);
     for gateway in [&gateway, &other_gateway] {
-        eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(())).await;
+        is_ready(gateway).await;
     }
 
     let lease = holder.acquire(&gateway, "job").await;
@@ -233,7 +238,7 @@ async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
     let (holder, thief) = (key("holder", HOLDER, "*").await, key("thief", HOLDER, "*").await);
     let file = file(&[&holder, &thief]);
     let gateway = Launch::over(&servers).flag("--auth-keys", file.path()).start().await;
-    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(())).await;
+    is_ready(&gateway).await;
     let lease = holder.acquire(&gateway, "job").await;
     assert_eq!(holder.patch(&gateway, "job", &lease.token).await.status, 200);
     let fences = |name: &str| {
@@ -304,7 +309,10 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
     let holder = key("holder", HOLDER, "*").await;
     let chief = key("chief", "force", "deploy/*").await;
     let file = file(&[&holder, &chief]);
-    let gateway = with_keys(&file).flag("--audit-log", log.path()).start().await;
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let launch = Launch::over(&servers).flag("--auth-keys", file.path()).flag("--audit-log", log.path());
+    let gateway = launch.flag("--public", "metrics").start().await;
+    is_ready(&gateway).await;
     let force = async |key: &Key, name: &str, query: &str| {
         key.call(&gateway, Method::DELETE, &format!("{}?{query}", lock_path(name))).send().await
     };
@@ -317,9 +325,20 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
     }
     let both = chief.call(&gateway, Method::DELETE, &format!("{}?force=true", lock_path("deploy/app")));
     both.header("lock-token", &lease.token).send().await.problem(400, "invalid_parameter");
+    // Another Redlock client's lock is not ours to judge.
+    servers.iter().for_each(|server| drop(server.cmd(&["SET", "lock:deploy/theirs", "somebody", "PX", "60000"])));
+    force(&chief, "deploy/theirs", "force=true").await.problem(409, "not_holder");
+
+    let waits = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 });
+    let waits = holder.call(&gateway, Method::POST, &lock_path("deploy/app")).json(&waits);
+    let waits = tokio::spawn(waits.send());
+    waiting_is(&gateway, 1, 1).await;
     let answer = force(&chief, "deploy/app", "force=true").await;
     assert_eq!(answer.status, 204, "{answer:?}");
-    holder.patch(&gateway, "deploy/app", &lease.token).await.problem(404, "lock_not_found");
+    let next = Lease::from(&waits.await.unwrap());
+    assert!(next.fencing > lease.fencing);
+    holder.patch(&gateway, "deploy/app", &lease.token).await.problem(409, "not_holder");
+    assert_eq!(holder.delete(&gateway, "deploy/app", &next.token).await.status, 204);
     force(&chief, "deploy/app", "force=true").await.problem(404, "lock_not_found");
 
     let lines = audit_lines(&log);

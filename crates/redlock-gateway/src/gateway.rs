@@ -313,18 +313,23 @@ impl Gateway {
         if !releases && !may_force {
             return Ok(own);
         }
+        let operation = if releases { Operation::Release } else { Operation::Extend };
         let is_of_the_future = shown.fencing().get() > self.locks.wall_micros();
         match self.locks.inspect(name).await.state {
             LockState::Held(by) => {
                 let key = Stored::read(&by.info).key;
                 let is_own = key.as_deref() == Some(&*principal);
                 if !is_own && !may_force || is_of_the_future && by.fencing != Some(shown.fencing()) {
+                    self.telemetry.operation(operation, Outcome::NotHolder);
                     return Err(LockError::NotHolder(by).into());
                 }
                 let known = key.map_or(shown, |key| shown.bound_to(&key));
                 Ok(Holder { known, is_forced: !is_own, ..own })
             }
-            LockState::Free if is_of_the_future => Err(LockError::Lost.into()),
+            LockState::Free if is_of_the_future => {
+                self.telemetry.operation(operation, Outcome::Lost);
+                Err(LockError::Lost.into())
+            }
             LockState::Free | LockState::Unknown => Ok(own),
         }
     }
