@@ -370,7 +370,7 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
     std::fs::rename(log.path(), &moved).unwrap();
     gateway.signal(Signal::HUP);
     eventually("the log is opened anew", async || {
-        holder.call(&gateway, Method::GET, "/metrics").send().await.problem(403, "forbidden");
+        holder.get(&gateway, "/locks").await.problem(403, "forbidden");
         std::path::Path::new(log.path()).exists().then_some(())
     })
     .await;

@@ -35,7 +35,7 @@ async fn the_banner_has_a_line_that_works_and_says_what_is_not_safe() {
     let banner =
         eventually("the banner is complete", async || Some(gateway.stderr()).filter(|text| text.contains("/docs")))
             .await;
-    for word in ["5 in-memory nodes", "CAUTION: nothing is stored", "there are no API keys", "30s", "5m"] {
+    for word in ["5 in-memory nodes", "CAUTION: nothing is stored", "no --auth-keys was given", "30s", "5m"] {
         assert!(banner.contains(word), "no {word:?} in\n{banner}");
     }
     let command = banner.lines().find_map(|line| line.trim().strip_prefix("try:")).expect("a command to try");
