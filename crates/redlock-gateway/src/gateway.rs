@@ -64,6 +64,13 @@ pub struct Holder {
     pub is_forced: bool,
 }
 
+impl Holder {
+    /// Where there are no principals.
+    pub fn of(token: LockToken) -> Self {
+        Self { shown: token, known: token, is_forced: false }
+    }
+}
+
 /// Why a request was not served.
 #[derive(Debug)]
 pub enum Refusal {
@@ -307,7 +314,7 @@ impl Gateway {
     /// at the mercy of whoever may release some lock of his own.
     pub async fn holder(&self, name: &LockName, bearer: Bearer) -> Result<Holder, Refusal> {
         let Bearer { token: shown, principal, may_force, releases } = bearer;
-        let Some(principal) = principal else { return Ok(Holder { shown, known: shown, is_forced: false }) };
+        let Some(principal) = principal else { return Ok(Holder::of(shown)) };
         let own = Holder { shown, known: shown.bound_to(&principal), is_forced: false };
         // An extension that is refused leaves nothing behind.
         if !releases && !may_force {

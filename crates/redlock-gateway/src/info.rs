@@ -22,6 +22,10 @@ pub struct Stored {
 impl Stored {
     /// Nothing when another client wrote it, or nobody anything.
     pub fn read(info: &[u8]) -> Self {
+        // The parser would make an error of what most locks have.
+        if info.is_empty() {
+            return Self::default();
+        }
         serde_json::from_slice(info).unwrap_or_default()
     }
 

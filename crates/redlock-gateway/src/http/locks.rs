@@ -23,7 +23,7 @@ use super::error::ApiError;
 use super::wire::{AcquireBody, ExtendBody, Lease, LockList, LockStatus, Problem, invalid_wait, label_of};
 use crate::auth::Verb;
 use crate::config::Limits;
-use crate::gateway::{AcquireRequest, Bearer, Gateway, Holder, Refusal, Undelivered};
+use crate::gateway::{AcquireRequest, Bearer, Gateway, Holder, Undelivered};
 use crate::peer::Peer;
 
 /// No legal body comes near it: a label and 4 KiB of metadata, at worst all escaped.
@@ -171,7 +171,7 @@ pub async fn extend(
     let body: ExtendBody = json(request).await?.unwrap_or_default();
     let limits = access.caller.limits(gateway.limits());
     let ttl = body.ttl(&limits)?;
-    let holder = holder(&access, &gateway, &name, token, Verb::Extend).await.map_err(ApiError::Holder)?;
+    let holder = holder(&access, &gateway, &name, token, Verb::Extend).await?;
     let view = gateway.extend(&name, &holder, ttl, limits.max_hold).await.map_err(ApiError::Holder)?;
     lease_response(StatusCode::OK, &Lease::new(&name, &view, None), None)
 }
@@ -220,12 +220,12 @@ pub async fn release(
                 note.is_sent = true;
             });
         };
-        gateway.force_release(&name, found).await.map_err(ApiError::Holder)?;
+        Box::pin(gateway.force_release(&name, found)).await.map_err(ApiError::Holder)?;
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let token = lock_token(request.headers())?;
     drop(request);
-    let holder = holder(&access, &gateway, &name, token, Verb::Release).await.map_err(ApiError::Holder)?;
+    let holder = holder(&access, &gateway, &name, token, Verb::Release).await?;
     gateway.release(&name, &holder).await.map_err(ApiError::Holder)?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -338,11 +338,12 @@ async fn holder(
     name: &LockName,
     token: LockToken,
     to: Verb,
-) -> Result<Holder, Refusal> {
-    let principal = access.caller.principal().map(Into::into);
-    let bearer =
-        Bearer { token, principal, may_force: access.caller.may(Verb::Force, name), releases: to == Verb::Release };
-    let holder = gateway.holder(name, bearer).await?;
+) -> Result<Holder, ApiError> {
+    let Some(principal) = access.caller.principal() else { return Ok(Holder::of(token)) };
+    let (may_force, releases) = (access.caller.may(Verb::Force, name), to == Verb::Release);
+    let bearer = Bearer { token, principal: Some(principal.into()), may_force, releases };
+    // Apart, or every request would carry the room for it.
+    let holder = Box::pin(gateway.holder(name, bearer)).await.map_err(ApiError::Holder)?;
     if holder.is_forced {
         access.note(|note| note.forces = true);
     }
