@@ -119,7 +119,7 @@ impl ApiError {
                         "a page of another site sent this, with a key that the browser has kept; Bearer is taken from there"
                     }
                 };
-                new(S::UNAUTHORIZED, "unauthenticated", "Who are you?", detail.into())
+                new(S::UNAUTHORIZED, "unauthenticated", "Not authenticated", detail.into())
             }
             Self::Forbidden(Denial { who: Some(who), verb }) => {
                 let detail = format!("the key {who:?} does not have the permission {verb:?} here");
