@@ -488,7 +488,7 @@ async fn a_key_is_held_to_its_own_ttl_hold_and_rate() {
     let mut short = key("short", HOLDER, "*").await;
     short.entry.push_str("max_ttl = '2s'\nmax_hold = '1h'\n");
     let mut brief = key("brief", HOLDER, "*").await;
-    brief.entry.push_str("max_hold = '100ms'\n");
+    brief.entry.push_str("max_hold = '3s'\n");
     let mut slow = key("slow", HOLDER, "*").await;
     slow.entry.push_str("rate = 1\nburst = 2\n");
     let file = file(&[&short, &slow, &brief]);
@@ -502,11 +502,11 @@ async fn a_key_is_held_to_its_own_ttl_hold_and_rate() {
     let token = Lease::from(&granted).token;
     short.patch(&gateway, "job", &token).await.problem(400, "invalid_ttl");
     let held = brief.call(&gateway, Method::POST, "/locks/brief").send().await;
-    assert_eq!(held.json()["ttl_ms"], 100, "nobody gets for once what may not be held");
+    assert_eq!(held.json()["ttl_ms"], 3_000, "nobody gets for once what may not be held");
     let token = Lease::from(&held).token;
     eventually("it has been held for too long", async || {
         let call = brief.call(&gateway, Method::PATCH, "/locks/brief").header("lock-token", &token);
-        let answer = call.json(&json!({ "ttl_ms": 100 })).send().await;
+        let answer = call.json(&json!({ "ttl_ms": 3_000 })).send().await;
         (answer.status == 409).then(|| answer.problem(409, "max_hold_reached"))
     })
     .await;
