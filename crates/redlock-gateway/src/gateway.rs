@@ -341,9 +341,9 @@ impl Gateway {
         }
     }
 
-    fn released<T>(&self, result: Result<T, LockError>) -> Result<T, LockError> {
+    fn released(&self, result: Result<(), LockError>) -> Result<(), LockError> {
         let outcome = match &result {
-            Ok(_) => Outcome::Released,
+            Ok(()) => Outcome::Released,
             Err(LockError::Lost) => Outcome::Lost,
             Err(LockError::NotHolder(_)) => Outcome::NotHolder,
             Err(LockError::Unknown(_) | LockError::Held(_) | LockError::NoQuorum(_)) => Outcome::Unknown,
