@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlock_core::node::{Effect, Node, NodeState, Reason, Rules, Vote};
+use redlock_core::node::{Effect, Node, NodeState, Reason, Remedy, Rules, Vote};
 use redlock_core::{AcquireOptions, BrandNew, LockError, Redlock, Ttl};
 use tokio::time::{Instant, timeout};
 
@@ -118,7 +118,7 @@ async fn a_master_that_was_flushed_gives_no_vote_before_the_end_of_its_quarantin
     let lost = Instant::now();
     server.cmd(&["FLUSHALL"]);
     let seen = terms.waits_out(lane.as_ref(), lost, BLANK).await;
-    assert!(!seen.brand_new && seen.advice.contains("--bootstrap"), "{seen:?}");
+    assert!(!seen.is_bootstrapping && seen.remedy == Some(Remedy::WaitOrBootstrap), "{seen:?}");
     assert_eq!(seen.restarts, 0, "it was not restarted");
 }
 
@@ -158,8 +158,8 @@ async fn a_master_that_kept_an_old_snapshot_is_quarantined_although_its_marker_s
         ["lock:before", "lock:after"].iter().map(|key| server.cmd(&["GET", key]) != Resp::Nil).collect();
     assert_eq!(kept, [true, false], "a snapshot keeps what was there when it was made");
     let seen = terms.waits_out(lane.as_ref(), lost, RESTARTED).await;
-    assert!(seen.detail.contains("appendonly no") && seen.advice.contains("appendfsync always"), "{seen:?}");
-    assert!(!seen.brand_new && seen.restarts == 1, "{seen:?}");
+    assert!(seen.detail.contains("appendonly no") && seen.remedy == Some(Remedy::WaitThenMakeDurable), "{seen:?}");
+    assert!(!seen.is_bootstrapping && seen.restarts == 1, "{seen:?}");
     assert!(stood.is_some() && marker(&server) != stood, "the admission is of this process");
 }
 
@@ -172,7 +172,7 @@ async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quar
     let mine = marker(&server);
     server.cmd(&["REPLICAOF", "127.0.0.1", &source.port().to_string()]);
     let refused = in_state(lane.as_ref(), NodeState::Refused).await;
-    assert!(refused.detail.contains("slave") && refused.advice.contains("REPLICAOF NO ONE"), "{refused:?}");
+    assert!(refused.detail.contains("slave") && refused.remedy == Some(Remedy::MakeMaster), "{refused:?}");
     assert_failed(
         ask(lane.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
         Reason::Quarantined,
@@ -213,7 +213,7 @@ async fn a_master_that_took_its_data_back_from_its_own_replica_is_quarantined() 
 async fn refused_for_eviction(lane: &dyn Node, policy: &str) {
     let refused = in_state(lane, NodeState::Refused).await;
     assert!(refused.detail.contains(policy), "{refused:?}");
-    assert!(refused.advice.contains("CONFIG SET maxmemory-policy noeviction"), "{refused:?}");
+    assert!(refused.remedy == Some(Remedy::ForbidEvictions), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -301,7 +301,7 @@ async fn gateways_of_other_configurations_are_refused_and_told_both() {
             let told = format!("node set {}, max_ttl {} ms", set_of(terms), terms.max_ttl.as_millis());
             assert!(refused.detail.contains(&told), "no {told:?} in {refused:?}");
         }
-        assert!(refused.advice.contains("reconfigure"), "{refused:?}");
+        assert!(refused.remedy == Some(Remedy::Reconfigure), "{refused:?}");
     }
     assert_ne!(set_of(&terms), set_of(&other_set));
     assert_eq!(marker(&server), stood, "a foreign marker is left alone");
@@ -423,7 +423,7 @@ async fn where_info_is_forbidden_the_master_is_refused_with_what_to_do() {
         Effect::None,
     );
     assert_eq!(told.state, NodeState::Refused, "{told:?}");
-    assert!(told.advice.contains("INFO"), "{told:?}");
+    assert!(told.remedy == Some(Remedy::AllowInfo), "{told:?}");
     // Mended without a restart of anybody.
     server.cmd(&["ACL", "SETUSER", "gate", "+info"]);
     in_state(lane.as_ref(), NodeState::Admitted).await;
@@ -524,7 +524,7 @@ async fn one_process_under_two_names_votes_once() {
     let second = terms.lane(&server.url_as("", "localhost"));
     let refused = in_state(second.as_ref(), NodeState::Refused).await;
     assert!(refused.detail.contains("admitted as another node"), "{refused:?}");
-    assert!(refused.advice.contains("every master once"), "{refused:?}");
+    assert!(refused.remedy == Some(Remedy::NameEachNodeOnce), "{refused:?}");
     first_vote(first.as_ref()).await;
     assert_eq!(second.status().borrow().state, NodeState::Refused);
 }

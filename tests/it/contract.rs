@@ -13,7 +13,7 @@ use redlock_core::clock::SystemClock;
 use redlock_core::node::admission::Generation;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::redis::{NewMarker, RedisSettings, overwrite_marker};
-use redlock_core::node::{Effect, Holding, Keys, Node, NodeSettings, NodeState, Op, Reason, Record, Vote};
+use redlock_core::node::{Effect, Holding, Keys, Node, NodeSettings, NodeState, Op, Reason, Record, Remedy, Vote};
 use redlock_core::{FencingToken, Info};
 use tokio::time::Instant;
 
@@ -376,7 +376,7 @@ async fn a_failed_try_takes_back_its_own_fence_and_no_barrier(kind: Kind) {
 }
 
 async fn a_fence_outlives_its_lock_and_not_its_retention(kind: Kind) {
-    let settings = NodeSettings { fence_retention: Duration::from_millis(1_000), ..NodeSettings::default() };
+    let settings = NodeSettings::default().with_fence_retention(Duration::from_millis(1_000));
     let (s, a, t) = (kind.subject(settings).await, Lock::new("a"), now());
     assert_eq!(s.ask(a.acquire(1, t, 10)).await, Vote::Granted);
     eventually("the lock expires", async || (s.ask(a.inspect()).await == Vote::Missing).then_some(())).await;
@@ -758,7 +758,7 @@ async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
         })
         .await;
         assert_eq!(status.state, NodeState::Refused);
-        assert!(status.advice.contains("user and password"), "{status:?}");
+        assert!(status.remedy == Some(Remedy::GiveCredentials), "{status:?}");
         let vote = failure(ask(node.as_ref(), Lock::new("free").inspect()).await);
         assert_eq!((vote.reason, vote.effect), (Reason::Quarantined, Effect::None));
         for text in [status.detail, vote.detail, node.name().into()] {
@@ -780,7 +780,7 @@ async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
     let server = RedisServer::start_with(RedisOptions { args: replicaof.into(), ..RedisOptions::default() });
     let node = lane(&server.url());
     let status = in_state(node.as_ref(), NodeState::Refused).await;
-    assert!(status.detail.contains("slave") && status.advice.contains("REPLICAOF NO ONE"), "{status:?}");
+    assert!(status.detail.contains("slave") && status.remedy == Some(Remedy::MakeMaster), "{status:?}");
     assert_failed(
         ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
         Reason::Quarantined,
@@ -797,7 +797,7 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is
     // Two seconds in quarantine.
     let settings = RedisSettings {
         generation: Generation::new("tests", Duration::from_millis(1_500)),
-        ..redis_settings(NodeSettings { max_clock_offset: Duration::from_millis(500), ..NodeSettings::default() })
+        ..redis_settings(NodeSettings::default().with_max_clock_offset(Duration::from_millis(500)))
     };
     let node = strict_lane(&server.url(), settings, Arc::new(Calls::default()));
     in_state(node.as_ref(), NodeState::Admitted).await;
@@ -807,7 +807,7 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is
     let vote = failure(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await);
     assert!(vote.detail.contains("READONLY"), "{}", vote.detail);
     let status = in_state(node.as_ref(), NodeState::Refused).await;
-    assert!(status.advice.contains("REPLICAOF NO ONE"), "{status:?}");
+    assert!(status.remedy == Some(Remedy::MakeMaster), "{status:?}");
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
     // Nobody can tell that this time its data is its own.
     let status = in_state(node.as_ref(), NodeState::Quarantined).await;
@@ -824,8 +824,8 @@ async fn a_node_that_may_evict_is_refused_with_the_cure_and_votes_once_it_may_no
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let node = lane(&server.url());
     let status = in_state(node.as_ref(), NodeState::Refused).await;
-    let cure = "CONFIG SET maxmemory-policy noeviction";
-    assert!(status.detail.contains("allkeys-lru") && status.advice == cure, "{status:?}");
+    let cure = Some(Remedy::ForbidEvictions);
+    assert!(status.detail.contains("allkeys-lru") && status.remedy == cure, "{status:?}");
     assert_eq!(server.cmd(&["DBSIZE"]), Resp::Integer(0), "an unfit node gets no marker");
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     in_state(node.as_ref(), NodeState::Admitted).await;

@@ -35,7 +35,7 @@ const SHORT_MS: u64 = 15;
 const TEXTS: &[&[u8]] = &[b"", b"uuid-of-another-client", b"1", &[b'0'; 57], &[b'7'; 90]];
 
 fn settings() -> NodeSettings {
-    NodeSettings { max_clock_offset: Duration::from_secs(10), ..NodeSettings::default() }
+    NodeSettings::default().with_max_clock_offset(Duration::from_secs(10))
 }
 
 /// One thing that happens to one lock. T is an offset in microseconds from the beginning of the case.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlock_core::node::redis::RedisNode;
+use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{NoObserver, NodeSettings, NodeState, Vote};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -86,7 +86,7 @@ async fn back(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut gate: watch::
 }
 
 /// A lane that knows how far its master is.
-async fn far_lane(road: &Road) -> Arc<RedisNode> {
+async fn far_lane(road: &Road) -> Arc<RemoteNode> {
     let mut settings = redis_settings(NodeSettings::default());
     // So that answers that are held back end no session.
     settings.node_timeout = PATIENCE;

@@ -31,7 +31,7 @@ const HOUR: i64 = 3_600_000_000;
 
 /// A gateway of its own over a cluster's servers.
 async fn gateway(cluster: &Cluster, ahead_micros: i64, rules: Rules) -> Redlock {
-    let nodes = Cluster::lanes(&cluster.servers, NodeSettings { rules, ..NodeSettings::default() }).await;
+    let nodes = Cluster::lanes(&cluster.servers, NodeSettings::default().with_rules(rules)).await;
     let settings = Settings { key_prefix: PREFIX.into(), node_timeout: Duration::from_secs(2), ..Settings::default() };
     let seams = Seams { clock: Arc::new(Off(ahead_micros)), ..Seams::default() };
     Redlock::new(nodes, settings, seams).expect("good settings")

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use redlock_core::clock::{Clock, OsEntropy, SystemClock};
 use redlock_core::node::admission::Generation;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsSettings};
+use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{
     Effect, Failure, Hint, Keys, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Record,
     Reply, Vote, Voter,
@@ -183,18 +184,19 @@ pub(crate) fn redis_settings(node: NodeSettings) -> RedisSettings {
     }
 }
 
-pub(crate) fn lane(url: &str) -> Arc<RedisNode> {
+pub(crate) fn lane(url: &str) -> Arc<RemoteNode> {
     lane_with(url, redis_settings(NodeSettings::default()), Arc::new(NoObserver))
 }
 
 /// A lane for tests that are not about quarantine: none lasts any time.
-pub(crate) fn lane_with(url: &str, mut settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RedisNode> {
-    settings.node.rules.quarantine_is_waited = false;
+pub(crate) fn lane_with(url: &str, mut settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
+    settings.node =
+        settings.node.with_rules(redlock_core::node::Rules { quarantine_is_waited: false, ..settings.node.rules() });
     strict_lane(url, settings, observer)
 }
 
 /// A lane as a gateway has it.
-pub(crate) fn strict_lane(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RedisNode> {
+pub(crate) fn strict_lane(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
     let url = RedisUrl::parse(url).expect("a valid url");
     Arc::new(RedisNode::start(url, settings, Arc::new(SystemClock), Arc::new(OsEntropy), observer))
 }

@@ -15,7 +15,7 @@ use crate::nodes::{LONG_MS, Lock, now, record};
 const HOUR: u64 = 3_600_000_000;
 
 async fn subject(rules: Rules, kind: Kind) -> Subject {
-    kind.subject(NodeSettings { rules, ..NodeSettings::default() }).await
+    kind.subject(NodeSettings::default().with_rules(rules)).await
 }
 
 fn demand(vote: Vote, wanted: Vote, what: &str) -> Result<(), String> {

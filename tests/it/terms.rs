@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redlock_core::node::admission::{Generation, quarantine};
-use redlock_core::node::redis::{RedisNode, RedisSettings, TlsSettings};
+use redlock_core::node::redis::{RedisSettings, TlsSettings};
+use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{NoObserver, Node, NodeSettings, NodeState, NodeStatus, Rules, Vote};
 use redlock_core::{Redlock, Seams, Settings, Ttl};
 use tokio::time::Instant;
@@ -51,7 +52,7 @@ impl Terms {
 
     pub(crate) fn settings(&self) -> RedisSettings {
         RedisSettings {
-            node: NodeSettings { max_clock_offset: self.skew, rules: self.rules, ..NodeSettings::default() },
+            node: NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules),
             key_prefix: PREFIX.into(),
             generation: Generation::new(self.cluster, self.max_ttl),
             identity: None,
@@ -62,7 +63,7 @@ impl Terms {
     }
 
     /// A lane as a gateway has it.
-    pub(crate) fn lane(&self, url: &str) -> Arc<RedisNode> {
+    pub(crate) fn lane(&self, url: &str) -> Arc<RemoteNode> {
         strict_lane(url, self.settings(), Arc::new(NoObserver))
     }
 
@@ -91,7 +92,7 @@ impl Terms {
     }
 
     /// A lane to a server that was marked, admitted.
-    pub(crate) async fn admitted(&self, url: &str) -> Arc<RedisNode> {
+    pub(crate) async fn admitted(&self, url: &str) -> Arc<RemoteNode> {
         self.mark_by(url).await;
         let lane = self.lane(url);
         in_state(lane.as_ref(), NodeState::Admitted).await;
@@ -122,7 +123,7 @@ impl Terms {
         let (waited, wait) = (voted - lost, self.quarantine());
         assert!(waited >= wait, "{}: a vote {waited:?} after a loss, quarantine {wait:?}", node.name());
         assert!(waited <= wait + SOON, "{}: no vote until {waited:?} after a loss, quarantine {wait:?}", node.name());
-        assert!(seen.detail.contains(why) && !seen.advice.is_empty(), "{why:?} is not in {seen:?}");
+        assert!(seen.detail.contains(why) && seen.remedy.is_some(), "{why:?} is not in {seen:?}");
         let until = seen.until_micros.expect("the end of a quarantine is known");
         assert_eq!(until - seen.since_micros, wait.as_micros() as u64, "{seen:?}");
         let after = node.status().borrow().clone();

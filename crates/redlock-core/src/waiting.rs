@@ -303,7 +303,7 @@ impl Shared {
     pub(crate) fn handing(self: &Arc<Self>, lock: &Bytes, t: FencingToken, now: Instant) -> Handing {
         let room = &self.room;
         // Not for a lock that nobody waits for here: it is kept from nobody.
-        let deaf = room.lines.is_waited_for(lock) && !self.nodes.iter().any(|node| node.hears());
+        let deaf = room.lines.is_waited_for(lock) && !self.nodes.iter().any(|node| node.is_subscribed());
         let whose = room.others.whose(lock, now, deaf);
         let others_wait = whose != Whose::Ours;
         let pause = match whose {

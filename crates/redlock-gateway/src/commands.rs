@@ -9,6 +9,7 @@ use redlock_core::quorum::Quorum;
 
 use crate::auth::{Keys, Secret, Verb};
 use crate::config::{Config, Nodes, show};
+use crate::remedy::in_words;
 use crate::serve::{cluster_name, named_cluster, redis_settings};
 
 /// Reports every node on standard output; true when a majority would be admitted.
@@ -66,15 +67,16 @@ fn print_probe(url: &RedisUrl, found: &Probe, settings: &RedisSettings, skew: Du
         facts.evicted_keys,
     );
     match &found.verdict {
-        Verdict::Refused(ground) => println!("  REFUSED: {ground}"),
+        Verdict::Refused(diagnosis) => println!("  REFUSED: {}", in_words(diagnosis)),
         Verdict::Admitted | Verdict::Quarantined(..)
             if Duration::from_micros(found.clock_offset_micros.unsigned_abs()) > skew =>
         {
             println!("  WOULD REFUSE every vote: its clock is more than {} from this machine's", show(skew));
         }
         Verdict::Admitted => println!("  would be admitted at once"),
-        Verdict::Quarantined(wait, ground) => {
-            println!("  WOULD WAIT {}, counted from when a gateway first sees it so: {ground}", show(*wait));
+        Verdict::Quarantined(wait, diagnosis) => {
+            let (wait, why) = (show(*wait), in_words(diagnosis));
+            println!("  WOULD WAIT {wait}, counted from when a gateway first sees it so: {why}");
         }
     }
 }
@@ -97,8 +99,8 @@ pub async fn reconfigure(config: &Config, old: &Old, really: bool) -> Result<(),
     let mut seen: Vec<(String, &RedisUrl)> = Vec::new();
     for (url, settings) in &nodes {
         let found = probe(url, settings).await.map_err(|why| format!("{url}: {why}; all nodes must answer"))?;
-        if let Some(ground) = found.facts.unfit() {
-            return Err(format!("{url}: {ground}"));
+        if let Some(diagnosis) = found.facts.unfit() {
+            return Err(format!("{url}: {}", in_words(&diagnosis)));
         }
         if let Some((_, other)) = seen.iter().find(|(run_id, _)| *run_id == found.facts.run_id) {
             return Err(format!("{url}: it is the same Redis process as {other}; a quorum needs independent masters"));

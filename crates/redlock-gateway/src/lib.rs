@@ -14,6 +14,7 @@
 //! | `tls` | the handshakes of HTTPS, with certificates that are replaced | what is said on a connection |
 //! | `reload` | when files have to be read again | what is in them |
 //! | `peer` | who is at the other end, and whether still | HTTP, locks |
+//! | `remedy` | what can be done about a node, in flags | nodes |
 //! | [`telemetry`] | names of metrics, buckets, logging | what the numbers mean |
 //! | [`commands`] | `check`, `reconfigure` | HTTP |
 //! | `redlock_core` | the algorithm | HTTP, serde, environment |
@@ -27,6 +28,7 @@ pub mod http;
 pub mod info;
 mod peer;
 mod reload;
+mod remedy;
 mod serve;
 pub mod telemetry;
 mod tls;

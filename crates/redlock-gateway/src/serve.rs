@@ -141,7 +141,7 @@ fn http1<A>(server: Server<SocketAddr, A>, idle_timeout: Duration) -> Server<Soc
 fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsError> {
     let clock = Arc::new(SystemClock);
     let entropy: Arc<dyn Entropy> = Arc::new(OsEntropy);
-    let node_settings = NodeSettings { max_clock_offset: config.clock_skew, ..NodeSettings::default() };
+    let node_settings = NodeSettings::default().with_max_clock_offset(config.clock_skew);
     let names: Vec<String> = match &config.nodes {
         Nodes::Embedded(count) => (1..=*count).map(|n| format!("embedded-{n}")).collect(),
         Nodes::Redis(urls) => urls.iter().map(|url| url.name().to_owned()).collect(),
@@ -151,7 +151,7 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     let nodes: Vec<Arc<dyn Node>> = match &config.nodes {
         Nodes::Embedded(_) => names
             .iter()
-            .map(|name| Arc::new(MemoryNode::new(name, clock.clone(), node_settings.clone())) as Arc<dyn Node>)
+            .map(|name| Arc::new(MemoryNode::new(name, clock.clone(), node_settings)) as Arc<dyn Node>)
             .collect(),
         Nodes::Redis(urls) => {
             let start = |(index, url): (usize, &RedisUrl)| {
@@ -193,7 +193,7 @@ async fn bootstrap(locks: Redlock) {
             Err(_) => {
                 let nodes = locks.nodes();
                 let missing =
-                    nodes.iter().filter(|(_, status)| !status.borrow().brand_new).map(|(name, _)| name.as_str());
+                    nodes.iter().filter(|(_, status)| !status.borrow().is_bootstrapping).map(|(name, _)| name.as_str());
                 tracing::info!(
                     waiting_for = missing.collect::<Vec<_>>().join(", "),
                     "--bootstrap: all nodes must answer"
@@ -228,7 +228,7 @@ pub(crate) fn redis_settings(config: &Config, cluster: &str, place: usize) -> Re
         // Where addresses differ from gateway to gateway, the place in the list is what they agree on.
         bootstrap: config.bootstrap,
         identity: config.cluster.as_ref().map(|_| place.to_string()),
-        node: NodeSettings { max_clock_offset: config.clock_skew, ..NodeSettings::default() },
+        node: NodeSettings::default().with_max_clock_offset(config.clock_skew),
         key_prefix: config.key_prefix.clone(),
         generation: Generation::new(cluster, config.limits.max_ttl.duration()),
         node_timeout: config.node_timeout,

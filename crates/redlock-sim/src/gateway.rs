@@ -1,22 +1,26 @@
-//! A simulated gateway: a process with the real core in it, lanes to all masters, and requests under way.
+//! A simulated gateway: a process with the real core in it, a node of the core for each master, and requests under way.
 //!
-//! A gateway can die. Then its requests and lanes stop at once, nothing is cleaned up, and what was under way to masters
+//! A gateway can die. Then its requests and workers stop at once, nothing is cleaned up, and what was under way to masters
 //! may still arrive. Its successor is a fresh core: an empty hybrid clock, admissions that have seen nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use redlock_core::node::admission::{Admission, Generation, quarantine};
-use redlock_core::node::{HandOver, Node, NodeSettings, NodeState, Observer, Rules, Vote};
+use redlock_core::node::worker::{DriverSeams, DriverSettings, RemoteNode};
+use redlock_core::node::{
+    HandOver, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reply, Rules, Task, Vote,
+};
 use redlock_core::redlock::{Seams, Settings};
 use redlock_core::{Redlock, Ttl, Waiting};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
 use crate::chance::{Chance, SimEntropy, Stream};
 use crate::history::{Reach, Recorder, Remaining};
-use crate::lane::{LaneParts, SimLane};
+use crate::link::{CALL_DEADLINE, SimLink};
 use crate::master::{KEY_PREFIX, Master};
 use crate::network::Network;
 use crate::plan::Plan;
@@ -43,7 +47,7 @@ struct Slot {
 
 struct Process {
     redlock: Redlock,
-    lanes: Vec<Arc<SimLane>>,
+    nodes: Vec<Arc<SimNode>>,
     requests: Vec<AbortHandle>,
     dead: Arc<AtomicBool>,
     since: Instant,
@@ -77,29 +81,19 @@ impl Gateway {
         let names: Vec<String> = self.masters.iter().map(|master| format!("n{}", master.index)).collect();
         let cluster = Generation::cluster_of_nodes(names.iter().map(String::as_str));
         let generation = Generation::new(&cluster, self.plan.max_ttl);
-        let lanes: Vec<_> = self
-            .masters
-            .iter()
-            .map(|master| {
-                let slot = generation.slot(&format!("n{}", master.index));
-                let parts = LaneParts {
-                    gateway: self.index,
-                    master: master.clone(),
-                    network: self.network.clone(),
-                    admission: Admission::new(slot, self.plan.quarantine()).expecting_new(first),
-                    clock: self.clock.clone(),
-                    entropy: entropy.clone(),
-                    window: self.plan.window,
-                    recorder: self.recorder.clone(),
-                };
-                Arc::new(SimLane::start(parts, dead.clone()))
-            })
-            .collect();
-        let nodes = lanes.iter().map(|lane| lane.clone() as Arc<dyn Node>).collect();
         let observer = Watch { gateway: self.index, dead: dead.clone(), recorder: self.recorder.clone() };
         let seams = Seams { clock: self.clock.clone(), entropy, observer: Arc::new(observer) };
-        let redlock = Redlock::new(nodes, self.plan.settings(), seams).expect("the plan's settings are valid");
-        slot.process = Some(Process { redlock, lanes, requests: Vec::new(), dead, since: Instant::now() });
+        let node = |master: &Arc<Master>| {
+            let name = format!("n{}", master.index);
+            let admission = Admission::new(generation.slot(&name), self.plan.quarantine()).expecting_new(first);
+            let link = SimLink::new(self.index, master.clone(), self.network.clone(), self.recorder.clone());
+            let remote = self.plan.worker(&name, link.clone(), admission, seams.clone());
+            Arc::new(SimNode { remote, link, dead: dead.clone() })
+        };
+        let nodes: Vec<_> = self.masters.iter().map(node).collect();
+        let all = nodes.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
+        let redlock = Redlock::new(all, self.plan.settings(), seams).expect("the plan's settings are valid");
+        slot.process = Some(Process { redlock, nodes, requests: Vec::new(), dead, since: Instant::now() });
     }
 
     /// Kills the process; false when there is none.
@@ -107,7 +101,7 @@ impl Gateway {
         let Some(process) = self.slot().process.take() else { return false };
         // First of all: what the requests leave behind when they are dropped must not reach anybody.
         process.dead.store(true, Ordering::Relaxed);
-        process.lanes.iter().for_each(|lane| lane.kill());
+        process.nodes.iter().for_each(|node| node.remote.abort());
         process.requests.iter().for_each(AbortHandle::abort);
         true
     }
@@ -139,10 +133,7 @@ impl Gateway {
     /// Breaks the connection to a master, and if wanted the one for hints.
     pub fn cut(&self, master: usize, hints: bool) {
         if let Some(process) = &self.slot().process {
-            process.lanes[master].cut("connection reset");
-            if hints {
-                process.lanes[master].deafen("connection reset");
-            }
+            process.nodes[master].link.cut("connection reset", hints);
         }
     }
 
@@ -155,7 +146,7 @@ impl Gateway {
     /// Whether the gateway lets a master vote; `None` when it is down.
     pub fn admits(&self, master: usize) -> Option<bool> {
         let slot = self.slot();
-        let status = slot.process.as_ref()?.lanes[master].status();
+        let status = slot.process.as_ref()?.nodes[master].status();
         let admitted = status.borrow().state == NodeState::Admitted;
         Some(admitted)
     }
@@ -164,11 +155,11 @@ impl Gateway {
     pub fn reaches(&self, start: Instant) -> Vec<Reach> {
         let slot = self.slot();
         let Some(process) = &slot.process else { return Vec::new() };
-        let reach = |(lane, master): (&Arc<SimLane>, &Arc<Master>)| {
-            let (started, admitted) = (process.since - start, lane.admitted_since()? - start);
+        let reach = |(node, master): (&Arc<SimNode>, &Arc<Master>)| {
+            let (started, admitted) = (process.since - start, node.link.admitted_since()? - start);
             Some(Reach { gateway: self.index, master: master.index, started, admitted })
         };
-        process.lanes.iter().zip(self.masters.iter()).filter_map(reach).collect()
+        process.nodes.iter().zip(self.masters.iter()).filter_map(reach).collect()
     }
 
     fn slot(&self) -> MutexGuard<'_, Slot> {
@@ -176,10 +167,77 @@ impl Gateway {
     }
 }
 
+/// A node of the core; of a process that is dead, what is left of it.
+struct SimNode {
+    remote: RemoteNode,
+    link: SimLink,
+    dead: Arc<AtomicBool>,
+}
+
+impl SimNode {
+    /// What is left of a dead process cannot be stopped, only kept from doing anything: an answer that leaves nothing to do
+    /// lets it end.
+    fn keeps(&self, reply: Reply) -> Option<Reply> {
+        if self.dead.load(Ordering::Relaxed) {
+            reply.send(Vote::Missing);
+            return None;
+        }
+        Some(reply)
+    }
+}
+
+impl Node for SimNode {
+    fn name(&self) -> &str {
+        self.remote.name()
+    }
+
+    fn status(&self) -> watch::Receiver<NodeStatus> {
+        self.remote.status()
+    }
+
+    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
+        if let Some(reply) = self.keeps(reply) {
+            self.remote.submit(op, not_after, reply);
+        }
+    }
+
+    fn submit_both(&self, first: Task, second: Task) {
+        if self.dead.load(Ordering::Relaxed) {
+            self.submit(first.op, first.not_after, first.reply);
+            self.submit(second.op, second.not_after, second.reply);
+        } else {
+            self.remote.submit_both(first, second);
+        }
+    }
+
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        self.remote.listen(listener);
+    }
+
+    fn is_subscribed(&self) -> bool {
+        self.remote.is_subscribed()
+    }
+
+    fn confirm_bootstrap(&self) {
+        self.remote.confirm_bootstrap();
+    }
+}
+
 impl Plan {
     /// What masters are told.
     pub fn node_settings(&self) -> NodeSettings {
-        NodeSettings { max_clock_offset: self.skew, rules: self.rules, ..NodeSettings::default() }
+        NodeSettings::default().with_max_clock_offset(self.skew)
+    }
+
+    fn worker(&self, name: &str, link: SimLink, admission: Admission, seams: Seams) -> RemoteNode {
+        let settings = DriverSettings {
+            call_deadline: CALL_DEADLINE,
+            max_clock_offset: self.skew,
+            overlap_above: self.overlap_above,
+        };
+        let Seams { clock, entropy, observer } = seams;
+        let seams = DriverSeams { clock, entropy, observer };
+        RemoteNode::start(name, Arc::new(link), admission, self.queue, settings, seams)
     }
 
     fn settings(&self) -> Settings {
@@ -220,6 +278,15 @@ impl Observer for Watch {
     fn node_call(&self, _: &str, _: usize, _: Duration) {}
     fn clock_offset(&self, _: &str, _: i64) {}
     fn vote(&self, _: usize, _: &Vote) {}
+
+    fn node_status(&self, node: &str, status: &NodeStatus) {
+        if !self.lives() {
+            return;
+        }
+        let NodeStatus { state, detail, .. } = status;
+        self.recorder.count(|counts| counts.quarantines += u64::from(*state == NodeState::Quarantined));
+        self.recorder.note(format!("g{} of {node}", self.gateway), format!("{}: {detail}", state.as_str()));
+    }
 
     fn handed_over(&self, kind: HandOver) {
         if self.lives() {

@@ -21,7 +21,7 @@
 //! | [`run`] | puts a history together and carries it out | what is right or wrong |
 //! | [`master`] | a process around a data set | quorum, gateways' opinions |
 //! | [`network`] | connections, delays, late arrivals | what messages mean |
-//! | [`lane`] | one gateway's way to one master, and the hints that come back | other masters |
+//! | [`link`] | one gateway's way to one master, and the hints that come back | other masters |
 //! | [`gateway`] | a process with the core in it | clients |
 //! | [`client`] | all that clients do | masters |
 //! | [`faults`] | what goes wrong, when | clients |
@@ -58,7 +58,7 @@ pub mod client;
 pub mod faults;
 pub mod gateway;
 pub mod history;
-pub mod lane;
+pub mod link;
 pub mod master;
 pub mod network;
 pub mod plan;

@@ -14,8 +14,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use redlock_core::clock::Clock;
 use redlock_core::node::admission::{Durability, Facts};
+use redlock_core::node::link::{Answer, MarkerSwap, Swapped};
 use redlock_core::node::memory::{MemoryNode, Snapshot};
-use redlock_core::node::{Failure, Hint, Keys, NodeSettings, Op, Reason, Record, Vote};
+use redlock_core::node::{Failure, Hint, Keys, NodeSettings, Op, Reason, Record, Rules, Vote};
 use redlock_core::types::LockName;
 use tokio::sync::{mpsc, oneshot};
 
@@ -32,20 +33,13 @@ pub fn lock_name(number: u8) -> LockName {
     LockName::parse(&format!("lock-{number}")).expect("letters and digits")
 }
 
-/// What a lane asks of a master.
+/// What a gateway asks of a master.
 #[derive(Debug, Clone)]
 pub enum Question {
     /// Its facts and its marker.
     Look,
     /// Put one marker in the place of another.
-    Put {
-        /// The process that was looked at.
-        run_id: String,
-        /// What must stand.
-        from: Option<String>,
-        /// What shall stand.
-        to: String,
-    },
+    Swap(MarkerSwap),
     /// Lock operations, under the marker that admits the gateway; one script call, so nothing comes between them.
     Call {
         /// That marker.
@@ -62,25 +56,14 @@ pub enum Question {
 pub enum Reply {
     /// To `Look`.
     Seen(Facts, Option<String>),
-    /// To `Put`.
-    Put(Put),
-    /// To `Call`: the votes, and whether the marker still admits the gateway.
-    Votes(Vec<Vote>, bool),
-    /// The script is not known: another process of this master answers.
+    /// To `Swap`.
+    Swapped(Swapped),
+    /// To `Call`.
+    Answer(Answer),
+    /// To `Call`: the script is not known, another process of this master answers.
     NoScript,
     /// To `Listen`: from now on.
     Listening,
-}
-
-/// What became of a marker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Put {
-    /// It stands.
-    Done,
-    /// Another one stood there.
-    OtherMarker,
-    /// The process is another one.
-    OtherProcess,
 }
 
 /// A question that has arrived.
@@ -132,12 +115,12 @@ impl Master {
     pub fn new(
         index: u8,
         clock: Arc<SimClock>,
-        settings: NodeSettings,
+        (settings, rules): (NodeSettings, Rules),
         durable: bool,
         recorder: Arc<Recorder>,
     ) -> Self {
-        let marker_is_checked = settings.rules.marker_is_checked;
-        let memory = MemoryNode::new(format!("n{index}"), clock.clone(), settings);
+        let marker_is_checked = rules.marker_is_checked;
+        let memory = MemoryNode::new(format!("n{index}"), clock.clone(), settings.with_rules(rules));
         memory.wipe();
         let process = Process {
             run: 1,
@@ -278,20 +261,20 @@ impl Master {
     fn serve(&self, arrival: Arrival) {
         let reply = match &arrival.question {
             Question::Look => Reply::Seen(self.facts(), self.memory.marker()),
-            Question::Put { run_id, from, to } => {
-                let put = if *run_id != run_id_of(self.index, self.process().run) {
-                    Put::OtherProcess
+            Question::Swap(MarkerSwap { run_id, from, to }) => {
+                Reply::Swapped(if *run_id != run_id_of(self.index, self.process().run) {
+                    Swapped::OtherProcess
                 } else if self.memory.swap_marker(from.as_deref(), to) {
-                    Put::Done
+                    Swapped::Done
                 } else {
-                    Put::OtherMarker
-                };
-                Reply::Put(put)
+                    Swapped::OtherMarker
+                })
             }
             Question::Call { marker, ops } => {
-                let admitted = !self.marker_is_checked || self.memory.marker().as_deref() == Some(marker);
+                let is_admitted = !self.marker_is_checked || self.memory.marker().as_deref() == Some(marker);
+                let time_micros = Some(self.clock.wall_micros() as i64);
                 let votes = ops.iter().map(|op| self.execute(marker, op, &arrival.connection)).collect();
-                Reply::Votes(votes, admitted)
+                Reply::Answer(Answer { votes, time_micros, is_admitted })
             }
             Question::Listen(listener) => {
                 self.process().listeners.push((Arc::downgrade(&arrival.connection), listener.clone()));

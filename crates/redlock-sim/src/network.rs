@@ -79,20 +79,12 @@ impl Network {
         lock(&self.dark).clear();
     }
 
-    /// Opens a connection, or says why not. Never longer than `deadline`.
-    pub async fn connect(
-        self: &Arc<Self>,
-        gateway: u8,
-        master: &Arc<Master>,
-        deadline: Duration,
-    ) -> Result<Arc<Connection>, String> {
-        let attempt = async {
-            tokio::time::sleep_until(self.arrival(gateway, master.index, true, &self.chance)).await;
-            let run = master.listening();
-            tokio::time::sleep_until(self.arrival(gateway, master.index, false, &self.chance)).await;
-            run.ok_or_else(|| "connection refused".to_owned())
-        };
-        let run = tokio::time::timeout(deadline, attempt).await.map_err(|_| "no answer in time".to_owned())??;
+    /// Opens a connection, or says why not.
+    pub async fn connect(self: &Arc<Self>, gateway: u8, master: &Arc<Master>) -> Result<Arc<Connection>, String> {
+        tokio::time::sleep_until(self.arrival(gateway, master.index, true, &self.chance)).await;
+        let run = master.listening();
+        tokio::time::sleep_until(self.arrival(gateway, master.index, false, &self.chance)).await;
+        let run = run.ok_or_else(|| "connection refused".to_owned())?;
         let connection = Arc::new(Connection {
             id: self.next_id.fetch_add(1, Ordering::Relaxed),
             gateway,

@@ -78,8 +78,10 @@ pub struct Plan {
     pub skew: Duration,
     /// How long rounds wait for a master.
     pub node_timeout: Duration,
-    /// Calls under way on one connection.
-    pub window: usize,
+    /// Masters that take longer to answer are far ones, with several calls under way.
+    pub overlap_above: Duration,
+    /// Operations that may wait for one master.
+    pub queue: usize,
     /// Delays.
     pub latency: Latency,
     /// What goes wrong.
@@ -88,6 +90,9 @@ pub struct Plan {
 
 /// The longest TTL in all histories, so that quarantines are a matter of seconds.
 const MAX_TTL: Duration = Duration::from_secs(3);
+
+/// Milliseconds that no answer takes.
+const NEVER: u64 = 1_000_000;
 
 const HINT_LOSS: [u64; 4] = [0, 0, 10, 100];
 
@@ -120,7 +125,8 @@ impl Plan {
             max_ttl: MAX_TTL,
             skew: chance.pick(&[500, 700, 1_000]).millis(),
             node_timeout: Duration::from_millis(50),
-            window: chance.pick(&[1, 1, 4]),
+            overlap_above: chance.pick(&[NEVER, NEVER, 0, 8]).millis(),
+            queue: chance.pick(&[8192, 8192, 8192, 4]) as usize,
             latency: Latency {
                 base_ms: 1,
                 jitter_ms: chance.pick(&[2, 5, 10]),

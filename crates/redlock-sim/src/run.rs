@@ -123,7 +123,7 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
             let offset = chance.around(skew / 4);
             let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
             let durable = matches!(plan.scenario, Scenario::Storm | Scenario::Queue) && chance.percent(25);
-            Arc::new(Master::new(index, clock, plan.node_settings(), durable, recorder.clone()))
+            Arc::new(Master::new(index, clock, (plan.node_settings(), plan.rules), durable, recorder.clone()))
         })
         .collect();
     let network = Arc::new(Network::new(&plan));

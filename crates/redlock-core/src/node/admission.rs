@@ -1,5 +1,5 @@
-//! Whether a connected master may vote. Pure but for chance: what was seen goes in, one step comes out; the lane of a master
-//! (`node/redis.rs`) looks and acts, and a simulation can do the same with a node in memory.
+//! Whether a connected master may vote. Pure but for chance: what was seen goes in, one step comes out; the driver of a
+//! master's worker (`node/driver.rs`) looks and acts, and a simulation can do the same with a node in memory.
 //!
 //! The canonical text asks operators to delay the return of a crashed master by the longest TTL, because a master that
 //! forgot its locks helps to grant them a second time. Here that is done for them. A master is *fit* when it is a master,
@@ -31,41 +31,19 @@
 mod facts;
 mod marker;
 
-use std::fmt;
 use std::time::Duration;
 
 pub use self::facts::{Durability, Facts, SETTINGS};
 pub use self::marker::{Generation, Slot, marker_key};
 use self::marker::{Standing, State, short};
 use crate::clock::Entropy;
+use crate::node::status::{Diagnosis, Remedy};
 
 /// How long a node whose memory is doubtful gives no votes: the longest lock it may have forgotten, and S, the skew
 /// between gateways' clocks, for the fencing tokens it has forgotten too. A token may also be ahead of its own gateway's
 /// clock by as much as D, which is S here, so a short maximum TTL does not shorten the wait below 2 S.
 pub fn quarantine(max_ttl: Duration, clock_skew: Duration) -> Duration {
     max_ttl.max(clock_skew) + clock_skew
-}
-
-/// Why a node does not vote, and what an operator can do about it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Ground {
-    /// One sentence.
-    pub why: String,
-    /// What can be done; empty when there is nothing but to wait.
-    pub advice: String,
-}
-
-impl Ground {
-    pub(crate) fn new(why: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { why: why.into(), advice: advice.into() }
-    }
-}
-
-impl fmt::Display for Ground {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.why)?;
-        if self.advice.is_empty() { Ok(()) } else { write!(f, "; {}", self.advice) }
-    }
 }
 
 /// What makes a node's memory of locks doubtful.
@@ -86,7 +64,7 @@ pub enum Doubt {
 }
 
 impl Doubt {
-    /// All of them.
+    /// Every doubt that a marker can name.
     pub const ALL: [Self; 6] = [Self::New, Self::Blank, Self::Restarted, Self::Copied, Self::Evicted, Self::Unreadable];
 
     fn word(self) -> &'static str {
@@ -100,34 +78,25 @@ impl Doubt {
         }
     }
 
-    fn ground(self, durability: &Durability) -> Ground {
-        match self {
-            Self::New => Ground::new(
-                "it has no marker, and --bootstrap says that it is new",
-                "all nodes are admitted at once when every one of them answers and is new",
-            ),
-            Self::Blank => Ground::new(
-                "it had no marker: it is new, or all its data was lost",
-                "wait; a gateway that is restarted counts anew (a brand-new cluster need not wait, if its first gateway is started with --bootstrap)",
-            ),
-            Self::Restarted => Ground::new(
-                match durability {
-                    Durability::Durable | Durability::Settling => {
-                        "it was restarted and may have forgotten locks: not every write was synced to disk before"
-                            .into()
-                    }
-                    Durability::Volatile(_) | Durability::Unknown(_) => {
-                        format!("it was restarted and may have forgotten locks; {durability}")
-                    }
-                },
-                "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart needs none",
-            ),
-            Self::Copied => Ground::new("its data came from another node, or it was a replica", "wait"),
-            Self::Evicted => {
-                Ground::new("it has evicted keys, perhaps locks", "wait; keep maxmemory-policy at noeviction")
-            }
-            Self::Unreadable => Ground::new("its marker could not be read", "wait"),
-        }
+    fn diagnosis(self, durability: &Durability) -> Diagnosis {
+        let (reason, remedy) = match self {
+            Self::New => ("it has no marker, and an operator says that the cluster is new", Remedy::ReachAllNodes),
+            Self::Blank => ("it had no marker: it is new, or all its data was lost", Remedy::WaitOrBootstrap),
+            Self::Restarted => match durability {
+                Durability::Durable | Durability::Settling => (
+                    "it was restarted and may have forgotten locks: not every write was synced to disk before",
+                    Remedy::WaitThenMakeDurable,
+                ),
+                Durability::Volatile(_) | Durability::Unknown(_) => {
+                    let reason = format!("it was restarted and may have forgotten locks; {durability}");
+                    return Diagnosis::new(reason, Remedy::WaitThenMakeDurable);
+                }
+            },
+            Self::Copied => ("its data came from another node, or it was a replica", Remedy::Wait),
+            Self::Evicted => ("it has evicted keys, perhaps locks", Remedy::WaitWithoutEvictions),
+            Self::Unreadable => ("its marker could not be read", Remedy::Wait),
+        };
+        Diagnosis::new(reason, remedy)
     }
 }
 
@@ -135,7 +104,7 @@ impl Doubt {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// It must not vote. Look again after a while.
-    Refuse(Ground),
+    Refuse(Diagnosis),
     /// If the process is still the one that was looked at: put one marker in the place of another (or of none), in one
     /// step. Then look again, whatever came of it.
     Put {
@@ -151,7 +120,7 @@ pub enum Step {
         /// What for.
         doubt: Doubt,
         /// What for, in words.
-        ground: Ground,
+        diagnosis: Diagnosis,
     },
     /// It votes, as long as exactly this marker stands.
     Admit {
@@ -195,8 +164,8 @@ impl Admission {
         brand_new: bool,
         entropy: &dyn Entropy,
     ) -> Step {
-        if let Some(ground) = facts.unfit() {
-            return Step::Refuse(ground);
+        if let Some(diagnosis) = facts.unfit() {
+            return Step::Refuse(diagnosis);
         }
         // Whatever else stands has come since: a quarantine that comes back with some copy of the data is not the same one.
         if self.seen.as_ref().is_some_and(|(seen, _)| Some(seen.as_str()) != marker) {
@@ -225,10 +194,9 @@ impl Admission {
             };
         }
         if !same_node {
-            return Step::Refuse(Ground::new(
+            return Step::Refuse(Diagnosis::new(
                 "this very process is admitted as another node of the cluster; a quorum needs independent masters",
-                "give every master once; with --cluster, list the nodes in the same order on all gateways; after an intended \
-                 change run `redlock-gateway reconfigure`",
+                Remedy::NameEachNodeOnce,
             ));
         }
         match standing.state {
@@ -258,7 +226,7 @@ impl Admission {
                 if now >= until || (brand_new && doubt == Doubt::New) {
                     admit()
                 } else {
-                    Step::Wait { until, doubt, ground: doubt.ground(&facts.durability) }
+                    Step::Wait { until, doubt, diagnosis: doubt.diagnosis(&facts.durability) }
                 }
             }
         }
@@ -366,9 +334,9 @@ mod tests {
             (Facts { policy: "allkeys-lru".into(), ..volatile() }, "allkeys-lru"),
             (Facts { policy: String::new(), ..volatile() }, "maxmemory-policy"),
         ] {
-            let ground = defect.unfit().expect("unfit");
-            assert!(ground.to_string().contains(word) && !ground.advice.is_empty(), "{ground}");
-            assert_eq!(admitted(&volatile()).look(&defect, 0), Step::Refuse(ground), "whatever the marker says");
+            let diagnosis = defect.unfit().expect("unfit");
+            assert!(diagnosis.to_string().contains(word) && diagnosis.remedy.is_some(), "{diagnosis}");
+            assert_eq!(admitted(&volatile()).look(&defect, 0), Step::Refuse(diagnosis), "whatever the marker says");
         }
     }
 
@@ -482,7 +450,7 @@ mod tests {
     #[test]
     fn one_process_under_two_names_is_refused_under_the_second() {
         let step = Bench::new(Some(generation().slot("b:2").admitting(&durable(), 0))).look(&durable(), 0);
-        assert!(matches!(&step, Step::Refuse(ground) if ground.why.contains("another node")), "{step:?}");
+        assert!(matches!(&step, Step::Refuse(diagnosis) if diagnosis.reason.contains("another node")), "{step:?}");
     }
 
     #[test]
@@ -598,7 +566,7 @@ mod tests {
         let under_way = Generation::marker_under_way(base.node_set(), MAX_TTL * 3);
         assert_eq!(Generation::node_set_of(&under_way), Some(base.node_set()));
         assert_eq!(Generation::max_ttl_of(&under_way), Some(MAX_TTL * 3));
-        assert!(base.conflict(&under_way).why.contains("under way"));
+        assert!(base.conflict(&under_way).reason.contains("under way"));
         assert!(conflict.contains("max_ttl 600000 ms") && conflict.contains("max_ttl 300000 ms"), "{conflict}");
     }
 }

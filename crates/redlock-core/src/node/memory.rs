@@ -1,4 +1,4 @@
-//! A master in this process: the state machine of the scripts, operation for operation, on a hash map.
+//! A master in this process: the rules of a node on a hash map.
 //!
 //! It is the embedded default of the gateway and the node of simulations and doc examples. It answers `submit` before
 //! returning. What it cannot do is remember: a restart of the process is a loss of all locks, and all "nodes" of one
@@ -16,12 +16,9 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{
-    Effect, Failure, Holding, Keys, Listener, Node, NodeSettings, NodeState, NodeStatus, Op, Reason, Record, Reply,
-    Vote,
-};
+use super::rules::{self, Expiry, KeySpace, NodeSettings, OutOfMemory};
+use super::{Listener, Node, NodeState, NodeStatus, Op, Reply, Vote};
 use crate::clock::Clock;
-use crate::types::{FencingToken, Ttl};
 
 /// An in-process master.
 pub struct MemoryNode {
@@ -66,7 +63,9 @@ impl MemoryNode {
 
     /// Sets a key as another client would, overwriting what is there.
     pub fn set_foreign(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) {
-        self.lock().set(Bytes::copy_from_slice(key), Bytes::copy_from_slice(value), ttl.map(millis));
+        let expiry = ttl.map_or(Expiry::Never, |ttl| Expiry::In(millis(ttl)));
+        // A node without memory refuses other clients, too.
+        let _ = self.lock().set(&Bytes::copy_from_slice(key), Bytes::copy_from_slice(value), expiry);
     }
 
     /// Forgets everything, as FLUSHALL or an empty restart does, the right to vote included.
@@ -81,6 +80,11 @@ impl MemoryNode {
             status.since_micros = since_micros;
             status.detail = "all data was lost".into();
         });
+    }
+
+    /// From now on only so many keys can be set, as by a master that is running out of memory; `None` for any number.
+    pub fn limit_sets(&self, left: Option<u32>) {
+        self.lock().sets_left = left;
     }
 
     /// Everything that is stored now, the marker included.
@@ -175,153 +179,24 @@ struct Store {
     entries: HashMap<Bytes, Entry>,
     /// Every key that has an expiry, once, by its time.
     expiries: BTreeSet<(u64, Bytes)>,
+    /// How many keys can still be set; `None` for any number.
+    sets_left: Option<u32>,
 }
 
 impl Store {
     fn new(clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
         let marker = Some(EMBEDDED.to_owned());
-        Self { clock, settings, marker, entries: HashMap::new(), expiries: BTreeSet::new() }
+        Self { clock, settings, marker, entries: HashMap::new(), expiries: BTreeSet::new(), sets_left: None }
     }
 
     fn run(&mut self, op: &Op, marker: &str) -> Vote {
         self.expire_some();
-        let admitted = !self.settings.rules().marker_is_checked || self.marker.as_deref() == Some(marker);
-        match op {
-            Op::Acquire { .. } | Op::Extend { .. } | Op::Heal { .. } if !admitted => not_admitted(),
-            Op::Acquire { keys, record, ttl, .. } => self.acquire(keys, record, *ttl),
-            Op::Extend { keys, record, ttl } => self.extend(keys, record, *ttl),
-            Op::Heal { keys, record, ttl } => self.heal(keys, record, *ttl),
-            Op::Release { keys, record, failed_try, .. } => self.release(keys, record, *failed_try),
-            Op::Inspect { keys } => match self.get(&keys.lock) {
-                Some(value) => Vote::Found(self.holding(keys, value)),
-                None => Vote::Missing,
-            },
-            Op::Scan { key_prefix, cursor, count } => self.scan(key_prefix, cursor, *count),
+        if let Op::Scan { key_prefix, cursor, count } = op {
+            return self.scan(key_prefix, cursor, *count);
         }
-    }
-
-    fn acquire(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Vote {
-        let Some(t) = record.fencing() else { return error("the record has no T") };
-        let now = self.clock.wall_micros();
-        let rules = self.settings.rules();
-        if rules.clock_is_checked && t.get().abs_diff(now) > self.max_offset() {
-            return clock_refusal();
-        }
-        let last = self.get(&keys.fence);
-        let fence = match last.as_ref().map(|text| fence_of(text)) {
-            None => None,
-            Some(Some(fence)) => Some(fence),
-            Some(None) => return error("ERR the fence holds no number"),
-        };
-        let current = self.get(&keys.lock);
-        if let Some(value) = &current {
-            if Record::foreign(value.clone()).owner_text() != record.owner_text() {
-                return Vote::Held(self.holding(keys, value.clone()));
-            }
-            if !rules.retry_rewrites {
-                return Vote::Granted;
-            }
-        }
-        if let Some(fence) = fence.filter(|fence| rules.fence_is_checked && *fence >= t) {
-            return Vote::Stale { fence };
-        }
-        let asked = u64::from(ttl.millis());
-        let ttl = match &current {
-            Some(_) => self.left(&keys.lock).map_or(asked, |left| left.max(asked)),
-            None => asked,
-        };
-        self.set(keys.lock.clone(), record.as_bytes().clone(), Some(ttl));
-        let fence = match last {
-            None => format!("{t}!").into(),
-            Some(last) if &last[FencingToken::TEXT_LEN..] == b"+" => {
-                [format!("{t}!").as_bytes(), &last].concat().into()
-            }
-            Some(_) => fence_text(t),
-        };
-        self.set_fence(keys, fence);
-        if current.is_some() { Vote::GrantedAgain } else { Vote::Granted }
-    }
-
-    fn extend(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Vote {
-        let Some(value) = self.get(&keys.lock) else { return Vote::Missing };
-        if !value.starts_with(&record.grant()) {
-            return Vote::Held(self.holding(keys, value));
-        }
-        let asked = u64::from(ttl.millis());
-        let stored = Record::foreign(value.clone());
-        if let (false, Some(t)) = (stored.is_extended(), stored.fencing()) {
-            if self.get(&keys.fence).is_none_or(|fence| fence_of(&fence) == Some(t)) {
-                self.set_fence(keys, marked(t));
-            }
-            let ttl = self.left(&keys.lock).map_or(asked, |left| left.max(asked));
-            self.set(keys.lock.clone(), stored.extended().as_bytes().clone(), Some(ttl));
-        } else if self.left(&keys.lock).is_some_and(|left| left < asked) {
-            self.set(keys.lock.clone(), value, Some(asked));
-        }
-        Vote::Extended
-    }
-
-    fn heal(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Vote {
-        let Some(t) = record.fencing() else { return error("the record has no T") };
-        let rules = self.settings.rules();
-        if rules.clock_is_checked && t.get().saturating_sub(self.clock.wall_micros()) > self.max_offset() {
-            return clock_refusal();
-        }
-        if let Some(value) = self.get(&keys.lock) {
-            let same = value.starts_with(&record.grant());
-            return if same { Vote::Extended } else { Vote::Held(self.holding(keys, value)) };
-        }
-        if let Some(text) = self.get(&keys.fence) {
-            let Some(fence) = fence_of(&text) else { return error("ERR the fence holds no number") };
-            if rules.fence_is_checked && fence >= t && text != marked(t) {
-                return Vote::Stale { fence };
-            }
-        }
-        self.set_fence(keys, marked(t));
-        self.set(keys.lock.clone(), record.extended().as_bytes().clone(), Some(u64::from(ttl.millis())));
-        Vote::Granted
-    }
-
-    fn release(&mut self, keys: &Keys, record: &Record, failed_try: bool) -> Vote {
-        let Some(t) = record.fencing() else { return error("the record has no T") };
-        let rules = self.settings.rules();
-        let current = self.get(&keys.lock).map(Record::foreign);
-        let (mut same, mut deleted) = (false, false);
-        if let Some(current) = &current {
-            let mine = current.owner_text() == record.owner_text();
-            same = mine && current.fencing() == Some(t);
-            if mine && (!rules.release_keeps_newer || current.fencing().is_none_or(|stored| stored <= t)) {
-                self.remove(&keys.lock);
-                deleted = true;
-            }
-            if same && !current.is_extended() {
-                if failed_try {
-                    self.undo_fence(keys, t);
-                }
-                return Vote::Released;
-            }
-        }
-        if rules.release_is_a_barrier {
-            if same || t.get().saturating_sub(self.clock.wall_micros()) <= self.max_offset() / 2 {
-                let stands = self.get(&keys.fence);
-                let fence = stands.as_ref().and_then(|text| fence_of(text));
-                match fence {
-                    Some(fence) if fence >= t && stands != Some(marked(t)) => {
-                        if stands.is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!')) {
-                            self.set_fence(keys, fence_text(fence));
-                        }
-                    }
-                    Some(_) | None => self.set_fence(keys, fence_text(t)),
-                }
-            } else {
-                return clock_refusal();
-            }
-        }
-        match current {
-            _ if deleted => Vote::Released,
-            Some(current) => Vote::Held(self.holding(keys, current.as_bytes().clone())),
-            None => Vote::Missing,
-        }
+        let admitted = self.marker.as_deref() == Some(marker);
+        let settings = self.settings;
+        rules::run(self, &settings, admitted, op)
     }
 
     fn scan(&self, key_prefix: &Bytes, cursor: &Bytes, count: u32) -> Vote {
@@ -338,59 +213,8 @@ impl Store {
         Vote::Page { keys, next }
     }
 
-    fn undo_fence(&mut self, keys: &Keys, t: FencingToken) {
-        let provisional = format!("{t}!");
-        let Some(last) = self.get(&keys.fence) else { return };
-        match last.strip_prefix(provisional.as_bytes()) {
-            Some([]) => self.remove(&keys.fence),
-            Some(before) => self.set_fence(keys, Bytes::copy_from_slice(before)),
-            None => {}
-        }
-    }
-
-    fn set_fence(&mut self, keys: &Keys, text: Bytes) {
-        self.set(keys.fence.clone(), text, Some(millis(self.settings.fence_retention)));
-    }
-
-    fn max_offset(&self) -> u64 {
-        self.settings.max_clock_offset.as_micros() as u64
-    }
-
     fn now(&self) -> u64 {
         millis(self.clock.monotonic())
-    }
-
-    fn get(&mut self, key: &Bytes) -> Option<Bytes> {
-        let entry = self.entries.get(key)?;
-        if is_past(entry.expires_at, self.now()) {
-            self.remove(key);
-            return None;
-        }
-        Some(entry.value.clone())
-    }
-
-    fn left(&self, key: &Bytes) -> Option<u64> {
-        Some(self.entries.get(key)?.expires_at?.saturating_sub(self.now()))
-    }
-
-    fn set(&mut self, key: Bytes, value: Bytes, ttl: Option<u64>) {
-        self.remove(&key);
-        let expires_at = ttl.map(|ttl| self.now().saturating_add(ttl));
-        if let Some(at) = expires_at {
-            self.expiries.insert((at, key.clone()));
-        }
-        self.entries.insert(key, Entry { value, expires_at });
-    }
-
-    fn remove(&mut self, key: &Bytes) {
-        if let Some((key, Entry { expires_at: Some(at), .. })) = self.entries.remove_entry(key) {
-            self.expiries.remove(&(at, key));
-        }
-    }
-
-    fn holding(&self, keys: &Keys, value: Bytes) -> Holding {
-        let expires_in = self.left(&keys.lock).map(Duration::from_millis);
-        Holding { record: Record::foreign(value), expires_in }
     }
 
     /// Forgets a few keys that are past their time, so that names that are never asked for again do not pile up: each
@@ -409,18 +233,57 @@ impl Store {
     }
 }
 
-fn fence_text(t: FencingToken) -> Bytes {
-    Bytes::from(t.to_string())
-}
+impl KeySpace for Store {
+    fn now_micros(&self) -> u64 {
+        self.clock.wall_micros()
+    }
 
-/// A fence at the T of a lock that was extended here and that no release has reached since.
-fn marked(t: FencingToken) -> Bytes {
-    Bytes::from(format!("{t}+"))
-}
+    fn get(&mut self, key: &Bytes) -> Option<Bytes> {
+        let entry = self.entries.get(key)?;
+        if is_past(entry.expires_at, self.now()) {
+            self.delete(key);
+            return None;
+        }
+        Some(entry.value.clone())
+    }
 
-/// Without a mark.
-fn fence_of(text: &[u8]) -> Option<FencingToken> {
-    FencingToken::parse(text.get(..FencingToken::TEXT_LEN)?)
+    fn time_to_live(&mut self, key: &Bytes) -> Option<u64> {
+        Some(self.entries.get(key)?.expires_at?.saturating_sub(self.now()))
+    }
+
+    fn set(&mut self, key: &Bytes, value: Bytes, expiry: Expiry) -> Result<(), OutOfMemory> {
+        if self.sets_left == Some(0) {
+            return Err(OutOfMemory);
+        }
+        self.sets_left = self.sets_left.map(|left| left - 1);
+        let expires_at = match expiry {
+            Expiry::In(ttl) => Some(self.now().saturating_add(ttl)),
+            Expiry::Keep => self.entries.get(key).and_then(|entry| entry.expires_at),
+            Expiry::Never => None,
+        };
+        self.delete(key);
+        if let Some(at) = expires_at {
+            self.expiries.insert((at, key.clone()));
+        }
+        self.entries.insert(key.clone(), Entry { value, expires_at });
+        Ok(())
+    }
+
+    fn expire(&mut self, key: &Bytes, millis: u64) {
+        let at = self.now().saturating_add(millis);
+        if let Some(entry) = self.entries.get_mut(key) {
+            if let Some(before) = entry.expires_at.replace(at) {
+                self.expiries.remove(&(before, key.clone()));
+            }
+            self.expiries.insert((at, key.clone()));
+        }
+    }
+
+    fn delete(&mut self, key: &Bytes) {
+        if let Some((key, Entry { expires_at: Some(at), .. })) = self.entries.remove_entry(key) {
+            self.expiries.remove(&(at, key));
+        }
+    }
 }
 
 /// Redis keeps a key through the millisecond that its expiry names.
@@ -428,23 +291,12 @@ fn is_past(expires_at: Option<u64>, now: u64) -> bool {
     expires_at.is_some_and(|at| now > at)
 }
 
-fn not_admitted() -> Vote {
-    Vote::Failed(Failure::new(Reason::Quarantined, Effect::None, "the node's marker is missing or differs"))
-}
-
-fn clock_refusal() -> Vote {
-    Vote::Failed(Failure::new(Reason::Clock, Effect::None, "the fencing token is too far from the node's own time"))
-}
-
-fn error(detail: &str) -> Vote {
-    Vote::Failed(Failure::new(Reason::Error, Effect::None, detail))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::clock::{Entropy, OsEntropy, SystemClock};
-    use crate::types::{Info, LockName, LockToken};
+    use crate::node::{Keys, Record};
+    use crate::types::{FencingToken, Info, LockName, LockToken, Ttl};
 
     #[test]
     fn using_one_name_again_and_again_takes_no_more_memory() {

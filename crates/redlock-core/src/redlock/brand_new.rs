@@ -37,7 +37,7 @@ impl Redlock {
             for (node, status) in self.shared.nodes.iter().zip(&mut statuses) {
                 let status = status.borrow_and_update();
                 match status.state {
-                    NodeState::Quarantined if status.brand_new => {}
+                    NodeState::Quarantined if status.is_bootstrapping => {}
                     NodeState::Quarantined | NodeState::Admitted => return BrandNew::Refuted(node.name().to_owned()),
                     NodeState::Connecting | NodeState::Refused => all_new = false,
                 }
@@ -49,7 +49,7 @@ impl Redlock {
             }
             waited = false;
             if all_new {
-                self.shared.nodes.iter().for_each(|node| node.admit_brand_new());
+                self.shared.nodes.iter().for_each(|node| node.confirm_bootstrap());
                 return BrandNew::Confirmed;
             }
             // A feed whose node is gone never changes again: no node, no answer.

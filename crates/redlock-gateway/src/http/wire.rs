@@ -17,6 +17,7 @@ use super::error::ApiError;
 use crate::config::Limits;
 use crate::gateway::{LeaseView, Readiness};
 use crate::info::Stored;
+use crate::remedy::in_flags;
 
 /// Longest `owner` label in characters, as JSON Schema counts them.
 pub const MAX_LABEL: usize = 255;
@@ -421,7 +422,7 @@ impl Health {
             since: rfc3339(status.since_micros),
             until: status.until_micros.map(rfc3339),
             detail: said(status.detail),
-            advice: said(status.advice),
+            advice: status.remedy.map(|remedy| in_flags(remedy).into_owned()),
             restarts: status.restarts,
             evicted_keys: status.evicted_keys,
         });

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Ground;
+use crate::node::status::{Diagnosis, Remedy};
 
 /// What a node says about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,30 +92,24 @@ impl Facts {
     }
 
     /// Why this node must not vote whatever it remembers, if so.
-    pub fn unfit(&self) -> Option<Ground> {
+    pub fn unfit(&self) -> Option<Diagnosis> {
         let major: Option<u32> = self.version.split('.').next().and_then(|major| major.parse().ok());
         if self.run_id.len() != 40 || !self.run_id.bytes().all(|b| b.is_ascii_hexdigit()) {
-            Some(Ground::new(
-                "INFO shows no run_id, so a restart could not be noticed",
-                "allow INFO for the gateway's user",
-            ))
+            Some(Diagnosis::new("INFO shows no run_id, so a restart could not be noticed", Remedy::AllowInfo))
         } else if major.is_none_or(|major| major < 7) {
             let why = format!("Redis {} is too old: SET with NX and GET is needed", self.version);
-            Some(Ground::new(why, "install Redis 7.0 or newer"))
+            Some(Diagnosis::new(why, Remedy::UpgradeRedis))
         } else if self.role.is_empty() {
-            Some(Ground::new(
-                "INFO shows no role, so a replica could not be noticed",
-                "allow INFO for the gateway's user",
-            ))
+            Some(Diagnosis::new("INFO shows no role, so a replica could not be noticed", Remedy::AllowInfo))
         } else if self.role != "master" {
             let why = format!("its role is {:?}; only masters vote", self.role);
-            Some(Ground::new(why, "REPLICAOF NO ONE makes it a master"))
+            Some(Diagnosis::new(why, Remedy::MakeMaster))
         } else if self.policy.is_empty() {
             let why = "neither INFO nor CONFIG GET shows maxmemory-policy, so it may evict locks";
-            Some(Ground::new(why, "allow INFO for the gateway's user"))
+            Some(Diagnosis::new(why, Remedy::AllowInfo))
         } else if self.policy != "noeviction" {
             let why = format!("maxmemory-policy is {}, which may evict locks", self.policy);
-            Some(Ground::new(why, "CONFIG SET maxmemory-policy noeviction"))
+            Some(Diagnosis::new(why, Remedy::ForbidEvictions))
         } else {
             None
         }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use super::Doubt;
 use super::facts::{Durability, Facts};
-use super::{Doubt, Ground};
+use crate::node::status::{Diagnosis, Remedy};
 
 /// What every gateway of one cluster agrees on, as the marker states it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,11 +61,11 @@ impl Generation {
     }
 
     /// Why a marker that stands on a node keeps it from voting, naming both configurations.
-    pub fn conflict(&self, marker: &str) -> Ground {
+    pub fn conflict(&self, marker: &str) -> Diagnosis {
         let stands = describe(marker).unwrap_or_else(|| format!("{marker:?}, which is no marker of this program"));
         let ours = describe(&self.config).unwrap_or_default();
         let why = format!("its marker is of another configuration: it has {stands}, this gateway has {ours}");
-        Ground::new(why, "after an intended change run `redlock-gateway reconfigure`")
+        Diagnosis::new(why, Remedy::Reconfigure)
     }
 
     /// The maximum TTL that a marker was written for.
@@ -93,7 +94,7 @@ fn describe(marker: &str) -> Option<String> {
         return None;
     }
     Some(if node_set.starts_with(UNDER_WAY) {
-        "a change of configuration under way (`redlock-gateway reconfigure` was started and has not ended)".into()
+        "a change of configuration under way, which was started and has not ended".into()
     } else {
         format!("node set {node_set}, max_ttl {} ms", max_ttl.as_millis())
     })

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fred::types::{Key, Value};
 
+use crate::node::link::Answer;
 use crate::node::{Effect, Failure, Holding, NodeSettings, Op, Reason, Record, Vote};
 use crate::types::FencingToken;
 
@@ -33,21 +34,6 @@ impl Header {
 
 fn text(bytes: Bytes) -> Value {
     Value::Bytes(bytes)
-}
-
-/// Bytes an operation adds to a call, roughly; for splitting oversized batches.
-pub(super) fn weight(op: &Op) -> usize {
-    const OVERHEAD: usize = 64;
-    OVERHEAD
-        + match op {
-            // The last of three for a hint, which holds the key once more.
-            Op::Acquire { keys, record, .. } | Op::Heal { keys, record, .. } => {
-                3 * keys.fence.len() + record.as_bytes().len()
-            }
-            Op::Release { keys, .. } | Op::Extend { keys, .. } => 3 * keys.fence.len() + Record::GRANT_LEN,
-            Op::Inspect { keys } => keys.lock.len(),
-            Op::Scan { key_prefix, .. } => key_prefix.len(),
-        }
 }
 
 /// One call for many operations. `Scan` is no script operation and must not be among them.
@@ -95,6 +81,14 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
         }
     }
     (keys, arguments)
+}
+
+/// What the script says to one call; `None` when it does not say whether the marker stands.
+pub(super) fn answer(replies: Vec<Value>) -> Option<Answer> {
+    let mut replies = replies.into_iter();
+    let time_micros = replies.next()?.as_i64();
+    let is_admitted = replies.next()?.as_i64() == Some(1);
+    Some(Answer { votes: replies.map(decode).collect(), time_micros, is_admitted })
 }
 
 /// One reply of the script.

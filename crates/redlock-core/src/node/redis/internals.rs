@@ -7,6 +7,7 @@ use fred::types::{Key, Value};
 
 use super::codec::{self, Header};
 use crate::node::admission::marker_key;
+use crate::node::driver;
 use crate::node::{NodeSettings, Op, Record, Vote, hint};
 
 /// What turns operations into one call, and its replies into votes.
@@ -29,9 +30,9 @@ impl Codec {
         Self(Header::new(marker_key(prefix), marker.into(), channel, &NodeSettings::default()))
     }
 
-    /// Weighs the operations as the lane does, and makes one call of them.
+    /// Weighs the operations as the worker does, and makes one call of them.
     pub fn encode(&self, ops: &[Arc<Op>]) -> (usize, Call) {
-        let weight = ops.iter().map(|op| codec::weight(op)).sum();
+        let weight = ops.iter().map(|op| driver::weight(op)).sum();
         let (keys, arguments) = codec::encode(&self.0, ops.iter());
         (weight, Call { keys, arguments })
     }

@@ -1,118 +1,64 @@
-//! One connection to one master, from connect to the first error. Never repaired: what failed is dropped, and the lane
-//! opens a new session. That is what keeps a command of before a restart from running after it; the client's own
-//! reconnect and replay logic gives no such promise, so it stays off (no policy, one attempt).
+//! One connection to one master, from connect to the first error. Never repaired: what failed is dropped, and a new session
+//! is opened. That is what keeps a command of before a restart from running after it; the client's own reconnect and replay
+//! logic gives no such promise, so it stays off (no policy, one attempt).
+//!
+//! A future of the client that was polled once and is dropped is still written and its reply consumed: a deadline means
+//! "unknown", never "not run".
 
-use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use fred::bytes_utils::Str;
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, EventInterface, KeysInterface, LuaInterface, PubsubInterface};
 use fred::types::config::{Config, ServerConfig, TlsConfig};
 use fred::types::scan::ScanType;
 use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::url::RedisUrl;
-use super::{RedisSettings, tls};
+use super::codec::{self, Header};
+use super::{RedisSettings, RedisUrl, scripts, tls};
 use crate::node::admission::{Facts, SETTINGS, marker_key};
+use crate::node::link::{
+    Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, Subscription, Swapped,
+};
+use crate::node::op::{Effect, Failure, Op, Reason, Vote};
+use crate::node::{Hint, Remedy, Task, hint};
 
-const LOCKS_LUA: &str = include_str!("../locks.lua");
-const ADMIT_LUA: &str = include_str!("../admit.lua");
-
-/// Messages of a subscription that are kept for who reads them late.
+/// Messages of a subscription that are kept for a reader that comes late.
 const MESSAGES: usize = 1024;
 
-/// The client does not tell when a subscription is refused.
-pub(super) const NOT_HEARD: &str = "what is published there does not come back";
+/// The way to one master.
+#[derive(Clone)]
+pub(super) struct RedisLink(Arc<Target>);
 
-/// A usable connection. Ends when dropped.
-pub(super) struct Session {
-    client: Client,
-    /// Looked at while others use the session.
-    connection: Mutex<ConnectHandle>,
-    deadline: Duration,
+struct Target {
+    url: RedisUrl,
+    settings: RedisSettings,
 }
 
-/// Why a session failed.
-#[derive(Debug)]
-pub(super) enum SessionError {
-    /// No answer in time: whatever was sent may still run.
-    Timeout,
-    /// The connection broke: whatever was sent may have run.
-    Broken(String),
-    /// The node does not know the script: it was restarted or its scripts were flushed. Nothing ran.
-    NoScript,
-    /// The node refused the command as a whole, before it ran.
-    Refused(String),
-    /// The node answered with an error; part of the call may have run.
-    Error(String),
-}
-
-impl std::fmt::Display for SessionError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Timeout => f.write_str("no answer in time"),
-            Self::NoScript => f.write_str("the node was restarted or its scripts were flushed"),
-            Self::Broken(text) | Self::Refused(text) | Self::Error(text) => f.write_str(text),
-        }
-    }
-}
-
-impl From<Error> for SessionError {
-    fn from(error: Error) -> Self {
-        let text = error.details();
-        let word = text.split_whitespace().next().unwrap_or_default();
-        match (error.kind(), word) {
-            (_, "NOSCRIPT") => Self::NoScript,
-            (_, "NOAUTH" | "WRONGPASS" | "NOPERM" | "LOADING" | "BUSY" | "MASTERDOWN") => Self::Refused(text.into()),
-            (ErrorKind::Timeout, _) => Self::Timeout,
-            (ErrorKind::Unknown | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand, _)
-                if word.chars().all(|c| c.is_ascii_uppercase()) =>
-            {
-                Self::Error(text.into())
-            }
-            (kind, _) => Self::Broken(format!("{}: {text}", kind.to_str())),
-        }
-    }
-}
-
-/// What there is to see of a node.
-#[derive(Debug)]
-pub(super) struct Look {
-    pub(super) facts: Facts,
-    pub(super) marker: Option<String>,
-}
-
-/// What became of an attempt to put a marker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Put {
-    Done,
-    /// Another marker stands than the one that was looked at.
-    OtherMarker,
-    /// The node was restarted since it was looked at.
-    OtherProcess,
-}
-
-impl Session {
-    /// Connects, authenticates and selects the database, all within the call deadline, which also bounds every later
-    /// command of the session.
-    pub(super) async fn connect(url: &RedisUrl, settings: &RedisSettings) -> Result<Self, SessionError> {
-        Self::connect_as(url, settings, false).await
+impl RedisLink {
+    pub(super) fn new(url: RedisUrl, settings: RedisSettings) -> Self {
+        Self(Arc::new(Target { url, settings }))
     }
 
-    async fn connect_as(url: &RedisUrl, settings: &RedisSettings, listens: bool) -> Result<Self, SessionError> {
+    /// Connects, authenticates and selects the database.
+    pub(super) async fn open(self, listens: bool) -> Result<RedisSession, LinkError> {
+        let Target { url, settings } = self.0.as_ref();
         let deadline = settings.call_deadline();
         let config = Config {
             server: ServerConfig::new_centralized(&url.host, url.port),
             username: url.username.clone(),
             password: url.password.clone(),
             database: url.database,
-            tls: if url.tls { Some(secured(settings, deadline).await?) } else { None },
+            tls: if url.tls { Some(secured(settings, deadline / 2).await?) } else { None },
             fail_fast: true,
             // In the older protocol a connection that listens can ask nothing, not even whether anybody is there.
             version: if listens { RespVersion::RESP3 } else { RespVersion::RESP2 },
@@ -132,196 +78,310 @@ impl Session {
                 }
             })
             .build()?;
+        let connection = client.connect();
         // Held from here on, so that the connection ends with the session however the start goes.
-        let session = Self { connection: Mutex::new(client.connect()), client, deadline };
-        match timeout(deadline, session.client.wait_for_connect()).await {
-            Err(_) => Err(SessionError::Timeout),
-            Ok(Ok(())) => Ok(session),
-            Ok(Err(error)) => {
-                // The connection task knows more than "cancelled".
-                let cause = match timeout(deadline, session.end()).await {
-                    Ok(Ok(Err(cause))) => cause,
-                    _ => error,
-                };
-                Err(cause.into())
-            }
+        let task = connection.abort_handle();
+        let session = RedisSession { target: self, client, task, ended: Mutex::default(), loaded: Arc::default() };
+        if let Err(error) = session.client.wait_for_connect().await {
+            // The connection task knows more than "cancelled".
+            return Err(match timeout(deadline, connection).await {
+                Ok(Ok(Err(cause))) => cause.into(),
+                _ => error.into(),
+            });
         }
+        *session.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+        Ok(session)
     }
 
-    /// Resolves when the connection has ended by itself.
-    pub(super) async fn ended(&self) -> String {
-        match self.end().await {
-            Ok(Err(error)) if !error.details().is_empty() => error.to_string(),
-            _ => "the connection was closed".into(),
-        }
-    }
-
-    async fn end(&self) -> <ConnectHandle as Future>::Output {
-        std::future::poll_fn(|cx| Pin::new(&mut *self.connection()).poll(cx)).await
-    }
-
-    fn connection(&self) -> MutexGuard<'_, ConnectHandle> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A session that hears what is published on a channel. `probe` is published there, and has come back when this returns:
-    /// the client does not say when the node refuses a subscription. Messages before it are lost.
-    pub(super) async fn subscribe(
-        url: &RedisUrl,
-        settings: &RedisSettings,
-        channel: &str,
-        probe: &str,
-    ) -> Result<(Self, Receiver<Message>), SessionError> {
-        let session = Self::connect_as(url, settings, true).await?;
+    /// The client does not say when the node refuses a subscription, so a probe is published. Messages before it are lost.
+    async fn open_subscription(self, nonce: u64) -> Result<RedisSubscription, LinkError> {
+        let Target { url, settings } = self.0.as_ref();
+        let (deadline, channel) = (settings.call_deadline(), hint::channel(&settings.key_prefix, url.database));
+        let forbidden = |error: LinkError| match error.detail.starts_with("NOPERM") {
+            true => LinkError { remedy: Some(Remedy::AllowHints), ..error },
+            false => error,
+        };
+        let late = |_| LinkError::broken("no answer in time");
+        let session = timeout(deadline, self.clone().open(true)).await.map_err(late)??;
         let mut messages = session.client.message_rx();
-        session.bounded(session.client.subscribe(channel)).await?;
-        session.bounded(session.client.publish::<Value, _, _>(channel, probe)).await?;
+        let probe = format!("0 {nonce:016x}");
+        let subscribed = async {
+            session.client.subscribe::<&str>(&channel).await?;
+            session.client.publish::<Value, _, _>(channel.as_str(), probe.as_str()).await
+        };
+        let subscribed = timeout(deadline, subscribed).await.map_err(late)?;
+        subscribed.map_err(|error| forbidden(error.into()))?;
         let comes_back = async {
             loop {
                 match messages.recv().await {
                     Ok(message) if message.value.as_bytes() == Some(probe.as_bytes()) => return Ok(()),
                     Ok(_) | Err(RecvError::Lagged(_)) => {}
-                    Err(RecvError::Closed) => return Err(SessionError::Broken("the client has ended".into())),
+                    Err(RecvError::Closed) => return Err(LinkError::broken("the client has ended")),
                 }
             }
         };
-        match timeout(session.deadline, comes_back).await {
-            Ok(came_back) => came_back.map(|()| (session, messages)),
-            Err(_) => Err(SessionError::Refused(NOT_HEARD.into())),
-        }
-    }
-
-    pub(super) async fn ping(&self) -> Result<(), SessionError> {
-        self.bounded(self.client.ping(None)).await
-    }
-
-    /// One connection ends with the process it leads to, so facts and marker are of one process.
-    pub(super) async fn look(&self, prefix: &str) -> Result<Look, SessionError> {
-        let info: Result<String, SessionError> = self.bounded(self.client.info(Some(InfoKind::Default))).await;
-        let info = match info {
-            // Forbidden or renamed: such a node is unfit, which the facts of an empty answer say in words.
-            Err(SessionError::Refused(why) | SessionError::Error(why))
-                if why.starts_with("NOPERM") || why.contains("unknown command") =>
-            {
-                String::new()
-            }
-            answer => answer?,
-        };
-        let mut question = vec!["GET"];
-        question.extend(SETTINGS);
-        let config = CustomCommand::new_static("CONFIG", None, false);
-        let settings: Result<Vec<String>, SessionError> = self.bounded(self.client.custom(config, question)).await;
-        let settings = match settings {
-            Ok(words) => Ok(words.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect::<Vec<_>>()),
-            // Forbidden or renamed, as managed services do.
-            Err(SessionError::Refused(why) | SessionError::Error(why)) => Err(why),
-            Err(error) => return Err(error),
-        };
-        let facts = Facts::new(&info, settings.as_deref().map_err(String::as_str));
-        Ok(Look { facts, marker: self.bounded(self.client.get(marker_key(prefix))).await? })
-    }
-
-    pub(super) async fn time_micros(&self) -> Result<i64, SessionError> {
-        let parts: Vec<i64> =
-            self.bounded(self.client.eval("return redis.call('TIME')", Vec::<Key>::new(), Vec::<Value>::new())).await?;
-        match parts.as_slice() {
-            [seconds, micros] => Ok(seconds * 1_000_000 + micros),
-            _ => Err(SessionError::Error("TIME gave an answer it does not have".into())),
-        }
-    }
-
-    pub(super) async fn set_marker(&self, prefix: &str, marker: &str) -> Result<(), SessionError> {
-        self.bounded(self.client.set(marker_key(prefix), marker, None, None, false)).await
-    }
-
-    /// Puts one marker in the place of another, if that one stands and the process is the one that was looked at.
-    pub(super) async fn put_marker(
-        &self,
-        prefix: &str,
-        run_id: &str,
-        from: Option<&str>,
-        to: &str,
-    ) -> Result<Put, SessionError> {
-        let arguments = vec![run_id.to_owned(), from.unwrap_or_default().to_owned(), to.to_owned()];
-        match self.bounded(self.client.eval(ADMIT_LUA, vec![marker_key(prefix)], arguments)).await? {
-            1 => Ok(Put::Done),
-            2 => Ok(Put::OtherMarker),
-            3 => Ok(Put::OtherProcess),
-            other => Err(SessionError::Error(format!("the admission script answered {other}, which it cannot"))),
-        }
-    }
-
-    /// Loads the script of lock operations. Its text begins with the run_id, so every Redis process has a digest of its
-    /// own: one that was restarted behind our back answers NOSCRIPT before we have even seen the connection break.
-    pub(super) async fn load(&self, run_id: &str, script: &str) -> Result<String, SessionError> {
-        self.bounded(self.client.script_load(format!("-- {run_id}\n{script}"))).await
-    }
-
-    pub(super) async fn call(
-        &self,
-        script: &str,
-        keys: Vec<Key>,
-        arguments: Vec<Value>,
-    ) -> Result<Vec<Value>, SessionError> {
-        match self.bounded(self.client.evalsha(script, keys, Value::Array(arguments))).await? {
-            Value::Array(replies) => Ok(replies),
-            other => Err(SessionError::Error(format!("expected a list, got {:?}", other.kind()))),
-        }
-    }
-
-    pub(super) async fn scan(
-        &self,
-        cursor: &str,
-        pattern: String,
-        count: u32,
-    ) -> Result<(String, Vec<Bytes>), SessionError> {
-        self.bounded(self.client.scan_page(cursor.to_owned(), pattern, Some(count), Some(ScanType::String))).await
-    }
-
-    /// A future that was polled once and is dropped at the deadline is still written and its reply consumed: a time-out
-    /// here means "unknown", never "not run".
-    async fn bounded<T>(&self, command: impl Future<Output = Result<T, Error>>) -> Result<T, SessionError> {
-        match timeout(self.deadline, command).await {
-            Ok(result) => result.map_err(SessionError::from),
-            Err(_) => Err(SessionError::Timeout),
+        match timeout(deadline, comes_back).await {
+            Ok(came_back) => came_back.map(|()| RedisSubscription { ended: session.closed(), session, messages }),
+            Err(_) => Err(LinkError {
+                kind: LinkErrorKind::Refused,
+                detail: format!("what is published on the channel {channel} does not come back"),
+                remedy: Some(Remedy::AllowHints),
+            }),
         }
     }
 }
 
-impl Drop for Session {
+impl Link for RedisLink {
+    fn connect(&self) -> Answering<Box<dyn Session>> {
+        self.clone().open(false).map(|opened| opened.map(|session| Box::new(session) as Box<dyn Session>)).boxed()
+    }
+
+    fn subscribe(&self, nonce: u64) -> Answering<Box<dyn Subscription>> {
+        let opened = self.clone().open_subscription(nonce);
+        opened.map(|opened| opened.map(|subscription| Box::new(subscription) as Box<dyn Subscription>)).boxed()
+    }
+}
+
+/// A usable connection. Ends when dropped.
+pub(super) struct RedisSession {
+    target: RedisLink,
+    client: Client,
+    task: AbortHandle,
+    ended: Mutex<Option<ConnectHandle>>,
+    loaded: Arc<OnceLock<Loaded>>,
+}
+
+/// What calls of this session begin with, and the digest of the script that belongs to this process of the node.
+struct Loaded {
+    header: Header,
+    digest: Str,
+}
+
+impl RedisSession {
+    pub(super) fn time_micros(&self) -> Answering<i64> {
+        let client = self.client.clone();
+        async move {
+            let time = client.eval("return redis.call('TIME')", Vec::<Key>::new(), Vec::<Value>::new());
+            let parts: Vec<i64> = time.await?;
+            match parts.as_slice() {
+                [seconds, micros] => Ok(seconds * 1_000_000 + micros),
+                _ => Err(error("TIME gave an answer it does not have")),
+            }
+        }
+        .boxed()
+    }
+
+    pub(super) fn set_marker(&self, marker: String) -> Answering<()> {
+        let (client, key) = (self.client.clone(), marker_key(self.prefix()));
+        async move { Ok(client.set(key, marker, None, None, false).await?) }.boxed()
+    }
+
+    fn prefix(&self) -> &str {
+        &self.target.0.settings.key_prefix
+    }
+}
+
+impl Session for RedisSession {
+    fn look(&self) -> Answering<Look> {
+        let (client, key) = (self.client.clone(), marker_key(self.prefix()));
+        async move {
+            let info: Result<String, LinkError> = client.info(Some(InfoKind::Default)).await.map_err(LinkError::from);
+            let info = match info {
+                // Forbidden or renamed: such a node is unfit, which the facts of an empty answer say in words.
+                Err(error) if is_forbidden(&error) => String::new(),
+                answer => answer?,
+            };
+            let mut question = vec!["GET"];
+            question.extend(SETTINGS);
+            let config = CustomCommand::new_static("CONFIG", None, false);
+            let settings: Result<Vec<String>, LinkError> =
+                client.custom(config, question).await.map_err(LinkError::from);
+            let settings = match settings {
+                Ok(words) => {
+                    Ok(words.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect::<Vec<_>>())
+                }
+                // Forbidden or renamed, as managed services do.
+                Err(LinkError { kind: LinkErrorKind::Refused | LinkErrorKind::Error, detail, .. }) => Err(detail),
+                Err(error) => return Err(error),
+            };
+            let facts = Facts::new(&info, settings.as_deref().map_err(String::as_str));
+            Ok(Look { facts, marker: client.get(key).await? })
+        }
+        .boxed()
+    }
+
+    fn swap_marker(&self, MarkerSwap { run_id, from, to }: MarkerSwap) -> Answering<Swapped> {
+        let (client, key) = (self.client.clone(), marker_key(self.prefix()));
+        async move {
+            match client.eval(scripts::ADMIT, vec![key], vec![run_id, from.unwrap_or_default(), to]).await? {
+                1 => Ok(Swapped::Done),
+                2 => Ok(Swapped::OtherMarker),
+                3 => Ok(Swapped::OtherProcess),
+                other => Err(error(format!("the admission script answered {other}, which it cannot"))),
+            }
+        }
+        .boxed()
+    }
+
+    fn load(&self, run_id: &str, marker: &str) -> Answering<()> {
+        let Target { url, settings } = self.target.0.as_ref();
+        let channel = hint::channel(&settings.key_prefix, url.database);
+        let header = Header::new(marker_key(&settings.key_prefix), marker.to_owned(), channel, &settings.node);
+        let script = scripts::locks(run_id, settings.node.rules());
+        let (client, loaded) = (self.client.clone(), self.loaded.clone());
+        async move {
+            let digest = Str::from(client.script_load::<String, _>(script).await?);
+            // A session is loaded once.
+            drop(loaded.set(Loaded { header, digest }));
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn call(&self, tasks: &[Task]) -> Answering<Answer> {
+        let client = self.client.clone();
+        if let [Task { op, .. }] = tasks
+            && let Op::Scan { .. } = **op
+        {
+            return scan(client, op.clone()).boxed();
+        }
+        let Some(Loaded { header, digest }) = self.loaded.get() else {
+            return async { Err(LinkError::new(LinkErrorKind::NoScript, "no script was loaded")) }.boxed();
+        };
+        let (digest, (keys, arguments)) = (digest.clone(), codec::encode(header, tasks.iter().map(|task| &task.op)));
+        async move {
+            let Value::Array(replies) = client.evalsha(digest, keys, Value::Array(arguments)).await? else {
+                return Err(error("the script gave no list"));
+            };
+            codec::answer(replies).ok_or_else(|| error("the script did not tell the time"))
+        }
+        .boxed()
+    }
+
+    fn closed(&self) -> BoxFuture<'static, String> {
+        let connection = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
+        async move {
+            match connection {
+                Some(connection) => match connection.await {
+                    Ok(Err(error)) if !error.details().is_empty() => error.to_string(),
+                    _ => "the connection was closed".into(),
+                },
+                None => std::future::pending().await,
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Drop for RedisSession {
     fn drop(&mut self) {
         // Dropping the client alone would leave its task and its connection behind.
-        self.connection().abort();
+        self.task.abort();
     }
 }
 
-async fn secured(settings: &RedisSettings, deadline: Duration) -> Result<TlsConfig, SessionError> {
-    match timeout(deadline, tls::connector(&settings.tls)).await {
-        Ok(connector) => connector.map(TlsConfig::from).map_err(|error| SessionError::Broken(error.to_string())),
-        Err(_) => Err(SessionError::Broken("the files of certificates could not be read in time".into())),
-    }
-}
-
-/// The script of lock operations; in a `mutation-testing` build with the given rules.
-pub(super) fn locks_script(rules: crate::node::Rules) -> String {
-    #[cfg(feature = "mutation-testing")]
-    {
-        let mut text = LOCKS_LUA.to_owned();
-        for (name, on) in [
-            ("RULE_RETRY_REWRITES", rules.retry_rewrites),
-            ("RULE_RELEASE_IS_A_BARRIER", rules.release_is_a_barrier),
-            ("RULE_RELEASE_KEEPS_NEWER", rules.release_keeps_newer),
-            ("RULE_CLOCK_IS_CHECKED", rules.clock_is_checked),
-            ("RULE_FENCE_IS_CHECKED", rules.fence_is_checked),
-            ("RULE_MARKER_IS_CHECKED", rules.marker_is_checked),
-        ] {
-            text = text.replace(&format!("local {name} = true"), &format!("local {name} = {on}"));
+async fn scan(client: Client, op: Arc<Op>) -> Result<Answer, LinkError> {
+    let Op::Scan { key_prefix: prefix, cursor, count } = op.as_ref() else { unreachable!("only scans go this way") };
+    let cursor = match std::str::from_utf8(cursor) {
+        Ok("") => "0",
+        Ok(cursor) if cursor.bytes().all(|b| b.is_ascii_digit()) => cursor,
+        _ => {
+            let failure = Failure::new(Reason::Error, Effect::None, "not a cursor of this node");
+            return Ok(Answer { votes: vec![Vote::Failed(failure)], time_micros: None, is_admitted: true });
         }
-        text
+    };
+    let mut pattern = String::with_capacity(prefix.len() + 1);
+    for c in String::from_utf8_lossy(prefix).chars() {
+        if "*?[]^\\".contains(c) {
+            pattern.push('\\');
+        }
+        pattern.push(c);
     }
-    #[cfg(not(feature = "mutation-testing"))]
-    {
-        let _ = rules;
-        LOCKS_LUA.to_owned()
+    pattern.push('*');
+    let page = client.scan_page(cursor.to_owned(), pattern, Some(*count), Some(ScanType::String));
+    let (next, keys): (String, Vec<Bytes>) = page.await?;
+    Ok(Answer::page(keys, (next != "0").then(|| Bytes::from(next))))
+}
+
+/// A connection on which hints come.
+struct RedisSubscription {
+    ended: BoxFuture<'static, String>,
+    session: RedisSession,
+    messages: Receiver<Message>,
+}
+
+impl Subscription for RedisSubscription {
+    fn next(&mut self) -> BoxFuture<'_, Result<Hint, LinkError>> {
+        async move {
+            loop {
+                tokio::select! {
+                    biased;
+                    why = &mut self.ended => return Err(LinkError::broken(why)),
+                    message = self.messages.recv() => match message {
+                        Ok(message) => {
+                            if let Some(text) = message.value.into_bytes() {
+                                return Ok(Hint::received(text));
+                            }
+                        }
+                        // More than can be kept came at once: those are lost, as hints may be.
+                        Err(RecvError::Lagged(_)) => {}
+                        Err(RecvError::Closed) => return Err(LinkError::broken("the client has ended")),
+                    },
+                }
+            }
+        }
+        .boxed()
+    }
+
+    fn ping(&self) -> Answering<()> {
+        let client = self.session.client.clone();
+        async move { Ok(client.ping(None).await?) }.boxed()
+    }
+}
+
+async fn secured(settings: &RedisSettings, deadline: Duration) -> Result<TlsConfig, LinkError> {
+    match timeout(deadline, tls::connector(&settings.tls)).await {
+        Ok(connector) => connector.map(TlsConfig::from).map_err(|error| LinkError::broken(error.to_string())),
+        Err(_) => Err(LinkError::broken("the files of certificates could not be read in time")),
+    }
+}
+
+fn is_forbidden(error: &LinkError) -> bool {
+    let answered = matches!(error.kind, LinkErrorKind::Refused | LinkErrorKind::Error);
+    answered && (error.detail.starts_with("NOPERM") || error.detail.contains("unknown command"))
+}
+
+fn error(detail: impl Into<String>) -> LinkError {
+    LinkError::new(LinkErrorKind::Error, detail)
+}
+
+impl From<Error> for LinkError {
+    fn from(error: Error) -> Self {
+        let text = error.details();
+        let word = text.split_whitespace().next().unwrap_or_default();
+        let (kind, detail) = match (error.kind(), word) {
+            (_, "NOSCRIPT") => {
+                (LinkErrorKind::NoScript, "the node was restarted or its scripts were flushed".to_owned())
+            }
+            (_, "NOAUTH" | "WRONGPASS" | "NOPERM" | "LOADING" | "BUSY" | "MASTERDOWN") => {
+                (LinkErrorKind::Refused, text.to_owned())
+            }
+            (ErrorKind::Timeout, _) => (LinkErrorKind::Broken, "no answer in time".to_owned()),
+            (ErrorKind::Unknown | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand, _)
+                if word.chars().all(|c| c.is_ascii_uppercase()) =>
+            {
+                (LinkErrorKind::Error, text.to_owned())
+            }
+            (kind, _) => (LinkErrorKind::Broken, format!("{}: {text}", kind.to_str())),
+        };
+        let remedy = match word {
+            "NOPERM" => Some(Remedy::AllowCommands),
+            "NOAUTH" | "WRONGPASS" => Some(Remedy::GiveCredentials),
+            "OOM" => Some(Remedy::RaiseMaxMemory),
+            "MISCONF" => Some(Remedy::MendDisk),
+            "WRONGTYPE" => Some(Remedy::ChangeKeyPrefix),
+            _ => tls::remedy(text),
+        };
+        Self { kind, detail, remedy }
     }
 }

@@ -13,6 +13,8 @@ use fred::rustls::{ClientConfig, Error, InconsistentKeys, RootCertStore};
 use fred::rustls_native_certs::load_native_certs;
 use fred::types::config::TlsConnector;
 
+use crate::node::Remedy;
+
 /// How connections to `rediss://` nodes are secured; PEM files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsSettings {
@@ -86,18 +88,15 @@ impl TlsSettings {
 }
 
 /// What an operator can do about a handshake that failed. The client keeps no more of the error than its text.
-pub(super) fn advice(failure: &str) -> Option<&'static str> {
+pub(super) fn remedy(failure: &str) -> Option<Remedy> {
     let cases = [
-        (
-            "InvalidCertificate(",
-            "the node's certificate must come from --node-ca, be valid now and name the host of --node",
-        ),
-        ("AlertReceived(CertificateRequired)", "the node wants a certificate: give --node-cert and --node-key"),
-        ("AlertReceived(UnknownCA)", "the node does not know the authority that --node-cert comes from"),
-        ("AlertReceived(BadCertificate)", "the node does not accept the certificate of --node-cert"),
-        ("AlertReceived(CertificateExpired)", "renew the certificate of --node-cert"),
+        ("InvalidCertificate(", Remedy::TrustNodeCertificate),
+        ("AlertReceived(CertificateRequired)", Remedy::GiveClientCertificate),
+        ("AlertReceived(UnknownCA)", Remedy::TrustClientAuthority),
+        ("AlertReceived(BadCertificate)", Remedy::ReplaceClientCertificate),
+        ("AlertReceived(CertificateExpired)", Remedy::RenewClientCertificate),
     ];
-    cases.iter().find(|(word, _)| failure.contains(word)).map(|(_, advice)| *advice)
+    cases.into_iter().find(|(word, _)| failure.contains(word)).map(|(_, remedy)| remedy)
 }
 
 /// Files may lie where reading takes its time: not on a thread that serves.

@@ -1,0 +1,699 @@
+//! What the worker of a node does next. Events go in, actions come out, and there is one deadline: no task is spawned here,
+//! nothing is awaited, and no client is known. So the same driver runs on a real master and in a simulation.
+//!
+//! ```text
+//!            connect          look, swap marker, look, …     load
+//!  Paused ───────────► Asking ─────────────────────► Asking ──────► Serving
+//!    ▲                   │ ▲                            │              │
+//!    │                   ▼ │ every second, or when told │              │
+//!    │                Quarantined                       │              │
+//!    └────────────────── any error, any unfit node ◄────┴──────────────┘
+//! ```
+//!
+//! While a node does not serve, what is submitted is refused at once, as not sent. At the first error the connection is
+//! dropped, what was under way on it is answered with "unknown", and everything begins again. What is known of the node
+//! (which quarantine stands, and since when this process has seen it) outlives connections.
+//!
+//! To a near node there is one call under way at a time: what takes long there is the work, and the work of a fuller call
+//! is less. To a far one the time is spent on the wire, and what comes in would wait for a round trip before it begins its
+//! own. The node runs calls in the order in which they were sent, and answers in it, whatever their number.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::Task;
+use super::admission::{Admission, Doubt, Facts, Step};
+use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
+use super::observer::Observer;
+use super::op::{Effect, Failure, Op, Reason, Vote};
+use super::record::Record;
+use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
+use crate::clock::{Clock, Entropy};
+
+/// Operations in one call. A call keeps the node from serving others for as long as it runs, a few µs per operation.
+pub(super) const MAX_BATCH: usize = 128;
+/// Bytes in one call, roughly.
+const MAX_BATCH_BYTES: usize = 256 * 1024;
+/// Calls under way to a far node.
+const DEPTH: usize = 4;
+/// How often a node is asked about itself again, and an idle connection is tried. A client's own watch does not fire while
+/// the socket's send buffer is full.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Pauses between two attempts to connect, doubled from the first to the last.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// How soon a node that is unfit is looked at again.
+const UNFIT_PAUSE: Duration = Duration::from_secs(1);
+/// A session that lasted this long was a good one: the next back-off begins small.
+const GOOD_SESSION: Duration = Duration::from_secs(5);
+/// How often a node in quarantine is looked at. Another process may have admitted it, or it may have lost its data again.
+const POLL: Duration = Duration::from_secs(1);
+/// The same for a node that is said to be new: whether another process has put that right is asked before it is believed.
+const POLL_NEW: Duration = Duration::from_millis(250);
+/// How often its quarantine is mentioned in the log.
+const MENTION: Duration = Duration::from_secs(60);
+/// Markers put in a row. More mean that somebody else keeps changing them.
+const MAX_PUTS: u32 = 8;
+
+const _: () = assert!(BACKOFF.0.as_millis() < BACKOFF.1.as_millis() && POLL_NEW.as_millis() < POLL.as_millis());
+
+/// What a driver needs to know beside the admission.
+#[derive(Debug, Clone, Copy)]
+pub struct DriverSettings {
+    /// A question or call that takes longer ends the session. Rounds must have given up by then.
+    pub call_deadline: Duration,
+    /// D: a clock further than this from ours makes the node refuse our fencing tokens.
+    pub max_clock_offset: Duration,
+    /// A node whose quickest answer took longer is a far one, with several calls under way.
+    pub overlap_above: Duration,
+}
+
+/// The seams: where time, chance and measurement come from.
+#[derive(Clone)]
+pub struct DriverSeams {
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Chance.
+    pub entropy: Arc<dyn Entropy>,
+    /// Measurement.
+    pub observer: Arc<dyn Observer>,
+}
+
+/// What happened to the connection.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// The answer to [`Action::Connect`].
+    Connected(Result<(), LinkError>),
+    /// To [`Action::Look`].
+    Looked(Result<Look, LinkError>),
+    /// To [`Action::SwapMarker`].
+    Swapped(Result<Swapped, LinkError>),
+    /// To [`Action::Load`].
+    Loaded(Result<(), LinkError>),
+    /// To the oldest [`Action::Call`] that is under way.
+    Answered(Result<Answer, LinkError>),
+    /// The connection has ended by itself.
+    Closed(String),
+    /// An operator's word that the cluster is brand-new was confirmed by looking at all nodes.
+    BootstrapConfirmed,
+}
+
+/// What is to be done with the connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Connect,
+    Look,
+    SwapMarker(MarkerSwap),
+    Load {
+        run_id: String,
+        marker: String,
+    },
+    /// What to say is [`Driver::newest_call`].
+    Call,
+    /// The connection goes, with all that is under way on it.
+    Disconnect,
+}
+
+enum Phase {
+    /// There is no connection.
+    Paused {
+        until: Instant,
+    },
+    /// One question is under way, and its answer decides what follows.
+    Asking {
+        until: Instant,
+    },
+    /// The same; the node votes when its script is loaded.
+    Loading {
+        until: Instant,
+        facts: Box<Facts>,
+        marker: String,
+    },
+    /// Connected. The node is looked at again then.
+    Quarantined {
+        until: Instant,
+    },
+    Serving(Serving),
+}
+
+struct Serving {
+    since: Instant,
+    marker: String,
+    heartbeat: Instant,
+    /// When a look that is under way beside the calls has taken too long.
+    look_until: Option<Instant>,
+    /// Nothing was sent since the last heartbeat.
+    is_idle: bool,
+}
+
+/// A call under way.
+struct Call {
+    tasks: Vec<Task>,
+    at: Instant,
+}
+
+/// Why there is no session.
+enum Outage {
+    Unreachable(String),
+    Unfit(Diagnosis),
+}
+
+impl From<LinkError> for Outage {
+    fn from(error: LinkError) -> Self {
+        match error.remedy {
+            Some(_) => Self::Unfit(error.into()),
+            None => Self::Unreachable(error.detail),
+        }
+    }
+}
+
+pub(super) struct Driver {
+    name: Arc<str>,
+    settings: DriverSettings,
+    seams: DriverSeams,
+    admission: Admission,
+    status: watch::Sender<NodeStatus>,
+    phase: Phase,
+    actions: VecDeque<Action>,
+    /// The next back-off.
+    pause: Duration,
+    run_id: Option<String>,
+    /// The quarantine marker that was last reported.
+    reported: Option<String>,
+    /// The quarantine marker of which it was confirmed that the node is new. A connection that breaks must not lose the word.
+    bootstrap_confirmed: Option<String>,
+    /// Markers put since the last quarantine or connection.
+    puts: u32,
+    /// When the quarantine was last mentioned on this connection.
+    mentioned: Option<Duration>,
+    clock_is_far: bool,
+    waiting: Vec<Task>,
+    calls: VecDeque<Call>,
+    /// In all calls together.
+    operations: usize,
+    /// The quickest of this session.
+    round_trip: Duration,
+}
+
+impl Driver {
+    pub(super) fn new(
+        name: Arc<str>,
+        admission: Admission,
+        settings: DriverSettings,
+        seams: DriverSeams,
+        now: Instant,
+    ) -> Self {
+        let first = NodeStatus::new(NodeState::Connecting, seams.clock.wall_micros());
+        let status = watch::Sender::new(NodeStatus { detail: "connecting for the first time".into(), ..first });
+        Self {
+            name,
+            settings,
+            seams,
+            admission,
+            status,
+            phase: Phase::Paused { until: now },
+            actions: VecDeque::new(),
+            pause: BACKOFF.0,
+            run_id: None,
+            reported: None,
+            bootstrap_confirmed: None,
+            puts: 0,
+            mentioned: None,
+            clock_is_far: false,
+            waiting: Vec::with_capacity(MAX_BATCH),
+            calls: VecDeque::new(),
+            operations: 0,
+            round_trip: Duration::MAX,
+        }
+    }
+
+    pub(super) fn status(&self) -> watch::Receiver<NodeStatus> {
+        self.status.subscribe()
+    }
+
+    pub(super) fn next_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When [`Driver::tick`] has something to do, if nothing happens before.
+    pub(super) fn deadline(&self) -> Instant {
+        match &self.phase {
+            Phase::Paused { until }
+            | Phase::Asking { until }
+            | Phase::Loading { until, .. }
+            | Phase::Quarantined { until } => *until,
+            Phase::Serving(Serving { heartbeat, look_until, .. }) => {
+                let call = self.calls.front().map(|call| call.at + self.settings.call_deadline);
+                [*look_until, call].into_iter().flatten().fold(*heartbeat, Instant::min)
+            }
+        }
+    }
+
+    /// Does what is due; nothing when nothing is.
+    pub(super) fn tick(&mut self, now: Instant) {
+        if now < self.deadline() {
+            return;
+        }
+        match &mut self.phase {
+            Phase::Paused { .. } => self.ask(Action::Connect, now),
+            Phase::Quarantined { .. } => self.ask(Action::Look, now),
+            Phase::Asking { .. } | Phase::Loading { .. } => self.timed_out(now),
+            Phase::Serving(serving) => {
+                let look_is_late = serving.look_until.is_some_and(|until| until <= now);
+                let call_is_late = self.calls.front().is_some_and(|call| call.at + self.settings.call_deadline <= now);
+                if look_is_late || call_is_late {
+                    return self.timed_out(now);
+                }
+                // As late as it is: a machine that stood still does not make up for what it missed.
+                serving.heartbeat = now + HEARTBEAT;
+                if serving.look_until.is_none() {
+                    serving.look_until = Some(now + self.settings.call_deadline);
+                    self.actions.push_back(Action::Look);
+                }
+                // A call without operations: it notices a dead connection, a restart and a lost marker.
+                if std::mem::replace(&mut serving.is_idle, true) && self.calls.is_empty() {
+                    self.send(Vec::new(), now);
+                }
+            }
+        }
+    }
+
+    pub(super) fn handle(&mut self, event: Event, now: Instant) {
+        let outcome = match event {
+            Event::Connected(Ok(())) => {
+                (self.puts, self.mentioned) = (0, None);
+                self.ask(Action::Look, now);
+                Ok(())
+            }
+            Event::Looked(Ok(look)) => self.looked(look, now),
+            Event::Swapped(Ok(Swapped::Done | Swapped::OtherMarker)) => {
+                self.ask(Action::Look, now);
+                Ok(())
+            }
+            Event::Swapped(Ok(Swapped::OtherProcess)) => Err(Outage::Unreachable("it was restarted just now".into())),
+            Event::Loaded(Ok(())) => {
+                self.loaded(now);
+                Ok(())
+            }
+            Event::Answered(answer) => self.answered(answer, now),
+            Event::Closed(why) => Err(Outage::Unreachable(why)),
+            Event::BootstrapConfirmed => {
+                // Also while it reconnects: the word is for the quarantine that was reported, and for no other.
+                self.bootstrap_confirmed.clone_from(&self.reported);
+                if let Phase::Quarantined { .. } = self.phase {
+                    self.ask(Action::Look, now);
+                }
+                Ok(())
+            }
+            Event::Connected(Err(error))
+            | Event::Looked(Err(error))
+            | Event::Swapped(Err(error))
+            | Event::Loaded(Err(error)) => Err(error.into()),
+        };
+        if let Err(outage) = outcome {
+            self.end_session(outage, now);
+        }
+    }
+
+    fn ask(&mut self, action: Action, now: Instant) {
+        self.actions.push_back(action);
+        self.phase = Phase::Asking { until: now + self.settings.call_deadline };
+    }
+
+    fn looked(&mut self, Look { facts, marker }: Look, now: Instant) -> Result<(), Outage> {
+        if self.is_serving() {
+            return self.looked_while_serving(&facts, marker.as_deref());
+        }
+        self.note_process(&facts);
+        let monotonic = self.seams.clock.monotonic();
+        let bootstrap = marker.is_some() && self.bootstrap_confirmed == marker;
+        match self.admission.look(&facts, marker.as_deref(), monotonic, bootstrap, self.seams.entropy.as_ref()) {
+            Step::Refuse(diagnosis) => return Err(Outage::Unfit(diagnosis)),
+            Step::Put { from, to } => {
+                self.puts += 1;
+                if self.puts > MAX_PUTS {
+                    let reason = "its marker keeps changing: several gateways or programs disagree about it";
+                    return Err(Outage::Unfit(Diagnosis::new(reason, Remedy::ReadOtherLogs)));
+                }
+                self.ask(Action::SwapMarker(MarkerSwap { run_id: facts.run_id, from, to }), now);
+            }
+            Step::Wait { until, diagnosis, doubt } => {
+                self.puts = 0;
+                let left = until.saturating_sub(monotonic);
+                // What was said of one quarantine does not count for another.
+                let is_new = self.reported != marker;
+                self.reported = marker;
+                if is_new || self.status.borrow().state != NodeState::Quarantined {
+                    self.report_quarantine(&diagnosis, doubt, left);
+                }
+                if doubt != Doubt::New && self.mentioned.is_none_or(|at| monotonic.saturating_sub(at) >= MENTION) {
+                    self.mentioned = Some(monotonic);
+                    let seconds_left = left.as_secs();
+                    let (why, advice) = (&diagnosis.reason, diagnosis.remedy.map(tracing::field::display));
+                    tracing::warn!(node = %self.name, why, advice, seconds_left, "node in quarantine");
+                }
+                let poll = if doubt == Doubt::New { POLL_NEW } else { POLL };
+                self.phase = Phase::Quarantined { until: now + left.min(poll).max(Duration::from_millis(1)) };
+            }
+            Step::Admit { marker } => {
+                self.actions.push_back(Action::Load { run_id: facts.run_id.clone(), marker: marker.clone() });
+                let until = now + self.settings.call_deadline;
+                self.phase = Phase::Loading { until, facts: Box::new(facts), marker };
+            }
+        }
+        Ok(())
+    }
+
+    /// What may change while a session lasts: the eviction policy, evictions, the role, the durability.
+    fn looked_while_serving(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
+        let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
+        serving.look_until = None;
+        self.status.send_if_modified(|status| {
+            std::mem::replace(&mut status.evicted_keys, facts.evicted_keys) != facts.evicted_keys
+        });
+        let monotonic = self.seams.clock.monotonic();
+        match self.admission.look(facts, marker, monotonic, false, self.seams.entropy.as_ref()) {
+            Step::Admit { marker } if marker == serving.marker => Ok(()),
+            Step::Refuse(diagnosis) => Err(Outage::Unfit(diagnosis)),
+            Step::Admit { .. } | Step::Put { .. } | Step::Wait { .. } => {
+                Err(Outage::Unreachable("its state has changed: it is looked at again".into()))
+            }
+        }
+    }
+
+    fn loaded(&mut self, now: Instant) {
+        let phase = std::mem::replace(&mut self.phase, Phase::Paused { until: now });
+        let Phase::Loading { facts, marker, .. } = phase else {
+            unreachable!("only a script that was asked for is loaded")
+        };
+        self.report(NodeState::Admitted, &Diagnosis::default());
+        self.status.send_modify(|status| status.evicted_keys = facts.evicted_keys);
+        tracing::info!(node = %self.name, version = %facts.version, durability = %facts.durability, "node admitted");
+        self.phase =
+            Phase::Serving(Serving { since: now, marker, heartbeat: now + HEARTBEAT, look_until: None, is_idle: true });
+        self.round_trip = Duration::MAX;
+        // Tells how far the node is before there is work that would make it look farther.
+        self.send(Vec::new(), now);
+    }
+
+    fn timed_out(&mut self, now: Instant) {
+        let why = "no answer in time";
+        if let Some(call) = self.calls.pop_front_if(|call| call.at + self.settings.call_deadline <= now) {
+            fail_all(call.tasks, Reason::Timeout, Effect::Possible, why);
+        }
+        self.end_session(Outage::Unreachable(why.into()), now);
+    }
+
+    fn end_session(&mut self, outage: Outage, now: Instant) {
+        // It may be on its way to the node, or have run there.
+        let lost = "the connection was lost before this was answered";
+        for call in self.calls.drain(..) {
+            fail_all(call.tasks, Reason::Down, Effect::Possible, lost);
+        }
+        self.operations = 0;
+        let unsent = "the connection was lost before this was sent";
+        fail_all(self.waiting.drain(..), Reason::Down, Effect::None, unsent);
+        self.actions.clear();
+        self.actions.push_back(Action::Disconnect);
+        if let Phase::Serving(Serving { since, .. }) = self.phase
+            && now.saturating_duration_since(since) >= GOOD_SESSION
+        {
+            self.pause = BACKOFF.0;
+        }
+        let pause = match &outage {
+            Outage::Unreachable(_) => self.pause.mul_f64(0.5 + 0.5 * self.seams.entropy.unit()),
+            Outage::Unfit(_) => UNFIT_PAUSE,
+        };
+        self.pause = (self.pause * 2).min(BACKOFF.1);
+        self.phase = Phase::Paused { until: now + pause };
+        let (state, diagnosis) = match outage {
+            Outage::Unreachable(why) => (NodeState::Connecting, Diagnosis::without_remedy(why)),
+            Outage::Unfit(diagnosis) => (NodeState::Refused, diagnosis),
+        };
+        if self.report(state, &diagnosis) {
+            let (why, advice) = (&diagnosis.reason, diagnosis.remedy.map(tracing::field::display));
+            tracing::warn!(node = %self.name, state = state.as_str(), why, advice, "node cannot vote");
+        }
+    }
+}
+
+/// Operations, from their submission to their votes.
+impl Driver {
+    pub(super) fn is_serving(&self) -> bool {
+        matches!(self.phase, Phase::Serving(_))
+    }
+
+    /// Whether [`Driver::submit`] has room for what comes.
+    pub(super) fn accepts(&self) -> bool {
+        // Without a session, to be refused.
+        !self.is_serving() || self.has_room() && self.waiting.len() < MAX_BATCH
+    }
+
+    /// How many operations wait to be sent.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether all that was submitted is answered.
+    pub(super) fn is_drained(&self) -> bool {
+        self.calls.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Whether calls are under way, whose answers tell more of the connection's end than its end does.
+    pub(super) fn has_calls(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    /// Takes operations. While there is no session they hear at once that nothing was sent.
+    pub(super) fn submit(&mut self, tasks: impl Iterator<Item = Task>) {
+        if self.is_serving() {
+            return self.waiting.extend(tasks);
+        }
+        let status = self.status.borrow();
+        let reason = match status.state {
+            NodeState::Quarantined | NodeState::Refused => Reason::Quarantined,
+            NodeState::Admitted | NodeState::Connecting => Reason::Down,
+        };
+        fail_all(tasks, reason, Effect::None, &status.detail);
+    }
+
+    /// Whether a call should go out now. It carries a share of what is under way at least, or the places would be taken
+    /// by small calls, and many operations wait for the first of them to come back.
+    pub(super) fn wants_call(&self) -> bool {
+        let waiting = self.waiting.len();
+        waiting > 0 && self.has_room() && waiting * (DEPTH - 1) >= self.operations
+    }
+
+    /// Whether another call could go out before one of those under way has come back.
+    fn has_room(&self) -> bool {
+        let is_far = self.round_trip >= self.settings.overlap_above && self.round_trip < Duration::MAX;
+        // A call without operations takes no place.
+        self.operations == 0 || is_far && self.calls.len() < DEPTH
+    }
+
+    /// Sends as much of what waits as goes into one call. An acquire whose round has given up is answered here: running it
+    /// would only make work for the clean-up.
+    pub(super) fn call(&mut self, now: Instant) {
+        let count = next_call(&self.waiting);
+        let mut tasks: Vec<Task> = self.waiting.drain(..count).collect();
+        let is_late = |task: &mut Task| task.not_after < now && !matches!(*task.op, Op::Release { .. });
+        fail_all(tasks.extract_if(.., is_late), Reason::Timeout, Effect::None, "not sent in time");
+        if let Phase::Serving(serving) = &mut self.phase
+            && !tasks.is_empty()
+        {
+            serving.is_idle = false;
+            self.send(tasks, now);
+        }
+    }
+
+    /// What the [`Action::Call`] that was just taken says.
+    pub(super) fn newest_call(&self) -> &[Task] {
+        self.calls.back().map_or(&[], |call| &call.tasks)
+    }
+
+    fn send(&mut self, tasks: Vec<Task>, now: Instant) {
+        self.operations += tasks.len();
+        self.calls.push_back(Call { tasks, at: now });
+        self.actions.push_back(Action::Call);
+    }
+
+    fn answered(&mut self, answer: Result<Answer, LinkError>, now: Instant) -> Result<(), Outage> {
+        let Some(Call { tasks, at }) = self.calls.pop_front() else { return Ok(()) };
+        self.operations -= tasks.len();
+        let elapsed = now.saturating_duration_since(at);
+        if !tasks.is_empty() {
+            self.seams.observer.node_call(&self.name, tasks.len(), elapsed);
+        }
+        let is_scan = tasks.first().is_some_and(is_scan);
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => return failed_call(tasks, is_scan, error),
+        };
+        if answer.votes.len() != tasks.len() {
+            let text = format!("{} votes in answer to {} operations", answer.votes.len(), tasks.len());
+            fail_all(tasks, Reason::Error, Effect::Possible, &text);
+            return Err(Outage::Unreachable(text));
+        }
+        if !is_scan {
+            self.round_trip = self.round_trip.min(elapsed);
+        }
+        if let Some(node_time) = answer.time_micros {
+            // The node read its clock somewhere between our sending and now; the middle is the best guess.
+            let ours = self.seams.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
+            self.compare_clocks(node_time - ours);
+        }
+        let mut unfit = (!answer.is_admitted).then_some("its marker was lost or changed: it must be admitted again");
+        for (task, vote) in tasks.into_iter().zip(answer.votes) {
+            unfit = unfit.or(unfit_by(&vote));
+            task.reply.send(vote);
+        }
+        unfit.map_or(Ok(()), |why| Err(Outage::Unreachable(why.into())))
+    }
+}
+
+/// What operators see.
+impl Driver {
+    /// Whether there was something new to say.
+    fn report(&self, state: NodeState, diagnosis: &Diagnosis) -> bool {
+        let now = self.seams.clock.wall_micros();
+        let is_news = self.status.send_if_modified(|status| {
+            let changed = status.state != state || status.detail != diagnosis.reason;
+            if status.state != state {
+                status.since_micros = now;
+            }
+            status.enter(state, diagnosis);
+            changed
+        });
+        if is_news {
+            self.seams.observer.node_status(&self.name, &self.status.borrow());
+        }
+        is_news
+    }
+
+    /// A quarantine was seen for the first time; also when another one stood there before.
+    fn report_quarantine(&self, diagnosis: &Diagnosis, doubt: Doubt, left: Duration) {
+        let now = self.seams.clock.wall_micros();
+        // In one step: nobody may see a new node as one that is not.
+        self.status.send_modify(|status| {
+            status.enter(NodeState::Quarantined, diagnosis);
+            status.since_micros = now;
+            status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
+            status.is_bootstrapping = doubt == Doubt::New;
+        });
+        self.seams.observer.node_status(&self.name, &self.status.borrow());
+    }
+
+    fn note_process(&mut self, facts: &Facts) {
+        if facts.run_id.is_empty() {
+            return;
+        }
+        if self.run_id.as_ref().is_some_and(|known| *known != facts.run_id) {
+            tracing::warn!(node = %self.name, "node was restarted");
+            self.status.send_modify(|status| status.restarts += 1);
+        }
+        self.run_id = Some(facts.run_id.clone());
+    }
+
+    fn compare_clocks(&mut self, offset_micros: i64) {
+        self.seams.observer.clock_offset(&self.name, offset_micros);
+        let max = self.settings.max_clock_offset;
+        let offset = Duration::from_micros(offset_micros.unsigned_abs());
+        let (is_far, is_off, offset_ms) = (offset > max / 2, offset > max, offset_micros / 1000);
+        if is_off != self.status.borrow().clock_is_off {
+            self.status.send_modify(|status| {
+                status.clock_is_off = is_off;
+                let why = format!("its clock is {offset_ms} ms from this machine's: it refuses all fencing tokens");
+                status.detail = if is_off { why } else { String::new() };
+                status.remedy = is_off.then_some(Remedy::MendClock);
+            });
+            self.seams.observer.node_status(&self.name, &self.status.borrow());
+        }
+        if std::mem::replace(&mut self.clock_is_far, is_far) != is_far {
+            let (node, max_ms) = (&self.name, max.as_millis() as u64);
+            if is_far {
+                tracing::warn!(%node, offset_ms, max_ms, "the node's clock and this machine's are far apart: mend one");
+            } else {
+                tracing::info!(%node, offset_ms, "the node's clock and this machine's agree again");
+            }
+        }
+    }
+}
+
+/// A worker that ended, by a defect, must not go on looking admitted.
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.report(NodeState::Connecting, &Diagnosis::without_remedy("the node's task has ended"));
+    }
+}
+
+/// Hands out what is known of a call that failed.
+fn failed_call(tasks: Vec<Task>, is_scan: bool, error: LinkError) -> Result<(), Outage> {
+    let (reason, effect) = match error.kind {
+        LinkErrorKind::Refused | LinkErrorKind::Error if is_scan => (Reason::Error, Effect::None),
+        LinkErrorKind::Broken => (Reason::Down, Effect::Possible),
+        LinkErrorKind::NoScript | LinkErrorKind::Refused => (Reason::Down, Effect::None),
+        LinkErrorKind::Error => (Reason::Error, Effect::Possible),
+    };
+    fail_all(tasks, reason, effect, &error.detail);
+    match error.kind {
+        // Not allowed to SCAN, for instance: no reason to stop voting.
+        LinkErrorKind::Refused | LinkErrorKind::Error if is_scan => Ok(()),
+        LinkErrorKind::Broken | LinkErrorKind::NoScript | LinkErrorKind::Refused | LinkErrorKind::Error => {
+            Err(error.into())
+        }
+    }
+}
+
+/// Why a node that gives this vote must be looked at again before it may go on voting.
+fn unfit_by(vote: &Vote) -> Option<&'static str> {
+    match vote {
+        Vote::Failed(Failure { reason: Reason::Error, detail, .. }) if detail.starts_with("READONLY") => {
+            Some("it takes no writes any more: it has become a replica")
+        }
+        _ => None,
+    }
+}
+
+fn is_scan(task: &Task) -> bool {
+    matches!(*task.op, Op::Scan { .. })
+}
+
+/// How many operations go into the next call: a scan alone, others until a scan or until the call is full.
+fn next_call(waiting: &[Task]) -> usize {
+    if waiting.first().is_some_and(is_scan) {
+        return 1;
+    }
+    let mut bytes = 0;
+    waiting
+        .iter()
+        .position(|task| {
+            bytes += weight(&task.op);
+            is_scan(task) || bytes > MAX_BATCH_BYTES
+        })
+        .map_or(waiting.len(), |at| at.max(1))
+        .min(MAX_BATCH)
+}
+
+/// Bytes an operation adds to a call, roughly; for splitting oversized batches.
+pub(super) fn weight(op: &Op) -> usize {
+    const OVERHEAD: usize = 64;
+    OVERHEAD
+        + match op {
+            // The last of three for a hint, which holds the key once more.
+            Op::Acquire { keys, record, .. } | Op::Heal { keys, record, .. } => {
+                3 * keys.fence.len() + record.as_bytes().len()
+            }
+            Op::Release { keys, .. } | Op::Extend { keys, .. } => 3 * keys.fence.len() + Record::GRANT_LEN,
+            Op::Inspect { keys } => keys.lock.len(),
+            Op::Scan { key_prefix, .. } => key_prefix.len(),
+        }
+}
+
+fn fail_all(tasks: impl IntoIterator<Item = Task>, reason: Reason, effect: Effect, detail: &str) {
+    for task in tasks {
+        task.reply.send(Vote::Failed(Failure::new(reason, effect, detail)));
+    }
+}

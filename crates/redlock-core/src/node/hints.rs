@@ -1,0 +1,110 @@
+//! Hears what other processes say through one master: a connection of its own, because one that listens can ask nothing
+//! else, and because trouble with hints must not cost votes.
+//!
+//! Without it waiters still get their locks, by polling.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
+
+use super::Listener;
+use super::link::{Link, LinkError, Subscription};
+use super::status::Remedy;
+use crate::clock::Entropy;
+
+/// How often the connection is tried.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+/// Pauses between two attempts to connect, doubled from the first to the last.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How often it is mentioned in the log that nothing is heard.
+const MENTION: Duration = Duration::from_secs(60);
+
+/// Keeps up a subscription for every listener.
+#[derive(Clone)]
+pub(super) struct HintSubscriber {
+    name: Arc<str>,
+    link: Arc<dyn Link>,
+    deadline: Duration,
+    entropy: Arc<dyn Entropy>,
+    is_subscribed: Arc<AtomicBool>,
+    tasks: Arc<Mutex<Vec<AbortHandle>>>,
+}
+
+impl HintSubscriber {
+    pub(super) fn new(name: Arc<str>, link: Arc<dyn Link>, deadline: Duration, entropy: Arc<dyn Entropy>) -> Self {
+        Self { name, link, deadline, entropy, is_subscribed: Arc::default(), tasks: Arc::default() }
+    }
+
+    /// Must be called on a tokio runtime.
+    pub(super) fn listen(&self, listener: Weak<dyn Listener>) {
+        let task = tokio::spawn(self.clone().run(listener)).abort_handle();
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task);
+    }
+
+    pub(super) fn is_subscribed(&self) -> bool {
+        self.is_subscribed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn stop(&self) {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(|task| task.abort());
+    }
+
+    async fn run(self, listener: Weak<dyn Listener>) {
+        let mut pause = BACKOFF.0;
+        let mut mentioned: Option<Instant> = None;
+        loop {
+            let mut nonce = [0; 8];
+            self.entropy.fill(&mut nonce);
+            let ended = match self.link.subscribe(u64::from_le_bytes(nonce)).await {
+                Ok(subscription) => {
+                    pause = BACKOFF.0;
+                    tracing::debug!(node = %self.name, "hears hints");
+                    self.is_subscribed.store(true, Ordering::Relaxed);
+                    let ended = self.hear(subscription, &listener).await;
+                    self.is_subscribed.store(false, Ordering::Relaxed);
+                    ended
+                }
+                Err(error) => Err(error),
+            };
+            let Err(error) = ended else { return };
+            let forbidden = error.remedy == Some(Remedy::AllowHints);
+            if forbidden && mentioned.is_none_or(|at| at.elapsed() >= MENTION) {
+                mentioned = Some(Instant::now());
+                let advice = Remedy::AllowHints;
+                tracing::warn!(node = %self.name, %error, %advice, "no hints can be heard: waiters poll");
+            } else {
+                tracing::debug!(node = %self.name, %error, "hears no hints");
+            }
+            sleep(pause.mul_f64(0.5 + 0.5 * self.entropy.unit())).await;
+            pause = (pause * 2).min(BACKOFF.1);
+        }
+    }
+
+    /// Until the connection fails; `Ok` when nobody listens any more.
+    async fn hear(
+        &self,
+        mut subscription: Box<dyn Subscription>,
+        listener: &Weak<dyn Listener>,
+    ) -> Result<(), LinkError> {
+        let mut heartbeat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                _ = heartbeat.tick() => {
+                    let answered = timeout(self.deadline, subscription.ping()).await;
+                    answered.unwrap_or_else(|_| Err(LinkError::broken("no answer in time")))?;
+                }
+                hint = subscription.next() => match listener.upgrade() {
+                    Some(listener) => listener.hear(&hint?),
+                    None => return Ok(()),
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The seam to input and output of one master. A driver decides what is said and when; a link says it. There are two: on a
+//! real master ([`redis`](super::redis)), and over the network of a simulation.
+//!
+//! A connection leads to one process of a master, and is never repaired: what fails is dropped, and the next one is
+//! opened. That is what keeps a command of before a restart from running after it.
+//!
+//! Deadlines are the driver's. A future of a session that is dropped unfinished may have been sent, and may still run.
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+
+use super::Task;
+use super::admission::Facts;
+use super::hint::Hint;
+use super::op::Vote;
+use super::status::{Diagnosis, Remedy};
+
+/// What a link answers, once it does.
+pub type Answering<T> = BoxFuture<'static, Result<T, LinkError>>;
+
+/// The way to one master.
+pub trait Link: Send + Sync + 'static {
+    /// Opens a connection: logged in, on its database.
+    fn connect(&self) -> Answering<Box<dyn Session>>;
+
+    /// Opens another one, which hears the hints that are published on the master. A text that is published there has come
+    /// back when this ends: `nonce` makes it this subscription's own.
+    fn subscribe(&self, nonce: u64) -> Answering<Box<dyn Subscription>>;
+}
+
+/// One connection. Ends when dropped, together with what is under way on it.
+pub trait Session: Send + 'static {
+    /// What the master says about itself, and its marker; both of one process.
+    fn look(&self) -> Answering<Look>;
+
+    /// Puts one marker in the place of another, in one step, if the process is the one that was looked at.
+    fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped>;
+
+    /// Makes the session fit for calls under this marker. The process is told apart from every other one of this master: one
+    /// that was started since refuses the calls with [`LinkErrorKind::NoScript`].
+    fn load(&self, run_id: &str, marker: &str) -> Answering<()>;
+
+    /// Lock operations, in this order, as one call that nothing comes between; or a single [`Op::Scan`](super::Op). Calls are
+    /// answered in the order in which they were made. Without operations it is the heartbeat.
+    fn call(&self, tasks: &[Task]) -> Answering<Answer>;
+
+    /// Resolves when the connection has ended by itself, with the reason. Called once.
+    fn closed(&self) -> BoxFuture<'static, String>;
+}
+
+/// A connection on which hints come. Ends when dropped.
+pub trait Subscription: Send + 'static {
+    /// The next hint, or why there will be none. May be dropped and called again.
+    fn next(&mut self) -> BoxFuture<'_, Result<Hint, LinkError>>;
+
+    /// Whether anybody is there.
+    fn ping(&self) -> Answering<()>;
+}
+
+/// What there is to see of a master.
+#[derive(Debug, Clone)]
+pub struct Look {
+    /// What it says about itself.
+    pub facts: Facts,
+    /// Its marker, if it has one.
+    pub marker: Option<String>,
+}
+
+/// A change of marker, see [`Session::swap_marker`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MarkerSwap {
+    /// The process that was looked at.
+    pub run_id: String,
+    /// What must stand; nothing when `None`.
+    pub from: Option<String>,
+    /// What shall stand.
+    pub to: String,
+}
+
+/// What became of a change of marker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Swapped {
+    /// It stands.
+    Done,
+    /// Another marker stands than the one that was looked at.
+    OtherMarker,
+    /// The master was restarted since it was looked at.
+    OtherProcess,
+}
+
+/// What a master answers to one call.
+#[derive(Debug)]
+pub struct Answer {
+    /// One for each operation.
+    pub votes: Vec<Vote>,
+    /// The master's wall clock, in microseconds since 1970; a scan does not tell it.
+    pub time_micros: Option<i64>,
+    /// Whether the marker still stands under which the call was made. A scan does not need it.
+    pub is_admitted: bool,
+}
+
+impl Answer {
+    /// To a scan.
+    pub fn page(keys: Vec<Bytes>, next: Option<Bytes>) -> Self {
+        Self { votes: vec![Vote::Page { keys, next }], time_micros: None, is_admitted: true }
+    }
+}
+
+/// Why a link did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}")]
+pub struct LinkError {
+    /// What it says about the effect.
+    pub kind: LinkErrorKind,
+    /// One sentence for people.
+    pub detail: String,
+    /// What an operator can do; where there is anything, trying again at once is of no use.
+    pub remedy: Option<Remedy>,
+}
+
+/// What a [`LinkError`] says about the effect of what was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkErrorKind {
+    /// The connection broke: what was sent may have run, or may still run.
+    Broken,
+    /// The process does not know what was loaded: it is another one, or has forgotten. Nothing ran.
+    NoScript,
+    /// The master refused the command as a whole, before it ran.
+    Refused,
+    /// The master answered with an error; part of it may have run.
+    Error,
+}
+
+impl LinkError {
+    /// An error that no operator can do anything about.
+    pub fn new(kind: LinkErrorKind, detail: impl Into<String>) -> Self {
+        Self { kind, detail: detail.into(), remedy: None }
+    }
+
+    /// The connection broke.
+    pub fn broken(detail: impl Into<String>) -> Self {
+        Self::new(LinkErrorKind::Broken, detail)
+    }
+}
+
+impl From<LinkError> for Diagnosis {
+    fn from(LinkError { detail: reason, remedy, .. }: LinkError) -> Self {
+        Self { reason, remedy }
+    }
+}

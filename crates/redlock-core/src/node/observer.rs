@@ -1,0 +1,46 @@
+//! What the core lets its host measure.
+
+use std::time::Duration;
+
+use super::op::Vote;
+use super::status::NodeStatus;
+
+/// What the core lets its host measure. All methods are called on hot paths: they must not block.
+pub trait Observer: Send + Sync + 'static {
+    /// A node answered one call that carried `operations` operations.
+    fn node_call(&self, node: &str, operations: usize, elapsed: Duration);
+    /// A node's clock was compared with ours; positive when the node is ahead.
+    fn clock_offset(&self, node: &str, offset_micros: i64);
+    /// A node has another status, or another reason for it.
+    fn node_status(&self, _node: &str, _status: &NodeStatus) {}
+    /// A node voted in a round.
+    fn vote(&self, node: usize, vote: &Vote);
+    /// A release could not be delivered and was given up: the lock's TTL now bounds what is left on that node.
+    fn release_abandoned(&self, node: usize);
+    /// A lock that a node had lost was set there again.
+    fn healed(&self, node: usize);
+    /// Somebody who waited has got the lock from one who released it.
+    fn handed_over(&self, kind: HandOver);
+}
+
+/// How a lock came from one who released it to one who waited for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandOver {
+    /// Within this process: in one round trip, or one more when the waiter was just asking by itself.
+    Local,
+    /// By a hint from another process.
+    Remote,
+}
+
+/// Measures nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoObserver;
+
+impl Observer for NoObserver {
+    fn node_call(&self, _: &str, _: usize, _: Duration) {}
+    fn clock_offset(&self, _: &str, _: i64) {}
+    fn vote(&self, _: usize, _: &Vote) {}
+    fn release_abandoned(&self, _: usize) {}
+    fn healed(&self, _: usize) {}
+    fn handed_over(&self, _: HandOver) {}
+}

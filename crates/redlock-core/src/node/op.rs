@@ -1,0 +1,227 @@
+//! What a node is asked, and what it answers.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::hint::Hint;
+use super::record::Record;
+use crate::types::{FencingToken, LockName, Ttl};
+
+/// Where a lock lives on every node.
+///
+/// One buffer holds `{<prefix><name>}:fence`; the lock key is the part between the braces, so both are in the same
+/// cluster slot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys {
+    /// The lock: `<prefix><name>`.
+    pub lock: Bytes,
+    /// The fence: `{<prefix><name>}:fence`.
+    pub fence: Bytes,
+}
+
+impl Keys {
+    /// The keys of one lock under a prefix.
+    pub fn new(prefix: &str, name: &LockName) -> Self {
+        let mut text = Vec::with_capacity(prefix.len() + name.as_str().len() + 8);
+        text.push(b'{');
+        text.extend_from_slice(prefix.as_bytes());
+        text.extend_from_slice(name.as_str().as_bytes());
+        let end = text.len();
+        text.extend_from_slice(b"}:fence");
+        let fence = Bytes::from(text);
+        Self { lock: fence.slice(1..end), fence }
+    }
+}
+
+/// What a node is asked to do.
+#[derive(Debug, Clone)]
+pub enum Op {
+    /// Set the lock if it is free (or this owner's) and T is larger than the fence; store T in both keys.
+    Acquire {
+        /// The lock's keys.
+        keys: Keys,
+        /// What to store.
+        record: Record,
+        /// How long.
+        ttl: Ttl,
+        /// What to tell everybody when somebody else holds the lock.
+        tell: Option<Hint>,
+    },
+    /// Prolong the lock if it is this very grant, owner and T; never shorten it.
+    Extend {
+        /// The lock's keys.
+        keys: Keys,
+        /// The grant to prolong.
+        record: Record,
+        /// How long from now.
+        ttl: Ttl,
+    },
+    /// Set an extended lock again where it is gone, unless the fence tells of a later grant or of its release. Only for a
+    /// T that a majority has just extended: it may be as old as the lock.
+    Heal {
+        /// The lock's keys.
+        keys: Keys,
+        /// What to store.
+        record: Record,
+        /// How long.
+        ttl: Ttl,
+    },
+    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above, where no heal passes it.
+    Release {
+        /// The lock's keys.
+        keys: Keys,
+        /// The grant to undo.
+        record: Record,
+        /// Whether nobody has been told of this T: then the fence that the grant has left is taken back as well.
+        failed_try: bool,
+        /// What to tell everybody when the lock was released.
+        tell: Option<Hint>,
+    },
+    /// Read the lock.
+    Inspect {
+        /// The lock's keys.
+        keys: Keys,
+    },
+    /// Read a page of lock keys.
+    Scan {
+        /// Only keys that begin so.
+        key_prefix: Bytes,
+        /// Where the last page ended; empty to begin.
+        cursor: Bytes,
+        /// About how many.
+        count: u32,
+    },
+}
+
+impl Op {
+    /// What the node tells everybody when this is its answer.
+    pub fn told(&self, vote: &Vote) -> Option<&Hint> {
+        match (self, vote) {
+            (Self::Acquire { tell, .. }, Vote::Held(_)) | (Self::Release { tell, .. }, Vote::Released) => tell.as_ref(),
+            _ => None,
+        }
+    }
+}
+
+/// A node's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Vote {
+    /// The lock was free and is set with exactly the T that was asked for.
+    Granted,
+    /// The same, on a node where this owner had the lock already. Undoing such a grant would take away what an earlier
+    /// request of the same owner was promised.
+    GrantedAgain,
+    /// Somebody else's lock stands.
+    Held(Holding),
+    /// Free, but the node has seen this T or a larger one.
+    Stale {
+        /// The last T stored for this lock.
+        fence: FencingToken,
+    },
+    /// The lock is still this grant and lives at least the asked TTL from now.
+    Extended,
+    /// The lock was this owner's and is gone now; the fence is at T or above, and no heal passes it.
+    Released,
+    /// There is no such lock.
+    Missing,
+    /// The lock as it stands.
+    Found(Holding),
+    /// A page of lock keys.
+    Page {
+        /// The keys found.
+        keys: Vec<Bytes>,
+        /// Where the next page begins; `None` at the end.
+        next: Option<Bytes>,
+    },
+    /// No usable answer.
+    Failed(Failure),
+}
+
+/// A lock as one node stores it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holding {
+    /// What is stored.
+    pub record: Record,
+    /// How long it still lives; `None` for a key without expiry, which only another client can have set.
+    pub expires_in: Option<Duration>,
+}
+
+/// Whether an operation that failed may have run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// It has not run and never will.
+    None,
+    /// It may have run, or may still run.
+    Possible,
+}
+
+/// Why a node gave no usable answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The kind, for metrics and callers.
+    pub reason: Reason,
+    /// Whether the operation may have run.
+    pub effect: Effect,
+    /// One sentence for people.
+    pub detail: String,
+}
+
+impl Failure {
+    pub(crate) fn new(reason: Reason, effect: Effect, detail: impl Into<String>) -> Self {
+        Self { reason, effect, detail: detail.into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.reason.as_str(), self.detail)
+    }
+}
+
+/// The kinds of failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// No answer within the node time-out.
+    Timeout,
+    /// No connection.
+    Down,
+    /// Connected, but not admitted to vote.
+    Quarantined,
+    /// The T is too far from the node's own time.
+    Clock,
+    /// The node's queue is full.
+    Overloaded,
+    /// The node answered with an error.
+    Error,
+}
+
+impl Reason {
+    /// Every reason, for metrics that have a series for each.
+    pub const ALL: [Self; 6] =
+        [Self::Timeout, Self::Down, Self::Quarantined, Self::Clock, Self::Overloaded, Self::Error];
+
+    /// A word for metrics and answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Down => "down",
+            Self::Quarantined => "quarantined",
+            Self::Clock => "clock",
+            Self::Overloaded => "overloaded",
+            Self::Error => "error",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fence_key_shares_the_slot_of_the_lock_key() {
+        let keys = Keys::new("lock:", &LockName::parse("a/b").unwrap());
+        assert_eq!((&keys.lock[..], &keys.fence[..]), (&b"lock:a/b"[..], &b"{lock:a/b}:fence"[..]));
+    }
+}

@@ -1,0 +1,88 @@
+//! What a node stores for a lock: the value under its key, as text that Lua and people can read.
+
+use bytes::Bytes;
+
+use crate::types::{FencingToken, Info, LockToken, Owner};
+
+/// What a node stores for a held lock: `T:owner:info`, T and owner of fixed width. The first extension puts a `;` after the
+/// owner, see `node/locks.lua`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record(Bytes);
+
+impl Record {
+    const OWNER_AT: usize = FencingToken::TEXT_LEN + 1;
+    /// Length of `T:owner`, which names one grant and is what a release compares.
+    pub(crate) const GRANT_LEN: usize = Self::OWNER_AT + Owner::TEXT_LEN;
+
+    /// The record of a grant.
+    pub fn new(token: &LockToken, info: &Info) -> Self {
+        let mut text = Vec::with_capacity(Self::GRANT_LEN + 1 + info.0.len());
+        text.extend_from_slice(&token.fencing().text());
+        text.push(b':');
+        text.extend_from_slice(token.owner().as_bytes());
+        text.push(b':');
+        text.extend_from_slice(&info.0);
+        Self(Bytes::from(text))
+    }
+
+    /// Whatever a node had under the lock key; other Redlock clients put their own values there.
+    pub fn foreign(value: Bytes) -> Self {
+        Self(value)
+    }
+
+    /// The stored bytes.
+    pub fn as_bytes(&self) -> &Bytes {
+        &self.0
+    }
+
+    /// `T:owner`, for a record of our own.
+    pub fn grant(&self) -> Bytes {
+        self.0.slice(..Self::GRANT_LEN)
+    }
+
+    /// The parts, or `None` when another client's value is stored.
+    pub fn parse(&self) -> Option<(LockToken, &[u8])> {
+        let fencing = FencingToken::parse(self.0.get(..FencingToken::TEXT_LEN)?)?;
+        let owner = Owner::parse(self.0.get(Self::OWNER_AT..Self::GRANT_LEN)?)?;
+        let separators = (self.0.get(FencingToken::TEXT_LEN)?, self.0.get(Self::GRANT_LEN)?);
+        let info = self.0.get(Self::GRANT_LEN + 1..)?;
+        matches!(separators, (b':', b':' | b';')).then(|| (LockToken::new(owner, fencing), info))
+    }
+
+    /// Whether it has been extended on the node that stores it.
+    pub(crate) fn is_extended(&self) -> bool {
+        self.0.get(Self::GRANT_LEN) == Some(&b';')
+    }
+
+    pub(crate) fn extended(&self) -> Self {
+        let mut text = self.0.to_vec();
+        if let Some(separator) = text.get_mut(Self::GRANT_LEN) {
+            *separator = b';';
+        }
+        Self(Bytes::from(text))
+    }
+
+    pub(crate) fn owner_text(&self) -> &[u8] {
+        self.0.get(Self::OWNER_AT..Self::GRANT_LEN).unwrap_or_default()
+    }
+
+    pub(crate) fn fencing(&self) -> Option<FencingToken> {
+        FencingToken::parse(self.0.get(..FencingToken::TEXT_LEN)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_gives_back_what_went_in_and_foreign_values_do_not_parse() {
+        let token = LockToken::new(Owner::from_bytes([7; 20]), FencingToken::MIN);
+        let record = Record::new(&token, &Info::new("x:y").unwrap());
+        assert_eq!(record.parse(), Some((token, &b"x:y"[..])));
+        assert_eq!(record.grant().len(), Record::GRANT_LEN);
+        for foreign in ["", "1", "some-uuid-of-another-client", &"1".repeat(80)] {
+            assert_eq!(Record::foreign(Bytes::copy_from_slice(foreign.as_bytes())).parse(), None);
+        }
+    }
+}

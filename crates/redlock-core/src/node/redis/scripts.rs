@@ -1,0 +1,28 @@
+//! The scripts, and what they are called with.
+
+pub(super) const ADMIT: &str = include_str!("../admit.lua");
+const LOCKS: &str = include_str!("../locks.lua");
+
+use crate::node::Rules;
+
+/// The script of lock operations; in a `mutation-testing` build with the given rules. Its text begins with the run_id, so
+/// every Redis process has a digest of its own: one that was restarted behind our back answers NOSCRIPT before we have even
+/// seen the connection break.
+pub(super) fn locks(run_id: &str, rules: Rules) -> String {
+    let text = format!("-- {run_id}\n{LOCKS}");
+    if rules == Rules::ALL {
+        return text;
+    }
+    let switches = [
+        ("RULE_RETRY_REWRITES", rules.retry_rewrites),
+        ("RULE_RELEASE_IS_A_BARRIER", rules.release_is_a_barrier),
+        ("RULE_RELEASE_KEEPS_NEWER", rules.release_keeps_newer),
+        ("RULE_CLOCK_IS_CHECKED", rules.clock_is_checked),
+        ("RULE_FENCE_IS_CHECKED", rules.fence_is_checked),
+        ("RULE_MARKER_IS_CHECKED", rules.marker_is_checked),
+    ];
+    let switch = |text: String, (name, on): (&str, bool)| {
+        text.replace(&format!("local {name} = true"), &format!("local {name} = {on}"))
+    };
+    switches.into_iter().fold(text, switch)
+}

@@ -1,0 +1,368 @@
+//! The rules of one node: what an operation does to the keys of a lock, and what is answered. The same rules stand in
+//! `node/locks.lua`, which real masters run; a differential test holds the two together.
+//!
+//! They need no more than a few commands over a key space ([`KeySpace`]): that of an in-memory node, or of a simulated master
+//! that runs out of memory between two writes. What must happen in one step is the caller's: it runs one operation at a
+//! time.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::op::{Effect, Failure, Holding, Keys, Op, Reason, Vote};
+use super::record::Record;
+use crate::types::{FencingToken, Ttl};
+
+/// The keys of one node, as the rules see them. Values are texts, times to live are in milliseconds.
+pub trait KeySpace {
+    /// The node's own wall clock, in microseconds since 1970.
+    fn now_micros(&self) -> u64;
+
+    /// The value of a key that has not expired.
+    fn get(&mut self, key: &Bytes) -> Option<Bytes>;
+
+    /// How long a key still lives; `None` when it has no expiry.
+    fn time_to_live(&mut self, key: &Bytes) -> Option<u64>;
+
+    /// Sets a key.
+    ///
+    /// # Errors
+    /// Nothing was set: there is no memory left.
+    fn set(&mut self, key: &Bytes, value: Bytes, expiry: Expiry) -> Result<(), OutOfMemory>;
+
+    /// Gives a key another time to live. Takes no memory.
+    fn expire(&mut self, key: &Bytes, millis: u64);
+
+    /// Deletes a key. Takes no memory.
+    fn delete(&mut self, key: &Bytes);
+}
+
+/// How long a key that is set lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expiry {
+    /// So many milliseconds from now.
+    In(u64),
+    /// For as long as it would have lived anyway.
+    Keep,
+    /// Until it is deleted.
+    Never,
+}
+
+/// A key could not be set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutOfMemory;
+
+impl From<OutOfMemory> for Vote {
+    /// What the operation had set before may stand.
+    fn from(_: OutOfMemory) -> Self {
+        let detail = "OOM command not allowed when used memory > 'maxmemory'.";
+        Self::Failed(Failure::new(Reason::Error, Effect::Possible, detail))
+    }
+}
+
+/// Runs one lock operation. `admitted` says whether the marker stands that the gateway has shown.
+///
+/// # Panics
+/// For [`Op::Scan`], which is no matter of rules.
+pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, op: &Op) -> Vote {
+    let admitted = admitted || !settings.rules.marker_is_checked;
+    let mut node = RulesOn { space, settings };
+    let vote = match op {
+        Op::Acquire { .. } | Op::Extend { .. } | Op::Heal { .. } if !admitted => {
+            let detail = "the node's marker is missing or differs";
+            Ok(Vote::Failed(Failure::new(Reason::Quarantined, Effect::None, detail)))
+        }
+        Op::Acquire { keys, record, ttl, .. } => node.acquire(keys, record, *ttl),
+        Op::Extend { keys, record, ttl } => node.extend(keys, record, *ttl),
+        Op::Heal { keys, record, ttl } => node.heal(keys, record, *ttl),
+        // Needs no admission: taking a lock away can never produce a second holder.
+        Op::Release { keys, record, failed_try, .. } => node.release(keys, record, *failed_try),
+        Op::Inspect { keys } => Ok(match node.space.get(&keys.lock) {
+            Some(value) => Vote::Found(node.holding(keys, value)),
+            None => Vote::Missing,
+        }),
+        Op::Scan { .. } => unreachable!("a scan is no lock operation"),
+    };
+    vote.unwrap_or_else(Vote::from)
+}
+
+struct RulesOn<'a, S> {
+    space: &'a mut S,
+    settings: &'a NodeSettings,
+}
+
+impl<S: KeySpace> RulesOn<'_, S> {
+    fn acquire(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, OutOfMemory> {
+        let rules = self.settings.rules;
+        let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
+        if rules.clock_is_checked && t.get().abs_diff(self.space.now_micros()) > self.max_offset() {
+            return Ok(clock_refusal());
+        }
+        let last = self.space.get(&keys.fence);
+        let fence = last.as_ref().map(|text| fence_of(text));
+        if fence == Some(None) {
+            return Ok(error("ERR the fence holds no number"));
+        }
+        let current = self.space.get(&keys.lock);
+        if let Some(value) = &current {
+            if Record::foreign(value.clone()).owner_text() != record.owner_text() {
+                return Ok(Vote::Held(self.holding(keys, value.clone())));
+            }
+            if !rules.retry_rewrites {
+                return Ok(Vote::Granted);
+            }
+        }
+        if let Some(fence) = fence.flatten().filter(|fence| rules.fence_is_checked && *fence >= t) {
+            return Ok(Vote::Stale { fence });
+        }
+        // A full TTL, and never less than the owner had.
+        let life = if current.is_some() { self.at_least(keys, ttl) } else { u64::from(ttl.millis()) };
+        self.space.set(&keys.lock, record.as_bytes().clone(), Expiry::In(life))?;
+        let fence = match last {
+            None => format!("{t}!").into(),
+            Some(last) if &last[FencingToken::TEXT_LEN..] == b"+" => {
+                [format!("{t}!").as_bytes(), &last].concat().into()
+            }
+            Some(_) => fence_text(t),
+        };
+        if let Err(out_of_memory) = self.set_fence(keys, fence) {
+            if current.is_none() {
+                self.space.delete(&keys.lock);
+            }
+            return Err(out_of_memory);
+        }
+        Ok(if current.is_some() { Vote::GrantedAgain } else { Vote::Granted })
+    }
+
+    fn extend(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, OutOfMemory> {
+        let Some(value) = self.space.get(&keys.lock) else { return Ok(Vote::Missing) };
+        if !value.starts_with(&record.grant()) {
+            return Ok(Vote::Held(self.holding(keys, value)));
+        }
+        let stored = Record::foreign(value);
+        let is_first = !stored.is_extended();
+        if is_first || self.space.time_to_live(&keys.lock).is_some_and(|left| left < u64::from(ttl.millis())) {
+            // Before the marks: it takes no memory.
+            let life = self.at_least(keys, ttl);
+            self.space.expire(&keys.lock, life);
+        }
+        if let (true, Some(t)) = (is_first, stored.fencing()) {
+            if self.space.get(&keys.fence).is_none_or(|fence| fence_of(&fence) == Some(t)) {
+                self.set_fence(keys, marked(t))?;
+            }
+            self.space.set(&keys.lock, stored.extended().as_bytes().clone(), Expiry::Keep)?;
+        }
+        Ok(Vote::Extended)
+    }
+
+    fn heal(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, OutOfMemory> {
+        let rules = self.settings.rules;
+        let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
+        if rules.clock_is_checked && t.get().saturating_sub(self.space.now_micros()) > self.max_offset() {
+            return Ok(clock_refusal());
+        }
+        if let Some(value) = self.space.get(&keys.lock) {
+            let same = value.starts_with(&record.grant());
+            return Ok(if same { Vote::Extended } else { Vote::Held(self.holding(keys, value)) });
+        }
+        if let Some(text) = self.space.get(&keys.fence) {
+            let Some(fence) = fence_of(&text) else { return Ok(error("ERR the fence holds no number")) };
+            if rules.fence_is_checked && fence >= t && text != marked(t) {
+                return Ok(Vote::Stale { fence });
+            }
+        }
+        self.set_fence(keys, marked(t))?;
+        let life = Expiry::In(u64::from(ttl.millis()));
+        self.space.set(&keys.lock, record.extended().as_bytes().clone(), life)?;
+        Ok(Vote::Granted)
+    }
+
+    /// Deletes before it sets anything, which works without memory.
+    fn release(&mut self, keys: &Keys, record: &Record, failed_try: bool) -> Result<Vote, OutOfMemory> {
+        let rules = self.settings.rules;
+        let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
+        let current = self.space.get(&keys.lock).map(Record::foreign);
+        let (mut same, mut deleted) = (false, false);
+        if let Some(current) = &current {
+            let mine = current.owner_text() == record.owner_text();
+            same = mine && current.fencing() == Some(t);
+            if mine && (!rules.release_keeps_newer || current.fencing().is_none_or(|stored| stored <= t)) {
+                self.space.delete(&keys.lock);
+                deleted = true;
+            }
+            if same && !current.is_extended() {
+                if failed_try {
+                    self.take_fence_back(keys, t);
+                }
+                return Ok(Vote::Released);
+            }
+        }
+        if rules.release_is_a_barrier {
+            if !same && t.get().saturating_sub(self.space.now_micros()) > self.max_offset() / 2 {
+                return Ok(clock_refusal());
+            }
+            if let Err(out_of_memory) = self.set_barrier(keys, t)
+                && !deleted
+            {
+                return Err(out_of_memory);
+            }
+        }
+        Ok(match current {
+            _ if deleted => Vote::Released,
+            Some(current) => Vote::Held(self.holding(keys, current.as_bytes().clone())),
+            None => Vote::Missing,
+        })
+    }
+
+    /// The mark of this T goes: a heal may be in flight. A fence that could be taken back stays from now on.
+    fn set_barrier(&mut self, keys: &Keys, t: FencingToken) -> Result<(), OutOfMemory> {
+        let stands = self.space.get(&keys.fence);
+        match stands.as_ref().and_then(|text| fence_of(text)) {
+            Some(fence) if fence >= t && stands != Some(marked(t)) => {
+                let provisional = stands.is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));
+                if provisional { self.set_fence(keys, fence_text(fence)) } else { Ok(()) }
+            }
+            Some(_) | None => self.set_fence(keys, fence_text(t)),
+        }
+    }
+
+    /// The only rule that lowers a fence: nobody has seen the T of a try that failed.
+    fn take_fence_back(&mut self, keys: &Keys, t: FencingToken) {
+        let Some(last) = self.space.get(&keys.fence) else { return };
+        match last.strip_prefix(format!("{t}!").as_bytes()) {
+            Some([]) => self.space.delete(&keys.fence),
+            // Without memory the higher fence stays, which refuses more than it must.
+            Some(before) => drop(self.set_fence(keys, Bytes::copy_from_slice(before))),
+            None => {}
+        }
+    }
+
+    fn set_fence(&mut self, keys: &Keys, text: Bytes) -> Result<(), OutOfMemory> {
+        let retention = u64::try_from(self.settings.fence_retention.as_millis()).unwrap_or(u64::MAX);
+        self.space.set(&keys.fence, text, Expiry::In(retention))
+    }
+
+    /// What is asked for, or what the lock has, whichever is longer.
+    fn at_least(&mut self, keys: &Keys, ttl: Ttl) -> u64 {
+        let asked = u64::from(ttl.millis());
+        self.space.time_to_live(&keys.lock).map_or(asked, |left| left.max(asked))
+    }
+
+    fn max_offset(&self) -> u64 {
+        self.settings.max_clock_offset.as_micros() as u64
+    }
+
+    fn holding(&mut self, keys: &Keys, value: Bytes) -> Holding {
+        let expires_in = self.space.time_to_live(&keys.lock).map(Duration::from_millis);
+        Holding { record: Record::foreign(value), expires_in }
+    }
+}
+
+fn fence_text(t: FencingToken) -> Bytes {
+    Bytes::from(t.to_string())
+}
+
+/// A fence at the T of a lock that was extended here and that no release has reached since.
+fn marked(t: FencingToken) -> Bytes {
+    Bytes::from(format!("{t}+"))
+}
+
+/// Without a mark.
+fn fence_of(text: &[u8]) -> Option<FencingToken> {
+    FencingToken::parse(text.get(..FencingToken::TEXT_LEN)?)
+}
+
+fn clock_refusal() -> Vote {
+    let detail = "the fencing token is too far from the node's own time";
+    Vote::Failed(Failure::new(Reason::Clock, Effect::None, detail))
+}
+
+fn error(detail: &str) -> Vote {
+    Vote::Failed(Failure::new(Reason::Error, Effect::None, detail))
+}
+
+/// The rules that the safety of locks and fencing tokens rests on. Always all on; a build with the feature
+/// `mutation-testing` can switch single ones off, to prove that the tests notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// A retry by the same owner takes a new T and rewrites both keys.
+    pub retry_rewrites: bool,
+    /// A release leaves the fence at T or above, where no heal passes it.
+    pub release_is_a_barrier: bool,
+    /// A release deletes only a lock whose T is not newer than its own.
+    pub release_keeps_newer: bool,
+    /// A node refuses a T too far from its own time.
+    pub clock_is_checked: bool,
+    /// A node grants only a T larger than the last it has stored for the lock.
+    pub fence_is_checked: bool,
+    /// A node refuses lock operations unless the marker of its admission stands.
+    pub marker_is_checked: bool,
+    /// A node whose memory of locks is doubtful is quarantined before it votes.
+    pub quarantine_is_waited: bool,
+    /// A successful extension sets the lock again on nodes that lost it.
+    pub missing_is_healed: bool,
+}
+
+impl Rules {
+    /// Every rule on: what ships.
+    pub const ALL: Self = Self {
+        retry_rewrites: true,
+        release_is_a_barrier: true,
+        release_keeps_newer: true,
+        clock_is_checked: true,
+        fence_is_checked: true,
+        marker_is_checked: true,
+        quarantine_is_waited: true,
+        missing_is_healed: true,
+    };
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+/// What a node needs to know of the cluster's configuration.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeSettings {
+    /// D: a T further than this from the node's own time is refused.
+    pub(crate) max_clock_offset: Duration,
+    /// How long a fence outlives the last grant; must exceed what gateway clocks may differ by.
+    pub(crate) fence_retention: Duration,
+    rules: Rules,
+}
+
+impl NodeSettings {
+    /// With another D.
+    pub const fn with_max_clock_offset(self, max_clock_offset: Duration) -> Self {
+        Self { max_clock_offset, ..self }
+    }
+
+    /// With fences that live for so long.
+    pub const fn with_fence_retention(self, fence_retention: Duration) -> Self {
+        Self { fence_retention, ..self }
+    }
+
+    /// With only some of the rules on, to prove that the tests notice.
+    #[cfg(feature = "mutation-testing")]
+    pub const fn with_rules(self, rules: Rules) -> Self {
+        Self { rules, ..self }
+    }
+
+    /// Which rules are on; all of them in a build that ships.
+    pub const fn rules(&self) -> Rules {
+        self.rules
+    }
+}
+
+impl Default for NodeSettings {
+    /// D = 2 s, fences kept for 30 minutes.
+    fn default() -> Self {
+        Self {
+            max_clock_offset: Duration::from_secs(2),
+            fence_retention: Duration::from_secs(30 * 60),
+            rules: Rules::ALL,
+        }
+    }
+}

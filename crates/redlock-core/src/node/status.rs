@@ -1,0 +1,211 @@
+//! What a node is doing, why, and what can be done about it.
+
+use std::fmt;
+
+/// What a node is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NodeState {
+    /// It votes.
+    Admitted,
+    /// It lost its memory of locks and waits until none of them can still live.
+    Quarantined,
+    /// No usable connection; being retried.
+    Connecting,
+    /// Reached, but its configuration makes it unfit; looked at again from time to time.
+    Refused,
+}
+
+impl NodeState {
+    /// Every state, for metrics that have a series for each.
+    pub const ALL: [Self; 4] = [Self::Admitted, Self::Quarantined, Self::Connecting, Self::Refused];
+
+    /// A word for metrics and answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::Quarantined => "quarantined",
+            Self::Connecting => "connecting",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// What a node is doing and why, for operators.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeStatus {
+    /// Its state.
+    pub state: NodeState,
+    /// Since when, in microseconds since 1970 by the gateway's wall clock.
+    pub since_micros: u64,
+    /// Until when at the latest, if that is known: the end of a quarantine.
+    pub until_micros: Option<u64>,
+    /// Why, in a sentence; empty when there is nothing to explain.
+    pub detail: String,
+    /// What an operator can do, where there is anything.
+    pub remedy: Option<Remedy>,
+    /// Whether it is quarantined as a node of a cluster that an operator calls brand-new.
+    pub is_bootstrapping: bool,
+    /// Whether its clock and this machine's differ by more than D: then it refuses our fencing tokens.
+    pub clock_is_off: bool,
+    /// How many times a restart was seen.
+    pub restarts: u64,
+    /// Keys it has evicted, as it reported last; anything but zero means that locks may be lost.
+    pub evicted_keys: u64,
+}
+
+impl NodeStatus {
+    /// A node in a state of which nothing else is known.
+    pub fn new(state: NodeState, since_micros: u64) -> Self {
+        Self {
+            state,
+            since_micros,
+            until_micros: None,
+            detail: String::new(),
+            remedy: None,
+            is_bootstrapping: false,
+            clock_is_off: false,
+            restarts: 0,
+            evicted_keys: 0,
+        }
+    }
+
+    /// Enters a state for a reason. What belonged to the state before is forgotten.
+    pub(crate) fn enter(&mut self, state: NodeState, diagnosis: &Diagnosis) {
+        self.state = state;
+        self.until_micros = None;
+        self.is_bootstrapping = false;
+        self.clock_is_off = false;
+        self.detail.clone_from(&diagnosis.reason);
+        self.remedy = diagnosis.remedy;
+    }
+
+    /// Whether it can be expected to grant locks.
+    pub fn votes(&self) -> bool {
+        self.state == NodeState::Admitted && !self.clock_is_off
+    }
+}
+
+/// Why a node does not vote, and what an operator can do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Diagnosis {
+    /// One sentence; empty when there is nothing to explain.
+    pub reason: String,
+    /// What can be done, where there is anything.
+    pub remedy: Option<Remedy>,
+}
+
+impl Diagnosis {
+    pub(crate) fn new(reason: impl Into<String>, remedy: Remedy) -> Self {
+        Self { reason: reason.into(), remedy: Some(remedy) }
+    }
+
+    pub(crate) fn without_remedy(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), remedy: None }
+    }
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)?;
+        self.remedy.map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
+    }
+}
+
+/// What an operator can do about a node that does not vote. Its text speaks of settings in general; a host that has flags
+/// for them words it better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Remedy {
+    /// The quarantine ends by itself.
+    Wait,
+    /// The same, and an operator may say that the cluster is brand-new.
+    WaitOrBootstrap,
+    /// The same, and with durable settings the next restart needs no quarantine.
+    WaitThenMakeDurable,
+    /// The same, and evictions have to end.
+    WaitWithoutEvictions,
+    /// A brand-new cluster is admitted when all nodes are seen to be new.
+    ReachAllNodes,
+    /// INFO is forbidden.
+    AllowInfo,
+    /// Some command that locks need is forbidden.
+    AllowCommands,
+    /// The node wants other credentials.
+    GiveCredentials,
+    /// The server is older than what the scripts need.
+    UpgradeRedis,
+    /// A replica can be made a master.
+    MakeMaster,
+    /// The node may evict keys.
+    ForbidEvictions,
+    /// The node has no memory left.
+    RaiseMaxMemory,
+    /// The server cannot write to its disk.
+    MendDisk,
+    /// Another program uses the key of the marker.
+    ChangeKeyPrefix,
+    /// Two names lead to one process, or nodes have changed places.
+    NameEachNodeOnce,
+    /// The marker is of another configuration.
+    Reconfigure,
+    /// Processes disagree about the node.
+    ReadOtherLogs,
+    /// The node's clock and this machine's differ.
+    MendClock,
+    /// Hints cannot be heard or said.
+    AllowHints,
+    /// The node's certificate is not trusted, not valid now or for another host.
+    TrustNodeCertificate,
+    /// The node wants to see a certificate.
+    GiveClientCertificate,
+    /// The node does not know the authority of the certificate that it was shown.
+    TrustClientAuthority,
+    /// The node does not accept the certificate that it was shown.
+    ReplaceClientCertificate,
+    /// The certificate that the node was shown has expired.
+    RenewClientCertificate,
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Wait => "wait",
+            Self::WaitOrBootstrap => {
+                "wait; a process that is restarted counts anew (a brand-new cluster need not wait, if its first process is \
+                 told so)"
+            }
+            Self::WaitThenMakeDurable => {
+                "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart needs none"
+            }
+            Self::WaitWithoutEvictions => "wait; keep maxmemory-policy at noeviction",
+            Self::ReachAllNodes => "all nodes are admitted at once when every one of them answers and is new",
+            Self::AllowInfo => "allow INFO for the user of this connection",
+            Self::AllowCommands => {
+                "allow the user of this connection EVAL, EVALSHA, SCRIPT LOAD, GET, SET, DEL, PTTL, PEXPIRE, TIME, SCAN and \
+                 INFO"
+            }
+            Self::GiveCredentials => "give user and password in the node's URL",
+            Self::UpgradeRedis => "install Redis 7.0 or newer",
+            Self::MakeMaster => "REPLICAOF NO ONE makes it a master",
+            Self::ForbidEvictions => "CONFIG SET maxmemory-policy noeviction",
+            Self::RaiseMaxMemory => "raise maxmemory",
+            Self::MendDisk => "look into the server's log: it cannot write to its disk",
+            Self::ChangeKeyPrefix => "another program uses the key of the marker: choose another key prefix",
+            Self::NameEachNodeOnce => {
+                "give every master once; with a cluster name, list the nodes in the same order everywhere; after an intended \
+                 change reconfigure the nodes"
+            }
+            Self::Reconfigure => "after an intended change reconfigure the nodes",
+            Self::ReadOtherLogs => "look at the other gateways' logs",
+            Self::MendClock => "mend the clock that is wrong",
+            Self::AllowHints => "allow the user of this connection SUBSCRIBE and PUBLISH on the channel of hints",
+            Self::TrustNodeCertificate => {
+                "the node's certificate must come from a trusted authority, be valid now and name the node's host"
+            }
+            Self::GiveClientCertificate => "the node wants a certificate: give it one, with its key",
+            Self::TrustClientAuthority => "the node does not know the authority that our certificate comes from",
+            Self::ReplaceClientCertificate => "the node does not accept our certificate",
+            Self::RenewClientCertificate => "renew the certificate that the node is shown",
+        })
+    }
+}

@@ -1,0 +1,253 @@
+//! Runs a driver on a link: a task that owns the one connection to a master, takes operations from a bounded queue in
+//! order, and sends the operations of all concurrent requests as one call. What comes in while calls are under way goes into
+//! the next one. No timer gathers a call: the worker lets tasks that are ready run, and sends.
+
+use std::iter;
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, OptionFuture};
+use futures_util::stream::{FuturesOrdered, StreamExt};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until};
+
+use super::admission::Admission;
+use super::driver::{Action, Driver, Event, MAX_BATCH};
+pub use super::driver::{DriverSeams, DriverSettings};
+use super::hints::HintSubscriber;
+use super::link::{Answer, Answering, Link, Session};
+use super::op::{Effect, Failure, Op, Reason, Vote};
+use super::status::NodeStatus;
+use super::{Listener, Node, Reply, Task};
+
+/// How often a worker lets every task that can run go first, before it sends. An idle process gives the turn back at once;
+/// a busy one fills the call, and calls are what costs.
+const GATHER: u32 = 2;
+/// When it has brought nothing to so many calls in a row, only one call in so many still tries: with one request at a
+/// time, or one lock that goes from hand to hand, it only costs time.
+const ALONE: u32 = 32;
+
+/// A master behind a link. The worker ends when this is dropped and what was submitted is answered.
+pub struct RemoteNode {
+    name: Arc<str>,
+    queue: mpsc::Sender<Job>,
+    status: watch::Receiver<NodeStatus>,
+    bootstrap: Arc<Notify>,
+    hints: HintSubscriber,
+    worker: AbortHandle,
+}
+
+/// An operation, or two that belong into one call.
+struct Job {
+    task: Task,
+    next: Option<Box<Task>>,
+}
+
+impl Job {
+    fn tasks(self) -> impl Iterator<Item = Task> {
+        iter::once(self.task).chain(self.next.map(|next| *next))
+    }
+
+    fn fail(self, reason: Reason, detail: &str) {
+        self.tasks().for_each(|task| task.reply.send(Vote::Failed(Failure::new(reason, Effect::None, detail))));
+    }
+}
+
+impl RemoteNode {
+    /// Starts the worker; must be called on a tokio runtime. More than `queue` operations that wait mean that the node is
+    /// too slow to be useful: what comes then is refused at once.
+    ///
+    /// # Panics
+    /// With a queue of 0.
+    pub fn start(
+        name: &str,
+        link: Arc<dyn Link>,
+        admission: Admission,
+        queue: usize,
+        settings: DriverSettings,
+        seams: DriverSeams,
+    ) -> Self {
+        let name: Arc<str> = name.into();
+        let hints = HintSubscriber::new(name.clone(), link.clone(), settings.call_deadline, seams.entropy.clone());
+        let driver = Driver::new(name.clone(), admission, settings, seams, Instant::now());
+        let (queue, jobs) = mpsc::channel(queue);
+        let (status, bootstrap) = (driver.status(), Arc::new(Notify::new()));
+        let worker = Worker { driver, link, jobs, bootstrap: bootstrap.clone(), alone: 0 };
+        let worker = tokio::spawn(worker.run()).abort_handle();
+        Self { name, queue, status, bootstrap, hints, worker }
+    }
+
+    /// Ends the worker at once, as the death of the process would; what was submitted is answered with "unknown".
+    pub fn abort(&self) {
+        self.worker.abort();
+        self.hints.stop();
+    }
+
+    fn enqueue(&self, job: Job) {
+        match self.queue.try_send(job) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(job)) => job.fail(Reason::Overloaded, "the node's queue is full"),
+            Err(mpsc::error::TrySendError::Closed(job)) => job.fail(Reason::Down, "the node's task has ended"),
+        }
+    }
+}
+
+impl Node for RemoteNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn status(&self) -> watch::Receiver<NodeStatus> {
+        self.status.clone()
+    }
+
+    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
+        self.enqueue(Job { task: Task { op, not_after, reply }, next: None });
+    }
+
+    fn submit_both(&self, first: Task, second: Task) {
+        self.enqueue(Job { task: first, next: Some(Box::new(second)) });
+    }
+
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        self.hints.listen(listener);
+    }
+
+    fn is_subscribed(&self) -> bool {
+        self.hints.is_subscribed()
+    }
+
+    fn confirm_bootstrap(&self) {
+        self.bootstrap.notify_one();
+    }
+}
+
+impl Drop for RemoteNode {
+    fn drop(&mut self) {
+        self.hints.stop();
+    }
+}
+
+struct Worker {
+    driver: Driver,
+    link: Arc<dyn Link>,
+    jobs: mpsc::Receiver<Job>,
+    bootstrap: Arc<Notify>,
+    /// Calls in a row that found no company, see `gather`.
+    alone: u32,
+}
+
+/// What is under way between the worker and its master.
+#[derive(Default)]
+struct Connection {
+    connecting: Option<Answering<Box<dyn Session>>>,
+    session: Option<Box<dyn Session>>,
+    closed: Option<BoxFuture<'static, String>>,
+    /// At most one beside the calls.
+    question: Option<BoxFuture<'static, Event>>,
+    calls: FuturesOrdered<Answering<Answer>>,
+}
+
+impl Worker {
+    async fn run(mut self) {
+        let mut connection = Connection::default();
+        let mut inbox: Vec<Job> = Vec::with_capacity(MAX_BATCH);
+        let mut is_closed = false;
+        let mut timer = pin!(sleep_until(self.driver.deadline()));
+        loop {
+            while let Some(action) = self.driver.next_action() {
+                connection.perform(action, &self.driver, self.link.as_ref());
+            }
+            if self.driver.wants_call() {
+                self.gather().await;
+                self.driver.call(Instant::now());
+                continue;
+            }
+            if is_closed && self.driver.is_drained() {
+                return;
+            }
+            // To be woken too early costs less than to set the timer for every call.
+            let deadline = self.driver.deadline();
+            if deadline < timer.deadline() || timer.is_elapsed() {
+                timer.as_mut().reset(deadline);
+            }
+            let Connection { connecting, session, closed, question, calls } = &mut connection;
+            let event = tokio::select! {
+                // In this order: a word that was given must not count for what the next answer shows, a busy node has to be
+                // looked at, and the same seed of a simulation has to be the same history.
+                biased;
+                () = self.bootstrap.notified(), if !self.driver.is_serving() => Event::BootstrapConfirmed,
+                () = &mut timer => {
+                    self.driver.tick(Instant::now());
+                    continue;
+                }
+                Some(connected) = OptionFuture::from(connecting.as_mut()) => {
+                    *connecting = None;
+                    Event::Connected(connected.map(|connected| {
+                        *closed = Some(connected.closed());
+                        *session = Some(connected);
+                    }))
+                }
+                Some(event) = OptionFuture::from(question.as_mut()) => {
+                    *question = None;
+                    event
+                }
+                Some(answer) = calls.next(), if self.driver.has_calls() => Event::Answered(answer),
+                taken = self.jobs.recv_many(&mut inbox, MAX_BATCH), if !is_closed && self.driver.accepts() => {
+                    is_closed = taken == 0;
+                    self.driver.submit(inbox.drain(..).flat_map(Job::tasks));
+                    continue;
+                }
+                Some(why) = OptionFuture::from(closed.as_mut()), if !self.driver.has_calls() => {
+                    *closed = None;
+                    Event::Closed(why)
+                }
+            };
+            self.driver.handle(event, Instant::now());
+        }
+    }
+
+    /// Takes along what is submitted by requests that are about to run. The first to submit wakes the worker, which would
+    /// run before all others that came in with the same look at the network.
+    async fn gather(&mut self) {
+        if self.alone >= ALONE && !self.alone.is_multiple_of(ALONE) {
+            self.alone = self.alone.wrapping_add(1);
+            return;
+        }
+        let before = self.driver.waiting();
+        for _ in 0..GATHER {
+            tokio::task::yield_now().await;
+        }
+        while self.driver.waiting() < MAX_BATCH
+            && let Ok(job) = self.jobs.try_recv()
+        {
+            self.driver.submit(job.tasks());
+        }
+        self.alone = if self.driver.waiting() == before { self.alone.wrapping_add(1) } else { 0 };
+    }
+}
+
+impl Connection {
+    fn perform(&mut self, action: Action, driver: &Driver, link: &dyn Link) {
+        match (action, &self.session) {
+            (Action::Connect, _) => self.connecting = Some(link.connect()),
+            // Futures before what they came from.
+            (Action::Disconnect, _) => {
+                *self = Self::default();
+            }
+            (Action::Look, Some(session)) => self.question = Some(session.look().map(Event::Looked).boxed()),
+            (Action::SwapMarker(swap), Some(session)) => {
+                self.question = Some(session.swap_marker(swap).map(Event::Swapped).boxed());
+            }
+            (Action::Load { run_id, marker }, Some(session)) => {
+                self.question = Some(session.load(&run_id, &marker).map(Event::Loaded).boxed());
+            }
+            (Action::Call, Some(session)) => self.calls.push_back(session.call(driver.newest_call())),
+            (Action::Look | Action::SwapMarker(_) | Action::Load { .. } | Action::Call, None) => {
+                unreachable!("a driver asks nothing without a connection")
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! What an operator of a gateway can do about a node, in the words of its flags and commands.
+
+use std::borrow::Cow;
+
+use redlock_core::node::{Diagnosis, Remedy};
+
+/// A remedy, with the flag or command where there is one.
+pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
+    Cow::Borrowed(match remedy {
+        Remedy::WaitOrBootstrap => {
+            "wait; a gateway that is restarted counts anew (a brand-new cluster need not wait, if its first gateway is \
+             started with --bootstrap)"
+        }
+        Remedy::GiveCredentials => "give user and password in the URL of --node",
+        Remedy::ChangeKeyPrefix => "another program uses the key of the marker: choose another --key-prefix",
+        Remedy::NameEachNodeOnce => {
+            "give every master once; with --cluster, list the nodes in the same order on all gateways; after an intended \
+             change run `redlock-gateway reconfigure`"
+        }
+        Remedy::Reconfigure => "after an intended change run `redlock-gateway reconfigure`",
+        Remedy::TrustNodeCertificate => {
+            "the node's certificate must come from --node-ca, be valid now and name the host of --node"
+        }
+        Remedy::GiveClientCertificate => "the node wants a certificate: give --node-cert and --node-key",
+        Remedy::TrustClientAuthority => "the node does not know the authority that --node-cert comes from",
+        Remedy::ReplaceClientCertificate => "the node does not accept the certificate of --node-cert",
+        Remedy::RenewClientCertificate => "renew the certificate of --node-cert",
+        other => return Cow::Owned(other.to_string()),
+    })
+}
+
+/// Why a node does not vote, and what can be done.
+pub(crate) fn in_words(diagnosis: &Diagnosis) -> String {
+    match diagnosis.remedy {
+        Some(remedy) => format!("{}; {}", diagnosis.reason, in_flags(remedy)),
+        None => diagnosis.reason.clone(),
+    }
+}

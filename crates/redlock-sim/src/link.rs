@@ -1,0 +1,222 @@
+//! The core's link over the simulated network: what a worker of the core says to a master goes this way. When it is said,
+//! and what follows from the answer, is decided by the driver that ships.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use redlock_core::node::link::{
+    Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, Subscription, Swapped,
+};
+use redlock_core::node::{Hint, Task};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+
+use crate::history::Recorder;
+use crate::master::{Master, Question, Reply};
+use crate::network::{Connection, Network};
+
+/// A question or call that takes longer ends the connection.
+pub const CALL_DEADLINE: Duration = Duration::from_secs(1);
+
+/// One gateway's way to one master.
+#[derive(Clone)]
+pub struct SimLink {
+    gateway: u8,
+    master: Arc<Master>,
+    network: Arc<Network>,
+    recorder: Arc<Recorder>,
+    current: Arc<Mutex<Current>>,
+}
+
+/// What faults and checks want to know of the connections of the moment.
+#[derive(Default)]
+struct Current {
+    calls: Option<Arc<Connection>>,
+    hints: Option<Arc<Connection>>,
+    admitted: Option<Instant>,
+}
+
+impl SimLink {
+    /// A way without a connection.
+    pub fn new(gateway: u8, master: Arc<Master>, network: Arc<Network>, recorder: Arc<Recorder>) -> Self {
+        Self { gateway, master, network, recorder, current: Arc::default() }
+    }
+
+    /// Breaks the connection of the moment, and if wanted the one on which hints come.
+    pub fn cut(&self, why: &str, hints: bool) {
+        let current = self.current();
+        let hints = current.hints.as_ref().filter(|_| hints);
+        current.calls.iter().chain(hints).for_each(|connection| connection.end(why));
+    }
+
+    /// Since when the gateway has let the master vote.
+    pub fn admitted_since(&self) -> Option<Instant> {
+        self.current().admitted
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn open(self) -> Result<Arc<Connection>, LinkError> {
+        self.network.connect(self.gateway, &self.master).await.map_err(LinkError::broken)
+    }
+
+    fn note(&self, text: String) {
+        self.recorder.note(format!("g{} of n{}", self.gateway, self.master.index), text);
+    }
+}
+
+impl Link for SimLink {
+    fn connect(&self) -> Answering<Box<dyn Session>> {
+        let link = self.clone();
+        async move {
+            let connection = link.clone().open().await?;
+            link.current().calls = Some(connection.clone());
+            Ok(Box::new(SimSession { link, connection, marker: Arc::default() }) as Box<dyn Session>)
+        }
+        .boxed()
+    }
+
+    fn subscribe(&self, _nonce: u64) -> Answering<Box<dyn Subscription>> {
+        let link = self.clone();
+        let opened = async move {
+            let connection = link.clone().open().await?;
+            link.current().hints = Some(connection.clone());
+            let (to, hints) = mpsc::unbounded_channel();
+            let subscription = SimSubscription { connection, hints };
+            match ask(&subscription.connection, Question::Listen(to)).await? {
+                Reply::Listening => Ok(Box::new(subscription) as Box<dyn Subscription>),
+                _ => Err(confused()),
+            }
+        };
+        async { timeout(CALL_DEADLINE, opened).await.unwrap_or_else(|_| Err(LinkError::broken("no answer in time"))) }
+            .boxed()
+    }
+}
+
+/// One connection to one process of a master. What is under way when it is dropped may still arrive.
+struct SimSession {
+    link: SimLink,
+    connection: Arc<Connection>,
+    marker: Arc<OnceLock<String>>,
+}
+
+/// Sends at once. The answer may never come.
+fn ask(connection: &Arc<Connection>, question: Question) -> Answering<Reply> {
+    let (answer, connection) = (connection.send(question), connection.clone());
+    async move {
+        tokio::select! {
+            biased;
+            Ok(reply) = answer => Ok(reply),
+            why = connection.ended() => Err(LinkError::broken(why)),
+        }
+    }
+    .boxed()
+}
+
+fn confused() -> LinkError {
+    LinkError::new(LinkErrorKind::Error, "an answer to another question")
+}
+
+impl Session for SimSession {
+    fn look(&self) -> Answering<Look> {
+        let answer = ask(&self.connection, Question::Look);
+        async {
+            match answer.await? {
+                Reply::Seen(facts, marker) => Ok(Look { facts, marker }),
+                _ => Err(confused()),
+            }
+        }
+        .boxed()
+    }
+
+    fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped> {
+        // The end of a marker: what it says of the process.
+        let state = swap.to.rsplit(':').next().unwrap_or(&swap.to);
+        self.link.note(format!("puts marker {state}"));
+        let answer = ask(&self.connection, Question::Swap(swap));
+        async {
+            match answer.await? {
+                Reply::Swapped(swapped) => Ok(swapped),
+                _ => Err(confused()),
+            }
+        }
+        .boxed()
+    }
+
+    /// A real session loads its script here; looking stands for that round trip.
+    fn load(&self, _run_id: &str, marker: &str) -> Answering<()> {
+        let (look, link) = (self.look(), self.link.clone());
+        let (loaded, marker) = (self.marker.clone(), marker.to_owned());
+        async move {
+            look.await?;
+            drop(loaded.set(marker));
+            link.current().admitted = Some(Instant::now());
+            link.recorder.count(|counts| counts.admissions += 1);
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn call(&self, tasks: &[Task]) -> Answering<Answer> {
+        let marker = self.marker.get().cloned().unwrap_or_default();
+        let ops = tasks.iter().map(|task| task.op.clone()).collect();
+        let answer = ask(&self.connection, Question::Call { marker, ops });
+        async {
+            match answer.await? {
+                Reply::Answer(answer) => Ok(answer),
+                Reply::NoScript => {
+                    let detail = "the node was restarted or its scripts were flushed";
+                    Err(LinkError::new(LinkErrorKind::NoScript, detail))
+                }
+                _ => Err(confused()),
+            }
+        }
+        .boxed()
+    }
+
+    fn closed(&self) -> BoxFuture<'static, String> {
+        let connection = self.connection.clone();
+        async move { connection.ended().await }.boxed()
+    }
+}
+
+impl Drop for SimSession {
+    fn drop(&mut self) {
+        self.connection.end("the gateway dropped the connection");
+        let mut current = self.link.current();
+        (current.calls, current.admitted) = (None, None);
+    }
+}
+
+struct SimSubscription {
+    connection: Arc<Connection>,
+    hints: mpsc::UnboundedReceiver<Hint>,
+}
+
+impl Subscription for SimSubscription {
+    fn next(&mut self) -> BoxFuture<'_, Result<Hint, LinkError>> {
+        async {
+            tokio::select! {
+                biased;
+                why = self.connection.ended() => Err(LinkError::broken(why)),
+                // The master has forgotten its listeners when it was restarted.
+                hint = self.hints.recv() => hint.ok_or_else(|| LinkError::broken("nothing is heard any more")),
+            }
+        }
+        .boxed()
+    }
+
+    fn ping(&self) -> Answering<()> {
+        ask(&self.connection, Question::Look).map(|answer| answer.map(drop)).boxed()
+    }
+}
+
+impl Drop for SimSubscription {
+    fn drop(&mut self) {
+        self.connection.end("the gateway dropped the connection");
+    }
+}
