@@ -1,6 +1,6 @@
 //! Requests that nobody means well with. What one of them is follows from the seed of the run and its number alone.
 
-use super::odd::{BODIES, SPICES, TARGETS};
+use super::dictionary::{BODIES, SPICES, TARGETS};
 use crate::gateway::lock_path;
 
 /// A generator that is the same on every machine (SplitMix64).

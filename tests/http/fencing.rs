@@ -22,7 +22,7 @@ fn clock_shim() -> Scratch {
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
         .arg(library.path())
-        .arg(source_root().join("tests/it/clock_shim.c"))
+        .arg(source_root().join("tests/support/clock_shim.c"))
         .output()
         .expect("a C compiler is installed");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

@@ -7,8 +7,8 @@
 //!
 //! Every run draws new requests and prints their seed when it fails; `REDLOCK_HOSTILE_SEED=<seed>` makes the same ones.
 
-mod odd;
-mod shots;
+mod dictionary;
+mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use http::Method;
 use redlock_core::clock::{Entropy, OsEntropy};
 use serde_json::{Value, json};
 
-use self::shots::{Chance, Ending, FAR_AHEAD, Shot, Targets, is_name, shot};
+use self::requests::{Chance, Ending, FAR_AHEAD, Shot, Targets, is_name, shot};
 use crate::gateway::{Answer, Gateway, Launch, Lease, Raw};
 use crate::harness::{RedisServer, Resp};
 use crate::openapi::hold_against_document;

@@ -184,7 +184,7 @@ impl NodeClock {
         let built = Command::new("cc")
             .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
             .arg(shim.path())
-            .arg(source_root().join("tests/it/node_clock_shim.c"))
+            .arg(source_root().join("tests/support/node_clock_shim.c"))
             .output()
             .expect("a C compiler is installed");
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
