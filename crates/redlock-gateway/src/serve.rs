@@ -18,8 +18,7 @@ use redlock_core::node::admission::Generation;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
 use redlock_core::node::{Node, NodeSettings};
-use redlock_core::redlock::SettingsError;
-use redlock_core::{BrandNew, Redlock, Seams, Settings};
+use redlock_core::{Bootstrap, Redlock, Seams, Settings, SettingsError};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::Service;
@@ -185,7 +184,7 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
 }
 
 async fn bootstrap(locks: Redlock) {
-    let confirmed = locks.brand_new();
+    let confirmed = locks.bootstrap();
     tokio::pin!(confirmed);
     let outcome = loop {
         match tokio::time::timeout(PROGRESS, &mut confirmed).await {
@@ -202,8 +201,8 @@ async fn bootstrap(locks: Redlock) {
         }
     };
     match outcome {
-        BrandNew::Confirmed => tracing::info!("--bootstrap: all nodes are new and are admitted at once"),
-        BrandNew::Refuted(node) => {
+        Bootstrap::Confirmed => tracing::info!("--bootstrap: all nodes are new and are admitted at once"),
+        Bootstrap::Refuted(node) => {
             tracing::warn!(node, "--bootstrap: not applied: this node is not new, or a gateway already waits for it");
         }
     }

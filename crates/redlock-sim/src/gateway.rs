@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use redlock_core::node::admission::{Admission, Generation, quarantine};
 use redlock_core::node::{HandOver, Node, NodeSettings, NodeState, Observer, Rules, Vote};
-use redlock_core::redlock::{Seams, Settings};
-use redlock_core::{Redlock, Ttl, Waiting};
+use redlock_core::{Redlock, Seams, Settings, Ttl, Waiting};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
