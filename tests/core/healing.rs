@@ -182,7 +182,7 @@ async fn rolling_restart(terms: &Terms, rounds: usize) -> Option<LockError> {
         assert_eq!(granted.load(Ordering::Relaxed), 0, "a second holder");
     }
     poller.abort();
-    five.locks.settled().await;
+    five.locks.drained().await;
     eventually("all nodes have it", async || (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())).await;
     assert_eq!(five.stored_on(&lease), [0, 1, 2, 3, 4], "the same T and the same label on all nodes");
     None
@@ -246,7 +246,7 @@ async fn others_who_try_in_vain_do_not_keep_a_heal_away() {
     for _ in 0..20 {
         let other = five.locks.acquire(&five.lock, ttl(10_000), AcquireOptions::default()).await;
         assert!(matches!(other, Err(LockError::Held(_))), "{other:?}");
-        five.locks.settled().await;
+        five.locks.drained().await;
     }
     assert_eq!(five.stored_on(&lease), [0, 1, 3]);
     five.extend(&lease, 30_000).await.unwrap();
@@ -387,7 +387,7 @@ async fn answer_to_the_heal(held: &Held, votes: &Votes) -> Vote {
 async fn stored_after_a_late_heal(rules: Rules) -> Vec<usize> {
     let (five, lease, held, votes) = with_a_heal_in_flight(rules).await;
     five.locks.release(&five.lock, &lease.token).await.unwrap();
-    five.locks.settled().await;
+    five.locks.drained().await;
     answer_to_the_heal(&held, &votes).await;
     (0..5).filter(|at| five.raw(*at).is_some()).collect()
 }
@@ -411,7 +411,7 @@ async fn nothing_is_healed_after_the_lease_of_the_extension_has_ended() {
     assert_eq!(held.let_go(), 1);
     // Answered after what was let go.
     five.locks.inspect(&five.lock).await;
-    five.locks.settled().await;
+    five.locks.drained().await;
     assert_eq!(votes.take().iter().filter(|vote| matches!(vote, Vote::Granted)).count(), 0);
     assert_eq!(five.stored_on(&lease), [0, 1, 2, 3]);
 }
@@ -430,7 +430,7 @@ async fn a_heal_that_comes_after_a_grant_to_somebody_else_changes_nothing() {
     five.locks.release(&five.lock, &lease.token).await.unwrap();
     let next = five.held(&TERMS).await;
     five.locks.release(&five.lock, &next.token).await.unwrap();
-    five.locks.settled().await;
+    five.locks.drained().await;
     let vote = answer_to_the_heal(&held, &votes).await;
     assert!(matches!(vote, Vote::Stale { .. }), "{vote:?}");
     assert!((0..5).all(|at| five.raw(at).is_none()));
@@ -444,7 +444,7 @@ async fn a_heal_leaves_another_clients_lock_alone() {
     five.forget(4);
     five.servers[4].cmd(&["SET", &five.key(), "their-uuid", "PX", "60000"]);
     five.extend(&lease, 30_000).await.unwrap();
-    five.locks.settled().await;
+    five.locks.drained().await;
     // What was asked of the nodes later has been answered, so the heal has been too.
     five.locks.inspect(&five.lock).await;
     assert_eq!(five.raw(4).as_deref(), Some("their-uuid"));

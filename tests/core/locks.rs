@@ -11,10 +11,9 @@ use std::time::Duration;
 use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Effect, Keys, Node, NodeSettings, NodeState, NodeStatus, Op, Reason, Reply};
-use redlock_core::redlock::NodeView;
 use redlock_core::{
     AcquireOptions, FencingToken, HeldBy, Info, Lease, ListCursor, LockError, LockName, LockState, LockToken,
-    NodeAnswer, Owner, Redlock, RetryPolicy, Seams, Settings,
+    NodeAnswer, NodeView, Owner, Redlock, RetryPolicy, Seams, Settings,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -164,7 +163,7 @@ async fn every_subset_hung_on(size: usize) {
             let released = locks.release(&lock, &lease.token).await;
             assert_eq!(released, Ok(()), "{set:b}");
         }
-        locks.settled().await;
+        locks.drained().await;
         eventually("no node keeps the lock", async || cluster.stored_on(&lock, |_| true).is_empty().then_some(()))
             .await;
     }
@@ -220,7 +219,7 @@ async fn check_subset(
         assert!(locks.extend(lock, &lease.token, ttl(LONG)).await.is_ok(), "{set:b}");
         assert_eq!(locks.release(lock, &lease.token).await, Ok(()), "{set:b}");
     }
-    locks.settled().await;
+    locks.drained().await;
     assert_eq!(cluster.stored_on(lock, good), Vec::<usize>::new(), "with {set:b} faulty");
 }
 
@@ -258,7 +257,7 @@ async fn killed_nodes_leave_a_majority_working_and_come_back() {
     cluster.servers[2].kill();
     let error = acquire(&locks, &lock, LONG).await.unwrap_err();
     assert!(matches!(error, LockError::NoQuorum(_)) && error.effect() == Effect::None, "{error}");
-    locks.settled().await;
+    locks.drained().await;
     assert_eq!(cluster.stored_on(&lock, |node| node > 2), Vec::<usize>::new());
     for node in &cluster.nodes[..3] {
         in_state(node.as_ref(), NodeState::Connecting).await;
@@ -286,7 +285,7 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
     };
     assert_eq!((info, fencing), (Vec::new(), None));
     assert!(expires_in.unwrap() > Duration::from_secs(45));
-    locks.settled().await;
+    locks.drained().await;
     assert_eq!(cluster.stored_on(&lock, |_| true), [0, 1, 2], "what we set beside theirs is gone");
     for server in &cluster.servers[..3] {
         server.cmd(&["DEL", &key(&lock)]);
@@ -306,7 +305,7 @@ async fn a_lock_of_ours_keeps_another_redlock_client_from_a_majority() {
     let set = |server: usize| cluster.servers[server].cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]);
     assert_eq!((0..5).filter(|server| set(*server) == Resp::Nil).count(), 5);
     locks.release(&lock, &lease.token).await.unwrap();
-    locks.settled().await;
+    locks.drained().await;
     assert_eq!(cluster.stored_on(&lock, |_| true), [0, 1], "a release deletes only what is ours");
 }
 
@@ -332,7 +331,7 @@ async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
     // The acquire lies in the socket that the lane gives up here; the release finds no connection and is owed.
     in_state(cluster.nodes[4].as_ref(), NodeState::Connecting).await;
     locks.release(&lock, &lease.token).await.unwrap();
-    locks.settled().await;
+    locks.drained().await;
     cluster.servers[4].cont();
     cluster.clean_for_good(&lock, lease.token.fencing().get()).await;
 }
@@ -341,7 +340,7 @@ async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
 async fn used_before(locks: &Redlock, lock: &LockName) -> u64 {
     let lease = acquire(locks, lock, LONG).await.expect("it is free");
     locks.release(lock, &lease.token).await.expect("it is held");
-    locks.settled().await;
+    locks.drained().await;
     lease.token.fencing().get()
 }
 
@@ -356,7 +355,7 @@ async fn a_cancelled_acquire_leaves_no_lock() {
         let cancelled = tokio::time::timeout(patience, acquire(&locks, &lock, LONG)).await;
         assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
         cluster.servers.iter().for_each(|server| server.cont());
-        locks.settled().await;
+        locks.drained().await;
         // Its T is unknown here, but a newer fence shows that the release was there.
         cluster.clean_for_good(&lock, before + 1).await;
         assert!(acquire(&locks, &lock, LONG).await.is_ok());
@@ -386,7 +385,7 @@ async fn a_release_that_keeps_failing_does_not_hold_up_the_releases_after_it() {
     cluster.servers[2].cmd(&["RPUSH", &key(&bad), "no lock"]);
     let lease = acquire(&locks, &bad, LONG).await.unwrap();
     locks.release(&bad, &lease.token).await.unwrap();
-    locks.settled().await;
+    locks.drained().await;
 
     cluster.servers[2].stop();
     let lease = acquire(&locks, &good, LONG).await.unwrap();
@@ -433,7 +432,7 @@ async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_
     // The answer to this one comes after whatever the cancelled one may have sent.
     let undelivered = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
     locks.abandon(&lock, &undelivered);
-    locks.settled().await;
+    locks.drained().await;
 
     assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))), "a second holder");
     assert!(locks.validity(&first).is_some(), "the first answer still promises the lock");
@@ -549,7 +548,7 @@ async fn a_grant_that_came_too_late_to_be_of_use_is_no_grant_and_is_released() {
     let (locks, lock) = (Redlock::new(cluster.nodes.clone(), settings, seams).unwrap(), name("job"));
     let refused = acquire(&locks, &lock, 30_000).await;
     assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
-    locks.settled().await;
+    locks.drained().await;
     assert_eq!(cluster.stored_on(&lock, |_| true), Vec::<usize>::new());
     let lease = acquire(&locks, &lock, 60_000).await.unwrap();
     let late = locks.extend(&lock, &lease.token, ttl(30_000)).await;
@@ -616,7 +615,7 @@ async fn three_values_without_a_majority_are_no_holder() {
 async fn list_all(locks: &Redlock, prefix: &str, limit: usize) -> (Vec<String>, usize) {
     let (mut found, mut pages, mut cursor) = (Vec::new(), 0, ListCursor::default());
     loop {
-        let page = locks.list(prefix, limit, cursor).await.unwrap();
+        let page = locks.list(prefix, limit, cursor, |_| true).await.unwrap();
         let held = |(_, state): &(LockName, LockState)| matches!(state, LockState::Held(_));
         found.extend(page.locks.into_iter().filter(held).map(|(lock, _)| lock.to_string()));
         pages += 1;
@@ -664,7 +663,7 @@ async fn a_listing_gives_every_held_lock_of_its_prefix_once() {
         match dead {
             1 => assert_once_each(list_all(&locks, "a/", 20).await.0, &wanted),
             _ => {
-                let refused = locks.list("a/", 1_000, ListCursor::default()).await;
+                let refused = locks.list("a/", 1_000, ListCursor::default(), |_| true).await;
                 assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
             }
         }

@@ -25,7 +25,7 @@ async fn acquire(locks: &Redlock, lock: &LockName) -> Lease {
 }
 
 async fn wait_for(locks: &Redlock, lock: &LockName, patience: Duration) -> Result<Lease, LockError> {
-    locks.acquire_within(lock, ttl(LONG_MS), AcquireOptions::default(), patience).await
+    locks.acquire_within(lock, ttl(LONG_MS), AcquireOptions::default(), patience, || ()).await
 }
 
 /// Begins to wait; returns when it stands in line.
@@ -48,7 +48,7 @@ async fn another(cluster: &Cluster) -> Redlock {
 }
 
 async fn nothing_is_left(cluster: &Cluster, locks: &Redlock, lock: &LockName) {
-    locks.settled().await;
+    locks.drained().await;
     assert_eq!(locks.waiting(), Waiting { waiters: 0, locks: 0 });
     eventually("no node keeps the lock", async || cluster.stored_on(lock, |_| true).is_empty().then_some(())).await;
 }
@@ -425,7 +425,7 @@ async fn who_waits_with_an_owner_of_its_own_asks_for_the_lock_only_in_its_turn()
     let first = line_up(&locks, &lock).await;
     let before = asked.load(Ordering::Relaxed);
     let options = AcquireOptions { owner: Some(OsEntropy.owner()), ..AcquireOptions::default() };
-    let keyed = locks.acquire_within(&lock, ttl(LONG_MS), options, Duration::from_millis(100));
+    let keyed = locks.acquire_within(&lock, ttl(LONG_MS), options, Duration::from_millis(100), || ());
     assert!(matches!(keyed.await, Err(LockError::Held(_))));
     assert_eq!(asked.load(Ordering::Relaxed), before);
     locks.release(&lock, &held.token).await.expect("it is held");
@@ -442,7 +442,7 @@ async fn votes_that_are_split_while_a_node_is_down_are_asked_for_again() {
     let refused = locks.acquire(&name("job"), ttl(LONG_MS), AcquireOptions::default()).await;
     assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
     assert_eq!(asked.load(Ordering::Relaxed), 4 * 5, "one try and three more");
-    locks.settled().await;
+    locks.drained().await;
     assert_eq!(nodes[2].run(&lock.inspect()), Vote::Missing, "what it was granted is given back");
 }
 

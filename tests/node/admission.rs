@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlock_core::node::{Effect, Node, NodeState, Reason, Remedy, Rules, Vote};
-use redlock_core::{AcquireOptions, BrandNew, LockError, Redlock, Ttl};
+use redlock_core::{AcquireOptions, Bootstrap, LockError, Redlock, Ttl};
 use tokio::time::{Instant, timeout};
 
 use crate::harness::{DeadPort, PATIENCE, RedisOptions, RedisServer, Resp, eventually};
@@ -320,7 +320,7 @@ async fn masters_that_sync_every_write_are_admitted_at_once_after_a_crash_and_ke
     let (locks, lock) = (terms.redlock(lanes.clone()), name("job"));
     let ttl = Ttl::from_millis(LONG_MS).unwrap();
     let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
-    locks.settled().await;
+    locks.drained().await;
     let stood: Vec<_> = servers.iter().map(marker).collect();
     for (server, stood) in servers.iter_mut().zip(&stood) {
         assert!(stood.as_ref().is_some_and(|marker| marker.contains(":durable.")), "{stood:?}");
@@ -541,12 +541,12 @@ async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_wor
     for lane in &lanes[..2] {
         in_state(lane.as_ref(), NodeState::Quarantined).await;
     }
-    assert!(timeout(FOR_A_WHILE, locks.brand_new()).await.is_err(), "one node has not said anything");
+    assert!(timeout(FOR_A_WHILE, locks.bootstrap()).await.is_err(), "one node has not said anything");
     for lane in &lanes[..2] {
         assert_eq!(lane.status().borrow().state, NodeState::Quarantined);
     }
-    let (word, ()) = tokio::join!(timeout(PATIENCE, locks.brand_new()), async { servers[2].restart() });
-    assert_eq!(word, Ok(BrandNew::Confirmed));
+    let (word, ()) = tokio::join!(timeout(PATIENCE, locks.bootstrap()), async { servers[2].restart() });
+    assert_eq!(word, Ok(Bootstrap::Confirmed));
     for lane in &lanes {
         in_state(lane.as_ref(), NodeState::Admitted).await;
     }
@@ -571,8 +571,8 @@ async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
     let before: Vec<_> = servers.iter().map(marker).collect();
     let lanes = terms.lanes_told_new(&servers);
     let locks = terms.redlock(lanes.clone());
-    let word = timeout(PATIENCE, locks.brand_new()).await;
-    assert_eq!(word, Ok(BrandNew::Refuted(lanes[1].name().to_owned())));
+    let word = timeout(PATIENCE, locks.bootstrap()).await;
+    assert_eq!(word, Ok(Bootstrap::Refuted(lanes[1].name().to_owned())));
     in_state(lanes[1].as_ref(), NodeState::Admitted).await;
     assert_eq!(marker(&servers[1]), before[1]);
     for at in [0, 2] {
@@ -594,8 +594,8 @@ async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_a_gateway_that_saw_t
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     in_state(witness.as_ref(), NodeState::Quarantined).await;
     let lanes = terms.lanes_told_new(&servers);
-    let word = timeout(PATIENCE, terms.redlock(lanes.clone()).brand_new()).await;
-    assert_eq!(word, Ok(BrandNew::Refuted(lanes[0].name().to_owned())));
+    let word = timeout(PATIENCE, terms.redlock(lanes.clone()).bootstrap()).await;
+    assert_eq!(word, Ok(Bootstrap::Refuted(lanes[0].name().to_owned())));
     for lane in &lanes {
         in_state(lane.as_ref(), NodeState::Quarantined).await;
     }

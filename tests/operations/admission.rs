@@ -471,7 +471,7 @@ async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_
             }
             Err(error) => assert!(matches!(error, LockError::NoQuorum(_)) && !is_granted, "{slept} s: {error}"),
         }
-        locks.settled().await;
+        locks.drained().await;
         eventually("it is undone everywhere", async || stored_on(&servers, "job", |_| true).is_empty().then_some(()))
             .await;
     }

@@ -110,10 +110,9 @@ impl Terms {
             max_ttl: Ttl::from_duration(self.max_ttl).expect("whole milliseconds"),
             node_timeout: Duration::from_secs(2),
             max_clock_offset: self.skew,
-            rules: self.rules,
             ..Settings::default()
         };
-        Redlock::new(nodes, settings, seams).expect("good settings")
+        Redlock::mutated(nodes, settings, seams, self.rules).expect("good settings")
     }
 
     /// A node that lost its memory at `lost` gives no vote before the end of its quarantine and gives one soon after it;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use redlock_core::clock::{Clock, OsEntropy, SystemClock};
+use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::admission::Generation;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsSettings};
 use redlock_core::node::worker::RemoteNode;
@@ -198,7 +198,7 @@ pub(crate) fn lane_with(url: &str, mut settings: RedisSettings, observer: Arc<dy
 /// A lane as a gateway has it.
 pub(crate) fn strict_lane(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
     let url = RedisUrl::parse(url).expect("a valid url");
-    Arc::new(RedisNode::start(url, settings, Arc::new(SystemClock), Arc::new(OsEntropy), observer))
+    Arc::new(RedisNode::start(url, settings, Seams { observer, ..Seams::default() }))
 }
 
 /// How many operations each call to a node carried.

@@ -15,7 +15,7 @@
 //!   and the release is a barrier against commands that are still in flight;
 //! - a master that may have forgotten locks gives no votes until all of them have ended ([`node::admission`]);
 //! - an extension sets the lock again on masters that lost it;
-//! - who waits stands in a line, and a release hands the lock to the next one in the same round trip;
+//! - waiters stand in a queue, and a release hands the lock to the next one in the same round trip;
 //! - outcomes are honest: refused, impossible and unknown are different answers ([`LockError`]).
 //!
 //! What exactly is promised, on what assumptions, and how it is shown: [`safety`].
@@ -47,7 +47,7 @@
 //! ```
 //!
 //! On real masters a node is a [`node::redis::RedisNode`]; nothing else changes, except that new masters wait before they
-//! vote, see [`Redlock::brand_new`]. To keep trying for a while:
+//! vote, see [`Redlock::bootstrap`]. To keep trying for a while:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -77,7 +77,7 @@
 //! # let locks = Redlock::new(vec![node as Arc<dyn Node>], Default::default(), Default::default())?;
 //! # let (name, ttl) = (LockName::parse("a")?, Ttl::from_millis(10_000).unwrap());
 //! let held = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
-//! let waits = locks.acquire_within(&name, ttl, AcquireOptions::default(), Duration::from_secs(5));
+//! let waits = locks.acquire_within(&name, ttl, AcquireOptions::default(), Duration::from_secs(5), || ());
 //! let (next, _) = tokio::join!(waits, locks.release(&name, &held.token));
 //! assert!(next?.token.fencing() > held.token.fencing());
 //! # Ok(())
@@ -88,44 +88,65 @@
 //!
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
-//! | [`types`] | names, owners, tokens, TTLs: parsed once, limits beside them | everything else |
-//! | [`clock`] | the time and chance seams, the clock that mints fencing tokens | nodes |
-//! | [`quorum`], [`validity`], [`retry`] | pure decisions | time, nodes, tokio |
+//! | [`Redlock`] | the facade: everything a user can do | how it is done |
+//! | `acquire` | one attempt, and the one loop around attempts: split votes, retries, waiting | Redis, HTTP |
+//! | `extend` | with healing: an extended lock is set again where it was lost | who asked |
+//! | `release` | carries out the plan of a hand-off: release, ask again for the next waiter, tell others | whose turn it is |
+//! | `inspect`, `list` | for people | that locks are acquired |
+//! | `bootstrap` | the first start of a cluster | locks |
+//! | `wait` | the queue of waiters of each lock, fairness between processes, the plan of a hand-off | votes, nodes, [`Redlock`] |
+//! | `shared` | what all operations share | what they do with it |
 //! | `round` | one question to all nodes | what the answer is for |
-//! | [`redlock`] | acquire, extend, release, inspect; listing beside them | Redis, HTTP |
-//! | `waiting` | the line of waiters of each lock, hand-off, hints between processes | how votes are counted |
-//! | `heal` | sets an extended lock again where it was lost | who asked |
-//! | `cleanup` | releases owed to nodes that did not answer | who asked |
+//! | `votes` | what the answers say of a lock: who holds it, who may | time, tokio |
+//! | `pending_releases` | releases that nodes did not answer, until they do | who asked |
+//! | [`quorum`], [`validity`], [`retry`] | pure decisions | time, nodes, tokio |
+//! | [`clock`] | the time and chance seams, the clock that mints fencing tokens | nodes |
+//! | [`types`] | names, owners, tokens, TTLs: parsed once, limits beside them | everything else |
 //! | [`node`] | the seam to one master, in memory and on Redis | other nodes, quorum, retries |
 //! | [`error`] | outcomes | status codes |
+//!
+//! Each imports only what stands below it: no two modules import each other.
 //!
 //! Nothing here knows HTTP, serde or environment variables. No table of held locks is kept: the token travels with the
 //! client, so any process over the same nodes can extend or release.
 
 #![warn(missing_docs)]
 
-mod cleanup;
+mod acquire;
+mod bootstrap;
 pub mod clock;
 pub mod error;
-mod heal;
+mod extend;
+mod inspect;
 #[cfg(feature = "bench-internals")]
 #[doc(hidden)]
 pub mod internals;
+mod list;
 pub mod node;
+mod pending_releases;
 pub mod quorum;
-pub mod redlock;
+mod redlock;
+mod release;
 pub mod retry;
 mod round;
 #[doc = include_str!("../SAFETY.md")]
 pub mod safety {}
+mod settings;
+mod shared;
 pub mod types;
 pub mod validity;
-mod waiting;
+mod votes;
+mod wait;
 
+pub use acquire::AcquireOptions;
+pub use bootstrap::Bootstrap;
 pub use error::{HeldBy, LockError, NodeAnswer, NodeReport};
-pub use redlock::{
-    AcquireOptions, BrandNew, Inspection, Lease, ListCursor, LockPage, LockState, Redlock, Seams, Settings,
-};
+pub use inspect::{Inspection, NodeView};
+pub use list::{ListCursor, LockPage};
+pub use redlock::Redlock;
 pub use retry::RetryPolicy;
+pub use settings::{Seams, Settings, SettingsError};
 pub use types::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
-pub use waiting::Waiting;
+pub use validity::Lease;
+pub use votes::LockState;
+pub use wait::Waiting;

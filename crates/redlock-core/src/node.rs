@@ -43,7 +43,7 @@ mod status;
 pub mod worker;
 
 pub use self::hint::Hint;
-pub use self::observer::{HandOver, NoObserver, Observer};
+pub use self::observer::{HandOver, NoObserver, Observer, Seams};
 pub use self::op::{Effect, Failure, Holding, Keys, Op, Reason, Vote};
 pub use self::record::Record;
 pub use self::rules::{NodeSettings, Rules};

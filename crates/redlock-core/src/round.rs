@@ -1,4 +1,4 @@
-//! One question to all nodes: submitted to every lane before anything can return, answered at the deciding vote or at
+//! One question to all nodes: submitted to every node before anything can return, answered at the deciding vote or at
 //! the time limit. The round outlives whoever asked: late votes still arrive here.
 //!
 //! One object serves all nodes of a round, with one wake-up at the deciding vote.
@@ -10,21 +10,25 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
-use crate::cleanup::Cleanup;
-use crate::heal::Healing;
-use crate::node::{Effect, Failure, Holding, Node, Observer, Op, Reason, Reply, Task, Vote, Voter};
+use crate::node::{Effect, Failure, Node, Observer, Op, Reason, Reply, Task, Vote, Voter};
+use crate::pending_releases::PendingReleases;
 use crate::quorum::{Decision, Quorum, Tally};
+use crate::votes;
 
 pub(crate) struct Round {
     quorum: Quorum,
     op: Arc<Op>,
+    /// How long the answer is waited for, and until when that is.
+    limit: Duration,
+    deadline: Instant,
+    /// When a node need not begin any more.
+    not_after: Instant,
     observer: Arc<dyn Observer>,
     /// Where a release that a node failed to answer is kept for another try.
-    cleanup: Option<Arc<Cleanup>>,
+    pending: Option<Arc<PendingReleases>>,
     /// Whether a release is also owed where its T is too far ahead for now.
     owe_clock: bool,
-    /// What sets the lock again on nodes that lost it, once an extension has its majority.
-    healing: Option<Arc<Healing>>,
+    when_missing: Option<Arc<dyn WhenMissing>>,
     ballot: Mutex<Ballot>,
     decided: AtomicWaker,
 }
@@ -38,8 +42,14 @@ struct Ballot {
 
 struct Abandoned {
     undo: Arc<Op>,
-    cleanup: Arc<Cleanup>,
+    pending: Arc<PendingReleases>,
     scope: Scope,
+}
+
+/// What is done for nodes that have no such lock, once a majority has said yes.
+pub(crate) trait WhenMissing: Send + Sync {
+    /// `nodes` have nothing, `witness` is part of the majority. May be called again for votes that come later.
+    fn missing(self: Arc<Self>, nodes: Vec<usize>, witness: usize);
 }
 
 /// Which votes of an abandoned acquire have to be undone.
@@ -71,71 +81,73 @@ pub(crate) struct Outcome {
 }
 
 impl Round {
-    /// A question that is not asked yet. Everything that is made here has to be asked.
+    /// A question that is not asked yet, to be answered within `limit` from now. Everything that is made here has to be asked.
     pub(crate) fn new(
         quorum: Quorum,
         op: Op,
+        limit: Duration,
         observer: &Arc<dyn Observer>,
-        healing: Option<Arc<Healing>>,
+        when_missing: Option<Arc<dyn WhenMissing>>,
     ) -> Arc<Self> {
-        Arc::new(Self { healing, ..Self::open(quorum, Arc::new(op), observer) })
+        Arc::new(Self { when_missing, ..Self::open(quorum, Arc::new(op), (limit, limit), observer) })
     }
 
-    /// A release. What a node fails to answer is owed; with `owe_clock` also what it refuses for its T.
+    /// A release, to be answered within the first of two times and worth running within the second. What a node fails to
+    /// answer is owed; with `owe_clock` also what it refuses for its T.
     pub(crate) fn release(
         quorum: Quorum,
         op: Arc<Op>,
+        limits: (Duration, Duration),
         observer: &Arc<dyn Observer>,
-        cleanup: &Arc<Cleanup>,
+        pending: &Arc<PendingReleases>,
         owe_clock: bool,
     ) -> Arc<Self> {
-        Arc::new(Self { cleanup: Some(cleanup.clone()), owe_clock, ..Self::open(quorum, op, observer) })
+        Arc::new(Self { pending: Some(pending.clone()), owe_clock, ..Self::open(quorum, op, limits, observer) })
     }
 
-    fn open(quorum: Quorum, op: Arc<Op>, observer: &Arc<dyn Observer>) -> Self {
+    fn open(quorum: Quorum, op: Arc<Op>, (limit, life): (Duration, Duration), observer: &Arc<dyn Observer>) -> Self {
+        let now = Instant::now();
         let ballot = Ballot { votes: vec![None; quorum.nodes()], decision: Decision::Open, undo: None };
         Self {
             quorum,
             op,
+            limit,
+            deadline: now + limit,
+            not_after: now + life,
             observer: observer.clone(),
-            cleanup: None,
+            pending: None,
             owe_clock: false,
-            healing: None,
+            when_missing: None,
             ballot: Mutex::new(ballot),
             decided: AtomicWaker::new(),
         }
     }
 
     /// Asks the nodes whose bit is set; the others count as open for ever.
-    pub(crate) fn ask(self: &Arc<Self>, nodes: &[Arc<dyn Node>], mask: u32, not_after: Instant) {
+    pub(crate) fn ask(self: &Arc<Self>, nodes: &[Arc<dyn Node>], mask: u32) {
         for (index, node) in nodes.iter().enumerate().filter(|(index, _)| mask & (1 << index) != 0) {
-            let Task { op, not_after, reply } = self.task(index, not_after);
+            let Task { op, not_after, reply } = self.task(index);
             node.submit(op, not_after, reply);
         }
     }
 
     /// Asks all nodes this, and right after it another question.
-    pub(crate) fn ask_both(
-        self: &Arc<Self>,
-        nodes: &[Arc<dyn Node>],
-        not_after: Instant,
-        (then, then_not_after): (&Arc<Self>, Instant),
-    ) {
+    pub(crate) fn ask_both(self: &Arc<Self>, nodes: &[Arc<dyn Node>], then: &Arc<Self>) {
         for (index, node) in nodes.iter().enumerate() {
-            node.submit_both(self.task(index, not_after), then.task(index, then_not_after));
+            node.submit_both(self.task(index), then.task(index));
         }
     }
 
-    fn task(self: &Arc<Self>, node: usize, not_after: Instant) -> Task {
-        if let Some(cleanup) = &self.cleanup {
-            cleanup.began();
+    fn task(self: &Arc<Self>, node: usize) -> Task {
+        if let Some(pending) = &self.pending {
+            pending.began();
         }
-        Task { op: self.op.clone(), not_after, reply: Reply::new(self.clone(), node) }
+        Task { op: self.op.clone(), not_after: self.not_after, reply: Reply::new(self.clone(), node) }
     }
 
-    /// Waits for the deciding vote, at most until `deadline`. Nodes that have not answered by then are counted as timed
+    /// Waits for the deciding vote, at most until the deadline. Nodes that have not answered by then are counted as timed
     /// out, which is "unknown" and not a refusal.
-    pub(crate) async fn outcome(&self, deadline: Instant, limit: Duration) -> Outcome {
+    pub(crate) async fn outcome(&self) -> Outcome {
         let decision = std::future::poll_fn(|cx| {
             // Registered before looking, or a vote between the two would wake nobody.
             self.decided.register(cx.waker());
@@ -144,14 +156,14 @@ impl Round {
                 decision => Poll::Ready(decision),
             }
         });
-        let in_time = tokio::time::timeout_at(deadline, decision).await.ok();
+        let in_time = tokio::time::timeout_at(self.deadline, decision).await.ok();
         let ballot = self.lock();
         let mut votes = ballot.votes.clone();
         let decision = match in_time {
             Some(decision) => decision,
             None => {
                 for vote in votes.iter_mut().filter(|vote| vote.is_none()) {
-                    let detail = format!("no answer within {limit:?}");
+                    let detail = format!("no answer within {:?}", self.limit);
                     *vote = Some(Vote::Failed(Failure::new(Reason::Timeout, Effect::Possible, detail)));
                 }
                 match self.quorum.decide(tally(&self.op, &votes)) {
@@ -164,29 +176,25 @@ impl Round {
     }
 
     /// Whether one of the nodes whose bit is set found something. Their votes may come after the deciding one: waits for
-    /// them, at most until `deadline`. To be called when the round is decided.
-    pub(crate) async fn found_on(&self, mask: u32, deadline: Instant) -> bool {
+    /// them, at most until the deadline. To be called when the round is decided.
+    pub(crate) async fn found_on(&self, mask: u32) -> bool {
         let among = |votes: &[Option<Vote>], is: fn(&Option<Vote>) -> bool| {
             votes.iter().enumerate().any(|(index, vote)| mask & (1 << index) != 0 && is(vote))
         };
         let found = |votes: &[Option<Vote>]| among(votes, |vote| matches!(vote, Some(Vote::Found(_))));
         let unheard = |votes: &[Option<Vote>]| among(votes, Option::is_none);
-        found(&self.votes_until(deadline, |votes| found(votes) || !unheard(votes)).await)
+        found(&self.votes_until(|votes| found(votes) || !unheard(votes)).await)
     }
 
-    /// The votes when they are as wanted, or all in, or at `deadline`; also those after the deciding one.
-    pub(crate) async fn votes_until(
-        &self,
-        deadline: Instant,
-        wanted: impl Fn(&[Option<Vote>]) -> bool,
-    ) -> Vec<Option<Vote>> {
+    /// The votes when they are as wanted, or all in, or at the deadline; also those after the deciding one.
+    pub(crate) async fn votes_until(&self, wanted: impl Fn(&[Option<Vote>]) -> bool) -> Vec<Option<Vote>> {
         let reached = std::future::poll_fn(|cx| {
             self.decided.register(cx.waker());
             let ballot = self.lock();
             let enough = wanted(&ballot.votes) || ballot.votes.iter().all(Option::is_some);
             if enough { Poll::Ready(()) } else { Poll::Pending }
         });
-        let _ = tokio::time::timeout_at(deadline, reached).await;
+        let _ = tokio::time::timeout_at(self.deadline, reached).await;
         self.lock().votes.clone()
     }
 
@@ -213,19 +221,19 @@ impl Round {
         ballot.votes.iter().enumerate().map(given).sum()
     }
 
-    /// From now on, undoes what comes in and is in scope. Answers the nodes where it has come in already. A node that has
+    /// From now on, undoes what comes in and is in scope. Gives the nodes where it has come in already. A node that has
     /// not voted is waited for: a release that is sent ahead would leave its barrier where nothing was set.
-    pub(crate) fn abandon(&self, undo: Arc<Op>, cleanup: Arc<Cleanup>, scope: Scope) -> u32 {
+    pub(crate) fn abandon(&self, undo: Arc<Op>, pending: Arc<PendingReleases>, scope: Scope) -> u32 {
         let mut ballot = self.lock();
         let mut due = 0;
         for (index, vote) in ballot.votes.iter().enumerate() {
             match vote {
                 // Counted as under way until it has voted.
-                None => cleanup.began(),
+                None => pending.began(),
                 Some(vote) => due |= u32::from(scope.covers(vote)) << index,
             }
         }
-        ballot.undo = Some(Abandoned { undo, cleanup, scope });
+        ballot.undo = Some(Abandoned { undo, pending, scope });
         due
     }
 
@@ -237,14 +245,14 @@ impl Round {
 impl Voter for Round {
     fn vote(&self, node: usize, vote: Vote) {
         self.observer.vote(node, &vote);
-        if let Some(cleanup) = &self.cleanup {
+        if let Some(pending) = &self.pending {
             let owed = |reason| reason != Reason::Clock || self.owe_clock;
             let undone = !matches!(&vote, Vote::Failed(failure) if owed(failure.reason));
-            cleanup.ended((!undone).then_some((node, &self.op)));
+            pending.ended((!undone).then_some((node, &self.op)));
         }
         let mut ballot = self.lock();
         let undo = ballot.undo.as_ref().map(|abandoned| {
-            (abandoned.cleanup.clone(), abandoned.scope.covers(&vote).then(|| abandoned.undo.clone()))
+            (abandoned.pending.clone(), abandoned.scope.covers(&vote).then(|| abandoned.undo.clone()))
         });
         let missing = vote == Vote::Missing;
         ballot.votes[node] = Some(vote);
@@ -253,31 +261,31 @@ impl Voter for Round {
             ballot.decision = self.quorum.decide(tally(&self.op, &ballot.votes));
         }
         let decided = ballot.decision != Decision::Open;
-        let heal = match &self.healing {
-            Some(healing) if ballot.decision == Decision::Yes && (was_open || missing) => {
+        let lost = match &self.when_missing {
+            Some(when_missing) if ballot.decision == Decision::Yes && (was_open || missing) => {
                 let is = |at: usize, vote: &Vote| ballot.votes[at].as_ref() == Some(vote);
                 let all = 0..ballot.votes.len();
                 // At the decision for all that have no such lock; after it for each that comes in.
                 let lost: Vec<usize> =
                     all.clone().filter(|at| is(*at, &Vote::Missing) && (was_open || *at == node)).collect();
                 let witness = all.into_iter().find(|at| is(*at, &Vote::Extended));
-                witness.filter(|_| !lost.is_empty()).map(|witness| (healing, lost, witness))
+                witness.filter(|_| !lost.is_empty()).map(|witness| (when_missing.clone(), lost, witness))
             }
             _ => None,
         };
         drop(ballot);
-        if let Some((cleanup, undo)) = undo {
+        if let Some((pending, undo)) = undo {
             if let Some(undo) = undo {
-                cleanup.release(node, undo);
+                pending.release(node, undo);
             }
-            cleanup.ended(None);
+            pending.ended(None);
         }
         if decided {
             // Also after the decision: somebody may still want to hear this node, see `votes_until`.
             self.decided.wake();
         }
-        if let Some((healing, lost, witness)) = heal {
-            healing.heal(lost, witness);
+        if let Some((when_missing, lost, witness)) = lost {
+            when_missing.missing(lost, witness);
         }
     }
 }
@@ -303,42 +311,9 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
         }
     }
     if let Op::Inspect { .. } = op {
-        let found = votes.iter().flatten().filter(|vote| matches!(vote, Vote::Found(_))).count();
-        tally.yes = agreeing(votes).map_or(0, |(_, count)| count);
+        let found = votes::found(votes).count();
+        tally.yes = votes::agreeing(votes).map_or(0, |(_, count)| count);
         tally.failed += found - tally.yes;
     }
     tally
-}
-
-/// The holding that most nodes agree on, with their number. Nodes agree when they store the same owner, or the same
-/// value of another client.
-pub(crate) fn agreeing(votes: &[Option<Vote>]) -> Option<(&Holding, usize)> {
-    // Every 409 comes by here: each record is read once, not once for every other.
-    let mut holdings = Vec::with_capacity(votes.len());
-    holdings.extend(votes.iter().flatten().filter_map(|vote| match vote {
-        Vote::Found(holding) | Vote::Held(holding) => Some((holding, holder(holding))),
-        _ => None,
-    }));
-    let agree = |(holding, by): &(_, Holder)| (*holding, holdings.iter().filter(|(_, other)| other == by).count());
-    holdings.iter().map(agree).max_by_key(|(_, count)| *count)
-}
-
-/// Who holds a lock, as far as one node tells.
-#[derive(PartialEq, Eq)]
-enum Holder<'a> {
-    /// One of ours, whatever the T.
-    Owner(&'a [u8]),
-    /// Another client, known by the value it has stored.
-    Foreign(&'a [u8]),
-}
-
-fn holder(holding: &Holding) -> Holder<'_> {
-    match holding.record.parse() {
-        Some(_) => Holder::Owner(holding.record.owner_text()),
-        None => Holder::Foreign(holding.record.as_bytes()),
-    }
-}
-
-pub(crate) fn same_owner(a: &Holding, b: &Holding) -> bool {
-    holder(a) == holder(b)
 }

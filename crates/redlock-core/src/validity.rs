@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::types::Ttl;
+use crate::types::{LockToken, Ttl};
 
 /// What clocks that run at slightly different rates may eat of a lease: `ttl × factor + 2 ms`, as in the Redis
 /// "Distributed Locks" page. The 2 ms stand for Redis' expiry precision of 1 ms and 1 ms of minimum drift.
@@ -13,6 +13,39 @@ pub fn drift(ttl: Ttl, factor: f64) -> Duration {
 /// `ttl − elapsed − drift`, or `None` when nothing of it is left.
 pub fn validity(ttl: Ttl, elapsed: Duration, drift: Duration) -> Option<Duration> {
     ttl.duration().checked_sub(elapsed)?.checked_sub(drift).filter(|left| !left.is_zero())
+}
+
+/// A lock that is held, or was when a majority said so.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    /// What the holder shows to extend and release. A secret.
+    pub token: LockToken,
+    /// For how long it was granted.
+    pub ttl: Ttl,
+    /// Nodes that had granted when the decision fell.
+    pub nodes_granted: usize,
+    /// All configured nodes.
+    pub nodes_total: usize,
+    /// How many times the nodes were asked for it.
+    pub rounds: u32,
+    /// Its number among all that waited in this process, in the order of arrival; `None` when it did not wait in line.
+    pub ticket: Option<u64>,
+    /// Whether the owner may have held it before: then an earlier request counts on it.
+    pub(crate) renewed: bool,
+    /// When the request began and how much of the TTL goes to drift, on the clock that counts suspend.
+    pub(crate) started: Duration,
+    pub(crate) drift: Duration,
+}
+
+impl Lease {
+    /// Time since the request for it began.
+    pub(crate) fn elapsed(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.started)
+    }
+
+    pub(crate) fn validity(&self, now: Duration) -> Option<Duration> {
+        validity(self.ttl, self.elapsed(now), self.drift)
+    }
 }
 
 #[cfg(test)]

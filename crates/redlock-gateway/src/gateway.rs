@@ -227,7 +227,7 @@ impl Gateway {
                     biased;
                     () = drained => return Err(Refusal::Draining),
                     () = gone => return Err(Refusal::ClientGone),
-                    result = self.locks.acquire_within_noting(&name, ttl, options, patience, waits) => result,
+                    result = self.locks.acquire_within(&name, ttl, options, patience, waits) => result,
                 }
             }
         };
@@ -372,7 +372,7 @@ impl Gateway {
         cursor: ListCursor,
         passes: impl Fn(&LockName) -> bool + Send + Sync,
     ) -> Result<LockPage, Refusal> {
-        Ok(self.locks.list_those(prefix, limit, cursor, passes).await?)
+        Ok(self.locks.list(prefix, limit, cursor, passes).await?)
     }
 
     /// Whether requests should be sent here, with every node's state.
@@ -422,7 +422,7 @@ impl Gateway {
             }
             none_left.await;
         }
-        self.locks.settled().await;
+        self.locks.drained().await;
     }
 
     fn view(&self, lease: &Lease) -> Option<LeaseView> {

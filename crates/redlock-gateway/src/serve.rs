@@ -13,13 +13,11 @@ use axum::response::Response;
 use axum_server::accept::Accept;
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
-use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::admission::Generation;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
 use redlock_core::node::{Node, NodeSettings};
-use redlock_core::redlock::SettingsError;
-use redlock_core::{BrandNew, Redlock, Seams, Settings};
+use redlock_core::{Bootstrap, Redlock, Seams, Settings, SettingsError};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::Service;
@@ -139,8 +137,6 @@ fn http1<A>(server: Server<SocketAddr, A>, idle_timeout: Duration) -> Server<Soc
 }
 
 fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsError> {
-    let clock = Arc::new(SystemClock);
-    let entropy: Arc<dyn Entropy> = Arc::new(OsEntropy);
     let node_settings = NodeSettings::default().with_max_clock_offset(config.clock_skew);
     let names: Vec<String> = match &config.nodes {
         Nodes::Embedded(count) => (1..=*count).map(|n| format!("embedded-{n}")).collect(),
@@ -148,15 +144,16 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     };
     let cluster = cluster_name(config, &names);
     let telemetry = Arc::new(Telemetry::new(&names));
+    let seams = Seams { observer: telemetry.clone(), ..Seams::default() };
     let nodes: Vec<Arc<dyn Node>> = match &config.nodes {
         Nodes::Embedded(_) => names
             .iter()
-            .map(|name| Arc::new(MemoryNode::new(name, clock.clone(), node_settings)) as Arc<dyn Node>)
+            .map(|name| Arc::new(MemoryNode::new(name, seams.clock.clone(), node_settings)) as Arc<dyn Node>)
             .collect(),
         Nodes::Redis(urls) => {
             let start = |(index, url): (usize, &RedisUrl)| {
                 let settings = redis_settings(config, &cluster, index);
-                RedisNode::start(url.clone(), settings, clock.clone(), entropy.clone(), telemetry.clone())
+                RedisNode::start(url.clone(), settings, seams.clone())
             };
             urls.iter().enumerate().map(|node| Arc::new(start(node)) as Arc<dyn Node>).collect()
         }
@@ -164,8 +161,6 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     if nodes.len().is_multiple_of(2) {
         tracing::warn!(nodes = nodes.len(), "an even number of nodes tolerates no more failures than one node fewer");
     }
-    // Test builds have one setting more.
-    #[allow(clippy::needless_update)]
     let settings = Settings {
         key_prefix: config.key_prefix.clone(),
         max_ttl: config.limits.max_ttl,
@@ -174,9 +169,8 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
         max_clock_offset: config.clock_skew,
         max_waiters: config.max_waiters,
         max_waiters_per_lock: config.max_waiters_per_lock,
-        ..Settings::default()
     };
-    let locks = Redlock::new(nodes, settings, Seams { clock, entropy, observer: telemetry.clone() })?;
+    let locks = Redlock::new(nodes, settings, seams)?;
     if config.bootstrap && matches!(config.nodes, Nodes::Redis(_)) {
         tokio::spawn(bootstrap(locks.clone()));
     }
@@ -185,7 +179,7 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
 }
 
 async fn bootstrap(locks: Redlock) {
-    let confirmed = locks.brand_new();
+    let confirmed = locks.bootstrap();
     tokio::pin!(confirmed);
     let outcome = loop {
         match tokio::time::timeout(PROGRESS, &mut confirmed).await {
@@ -202,8 +196,8 @@ async fn bootstrap(locks: Redlock) {
         }
     };
     match outcome {
-        BrandNew::Confirmed => tracing::info!("--bootstrap: all nodes are new and are admitted at once"),
-        BrandNew::Refuted(node) => {
+        Bootstrap::Confirmed => tracing::info!("--bootstrap: all nodes are new and are admitted at once"),
+        Bootstrap::Refuted(node) => {
             tracing::warn!(node, "--bootstrap: not applied: this node is not new, or a gateway already waits for it");
         }
     }

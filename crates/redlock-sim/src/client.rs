@@ -268,7 +268,7 @@ impl Client {
             match how {
                 How::Once => redlock.acquire(&name, ttl, options).await,
                 How::Polling => redlock.acquire_with_retry(&name, ttl, options, &RetryPolicy::default()).await,
-                How::Waiting(patience) => redlock.acquire_within(&name, ttl, options, patience).await,
+                How::Waiting(patience) => redlock.acquire_within(&name, ttl, options, patience, || ()).await,
             }
         };
         let mut task = self.gateway(gateway).request(work)?;

@@ -8,12 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use redlock_core::node::admission::{Admission, Generation, quarantine};
-use redlock_core::node::worker::{DriverSeams, DriverSettings, RemoteNode};
+use redlock_core::node::worker::{DriverSettings, RemoteNode};
 use redlock_core::node::{
     HandOver, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reply, Rules, Task, Vote,
 };
-use redlock_core::redlock::{Seams, Settings};
-use redlock_core::{Redlock, Ttl, Waiting};
+use redlock_core::{Redlock, Seams, Settings, Ttl, Waiting};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
@@ -92,7 +91,8 @@ impl Gateway {
         };
         let nodes: Vec<_> = self.masters.iter().map(node).collect();
         let all = nodes.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
-        let redlock = Redlock::new(all, self.plan.settings(), seams).expect("the plan's settings are valid");
+        let redlock =
+            Redlock::mutated(all, self.plan.settings(), seams, self.plan.rules).expect("the plan's settings are valid");
         slot.process = Some(Process { redlock, nodes, requests: Vec::new(), dead, since: Instant::now() });
     }
 
@@ -235,8 +235,6 @@ impl Plan {
             max_clock_offset: self.skew,
             overlap_above: self.overlap_above,
         };
-        let Seams { clock, entropy, observer } = seams;
-        let seams = DriverSeams { clock, entropy, observer };
         RemoteNode::start(name, Arc::new(link), admission, self.queue, settings, seams)
     }
 
@@ -246,7 +244,6 @@ impl Plan {
             max_ttl: Ttl::from_duration(self.max_ttl).expect("whole milliseconds"),
             node_timeout: self.node_timeout,
             max_clock_offset: self.skew,
-            rules: self.rules,
             ..Settings::default()
         }
     }

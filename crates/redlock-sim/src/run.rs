@@ -57,7 +57,7 @@ async fn perform(plan: Arc<Plan>) -> History {
     stage.gateways.iter().for_each(Gateway::start);
     // An operator says that the cluster is new.
     if let Some(redlock) = stage.gateways[0].redlock() {
-        redlock.brand_new().await;
+        redlock.bootstrap().await;
     }
 
     if plan.scenario == Scenario::Queue {

@@ -28,11 +28,10 @@ use tokio::time::Instant;
 use super::Task;
 use super::admission::{Admission, Doubt, Facts, Step};
 use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
-use super::observer::Observer;
+use super::observer::Seams;
 use super::op::{Effect, Failure, Op, Reason, Vote};
 use super::record::Record;
 use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
-use crate::clock::{Clock, Entropy};
 
 /// Operations in one call. A call keeps the node from serving others for as long as it runs, a few µs per operation.
 pub(super) const MAX_BATCH: usize = 128;
@@ -69,17 +68,6 @@ pub struct DriverSettings {
     pub max_clock_offset: Duration,
     /// A node whose quickest answer took longer is a far one, with several calls under way.
     pub overlap_above: Duration,
-}
-
-/// The seams: where time, chance and measurement come from.
-#[derive(Clone)]
-pub struct DriverSeams {
-    /// Time.
-    pub clock: Arc<dyn Clock>,
-    /// Chance.
-    pub entropy: Arc<dyn Entropy>,
-    /// Measurement.
-    pub observer: Arc<dyn Observer>,
 }
 
 /// What happened to the connection.
@@ -173,7 +161,7 @@ impl From<LinkError> for Outage {
 pub(super) struct Driver {
     name: Arc<str>,
     settings: DriverSettings,
-    seams: DriverSeams,
+    seams: Seams,
     admission: Admission,
     status: watch::Sender<NodeStatus>,
     phase: Phase,
@@ -203,7 +191,7 @@ impl Driver {
         name: Arc<str>,
         admission: Admission,
         settings: DriverSettings,
-        seams: DriverSeams,
+        seams: Seams,
         now: Instant,
     ) -> Self {
         let first = NodeStatus::new(NodeState::Connecting, seams.clock.wall_micros());

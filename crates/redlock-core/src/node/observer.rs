@@ -1,9 +1,29 @@
-//! What the core lets its host measure.
+//! What the core takes from its surroundings, and what it lets them measure.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::op::Vote;
 use super::status::NodeStatus;
+use crate::clock::{Clock, Entropy, OsEntropy, SystemClock};
+
+/// What the algorithm takes from its surroundings, to be replaced in tests and simulations.
+#[derive(Clone)]
+pub struct Seams {
+    /// Measures leases and mints fencing tokens.
+    pub clock: Arc<dyn Clock>,
+    /// Draws owners, and the random part of pauses.
+    pub entropy: Arc<dyn Entropy>,
+    /// Hears of every vote, for metrics.
+    pub observer: Arc<dyn Observer>,
+}
+
+impl Default for Seams {
+    /// The machine's clocks and generator; nothing is measured.
+    fn default() -> Self {
+        Self { clock: Arc::new(SystemClock), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) }
+    }
+}
 
 /// What the core lets its host measure. All methods are called on hot paths: they must not block.
 pub trait Observer: Send + Sync + 'static {

@@ -17,8 +17,8 @@ pub use self::tls::{TlsError, TlsIdentity, TlsSettings};
 pub use self::url::{RedisUrl, RedisUrlError};
 use super::admission::{Admission, Facts, Generation, Slot, Step, quarantine};
 use super::link::{LinkError, Look, Session};
-use super::worker::{DriverSeams, DriverSettings, RemoteNode};
-use super::{Diagnosis, NodeSettings, Observer};
+use super::worker::{DriverSettings, RemoteNode};
+use super::{Diagnosis, NodeSettings, Seams};
 use crate::clock::{Clock, Entropy};
 
 /// Operations waiting for one node.
@@ -40,7 +40,7 @@ pub struct RedisSettings {
     pub generation: Generation,
     /// What all gateways call the node in its marker; its address when `None`.
     pub identity: Option<String>,
-    /// Whether an operator says that the cluster is brand-new, see [`Redlock::brand_new`](crate::Redlock::brand_new).
+    /// Whether an operator says that the cluster is brand-new, see [`Redlock::bootstrap`](crate::Redlock::bootstrap).
     pub bootstrap: bool,
     /// How long rounds wait for the node.
     pub node_timeout: Duration,
@@ -71,13 +71,7 @@ pub struct RedisNode;
 
 impl RedisNode {
     /// Starts the worker of a master; must be called on a tokio runtime.
-    pub fn start(
-        url: RedisUrl,
-        settings: RedisSettings,
-        clock: Arc<dyn Clock>,
-        entropy: Arc<dyn Entropy>,
-        observer: Arc<dyn Observer>,
-    ) -> RemoteNode {
+    pub fn start(url: RedisUrl, settings: RedisSettings, seams: Seams) -> RemoteNode {
         let admission = Admission::new(settings.slot(&url), settings.quarantine()).expecting_new(settings.bootstrap);
         let driver = DriverSettings {
             call_deadline: settings.call_deadline(),
@@ -85,14 +79,7 @@ impl RedisNode {
             overlap_above: FAR,
         };
         let name = url.name().to_owned();
-        RemoteNode::start(
-            &name,
-            Arc::new(RedisLink::new(url, settings)),
-            admission,
-            QUEUE,
-            driver,
-            DriverSeams { clock, entropy, observer },
-        )
+        RemoteNode::start(&name, Arc::new(RedisLink::new(url, settings)), admission, QUEUE, driver, seams)
     }
 }
 

@@ -14,10 +14,11 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::admission::Admission;
+pub use super::driver::DriverSettings;
 use super::driver::{Action, Driver, Event, MAX_BATCH};
-pub use super::driver::{DriverSeams, DriverSettings};
 use super::hints::HintSubscriber;
 use super::link::{Answer, Answering, Link, Session};
+use super::observer::Seams;
 use super::op::{Effect, Failure, Op, Reason, Vote};
 use super::status::NodeStatus;
 use super::{Listener, Node, Reply, Task};
@@ -67,7 +68,7 @@ impl RemoteNode {
         admission: Admission,
         queue: usize,
         settings: DriverSettings,
-        seams: DriverSeams,
+        seams: Seams,
     ) -> Self {
         let name: Arc<str> = name.into();
         let hints = HintSubscriber::new(name.clone(), link.clone(), settings.call_deadline, seams.entropy.clone());

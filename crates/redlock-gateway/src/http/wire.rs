@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redlock_core::node::NodeStatus;
-use redlock_core::redlock::NodeView;
-use redlock_core::{HeldBy, Info, Inspection, LockName, LockPage, LockState, NodeReport, Ttl};
+use redlock_core::{HeldBy, Info, Inspection, LockName, LockPage, LockState, NodeReport, NodeView, Ttl};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;

@@ -3,27 +3,34 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use super::{Lease, Shared, can_hold, held_by};
 use crate::error::LockError;
 use crate::node::{Hint, Keys, Op, Reason, Record, Vote};
-use crate::quorum::{Decision, Quorum};
+use crate::quorum::Decision;
 use crate::round::{Round, Scope};
+use crate::shared::{ALL_NODES, Shared};
 use crate::types::{FencingToken, Info, LockToken, Owner, Ttl};
-use crate::validity;
+use crate::validity::Lease;
+use crate::votes::{can_hold, held_by, is_split};
 
 /// Tries with a new fencing token within one attempt, when nodes have seen a larger one. Each try learns from the last,
 /// so more than a few mean that other gateways outrun us; then the attempt fails like any other.
 const MAX_FENCING_TRIES: usize = 8;
 
+/// What is acquired, and for whom.
+#[derive(Clone)]
+pub(crate) struct AcquireParams {
+    pub(crate) keys: Keys,
+    pub(crate) owner: Owner,
+    /// Other attempts may act for the same owner, at the same time or before.
+    pub(crate) owner_is_shared: bool,
+    pub(crate) info: Info,
+    pub(crate) ttl: Ttl,
+}
+
 /// Dropped before it has ended, an attempt releases what it has set or may still set.
 pub(crate) struct Attempt {
     shared: Arc<Shared>,
-    keys: Keys,
-    claim: Claim,
-    info: Info,
-    ttl: Ttl,
+    params: AcquireParams,
     tell: Option<Hint>,
     started: Duration,
     /// All so far, until they are of no concern any more.
@@ -36,12 +43,11 @@ struct Try {
     record: Record,
     token: LockToken,
     round: Arc<Round>,
-    deadline: Instant,
 }
 
 /// How an attempt failed.
 #[derive(Debug)]
-pub(crate) struct Denial {
+pub(crate) struct Refused {
     pub(crate) error: LockError,
     /// Whether a majority of nodes answered and contenders have split their votes, so that perhaps nobody has a majority.
     pub(crate) split: bool,
@@ -49,19 +55,11 @@ pub(crate) struct Denial {
     pub(crate) rounds: u32,
 }
 
-/// Who an attempt acquires for.
-#[derive(Clone, Copy)]
-pub(crate) struct Claim {
-    pub(crate) owner: Owner,
-    /// Other attempts may act for the same owner, at the same time or before.
-    pub(crate) shared: bool,
-}
-
 impl Attempt {
     /// The lease counts from now.
-    pub(crate) fn new(shared: &Arc<Shared>, keys: Keys, claim: Claim, info: Info, ttl: Ttl) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared>, params: AcquireParams) -> Self {
         let started = shared.seams.clock.monotonic();
-        Self { shared: shared.clone(), keys, claim, info, ttl, tell: None, started, tries: Vec::new(), ended: false }
+        Self { shared: shared.clone(), params, tell: None, started, tries: Vec::new(), ended: false }
     }
 
     /// With something that nodes tell everybody when they refuse.
@@ -70,35 +68,32 @@ impl Attempt {
         self
     }
 
-    /// A round for the next try, and how long it may take. It has to be asked, on all nodes.
-    pub(crate) fn prepare(&mut self) -> Result<(Arc<Round>, Instant), LockError> {
+    /// A round for the next try. It has to be asked, on all nodes.
+    pub(crate) fn prepare(&mut self) -> Result<Arc<Round>, LockError> {
         let shared = &self.shared;
         let Some(fencing) = shared.tokens.mint() else {
             let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
             return Err(LockError::NoQuorum(reports));
         };
-        let token = LockToken::new(self.claim.owner, fencing);
-        let record = Record::new(&token, &self.info);
-        let deadline = Instant::now() + shared.round_limit(self.ttl);
-        let (keys, tell) = (self.keys.clone(), self.tell.clone());
-        let op = Op::Acquire { keys, record: record.clone(), ttl: self.ttl, tell };
-        let round = Round::new(shared.quorum, op, &shared.seams.observer, None);
-        self.tries.push(Try { record, token, round: round.clone(), deadline });
-        Ok((round, deadline))
+        let AcquireParams { keys, owner, info, ttl, .. } = &self.params;
+        let token = LockToken::new(*owner, fencing);
+        let record = Record::new(&token, info);
+        let op = Op::Acquire { keys: keys.clone(), record: record.clone(), ttl: *ttl, tell: self.tell.clone() };
+        let round = Round::new(shared.quorum, op, shared.round_limit(*ttl), &shared.seams.observer, None);
+        self.tries.push(Try { record, token, round: round.clone() });
+        Ok(round)
     }
 
     /// Goes on to the end, from the beginning or from a try that has been asked already.
-    pub(crate) async fn run(mut self) -> Result<Lease, Denial> {
+    pub(crate) async fn run(mut self) -> Result<Lease, Refused> {
         if self.tries.is_empty() {
             self.ask()?;
         }
         loop {
             let last = self.tries.len() >= MAX_FENCING_TRIES;
             let shared = &self.shared;
-            let Some(Try { token, round, deadline, .. }) = self.tries.last() else {
-                unreachable!("asked at least once")
-            };
-            let outcome = round.outcome(*deadline, shared.round_limit(self.ttl)).await;
+            let Some(Try { token, round, .. }) = self.tries.last() else { unreachable!("asked at least once") };
+            let outcome = round.outcome().await;
 
             let mut fences = stale_fences(&outcome.votes).peekable();
             let saw_fence = fences.peek().is_some();
@@ -108,11 +103,10 @@ impl Attempt {
             }
             match outcome.decision {
                 Decision::Yes => {
-                    let mut lease = shared.lease(*token, self.ttl, self.started, &outcome);
-                    let elapsed = shared.seams.clock.monotonic().saturating_sub(self.started);
-                    if validity::validity(lease.ttl, elapsed, lease.drift).is_none() {
+                    let mut lease = shared.lease(*token, self.params.ttl, self.started, &outcome);
+                    if lease.validity(shared.seams.clock.monotonic()).is_none() {
                         let error = LockError::NoQuorum(shared.reports(&outcome));
-                        return Err(self.denied(error, false));
+                        return Err(self.refused(error, false));
                     }
                     lease.renewed = self.renews();
                     lease.rounds = self.tries.len() as u32;
@@ -120,38 +114,37 @@ impl Attempt {
                     return Ok(lease);
                 }
                 Decision::No => {
-                    let votes = shared.clear_votes(round, *deadline).await;
+                    let votes = shared.clear_votes(round).await;
                     let (held, split) = (held_by(shared.quorum, &votes), !can_hold(shared.quorum, &votes));
-                    return Err(self.denied(LockError::Held(held), split));
+                    return Err(self.refused(LockError::Held(held), split));
                 }
                 Decision::Neither | Decision::Open if saw_fence && believable && !last => self.ask()?,
                 Decision::Neither | Decision::Open => {
                     let error = LockError::NoQuorum(shared.reports(&outcome));
                     let split = is_split(shared.quorum, &outcome.votes);
-                    return Err(self.denied(error, split));
+                    return Err(self.refused(error, split));
                 }
             }
         }
     }
 
-    fn denied(&mut self, error: LockError, split: bool) -> Denial {
+    fn refused(&mut self, error: LockError, split: bool) -> Refused {
         self.ended = true;
-        Denial { error, split, rounds: self.tries.len() as u32 }
+        Refused { error, split, rounds: self.tries.len() as u32 }
     }
 
-    fn ask(&mut self) -> Result<(), Denial> {
-        let (round, deadline) = match self.prepare() {
-            Ok(next) => next,
-            Err(error) => return Err(self.denied(error, false)),
-        };
-        round.ask(&self.shared.nodes, u32::MAX, deadline);
+    fn ask(&mut self) -> Result<(), Refused> {
+        match self.prepare() {
+            Ok(round) => round.ask(&self.shared.nodes, ALL_NODES),
+            Err(error) => return Err(self.refused(error, false)),
+        }
         Ok(())
     }
 
     /// Whether the owner may have had the lock before, on a node at least. Where an earlier try of our own was granted,
     /// another attempt for the same owner may have been so too before the next.
     fn renews(&self) -> bool {
-        self.claim.shared && self.tries.iter().any(|tried| tried.round.voted(&Vote::GrantedAgain) != 0)
+        self.params.owner_is_shared && self.tries.iter().any(|tried| tried.round.voted(&Vote::GrantedAgain) != 0)
     }
 }
 
@@ -160,18 +153,19 @@ impl Drop for Attempt {
         let Some(Try { record, token, .. }) = self.tries.last() else { return };
         // With several tries, or several attempts of one owner, an earlier acquire may still be in flight on a connection
         // that broke: the fence has to stay.
-        let failed_try = self.tries.len() == 1 && !self.claim.shared;
-        // Who is gone in the middle may have been granted the lock, while others wait elsewhere.
-        let tell = if self.ended { None } else { self.shared.given_up(&self.keys.lock, token.fencing()) };
+        let failed_try = self.tries.len() == 1 && !self.params.owner_is_shared;
+        // Cancelled in the middle, it may have been granted the lock, while others wait elsewhere.
+        let tell =
+            if self.ended { None } else { self.shared.fairness.given_up(&self.params.keys.lock, token.fencing()) };
         let release = |record: Record| {
             let tell = tell.clone();
-            Arc::new(Op::Release { keys: self.keys.clone(), record, failed_try, tell })
+            Arc::new(Op::Release { keys: self.params.keys.clone(), record, failed_try, tell })
         };
-        let cleanup = &self.shared.cleanup;
-        if !self.claim.shared {
+        let pending = &self.shared.pending;
+        if !self.params.owner_is_shared {
             // The release of the last T covers the earlier ones: they are smaller and of the same owner.
             let undo = release(record.clone());
-            let abandon = |tried: &Try| tried.round.abandon(undo.clone(), cleanup.clone(), Scope::All);
+            let abandon = |tried: &Try| tried.round.abandon(undo.clone(), pending.clone(), Scope::All);
             let due = self.tries.iter().fold(0, |mask, tried| mask | abandon(tried));
             if due != 0 {
                 self.shared.release_on(undo, due);
@@ -183,7 +177,7 @@ impl Drop for Attempt {
         let mut due = 0;
         for tried in &self.tries {
             let undo = release(tried.record.clone());
-            due = tried.round.abandon(undo.clone(), cleanup.clone(), Scope::Fresh);
+            due = tried.round.abandon(undo.clone(), pending.clone(), Scope::Fresh);
             if due != 0 {
                 self.shared.release_on(undo, due);
             }
@@ -197,14 +191,6 @@ impl Drop for Attempt {
             self.shared.release_on(release(Record::new(&nobody, &Info::default())), unknown);
         }
     }
-}
-
-/// A majority answered, and every contender has some of it. A node that failed may have the deciding vote.
-fn is_split(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
-    let count = |is: fn(&Vote) -> bool| votes.iter().flatten().filter(|vote| is(vote)).count();
-    let granted = count(|vote| matches!(vote, Vote::Granted | Vote::GrantedAgain));
-    let held = count(|vote| matches!(vote, Vote::Held(_)));
-    granted > 0 && held > 0 && granted + held >= quorum.size()
 }
 
 fn stale_fences(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {

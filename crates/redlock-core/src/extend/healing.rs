@@ -14,26 +14,27 @@ use tokio::time::Instant;
 
 use crate::clock::Clock;
 use crate::node::{Keys, Node, Observer, Op, Record, Reply, Vote, Voter};
+use crate::round::WhenMissing;
 use crate::types::{Info, LockToken, Ttl};
 
-pub(crate) struct Healing {
-    pub(crate) nodes: Arc<[Arc<dyn Node>]>,
-    pub(crate) observer: Arc<dyn Observer>,
-    pub(crate) keys: Keys,
-    pub(crate) token: LockToken,
-    pub(crate) ttl: Ttl,
+pub(super) struct Healing {
+    pub(super) nodes: Arc<[Arc<dyn Node>]>,
+    pub(super) observer: Arc<dyn Observer>,
+    pub(super) keys: Keys,
+    pub(super) token: LockToken,
+    pub(super) ttl: Ttl,
     /// A node need not begin a heal later than this.
-    pub(crate) not_after: Instant,
+    pub(super) not_after: Instant,
     /// When the extension's own lease ends, on the clock that counts suspend. What it vouches for has an end then, so a heal
     /// must not be sent any more, however late the vote that asks for it.
-    pub(crate) until: Duration,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) progress: Mutex<Progress>,
+    pub(super) until: Duration,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) progress: Mutex<Progress>,
 }
 
 /// What is to be set again carries the text for people, which the holder does not send along: a node that has it is asked.
 #[derive(Default)]
-pub(crate) enum Progress {
+pub(super) enum Progress {
     #[default]
     Nothing,
     /// These nodes wait for the record.
@@ -41,9 +42,8 @@ pub(crate) enum Progress {
     Known(Arc<Op>),
 }
 
-impl Healing {
-    /// The extension has a majority; `witness` is part of it, `missing` have no such lock. May be called again for more.
-    pub(crate) fn heal(self: &Arc<Self>, missing: Vec<usize>, witness: usize) {
+impl WhenMissing for Healing {
+    fn missing(self: Arc<Self>, missing: Vec<usize>, witness: usize) {
         let mut progress = self.progress();
         match &mut *progress {
             Progress::Nothing => {
@@ -61,7 +61,9 @@ impl Healing {
             }
         }
     }
+}
 
+impl Healing {
     fn set_again(self: &Arc<Self>, missing: &[usize], op: &Arc<Op>) {
         if self.clock.monotonic() >= self.until {
             return;

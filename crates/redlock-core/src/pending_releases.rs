@@ -2,9 +2,9 @@
 //! the caller's.
 //!
 //! A release is the barrier that keeps a late acquire, still in the socket of a connection that died, from setting the
-//! lock again. So a release that failed is owed until the lock's longest possible TTL has passed; after that nothing is
-//! left that it could undo. Debts are bounded: what is beyond the bound is given up and counted, and the TTL alone bounds
-//! what stays behind.
+//! lock again. So a release that failed stays pending until the lock's longest possible TTL has passed; after that nothing
+//! is left that it could undo. There is a bound: what is beyond it is given up and counted, and the TTL alone bounds what
+//! stays behind.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,44 +16,44 @@ use tokio::time::Instant;
 
 use crate::node::{Node, NodeState, Observer, Op, Reply, Vote, Voter};
 
-/// Debts kept for one node.
-const MAX_OWED: usize = 65_536;
-/// Debts under way to one node at a time.
-const AT_ONCE: usize = 128;
+/// Kept for one node.
+const MAX_PENDING: usize = 65_536;
+/// Sent again to one node at a time.
+const MAX_IN_FLIGHT: usize = 128;
 /// Pause after a node that is admitted failed a release all the same.
 const PAUSE: Duration = Duration::from_millis(200);
 
-pub(crate) struct Cleanup {
+pub(crate) struct PendingReleases {
     nodes: Vec<Arc<dyn Node>>,
-    owed: Vec<mpsc::Sender<Debt>>,
+    queues: Vec<mpsc::Sender<Pending>>,
     observer: Arc<dyn Observer>,
     life: Duration,
-    /// Releases that were submitted and not answered yet; debts that wait for their node are not among them.
+    /// Releases that were submitted and not answered yet; those that wait for their node are not among them.
     under_way: AtomicUsize,
-    settled: Notify,
+    drained: Notify,
 }
 
-struct Debt {
+struct Pending {
     op: Arc<Op>,
     until: Instant,
 }
 
-impl Cleanup {
+impl PendingReleases {
     /// `life` is how long a release can matter: the longest TTL and D.
     pub(crate) fn start(nodes: &[Arc<dyn Node>], observer: Arc<dyn Observer>, life: Duration) -> Arc<Self> {
-        let mut owed = Vec::with_capacity(nodes.len());
+        let mut queues = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
-            let (sender, debts) = mpsc::channel(MAX_OWED);
-            owed.push(sender);
-            tokio::spawn(pay(node.clone(), index, debts, observer.clone()));
+            let (sender, pending) = mpsc::channel(MAX_PENDING);
+            queues.push(sender);
+            tokio::spawn(retry(node.clone(), index, pending, observer.clone()));
         }
         Arc::new(Self {
             nodes: nodes.to_vec(),
-            owed,
+            queues,
             observer,
             life,
             under_way: AtomicUsize::new(0),
-            settled: Notify::new(),
+            drained: Notify::new(),
         })
     }
 
@@ -61,66 +61,66 @@ impl Cleanup {
         self.under_way.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A release was answered; with a debt when it failed.
+    /// A release was answered; one that `failed` is tried again.
     pub(crate) fn ended(&self, failed: Option<(usize, &Arc<Op>)>) {
         if let Some((node, op)) = failed {
-            self.owe(node, op.clone());
+            self.enqueue(node, op.clone());
         }
         if self.under_way.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.settled.notify_waiters();
+            self.drained.notify_waiters();
         }
     }
 
     /// Releases on one node, at once if that can be, or else as soon as it can.
     pub(crate) fn release(self: &Arc<Self>, node: usize, op: Arc<Op>) {
         self.began();
-        let voter = Arc::new(Undoing { cleanup: self.clone(), op: op.clone() });
+        let voter = Arc::new(FirstTry { pending: self.clone(), op: op.clone() });
         self.nodes[node].submit(op, Instant::now() + self.life, Reply::new(voter, node));
     }
 
-    fn owe(&self, node: usize, op: Arc<Op>) {
-        let debt = Debt { op, until: Instant::now() + self.life };
-        if self.owed[node].try_send(debt).is_err() {
+    fn enqueue(&self, node: usize, op: Arc<Op>) {
+        let release = Pending { op, until: Instant::now() + self.life };
+        if self.queues[node].try_send(release).is_err() {
             self.observer.release_abandoned(node);
         }
     }
 
     /// Waits until no release is under way.
-    pub(crate) async fn settled(&self) {
+    pub(crate) async fn drained(&self) {
         loop {
-            let settled = self.settled.notified();
+            let drained = self.drained.notified();
             if self.under_way.load(Ordering::Acquire) == 0 {
                 return;
             }
-            settled.await;
+            drained.await;
         }
     }
 }
 
-async fn pay(node: Arc<dyn Node>, index: usize, mut debts: mpsc::Receiver<Debt>, observer: Arc<dyn Observer>) {
+async fn retry(node: Arc<dyn Node>, index: usize, mut failed: mpsc::Receiver<Pending>, observer: Arc<dyn Observer>) {
     let mut status = node.status();
-    // A queue: a debt that keeps failing goes to the end, or it would hold up all others for as long as it is owed.
-    let mut open: VecDeque<Debt> = VecDeque::new();
+    // A queue: a release that keeps failing goes to the end, or it would hold up all others for as long as it is pending.
+    let mut open: VecDeque<Pending> = VecDeque::new();
     loop {
         if open.is_empty() {
-            let Some(debt) = debts.recv().await else { return };
-            open.push_back(debt);
+            let Some(release) = failed.recv().await else { return };
+            open.push_back(release);
         }
-        while open.len() < MAX_OWED
-            && let Ok(debt) = debts.try_recv()
+        while open.len() < MAX_PENDING
+            && let Ok(release) = failed.try_recv()
         {
-            open.push_back(debt);
+            open.push_back(release);
         }
-        let last = open.iter().map(|debt| debt.until).max().unwrap_or_else(Instant::now);
+        let last = open.iter().map(|release| release.until).max().unwrap_or_else(Instant::now);
         let admitted = status.wait_for(|status| status.state == NodeState::Admitted);
         // Out of time, or admitted (or the node's task is gone, and then the submission fails).
         let _ = tokio::time::timeout_at(last, admitted).await.map(|seen| seen.map(drop));
 
         let now = Instant::now();
-        let turn = open.len().min(AT_ONCE);
+        let turn = open.len().min(MAX_IN_FLIGHT);
         let mut answers = Vec::with_capacity(turn);
-        for debt in open.drain(..turn) {
-            if debt.until <= now {
+        for release in open.drain(..turn) {
+            if release.until <= now {
                 // What a node in quarantine has forgotten need not be undone.
                 if status.borrow().state != NodeState::Quarantined {
                     observer.release_abandoned(index);
@@ -128,45 +128,45 @@ async fn pay(node: Arc<dyn Node>, index: usize, mut debts: mpsc::Receiver<Debt>,
                 continue;
             }
             let (answer, voted) = oneshot::channel();
-            node.submit(debt.op.clone(), debt.until, Reply::new(Arc::new(Payment::from(answer)), index));
-            answers.push((debt, voted));
+            node.submit(release.op.clone(), release.until, Reply::new(Arc::new(Retry::from(answer)), index));
+            answers.push((release, voted));
         }
-        let mut failed = false;
-        for (debt, voted) in answers {
+        let mut any_failed = false;
+        for (release, voted) in answers {
             match voted.await {
                 Ok(Vote::Failed(_)) | Err(_) => {
-                    open.push_back(debt);
-                    failed = true;
+                    open.push_back(release);
+                    any_failed = true;
                 }
                 Ok(_) => {}
             }
         }
-        if failed {
+        if any_failed {
             tokio::time::sleep(PAUSE).await;
         }
     }
 }
 
-struct Undoing {
-    cleanup: Arc<Cleanup>,
+struct FirstTry {
+    pending: Arc<PendingReleases>,
     op: Arc<Op>,
 }
 
-impl Voter for Undoing {
+impl Voter for FirstTry {
     fn vote(&self, node: usize, vote: Vote) {
-        self.cleanup.ended(matches!(vote, Vote::Failed(_)).then_some((node, &self.op)));
+        self.pending.ended(matches!(vote, Vote::Failed(_)).then_some((node, &self.op)));
     }
 }
 
-struct Payment(std::sync::Mutex<Option<oneshot::Sender<Vote>>>);
+struct Retry(std::sync::Mutex<Option<oneshot::Sender<Vote>>>);
 
-impl From<oneshot::Sender<Vote>> for Payment {
+impl From<oneshot::Sender<Vote>> for Retry {
     fn from(sender: oneshot::Sender<Vote>) -> Self {
         Self(std::sync::Mutex::new(Some(sender)))
     }
 }
 
-impl Voter for Payment {
+impl Voter for Retry {
     fn vote(&self, _: usize, vote: Vote) {
         let sender = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         if let Some(sender) = sender {

@@ -1,10 +1,10 @@
-//! The lines under many interleavings: `queue.rs` once more, synchronized by `shuttle`, which decides at every lock and
+//! The queues under many interleavings: `queue.rs` once more, synchronized by `shuttle`, which decides at every lock and
 //! every atomic who goes on.
 //!
 //! The nodes are one cell behind a mutex. Polls and quick tries never come: what makes a waiter go on is a signal, or
 //! nothing is, and then shuttle reports a deadlock. Time is a counter an hour ahead of the machine's clock, so that what
-//! the lines themselves read from that clock is always past. Wakers and attempts look at the lines when they are woken or
-//! dropped, which shuttle refuses to whoever still has a shard locked.
+//! the queues themselves read from that clock is always past. Wakers and attempts look at the queues when they are woken or
+//! dropped, which shuttle refuses while a shard is still locked.
 //!
 //! Every run explores the same schedules; another [`SEED`] explores others. The schedule of a failure is printed, for
 //! `shuttle::replay(body, "…")` in place of `explore`.
@@ -33,26 +33,27 @@ use shuttle::sync::Mutex;
 use shuttle::{Config, Runner};
 use tokio::time::Instant;
 
-use self::queue::{Bounds, Lines, Next, Pause, Place, Refusal, Success, Turn};
+use self::queue::{Bounds, Next, Pause, Refusal, Step, Success, WaitQueues, WaitTicket};
 use crate::error::LockError;
 
 const SEED: u64 = 17;
 const ROUND: Duration = Duration::from_millis(1);
 const NEVER: Duration = Duration::from_secs(1_000_000);
 
-/// Who has the lock here before the first waiter does; and elsewhere.
+/// The holder before the first waiter: here, or elsewhere.
 const HOLDER: u64 = u64::MAX;
 const ELSEWHERE: u64 = u64::MAX - 1;
 
-type Queue = Lines<u64, Asked>;
+type Queues = WaitQueues<u64, Asked>;
+type Ticket = WaitTicket<u64, Asked>;
 
 struct World {
-    lines: sync::Arc<Queue>,
+    queues: sync::Arc<Queues>,
     base: Instant,
     ticks: AtomicU64,
     /// How often in ten a turn is over.
     over: u32,
-    /// How often in ten an offer is dropped unused.
+    /// How often in ten a plan to hand the lock over is dropped unused.
     unused: u32,
     nodes: Mutex<Nodes>,
     elsewhere: Mutex<Vec<JoinHandle<bool>>>,
@@ -66,7 +67,7 @@ struct World {
 struct Nodes {
     holder: Option<u64>,
     asked: u64,
-    /// Who has held the lock, in order.
+    /// The tickets that have held the lock, in order.
     grants: Vec<u64>,
     /// How many of them had been told so, and believed it at once.
     inside: usize,
@@ -131,7 +132,7 @@ fn lock() -> Bytes {
 fn world(holder: Option<u64>, bounds: Bounds, over: u32, unused: u32) -> Arc<World> {
     static BASE: OnceLock<Instant> = OnceLock::new();
     Arc::new_cyclic(|this| World {
-        lines: Lines::new(bounds),
+        queues: WaitQueues::new(bounds),
         base: *BASE.get_or_init(|| Instant::now() + Duration::from_secs(3600)),
         ticks: AtomicU64::new(0),
         over,
@@ -156,7 +157,7 @@ impl World {
 
     fn look(&self) {
         if !std::thread::panicking() {
-            self.lines.is_waited_for(&lock());
+            self.queues.is_waited_for(&lock());
         }
     }
 
@@ -164,9 +165,9 @@ impl World {
         self.nodes.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn enter(&self, id: u64) -> Result<Place<u64, Asked>, LockError> {
+    fn enter(&self, id: u64) -> Result<Ticket, LockError> {
         let now = self.now();
-        self.lines.enter(lock(), id, (now, now + NEVER))
+        self.queues.enter(lock(), id, (now, now + NEVER))
     }
 
     /// Asks for the lock, in the call that releases the grant `releasing`.
@@ -193,20 +194,15 @@ impl World {
         }
     }
 
-    /// As `Shared::let_go` does it.
-    fn let_go(&self, number: u64) {
-        let since = self.now();
+    /// As `release_and_hand_off` does it.
+    fn release(&self, number: u64) {
         let pause =
             (thread_rng().gen_range(0..10) < self.over).then_some(Pause { rounds: 1.0, least: ROUND, most: ROUND });
-        let next = self.lines.next(&lock(), since, pause);
-        match next {
-            Next::Nobody | Next::Busy => {
+        let plan = self.queues.release(&lock(), self.now(), pause);
+        match plan.next {
+            Next::Nobody | Next::Competing => self.free(number),
+            Next::Yielded => {
                 self.free(number);
-                self.lines.released(&lock(), since, self.now());
-            }
-            Next::Others => {
-                self.free(number);
-                self.lines.released(&lock(), since, self.now());
                 let world = self.this.upgrade().expect("the world is there");
                 let elsewhere = spawn(async move {
                     world.hold_elsewhere();
@@ -214,19 +210,12 @@ impl World {
                 });
                 self.elsewhere.lock().expect("nobody panics with it").push(elsewhere);
             }
-            Next::First(offer) if thread_rng().gen_range(0..10) < self.unused => {
-                self.free(number);
-                drop(offer);
-                self.lines.released(&lock(), since, self.now());
-            }
-            Next::First(offer) => {
-                let asked = self.ask(*offer.wish(), Some(number));
+            Next::First { .. } if thread_rng().gen_range(0..10) < self.unused => self.free(number),
+            Next::First { params, .. } => {
+                let asked = self.ask(params, Some(number));
                 assert!(asked.granted, "what is released and asked for in one call is granted");
                 self.prepared.fetch_add(1, Ordering::Relaxed);
-                if let Some(unused) = offer.hand(asked) {
-                    drop(unused);
-                    self.lines.released(&lock(), since, self.now());
-                }
+                plan.hand(asked);
             }
         }
     }
@@ -236,42 +225,42 @@ impl World {
         let mut asked = self.ask(ELSEWHERE, None);
         if asked.granted {
             asked.taken = true;
-            self.let_go_elsewhere(asked.number);
+            self.release_elsewhere(asked.number);
         }
     }
 
-    fn let_go_elsewhere(&self, number: u64) {
+    fn release_elsewhere(&self, number: u64) {
         self.free(number);
         let mut nodes = self.nodes();
         nodes.released += 1;
         let t = nodes.released;
         drop(nodes);
         // Every node tells of it.
-        (0..2).for_each(|_| self.lines.stir(&lock(), t, self.now()));
+        (0..2).for_each(|_| self.queues.wake(&lock(), t, self.now()));
     }
 
-    /// As `waiting::wait` does it. Whether the lock was granted.
-    async fn wait(self: Arc<Self>, id: u64, place: Place<u64, Asked>, fate: Fate) -> bool {
+    /// As `acquire::in_line` does it. Whether the lock was granted.
+    async fn wait(self: Arc<Self>, id: u64, ticket: Ticket, fate: Fate) -> bool {
         loop {
             let now = self.now();
-            let (mut asked, cause) = match place.turn(now, true) {
-                Turn::Handed(asked) => (asked, None),
-                Turn::Try(cause) => (self.ask(id, None), Some(cause)),
+            let (mut asked, cause) = match ticket.step(now, true) {
+                Step::Handed(asked) => (asked, None),
+                Step::Try(cause) => (self.ask(id, None), Some(cause)),
                 // A pause for others is over at some time.
-                Turn::Until(then) if then < self.base + NEVER / 2 => {
+                Step::WaitUntil(then) if then < self.base + NEVER / 2 => {
                     yield_now().await;
                     let ahead = then.saturating_duration_since(self.base).as_nanos() as u64;
                     self.ticks.fetch_max(ahead, Ordering::Relaxed);
                     continue;
                 }
-                Turn::Wait | Turn::Until(_) => match fate {
+                Step::Wait | Step::WaitUntil(_) => match fate {
                     Fate::Impatient(0) => return false,
                     Fate::Impatient(steps) => {
-                        self.signalled(&place, Some(steps)).await;
-                        return self.leaves(place);
+                        self.signalled(&ticket, Some(steps)).await;
+                        return self.leaves(ticket);
                     }
                     _ => {
-                        self.signalled(&place, None).await;
+                        self.signalled(&ticket, None).await;
                         continue;
                     }
                 },
@@ -281,7 +270,7 @@ impl World {
                 (Fate::Competing, Some(_)) | (Fate::Handed, None) => {
                     yield_now().await;
                     drop(asked);
-                    return self.leaves(place);
+                    return self.leaves(ticket);
                 }
                 _ => {}
             }
@@ -290,17 +279,17 @@ impl World {
             if !asked.granted {
                 asked.taken = true;
                 let (retry, error) = (now + NEVER, LockError::Held(Default::default()));
-                place.refused(now, Refusal { error, retry, quick: retry, poll_due: retry, round: ROUND });
+                ticket.refused(now, Refusal { error, retry, quick: retry, poll_due: retry, round: ROUND });
                 continue;
             }
             asked.taken = true;
-            self.goes_in(place.ticket());
-            place.granted(now, Success { ends: now + NEVER, round: ROUND });
+            self.goes_in(ticket.number());
+            ticket.granted(now, Success { ends: now + NEVER, round: ROUND });
             yield_now().await;
             self.nodes().inside -= 1;
             let number = asked.number;
             drop(asked);
-            self.let_go(number);
+            self.release(number);
             return true;
         }
     }
@@ -312,16 +301,16 @@ impl World {
         assert_eq!(nodes.inside, 1, "two hold the lock");
     }
 
-    fn leaves(&self, place: Place<u64, Asked>) -> bool {
-        drop(place);
+    fn leaves(&self, ticket: Ticket) -> bool {
+        drop(ticket);
         false
     }
 
     /// Until signalled, or for so many steps.
-    async fn signalled(self: &Arc<Self>, place: &Place<u64, Asked>, mut steps: Option<u32>) {
+    async fn signalled(self: &Arc<Self>, ticket: &Ticket, mut steps: Option<u32>) {
         poll_fn(|context| {
             let watching = Waker::from(Arc::new(Watching(context.waker().clone(), self.clone())));
-            if place.poll_signalled(&Context::from_waker(&watching)).is_ready() && steps.is_none() {
+            if ticket.poll_signalled(&Context::from_waker(&watching)).is_ready() && steps.is_none() {
                 return Poll::Ready(());
             }
             match &mut steps {
@@ -340,7 +329,7 @@ impl World {
     /// After all have left.
     fn is_as_before(&self) {
         finish(std::mem::take(&mut *self.elsewhere.lock().expect("nobody panics with it")));
-        assert_eq!(self.lines.count(), (0, 0), "a line or a place is left");
+        assert_eq!(self.queues.count(), (0, 0), "a queue or a ticket is left");
         let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
         let ended = count(&self.taken) + count(&self.given_back);
         assert_eq!(count(&self.prepared), ended, "what was prepared was neither taken nor given back");
@@ -367,12 +356,12 @@ fn every_waiter_is_served_in_the_order_of_the_tickets() {
         let waiters = (0..4).map(|id| {
             let world = world.clone();
             spawn(async move {
-                let place = world.enter(id).expect("there is room");
-                world.wait(id, place, Fate::Stays).await
+                let ticket = world.enter(id).expect("there is room");
+                world.wait(id, ticket, Fate::Stays).await
             })
         });
         let waiters: Vec<_> = waiters.collect();
-        world.let_go(HOLDER);
+        world.release(HOLDER);
         assert_eq!(finish(waiters), [true; 4]);
         let grants = std::mem::take(&mut world.nodes().grants);
         assert!(grants.is_sorted() && grants.len() == 4, "out of order: {grants:?}");
@@ -381,7 +370,7 @@ fn every_waiter_is_served_in_the_order_of_the_tickets() {
 }
 
 #[test]
-fn who_stays_is_served_whoever_leaves_and_nothing_prepared_is_lost() {
+fn a_waiter_that_stays_is_served_whoever_leaves_and_nothing_prepared_is_lost() {
     explore(10_000, || {
         let world = world(Some(HOLDER), MANY, ALONE, 1);
         let fates: Vec<_> = (0..4)
@@ -396,12 +385,12 @@ fn who_stays_is_served_whoever_leaves_and_nothing_prepared_is_lost() {
         let waiters = fates.iter().enumerate().map(|(id, fate)| {
             let (world, fate, id) = (world.clone(), *fate, id as u64);
             spawn(async move {
-                let place = world.enter(id).expect("there is room");
-                world.wait(id, place, fate).await
+                let ticket = world.enter(id).expect("there is room");
+                world.wait(id, ticket, fate).await
             })
         });
         let waiters: Vec<_> = waiters.collect();
-        world.let_go(HOLDER);
+        world.release(HOLDER);
         for (served, fate) in finish(waiters).into_iter().zip(fates) {
             assert!(served || fate != Fate::Stays, "one that stays is not served");
         }
@@ -414,11 +403,11 @@ fn a_hint_during_an_attempt_leads_to_another_one() {
     explore(6_000, || {
         let world = world(Some(ELSEWHERE), MANY, ALONE, 0);
         let waiters = (0..2).map(|id| {
-            let place = world.enter(id).expect("there is room");
-            spawn(world.clone().wait(id, place, Fate::Stays))
+            let ticket = world.enter(id).expect("there is room");
+            spawn(world.clone().wait(id, ticket, Fate::Stays))
         });
         let waiters: Vec<_> = waiters.collect();
-        world.let_go_elsewhere(ELSEWHERE);
+        world.release_elsewhere(ELSEWHERE);
         world.hold_elsewhere();
         assert_eq!(finish(waiters), [true; 2]);
         world.is_as_before();
@@ -426,15 +415,15 @@ fn a_hint_during_an_attempt_leads_to_another_one() {
 }
 
 #[test]
-fn offers_dropped_unused_leave_everybody_to_try_alone() {
+fn plans_dropped_unused_leave_everybody_to_try_alone() {
     explore(4_000, || {
         let world = world(Some(HOLDER), MANY, ALONE, 10);
         let waiters = (0..3).map(|id| {
-            let place = world.enter(id).expect("there is room");
-            spawn(world.clone().wait(id, place, Fate::Stays))
+            let ticket = world.enter(id).expect("there is room");
+            spawn(world.clone().wait(id, ticket, Fate::Stays))
         });
         let waiters: Vec<_> = waiters.collect();
-        world.let_go(HOLDER);
+        world.release(HOLDER);
         assert_eq!(finish(waiters), [true; 3]);
         world.is_as_before();
     });
@@ -448,12 +437,12 @@ fn a_turn_that_is_over_is_for_the_others_and_comes_back() {
             let world = world.clone();
             let fate = if id == 1 { Fate::Impatient(thread_rng().gen_range(0..20)) } else { Fate::Stays };
             spawn(async move {
-                let place = world.enter(id).expect("there is room");
-                world.wait(id, place, fate).await
+                let ticket = world.enter(id).expect("there is room");
+                world.wait(id, ticket, fate).await
             })
         });
         let waiters: Vec<_> = waiters.collect();
-        world.let_go(HOLDER);
+        world.release(HOLDER);
         let served = finish(waiters);
         assert!(served[0] && served[2] && served[3], "{served:?}");
         world.is_as_before();
@@ -468,23 +457,23 @@ fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
             let world = world.clone();
             spawn(async move {
                 let now = world.now();
-                let place = world.lines.enter(Bytes::from_static(name), 0, (now, now + NEVER));
-                let (waiters, _) = world.lines.count();
+                let ticket = world.queues.enter(Bytes::from_static(name), 0, (now, now + NEVER));
+                let (waiters, _) = world.queues.count();
                 assert!(waiters <= 3, "{waiters} wait");
-                let inside = world.prepared.fetch_add(usize::from(place.is_ok()), Ordering::Relaxed);
-                assert!(inside + usize::from(place.is_ok()) <= 3, "{inside} were let in before");
+                let inside = world.prepared.fetch_add(usize::from(ticket.is_ok()), Ordering::Relaxed);
+                assert!(inside + usize::from(ticket.is_ok()) <= 3, "{inside} were let in before");
                 yield_now().await;
-                let entered = place.is_ok();
+                let entered = ticket.is_ok();
                 world.prepared.fetch_sub(usize::from(entered), Ordering::Relaxed);
-                drop(place);
+                drop(ticket);
                 entered
             })
         };
         let entered = finish([&b"a"[..], b"a", b"a", b"b", b"b"].into_iter().map(enter).collect());
         assert!(entered.iter().filter(|entered| **entered).count() >= 2, "{entered:?}");
-        assert_eq!(world.lines.count(), (0, 0));
-        let places: Vec<_> = (0..3).map(|id| world.enter(id)).collect();
-        assert!(places[0].is_ok() && places[1].is_ok());
-        assert!(matches!(places[2], Err(LockError::TooManyWaiters { max: 2, of_this_lock: true })));
+        assert_eq!(world.queues.count(), (0, 0));
+        let tickets: Vec<_> = (0..3).map(|id| world.enter(id)).collect();
+        assert!(tickets[0].is_ok() && tickets[1].is_ok());
+        assert!(matches!(tickets[2], Err(LockError::TooManyWaiters { max: 2, of_this_lock: true })));
     });
 }

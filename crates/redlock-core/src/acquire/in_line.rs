@@ -1,0 +1,119 @@
+//! Attempts of a waiter that stands in a queue: when it is first, and something has happened to the lock or may have.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::attempt::{AcquireParams, Attempt, Refused};
+use super::attempts::Pacing;
+use super::pauses::Pauses;
+use crate::error::LockError;
+use crate::node::HandOver;
+use crate::shared::Shared;
+use crate::validity::Lease;
+use crate::wait::queue::{Cause, Step, Success, WaitTicket};
+
+/// The shortest round that pauses are measured in.
+const SHORTEST_ROUND: Duration = Duration::from_micros(500);
+/// How long an attempt that is under way may go on after the end of the wait.
+const GRACE: Duration = Duration::from_millis(10);
+
+pub(super) struct InLine<'a, F> {
+    pub(super) shared: &'a Arc<Shared>,
+    pub(super) params: AcquireParams,
+    pub(super) ticket: WaitTicket<AcquireParams, Attempt>,
+    /// Others may try before.
+    pub(super) first_try: Instant,
+    pub(super) deadline: Instant,
+    /// Called when it begins to wait.
+    pub(super) on_wait: Option<F>,
+    /// Has just come, and is worth one whole attempt, however short its patience.
+    pub(super) fresh: bool,
+    /// In a row.
+    pub(super) splits: u32,
+    /// Why the last attempt was made; `None` when it was handed over.
+    pub(super) cause: Option<Cause>,
+}
+
+/// Until something has changed for this waiter, or until then.
+async fn signalled(ticket: &WaitTicket<AcquireParams, Attempt>, until: Instant) {
+    let _ = timeout_at(until, poll_fn(|context| ticket.poll_signalled(context))).await;
+}
+
+impl<F> InLine<'_, F> {
+    fn pauses(&self) -> Pauses<'_> {
+        Pauses(self.shared.seams.entropy.as_ref())
+    }
+}
+
+impl<F: FnOnce() + Send> Pacing for InLine<'_, F> {
+    async fn next(&mut self) -> Result<(Attempt, Option<Instant>), LockError> {
+        loop {
+            let now = Instant::now();
+            let in_time = now < self.deadline || self.fresh;
+            let attempt = match self.ticket.step(now, in_time) {
+                Step::Handed(attempt) => {
+                    self.cause = None;
+                    attempt
+                }
+                Step::Try(cause) => {
+                    self.cause = Some(cause);
+                    let hint = self.shared.fairness.waiting(&self.params.keys.lock);
+                    Attempt::new(self.shared, self.params.clone()).announcing(hint)
+                }
+                // A moment for others comes before the first try, however short the patience.
+                Step::WaitUntil(next) if self.fresh && next == self.first_try => {
+                    signalled(&self.ticket, next).await;
+                    continue;
+                }
+                Step::Wait | Step::WaitUntil(_) if now >= self.deadline => return Err(self.last_error(now)),
+                later @ (Step::Wait | Step::WaitUntil(_)) => {
+                    self.on_wait.take().into_iter().for_each(|on_wait| on_wait());
+                    let until = if let Step::WaitUntil(next) = later { next.min(self.deadline) } else { self.deadline };
+                    signalled(&self.ticket, until).await;
+                    self.fresh = false;
+                    continue;
+                }
+            };
+            let cut_off = if self.fresh { now + self.params.ttl.duration() } else { self.deadline.max(now) + GRACE };
+            return Ok((attempt, Some(cut_off)));
+        }
+    }
+
+    fn refused(&mut self, refused: Refused, round: Duration, now: Instant) -> Result<(), LockError> {
+        self.fresh = false;
+        self.splits = if refused.split { self.splits + 1 } else { 0 };
+        let round = round.max(SHORTEST_ROUND);
+        self.ticket.refused(now, self.pauses().after_refusal(refused.error, self.splits, round, now));
+        Ok(())
+    }
+
+    fn last_error(&self, now: Instant) -> LockError {
+        match self.ticket.last_refusal(now) {
+            Some((LockError::Held(mut by), ago)) => {
+                by.expires_in = by.expires_in.map(|left| left.saturating_sub(ago));
+                LockError::Held(by)
+            }
+            Some((error, _)) => error,
+            // Somebody who came before has it, or asks for it.
+            None => LockError::Held(Default::default()),
+        }
+    }
+
+    fn granted(self, lease: &mut Lease, round: Duration, now: Instant) {
+        lease.ticket = Some(self.ticket.number());
+        let observer = &self.shared.seams.observer;
+        match self.cause {
+            None | Some(Cause::Release) => observer.handed_over(HandOver::Local),
+            Some(Cause::Hint) => observer.handed_over(HandOver::Remote),
+            Some(Cause::Poll) => {}
+        }
+        if matches!(self.cause, Some(Cause::Hint | Cause::Poll)) {
+            self.shared.fairness.turn_begins(&self.params.keys.lock, now);
+        }
+        let ends = self.pauses().after_expiry(now + self.params.ttl.duration());
+        self.ticket.granted(now, Success { ends, round: round.max(SHORTEST_ROUND) });
+    }
+}

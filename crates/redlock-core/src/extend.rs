@@ -1,0 +1,50 @@
+//! Extending, and [healing](healing): what a majority has just extended is set again where it was lost.
+
+mod healing;
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use self::healing::Healing;
+use crate::error::LockError;
+use crate::node::{Op, Record};
+use crate::quorum::Decision;
+use crate::round::{Round, WhenMissing};
+use crate::shared::{ALL_NODES, Shared};
+use crate::types::{Info, LockName, LockToken, Ttl};
+use crate::validity::{self, Lease};
+use crate::votes::not_held;
+
+pub(crate) async fn extend(shared: &Shared, name: &LockName, token: &LockToken, ttl: Ttl) -> Result<Lease, LockError> {
+    shared.check_ttl(ttl)?;
+    let started = shared.seams.clock.monotonic();
+    let keys = shared.keys(name);
+    let healing = shared.rules.missing_is_healed.then(|| {
+        Arc::new(Healing {
+            nodes: shared.nodes.clone(),
+            observer: shared.seams.observer.clone(),
+            keys: keys.clone(),
+            token: *token,
+            ttl,
+            not_after: Instant::now() + ttl.duration(),
+            until: started + ttl.duration().saturating_sub(validity::drift(ttl, shared.settings.drift_factor)),
+            clock: shared.seams.clock.clone(),
+            progress: Default::default(),
+        }) as Arc<dyn WhenMissing>
+    });
+    let op = Op::Extend { keys, record: Record::new(token, &Info::default()), ttl };
+    let round = Round::new(shared.quorum, op, shared.round_limit(ttl), &shared.seams.observer, healing);
+    round.ask(&shared.nodes, ALL_NODES);
+    let outcome = round.outcome().await;
+    match outcome.decision {
+        Decision::Yes => {
+            let lease = shared.lease(*token, ttl, started, &outcome);
+            // The nodes have the lock, but the answer took so long that nothing can be promised of it.
+            let left = lease.validity(shared.seams.clock.monotonic());
+            left.map(|_| lease).ok_or_else(|| LockError::Unknown(shared.reports(&outcome)))
+        }
+        Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
+        Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
+    }
+}

@@ -1,0 +1,84 @@
+//! Releasing: for the holder, by force, or of a grant that nobody will use. A release hands the lock to the next waiter.
+
+use std::sync::Arc;
+
+use crate::acquire::{Attempt, Waiters};
+use crate::error::{HeldBy, LockError};
+use crate::node::{Keys, Op, Record, Vote};
+use crate::quorum::Decision;
+use crate::round::Round;
+use crate::shared::{ALL_NODES, Shared};
+use crate::types::{Info, LockName, LockToken};
+use crate::votes::{LockState, agreeing, count, found, not_held, same_owner};
+use crate::wait::queue::Next;
+
+pub(crate) async fn release(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    name: &LockName,
+    token: &LockToken,
+) -> Result<(), LockError> {
+    let round = release_and_hand_off(shared, waiters, shared.keys(name), token);
+    let outcome = round.outcome().await;
+    let released = count(&outcome.votes, |vote| matches!(vote, Vote::Released));
+    let refused = count(&outcome.votes, |vote| matches!(vote, Vote::Held(_) | Vote::Missing));
+    match outcome.decision {
+        Decision::Yes => Ok(()),
+        Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
+        // It was ours somewhere, and with a majority of answers none is left that could hold it still.
+        Decision::Neither | Decision::Open if released > 0 && released + refused >= shared.quorum.size() => Ok(()),
+        Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
+    }
+}
+
+/// `on_found` hears who holds it before the nodes are told anything.
+pub(crate) async fn force_release(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    name: &LockName,
+    on_found: impl FnOnce(&HeldBy) + Send,
+) -> Result<(), LockError> {
+    let outcome = shared.inspect(shared.keys(name), shared.settings.node_timeout).outcome().await;
+    let by = match LockState::of(shared.quorum, outcome.decision, &outcome.votes) {
+        LockState::Held(by) => by,
+        LockState::Free => return Err(LockError::Lost),
+        LockState::Unknown => return Err(LockError::Unknown(shared.reports(&outcome))),
+    };
+    // A node may have missed the last of an owner's grants: the release of an older one would leave the newer alone.
+    let owner = agreeing(&outcome.votes).map(|(majority, _)| majority);
+    let its_own = found(&outcome.votes).filter(|holding| owner.is_some_and(|owner| same_owner(holding, owner)));
+    let tokens = its_own.filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
+    match tokens.max_by_key(LockToken::fencing) {
+        Some(token) => {
+            on_found(&by);
+            release(shared, waiters, name, &token).await
+        }
+        None => Err(LockError::NotHolder(by)),
+    }
+}
+
+/// Releases a grant on all nodes, and in the same call asks for the lock again for the first waiter, if the plan says so.
+pub(crate) fn release_and_hand_off(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    keys: Keys,
+    token: &LockToken,
+) -> Arc<Round> {
+    let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
+    // Wakes the next waiter when it is dropped: after the release has been sent, whichever way.
+    let mut plan = waiters.plan_handoff(&keys.lock, token.fencing(), hints_arrive);
+    let record = Record::new(token, &Info::default());
+    let op = Arc::new(Op::Release { keys, record, failed_try: false, tell: plan.tell.take() });
+    let Next::First { params, .. } = &plan.next else { return shared.release_on(op, ALL_NODES) };
+    let mut attempt = Attempt::new(shared, params.clone());
+    match attempt.prepare() {
+        Ok(next) => {
+            let round = shared.release_round(op);
+            round.ask_both(&shared.nodes, &next);
+            plan.hand(attempt);
+            round
+        }
+        // The waiter will find out for itself, and has somebody to tell.
+        Err(_) => shared.release_on(op, ALL_NODES),
+    }
+}

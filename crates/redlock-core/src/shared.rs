@@ -1,0 +1,127 @@
+//! What all operations of one process share: the nodes and their quorum, the settings, the clock that mints tokens, the
+//! releases that are pending. And what all of them do with it: ask every node, send a release, report what nodes said.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::HybridClock;
+use crate::error::{LockError, NodeAnswer, NodeReport};
+use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Rules, Vote};
+use crate::pending_releases::PendingReleases;
+use crate::quorum::Quorum;
+use crate::round::{Outcome, Round};
+use crate::settings::{Seams, Settings, SettingsError};
+use crate::types::{LockName, LockToken, Ttl};
+use crate::validity::{self, Lease};
+use crate::votes::{self, can_hold, holds};
+use crate::wait::fairness::Fairness;
+
+/// The bits of all nodes, for [`Shared::release_on`].
+pub(crate) const ALL_NODES: u32 = u32::MAX;
+
+pub(crate) struct Shared {
+    pub(crate) nodes: Arc<[Arc<dyn Node>]>,
+    pub(crate) quorum: Quorum,
+    pub(crate) settings: Settings,
+    pub(crate) rules: Rules,
+    pub(crate) seams: Seams,
+    pub(crate) tokens: HybridClock,
+    pub(crate) pending: Arc<PendingReleases>,
+    pub(crate) fairness: Arc<Fairness>,
+}
+
+impl Shared {
+    /// Must be called on a tokio runtime.
+    pub(crate) fn new(
+        nodes: Vec<Arc<dyn Node>>,
+        settings: Settings,
+        seams: Seams,
+        rules: Rules,
+    ) -> Result<Arc<Self>, SettingsError> {
+        let quorum = settings.check(&nodes)?;
+        let life = settings.max_ttl.duration() + settings.max_clock_offset;
+        let pending = PendingReleases::start(&nodes, seams.observer.clone(), life);
+        let tokens = HybridClock::new(seams.clock.clone(), settings.max_clock_offset);
+        let fairness = Arc::new(Fairness::new(seams.entropy.as_ref()));
+        Ok(Arc::new(Self { nodes: nodes.into(), quorum, settings, rules, seams, tokens, pending, fairness }))
+    }
+
+    pub(crate) fn keys(&self, name: &LockName) -> Keys {
+        Keys::new(&self.settings.key_prefix, name)
+    }
+
+    pub(crate) fn check_ttl(&self, asked: Ttl) -> Result<(), LockError> {
+        let max = self.settings.max_ttl;
+        if asked > max { Err(LockError::TtlTooLong { asked, max }) } else { Ok(()) }
+    }
+
+    /// Never above a tenth of the TTL, so that a round with hung nodes leaves most of the lease.
+    pub(crate) fn round_limit(&self, ttl: Ttl) -> Duration {
+        self.settings.node_timeout.min(ttl.duration() / 10)
+    }
+
+    /// Asks all nodes what they have of a lock.
+    pub(crate) fn inspect(&self, keys: Keys, limit: Duration) -> Arc<Round> {
+        let round = Round::new(self.quorum, Op::Inspect { keys }, limit, &self.seams.observer, None);
+        round.ask(&self.nodes, ALL_NODES);
+        round
+    }
+
+    /// The votes of a round that was refused, once they tell whether one holder has a majority. Refusals for different
+    /// contenders say little: the votes that are still out decide.
+    pub(crate) async fn clear_votes(&self, round: &Round) -> Vec<Option<Vote>> {
+        let clear = |votes: &[Option<Vote>]| holds(self.quorum, votes) || !can_hold(self.quorum, votes);
+        round.votes_until(clear).await
+    }
+
+    /// Releases on the nodes whose bit is set.
+    pub(crate) fn release_on(&self, op: Arc<Op>, mask: u32) -> Arc<Round> {
+        let round = self.release_round(op);
+        round.ask(&self.nodes, mask);
+        round
+    }
+
+    /// A release that is not sent yet.
+    pub(crate) fn release_round(&self, op: Arc<Op>) -> Arc<Round> {
+        // A node sets no barrier for a T more than half of D ahead of it, but it may have granted one up to D ahead. What is
+        // further ahead was invented, and nothing is owed for it.
+        let t = match op.as_ref() {
+            Op::Release { record, .. } => record.fencing(),
+            _ => None,
+        };
+        let owe_clock = t.is_some_and(|t| self.tokens.is_credible(t));
+        // A release is worth running however late it is.
+        let limits = (self.settings.node_timeout, self.settings.max_ttl.duration());
+        Round::release(self.quorum, op, limits, &self.seams.observer, &self.pending, owe_clock)
+    }
+
+    pub(crate) fn lease(&self, token: LockToken, ttl: Ttl, started: Duration, outcome: &Outcome) -> Lease {
+        let agreed = |vote: &Vote| matches!(vote, Vote::Granted | Vote::GrantedAgain | Vote::Extended);
+        Lease {
+            token,
+            ttl,
+            nodes_granted: votes::count(&outcome.votes, agreed),
+            nodes_total: self.nodes.len(),
+            rounds: 1,
+            ticket: None,
+            renewed: false,
+            started,
+            drift: validity::drift(ttl, self.settings.drift_factor),
+        }
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = String> {
+        self.nodes.iter().map(|node| node.name().to_owned())
+    }
+
+    pub(crate) fn reports(&self, outcome: &Outcome) -> Vec<NodeReport> {
+        let answers = outcome.votes.iter().map(|vote| votes::answer(vote.as_ref()));
+        self.names().zip(answers).map(|(node, answer)| NodeReport { node, answer }).collect()
+    }
+
+    /// The report of a round that was not even begun.
+    pub(crate) fn reports_of(&self, reason: Reason, detail: &str) -> Vec<NodeReport> {
+        let failure = || NodeAnswer::Failed(Failure::new(reason, Effect::None, detail));
+        self.names().map(|node| NodeReport { node, answer: failure() }).collect()
+    }
+}

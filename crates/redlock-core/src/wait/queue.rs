@@ -1,0 +1,496 @@
+//! The queues: the waiters of each lock in this process, in the order of arrival. Only the first of a queue competes.
+//!
+//! A queue is a state machine behind a lock of its own shard; nothing in here waits, asks a node or draws a random number.
+//! What a waiter wants (`P`) and what it is handed when the lock was released here (`A`) are the caller's.
+//!
+//! Invariants, explored under many interleavings by [`shuttle`](https://docs.rs/shuttle) (`explored.rs` beside this file):
+//! - a waiter that is first is told so; a waiter that leaves, however it leaves, makes room for the next one;
+//! - at most one attempt of a queue is under way, or about to be handed over: `competing` is its ticket;
+//! - what was prepared for a waiter that has left in the meantime is dropped, which undoes it, and then the next one is woken;
+//! - an empty queue does not exist.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hashlink::LinkedHashMap;
+use tokio::time::Instant;
+
+use super::sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::error::LockError;
+use crate::node::Hint;
+
+const SHARDS: usize = 16;
+
+/// How many attempts are made quickly after something has happened to the lock: the first may have come too early on some
+/// nodes, or met the last traces of another one.
+const QUICK: u32 = 3;
+
+type Shard<P, A> = HashMap<Bytes, WaitQueue<P, A>>;
+
+/// All queues of one process.
+pub(crate) struct WaitQueues<P, A> {
+    shards: Box<[Mutex<Shard<P, A>>]>,
+    /// The same in every run, so that explorations can be replayed. Names chosen to collide make shards uneven, no more.
+    hasher: BuildHasherDefault<DefaultHasher>,
+    bounds: Bounds,
+    next_ticket: AtomicU64,
+    waiters: AtomicUsize,
+    locks: AtomicUsize,
+}
+
+/// How many may wait.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    pub(crate) total: usize,
+    pub(crate) of_one_lock: usize,
+}
+
+/// The queue of one lock.
+struct WaitQueue<P, A> {
+    waiters: LinkedHashMap<u64, Waiter<P, A>>,
+    /// The ticket whose attempt is under way or about to be handed over.
+    competing: Option<u64>,
+    /// The lock was released while an attempt was under way: what that one is told is old.
+    released_meanwhile: Option<Cause>,
+    /// When the first one tries next if nothing happens before, and why.
+    next_try: Instant,
+    cause: Cause,
+    /// When a poll is due, whichever waiter is first then.
+    poll_due: Instant,
+    quick_left: u32,
+    /// What the nodes said last, and when; `None` once a waiter here has got the lock since.
+    last_refusal: Option<(LockError, Instant)>,
+    /// The token of the last release that others told of.
+    last_hint: u64,
+    /// How long a round takes.
+    round: Duration,
+}
+
+struct Waiter<P, A> {
+    params: P,
+    handed: Option<A>,
+    waker: Option<Waker>,
+    signalled: bool,
+}
+
+/// Why the first of a queue tries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// It has come to an empty queue, or it is time.
+    Poll,
+    /// Another gateway has told of a release.
+    Hint,
+    /// The lock was released here, too late for an attempt that was under way.
+    Release,
+}
+
+/// What a waiter may do now.
+#[derive(Debug)]
+pub(crate) enum Step<A> {
+    /// Wait to be signalled: others are before it, or something is about to be handed over.
+    Wait,
+    /// It is the first. Wait to be signalled, at most until then.
+    WaitUntil(Instant),
+    /// It is the first: try, and report how it went.
+    Try(Cause),
+    /// The same, and the first request has been sent already.
+    Handed(A),
+}
+
+/// What becomes of a lock that is released here.
+pub(crate) enum Next<P> {
+    /// Nobody waits here.
+    Nobody,
+    /// The first waiter here has an attempt under way, which will be repeated.
+    Competing,
+    /// The waiters here have had their turn: it is for those at other gateways, for a while.
+    Yielded,
+    /// This waiter here is to have it.
+    First { ticket: u64, params: P },
+}
+
+/// For how long a queue leaves its lock to others: so many of its own rounds, within limits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pause {
+    pub(crate) rounds: f64,
+    pub(crate) least: Duration,
+    pub(crate) most: Duration,
+}
+
+/// A release that is about to be sent, as a plan: whom to hand the lock to, and what the nodes tell other gateways. It has to
+/// live until the release has been sent. Dropped without having handed the lock over, it wakes the next waiter, which may
+/// have been refused because of what is released: no exit can forget that.
+#[must_use = "dropped before the release is sent, it wakes a waiter too early"]
+pub(crate) struct Handoff<P, A> {
+    queues: Arc<WaitQueues<P, A>>,
+    lock: Bytes,
+    /// When it was decided. A waiter that was refused after that may have asked before the release.
+    since: Instant,
+    pub(crate) next: Next<P>,
+    pub(crate) tell: Option<Hint>,
+    handed: bool,
+}
+
+/// A place in a queue. Dropped, it is left.
+pub(crate) struct WaitTicket<P, A> {
+    queues: Arc<WaitQueues<P, A>>,
+    lock: Bytes,
+    number: u64,
+    left: bool,
+}
+
+/// How an attempt of the first ended without the lock.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) error: LockError,
+    /// When to try again if nothing happens.
+    pub(crate) retry: Instant,
+    /// The same while attempts follow quickly on one another.
+    pub(crate) quick: Instant,
+    /// When a poll is due.
+    pub(crate) poll_due: Instant,
+    pub(crate) round: Duration,
+}
+
+/// How the first of a queue got the lock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Success {
+    /// When the lock ends if nobody releases it.
+    pub(crate) ends: Instant,
+    pub(crate) round: Duration,
+}
+
+impl<P: Clone, A> WaitQueues<P, A> {
+    pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
+        Arc::new(Self {
+            shards: (0..SHARDS).map(|_| Mutex::new(HashMap::new())).collect(),
+            hasher: BuildHasherDefault::new(),
+            bounds,
+            next_ticket: AtomicU64::new(0),
+            waiters: AtomicUsize::new(0),
+            locks: AtomicUsize::new(0),
+        })
+    }
+
+    /// Waiters and the locks they wait for.
+    pub(crate) fn count(&self) -> (usize, usize) {
+        (self.waiters.load(Ordering::Relaxed), self.locks.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn is_waited_for(&self, lock: &Bytes) -> bool {
+        self.waiters.load(Ordering::Relaxed) > 0 && self.shard(lock).contains_key(lock)
+    }
+
+    /// To the end of a queue. In an empty one the first attempt is due at `first_try`, and the next poll at `first_poll`.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        lock: Bytes,
+        params: P,
+        (first_try, first_poll): (Instant, Instant),
+    ) -> Result<WaitTicket<P, A>, LockError> {
+        let Bounds { total, of_one_lock } = self.bounds;
+        let one_more = |count: usize| (count < total).then_some(count + 1);
+        if self.waiters.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).is_err() {
+            return Err(LockError::TooManyWaiters { max: total, of_this_lock: false });
+        }
+        let mut shard = self.shard(&lock);
+        if shard.get(&lock).map_or(0, |queue| queue.waiters.len()) >= of_one_lock {
+            drop(shard);
+            self.waiters.fetch_sub(1, Ordering::AcqRel);
+            return Err(LockError::TooManyWaiters { max: of_one_lock, of_this_lock: true });
+        }
+        let queue = shard.entry(lock.clone()).or_insert_with(|| {
+            self.locks.fetch_add(1, Ordering::Relaxed);
+            WaitQueue::new(first_try, first_poll)
+        });
+        // Not before the shard is locked: a queue is in the order of its tickets.
+        let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        queue.waiters.insert(number, Waiter { params, handed: None, waker: None, signalled: false });
+        drop(shard);
+        Ok(WaitTicket { queues: self.clone(), lock, number, left: false })
+    }
+
+    /// The lock is about to be released here. With a pause it is for others, and the queue here competes again after that.
+    pub(crate) fn release(self: &Arc<Self>, lock: &Bytes, now: Instant, pause: Option<Pause>) -> Handoff<P, A> {
+        let mut next = Next::Nobody;
+        self.update(lock, |queue| {
+            if queue.competing.is_some() {
+                queue.released_meanwhile = Some(Cause::Release);
+                next = Next::Competing;
+                return None;
+            }
+            if let Some(Pause { rounds, least, most }) = pause {
+                next = Next::Yielded;
+                return queue.schedule(Cause::Poll, now + queue.round.mul_f64(rounds).clamp(least, most));
+            }
+            let (ticket, first) = queue.waiters.front()?;
+            next = Next::First { ticket: *ticket, params: first.params.clone() };
+            queue.competing = Some(*ticket);
+            None
+        });
+        self.handoff(lock, now, next)
+    }
+
+    /// Another gateway tells that this lock was released with the token `t`.
+    pub(crate) fn wake(&self, lock: &Bytes, t: u64, now: Instant) {
+        self.update(lock, |queue| {
+            // Every node repeats it, and after a refusal another node's word counts: the lock was released there later.
+            if t < queue.last_hint || t == queue.last_hint && queue.last_refusal.is_none() {
+                return None;
+            }
+            queue.last_hint = t;
+            queue.quick_left = QUICK;
+            if queue.competing.is_some() {
+                queue.released_meanwhile = Some(Cause::Hint);
+                return None;
+            }
+            queue.schedule(Cause::Hint, now)
+        });
+    }
+}
+
+impl<P, A> WaitQueues<P, A> {
+    fn shard(&self, lock: &Bytes) -> MutexGuard<'_, Shard<P, A>> {
+        let at = self.hasher.hash_one(lock) as usize % SHARDS;
+        self.shards[at].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Changes the queue of a lock, if there is one. The waker that comes of it is called when the shard is not locked any more.
+    fn update(&self, lock: &Bytes, change: impl FnOnce(&mut WaitQueue<P, A>) -> Option<Waker>) {
+        if self.waiters.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut shard = self.shard(lock);
+        let wake = shard.get_mut(lock).and_then(change);
+        drop(shard);
+        wake.into_iter().for_each(Waker::wake);
+    }
+
+    fn handoff(self: &Arc<Self>, lock: &Bytes, since: Instant, next: Next<P>) -> Handoff<P, A> {
+        Handoff { queues: self.clone(), lock: lock.clone(), since, next, tell: None, handed: false }
+    }
+
+    /// A release has been sent that was decided at `since`, and it has handed the lock to nobody here. A waiter that was
+    /// refused since then, or is being refused, may have asked before it.
+    fn released(&self, lock: &Bytes, since: Instant, now: Instant) {
+        self.update(lock, |queue| {
+            if queue.competing.is_some() {
+                queue.released_meanwhile = Some(Cause::Release);
+                return None;
+            }
+            if queue.last_refusal.as_ref().is_none_or(|(_, refused)| *refused < since) {
+                return None;
+            }
+            queue.quick_left = QUICK;
+            queue.schedule(Cause::Release, queue.next_try.min(now))
+        });
+    }
+
+    /// Takes a waiter out of its queue. What was handed to it comes back, to be dropped where no shard is locked.
+    fn remove(&self, lock: &Bytes, ticket: u64, change: impl FnOnce(&mut WaitQueue<P, A>)) -> Option<A> {
+        let mut shard = self.shard(lock);
+        let queue = shard.get_mut(lock)?;
+        let was_first = queue.is_first(ticket);
+        let waiter = queue.waiters.remove(&ticket)?;
+        change(queue);
+        let wake = if queue.waiters.is_empty() {
+            shard.remove(lock);
+            self.locks.fetch_sub(1, Ordering::Relaxed);
+            None
+        } else if was_first {
+            queue.signal_first()
+        } else {
+            None
+        };
+        drop(shard);
+        self.waiters.fetch_sub(1, Ordering::AcqRel);
+        wake.into_iter().for_each(Waker::wake);
+        waiter.handed
+    }
+}
+
+impl<P, A> WaitQueue<P, A> {
+    fn new(first_try: Instant, first_poll: Instant) -> Self {
+        Self {
+            waiters: LinkedHashMap::new(),
+            competing: None,
+            released_meanwhile: None,
+            next_try: first_try,
+            cause: Cause::Poll,
+            poll_due: first_poll,
+            quick_left: 0,
+            last_refusal: None,
+            last_hint: 0,
+            round: Duration::from_millis(1),
+        }
+    }
+
+    fn is_first(&self, ticket: u64) -> bool {
+        self.waiters.front().is_some_and(|(first, _)| *first == ticket)
+    }
+
+    /// The first one tries then, and hears of it.
+    fn schedule(&mut self, cause: Cause, at: Instant) -> Option<Waker> {
+        (self.cause, self.next_try) = (cause, at);
+        self.signal_first()
+    }
+
+    /// To be woken when the shard is not locked any more.
+    fn signal_first(&mut self) -> Option<Waker> {
+        let (_, first) = self.waiters.iter_mut().next()?;
+        first.signalled = true;
+        first.waker.take()
+    }
+}
+
+impl<P, A> Handoff<P, A> {
+    /// Hands over what was asked for the first waiter, in the call that released the lock. Whether that waiter was still there:
+    /// otherwise `prepared` is dropped.
+    pub(crate) fn hand(mut self, prepared: A) -> bool {
+        let Next::First { ticket, .. } = self.next else { return false };
+        let mut shard = self.queues.shard(&self.lock);
+        let waiter = shard.get_mut(&self.lock).and_then(|queue| queue.waiters.get_mut(&ticket));
+        let Some(waiter) = waiter else {
+            drop(shard);
+            // Undone only now, and before the next one is woken, which may have been refused because of it.
+            drop(prepared);
+            return false;
+        };
+        waiter.handed = Some(prepared);
+        waiter.signalled = true;
+        let wake = waiter.waker.take();
+        drop(shard);
+        self.handed = true;
+        wake.into_iter().for_each(Waker::wake);
+        true
+    }
+}
+
+impl<P, A> Drop for Handoff<P, A> {
+    fn drop(&mut self) {
+        if self.handed {
+            return;
+        }
+        if let Next::First { ticket, .. } = self.next {
+            // It tries by itself, if it has not left: then the attempt under way is another's.
+            self.queues.update(&self.lock, |queue| {
+                queue.competing.take_if(|competing| *competing == ticket)?;
+                queue.schedule(queue.cause, queue.next_try.min(Instant::now()))
+            });
+        }
+        self.queues.released(&self.lock, self.since, Instant::now());
+    }
+}
+
+impl<P, A> WaitTicket<P, A> {
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// What to do now; trying only where it `may_try`. A [`Step::Try`] or [`Step::Handed`] has to be answered, by
+    /// [`refused`](Self::refused), [`granted`](Self::granted) or by leaving.
+    pub(crate) fn step(&self, now: Instant, may_try: bool) -> Step<A> {
+        let mut shard = self.queues.shard(&self.lock);
+        let Some(queue) = shard.get_mut(&self.lock) else { return Step::Wait };
+        let first = queue.is_first(self.number);
+        let (competing, next_try, cause) = (queue.competing, queue.next_try, queue.cause);
+        let Some(waiter) = queue.waiters.get_mut(&self.number) else { return Step::Wait };
+        waiter.signalled = false;
+        if let Some(prepared) = waiter.handed.take() {
+            return Step::Handed(prepared);
+        }
+        match competing {
+            _ if !first => Step::Wait,
+            Some(_) => Step::Wait,
+            None if next_try <= now && may_try => {
+                queue.competing = Some(self.number);
+                Step::Try(cause)
+            }
+            None => Step::WaitUntil(next_try),
+        }
+    }
+
+    /// Ready when [`step`](Self::step) may say something else.
+    pub(crate) fn poll_signalled(&self, context: &Context<'_>) -> Poll<()> {
+        let mut shard = self.queues.shard(&self.lock);
+        let waiter = shard.get_mut(&self.lock).and_then(|queue| queue.waiters.get_mut(&self.number));
+        let Some(waiter) = waiter.filter(|waiter| !waiter.signalled) else { return Poll::Ready(()) };
+        if !waiter.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            let replaced = waiter.waker.replace(context.waker().clone());
+            drop(shard);
+            // It may be the last that holds a task, and with it another ticket.
+            drop(replaced);
+        }
+        Poll::Pending
+    }
+
+    /// The attempt failed; the place is kept.
+    pub(crate) fn refused(&self, now: Instant, refusal: Refusal) {
+        let mut shard = self.queues.shard(&self.lock);
+        let Some(queue) = shard.get_mut(&self.lock) else { return };
+        queue.competing = None;
+        queue.round = refusal.round;
+        queue.last_refusal = Some((refusal.error, now));
+        queue.poll_due = refusal.poll_due;
+        queue.next_try = if let Some(cause) = queue.released_meanwhile.take() {
+            queue.quick_left = QUICK;
+            queue.cause = cause;
+            now
+        } else if queue.quick_left > 0 {
+            queue.quick_left -= 1;
+            refusal.quick
+        } else {
+            queue.cause = Cause::Poll;
+            refusal.retry
+        };
+    }
+
+    /// The attempt had success: the place is left, and the next one waits until the lock is released.
+    pub(crate) fn granted(mut self, now: Instant, success: Success) {
+        self.left = true;
+        self.queues.remove(&self.lock, self.number, |queue| {
+            queue.competing = None;
+            // Of what was before.
+            queue.released_meanwhile = None;
+            queue.quick_left = 0;
+            queue.cause = Cause::Poll;
+            queue.round = success.round;
+            queue.next_try = success.ends.min(queue.poll_due).max(now);
+            queue.last_refusal = None;
+        });
+    }
+
+    /// What was last heard of the lock, and how long ago.
+    pub(crate) fn last_refusal(&self, now: Instant) -> Option<(LockError, Duration)> {
+        let shard = self.queues.shard(&self.lock);
+        let (error, at) = shard.get(&self.lock)?.last_refusal.as_ref()?;
+        Some((error.clone(), now.saturating_duration_since(*at)))
+    }
+}
+
+impl<P, A> Drop for WaitTicket<P, A> {
+    fn drop(&mut self) {
+        if self.left {
+            return;
+        }
+        let (number, since) = (self.number, Instant::now());
+        let unused = self.queues.remove(&self.lock, number, |queue| {
+            if queue.competing == Some(number) {
+                // What it has set is being undone; soon the lock may be free.
+                queue.competing = None;
+                queue.released_meanwhile = None;
+                queue.quick_left = QUICK;
+                queue.next_try = Instant::now();
+            }
+        });
+        if unused.is_some() {
+            let wakes_the_next = self.queues.handoff(&self.lock, since, Next::Nobody);
+            // Undone only now, when the next one may have been refused because of it.
+            drop(unused);
+            drop(wakes_the_next);
+        }
+    }
+}
