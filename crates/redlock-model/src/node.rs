@@ -202,8 +202,8 @@ impl Node {
                 let marked = self.mark == Mark::Extended && self.fence == token && rules.release_unmarks;
                 if marked || self.fence < token {
                     (self.fence, self.mark) = (token, Mark::Plain);
-                } else if matches!(self.mark, Mark::Provisional(_)) && rules.release_settles_fence {
-                    self.mark = Mark::Plain;
+                } else if rules.release_settles_fence {
+                    self.settle_fence();
                 }
             } else {
                 // Also where an older T was deleted: without its barrier the release is not done.
@@ -227,6 +227,13 @@ impl Node {
             Mark::Provisional(_) if self.fence == token => (NO_TOKEN, Mark::Plain),
             _ if !rules.only_own_fence_goes => (NO_TOKEN, Mark::Plain),
             mark => (self.fence, mark),
+        }
+    }
+
+    /// The fence cannot be taken back any more.
+    pub fn settle_fence(&mut self) {
+        if matches!(self.mark, Mark::Provisional(_)) {
+            self.mark = Mark::Plain;
         }
     }
 

@@ -305,6 +305,16 @@ impl Locks {
         untold && (self.is_lone(i) || !self.rules.retried_fence_stays)
     }
 
+    /// Whether a try's release may still take the fence back that it has left with this lock.
+    fn may_take_fence_back(&self, tries: &[Try; TRIES], lock: Lock) -> bool {
+        let may = |(i, t): (usize, &Try)| {
+            let untold = t.phase != Phase::Granted || !self.rules.told_fence_stays;
+            let alone = self.is_lone(i) || !self.rules.retried_fence_stays;
+            (owner(i), t.token) == (lock.owner, lock.token) && untold && alone
+        };
+        !lock.extended && tries.iter().enumerate().any(may)
+    }
+
     /// Everything that can happen next. What cannot change anything is left out; so is, unless `every_order` is set, what
     /// another order covers (see the essay above).
     pub(super) fn enabled(&self, s: &State, actions: &mut Vec<Action>) {
@@ -563,6 +573,9 @@ impl Locks {
         for site in &mut s.sites {
             if let Some(lock) = &mut site.node.lock {
                 lock.guards &= !ended;
+            }
+            if !site.node.lock.is_some_and(|lock| self.may_take_fence_back(&tries, lock)) {
+                site.node.settle_fence();
             }
             if let Some(doubt) = &mut site.doubt {
                 doubt.leases &= !ended;
