@@ -238,10 +238,11 @@ impl Node {
     }
 
     /// The lowest that the fence can become again by being taken back.
-    pub fn lasting_fence(&self) -> Token {
+    pub fn lasting_fence(&self, rules: &Rules) -> Token {
         match self.mark {
             Mark::Plain | Mark::Extended => self.fence,
-            Mark::Provisional(before) => before,
+            Mark::Provisional(before) if rules.fence_before_is_restored => before,
+            Mark::Provisional(_) => NO_TOKEN,
         }
     }
 

@@ -94,7 +94,6 @@ impl Rules {
             && self.retried_fence_stays
             && self.plain_fence_stays
             && self.only_own_fence_goes
-            && self.fence_before_is_restored
             && self.release_settles_fence
     }
 

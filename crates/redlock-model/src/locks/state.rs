@@ -581,7 +581,7 @@ impl Locks {
                 doubt.leases &= !ended;
             }
             for (i, t) in tries.iter().enumerate() {
-                let stale = fenced && t.token <= site.node.lasting_fence();
+                let stale = fenced && t.token <= site.node.lasting_fence(rules);
                 let healable = site.node.is_healable(t.token);
                 let too_old = rules.clock_is_checked && (t.token == FAR || t.token <= oldest);
                 if site.acquires[i] == Message::Sent && (too_old || stale && barred) {
