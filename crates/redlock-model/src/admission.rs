@@ -1,152 +1,142 @@
-//! Admission: two gateways, each with a clock of its own, and a node that loses its data more than once.
+//! Admission: two gateways that let nodes vote again, which fail in every way that they can.
 //!
-//! Promise: no lock is granted while another is held, whenever either gateway looks, counts, and ends its count. The node
-//! may lose its data in place (FLUSHALL), be restarted empty, or be restarted with what it had stored at an earlier time;
-//! the latter brings an old marker back. The other nodes never fail.
+//! The decisions are the core's own: each gateway has a [`redlock_core::node::admission::Admission`] for each node. The
+//! model shows it what it would see there, does what it says, and lets everything else happen in between. Promises:
+//! [`NOTHING_FORGOTTEN`], which is a matter of one node, and what follows from it, [`ONE_HOLDER`].
 //!
-//! Locks are simple here: granted in one step on two free nodes that vote, gone from all nodes in one step. What becomes
-//! of messages and expiry in between is shown by [`crate::locks`], where in turn a quarantine is a single wait.
+//! Nodes lose their data in place (FLUSHALL), are restarted empty or with a file (a dump, which brings an old marker back,
+//! or an append-only file), evict keys, begin or cease to sync every write to disk. Clusters are new, or said to be;
+//! gateways are restarted; an operator introduces a shorter `max_ttl`. Only faults are counted: the number of locks, looks
+//! and markers has no bound. Nonces and processes that nobody remembers are used again, and states that differ in the order
+//! of nodes or gateways alone are one.
+//!
+//! A rule of the core is switched off by showing it less: one process for all, no evictions, the same nonce always.
+//!
+//! Locks are simple here: granted in one step by a majority, gone from all nodes in one step. What becomes of messages and
+//! expiry in between is shown by [`crate::locks`], where in turn a quarantine is a single wait.
+//!
+//! # What time is
+//!
+//! The set of leases that run. A look tells the admission that it is so many milliseconds past zero as the set has for a
+//! number; so the count that it begins remembers the set, and when none of it runs any more, a look may tell the time at
+//! which that count ends.
+//!
+//! # What is taken for granted
+//!
+//! - Gateways look at a node so often that what makes its memory doubtful while the process goes on is seen by all of them
+//!   before it votes again: such events end sessions.
+//! - A node that has forgotten something is not restarted with a synced file before a marker says so. A file that is
+//!   older than what it had stored is loaded so only when all gateways have admitted the node as it was last.
+//! - `--bootstrap` is given to a gateway that starts only when no lease runs or another gateway knows better. All gateways
+//!   look at a blank node before anybody is believed who calls it new.
+//! - Gateways that have the new `max_ttl` see no node without a marker before the change has ended; the old ones are
+//!   stopped when it begins.
+//!
+//! Without [`Bounds::is_operated_well`] the second, third and fourth do not hold, and it goes wrong: known limits, not
+//! promises.
 
-use redlock_core::quorum::{Decision, Quorum, Tally};
+mod events;
+mod state;
+mod story;
+
+use std::time::Duration;
+
+use redlock_core::node::admission::{Admission as Decisions, Generation, Slot};
+use redlock_core::quorum::Quorum;
 use stateright::{Model, Property};
 
+use self::events::Action;
+pub use self::state::State;
+use self::state::{Change, Gateway, Sight, Site, Stored};
 use crate::explore::{First, Told};
-use crate::locks::NODES;
 use crate::rules::Rules;
 
 /// Locks are never held at once.
 pub const ONE_HOLDER: &str = "one holder";
+/// No node votes for a gateway while a lock may live that the node has granted and forgotten.
+pub const NOTHING_FORGOTTEN: &str = "no vote of a node that has forgotten a lock";
 
 const GATEWAYS: usize = 2;
-const FLAKY: usize = 0;
+/// Any time that is longer than all sets of leases.
+const QUARANTINE: Duration = Duration::from_secs(302);
 
-/// The model and its bounds.
+/// How much may happen in one history.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Masters, all of which may fail.
+    pub nodes: usize,
+    /// What may happen to them: losses of data, restarts, evictions, changes of durability.
+    pub faults: u8,
+    /// Whether nodes may be restarted, empty or with a file.
+    pub processes: bool,
+    /// Whether nodes may evict keys.
+    pub evictions: bool,
+    /// Whether nodes may sync every write to disk, and begin or cease to.
+    pub durability: bool,
+    /// Whether the cluster is brand-new, and its first gateway, or both, are started with that word.
+    pub bootstrap: bool,
+    /// Restarts of gateways.
+    pub restarts: u8,
+    /// Whether a shorter `max_ttl` is introduced, which the second gateway has from the beginning.
+    pub change: bool,
+    /// Whether what is taken for granted of operators is so, see above.
+    pub is_operated_well: bool,
+    /// Whether anything may happen between a look and the marker that it puts.
+    pub every_order: bool,
+}
+
+impl Bounds {
+    /// One node, losses of data and restarts.
+    pub const LOSSES: Self = Self {
+        nodes: 1,
+        faults: 3,
+        processes: true,
+        evictions: false,
+        durability: false,
+        bootstrap: false,
+        restarts: 0,
+        change: false,
+        is_operated_well: true,
+        every_order: false,
+    };
+}
+
+/// The model.
 #[derive(Debug)]
 pub struct Admission {
-    /// Which rules are on.
-    pub rules: Rules,
-    /// Losses of data and restarts.
-    pub losses: u8,
-    /// Locks that are granted, at most.
-    pub locks: u8,
+    rules: Rules,
+    bounds: Bounds,
     quorum: Quorum,
-    firsts: [First; 3],
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
-    Admitted,
-    /// With its nonce.
-    Quarantined(u8),
-}
-
-/// What a marker says, and which process it was written for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Marker {
-    kind: Kind,
-    process: u8,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Stored {
-    marker: Option<Marker>,
-    lock: Option<u8>,
-}
-
-/// A gateway's count: what it saw first, and the leases that ran then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Count {
-    marker: Option<Marker>,
-    leases: u8,
-}
-
-/// Everything.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct State {
-    flaky: Stored,
-    process: u8,
-    file: Option<Stored>,
-    /// What the other nodes hold.
-    steady: [Option<u8>; NODES - 1],
-    counts: [Option<Count>; GATEWAYS],
-    next_nonce: u8,
-    granted: u8,
-    ended: u8,
-    losses_left: u8,
-    readmitted: bool,
-}
-
-/// An event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    /// The next lock is granted by all of these nodes.
-    Grant([bool; NODES]),
-    /// A lease ends, and its lock is gone everywhere.
-    End(u8),
-    /// The flaky node saves what it has.
-    Save,
-    /// It loses everything in place.
-    Flush,
-    /// It is restarted empty.
-    RestartEmpty,
-    /// It is restarted with what it saved.
-    RestartSaved,
-    /// A gateway looks at it, and does what follows.
-    Look(u8),
-    /// A gateway's count ends.
-    Finish(u8),
-}
-
-impl State {
-    fn live(&self) -> u8 {
-        ((1u16 << self.granted) - 1) as u8 & !self.ended
-    }
-
-    fn free(&self, at: usize) -> bool {
-        if at == FLAKY { self.flaky.lock.is_none() } else { self.steady[at - 1].is_none() }
-    }
+    /// A node's place in the old configuration and in the new one. All have the same, or they could not change places.
+    slots: [Slot; 2],
+    firsts: [First; 6],
 }
 
 impl Admission {
     /// With these bounds.
-    pub fn new(rules: Rules, losses: u8, locks: u8) -> Self {
-        let quorum = Quorum::new(NODES).expect("three nodes are allowed");
-        Self { rules, losses, locks, quorum, firsts: Default::default() }
+    pub fn new(rules: Rules, bounds: Bounds) -> Self {
+        let quorum = Quorum::new(bounds.nodes).expect("so many nodes are allowed");
+        let slot = |max_ttl| Generation::new("cluster", Duration::from_secs(max_ttl)).slot("node");
+        let slots = [slot(300), slot(if rules.marker_names_configuration { 200 } else { 300 })];
+        Self { rules, bounds, quorum, slots, firsts: Default::default() }
     }
 
-    /// A marker counts for the process it was written for.
-    fn is_current(&self, s: &State, marker: Marker) -> bool {
-        marker.process == s.process || !self.rules.admission_names_process
+    fn slot(&self, is_new: bool) -> &Slot {
+        &self.slots[usize::from(is_new)]
     }
 
-    fn votes(&self, s: &State) -> bool {
-        s.flaky.marker.is_some_and(|marker| marker.kind == Kind::Admitted && self.is_current(s, marker))
+    /// As a gateway begins.
+    fn sight(&self, gateway: Gateway) -> Sight {
+        let admission = Decisions::new(self.slot(gateway.is_new).clone(), QUARANTINE);
+        let admission = admission.expecting_new(gateway.bootstrap);
+        Sight { admission, session: None, put: None, waits: None, told_new: None }
     }
 
-    fn look(&self, s: &mut State, gateway: usize) {
-        if self.votes(s) {
-            s.counts[gateway] = None;
-            return;
-        }
-        let standing = s.flaky.marker.filter(|marker| self.is_current(s, *marker));
-        if self.rules.quarantine_has_nonce && standing.is_none() {
-            s.flaky.marker = Some(Marker { kind: Kind::Quarantined(s.next_nonce), process: s.process });
-            s.next_nonce += 1;
-        }
-        let marker = s.flaky.marker.filter(|_| self.rules.quarantine_has_nonce);
-        if s.counts[gateway].is_none_or(|count| self.rules.quarantine_has_nonce && count.marker != marker) {
-            s.counts[gateway] = Some(Count { marker, leases: s.live() });
-        }
-    }
-
-    /// One marker is put in the place of another, in one step that also looks at the process.
-    fn finish(&self, s: &mut State, gateway: usize) {
-        let Some(count) = s.counts[gateway].take() else { return };
-        let stands = s.flaky.marker == count.marker && count.marker.is_some_and(|marker| self.is_current(s, marker));
-        if stands || !self.rules.quarantine_has_nonce && !self.votes(s) {
-            s.flaky.marker = Some(Marker { kind: Kind::Admitted, process: s.process });
-            s.readmitted = true;
-        }
+    fn start(&self, s: &mut State, gateway: usize) {
+        let g = &mut s.gateways[gateway];
+        (g.word_counts, g.knows_better, g.is_stopped) = (g.bootstrap, !g.bootstrap, false);
+        let sight = self.sight(*g);
+        s.sites.iter_mut().for_each(|site| site.sights[gateway] = sight.clone());
     }
 }
 
@@ -155,89 +145,86 @@ impl Model for Admission {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let marker = Some(Marker { kind: Kind::Admitted, process: 0 });
-        vec![State {
-            flaky: Stored { marker, lock: None },
-            process: 0,
-            file: None,
-            steady: [None; NODES - 1],
-            counts: [None; GATEWAYS],
-            next_nonce: 0,
-            granted: 0,
-            ended: 0,
-            losses_left: self.losses,
-            readmitted: false,
-        }]
+        let synced = self.bounds.durability;
+        let begin = |words: [bool; GATEWAYS]| {
+            let gateway = |at: usize| Gateway {
+                bootstrap: words[at],
+                word_counts: words[at],
+                knows_better: !words[at],
+                is_new: self.bounds.change && at == 1,
+                is_stopped: false,
+            };
+            let gateways = std::array::from_fn(gateway);
+            let site = || {
+                let mut site = Site {
+                    process: 0,
+                    memory: Stored::default(),
+                    dump: None,
+                    append_only_file: Stored::default(),
+                    synced,
+                    rewritten: false,
+                    evicted: 0,
+                    is_doubtful: false,
+                    granted: 0,
+                    survived: 0,
+                    sights: std::array::from_fn(|at| self.sight(gateways[at])),
+                };
+                if !self.bounds.bootstrap {
+                    site.put(self.slot(false).admitting(&site.facts(&self.rules), 0));
+                }
+                site
+            };
+            State {
+                sites: vec![site(); self.bounds.nodes],
+                gateways,
+                change: Change::Before,
+                live: 0,
+                short: 0,
+                faults_left: self.bounds.faults,
+                restarts_left: self.bounds.restarts,
+                has_waited: false,
+            }
+        };
+        if self.bounds.bootstrap { vec![begin([true, true]), begin([true, false])] } else { vec![begin([false; 2])] }
     }
 
     fn actions(&self, s: &State, actions: &mut Vec<Action>) {
-        if s.granted < self.locks {
-            for mask in 0..1u8 << NODES {
-                let asked: [bool; NODES] = std::array::from_fn(|at| mask & (1 << at) != 0);
-                let can = (0..NODES).all(|at| !asked[at] || s.free(at) && (at != FLAKY || self.votes(s)));
-                let tally = Tally { yes: asked.iter().filter(|yes| **yes).count(), ..Tally::default() };
-                if can && self.quorum.decide(tally) == Decision::Yes {
-                    actions.push(Action::Grant(asked));
-                }
-            }
-        }
-        actions.extend((0..s.granted).filter(|lock| s.live() & (1 << lock) != 0).map(Action::End));
-        if s.losses_left > 0 {
-            actions.extend([Action::Flush, Action::RestartEmpty]);
-            match s.file {
-                None => actions.push(Action::Save),
-                Some(_) => actions.push(Action::RestartSaved),
-            }
-        }
-        for gateway in 0..GATEWAYS as u8 {
-            actions.push(Action::Look(gateway));
-            let over = |count: Count| count.leases & s.live() == 0;
-            if s.counts[usize::from(gateway)].is_some_and(over) {
-                actions.push(Action::Finish(gateway));
-            }
-        }
+        self.enabled(s, actions);
     }
 
     fn next_state(&self, s: &State, action: Action) -> Option<State> {
-        let mut next = s.clone();
-        let blank = Stored { marker: None, lock: None };
-        match action {
-            Action::Grant(asked) => {
-                let locks = [&mut next.flaky.lock].into_iter().chain(&mut next.steady);
-                for (lock, _) in locks.zip(asked).filter(|(_, asked)| *asked) {
-                    *lock = Some(s.granted);
-                }
-                next.granted += 1;
-            }
-            Action::End(ended) => {
-                next.ended |= 1 << ended;
-                let saved = next.file.as_mut().map(|file| &mut file.lock);
-                for lock in [&mut next.flaky.lock].into_iter().chain(&mut next.steady).chain(saved) {
-                    *lock = lock.filter(|lock| *lock != ended);
-                }
-            }
-            Action::Save => next.file = Some(s.flaky),
-            Action::Flush | Action::RestartEmpty | Action::RestartSaved => {
-                next.losses_left -= 1;
-                next.process += u8::from(action != Action::Flush);
-                next.flaky = s.file.filter(|_| action == Action::RestartSaved).unwrap_or(blank);
-            }
-            Action::Look(gateway) => self.look(&mut next, gateway.into()),
-            Action::Finish(gateway) => self.finish(&mut next, gateway.into()),
-        }
-        Some(next).filter(|next| next != s)
+        self.apply(s, action)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        vec![
-            Property::<Self>::always(ONE_HOLDER, |m, s| m.firsts[0].always(s.live().count_ones() <= 1)),
-            Property::<Self>::sometimes("a node that lost its data votes again", |m, s| {
-                m.firsts[1].sometimes(s.readmitted && m.votes(s))
+        let mut properties = vec![
+            Property::<Self>::always(NOTHING_FORGOTTEN, |m, s| {
+                let lost = |site: &Site| site.granted & s.live & !site.memory.locks != 0;
+                let votes = |node: usize| (0..GATEWAYS).any(|gateway| s.votes(gateway, node));
+                m.firsts[0].always(!(0..m.bounds.nodes).any(|node| lost(&s.sites[node]) && votes(node)))
             }),
-            Property::<Self>::sometimes("after two losses it grants again", |m, s| {
-                m.firsts[2].sometimes(s.losses_left + 2 <= m.losses && s.flaky.lock.is_some() && m.votes(s))
+            Property::<Self>::always(ONE_HOLDER, |m, s| m.firsts[1].always(s.live.count_ones() <= 1)),
+            Property::<Self>::sometimes("a node grants after as many faults as can be", |m, s| {
+                m.firsts[2].sometimes(s.faults_left == 0 && s.live != 0)
             }),
-        ]
+        ];
+        if self.bounds.durability {
+            properties.push(Property::<Self>::sometimes("a restarted node votes with the locks it had", |m, s| {
+                let votes = |node: usize| (0..GATEWAYS).any(|gateway| s.votes(gateway, node));
+                m.firsts[3].sometimes((0..m.bounds.nodes).any(|node| s.sites[node].survived != 0 && votes(node)))
+            }));
+        }
+        if self.bounds.bootstrap {
+            properties.push(Property::<Self>::sometimes("a new cluster grants without a quarantine", |m, s| {
+                m.firsts[4].sometimes(!s.has_waited && s.live != 0)
+            }));
+        }
+        if self.bounds.change {
+            properties.push(Property::<Self>::sometimes("locks are granted with the new configuration", |m, s| {
+                m.firsts[5].sometimes(s.short != 0)
+            }));
+        }
+        properties
     }
 }
 
@@ -245,32 +232,7 @@ impl Told for Admission {
     fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let step = |(s, action): (State, Option<Action>)| {
             let next = self.next_state(&s, action?)?;
-            Some(match action? {
-                Action::Grant(asked) => {
-                    let nodes: Vec<_> = (0..NODES).filter(|at| asked[*at]).map(|at| (at + 1).to_string()).collect();
-                    format!("lock {} is granted by nodes {}", s.granted + 1, nodes.join(", "))
-                }
-                Action::End(lock) => format!("the lease of lock {} ends, and it is gone everywhere", lock + 1),
-                Action::Save => "node 1 saves what it has".into(),
-                Action::Flush => "node 1 loses all its data in place".into(),
-                Action::RestartEmpty => "node 1 is restarted empty".into(),
-                Action::RestartSaved => "node 1 is restarted with what it had saved".into(),
-                Action::Look(gateway) => {
-                    let wrote = next.flaky.marker != s.flaky.marker;
-                    let count = match next.counts[usize::from(gateway)] {
-                        None => "it votes",
-                        count if count == s.counts[usize::from(gateway)] => "goes on counting",
-                        Some(_) if wrote => "marks it as quarantined and begins to count",
-                        Some(_) => "begins to count",
-                    };
-                    format!("gateway {} looks at node 1: {count}", gateway + 1)
-                }
-                Action::Finish(gateway) => {
-                    let admitted = self.votes(&next) && next.flaky.marker != s.flaky.marker;
-                    let effect = if admitted { "it admits node 1" } else { "another marker stands, nothing is done" };
-                    format!("the count of gateway {} ends: {effect}", gateway + 1)
-                }
-            })
+            Some(self.tell_step(&s, &next, action?))
         };
         path.into_iter().filter_map(step).collect()
     }

@@ -1,6 +1,6 @@
 //! What is run: the models at their bounds with all rules on, and each rule off where its counter-example is.
 
-use crate::admission::{Admission, ONE_HOLDER};
+use crate::admission::{Admission, Bounds as AdmissionBounds, NOTHING_FORGOTTEN, ONE_HOLDER};
 use crate::explore::{Outcome, Until, explore};
 use crate::healing::{Healing, NEVER_LOST};
 use crate::locks::{Bounds, FENCING, Locks, MUTUAL_EXCLUSION, NO_LOCKOUT, NO_ORPHAN};
@@ -156,14 +156,49 @@ static EVERY_ORDER: Case = Case {
     model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { every_order: true, ..Bounds::TRIES })),
 };
 static ADMISSION: Case = Case {
-    title: "admission: two gateways, three losses or restarts, four locks",
+    title: "admission: three losses of data or restarts",
     size: Size::Small,
-    model: |rules| AnyModel::Admission(Admission::new(rules, 3, 4)),
+    model: |rules| admission(rules, AdmissionBounds::LOSSES),
+};
+static EVICTIONS: Case = Case {
+    title: "admission: evictions",
+    size: Size::Small,
+    model: |rules| admission(rules, AdmissionBounds { evictions: true, faults: 2, ..AdmissionBounds::LOSSES }),
+};
+static DURABILITY: Case = Case {
+    title: "admission: writes that are synced or not",
+    size: Size::Small,
+    model: |rules| admission(rules, AdmissionBounds { durability: true, faults: 2, ..AdmissionBounds::LOSSES }),
+};
+static BOOTSTRAP: Case = Case {
+    title: "admission: a new cluster of two nodes",
+    size: Size::Small,
+    model: |rules| {
+        let bounds = AdmissionBounds {
+            nodes: 2,
+            faults: 2,
+            processes: false,
+            bootstrap: true,
+            restarts: 1,
+            ..AdmissionBounds::LOSSES
+        };
+        admission(rules, bounds)
+    },
+};
+static CHANGE: Case = Case {
+    title: "admission: a shorter max_ttl",
+    size: Size::Small,
+    model: |rules| admission(rules, AdmissionBounds { change: true, faults: 2, ..AdmissionBounds::LOSSES }),
+};
+static EVERY_LOOK: Case = Case {
+    title: "admission: two losses of data or restarts, every order",
+    size: Size::Small,
+    model: |rules| admission(rules, AdmissionBounds { faults: 2, every_order: true, ..AdmissionBounds::LOSSES }),
 };
 static MORE_ADMISSION: Case = Case {
-    title: "admission: two gateways, four losses or restarts, six locks",
+    title: "admission: three faults of every kind",
     size: Size::Large,
-    model: |rules| AnyModel::Admission(Admission::new(rules, 4, 6)),
+    model: |rules| admission(rules, AdmissionBounds { evictions: true, durability: true, ..AdmissionBounds::LOSSES }),
 };
 static HEALING: Case = Case {
     title: "healing: nine losses of data or outages, one after the other",
@@ -171,8 +206,12 @@ static HEALING: Case = Case {
     model: |rules| AnyModel::Healing(Healing::new(rules, 9, true)),
 };
 
+fn admission(rules: Rules, bounds: AdmissionBounds) -> AnyModel {
+    AnyModel::Admission(Admission::new(rules, bounds))
+}
+
 /// Everything that is explored with all rules on.
-pub static CASES: [&Case; 16] = [
+pub static CASES: [&Case; 21] = [
     &TRIES,
     &LOSS_OF_TWO,
     &EVERY_LOSS_OF_TWO,
@@ -183,6 +222,11 @@ pub static CASES: [&Case; 16] = [
     &PATIENCE,
     &EVERY_ORDER_OF_TWO,
     &ADMISSION,
+    &EVICTIONS,
+    &DURABILITY,
+    &BOOTSTRAP,
+    &CHANGE,
+    &EVERY_LOOK,
     &HEALING,
     &EXTENSION,
     &TWO_EXTENSIONS,
@@ -215,12 +259,28 @@ mutations! {
     quarantine_is_waited: LOSS_OF_TWO, MUTUAL_EXCLUSION;
     quarantine_has_nonce: ADMISSION, ONE_HOLDER;
     admission_names_process: ADMISSION, ONE_HOLDER;
+    evictions_are_counted: EVICTIONS, NOTHING_FORGOTTEN;
+    rewrite_is_noticed: DURABILITY, NOTHING_FORGOTTEN;
+    newest_marker_is_known: DURABILITY, NOTHING_FORGOTTEN;
+    word_needs_all_nodes: BOOTSTRAP, NOTHING_FORGOTTEN;
+    word_needs_witnesses: BOOTSTRAP, ONE_HOLDER;
+    word_names_quarantine: BOOTSTRAP, NOTHING_FORGOTTEN;
+    word_ends_with_admission: BOOTSTRAP, NOTHING_FORGOTTEN;
+    marker_names_configuration: CHANGE, NOTHING_FORGOTTEN;
+    reconfiguration_waits: CHANGE, NOTHING_FORGOTTEN;
     marker_names_admission: PATIENCE, FENCING;
     missing_is_healed: HEALING, NEVER_LOST;
     heal_may_be_old: HEALING, NEVER_LOST;
     extension_marks: HEALING, NEVER_LOST;
     release_unmarks: HEALS, NO_ORPHAN;
     heal_is_timely: PATIENCE, FENCING;
+    failed_try_takes_fence_back: HEALING, NEVER_LOST;
+    told_fence_stays: TRIES, FENCING;
+    retried_fence_stays: TRIES, NO_ORPHAN;
+    plain_fence_stays: TRIES, NO_ORPHAN;
+    only_own_fence_goes: TRIES, NO_ORPHAN;
+    fence_before_is_restored: EXTENSION, FENCING;
+    release_settles_fence: TRIES, NO_ORPHAN;
 }
 
 /// The mutation of a rule.

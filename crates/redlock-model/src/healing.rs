@@ -8,6 +8,8 @@
 //! A fault is a loss of data, or an outage that keeps the data but outlasts the lock: then the fence still stands at its T,
 //! and only the mark of an earlier extension lets the heal pass. So a node that was away from before the first extension
 //! stays without the lock; the bound `extended` says whether there was one.
+//!
+//! Meanwhile another client polls: a node that lost the lock grants it, and the try fails elsewhere and is undone.
 
 use redlock_core::quorum::{Decision, Quorum, Tally};
 use stateright::{Model, Property};
@@ -21,6 +23,8 @@ use crate::rules::Rules;
 pub const NEVER_LOST: &str = "an extended lock is never lost";
 
 const T: Token = 1;
+/// Larger, and never granted by a majority.
+const POLLED: Token = 2;
 const HELD: Lock = Lock { owner: Owner::A, token: T, extended: false, guards: 0 };
 
 /// The model and its bounds.
@@ -66,6 +70,8 @@ pub enum Action {
     Outage(u8),
     /// The node votes again.
     Return(u8),
+    /// Another client tries in vain, and undoes what it got on this node.
+    Poll(u8),
 }
 
 impl Healing {
@@ -130,6 +136,11 @@ impl Healing {
                 next.oldest = T;
                 (next.tried, next.granted) = (false, false);
             }
+            Action::Poll(at) => {
+                let (node, window) = (&mut next.sites[usize::from(at)].node, Window { oldest: s.oldest });
+                node.acquire(&self.rules, window, Lock { owner: Owner::B, token: POLLED, ..HELD });
+                node.release(&self.rules, Owner::B, POLLED, true);
+            }
         }
         next
     }
@@ -165,6 +176,8 @@ impl Model for Healing {
             }
             Some(_) | None => {}
         }
+        let lost = |(_, site): &(usize, &Site)| !site.away && site.node.lock.is_none();
+        actions.extend(s.sites.iter().enumerate().filter(lost).map(|(at, _)| Action::Poll(at as u8)));
     }
 
     fn next_state(&self, s: &State, action: Action) -> Option<State> {
@@ -218,6 +231,7 @@ impl Told for Healing {
                     format!("{} votes again, but meanwhile the lock was never extended: it is lost", node(at))
                 }
                 Action::Return(at) => format!("{} votes again", node(at)),
+                Action::Poll(at) => format!("B tries in vain, and undoes what {} has granted", node(at)),
             });
             let mut order: [usize; NODES] = std::array::from_fn(|i| i);
             order.sort_by_key(|at| next.sites[*at]);

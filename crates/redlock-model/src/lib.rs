@@ -9,12 +9,12 @@
 //! | [`rules`] | the switches |
 //! | [`node`] | one master, held to the code's own by `tests/conformance.rs` |
 //! | [`locks`] | two owners on three nodes: messages in any order, expiry, extensions, heals, losses of data |
-//! | [`admission`] | two gateways that let a node vote again, which fails more than once |
+//! | [`admission`] | two gateways with the code's own admission, and nodes that fail in every way they can |
 //! | [`healing`] | a lock that outlives one fault after the other |
 //! | [`catalogue`] | which model is run within which bounds |
 //! | [`explore`] | running one, and telling what came of it |
 //!
-//! Votes are counted by `redlock_core::quorum`, not by a copy of it.
+//! Votes are counted by `redlock_core::quorum`, and nodes admitted by `redlock_core::node::admission`, not by copies.
 //!
 //! # What is bounded, and why that is enough
 //!
@@ -39,8 +39,8 @@
 //! # What is left out
 //!
 //! Availability, but for one property and for what must be possible at all; clocks that run at wrong rates; fences that
-//! expire (their retention is longer than what clocks may differ by); deletion by hand, eviction and fail-over, which are
-//! not promised. Answers of nodes that decide nothing are left out as well, see [`locks`]. States are told apart by 64-bit
+//! expire (their retention is longer than what clocks may differ by); deletion by hand and fail-over, which are not
+//! promised. Answers of nodes that decide nothing are left out as well, see [`locks`]. States are told apart by 64-bit
 //! fingerprints: among ten million states one is overlooked with a chance of about one in four hundred thousand.
 
 #![warn(missing_docs)]

@@ -180,7 +180,7 @@ impl Model for Locks {
                 let state = s.clone();
                 phases.map(move |phase| {
                     let mut state = state.clone();
-                    state.start(i, phase, &self.rules);
+                    self.start(&mut state, i, phase);
                     state
                 })
             };

@@ -18,8 +18,8 @@ Exits with 0 when everything holds, or when the counter-example that was asked f
 /// Explores every order of events of the locking algorithm, within stated bounds.
 ///
 /// Three nodes; two owners of whom one asks again; acquires, releases, extensions and heals that arrive in any order or
-/// never; leases that end and keys that expire at any moment; losses of data. It prints what holds, what was seen to be
-/// possible, and for a violation the way there, step by step.
+/// never; leases that end and keys that expire at any moment; losses of data, restarts, evictions, new clusters and
+/// configurations. It prints what holds, what was seen to be possible, and for a violation the way there, step by step.
 ///
 /// With --without it switches one rule off and prints the shortest history that goes wrong.
 #[derive(Debug, Parser)]

@@ -46,10 +46,21 @@ pub struct Node {
     pub admitted: bool,
     /// The lock key.
     pub lock: Option<Lock>,
-    /// The fence key.
+    /// The fence key; [`NO_TOKEN`] when there is none.
     pub fence: Token,
-    /// Whether the fence is marked: the lock with this T was extended, and no release of it has come.
-    pub marked: bool,
+    /// What stands behind T in it.
+    pub mark: Mark,
+}
+
+/// The mark of a fence at T.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Mark {
+    /// None: it stays.
+    Plain,
+    /// `+`: the lock with this T was extended, and no release of it has come.
+    Extended,
+    /// `!`: it can be taken back, to this fence with the mark of an extension, or to none.
+    Provisional(Token),
 }
 
 /// The tokens that a node's own time lies near: those above `oldest` and below [`FAR`].
@@ -91,7 +102,7 @@ impl Vote {
 
 impl Default for Node {
     fn default() -> Self {
-        Self { admitted: true, lock: None, fence: NO_TOKEN, marked: false }
+        Self { admitted: true, lock: None, fence: NO_TOKEN, mark: Mark::Plain }
     }
 }
 
@@ -116,7 +127,13 @@ impl Node {
         }
         let guards = asked.guards | mine.map_or(0, |lock| lock.guards);
         self.lock = Some(Lock { guards, extended: false, ..asked });
-        (self.fence, self.marked) = (asked.token, false);
+        self.mark = match self.mark {
+            _ if self.fence == NO_TOKEN => Mark::Provisional(NO_TOKEN),
+            Mark::Extended => Mark::Provisional(self.fence),
+            _ if !rules.plain_fence_stays => Mark::Provisional(NO_TOKEN),
+            Mark::Plain | Mark::Provisional(_) => Mark::Plain,
+        };
+        self.fence = asked.token;
         if mine.is_some() { Vote::GrantedAgain } else { Vote::Granted }
     }
 
@@ -133,7 +150,7 @@ impl Node {
                 if !lock.extended && rules.extension_marks {
                     lock.extended = true;
                     if matches!(self.fence, NO_TOKEN) || self.fence == asked.token {
-                        (self.fence, self.marked) = (asked.token, true);
+                        (self.fence, self.mark) = (asked.token, Mark::Extended);
                     }
                 }
                 Vote::Extended
@@ -154,17 +171,18 @@ impl Node {
             let same = (lock.owner, lock.token) == (asked.owner, asked.token);
             return if same { Vote::Extended } else { Vote::Held(lock) };
         }
-        let expired = self.marked && self.fence == asked.token;
+        let expired = self.mark == Mark::Extended && self.fence == asked.token;
         if rules.fence_is_checked && self.fence >= asked.token && !expired {
             return Vote::Stale(self.fence);
         }
-        (self.fence, self.marked) = (asked.token, rules.extension_marks);
+        (self.fence, self.mark) = (asked.token, if rules.extension_marks { Mark::Extended } else { Mark::Plain });
         self.lock = Some(Lock { extended: rules.extension_marks, ..asked });
         Vote::Granted
     }
 
-    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above.
-    pub fn release(&mut self, rules: &Rules, owner: Owner, token: Token) -> Vote {
+    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above; but take the fence back
+    /// where a failed try, of whose T nobody knows, had been granted.
+    pub fn release(&mut self, rules: &Rules, owner: Owner, token: Token, failed_try: bool) -> Vote {
         let stood = self.lock;
         let mine = stood.filter(|lock| lock.owner == owner);
         let same = mine.is_some_and(|lock| lock.token == token);
@@ -173,14 +191,19 @@ impl Node {
             self.lock = None;
         }
         if same && mine.is_some_and(|lock| !lock.extended) {
-            // Whoever set this lock has left the fence at its T, and nobody has marked it.
+            if failed_try && rules.failed_try_takes_fence_back {
+                self.take_fence_back(rules, token);
+            }
+            // Otherwise the acquire that set this lock has left the fence at its T, and nobody has marked it.
             return Vote::Released;
         }
         if rules.release_is_a_barrier {
             if same || token != FAR {
-                let marked = self.marked && self.fence == token && rules.release_unmarks;
+                let marked = self.mark == Mark::Extended && self.fence == token && rules.release_unmarks;
                 if marked || self.fence < token {
-                    (self.fence, self.marked) = (token, false);
+                    (self.fence, self.mark) = (token, Mark::Plain);
+                } else if rules.release_settles_fence {
+                    self.settle_fence();
                 }
             } else {
                 // Also where an older T was deleted: without its barrier the release is not done.
@@ -192,6 +215,40 @@ impl Node {
             Some(lock) => Vote::Held(lock),
             None => Vote::Missing,
         }
+    }
+
+    fn take_fence_back(&mut self, rules: &Rules, token: Token) {
+        (self.fence, self.mark) = match self.mark {
+            Mark::Provisional(before)
+                if self.fence == token && before != NO_TOKEN && rules.fence_before_is_restored =>
+            {
+                (before, Mark::Extended)
+            }
+            Mark::Provisional(_) if self.fence == token => (NO_TOKEN, Mark::Plain),
+            _ if !rules.only_own_fence_goes => (NO_TOKEN, Mark::Plain),
+            mark => (self.fence, mark),
+        }
+    }
+
+    /// The fence cannot be taken back any more.
+    pub fn settle_fence(&mut self) {
+        if matches!(self.mark, Mark::Provisional(_)) {
+            self.mark = Mark::Plain;
+        }
+    }
+
+    /// The lowest that the fence can become again by being taken back.
+    pub fn lasting_fence(&self, rules: &Rules) -> Token {
+        match self.mark {
+            Mark::Plain | Mark::Extended => self.fence,
+            Mark::Provisional(before) if rules.fence_before_is_restored => before,
+            Mark::Provisional(_) => NO_TOKEN,
+        }
+    }
+
+    /// Whether a heal with this T passes the fence, now or when it has been taken back.
+    pub fn is_healable(&self, token: Token) -> bool {
+        self.mark == Mark::Extended && self.fence == token || self.mark == Mark::Provisional(token)
     }
 
     /// The lock's time to live is over.

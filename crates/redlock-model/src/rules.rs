@@ -1,68 +1,101 @@
 //! The rules that safety rests on, each with a switch. With a rule off its model must find a counter-example, or the
 //! model would prove nothing about it.
 
-/// Which rules are on. Fields that `redlock_core::node::Rules` has as well mean the same there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rules {
+macro_rules! rules {
+    ($($(#[$doc:meta])* $rule:ident)*) => {
+        /// Which rules are on. Fields that `redlock_core::node::Rules` has as well mean the same there.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub struct Rules {
+            $($(#[$doc])* pub $rule: bool,)*
+        }
+
+        impl Rules {
+            /// What ships.
+            pub const ALL: Self = Self { $($rule: true),* };
+        }
+    };
+}
+
+rules! {
     /// A retry by the same owner takes a new T, rewrites both keys, and counts only grants with exactly that T.
-    pub retry_rewrites: bool,
+    retry_rewrites
     /// A release leaves the fence at T or above.
-    pub release_is_a_barrier: bool,
+    release_is_a_barrier
     /// A release deletes only a lock whose T is not newer than its own.
-    pub release_keeps_newer: bool,
+    release_keeps_newer
     /// A node refuses a T too far from its own time.
-    pub clock_is_checked: bool,
+    clock_is_checked
     /// A node grants only a T larger than the last it has stored for the lock.
-    pub fence_is_checked: bool,
+    fence_is_checked
     /// A node refuses lock operations unless the marker of its admission stands.
-    pub marker_is_checked: bool,
+    marker_is_checked
     /// A node that lost its data is admitted only when every lock that it may have forgotten has ended, and every
     /// gateway mints larger tokens than those it may have forgotten.
-    pub quarantine_is_waited: bool,
+    quarantine_is_waited
     /// A quarantine ends only when the very marker stands whose age was counted.
-    pub quarantine_has_nonce: bool,
+    quarantine_has_nonce
     /// A quarantine counts only for the process that it began in.
-    pub admission_names_process: bool,
+    admission_names_process
+    /// Evictions since its admission make the memory of a node doubtful.
+    evictions_are_counted
+    /// A restarted node whose append-only file was rewritten since does not pass for one that has loaded all it had stored.
+    rewrite_is_noticed
+    /// A gateway believes no older marker than the last by which it has admitted the node.
+    newest_marker_is_known
+    /// The word that a cluster is new is believed only when all nodes answer and are new.
+    word_needs_all_nodes
+    /// And only when no gateway without that word has seen them so.
+    word_needs_witnesses
+    /// It is said of the one quarantine of a node that was looked at, not of the next.
+    word_names_quarantine
+    /// It ends with the first admission of a node.
+    word_ends_with_admission
+    /// A gateway counts no quarantine of another configuration.
+    marker_names_configuration
+    /// A change of configuration waits until no lock of the old one can live.
+    reconfiguration_waits
     /// Every admission has a marker of its own: what was sent before a loss of data is refused after it.
-    pub marker_names_admission: bool,
+    marker_names_admission
     /// A successful extension sets the lock again on nodes that lost it.
-    pub missing_is_healed: bool,
+    missing_is_healed
     /// A heal is not held to the age of its T, which is the age of the lock.
-    pub heal_may_be_old: bool,
+    heal_may_be_old
     /// An extension marks the lock and its fence, so that a heal can tell a lock that expired from one that was released.
-    pub extension_marks: bool,
+    extension_marks
     /// A release takes the mark away.
-    pub release_unmarks: bool,
+    release_unmarks
     /// No heal is sent after the lease has ended that its extension gave.
-    pub heal_is_timely: bool,
+    heal_is_timely
     /// Two tries of one owner never ask with the same T, whichever gateways make them.
-    pub retry_mints_new: bool,
+    retry_mints_new
     /// A failed try of an owner that may have been granted the lock before undoes only what it set where that owner had
     /// nothing.
-    pub undo_spares_older: bool,
+    undo_spares_older
+    /// The undo of a failed try takes the fence back to what it was before the try was granted.
+    failed_try_takes_fence_back
+    /// It does so only where nobody was told of its T: never the release of a lock that was held.
+    told_fence_stays
+    /// And only where its owner has asked with no other T, whose acquire may still be under way.
+    retried_fence_stays
+    /// A fence can be taken back only where it took the place of none, or of one with the mark of an extension.
+    plain_fence_stays
+    /// A try takes back only the fence that it has left itself.
+    only_own_fence_goes
+    /// Where a marked fence stood before, it stands again.
+    fence_before_is_restored
+    /// A release that finds a fence which keeps out what it must keep out makes it stay.
+    release_settles_fence
 }
 
 impl Rules {
-    /// All of them.
-    pub const ALL: Self = Self {
-        retry_rewrites: true,
-        release_is_a_barrier: true,
-        release_keeps_newer: true,
-        clock_is_checked: true,
-        fence_is_checked: true,
-        marker_is_checked: true,
-        quarantine_is_waited: true,
-        quarantine_has_nonce: true,
-        admission_names_process: true,
-        marker_names_admission: true,
-        missing_is_healed: true,
-        heal_may_be_old: true,
-        extension_marks: true,
-        release_unmarks: true,
-        heal_is_timely: true,
-        retry_mints_new: true,
-        undo_spares_older: true,
-    };
+    /// Whether what counts on a fence can count on it for good.
+    pub fn fences_last(&self) -> bool {
+        self.told_fence_stays
+            && self.retried_fence_stays
+            && self.plain_fence_stays
+            && self.only_own_fence_goes
+            && self.release_settles_fence
+    }
 
     /// Whether a node refuses what was sent before it lost its data.
     pub fn tells_admissions_apart(&self) -> bool {

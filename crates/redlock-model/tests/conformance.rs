@@ -1,5 +1,6 @@
 //! The model's node answers as the code's node does, whatever it is asked.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use redlock_core::clock::Clock;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Holding, Keys, NodeSettings, Op, Reason, Record, Vote as CoreVote};
 use redlock_core::{Info, LockName, LockToken, Ttl};
-use redlock_model::node::{FAR, Lock, Node, Owner, Token, Vote, Window};
+use redlock_model::node::{FAR, Lock, Mark, NO_TOKEN, Node, Owner, Token, Vote, Window};
 use redlock_model::rules::Rules;
 
 const NOW: u64 = 1_763_725_165_000_000;
@@ -33,7 +34,8 @@ enum Event {
     Acquire(Owner, Token),
     Extend(Owner, Token),
     Heal(Owner, Token),
-    Release(Owner, Token),
+    /// And whether it is the undo of a try that failed.
+    Release(Owner, Token, bool),
     Expire,
     Wipe,
     Admit,
@@ -46,7 +48,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         6 => (owner(), token()).prop_map(|(owner, token)| Event::Acquire(owner, token)),
         4 => (owner(), token()).prop_map(|(owner, token)| Event::Extend(owner, token)),
         3 => (owner(), token()).prop_map(|(owner, token)| Event::Heal(owner, token)),
-        4 => (owner(), token()).prop_map(|(owner, token)| Event::Release(owner, token)),
+        6 => (owner(), token(), any::<bool>()).prop_map(|(owner, token, failed)| Event::Release(owner, token, failed)),
         1 => Just(Event::Expire),
         1 => Just(Event::Wipe),
         2 => Just(Event::Admit),
@@ -110,53 +112,104 @@ fn read(vote: CoreVote) -> String {
     }
 }
 
+/// A node of the code, as it stands at some time on its clock.
+struct Code {
+    clock: Arc<Fixed>,
+    node: MemoryNode,
+}
+
+impl Code {
+    fn new() -> Self {
+        let clock = Arc::new(Fixed(AtomicU64::new(0)));
+        Self { node: MemoryNode::new("n", clock.clone(), NodeSettings::default()), clock }
+    }
+}
+
+/// Lets the event happen to both, and compares what they answer.
+fn happens(event: Event, model: &mut Node, code: &Code, oldest: Token) -> Result<(), TestCaseError> {
+    let keys = Keys::new("lock:", &LockName::parse("a").expect("a name"));
+    let ttl = Ttl::from_millis(TTL_MS).expect("a TTL");
+    let asked = |owner, token| Lock { owner, token, extended: false, guards: 0 };
+    let (rules, window) = (&Rules::ALL, Window { oldest });
+    let (answer, op) = match event {
+        Event::Acquire(owner, token) => {
+            let op = Op::Acquire { keys, record: record(owner, token, oldest), ttl, tell: None };
+            (model.acquire(rules, window, asked(owner, token)), op)
+        }
+        Event::Extend(owner, token) => {
+            let op = Op::Extend { keys, record: record(owner, token, oldest), ttl };
+            (model.extend(rules, asked(owner, token)), op)
+        }
+        Event::Heal(owner, token) => {
+            let op = Op::Heal { keys, record: record(owner, token, oldest), ttl };
+            (model.heal(rules, window, asked(owner, token)), op)
+        }
+        Event::Release(owner, token, failed_try) => {
+            let op = Op::Release { keys, record: record(owner, token, oldest), failed_try, tell: None };
+            (model.release(rules, owner, token, failed_try), op)
+        }
+        Event::Expire => {
+            model.expire();
+            code.clock.0.fetch_add(TTL_MS + 1, Ordering::Relaxed);
+            return Ok(());
+        }
+        Event::Wipe => {
+            model.wipe();
+            code.node.wipe();
+            return Ok(());
+        }
+        Event::Admit => {
+            model.admitted = true;
+            code.node.admit();
+            return Ok(());
+        }
+    };
+    prop_assert_eq!(translate(answer, oldest), read(code.node.run(&op)), "{:?}", event);
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn both_nodes_give_the_same_answers(events in events(), oldest in prop_oneof![Just(0u8), Just(2u8)]) {
-        let clock = Arc::new(Fixed(AtomicU64::new(0)));
-        let code = MemoryNode::new("n", clock.clone(), NodeSettings::default());
-        let mut model = Node::default();
-        let keys = Keys::new("lock:", &LockName::parse("a").expect("a name"));
-        let ttl = Ttl::from_millis(TTL_MS).expect("a TTL");
+        let (mut model, code) = (Node::default(), Code::new());
         for event in events {
-            let (answer, wanted) = match event {
-                Event::Acquire(owner, token) => {
-                    let op = Op::Acquire { keys: keys.clone(), record: record(owner, token, oldest), ttl, tell: None };
-                    let asked = Lock { owner, token, extended: false, guards: 0 };
-                    (model.acquire(&Rules::ALL, Window { oldest }, asked), code.run(&op))
-                }
-                Event::Extend(owner, token) => {
-                    let op = Op::Extend { keys: keys.clone(), record: record(owner, token, oldest), ttl };
-                    (model.extend(&Rules::ALL, Lock { owner, token, extended: false, guards: 0 }), code.run(&op))
-                }
-                Event::Heal(owner, token) => {
-                    let op = Op::Heal { keys: keys.clone(), record: record(owner, token, oldest), ttl };
-                    let asked = Lock { owner, token, extended: false, guards: 0 };
-                    (model.heal(&Rules::ALL, Window { oldest }, asked), code.run(&op))
-                }
-                Event::Release(owner, token) => {
-                    let op = Op::Release { keys: keys.clone(), record: record(owner, token, oldest), failed_try: false, tell: None };
-                    (model.release(&Rules::ALL, owner, token), code.run(&op))
-                }
-                Event::Expire => {
-                    model.expire();
-                    clock.0.fetch_add(TTL_MS + 1, Ordering::Relaxed);
-                    continue;
-                }
-                Event::Wipe => {
-                    model.wipe();
-                    code.wipe();
-                    continue;
-                }
-                Event::Admit => {
-                    model.admitted = true;
-                    code.admit();
-                    continue;
-                }
-            };
-            prop_assert_eq!(translate(answer, oldest), read(wanted), "{:?}", event);
+            happens(event, &mut model, &code, oldest)?;
         }
+    }
+}
+
+/// Histories that chance does not come upon, such as an extension, an expiry, a failed try and its undo: every event in
+/// every state that three tokens allow.
+#[test]
+fn both_nodes_give_the_same_answers_in_every_state() {
+    let mut events = vec![Event::Expire, Event::Wipe, Event::Admit];
+    for owner in [Owner::A, Owner::B] {
+        for token in [1, 2, 3, FAR] {
+            events.extend([Event::Acquire(owner, token), Event::Extend(owner, token), Event::Heal(owner, token)]);
+            events.extend([Event::Release(owner, token, false), Event::Release(owner, token, true)]);
+        }
+    }
+    let code = Code::new();
+    let now = || code.clock.0.load(Ordering::Relaxed);
+    for oldest in [0, 1] {
+        let mut seen = HashSet::from([Node::default()]);
+        code.node.wipe();
+        code.node.admit();
+        let mut next = vec![(Node::default(), code.node.snapshot(), now())];
+        while let Some((node, snapshot, at)) = next.pop() {
+            for event in &events {
+                code.node.restore(snapshot.clone());
+                code.clock.0.store(at, Ordering::Relaxed);
+                let mut model = node;
+                happens(*event, &mut model, &code, oldest).unwrap_or_else(|why| panic!("{node:?}: {why}"));
+                if seen.insert(model) {
+                    next.push((model, code.node.snapshot(), now()));
+                }
+            }
+        }
+        let taken_back = |node: &Node| matches!(node.mark, Mark::Provisional(before) if before != NO_TOKEN);
+        assert!(seen.iter().any(taken_back), "{} states", seen.len());
     }
 }

@@ -1,5 +1,6 @@
 //! With all rules on everything holds; with any rule off its own counter-example is found, in a case that holds with it.
 
+use redlock_model::admission::{Admission, Bounds, NOTHING_FORGOTTEN};
 use redlock_model::catalogue::{CASES, MUTATIONS, Size, mutation};
 use redlock_model::explore::{Until, explore};
 use redlock_model::healing::{Healing, NEVER_LOST};
@@ -57,12 +58,28 @@ each_is_missed! {
     quarantine_is_waited
     quarantine_has_nonce
     admission_names_process
+    evictions_are_counted
+    rewrite_is_noticed
+    newest_marker_is_known
+    word_needs_all_nodes
+    word_needs_witnesses
+    word_names_quarantine
+    word_ends_with_admission
+    marker_names_configuration
+    reconfiguration_waits
     marker_names_admission
     missing_is_healed
     heal_may_be_old
     extension_marks
     release_unmarks
     heal_is_timely
+    failed_try_takes_fence_back
+    told_fence_stays
+    retried_fence_stays
+    plain_fence_stays
+    only_own_fence_goes
+    fence_before_is_restored
+    release_settles_fence
 }
 
 fn fields(debug: &str) -> Vec<&str> {
@@ -74,6 +91,21 @@ fn the_rules_of_the_code_are_rules_of_the_model() {
     let code = format!("{:?}", redlock_core::node::Rules::ALL);
     for rule in fields(&code) {
         assert!(mutation(rule).is_some(), "the code has a rule {rule} that the model has not");
+    }
+}
+
+/// Known limits, as the next one.
+#[test]
+fn admission_is_safe_only_as_far_as_clusters_are_operated_well() {
+    let careless = Bounds { is_operated_well: false, faults: 2, ..Bounds::LOSSES };
+    for bounds in [
+        Bounds { durability: true, ..careless },
+        Bounds { change: true, ..careless },
+        Bounds { nodes: 2, processes: false, bootstrap: true, restarts: 1, ..careless },
+    ] {
+        let outcome = explore(Admission::new(Rules::ALL, bounds), Until::Violated(NOTHING_FORGOTTEN), 1, false);
+        println!("{bounds:?}: {outcome}");
+        assert!(outcome.violated.contains_key(NOTHING_FORGOTTEN), "{bounds:?}");
     }
 }
 

@@ -130,7 +130,7 @@ pub enum Step {
 }
 
 /// The admission of one node by one gateway.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Admission {
     slot: Slot,
     quarantine: Duration,

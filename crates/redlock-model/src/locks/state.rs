@@ -229,31 +229,6 @@ impl State {
         }
     }
 
-    /// All nodes are asked. `GivenUp` at once stands for giving up at any later time.
-    pub(super) fn start(&mut self, i: usize, phase: Phase, rules: &Rules) {
-        self.tries[i].phase = Phase::Open;
-        self.tries[i].after_own = sibling(i).is_some_and(|own| self.tries[own].phase == Phase::Granted);
-        self.send(rules, |site| &mut site.acquires[i]);
-        if phase == Phase::GivenUp {
-            self.give_up(i, rules);
-        }
-    }
-
-    /// The clean-up: a release goes to every node where the try was granted or may still be. An owner that may have had
-    /// the lock before spares what an earlier try may have been promised: what is not answered yet is released when it
-    /// turns out to be a fresh grant.
-    fn give_up(&mut self, i: usize, rules: &Rules) {
-        self.tries[i].phase = Phase::GivenUp;
-        let spares = owner(i) == Owner::A && rules.undo_spares_older;
-        for site in &mut self.sites {
-            let fresh = site.acquires[i] == Message::Yes;
-            if fresh || (!spares && matches!(site.acquires[i], Message::Sent | Message::Again)) {
-                site.releases[i] = Release::Sent;
-            }
-        }
-        settle(self, |site| &mut site.acquires[i]);
-    }
-
     fn renew(&mut self, i: usize, try_: u8, rules: &Rules) {
         self.renewals[i].of = Some(try_);
         self.send(rules, |site| &mut site.extends[i]);
@@ -294,6 +269,52 @@ impl State {
 }
 
 impl Locks {
+    /// All nodes are asked. `GivenUp` at once stands for giving up at any later time.
+    pub(super) fn start(&self, s: &mut State, i: usize, phase: Phase) {
+        s.tries[i].phase = Phase::Open;
+        s.tries[i].after_own = sibling(i).is_some_and(|own| s.tries[own].phase == Phase::Granted);
+        s.send(&self.rules, |site| &mut site.acquires[i]);
+        if phase == Phase::GivenUp {
+            self.give_up(s, i);
+        }
+    }
+
+    /// The clean-up: a release goes to every node where the try was granted or may still be. An owner that may have had
+    /// the lock before spares what an earlier try may have been promised: what is not answered yet is released when it
+    /// turns out to be a fresh grant.
+    fn give_up(&self, s: &mut State, i: usize) {
+        s.tries[i].phase = Phase::GivenUp;
+        let spares = !self.is_lone(i) && self.rules.undo_spares_older;
+        for site in &mut s.sites {
+            let fresh = site.acquires[i] == Message::Yes;
+            if fresh || (!spares && matches!(site.acquires[i], Message::Sent | Message::Again)) {
+                site.releases[i] = Release::Sent;
+            }
+        }
+        settle(s, |site| &mut site.acquires[i]);
+    }
+
+    /// Whether the owner asks only once: then nobody else can have been promised what this try has set.
+    fn is_lone(&self, i: usize) -> bool {
+        !self.bounds.retry || sibling(i).is_none()
+    }
+
+    /// Whether the release of a try is that of a failed one, of whose token nobody knows.
+    pub(super) fn takes_fence_back(&self, s: &State, i: usize) -> bool {
+        let untold = s.tries[i].phase == Phase::GivenUp || !self.rules.told_fence_stays;
+        untold && (self.is_lone(i) || !self.rules.retried_fence_stays)
+    }
+
+    /// Whether a try's release may still take the fence back that it has left with this lock.
+    fn may_take_fence_back(&self, tries: &[Try; TRIES], lock: Lock) -> bool {
+        let may = |(i, t): (usize, &Try)| {
+            let untold = t.phase != Phase::Granted || !self.rules.told_fence_stays;
+            let alone = self.is_lone(i) || !self.rules.retried_fence_stays;
+            (owner(i), t.token) == (lock.owner, lock.token) && untold && alone
+        };
+        !lock.extended && tries.iter().enumerate().any(may)
+    }
+
     /// Everything that can happen next. What cannot change anything is left out; so is, unless `every_order` is set, what
     /// another order covers (see the essay above).
     pub(super) fn enabled(&self, s: &State, actions: &mut Vec<Action>) {
@@ -422,7 +443,7 @@ impl Locks {
     pub(super) fn apply(&self, s: &State, action: Action) -> State {
         let mut next = s.clone();
         match action {
-            Action::Start { try_, phase } => next.start(try_.into(), phase, &self.rules),
+            Action::Start { try_, phase } => self.start(&mut next, try_.into(), phase),
             Action::Acquire { try_, site } => self.acquire(&mut next, try_.into(), site.into()),
             Action::Grant { try_, renewals } => {
                 let i = usize::from(try_);
@@ -431,7 +452,7 @@ impl Locks {
                 let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
                 (begun..begun + usize::from(renewals)).for_each(|renewal| next.renew(renewal, try_, &self.rules));
             }
-            Action::GiveUp(try_) => next.give_up(try_.into(), &self.rules),
+            Action::GiveUp(try_) => self.give_up(&mut next, try_.into()),
             Action::Release(try_) => {
                 let i = usize::from(try_);
                 for (j, t) in next.tries.iter_mut().enumerate() {
@@ -442,7 +463,7 @@ impl Locks {
             Action::ReleaseArrives { try_, site } => {
                 let i = usize::from(try_);
                 let site = &mut next.sites[usize::from(site)];
-                site.node.release(&self.rules, owner(i), s.tries[i].token);
+                site.node.release(&self.rules, owner(i), s.tries[i].token, self.takes_fence_back(s, i));
                 site.releases[i] = Release::Arrived;
             }
             Action::Renew { renewal, try_ } => next.renew(renewal.into(), try_, &self.rules),
@@ -538,8 +559,11 @@ impl Locks {
         let ended = s.ended_leases();
         let (tries, oldest, losses_left) = (s.tries, s.oldest, s.losses_left);
         let rules = &self.rules;
-        let fenced =
-            rules.fence_is_checked && rules.retry_rewrites && rules.release_is_a_barrier && rules.release_keeps_newer;
+        let fenced = rules.fence_is_checked
+            && rules.retry_rewrites
+            && rules.release_is_a_barrier
+            && rules.release_keeps_newer
+            && rules.fences_last();
         // After a loss a node grants no token that it may have stored before.
         let barred = losses_left == 0
             || rules.clock_is_checked
@@ -550,12 +574,15 @@ impl Locks {
             if let Some(lock) = &mut site.node.lock {
                 lock.guards &= !ended;
             }
+            if !site.node.lock.is_some_and(|lock| self.may_take_fence_back(&tries, lock)) {
+                site.node.settle_fence();
+            }
             if let Some(doubt) = &mut site.doubt {
                 doubt.leases &= !ended;
             }
             for (i, t) in tries.iter().enumerate() {
-                let stale = fenced && t.token <= site.node.fence;
-                let healable = site.node.marked && site.node.fence == t.token;
+                let stale = fenced && t.token <= site.node.lasting_fence(rules);
+                let healable = site.node.is_healable(t.token);
                 let too_old = rules.clock_is_checked && (t.token == FAR || t.token <= oldest);
                 if site.acquires[i] == Message::Sent && (too_old || stale && barred) {
                     site.acquires[i] = Message::Done;

@@ -67,7 +67,8 @@ impl Locks {
             Action::ReleaseArrives { try_, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(try_);
-                let deletes = at.release(&self.rules, owner(i), s.tries[i].token) == Vote::Released;
+                let failed_try = self.takes_fence_back(s, i);
+                let deletes = at.release(&self.rules, owner(i), s.tries[i].token, failed_try) == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
                 let fence = next.sites[usize::from(site)].node.fence;
                 format!("the release of {} reaches {}{effect}; its fence is {}", who(try_), node(site), token(fence))

@@ -9,7 +9,7 @@ use super::facts::{Durability, Facts};
 use crate::node::status::{Diagnosis, Remedy};
 
 /// What every gateway of one cluster agrees on, as the marker states it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Generation {
     config: String,
 }
@@ -109,7 +109,7 @@ pub fn marker_key(prefix: &str) -> String {
 ///
 /// `v1:<node set>:<max_ttl_ms>:<node>:<run_id>:<state>.<number>`; the state is the word of a [`Doubt`] with a nonce, or
 /// `durable` or `volatile` with the number of evicted keys at admission, the replication id and a nonce, with dots between.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Slot {
     generation: Generation,
     node: String,
