@@ -21,7 +21,7 @@ mod tests;
 mod tls;
 mod value;
 
-pub use self::file::{ConfigError, parse};
+pub use self::file::parse;
 pub use self::origin::Origin;
 pub use self::tls::TlsFiles;
 use self::tls::TlsFlags;
@@ -217,27 +217,23 @@ pub enum Nodes {
     Redis(Vec<RedisUrl>),
 }
 
-fn refused<T>(message: String) -> Result<T, ConfigError> {
-    Err(ConfigError::Unusable(message))
-}
-
 impl Config {
     /// Looks at no file.
     ///
     /// # Errors
     /// Settings that do not go together.
-    pub fn new(settings: Settings) -> Result<Self, ConfigError> {
+    pub fn new(settings: Settings) -> Result<Self, String> {
         let Limits { default_ttl, max_ttl, max_hold, .. } = settings.limits;
         let (listen, keys) = (settings.listen, settings.auth_keys.as_ref());
         if !listen.ip().is_loopback() && !settings.allow_anonymous && keys.is_none() {
-            return refused(format!(
+            return Err(format!(
                 "--listen: {listen} is reachable from other machines and there are no API keys: anybody could take and \
                  release locks; give --auth-keys, or listen on a loopback address, or say --allow-anonymous if the \
                  network is trusted"
             ));
         }
         if let Some(keys) = keys.filter(|_| settings.allow_anonymous) {
-            return refused(format!(
+            return Err(format!(
                 "--allow-anonymous: not allowed beside --auth-keys {}: with keys nobody is served without one; leave out \
                  one of the two",
                 keys.display()
@@ -245,16 +241,16 @@ impl Config {
         }
         if default_ttl > max_ttl {
             let (default_ttl, max_ttl) = (show(default_ttl.duration()), show(max_ttl.duration()));
-            return refused(format!("--default-ttl: {default_ttl} is longer than --max-ttl, {max_ttl}"));
+            return Err(format!("--default-ttl: {default_ttl} is longer than --max-ttl, {max_ttl}"));
         }
         if max_hold < max_ttl.duration() {
             let (given, least, most) = (show(max_hold), show(max_ttl.duration()), show(MAX_HOLD));
-            return refused(format!("--max-hold: {given} is shorter than --max-ttl; expected {least} to {most}"));
+            return Err(format!("--max-hold: {given} is shorter than --max-ttl; expected {least} to {most}"));
         }
         let nodes = nodes(&settings.nodes)?;
-        let (https, node_tls) = settings.tls.clone().settle(&nodes)?;
+        let (https, node_tls) = settings.tls.clone().resolve(&nodes)?;
         if let (Some(TlsFiles { client_ca: Some(path), .. }), None) = (&https, keys) {
-            return refused(format!(
+            return Err(format!(
                 "--tls-client-ca: {}: given without --auth-keys; a certificate is let in as the key that names it, and \
                  without keys everybody is",
                 path.display()
@@ -271,31 +267,28 @@ fn listed(texts: &[String]) -> impl Iterator<Item = &str> {
     texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty())
 }
 
-fn nodes(texts: &[String]) -> Result<Nodes, ConfigError> {
+fn nodes(texts: &[String]) -> Result<Nodes, String> {
     let mut urls: Vec<RedisUrl> = Vec::new();
     for (index, text) in listed(texts).enumerate() {
         // Not quoted: it may have a password in it.
-        let url = match RedisUrl::parse(text) {
-            Ok(url) => url,
-            Err(error) => return refused(format!("--node, number {}: {error}", index + 1)),
-        };
+        let url = RedisUrl::parse(text).map_err(|error| format!("--node, number {}: {error}", index + 1))?;
         if urls.iter().any(|other| other.name() == url.name()) {
-            return refused(format!("--node: {url} is given twice; a quorum needs independent masters"));
+            return Err(format!("--node: {url} is given twice; a quorum needs independent masters"));
         }
         urls.push(url);
     }
     let max = redlock_core::quorum::Quorum::MAX_NODES;
     match urls.len() {
         0 => Ok(Nodes::Embedded(EMBEDDED_NODES)),
-        given if given > max => refused(format!("--node: {given} nodes given; allowed are 1 to {max}")),
+        given if given > max => Err(format!("--node: {given} nodes given; allowed are 1 to {max}")),
         _ => Ok(Nodes::Redis(urls)),
     }
 }
 
-fn public(pages: &[PublicPage]) -> Result<Public, ConfigError> {
+fn public(pages: &[PublicPage]) -> Result<Public, String> {
     let has = |page| pages.contains(&page);
     if has(PublicPage::None) && pages.iter().any(|page| *page != PublicPage::None) {
-        return refused("--public: none stands alone; allowed are docs and metrics, or none".into());
+        return Err("--public: none stands alone; allowed are docs and metrics, or none".into());
     }
     Ok(Public { docs: has(PublicPage::Docs), metrics: has(PublicPage::Metrics) })
 }

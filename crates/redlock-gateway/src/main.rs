@@ -6,17 +6,13 @@ use std::process::ExitCode;
 
 use redlock_core::node::admission::quarantine;
 use redlock_gateway::cli::{Cli, Command, KeyCommand};
-use redlock_gateway::config::{self, Config, ConfigError, LogFormat, Nodes, Settings, show};
+use redlock_gateway::config::{self, Config, LogFormat, Nodes, Settings, show};
 use redlock_gateway::{Reload, Running, check_files, commands, http, run, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
     let line: Vec<_> = std::env::args_os().collect();
-    let cli: Cli = match config::parse(&line) {
-        Ok(cli) => cli,
-        Err(ConfigError::Usage(error)) => error.exit(),
-        Err(error) => return fail(&error.to_string()),
-    };
+    let cli: Cli = config::parse(&line).unwrap_or_else(|error| error.exit());
     let done = match cli.command.unwrap_or(Command::Serve(cli.settings)) {
         Command::Serve(settings) => on_runtime(settings, serve),
         Command::Key(KeyCommand::New { name, verbs, names, expires }) => {
@@ -42,7 +38,7 @@ fn main() -> ExitCode {
 }
 
 fn on_runtime(settings: Settings, work: impl AsyncFnOnce(Config) -> ExitCode) -> Result<ExitCode, String> {
-    let config = Config::new(settings).map_err(|error| error.to_string())?;
+    let config = Config::new(settings)?;
     check_files(&config)?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(config.settings.worker_threads).enable_all().build();

@@ -7,65 +7,39 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::error::ContextValue;
+use clap::error::{ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Parser};
 use toml::{Spanned, Value};
 
 use super::Settings;
 
-/// What the program cannot be started with; no password is shown.
-#[derive(Debug)]
-pub enum ConfigError {
-    /// A command line that cannot be understood, or one that asks for help; clap shows it.
-    Usage(clap::Error),
-    /// A setting's name, what is wrong with the value, and what is allowed.
-    Unusable(String),
-}
-
-impl std::fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Usage(error) => error.fmt(f),
-            Self::Unusable(message) => f.write_str(message),
-        }
-    }
-}
-
-impl std::error::Error for ConfigError {}
-
-impl From<clap::Error> for ConfigError {
-    fn from(error: clap::Error) -> Self {
-        Self::Usage(without_passwords(error))
-    }
-}
-
 /// Reads a command line; where it has [`Settings`] and they name a file, that too.
 ///
 /// # Errors
-/// What cannot be understood or is not allowed.
-pub fn parse<P: Parser>(line: &[OsString]) -> Result<P, ConfigError> {
-    let given = P::command().try_get_matches_from(line)?;
+/// What cannot be understood or is not allowed, for clap to show, as it shows help. No password is in it.
+pub fn parse<P: Parser>(line: &[OsString]) -> Result<P, clap::Error> {
+    let given = P::command().try_get_matches_from(line).map_err(without_passwords)?;
     // Commands without settings have no such flag.
     match settings(&given).try_get_one::<PathBuf>("config") {
         Ok(Some(path)) => {
             let shown = path.display().to_string();
             let text = std::fs::read_to_string(path);
-            let text = text.map_err(|error| ConfigError::Unusable(format!("--config: {shown}: {error}")))?;
+            let text = text.map_err(|error| refused(format!("--config: {shown}: {error}")))?;
             parse_with(line, &shown, &text)
         }
-        Ok(None) | Err(_) => Ok(P::from_arg_matches(&given)?),
+        Ok(None) | Err(_) => P::from_arg_matches(&given),
     }
 }
 
 /// The same with the text of the file.
-pub(super) fn parse_with<P: Parser>(line: &[OsString], shown: &str, text: &str) -> Result<P, ConfigError> {
+pub(super) fn parse_with<P: Parser>(line: &[OsString], shown: &str, text: &str) -> Result<P, clap::Error> {
     let mut command = P::command();
-    let mut matches = command.clone().try_get_matches_from(line)?;
+    let mut matches = command.clone().try_get_matches_from(line).map_err(without_passwords)?;
     let subcommand = matches.subcommand_name().map(str::to_owned);
     let unusable = |at: usize, message: &str| {
         let line = text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1;
-        ConfigError::Unusable(format!("--config: {shown}, line {line}{message}"))
+        refused(format!("--config: {shown}, line {line}{message}"))
     };
     let file: BTreeMap<String, Spanned<Value>> = toml::from_str(text).map_err(|error| {
         // The error's own display quotes the line.
@@ -96,7 +70,11 @@ pub(super) fn parse_with<P: Parser>(line: &[OsString], shown: &str, text: &str) 
             .try_get_matches_from(line)
             .map_err(|error| unusable(at, &format!(", {key}: {}", reason(error))))?;
     }
-    Ok(P::from_arg_matches(&matches)?)
+    P::from_arg_matches(&matches)
+}
+
+fn refused(message: String) -> clap::Error {
+    clap::Error::raw(ErrorKind::InvalidValue, message + "\n")
 }
 
 /// Of the command that was given, where there is one.

@@ -3,7 +3,7 @@
 use http::Uri;
 
 use super::file::without_password;
-use super::{ConfigError, listed, refused};
+use super::listed;
 
 /// `scheme://host[:port]`, in the one form that a browser sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,10 +42,9 @@ impl Origin {
     }
 }
 
-pub(super) fn origins(texts: &[String]) -> Result<Vec<Origin>, ConfigError> {
+pub(super) fn origins(texts: &[String]) -> Result<Vec<Origin>, String> {
     let parse = |text| {
-        Origin::parse(text)
-            .or_else(|why| refused(format!("--cors-origin: {:?} is not allowed; {why}", without_password(text))))
+        Origin::parse(text).map_err(|why| format!("--cors-origin: {:?} is not allowed; {why}", without_password(text)))
     };
     listed(texts).map(parse).collect()
 }

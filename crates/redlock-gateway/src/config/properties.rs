@@ -74,20 +74,15 @@ fn file() -> impl Strategy<Value = String> {
 /// Flags with their values, all but the nodes.
 fn flags() -> impl Strategy<Value = Vec<String>> {
     let settings = select(&KEYS[..19]).prop_filter("not the nodes", |key| *key != "nodes");
-    let flag = (settings, word()).prop_map(|(key, value)| {
-        format!(
-            "--{}={value}",
-            key.trim_end_matches("origins").replace('_', "-") + if key.ends_with("origins") { "origin" } else { "" }
-        )
-    });
-    vec(flag, 0..6)
+    let flag = |(key, value): (&str, _)| format!("--{}={value}", key.replace('_', "-").replace("origins", "origin"));
+    vec((settings, word()).prop_map(flag), 0..6)
 }
 
-/// Whatever is shown of an outcome: an error to whoever started the program, a configuration in its banner and log.
-fn shown(outcome: Result<Config, ConfigError>) -> String {
+/// Whatever is shown of an outcome: an error on the terminal, a configuration in the banner and the log.
+fn shown(outcome: Result<Config, String>) -> String {
     match outcome {
         Ok(Config { nodes, .. }) => format!("{nodes:?}"),
-        Err(error) => error.to_string(),
+        Err(error) => error,
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use redlock_core::node::redis::{TlsIdentity, TlsSettings};
 
-use super::{ConfigError, Nodes, refused};
+use super::Nodes;
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct TlsFlags {
@@ -46,14 +46,14 @@ pub struct TlsFiles {
 
 impl TlsFlags {
     /// Which go together; the files are not looked at.
-    pub(super) fn settle(self, nodes: &Nodes) -> Result<(Option<TlsFiles>, TlsSettings), ConfigError> {
+    pub(super) fn resolve(self, nodes: &Nodes) -> Result<(Option<TlsFiles>, TlsSettings), String> {
         let https = match both(("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key))? {
             Some((cert, key)) => Some(TlsFiles { cert, key, client_ca: self.tls_client_ca }),
             None => match self.tls_client_ca {
                 Some(path) => {
                     let path = path.display();
                     let why = "given without --tls-cert and --tls-key; only with HTTPS can a client show a certificate";
-                    return refused(format!("--tls-client-ca: {path}: {why}"));
+                    return Err(format!("--tls-client-ca: {path}: {why}"));
                 }
                 None => None,
             },
@@ -64,7 +64,7 @@ impl TlsFlags {
         let any_tls = matches!(nodes, Nodes::Redis(urls) if urls.iter().any(|url| url.is_tls()));
         if node_tls != TlsSettings::default() && !any_tls {
             let flags = if node_tls.authorities.is_some() { "--node-ca" } else { "--node-cert, --node-key" };
-            return refused(format!("{flags}: no --node is a rediss:// URL, so nothing would be secured by it"));
+            return Err(format!("{flags}: no --node is a rediss:// URL, so nothing would be secured by it"));
         }
         Ok((https, node_tls))
     }
@@ -72,9 +72,9 @@ impl TlsFlags {
 
 type Given = (&'static str, Option<PathBuf>);
 
-fn both((one, first): Given, (other, second): Given) -> Result<Option<(PathBuf, PathBuf)>, ConfigError> {
+fn both((one, first): Given, (other, second): Given) -> Result<Option<(PathBuf, PathBuf)>, String> {
     let alone = |given: &str, missing: &str, path: PathBuf| {
-        refused(format!("{given}: {}: given without {missing}; they go together", path.display()))
+        Err(format!("{given}: {}: given without {missing}; they go together", path.display()))
     };
     match (first, second) {
         (Some(first), Some(second)) => Ok(Some((first, second))),
