@@ -16,7 +16,6 @@ mod file;
 mod origin;
 #[cfg(test)]
 mod properties;
-#[cfg(test)]
 mod tests;
 mod tls;
 mod value;

@@ -1,3 +1,7 @@
+//! What settings come to, and what is said of those that cannot be used.
+
+#![cfg(test)]
+
 use clap::Parser;
 
 use super::*;

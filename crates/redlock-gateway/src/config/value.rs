@@ -8,6 +8,7 @@ use redlock_core::Ttl;
 
 pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// As people write it: `1m 30s`.
 pub fn show(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
