@@ -92,8 +92,8 @@ fn only_the_node_client_knows_the_redis_client() {
 #[test]
 fn only_the_http_room_knows_the_web_framework() {
     let gateway = "crates/redlock-gateway/src";
-    let [http, below, serve] = ["http.rs", "http/", "serve.rs"].map(|place| format!("{gateway}/{place}"));
-    only_in("axum", gateway, &[&http, &below, &serve]);
+    let [http, below, connection] = ["http.rs", "http/", "connection.rs"].map(|place| format!("{gateway}/{place}"));
+    only_in("axum", gateway, &[&http, &below, &connection]);
     only_in("axum", "crates/redlock-core", &[]);
 }
 

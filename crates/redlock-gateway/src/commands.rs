@@ -32,10 +32,11 @@ pub async fn check(config: &Config) -> bool {
                     continue;
                 }
                 seen.push((found.facts.run_id.clone(), url));
-                let clock_agrees = found.clock_offset_micros.unsigned_abs() <= config.clock_skew.as_micros() as u64;
+                let clock_agrees =
+                    found.clock_offset_micros.unsigned_abs() <= config.settings.clock_skew.as_micros() as u64;
                 admitted += usize::from(found.verdict == Verdict::Admitted && clock_agrees);
                 later += usize::from(matches!(found.verdict, Verdict::Quarantined(..)) && clock_agrees);
-                print_probe(url, &found, &settings, config.clock_skew);
+                print_probe(url, &found, &settings, config.settings.clock_skew);
             }
             Err(why) => println!("{url}: UNREACHABLE: {why}"),
         }
@@ -95,7 +96,7 @@ pub async fn reconfigure(config: &Config, old: &Old, really: bool) -> Result<(),
     let nodes = with_settings(config, urls);
     let settings = &nodes[0].1;
     old.check_name(config, urls)?;
-    let mut change = Change { longest: config.limits.max_ttl.duration(), left: None };
+    let mut change = Change { longest: config.settings.limits.max_ttl.duration(), left: None };
     let mut seen: Vec<(String, &RedisUrl)> = Vec::new();
     for (url, settings) in &nodes {
         let found = probe(url, settings).await.map_err(|why| format!("{url}: {why}; all nodes must answer"))?;
@@ -109,7 +110,7 @@ pub async fn reconfigure(config: &Config, old: &Old, really: bool) -> Result<(),
         change.note(url, &found, settings)?;
     }
     let leaving = leaving_nodes(old, urls, settings, &mut change).await?;
-    let wait = quarantine(change.longest, config.clock_skew);
+    let wait = quarantine(change.longest, config.settings.clock_skew);
     if !really {
         let wait = show(wait);
         println!("nothing was changed; with --yes: these nodes give no votes for {wait}, then the new markers count");
@@ -147,7 +148,7 @@ impl Old {
 
     /// Under one name, markers cannot tell one list of nodes from another.
     fn check_name(&self, config: &Config, urls: &[RedisUrl]) -> Result<(), String> {
-        let Some(name) = &config.cluster else { return Ok(()) };
+        let Some(name) = &config.settings.cluster else { return Ok(()) };
         let same_name = self.cluster.as_ref().is_none_or(|old| old == name);
         let old = self.urls()?;
         let other_list =

@@ -4,14 +4,16 @@
 //!
 //! | room | what it is for | what it does not know |
 //! | --- | --- | --- |
+//! | [`cli`] | what the program can be told to do | how it is done |
 //! | [`config`] | flags, environment and file to plain values | everything else |
 //! | `serve` | wiring: nodes, core, gateway and server from a configuration, and down again | what requests mean |
+//! | `connection` | from an accepted connection to requests that know their client | configuration, nodes |
 //! | [`http`] | routes, bodies, statuses, the OpenAPI document | node count, quorum, Redis, clocks, retries |
 //! | [`auth`] | keys, and who may do what to which names | HTTP, locks but for their names |
 //! | [`audit`] | the record of who did what | how requests are served |
 //! | [`info`] | what is stored beside a lock for people | HTTP, nodes |
 //! | [`gateway`] | limits, undoing what cannot be delivered, draining | axum, status codes, Redis keys |
-//! | `tls` | the handshakes of HTTPS, with certificates that are replaced | what is said on a connection |
+//! | `tls` | what HTTPS is served with, also when it is replaced | connections |
 //! | `reload` | when files have to be read again | what is in them |
 //! | `peer` | who is at the other end, and whether still | HTTP, locks |
 //! | `remedy` | what can be done about a node, in flags | nodes |
@@ -21,8 +23,10 @@
 
 pub mod audit;
 pub mod auth;
+pub mod cli;
 pub mod commands;
 pub mod config;
+mod connection;
 pub mod gateway;
 pub mod http;
 pub mod info;
@@ -34,4 +38,4 @@ pub mod telemetry;
 mod tls;
 
 pub use reload::Reload;
-pub use serve::{Running, run};
+pub use serve::{Running, check_files, run};

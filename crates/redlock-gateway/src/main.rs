@@ -4,34 +4,31 @@ use std::io::IsTerminal;
 use std::net::TcpListener;
 use std::process::ExitCode;
 
-use clap::Parser;
 use redlock_core::node::admission::quarantine;
-use redlock_gateway::config::{Cli, Command, Config, Flags, KeyCommand, LogFormat, Nodes, show};
-use redlock_gateway::{Reload, Running, commands, http, run, telemetry};
+use redlock_gateway::cli::{Cli, Command, KeyCommand};
+use redlock_gateway::config::{self, Config, LogFormat, Nodes, Settings, show};
+use redlock_gateway::{Reload, Running, check_files, commands, http, run, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let done = match cli.command {
-        None => on_runtime(cli.flags, serve),
-        Some(Command::Serve(flags)) => on_runtime(flags, serve),
-        Some(Command::Key(KeyCommand::New { name, verbs, names, expires })) => {
-            return match commands::new_key(&name, &verbs, &names, expires.as_deref()) {
-                Ok(text) => {
-                    print!("{text}");
-                    ExitCode::SUCCESS
-                }
-                Err(error) => fail(&error),
-            };
+    let line: Vec<_> = std::env::args_os().collect();
+    let cli: Cli = config::parse(&line).unwrap_or_else(|error| error.exit());
+    let done = match cli.command.unwrap_or(Command::Serve(cli.settings)) {
+        Command::Serve(settings) => on_runtime(settings, serve),
+        Command::Key(KeyCommand::New { name, verbs, names, expires }) => {
+            commands::new_key(&name, &verbs, &names, expires.as_deref()).map(|text| {
+                print!("{text}");
+                ExitCode::SUCCESS
+            })
         }
-        Some(Command::Openapi { version }) => return openapi(&version),
-        Some(Command::Check(flags)) => on_runtime(flags, async |config| match commands::check(&config).await {
+        Command::Openapi { version } => Ok(openapi(&version)),
+        Command::Check(settings) => on_runtime(settings, async |config| match commands::check(&config).await {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
         }),
-        Some(Command::Reconfigure { yes, old_nodes, old_cluster, flags }) => {
+        Command::Reconfigure { yes, old_nodes, old_cluster, settings } => {
             let old = commands::Old { nodes: old_nodes, cluster: old_cluster };
-            on_runtime(flags, async |config| match commands::reconfigure(&config, &old, yes).await {
+            on_runtime(settings, async |config| match commands::reconfigure(&config, &old, yes).await {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => fail(&error),
             })
@@ -40,10 +37,11 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|error| fail(&error))
 }
 
-fn on_runtime(flags: Flags, work: impl AsyncFnOnce(Config) -> ExitCode) -> Result<ExitCode, String> {
-    let config = Config::load(flags).map_err(|error| error.to_string())?;
+fn on_runtime(settings: Settings, work: impl AsyncFnOnce(Config) -> ExitCode) -> Result<ExitCode, String> {
+    let config = Config::new(settings)?;
+    check_files(&config)?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(config.worker_threads).enable_all().build();
+    let runtime = runtime.worker_threads(config.settings.worker_threads).enable_all().build();
     Ok(runtime.map_err(|error| error.to_string())?.block_on(work(config)))
 }
 
@@ -63,12 +61,13 @@ fn openapi(version: &str) -> ExitCode {
 
 async fn serve(config: Config) -> ExitCode {
     let terminal = std::io::stdout().is_terminal();
-    let format = config.log_format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
+    let format = config.settings.log_format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
     telemetry::start_logging(format);
-    allow_connections(config.max_connections);
-    let listener = match TcpListener::bind(config.listen) {
+    allow_connections(config.settings.max_connections);
+    let listen = config.settings.listen;
+    let listener = match TcpListener::bind(listen) {
         Ok(listener) => listener,
-        Err(error) => return fail(&format!("--listen: {}: {error}", config.listen)),
+        Err(error) => return fail(&format!("--listen: {listen}: {error}")),
     };
     // Before anything else runs: a signal that comes early must not kill the process half-way.
     let (mut terminate, mut interrupt) = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
@@ -100,7 +99,7 @@ fn reload_on_hangup() -> std::io::Result<Reload> {
     tokio::spawn(async move {
         while hangups.recv().await.is_some() {
             tracing::info!("SIGHUP: files are read again");
-            asked.now();
+            asked.trigger();
         }
     });
     Ok(reload)
@@ -127,11 +126,12 @@ fn announce(config: &Config, running: &Running) {
     use std::fmt::Write as _;
     let mut text = String::new();
     macro_rules! say { ($($word:tt)*) => { let _ = writeln!(text, $($word)*); } }
-    let (scheme, trust) = if config.tls.is_some() { ("https", " --cacert AUTHORITY.pem") } else { ("http", "") };
+    let (scheme, trust) = if config.https.is_some() { ("https", " --cacert AUTHORITY.pem") } else { ("http", "") };
     let url = format!("{scheme}://{}", running.address);
     let summary = running.gateway.nodes_summary();
     tracing::info!(address = %running.address, nodes = summary, "listening");
-    let (default_ttl, max_ttl) = (config.limits.default_ttl.duration(), config.limits.max_ttl.duration());
+    let settings = &config.settings;
+    let (default_ttl, max_ttl) = (settings.limits.default_ttl.duration(), settings.limits.max_ttl.duration());
     say!("redlock-gateway {} on {url}", env!("CARGO_PKG_VERSION"));
     say!("  locks live {} unless asked otherwise, at most {}", show(default_ttl), show(max_ttl));
     match &config.nodes {
@@ -143,12 +143,12 @@ fn announce(config: &Config, running: &Running) {
         Nodes::Redis(urls) => {
             let names: Vec<_> = urls.iter().map(|url| url.name()).collect();
             say!("  nodes: {} ({summary} so far; see {url}/readyz)", names.join(", "));
-            let wait = show(quarantine(max_ttl, config.clock_skew));
+            let wait = show(quarantine(max_ttl, settings.clock_skew));
             say!(
                 "  A master that is new, or may have forgotten locks in a restart, votes after {wait}. One that syncs"
             );
             say!("  every write (appendonly yes, appendfsync always) votes at once after a restart.");
-            if !config.bootstrap {
+            if !settings.bootstrap {
                 say!("  (A brand-new cluster need not wait, if its first gateway is started with --bootstrap.)");
             }
             if urls.len() % 2 == 0 {
@@ -157,14 +157,14 @@ fn announce(config: &Config, running: &Running) {
             }
         }
     }
-    match &config.auth_keys {
+    match &settings.auth_keys {
         None => {
             say!("  anybody who can connect can take and release locks: no --auth-keys was given");
             say!("  try:  curl -i{trust} -X POST {url}/locks/demo        docs: {url}/docs");
         }
         Some(file) => {
-            say!("  only for who has one of the API keys in {}", file.display());
-            if !running.address.ip().is_loopback() && config.tls.is_none() {
+            say!("  only for holders of one of the API keys in {}", file.display());
+            if !running.address.ip().is_loopback() && config.https.is_none() {
                 say!("  CAUTION: keys and tokens travel as plain text, unless a proxy in front of this speaks TLS.");
             }
             say!(

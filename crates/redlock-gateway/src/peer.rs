@@ -2,8 +2,8 @@
 //!
 //! The HTTP library notices that a client has hung up when it reads from the connection. It does not read while it has
 //! bytes of a next request, or just a stray newline, that it cannot use yet. A request that waits for a lock would then wait for
-//! somebody who is gone, be granted the lock, and keep it from others until it expires. So the connection is shared with
-//! whoever wants to know.
+//! a client that is gone, be granted the lock, and keep it from others until it expires. So the stream is shared with
+//! whatever has to know.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-/// How often it is looked whether a client is gone, where nobody tells.
+/// How often the connection of a client that waits is looked at.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The other end of a connection.
@@ -32,12 +32,12 @@ impl Peer {
         self.address
     }
 
-    /// The same, with the subject of its certificate, which was verified.
-    pub(crate) fn known_as(self, subject: Option<String>) -> Self {
+    /// The same client, with the subject of its certificate, which was verified.
+    pub(crate) fn with_subject(self, subject: Option<String>) -> Self {
         Self { subject: subject.map(Arc::from), ..self }
     }
 
-    /// Whom the client's certificate, which was verified, is for; the form is that of `tls::subject`.
+    /// The subject of the client's verified certificate, as `tls::subject` writes it.
     pub(crate) fn certificate_subject(&self) -> Option<&str> {
         self.subject.as_deref()
     }
@@ -60,11 +60,10 @@ impl Peer {
     }
 }
 
-/// A connection that somebody else may look at.
-pub(crate) struct Shared(Arc<TcpStream>);
+/// The stream of a connection, which its [`Peer`] looks at too.
+pub(crate) struct SharedStream(Arc<TcpStream>);
 
-impl Shared {
-    /// The connection, and who is at its other end.
+impl SharedStream {
     pub(crate) fn new(stream: TcpStream) -> io::Result<(Self, Peer)> {
         let address = stream.peer_addr()?;
         let stream = Arc::new(stream);
@@ -72,7 +71,7 @@ impl Shared {
     }
 }
 
-impl AsyncRead for Shared {
+impl AsyncRead for SharedStream {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             std::task::ready!(self.0.poll_read_ready(context))?;
@@ -94,7 +93,7 @@ impl AsyncRead for Shared {
     }
 }
 
-impl Shared {
+impl SharedStream {
     fn poll_io<T>(&self, context: &mut Context<'_>, work: impl Fn(&TcpStream) -> io::Result<T>) -> Poll<io::Result<T>> {
         loop {
             std::task::ready!(self.0.poll_write_ready(context))?;
@@ -106,7 +105,7 @@ impl Shared {
     }
 }
 
-impl AsyncWrite for Shared {
+impl AsyncWrite for SharedStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_io(context, |stream| stream.try_write(bytes))
     }

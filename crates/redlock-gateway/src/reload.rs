@@ -18,7 +18,7 @@ const LARGEST: u64 = 4 << 20;
 /// A file that never stays as it is must not hide the others for ever.
 const MAX_LOOKS: u32 = 10;
 
-/// An operator's word to read all files again.
+/// An operator's order to read all files again, seen by every [`Watched`].
 #[derive(Debug, Clone)]
 pub struct Reload(Arc<watch::Sender<()>>);
 
@@ -29,8 +29,8 @@ impl Default for Reload {
 }
 
 impl Reload {
-    /// Now, whether they have changed or not.
-    pub fn now(&self) {
+    /// Has every file read again, changed or not.
+    pub fn trigger(&self) {
         self.0.send_replace(());
     }
 }
@@ -38,7 +38,7 @@ impl Reload {
 /// What stands in a file, or why it cannot be read.
 pub(crate) type Content = Result<Vec<u8>, String>;
 
-/// Files whose contents somebody has made something of.
+/// Files whose contents are in use.
 pub(crate) struct Watched {
     paths: Arc<[PathBuf]>,
     contents: Vec<Content>,
@@ -54,13 +54,13 @@ impl Watched {
         Self { paths: paths.into(), contents, asked: reload.0.subscribe(), _reload: reload.clone() }
     }
 
-    /// As they were read last, in the order of the paths. What is made of these misses no change.
+    /// As they were read last, in the order of the paths: a change after that is seen by [`Self::changed`].
     pub(crate) fn contents(&self) -> &[Content] {
         &self.contents
     }
 
-    /// Resolves when there are other contents than those read last, or a reload was asked for; who drops it before may lose
-    /// the latter.
+    /// Resolves when there are other contents than those read last, or a reload was ordered; dropped before, it may lose the
+    /// latter.
     pub(crate) async fn changed(&mut self) {
         loop {
             let asked = tokio::time::timeout(LOOK, self.asked.changed()).await.is_ok();
@@ -158,11 +158,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_word_is_enough_and_counts_once_for_everybody() {
+    async fn an_order_to_reload_is_seen_once_by_every_watcher() {
         let files = Files::new("word");
         let reload = Reload::default();
         let mut both = [(); 2].map(|()| Watched::new(files.0.clone(), &reload));
-        reload.now();
+        reload.trigger();
         for watched in &mut both {
             watched.changed().await;
             says_nothing(watched).await;

@@ -1,36 +1,32 @@
 //! From a configuration to a running server and back down again.
 
-use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, Ready, ready};
+use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::response::Response;
-use axum_server::accept::Accept;
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
 use redlock_core::node::admission::Generation;
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
+use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
 use redlock_core::node::{Node, NodeSettings};
 use redlock_core::{Bootstrap, Redlock, Seams, Settings, SettingsError};
-use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tower::Service;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tower::{Service, service_fn};
 
 use crate::audit::Audit;
-use crate::auth::Guard;
+use crate::auth::{Guard, Keys};
 use crate::config::{Config, Nodes};
+use crate::connection::{Connection, Encrypted, Plain};
 use crate::gateway::Gateway;
 use crate::http::{App, Rooms};
-use crate::peer::{Peer, Shared};
 use crate::reload::{Reload, Watched};
 use crate::telemetry::Telemetry;
-use crate::tls::{Encrypted, Https};
+use crate::tls;
 
 /// Buffer of one connection. A head larger than this is answered 431, at the latest when it has twice the size: what is
 /// read at once may exceed it.
@@ -47,6 +43,24 @@ pub struct Running {
     pub gateway: Arc<Gateway>,
 }
 
+/// Whether the files that are named can be used as they stand now.
+///
+/// # Errors
+/// The flag, the file and what is wrong with it; nothing of what is secret in it.
+pub fn check_files(config: &Config) -> Result<(), String> {
+    config.https.as_ref().map_or(Ok(()), tls::check)?;
+    config.node_tls.check().map_err(|error| {
+        let flag = match error {
+            TlsError::Authorities(_) => "--node-ca",
+            TlsError::Certificate(_) => "--node-cert",
+            TlsError::Key(_) => "--node-key",
+        };
+        format!("{flag}: {error}")
+    })?;
+    let keys = config.settings.auth_keys.as_ref().map(|path| Keys::read(path)).transpose();
+    keys.map(drop).map_err(|error| format!("--auth-keys: {error}"))
+}
+
 /// Serves until `shutdown` resolves, then finishes what is in flight, for at most the configured grace. `started` is
 /// called once it listens. `reload` has the files read again that are read at all.
 pub async fn run(
@@ -59,7 +73,7 @@ pub async fn run(
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     // What may be missing comes before the nodes hear of us.
-    let guard = match &config.auth_keys {
+    let guard = match &config.settings.auth_keys {
         None => Arc::new(Guard::open()),
         Some(path) => Guard::following(path, reload)?,
     };
@@ -68,17 +82,20 @@ pub async fn run(
     let rooms = Rooms { gateway: gateway.clone(), guard, public: config.public };
     let app = App::new(rooms, telemetry.clone(), audit, &config.cors_origins);
 
+    // They end with this function.
+    let mut tasks = JoinSet::new();
     let handle = Handle::new();
     let server = axum_server::from_tcp(listener)?.handle(handle.clone());
-    let connections = Connections { app, places: Arc::new(Semaphore::new(config.max_connections)) };
-    let https = config.tls.as_ref().map(|files| Https::start(files, reload)).transpose()?;
-    let server = match https.clone() {
-        None => tokio::spawn(http1(server.acceptor(Acceptor), config.idle_timeout).serve(connections)),
-        Some(https) => {
-            tokio::spawn(http1(server.acceptor(EncryptingAcceptor(https)), config.idle_timeout).serve(connections))
+    let connections = connections(app, handle.clone(), config.settings.max_connections);
+    let (handshakes, end_of_handshakes) = watch::channel(());
+    let mut server = match &config.https {
+        None => tokio::spawn(http1(server.acceptor(Plain), &config).serve(connections)),
+        Some(files) => {
+            let encrypted = Encrypted::new(tls::follow(files, reload, &mut tasks)?, end_of_handshakes);
+            tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections))
         }
     };
-    let upkeep = tokio::spawn(async move {
+    tasks.spawn(async move {
         let mut tick = tokio::time::interval(UPKEEP);
         loop {
             tick.tick().await;
@@ -87,31 +104,45 @@ pub async fn run(
     });
 
     started(&Running { address, gateway: gateway.clone() });
-    let mut server = server;
     tokio::select! {
         () = shutdown => {}
         ended = &mut server => return Ok(ended??),
     }
 
     // Still listening: readyz says 503 and new locks are refused, while holders can extend and release.
-    tracing::info!(grace = ?config.shutdown_grace, "shutting down");
+    let grace = config.settings.shutdown_grace;
+    tracing::info!(?grace, "shutting down");
     gateway.drain();
-    let deadline = tokio::time::Instant::now() + config.shutdown_grace;
+    let deadline = Instant::now() + grace;
     if tokio::time::timeout_at(deadline, gateway.idle()).await.is_err() {
         tracing::warn!("requests were still in flight at the end of the grace period");
     }
-    if let Some(https) = &https {
-        https.close();
-    }
-    handle.graceful_shutdown(Some(deadline.saturating_duration_since(tokio::time::Instant::now())));
+    drop(handshakes);
+    handle.graceful_shutdown(Some(deadline.saturating_duration_since(Instant::now())));
     server.await??;
-    upkeep.abort();
     tracing::info!("stopped");
     Ok(())
 }
 
+/// The service of each connection, as long as there is a place; a connection beyond the limit is closed at once.
+fn connections(
+    app: App,
+    handle: Handle<SocketAddr>,
+    most: usize,
+) -> impl Service<SocketAddr, Response = Connection, Error = io::Error, Future = Ready<io::Result<Connection>>> {
+    service_fn(move |_| {
+        // One task accepts them all, so none is counted late.
+        ready(if handle.connection_count() < most {
+            Ok(Connection::new(app.clone()))
+        } else {
+            tracing::warn!("a connection was closed: as many as allowed are open");
+            Err(io::Error::other("too many connections"))
+        })
+    })
+}
+
 fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, String> {
-    let Some(path) = &config.audit_log else { return Ok(Arc::new(Audit::logged())) };
+    let Some(path) = &config.settings.audit_log else { return Ok(Arc::new(Audit::logged())) };
     let audit = Arc::new(Audit::to_file(path)?);
     let (mut asked, reopened) = (Watched::new(Vec::new(), reload), audit.clone());
     tokio::spawn(async move {
@@ -124,20 +155,20 @@ fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, String> {
 }
 
 /// HTTP/1.1 only: telling versions apart by the first bytes has no time limit, so silent connections would stay for ever.
-fn http1<A>(server: Server<SocketAddr, A>, idle_timeout: Duration) -> Server<SocketAddr, A> {
+fn http1<A>(server: Server<SocketAddr, A>, config: &Config) -> Server<SocketAddr, A> {
     let mut server = server.http1_only();
     server
         .http_builder()
         .http1()
         .timer(TokioTimer::new())
         // Counts from the end of the last request: it bounds idle connections and slow request heads alike.
-        .header_read_timeout(idle_timeout)
+        .header_read_timeout(config.settings.idle_timeout)
         .max_buf_size(CONNECTION_BUFFER);
     server
 }
 
 fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsError> {
-    let node_settings = NodeSettings::default().with_max_clock_offset(config.clock_skew);
+    let node_settings = NodeSettings::default().with_max_clock_offset(config.settings.clock_skew);
     let names: Vec<String> = match &config.nodes {
         Nodes::Embedded(count) => (1..=*count).map(|n| format!("embedded-{n}")).collect(),
         Nodes::Redis(urls) => urls.iter().map(|url| url.name().to_owned()).collect(),
@@ -162,19 +193,20 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
         tracing::warn!(nodes = nodes.len(), "an even number of nodes tolerates no more failures than one node fewer");
     }
     let settings = Settings {
-        key_prefix: config.key_prefix.clone(),
-        max_ttl: config.limits.max_ttl,
-        node_timeout: config.node_timeout,
-        drift_factor: config.drift_factor,
-        max_clock_offset: config.clock_skew,
-        max_waiters: config.max_waiters,
-        max_waiters_per_lock: config.max_waiters_per_lock,
+        key_prefix: config.settings.key_prefix.clone(),
+        max_ttl: config.settings.limits.max_ttl,
+        node_timeout: config.settings.node_timeout,
+        drift_factor: config.settings.drift_factor,
+        max_clock_offset: config.settings.clock_skew,
+        max_waiters: config.settings.max_waiters,
+        max_waiters_per_lock: config.settings.max_waiters_per_lock,
     };
     let locks = Redlock::new(nodes, settings, seams)?;
-    if config.bootstrap && matches!(config.nodes, Nodes::Redis(_)) {
+    if config.settings.bootstrap && matches!(config.nodes, Nodes::Redis(_)) {
         tokio::spawn(bootstrap(locks.clone()));
     }
-    let gateway = Gateway::new(locks, config.limits, cluster, config.max_in_flight, telemetry.clone());
+    let gateway =
+        Gateway::new(locks, config.settings.limits, cluster, config.settings.max_in_flight, telemetry.clone());
     Ok((Arc::new(gateway), telemetry))
 }
 
@@ -205,7 +237,7 @@ async fn bootstrap(locks: Redlock) {
 
 /// What the markers' node-set hash and the owners of idempotency keys stand on.
 pub(crate) fn cluster_name(config: &Config, names: &[String]) -> String {
-    match &config.cluster {
+    match &config.settings.cluster {
         // Where a name stands for the list, a list of another length must not vote beside it.
         Some(name) => named_cluster(name, names.len()),
         None => Generation::cluster_of_nodes(names.iter().map(String::as_str)),
@@ -220,102 +252,12 @@ pub(crate) fn named_cluster(name: &str, nodes: usize) -> String {
 pub(crate) fn redis_settings(config: &Config, cluster: &str, place: usize) -> RedisSettings {
     RedisSettings {
         // Where addresses differ from gateway to gateway, the place in the list is what they agree on.
-        bootstrap: config.bootstrap,
-        identity: config.cluster.as_ref().map(|_| place.to_string()),
-        node: NodeSettings::default().with_max_clock_offset(config.clock_skew),
-        key_prefix: config.key_prefix.clone(),
-        generation: Generation::new(cluster, config.limits.max_ttl.duration()),
-        node_timeout: config.node_timeout,
+        bootstrap: config.settings.bootstrap,
+        identity: config.settings.cluster.as_ref().map(|_| place.to_string()),
+        node: NodeSettings::default().with_max_clock_offset(config.settings.clock_skew),
+        key_prefix: config.settings.key_prefix.clone(),
+        generation: Generation::new(cluster, config.settings.limits.max_ttl.duration()),
+        node_timeout: config.settings.node_timeout,
         tls: config.node_tls.clone(),
-    }
-}
-
-/// Makes one service per connection, as long as there is a place; a connection beyond the limit is closed at once.
-#[derive(Clone)]
-struct Connections {
-    app: App,
-    places: Arc<Semaphore>,
-}
-
-/// The service of one connection, holding its place; it knows its client once it is accepted.
-#[derive(Clone)]
-struct Connection {
-    app: App,
-    peer: Option<Peer>,
-    _place: Arc<OwnedSemaphorePermit>,
-}
-
-/// Accepts connections, without a delay of small packets, and tells their services who is at the other end.
-#[derive(Clone, Copy)]
-struct Acceptor;
-
-impl Accept<TcpStream, Connection> for Acceptor {
-    type Stream = Shared;
-    type Service = Connection;
-    type Future = std::future::Ready<std::io::Result<(Shared, Connection)>>;
-
-    fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
-        let accepted = stream.set_nodelay(true).and_then(|()| Shared::new(stream));
-        let accepted = accepted.map(|(stream, peer)| (stream, Connection { peer: Some(peer), ..connection }));
-        std::future::ready(accepted)
-    }
-}
-
-/// The same, and shakes hands before there is anything to serve. A connection has its place from before that.
-#[derive(Clone)]
-struct EncryptingAcceptor(Https);
-
-impl Accept<TcpStream, Connection> for EncryptingAcceptor {
-    type Stream = Encrypted;
-    type Service = Connection;
-    type Future = Pin<Box<dyn Future<Output = std::io::Result<(Encrypted, Connection)>> + Send>>;
-
-    fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
-        let https = self.0.clone();
-        Box::pin(async move {
-            stream.set_nodelay(true)?;
-            let (stream, peer) = https.accept(stream).await?;
-            Ok((stream, Connection { peer: Some(peer), ..connection }))
-        })
-    }
-}
-
-impl Service<SocketAddr> for Connections {
-    type Response = Connection;
-    type Error = std::io::Error;
-    type Future = std::future::Ready<Result<Connection, std::io::Error>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: SocketAddr) -> Self::Future {
-        std::future::ready(match self.places.clone().try_acquire_owned() {
-            Ok(place) => Ok(Connection { app: self.app.clone(), peer: None, _place: Arc::new(place) }),
-            Err(_) => {
-                tracing::warn!("a connection was closed: as many as allowed are open");
-                Err(std::io::Error::other("too many connections"))
-            }
-        })
-    }
-}
-
-type Request = ::http::Request<hyper::body::Incoming>;
-
-impl Service<Request> for Connection {
-    type Response = Response;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, mut request: Request) -> Self::Future {
-        if let Some(peer) = &self.peer {
-            request.extensions_mut().insert(peer.clone());
-        }
-        let app = self.app.clone();
-        Box::pin(async move { Ok(app.answer(request.map(Body::new)).await) })
     }
 }

@@ -1,118 +1,59 @@
-//! HTTPS: the handshake of each connection, with the certificate that stands in the files.
+//! HTTPS: the server's configuration from its files, and the subject of a client's certificate.
 //!
 //! When the files change, new connections get the new certificate; those that are open go on with what they began with. A
 //! certificate that cannot be used is not taken: the one before stays, and the log says why. Clients may show a certificate
 //! of their own, where an authority for them is given; one that does not verify ends the handshake.
 //!
-//! It does not know what is said on a connection.
+//! It does not know connections.
 
 mod subject;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::net::TcpStream;
-use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
+use axum_server::tls_rustls::RustlsConfig;
+use tokio::task::JoinSet;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::rustls::{Error, InconsistentKeys, RootCertStore, ServerConfig};
-use tokio_rustls::server::TlsStream;
+pub(crate) use tokio_rustls::server::TlsStream;
 
 use crate::config::TlsFiles;
-use crate::peer::{Peer, Shared};
 use crate::reload::{Content, Reload, Watched, read};
 
-/// How long a handshake may take. It has a place among the connections meanwhile.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-
-/// A connection after its handshake.
-pub(crate) type Encrypted = TlsStream<Shared>;
-
-/// Shakes hands with the configuration of the moment; `None` once nobody new is taken.
-#[derive(Clone)]
-pub(crate) struct Https {
-    current: watch::Receiver<Option<Arc<ServerConfig>>>,
-    change: Arc<watch::Sender<Option<Arc<ServerConfig>>>>,
+/// What stands in the files, followed by one of the tasks; must be called on a tokio runtime.
+pub(crate) fn follow(files: &TlsFiles, reload: &Reload, tasks: &mut JoinSet<()>) -> Result<RustlsConfig, String> {
+    let mut watched = Watched::new(paths(files), reload);
+    let current = RustlsConfig::from_config(Arc::new(configuration(files, watched.contents())?));
+    let (files, followed) = (files.clone(), current.clone());
+    tasks.spawn(async move {
+        loop {
+            watched.changed().await;
+            match configuration(&files, watched.contents()) {
+                Ok(config) => {
+                    followed.reload_from_config(Arc::new(config));
+                    let cert = files.cert.display();
+                    tracing::info!(%cert, "new connections get the certificate that was read now");
+                }
+                Err(error) => tracing::error!(error, "what was read now cannot be used: the certificate before stays"),
+            }
+        }
+    });
+    Ok(current)
 }
 
-impl Https {
-    /// With what stands in the files, from now on; must be called on a tokio runtime.
-    pub(crate) fn start(files: &TlsFiles, reload: &Reload) -> Result<Self, String> {
-        let watched = Watched::new(paths(files), reload);
-        let first = configuration(files, watched.contents())?;
-        let (change, current) = watch::channel(Some(Arc::new(first)));
-        let change = Arc::new(change);
-        tokio::spawn(follow(files.clone(), watched, change.clone()));
-        Ok(Self { current, change })
-    }
-
-    /// Ends handshakes that are under way, and begins none any more.
-    pub(crate) fn close(&self) {
-        self.change.send_replace(None);
-    }
-
-    /// A connection that is ready to be used, and who is at its other end.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<(Encrypted, Peer)> {
-        let (stream, peer) = Shared::new(stream)?;
-        let accepted = self.shake_hands(stream).await.and_then(|stream| {
-            let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-            let subject = shown.map(subject::subject).transpose().map_err(io::Error::other)?.flatten();
-            Ok((stream, peer.clone().known_as(subject)))
-        });
-        match &accepted {
-            Ok((_, peer)) => {
-                if let Some(subject) = peer.certificate_subject() {
-                    tracing::debug!(client = %peer.address(), subject, "a client has shown its certificate");
-                }
-            }
-            Err(why) => tracing::debug!(client = %peer.address(), %why, "a TLS handshake failed"),
-        }
-        accepted
-    }
-
-    async fn shake_hands(&self, stream: Shared) -> io::Result<Encrypted> {
-        let mut current = self.current.clone();
-        let closed = || io::Error::other("the gateway takes no new connections");
-        let config = current.borrow_and_update().clone().ok_or_else(closed)?;
-        tokio::select! {
-            shaken = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)) => shaken?,
-            _ = current.wait_for(Option::is_none) => Err(closed()),
-        }
-    }
+/// The subject of the certificate that the client has shown; it was verified.
+pub(crate) fn client_subject<S>(stream: &TlsStream<S>) -> io::Result<Option<String>> {
+    let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    Ok(shown.map(subject::subject).transpose().map_err(io::Error::other)?.flatten())
 }
 
 /// Whether HTTPS could be served with these files.
 pub(crate) fn check(files: &TlsFiles) -> Result<(), String> {
     configuration(files, &read(&paths(files))).map(drop)
-}
-
-/// Until the server is gone.
-async fn follow(files: TlsFiles, mut watched: Watched, change: Arc<watch::Sender<Option<Arc<ServerConfig>>>>) {
-    loop {
-        tokio::select! {
-            () = watched.changed() => {}
-            () = change.closed() => return,
-        }
-        let cert = files.cert.display();
-        match configuration(&files, watched.contents()) {
-            Ok(config) => {
-                let serves = change.send_if_modified(|current| {
-                    let serves = current.is_some();
-                    *current = serves.then(|| Arc::new(config));
-                    serves
-                });
-                if serves {
-                    tracing::info!(%cert, "new connections get the certificate that was read now");
-                }
-            }
-            Err(error) => tracing::error!(error, "what was read now cannot be used: the certificate before stays"),
-        }
-    }
 }
 
 fn paths(files: &TlsFiles) -> Vec<PathBuf> {
@@ -136,7 +77,7 @@ fn configuration(files: &TlsFiles, contents: &[Content]) -> Result<ServerConfig,
                 trusted.add(certificate).map_err(|error| unfit(&error))?;
             }
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(trusted), provider.clone());
-            // Who shows none may have a key instead.
+            // A client without one may have a key instead.
             verifier.allow_unauthenticated().build().map_err(|error| unfit(&error))?
         }
         _ => WebPkiClientVerifier::no_client_auth(),

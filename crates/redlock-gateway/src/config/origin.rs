@@ -2,7 +2,8 @@
 
 use http::Uri;
 
-use super::{ConfigError, quoted};
+use super::file::without_password;
+use super::listed;
 
 /// `scheme://host[:port]`, in the one form that a browser sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,16 +42,11 @@ impl Origin {
     }
 }
 
-/// The flags, or else the file's list.
-pub(super) fn origins(flags: Vec<String>, file: Option<Vec<String>>) -> Result<Vec<Origin>, ConfigError> {
-    let given = if flags.is_empty() { file.unwrap_or_default() } else { flags };
-    let given = given.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
-    given
-        .map(|text| {
-            Origin::parse(text)
-                .map_err(|why| ConfigError(format!("--cors-origin: {} is not allowed; {why}", quoted(text))))
-        })
-        .collect()
+pub(super) fn origins(texts: &[String]) -> Result<Vec<Origin>, String> {
+    let parse = |text| {
+        Origin::parse(text).map_err(|why| format!("--cors-origin: {:?} is not allowed; {why}", without_password(text)))
+    };
+    listed(texts).map(parse).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Whom a client's certificate is for, as a text to compare with.
+//! The subject of a client's certificate, as a text to compare with.
 
 use std::fmt::Write as _;
 
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_a_a_meaning_in_the_text_is_escaped() {
+    fn what_has_a_meaning_in_the_text_is_escaped() {
         for (value, expected) in [
             ("ci", "ci"),
             ("", ""),

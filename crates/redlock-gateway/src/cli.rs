@@ -1,0 +1,87 @@
+//! The command line: what the program can be told to do.
+
+use clap::{Parser, Subcommand};
+
+use crate::auth::{Verb, is_key_name};
+use crate::config::Settings;
+
+/// Distributed locks over plain HTTP, on independent Redis masters.
+///
+/// Without --node it starts five in-memory nodes inside this process: good for trying it out, without any durability.
+/// With --node (once for each master; 3 or 5 is right) it uses those and nothing else.
+///
+/// Try:  curl -i -X POST http://127.0.0.1:8080/locks/demo
+#[derive(Debug, Parser)]
+#[command(version, about, long_about, args_conflicts_with_subcommands = true, max_term_width = 120)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve locks over HTTP (the default).
+    Serve(Settings),
+    /// Make API keys.
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Print the OpenAPI document.
+    Openapi {
+        /// Version of the OpenAPI specification: 3.1, or its twin in 3.0 for generators that know no newer one.
+        #[arg(long, default_value = "3.1", value_parser = ["3.0", "3.1"])]
+        version: String,
+    },
+    /// Validate the configuration and look at every node; exit 1 when no majority of nodes would be admitted.
+    Check(Settings),
+    /// After an intended change of the node set or of max_ttl: stop the votes of the given nodes, wait until no lock of
+    /// the old configuration can live, and write the new markers. All nodes must answer. It can be interrupted and run
+    /// again. Stop the old gateways before: one that still runs takes a leaving node up again if that loses its data.
+    Reconfigure {
+        /// Do it. Without this flag it only says what it would do.
+        #[arg(long)]
+        yes: bool,
+        /// When the node set changes: a node that the gateways used until now; repeat for each, also for those that stay.
+        #[arg(long = "old-node", value_name = "URL")]
+        old_nodes: Vec<String>,
+        /// The --cluster that the gateways used until now, if they used one.
+        #[arg(long, value_name = "NAME")]
+        old_cluster: Option<String>,
+        #[command(flatten)]
+        settings: Settings,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Make a key: prints it once, and what stands for it in the file of --auth-keys. Nothing is stored.
+    ///
+    /// The first line is the key; the rest is TOML, to be appended to the file. To replace a key without locking anybody
+    /// out, put the new hash beside the old one in `hashes`, and take the old one out when nobody uses it any more.
+    New {
+        /// The principal, 1 to 64 characters of [A-Za-z0-9_-]; locks belong to it, whichever of its keys acquired them
+        #[arg(value_parser = key_name)]
+        name: String,
+        /// What it may do, separated by commas
+        #[arg(
+            long,
+            value_name = "LIST",
+            value_enum,
+            value_delimiter = ',',
+            default_value = "acquire,extend,release,inspect"
+        )]
+        verbs: Vec<Verb>,
+        /// To which locks, separated by commas: exact names, or patterns with * for any text
+        #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "*")]
+        names: Vec<String>,
+        /// Until when, such as 2027-01-31 or 2027-01-31T12:00:00Z [default: for ever]
+        #[arg(long, value_name = "DATE")]
+        expires: Option<String>,
+    },
+}
+
+fn key_name(text: &str) -> Result<String, &'static str> {
+    let name = is_key_name(text).then(|| text.to_owned());
+    name.ok_or("expected 1 to 64 characters of [A-Za-z0-9_-], and not anonymous")
+}

@@ -1,0 +1,131 @@
+//! The command line, with the file of --config behind it.
+//!
+//! What stands in the file becomes the flags' defaults: so flags and environment beat it, and it is held to the same rules.
+
+use std::any::TypeId;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::{ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Args, Parser};
+use toml::{Spanned, Value};
+
+use super::Settings;
+
+/// Reads a command line; where it has [`Settings`] and they name a file, that too.
+///
+/// # Errors
+/// What cannot be understood or is not allowed, for clap to show, as it shows help. No password is in it.
+pub fn parse<P: Parser>(line: &[OsString]) -> Result<P, clap::Error> {
+    let given = P::command().try_get_matches_from(line).map_err(without_passwords)?;
+    // Commands without settings have no such flag.
+    match settings(&given).try_get_one::<PathBuf>("config") {
+        Ok(Some(path)) => {
+            let shown = path.display().to_string();
+            let text = std::fs::read_to_string(path);
+            let text = text.map_err(|error| refused(format!("--config: {shown}: {error}")))?;
+            parse_with(line, &shown, &text)
+        }
+        Ok(None) | Err(_) => P::from_arg_matches(&given),
+    }
+}
+
+/// The same with the text of the file.
+pub(super) fn parse_with<P: Parser>(line: &[OsString], shown: &str, text: &str) -> Result<P, clap::Error> {
+    let mut command = P::command();
+    let mut matches = command.clone().try_get_matches_from(line).map_err(without_passwords)?;
+    let subcommand = matches.subcommand_name().map(str::to_owned);
+    let unusable = |at: usize, message: &str| {
+        let line = text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1;
+        refused(format!("--config: {shown}, line {line}{message}"))
+    };
+    let file: BTreeMap<String, Spanned<Value>> = toml::from_str(text).map_err(|error| {
+        // The error's own display quotes the line.
+        unusable(error.span().map_or(0, |span| span.start), &format!(": {}", without_password(error.message())))
+    })?;
+    let known = Settings::augment_args(clap::Command::new("file"));
+    let known = || known.get_arguments().filter(|arg| arg.get_id() != "config");
+    for (key, value) in &file {
+        let at = value.span().start;
+        let Some(arg) = known().find(|arg| arg.get_id() == key.as_str()) else {
+            let (key, names) = (without_password(key), known().map(|arg| arg.get_id().as_str()));
+            let names = names.collect::<Vec<_>>().join(", ");
+            return Err(unusable(at, &format!(": unknown setting {key}, expected one of {names}")));
+        };
+        let values = flag_values(arg, value.get_ref()).map_err(|error| unusable(at, &format!(", {key}: {error}")))?;
+        if settings(&matches).value_source(key).is_some_and(|source| source != ValueSource::DefaultValue) {
+            continue;
+        }
+        // A list is divided already.
+        let set = |arg: Arg| arg.value_delimiter(None).default_values(values);
+        command = match &subcommand {
+            Some(name) => command.mut_subcommand(name, |command| command.mut_arg(key, set)),
+            None => command.mut_arg(key, set),
+        };
+        // After each, so that it is known whose value is refused.
+        matches = command
+            .clone()
+            .try_get_matches_from(line)
+            .map_err(|error| unusable(at, &format!(", {key}: {}", reason(error))))?;
+    }
+    P::from_arg_matches(&matches)
+}
+
+fn refused(message: String) -> clap::Error {
+    clap::Error::raw(ErrorKind::InvalidValue, message + "\n")
+}
+
+/// Of the command that was given, where there is one.
+fn settings(matches: &ArgMatches) -> &ArgMatches {
+    matches.subcommand().map_or(matches, |(_, settings)| settings)
+}
+
+/// As they would stand on the command line. Types are strict: a version such as 1.10 must not become 1.1 unnoticed.
+fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
+    let parsed = arg.get_value_parser().type_id();
+    let numeric = |value: &Value| parsed == TypeId::of::<f64>() && value.is_integer();
+    let expected = match () {
+        () if parsed == TypeId::of::<usize>() => "integer",
+        () if parsed == TypeId::of::<f64>() => "float",
+        () if parsed == TypeId::of::<bool>() => "boolean",
+        () => "string",
+    };
+    let one = |value: &Value| match value {
+        Value::String(text) if expected == "string" => Ok(text.clone()),
+        other if other.type_str() == expected || numeric(other) => Ok(other.to_string()),
+        other => Err(format!("expected {expected}, found {}", other.type_str())),
+    };
+    match (arg.get_action(), value) {
+        (ArgAction::Append, Value::Array(values)) => values.iter().map(one).collect(),
+        (ArgAction::Append, other) => Err(format!("expected array, found {}", other.type_str())),
+        (_, value) => one(value).map(|value| vec![value]),
+    }
+}
+
+/// What clap says of a value, in one line and without the advice below it.
+fn reason(error: clap::Error) -> String {
+    let text = without_passwords(error).to_string();
+    let text = text.split("\n\n").next().unwrap_or_default().replace('\n', "");
+    text.strip_prefix("error: ").map_or(text.clone(), str::to_owned)
+}
+
+/// A node's URL may stand where another setting was meant, and what is refused is quoted.
+fn without_passwords(mut error: clap::Error) -> clap::Error {
+    let hidden = error.context().filter_map(|(kind, value)| match value {
+        ContextValue::String(text) => Some((kind, ContextValue::String(without_password(text)))),
+        _ => None,
+    });
+    for (kind, value) in hidden.collect::<Vec<_>>() {
+        error.insert(kind, value);
+    }
+    error
+}
+
+pub(super) fn without_password(text: &str) -> String {
+    match (text.find("://"), text.rfind('@')) {
+        (Some(scheme), Some(host)) if scheme < host => format!("{}://…{}", &text[..scheme], &text[host..]),
+        _ => text.to_owned(),
+    }
+}

@@ -1,0 +1,99 @@
+//! What settings come to, and what is said of those that cannot be used.
+
+#![cfg(test)]
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+pub(super) struct Line {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// What these flags and this file come to.
+pub(super) fn load(flags: &[String], file: &str) -> Result<Config, String> {
+    let line = ["redlock-gateway".into()].into_iter().chain(flags.iter().map(Into::into)).collect::<Vec<_>>();
+    let line: Line = file::parse_with(&line, "gateway.toml", file).map_err(|error| error.to_string())?;
+    Config::new(line.settings)
+}
+
+fn words<const N: usize>(flags: [&str; N]) -> [String; N] {
+    flags.map(str::to_owned)
+}
+
+#[test]
+fn the_command_line_is_well_formed() {
+    use clap::CommandFactory;
+    crate::cli::Cli::command().debug_assert();
+}
+
+#[test]
+fn defaults_are_embedded_on_loopback() {
+    let config = load(&[], "").unwrap();
+    assert!(config.settings.listen.ip().is_loopback());
+    assert!(matches!(config.nodes, Nodes::Embedded(5)));
+    let limits = config.settings.limits;
+    assert_eq!((limits.default_ttl.millis(), limits.max_ttl.millis()), (30_000, 300_000));
+    assert_eq!(config.public, Public { docs: true, metrics: false });
+}
+
+#[test]
+fn flags_beat_the_file_and_the_file_beats_the_defaults() {
+    let file = "max_ttl = '1m'\ndefault_ttl = '5s'\ndrift_factor = 0\nbootstrap = true\nmax_waiters = 7\npublic = []\n\
+                nodes = ['redis://a:1', 'redis://:p,q@b:2', 'redis://c:3']\n";
+    let config = load(&words(["--default-ttl=7s", "--bootstrap=false"]), file).unwrap();
+    let Settings { limits, drift_factor, bootstrap, max_waiters, .. } = config.settings;
+    assert_eq!((limits.default_ttl.millis(), limits.max_ttl.millis()), (7_000, 60_000));
+    assert_eq!((drift_factor, bootstrap, max_waiters), (0.0, false, 7));
+    assert_eq!(config.public, Public { docs: false, metrics: false });
+    assert!(matches!(config.nodes, Nodes::Redis(urls) if urls.len() == 3), "a comma in the file divides nothing");
+    let Nodes::Redis(urls) = load(&words(["--node", "redis://d,redis://e"]), file).unwrap().nodes else { panic!() };
+    assert_eq!(urls.len(), 2);
+}
+
+#[test]
+fn errors_name_the_setting_the_value_and_what_is_allowed() {
+    let cases = [
+        ("--listen=0.0.0.0:80", "", ["--listen", "0.0.0.0:80", "--allow-anonymous"]),
+        ("--listen=here", "", ["--listen", "here", "IP:PORT"]),
+        ("--max-ttl=fast", "", ["--max-ttl", "fast", "10ms to 1day"]),
+        ("--max-ttl=2days", "", ["--max-ttl", "2days", "10ms to 1day"]),
+        ("--max-ttl=5s", "", ["--default-ttl", "30s", "5s"]),
+        ("--max-hold=1s", "", ["--max-hold", "1s", "5m to"]),
+        ("--drift-factor=0.9", "", ["--drift-factor", "0.9", "0.0 to 0.5"]),
+        ("--max-in-flight=0", "", ["--max-in-flight", "0", "1 to 1000000"]),
+        ("--key-prefix=a{b", "", ["--key-prefix", "a{b", "braces"]),
+        ("--node=http://x", "", ["--node", "number 1", "rediss://"]),
+        ("--public=none,docs", "", ["--public", "none", "docs and metrics"]),
+        ("", "nodes = ['redis://a:1', 'redis://u:p@a:1']", ["--node", "a:1", "twice"]),
+        ("", "\nmax_tll = '5m'", ["gateway.toml, line 2", "unknown setting max_tll", "max_ttl"]),
+        ("", "config = 'other.toml'", ["line 1", "unknown setting config", "listen"]),
+        ("", "\nmax_ttl = 'fast'", ["line 2, max_ttl", "fast", "10ms to 1day"]),
+        ("", "cluster = 1.10", ["line 1, cluster", "expected string", "found float"]),
+        ("", "max_waiters = '7'", ["line 1, max_waiters", "expected integer", "found string"]),
+    ];
+    for (flag, file, words) in cases {
+        let flags = Some(flag.to_owned()).filter(|flag| !flag.is_empty());
+        let error = load(flags.as_slice(), file).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{error:?} lacks one of {words:?}");
+    }
+}
+
+#[test]
+fn a_broken_file_does_not_leak_the_password_on_its_line() {
+    for (file, words) in [
+        ("max_ttl = '5m'\nnodes = ['redis://:hunter2@a:1\n", ["line 2", "array"]),
+        ("nodes = 'redis://:hunter2@a:1'\n", ["line 1, nodes: expected array", "found string"]),
+        ("nodes = [['redis://:hunter2@a:1']]\n", ["line 1, nodes: expected string", "found array"]),
+        ("log_format = 'redis://:hunter2@a:1'", ["line 1, log_format: ", "redis://…@a:1"]),
+        ("'redis://:hunter2@a:1' = 1", ["line 1", "redis://…@a:1"]),
+    ] {
+        let error = load(&[], file).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{error:?} lacks one of {words:?}");
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+    let error = load(&words(["--max-waiters=redis://:hunter2@a:1"]), "").unwrap_err();
+    assert!(error.contains("redis://…@a:1") && !error.contains("hunter2"), "{error}");
+}

@@ -1,0 +1,47 @@
+//! Texts to values that are allowed. Each parser says what is; the command line adds the flag and the text that it refused.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use redlock_core::Ttl;
+
+pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// As people write it: `1m 30s`.
+pub fn show(duration: Duration) -> String {
+    humantime::format_duration(duration).to_string()
+}
+
+pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| "expected IP:PORT, such as 127.0.0.1:8080 or [::1]:8080")
+}
+
+pub(super) fn count(most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
+    move |text| {
+        let count = text.parse().ok().filter(|count| (1..=most).contains(count));
+        count.ok_or_else(|| format!("expected 1 to {most}"))
+    }
+}
+
+pub(super) fn factor(text: &str) -> Result<f64, &'static str> {
+    let factor = text.parse().ok().filter(|factor| (0.0..=0.5).contains(factor));
+    factor.ok_or("expected 0.0 to 0.5")
+}
+
+pub(super) fn duration(allowed: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration, String> + Clone {
+    move |text| {
+        let value = humantime::parse_duration(text.trim()).ok().filter(|value| allowed.contains(value));
+        value.ok_or_else(|| format!("expected {} to {}, such as 5s", show(*allowed.start()), show(*allowed.end())))
+    }
+}
+
+pub(super) fn ttl(text: &str) -> Result<Ttl, String> {
+    let value = duration(Ttl::MIN.duration()..=Ttl::MAX.duration())(text)?;
+    Ttl::from_duration(value).ok_or_else(|| "expected whole milliseconds".into())
+}
+
+pub(super) fn key_prefix(text: &str) -> Result<String, &'static str> {
+    let is_fit = text.len() <= 255 && !text.contains(|c: char| matches!(c, '{' | '}') || c.is_control());
+    is_fit.then(|| text.to_owned()).ok_or("expected at most 255 bytes without braces or control characters")
+}
