@@ -5,7 +5,7 @@
 //! What the HTTP library cannot read it answers itself, 400, 414 or 431 without a body and without an id, and closes the
 //! connection: that is accepted. So is no answer to what broke off.
 //!
-//! Every run draws new requests and prints their seed when it fails; `REDLOCK_HOSTILE_SEED=<seed>` makes the same ones.
+//! Every run draws new requests and prints their seed when it fails; `REDLOCK_FUZZ_SEED=<seed>` makes the same ones.
 
 mod dictionary;
 mod requests;
@@ -60,8 +60,8 @@ const COMMANDS: [&str; 25] = [
 ];
 
 fn seed() -> u64 {
-    match std::env::var("REDLOCK_HOSTILE_SEED") {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("REDLOCK_HOSTILE_SEED={text:?} is no number")),
+    match std::env::var("REDLOCK_FUZZ_SEED") {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("REDLOCK_FUZZ_SEED={text:?} is no number")),
         Err(_) => {
             let mut seed = [0; 8];
             OsEntropy.fill(&mut seed);
@@ -85,7 +85,7 @@ struct Seen {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
     let seed = seed();
-    println!("replay with REDLOCK_HOSTILE_SEED={seed}");
+    println!("replay with REDLOCK_FUZZ_SEED={seed}");
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
     let launch = Launch::over(&servers).flag("--max-ttl", "1h").flag("--max-wait", "50ms");
     let gateway = Arc::new(launch.ready().await);
@@ -101,7 +101,7 @@ async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
         (0..CONNECTIONS).map(|first| tokio::spawn(fire(gateway.clone(), targets.clone(), seed, first))).collect();
     let mut seen = Seen::default();
     for worker in workers {
-        let part = worker.await.unwrap_or_else(|_| panic!("replay with REDLOCK_HOSTILE_SEED={seed}"));
+        let part = worker.await.unwrap_or_else(|_| panic!("replay with REDLOCK_FUZZ_SEED={seed}"));
         part.answers.into_iter().for_each(|(what, count)| *seen.answers.entry(what).or_default() += count);
         seen.unanswered += part.unanswered;
         seen.wrong.extend(part.wrong);
