@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use http::Method;
 use serde_json::json;
 
-use crate::gateway::{Gateway, Launch, Lease, Scratch, lock_path, source_root};
-use crate::harness::RedisServer;
+use crate::support::client::{Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch, Scratch, source_root};
+use crate::support::harness::RedisServer;
 
 const AHEAD: Duration = Duration::from_millis(500);
 const CLIENTS: usize = 64;

@@ -8,13 +8,15 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::gateway::{Gateway, Launch, Lease, clean_for_good, lock_path, stored_on};
-use crate::harness::{RedisServer, eventually};
-use crate::http_metrics::Samples;
+use crate::support::client::{Answer, Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, eventually};
+use crate::support::metrics::Samples;
+use crate::support::nodes::{clean_for_good, stored_on};
 
 const KEY: &str = "order-4711/attempt";
 
-async fn keyed(gateway: &Gateway, name: &str, key: &str, ttl_ms: u64) -> crate::gateway::Answer {
+async fn keyed(gateway: &Gateway, name: &str, key: &str, ttl_ms: u64) -> Answer {
     let call = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key);
     call.json(&json!({ "ttl_ms": ttl_ms, "owner": "host-7" })).send().await
 }
@@ -47,7 +49,7 @@ async fn repeated(gateways: &[&Gateway]) {
 
     // The first token has been replaced: extending it must not prove a hold that may have had a gap.
     one.patch("job", &first.token, 60_000).await.problem(409, "not_holder");
-    // Whoever cleans up after the lost answer must not release what the repetition got.
+    // The clean-up after the lost answer must not release what the repetition got.
     one.delete("job", &first.token).await.problem(409, "not_holder");
     assert_eq!(other.look("job").await["fencing_token"], last.fencing);
     assert_eq!(one.delete("job", &last.token).await.status, 204);
@@ -97,7 +99,7 @@ async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
     })
     .await;
     servers[2..].iter().for_each(RedisServer::cont);
-    clean_for_good(&servers, "job", before).await;
+    clean_for_good(&servers, "job", before + 1).await;
     eventually("the lock is free", async || (gateway.look("job").await["state"] == "free").then_some(())).await;
     gateway.acquire("job").await;
 }

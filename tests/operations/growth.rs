@@ -3,9 +3,11 @@
 
 use std::ops::Range;
 
-use crate::gateway::{Gateway, Launch, Lease, lock_path};
-use crate::harness::{RedisServer, Resp, eventually};
-use crate::http_metrics::Samples;
+use crate::support::client::{Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, eventually};
+use crate::support::metrics::Samples;
+use crate::support::resp::Resp;
 
 /// Until the gateway has what it needs once and for all, the samples of one interval of its metrics among them.
 const WARM_UP: u32 = 6000;

@@ -8,8 +8,10 @@ use http::Method;
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::gateway::{Gateway, Launch, Lease, Raw, WELL_BELOW_A_TIMEOUT, stored_on};
-use crate::harness::{RedisServer, eventually, free_port};
+use crate::support::client::{Lease, Raw};
+use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
+use crate::support::harness::{RedisServer, eventually, free_port};
+use crate::support::nodes::stored_on;
 
 /// Sends all of a request but the second half of its body; returns when the gateway works on it.
 async fn half_sent(gateway: &Gateway, method: &str, name: &str, headers: &str, body: &str) -> Raw {

@@ -1,12 +1,36 @@
 //! The boundaries between the rooms of this house, held by reading the source: who may name the Redis client, the web
 //! framework, the serializer. A boundary that nothing checks is gone within a year.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::gateway::source_root;
+use crate::support::gateway::source_root;
 
 /// Long before this a file wants a second look; beyond it nobody reads it whole.
-const MOST_LINES: usize = 800;
+const MOST_LINES: usize = 450;
+const MOST_LINES_OF_A_FUNCTION: usize = 70;
+
+/// Files, and functions in files, that are longer and wait to be cut.
+const LONG: &[&str] = &[
+    "crates/redlock-core/src/node.rs",
+    "crates/redlock-core/src/node/admission.rs",
+    "crates/redlock-core/src/node/admission.rs look",
+    "crates/redlock-core/src/node/memory.rs",
+    "crates/redlock-core/src/node/redis.rs",
+    "crates/redlock-core/src/redlock.rs",
+    "crates/redlock-core/src/waiting/explored.rs",
+    "crates/redlock-core/src/waiting/queue.rs",
+    "crates/redlock-gateway/src/config.rs",
+    "crates/redlock-gateway/src/config.rs merge",
+    "crates/redlock-gateway/src/gateway.rs",
+    "crates/redlock-gateway/src/gateway.rs acquire",
+    "crates/redlock-gateway/src/http/error.rs problem",
+    "crates/redlock-gateway/src/http/locks.rs",
+    "crates/redlock-gateway/src/http/wire.rs",
+    "crates/redlock-model/src/locks/state.rs",
+    "crates/redlock-model/src/locks/state.rs apply",
+    "crates/redlock-model/src/locks/story.rs tell_step",
+];
 
 /// Every file below a directory with one of these endings, by its path from the top.
 fn files(below: &str, endings: &[&str]) -> Vec<(String, String)> {
@@ -34,13 +58,16 @@ fn files(below: &str, endings: &[&str]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The lines of a source file that are code, with their numbers, up to its tests.
+/// The lines of a source file that are code, with their numbers, up to its tests. A test module in a file of its own is no
+/// end.
 fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let comment = |line: &str| line.trim_start().starts_with("//");
+    let tests = |line: &str, next: &str| line == "#![cfg(test)]" || line == "#[cfg(test)]" && !next.ends_with(';');
     text.lines()
+        .zip(text.lines().skip(1).chain([""]))
         .enumerate()
-        .map(|(at, line)| (at + 1, line))
-        .take_while(|(_, line)| !line.starts_with("#[cfg(test)]") && !line.starts_with("#![cfg(test)]"))
+        .take_while(move |(_, (line, next))| !tests(line, next))
+        .map(|(at, (line, _))| (at + 1, line))
         .filter(move |(_, line)| !comment(line))
 }
 
@@ -53,17 +80,22 @@ fn names(line: &str, krate: &str) -> bool {
         || uses.iter().any(|text| line.contains(text.as_str()))
 }
 
-/// Fails when a file below `room` uses the crate and is not in one of the places that may.
-fn only_in(krate: &str, room: &str, places: &[&str]) {
-    let mut users = 0;
+/// Fails when a line below `room` that `found` picks is not in one of the places that may have it, and when a place has none:
+/// then it is on the list for nothing.
+fn only_in(what: &str, found: impl Fn(&str) -> bool, room: &str, places: &[&str]) {
+    let mut unused: BTreeSet<&str> = places.iter().copied().collect();
     for (file, text) in files(room, &["rs"]) {
-        let allowed = places.iter().any(|place| file == *place || place.ends_with('/') && file.starts_with(place));
-        for (number, line) in text.lines().enumerate().filter(|(_, line)| names(line, krate)) {
-            assert!(allowed, "{file}:{}: {krate} must not be known here: {}", number + 1, line.trim());
-            users += 1;
+        let place = places.iter().find(|place| file == **place || place.ends_with('/') && file.starts_with(**place));
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| found(line)) {
+            let place = place.unwrap_or_else(|| panic!("{file}:{}: no {what} here: {}", number + 1, line.trim()));
+            unused.remove(place);
         }
     }
-    assert!(places.is_empty() || users > 0, "nobody uses {krate} any more: this test looks for the wrong thing");
+    assert!(unused.is_empty(), "{unused:?} may have {what} and have none: take them off the list");
+}
+
+fn crate_only_in(krate: &str, room: &str, places: &[&str]) {
+    only_in(krate, |line| names(line, krate), room, places);
 }
 
 #[test]
@@ -80,38 +112,56 @@ fn a_crate_is_recognised_by_its_paths_and_imports() {
 
 #[test]
 fn only_the_node_client_knows_the_redis_client() {
-    only_in(
-        "fred",
-        "crates/redlock-core",
-        &["crates/redlock-core/src/node/redis.rs", "crates/redlock-core/src/node/redis/"],
-    );
-    only_in("fred", "crates/redlock-gateway", &[]);
+    crate_only_in("fred", "crates/redlock-core", &["crates/redlock-core/src/node/redis/"]);
+    crate_only_in("fred", "crates/redlock-gateway", &[]);
 }
 
 #[test]
 fn only_the_http_room_knows_the_web_framework() {
     let gateway = "crates/redlock-gateway/src";
     let [http, below, serve] = ["http.rs", "http/", "serve.rs"].map(|place| format!("{gateway}/{place}"));
-    only_in("axum", gateway, &[&http, &below, &serve]);
-    only_in("axum", "crates/redlock-core", &[]);
+    crate_only_in("axum", gateway, &[&http, &below, &serve]);
+    crate_only_in("axum", "crates/redlock-core", &[]);
 }
 
 #[test]
 fn only_one_room_of_the_gateway_knows_the_tls_library() {
     let gateway = "crates/redlock-gateway/src";
-    only_in("tokio_rustls", gateway, &[&format!("{gateway}/tls.rs"), &format!("{gateway}/tls/")]);
+    crate_only_in("tokio_rustls", gateway, &[&format!("{gateway}/tls.rs"), &format!("{gateway}/tls/")]);
 }
 
 #[test]
 fn the_core_knows_no_serializer_no_web_and_no_environment() {
     for krate in ["serde", "serde_json", "http", "hyper", "axum", "std::env", "clap"] {
-        only_in(krate, "crates/redlock-core/src", &[]);
+        crate_only_in(krate, "crates/redlock-core/src", &[]);
     }
     let (_, manifest) = files("crates/redlock-core", &["toml"]).remove(0);
     for krate in ["serde", "hyper", "axum", "clap"] {
         let named = manifest.lines().find(|line| line.starts_with(krate));
         assert!(named.is_none(), "the core depends on {named:?}");
     }
+}
+
+/// What a node's driver does must be a function of what it is told: tasks are started around it.
+#[test]
+fn few_files_of_the_core_start_tasks() {
+    let core = "crates/redlock-core/src";
+    let places = ["cleanup.rs", "node/redis.rs", "node/redis/ears.rs"].map(|place| format!("{core}/{place}"));
+    only_in("tokio::spawn", |line| line.contains("tokio::spawn"), core, &places.each_ref().map(String::as_str));
+}
+
+/// Flags are the gateway's; another program on this core has none of them.
+#[test]
+fn the_core_names_no_flags() {
+    let flag = |line: &str| {
+        let starts = |(at, _)| line[at + 2..].starts_with(|c: char| c.is_ascii_lowercase());
+        line.match_indices("--").any(starts)
+    };
+    assert!(flag("give --node") && !flag("// ---- a line") && !flag("n -- 1"));
+    let core = "crates/redlock-core/src";
+    // They have to go, to where the flags are.
+    let places = ["admission.rs", "redis/gate.rs", "redis/tls.rs"].map(|place| format!("{core}/node/{place}"));
+    only_in("flag", flag, core, &places.each_ref().map(String::as_str));
 }
 
 #[test]
@@ -127,12 +177,91 @@ fn the_gateways_policy_knows_no_statuses_and_no_redis_keys() {
     }
 }
 
+/// The modules that a module of the same crate names by `crate::…`.
+fn imports<'a>(text: &'a str, modules: &BTreeSet<&str>) -> BTreeSet<String> {
+    let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | ':');
+    let module = |path: &'a str| {
+        let path = path.trim();
+        let path = path.split(|c| !word(c)).next().unwrap_or_default().replace("::", "/");
+        let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+        ends.filter(|end| modules.contains(&path[..*end])).next_back().map(|end| path[..end].to_owned())
+    };
+    let code: Vec<&str> = code(text).map(|(_, line)| line).collect();
+    let paths = code.iter().flat_map(|line| line.split("crate::").skip(1));
+    let listed = |path: &'a str| path.strip_prefix('{').map_or(vec![path], |list| list.split(',').collect());
+    paths.flat_map(listed).filter_map(module).collect()
+}
+
+/// Pairs of modules that name each other, by their crate: each cannot be understood without the other.
+const MUTUAL: &[(&str, &str, &str)] =
+    &[("redlock-core", "redlock", "waiting"), ("redlock-sim", "master", "network"), ("redlock-sim", "network", "plan")];
+
 #[test]
-fn no_file_is_too_long_to_be_read_whole() {
-    for (file, text) in files("crates", &["rs", "lua"]) {
-        let lines = text.lines().count();
-        assert!(lines <= MOST_LINES, "{file} has {lines} lines: it deserves a second look, is it one thing?");
+fn no_two_modules_import_each_other() {
+    let mut mutual = Vec::new();
+    for krate in std::fs::read_dir(source_root().join("crates")).expect("crates") {
+        let krate = krate.expect("an entry").file_name().into_string().expect("a plain name");
+        let sources = files(&format!("crates/{krate}/src"), &["rs"]);
+        let prefix = format!("crates/{krate}/src/").len();
+        let modules: BTreeSet<&str> = sources.iter().map(|(file, _)| &file[prefix..file.len() - ".rs".len()]).collect();
+        let imports: BTreeMap<&str, _> =
+            modules.iter().copied().zip(sources.iter().map(|(_, text)| imports(text, &modules))).collect();
+        for (one, named) in &imports {
+            let back = named.iter().filter(|other| *one < other.as_str() && imports[other.as_str()].contains(*one));
+            mutual.extend(back.map(|other| (krate.clone(), (*one).to_owned(), other.clone())));
+        }
     }
+    mutual.sort();
+    let mutual: Vec<_> =
+        mutual.iter().map(|(krate, one, other)| (krate.as_str(), one.as_str(), other.as_str())).collect();
+    assert_eq!(mutual, MUTUAL, "found, and the list of those that wait to be untied");
+}
+
+/// The functions of a formatted source file, with their numbers of lines.
+fn functions(text: &str) -> Vec<(&str, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let (before, rest) = code.split_once("fn ").unwrap_or((code, ""));
+        let is_function =
+            before.split_whitespace().all(|word| word.starts_with("pub") || ["const", "async"].contains(&word));
+        let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+        if !is_function || name.is_empty() {
+            continue;
+        }
+        let opens = lines[at..].iter().position(|line| line.ends_with(['{', ';', '}'])).unwrap_or(0);
+        let indent = &line[..line.len() - code.len()];
+        let ends = |line: &&str| line.strip_prefix(indent) == Some("}");
+        let more =
+            if lines[at + opens].ends_with('{') { lines[at..].iter().position(ends).unwrap_or(0) } else { opens };
+        found.push((name, more + 1));
+    }
+    found
+}
+
+#[test]
+fn functions_are_measured_from_their_first_line_to_their_last() {
+    let text = "impl A {\n    pub(crate) async fn one(\n        a: u8,\n    ) -> u8 {\n        {\n        }\n        a\n    }\n}\n\
+                trait B {\n    fn two(&self);\n}\nfn three() {}\n// a fn four() {\n";
+    assert_eq!(functions(text), [("one", 7), ("two", 1), ("three", 1)]);
+}
+
+#[test]
+fn no_file_and_no_function_is_too_long_to_be_read_whole() {
+    let mut long = BTreeSet::new();
+    for (file, text) in ["crates", "tests"].iter().flat_map(|below| files(below, &["rs", "lua"])) {
+        let functions = functions(&text).into_iter().filter(|(_, lines)| *lines > MOST_LINES_OF_A_FUNCTION);
+        long.extend(functions.map(|(name, _)| format!("{file} {name}")));
+        if text.lines().count() > MOST_LINES {
+            long.insert(file);
+        }
+    }
+    let allowed: BTreeSet<String> = LONG.iter().map(|entry| (*entry).to_owned()).collect();
+    let (new, gone) = (long.difference(&allowed), allowed.difference(&long));
+    let (new, gone): (Vec<_>, Vec<_>) = (new.collect(), gone.collect());
+    assert!(new.is_empty(), "over {MOST_LINES} or {MOST_LINES_OF_A_FUNCTION} lines; is each one thing? {new:#?}");
+    assert!(gone.is_empty(), "no longer too long: take them off the list: {gone:#?}");
 }
 
 #[test]

@@ -14,9 +14,10 @@ use redlock_core::node::{NoObserver, Node, NodeSettings, NodeState, NodeStatus, 
 use redlock_core::{Redlock, Seams, Settings, Ttl};
 use tokio::time::Instant;
 
-use crate::gateway::{Scratch, source_root};
-use crate::harness::{RedisOptions, RedisServer, Resp, eventually};
-use crate::nodes::{Lock, PREFIX, ask, in_state, lane_with, now, strict_lane};
+use crate::support::gateway::{Scratch, source_root};
+use crate::support::harness::{RedisOptions, RedisServer, eventually};
+use crate::support::nodes::{Lock, PREFIX, ask, in_state, lane_with, now, strict_lane};
+use crate::support::resp::Resp;
 
 /// What may pass between the end of a quarantine and a vote: a second until the gateway looks, and the rest for a machine
 /// that is busy with other tests.
@@ -24,26 +25,27 @@ pub(crate) const SOON: Duration = Duration::from_secs(1 + 5);
 
 /// What all gateways of a cluster agree on.
 #[derive(Debug, Clone)]
-pub(crate) struct Terms {
-    pub(crate) cluster: &'static str,
+pub(crate) struct ClusterSettings {
+    /// Its name.
+    pub(crate) name: &'static str,
     pub(crate) max_ttl: Duration,
     /// S and D.
     pub(crate) skew: Duration,
     pub(crate) rules: Rules,
 }
 
-impl Terms {
+impl ClusterSettings {
     /// A quarantine of a second.
-    pub(crate) const SHORT: Self = Self {
-        cluster: "tests",
+    pub(crate) const SHORT_QUARANTINE: Self = Self {
+        name: "tests",
         max_ttl: Duration::from_millis(700),
         skew: Duration::from_millis(300),
         rules: Rules::ALL,
     };
 
     /// A quarantine that outlasts every test: whoever is admitted was admitted for another reason.
-    pub(crate) const ENDLESS: Self =
-        Self { cluster: "tests", max_ttl: Duration::from_secs(600), skew: Duration::from_secs(2), rules: Rules::ALL };
+    pub(crate) const ENDLESS_QUARANTINE: Self =
+        Self { name: "tests", max_ttl: Duration::from_secs(600), skew: Duration::from_secs(2), rules: Rules::ALL };
 
     pub(crate) fn quarantine(&self) -> Duration {
         quarantine(self.max_ttl, self.skew)
@@ -53,7 +55,7 @@ impl Terms {
         RedisSettings {
             node: NodeSettings { max_clock_offset: self.skew, rules: self.rules, ..NodeSettings::default() },
             key_prefix: PREFIX.into(),
-            generation: Generation::new(self.cluster, self.max_ttl),
+            generation: Generation::new(self.name, self.max_ttl),
             identity: None,
             bootstrap: false,
             node_timeout: Duration::from_millis(50),
