@@ -10,7 +10,7 @@ use redlock_core::{AcquireOptions, Info, Lease, LockError, LockName, Redlock, Se
 use tokio::time::Instant;
 
 use crate::support::cluster::{ClusterSettings, repeated};
-use crate::support::harness::{RedisServer, eventually};
+use crate::support::harness::{RedisServer, eventually, masters};
 use crate::support::nodes::{PREFIX, in_state, name, now, ttl};
 use crate::support::resp::Resp;
 
@@ -34,7 +34,7 @@ impl FiveNodes {
         seams: Seams,
         wrapped: impl Fn(Arc<dyn Node>) -> Arc<dyn Node>,
     ) -> Self {
-        let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+        let servers = masters(5);
         cluster.mark(&servers).await;
         let lanes: Vec<_> = cluster.lanes(&servers).into_iter().map(wrapped).collect();
         for lane in &lanes {

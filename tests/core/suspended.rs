@@ -8,7 +8,7 @@ use redlock_core::node::{NodeState, Vote};
 use redlock_core::{AcquireOptions, LockError, Seams};
 
 use crate::support::cluster::ClusterSettings;
-use crate::support::harness::{RedisServer, eventually};
+use crate::support::harness::{eventually, masters};
 use crate::support::nodes::{Recorder, in_state, name, stored_on, ttl};
 
 /// A clock that jumps when so many nodes have agreed: a machine that was suspended right then.
@@ -32,7 +32,7 @@ impl Clock for SuspendedClock {
 #[tokio::test]
 async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_are_undone() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     cluster.mark(&servers).await;
     let lanes = cluster.lanes(&servers);
     for lane in &lanes {

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use crate::support::chance::{Chance, seed};
-use crate::support::harness::{PATIENCE, RedisServer, eventually};
+use crate::support::harness::{PATIENCE, eventually, masters};
 use crate::support::nodes::{
     Cluster, LONG_MS, Lock, Recorder, in_state, intercepted, lane_with, name, now, pass_on, redis_settings, redlock,
     ttl,
@@ -110,7 +110,7 @@ async fn a_hand_off_within_the_process_is_one_call_to_every_node() {
     const ROUNDS: usize = 20;
     /// A first waiter that was refused polls after 500 ms.
     const BEFORE_THE_POLL: Duration = Duration::from_millis(400);
-    let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let servers = masters(5);
     let recorder = Arc::new(Recorder::default());
     let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
     for server in &servers {

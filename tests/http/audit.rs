@@ -8,7 +8,7 @@ use crate::http::auth::is_ready;
 use crate::http::keys::{HOLDER, Key, file, key, with_keys};
 use crate::support::client::{Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch, Scratch};
-use crate::support::harness::{RedisServer, eventually};
+use crate::support::harness::{eventually, masters};
 use crate::support::waiters::waiting_is;
 
 #[tokio::test]
@@ -17,7 +17,7 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
     let holder = key("holder", HOLDER, "*").await;
     let chief = key("chief", "force", "deploy/*").await;
     let file = file(&[&holder, &chief]);
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let launch = Launch::over(&servers).flag("--auth-keys", file.path()).flag("--audit-log", log.path());
     let gateway = launch.flag("--public", "metrics").start().await;
     is_ready(&gateway).await;

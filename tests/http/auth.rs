@@ -8,7 +8,7 @@ use crate::http::audit::audit_in_log;
 use crate::http::keys::{HOLDER, Key, file, key, with_keys};
 use crate::support::client::{Answer, Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch, Scratch};
-use crate::support::harness::{RedisServer, eventually};
+use crate::support::harness::{eventually, masters};
 use crate::support::resp::Resp;
 
 /// A majority of its nodes may vote.
@@ -183,7 +183,7 @@ async fn nobody_gets_in_where_they_do_not_belong() {
 
 #[tokio::test]
 async fn a_stolen_token_is_worth_nothing_to_another_key() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let (holder, thief) = (key("holder", HOLDER, "*").await, key("thief", HOLDER, "*").await);
     let chief = key("chief", &format!("{HOLDER},force"), "*").await;
     let file = file(&[&holder, &thief, &chief]);
@@ -222,7 +222,7 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
 
 #[tokio::test]
 async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let (holder, thief) = (key("holder", HOLDER, "*").await, key("thief", HOLDER, "*").await);
     let file = file(&[&holder, &thief]);
     let gateway = Launch::over(&servers).flag("--auth-keys", file.path()).start().await;

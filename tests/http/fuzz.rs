@@ -20,7 +20,7 @@ use self::requests::{Ending, FAR_AHEAD, HostileRequest, Targets, hostile_request
 use crate::support::chance::{Chance, seed};
 use crate::support::client::{Answer, Lease, Raw};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::RedisServer;
+use crate::support::harness::{RedisServer, masters};
 use crate::support::openapi::hold_against_document;
 use crate::support::resp::Resp;
 
@@ -76,7 +76,7 @@ struct Seen {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
     let seed = seed("REDLOCK_FUZZ_SEED");
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let launch = Launch::over(&servers).flag("--max-ttl", "1h").flag("--max-wait", "50ms");
     let gateway = Arc::new(launch.ready().await);
     let mut held: Vec<(&str, Lease)> = Vec::new();

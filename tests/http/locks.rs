@@ -10,13 +10,9 @@ use serde_json::{Value, json};
 
 use crate::support::client::{Answer, Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
-use crate::support::harness::{RedisOptions, RedisServer, eventually};
+use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::nodes::{clean_for_good, stored_on};
 use crate::support::resp::Resp;
-
-fn masters(count: usize) -> Vec<RedisServer> {
-    (0..count).map(|_| RedisServer::start()).collect()
-}
 
 /// Masters that lose nothing in a crash, and therefore vote at once when they are back.
 fn durable_masters(count: usize) -> Vec<RedisServer> {

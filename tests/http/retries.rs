@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use crate::support::client::{Answer, Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{RedisServer, eventually};
+use crate::support::harness::{RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::nodes::{clean_for_good, stored_on};
 
@@ -66,7 +66,7 @@ async fn a_repeated_request_gets_its_own_lock_again_on_embedded_nodes() {
 
 #[tokio::test]
 async fn a_repeated_request_gets_its_own_lock_again_from_any_gateway() {
-    let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let servers = masters(5);
     let (one, two) = (Launch::over(&servers).ready().await, Launch::over(&servers).ready().await);
     repeated(&[&one, &two, &one]).await;
 }
@@ -81,7 +81,7 @@ async fn gateways_of_different_clusters_derive_different_secrets_from_one_key() 
 
 #[tokio::test]
 async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
-    let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let servers = masters(5);
     let gateway = Launch::over(&servers).flag("--node-timeout", "5s").ready().await;
     let before = gateway.used_before("job").await;
     servers[2..].iter().for_each(RedisServer::stop);
@@ -106,7 +106,7 @@ async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
 
 #[tokio::test]
 async fn clients_that_leave_at_any_moment_hold_nothing_beyond_the_ttl() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     for n in 0..200_u64 {
         let mut client = TcpStream::connect(gateway.address()).await.unwrap();

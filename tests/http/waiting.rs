@@ -14,11 +14,11 @@ use tokio::io::AsyncWriteExt;
 
 use crate::support::client::{Lease, Raw};
 use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
-use crate::support::harness::{RedisOptions, RedisServer, eventually};
+use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::nodes::stored_on;
 use crate::support::waiters::{
-    LONG_MS, answer, line_up, masters, median, nothing_is_left, patient, released, waiting, waiting_is,
+    LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting, waiting_is,
 };
 
 /// A request that waits on a connection that can be broken off.

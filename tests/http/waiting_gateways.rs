@@ -6,11 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::client::Lease;
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::RedisServer;
+use crate::support::harness::{RedisServer, masters};
 use crate::support::metrics::Samples;
-use crate::support::waiters::{
-    LONG_MS, answer, line_up, masters, median, nothing_is_left, patient, released, waiting_is,
-};
+use crate::support::waiters::{LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting_is};
 
 /// A moment for the word of a waiter to get round: those who have heard it do not say so.
 const WORD_GETS_ROUND: Duration = Duration::from_millis(50);

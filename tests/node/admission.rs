@@ -12,7 +12,7 @@ use redlock_core::{AcquireOptions, LockError, Redlock, Ttl};
 use tokio::time::{Instant, timeout};
 
 use crate::support::cluster::{ClusterSettings, first_vote, marker, repeated};
-use crate::support::harness::{DeadPort, RedisOptions, RedisServer, eventually};
+use crate::support::harness::{DeadPort, RedisOptions, RedisServer, eventually, masters};
 use crate::support::nodes::{LONG_MS, Lock, ask, assert_failed, in_state, name, now};
 use crate::support::resp::Resp;
 
@@ -29,10 +29,6 @@ fn append_only(args: &[&str]) -> RedisOptions {
     RedisOptions { append_only: true, ..options(args) }
 }
 
-pub(super) fn servers(count: usize) -> Vec<RedisServer> {
-    (0..count).map(|_| RedisServer::start()).collect()
-}
-
 #[derive(Debug, Clone, Copy)]
 enum Loss {
     Restart,
@@ -43,7 +39,7 @@ enum Loss {
 /// which reaches all five, asks for the lock until it gets it. Answers whether that was while the first one held it;
 /// `None` when this machine took so long that nothing could be seen.
 async fn granted_twice(cluster: &ClusterSettings, loss: Loss) -> Option<bool> {
-    let (mut servers, dead) = (servers(5), [DeadPort::new(), DeadPort::new()]);
+    let (mut servers, dead) = (masters(5), [DeadPort::new(), DeadPort::new()]);
     cluster.mark(&servers).await;
     let reach = servers[..3].iter().map(RedisServer::url).chain(dead.iter().map(DeadPort::url));
     let holder = cluster.redlock(reach.map(|url| cluster.lane(&url) as Arc<dyn Node>).collect());

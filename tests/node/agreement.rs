@@ -7,9 +7,9 @@ use redlock_core::node::{Node, NodeState, Vote};
 use redlock_core::{AcquireOptions, BrandNew, LockError, Ttl};
 use tokio::time::{Instant, timeout};
 
-use crate::node::admission::{BLANK, servers};
+use crate::node::admission::BLANK;
 use crate::support::cluster::{ClusterSettings, first_vote, marker, repeated};
-use crate::support::harness::{PATIENCE, RedisServer};
+use crate::support::harness::{PATIENCE, RedisServer, masters};
 use crate::support::nodes::{LONG_MS, Lock, ask, in_state, name, now};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -142,7 +142,7 @@ const FOR_A_WHILE: Duration = Duration::from_millis(700);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_word_counts_once() {
-    let (cluster, mut servers) = (ClusterSettings::ENDLESS_QUARANTINE, servers(3));
+    let (cluster, mut servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
     servers[2].kill();
     let lanes = cluster.lanes_told_new(&servers);
     let locks = cluster.redlock(lanes.clone());
@@ -174,7 +174,7 @@ async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_wor
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
-    let (cluster, servers) = (ClusterSettings::ENDLESS_QUARANTINE, servers(3));
+    let (cluster, servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
     cluster.mark_by(&servers[1].url()).await;
     let before: Vec<_> = servers.iter().map(marker).collect();
     let lanes = cluster.lanes_told_new(&servers);
@@ -195,7 +195,7 @@ async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
 /// The word still stands in some configuration when everything is lost, and a gateway is restarted then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_a_gateway_that_saw_the_loss() {
-    let (cluster, servers) = (ClusterSettings::ENDLESS_QUARANTINE, servers(3));
+    let (cluster, servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
     cluster.mark(&servers).await;
     let witness = cluster.lane(&servers[0].url());
     in_state(witness.as_ref(), NodeState::Admitted).await;

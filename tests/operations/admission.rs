@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::cluster::{NodeClock, SOON};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{RedisOptions, RedisServer, eventually};
+use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::nodes::stored_on;
 
@@ -92,7 +92,7 @@ fn refused_for_quarantine(problem: &Value) {
 #[tokio::test]
 async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quarantine_ends() {
     assert_eq!(MAX_TTL + SKEW, QUARANTINE);
-    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let mut servers = masters(3);
     let gateway = short(Launch::over(&servers)).ready().await;
     gateway.acquire_for("job", 3_000).await;
     servers.iter_mut().for_each(RedisServer::kill);
@@ -152,7 +152,7 @@ async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quaranti
 
 #[tokio::test]
 async fn every_state_is_told_with_its_reason_and_what_to_do() {
-    let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let mut servers = masters(5);
     let gateway = endless(&servers).brand_new().ready().await;
     servers[0].kill();
     servers[1].cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
@@ -232,7 +232,7 @@ async fn check_tells_who_would_wait_and_why() {
 
 #[tokio::test]
 async fn the_word_bootstrap_counts_for_the_first_start_and_not_after_a_total_loss() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let gateway = endless(&servers).brand_new().ready().await;
     assert!(gateway.stdout().contains("all nodes are new and are admitted at once"), "{}", gateway.stdout());
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
@@ -245,7 +245,7 @@ async fn the_word_bootstrap_counts_for_the_first_start_and_not_after_a_total_los
 
 #[tokio::test]
 async fn the_word_bootstrap_is_refuted_by_one_master_that_was_in_use() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     drop(endless(&servers).brand_new().ready().await);
     servers[..2].iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let gateway = endless(&servers).brand_new().start().await;
@@ -261,7 +261,7 @@ async fn the_word_bootstrap_is_refuted_by_one_master_that_was_in_use() {
 /// yet noticed the loss.
 #[tokio::test]
 async fn the_word_bootstrap_at_the_moment_of_a_total_loss_is_refuted_by_a_running_gateway() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let running = endless(&servers).brand_new().ready().await;
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let started = endless(&servers).brand_new().start().await;
@@ -277,7 +277,7 @@ async fn the_word_bootstrap_at_the_moment_of_a_total_loss_is_refuted_by_a_runnin
 
 #[tokio::test]
 async fn a_gateway_restarted_during_a_quarantine_waits_from_its_own_start() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let launch = || short(Launch::embedded().nodes(&urls(&servers)));
     let first = launch().start().await;
     for server in &servers {
@@ -292,7 +292,7 @@ async fn a_gateway_restarted_during_a_quarantine_waits_from_its_own_start() {
 
 #[tokio::test]
 async fn an_extension_by_http_heals_and_is_counted() {
-    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let mut servers = masters(3);
     let gateway = short(Launch::over(&servers)).ready().await;
     let lease = gateway.acquire_for("job", 3_000).await;
     for at in 0..3 {
@@ -371,7 +371,7 @@ async fn a_master_whose_clock_jumps_refuses_is_reported_and_is_used_again_when_m
 /// out before the gateway goes on.
 #[tokio::test]
 async fn a_gateway_that_sleeps_from_the_votes_until_after_the_ttl_answers_503_and_nothing_is_held() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "10s").ready().await;
     for attempt in 1.. {
         assert!(attempt < 20, "this machine is too slow: the gateway always answered before it was stopped");

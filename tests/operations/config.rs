@@ -4,7 +4,7 @@
 use serde_json::json;
 
 use crate::support::gateway::{Finished, Launch, Scratch};
-use crate::support::harness::{RedisOptions, RedisServer, eventually};
+use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::resp::Resp;
 
 /// A password that could stand in any of these places.
@@ -212,7 +212,7 @@ async fn flags_beat_the_environment_which_beats_the_file_which_beats_the_default
 
 #[tokio::test]
 async fn nodes_from_the_file_and_the_environment_are_used_and_nothing_else() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let path = Scratch::new("gateway.toml", &format!("key_prefix = 'mine/'\nbootstrap = true\nnodes = {urls:?}\n"));
     let from_file = Launch::embedded().flag("--config", path.path()).flag("--node-timeout", "2s").ready().await;
@@ -243,7 +243,7 @@ async fn a_password_is_used_and_a_missing_one_is_said() {
 
 #[tokio::test]
 async fn check_reports_every_node_and_fails_without_a_majority() {
-    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let mut servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let check = || Launch::bare(&["check"]).nodes(&urls).finish();
 

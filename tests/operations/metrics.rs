@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::support::client::{Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{RedisOptions, RedisServer, eventually};
+use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 
 fn counts<const N: usize>(expected: &[([&str; N], u64)]) -> BTreeMap<Vec<String>, u64> {
@@ -132,7 +132,7 @@ async fn an_operation_without_a_quorum_is_counted_with_each_nodes_reason() {
 
 #[tokio::test]
 async fn every_family_is_there_and_prometheus_accepts_the_whole() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let lease = gateway.acquire("job").await;
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);

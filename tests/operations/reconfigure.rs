@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::operations::config::{assert_refused, assert_refused_after_output};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{RedisOptions, RedisServer, eventually};
+use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::nodes::stored_on;
 use crate::support::resp::Resp;
 
@@ -82,7 +82,7 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
 
 #[tokio::test]
 async fn reconfigure_that_was_interrupted_waits_as_long_when_it_is_run_again() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let times = |launch: Launch, max_ttl: &str| {
         launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "500ms").flag("--clock-skew", "100ms")
@@ -107,7 +107,7 @@ async fn reconfigure_that_was_interrupted_waits_as_long_when_it_is_run_again() {
 
 #[tokio::test]
 async fn reconfigure_to_other_nodes_stops_those_that_leave() {
-    let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let mut servers = masters(5);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let times =
         |launch: Launch| launch.flag("--max-ttl", "500ms").flag("--default-ttl", "500ms").flag("--clock-skew", "100ms");
@@ -138,7 +138,7 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
 /// Under one name the markers of both lists are equal, and gateways with either list would grant side by side.
 #[tokio::test]
 async fn a_cluster_name_is_not_moved_to_another_list_of_nodes_and_a_new_name_is() {
-    let servers: Vec<_> = (0..4).map(|_| RedisServer::start()).collect();
+    let servers = masters(4);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let times =
         |launch: Launch| launch.flag("--max-ttl", "500ms").flag("--default-ttl", "500ms").flag("--clock-skew", "100ms");

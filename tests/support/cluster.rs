@@ -173,6 +173,19 @@ pub(crate) fn repeated<T: Send>(times: usize, at_once: usize, scenario: impl Asy
     results.into_inner().unwrap()
 }
 
+/// The library, made of this source, that shifts the wall clock of a process it is preloaded into.
+pub(crate) fn clock_shim(source: &str) -> Scratch {
+    let library = Scratch::new("clock_shim.so", "");
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
+        .arg(library.path())
+        .arg(source_root().join("tests/support").join(source))
+        .output()
+        .expect("a C compiler is installed");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    library
+}
+
 /// The wall clock of one redis-server, in the hands of the test.
 pub(crate) struct NodeClock {
     shim: Scratch,
@@ -181,15 +194,7 @@ pub(crate) struct NodeClock {
 
 impl NodeClock {
     pub(crate) fn new() -> Self {
-        let shim = Scratch::new("node_clock_shim.so", "");
-        let built = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-            .arg(shim.path())
-            .arg(source_root().join("tests/support/node_clock_shim.c"))
-            .output()
-            .expect("a C compiler is installed");
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        Self { shim, file: Scratch::new("node_clock", "\0\0\0\0\0\0\0\0") }
+        Self { shim: clock_shim("node_clock_shim.c"), file: Scratch::new("node_clock", "\0\0\0\0\0\0\0\0") }
     }
 
     /// A server that has this clock.

@@ -5,7 +5,6 @@
 //! stopped when the kernel says so; everything else goes through [`eventually`], which polls and gives up loudly.
 
 use std::ffi::OsStr;
-use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use std::fmt;
+use std::{fmt, io};
 
 use crate::support::resp::{Resp, Wire};
 
@@ -274,6 +273,10 @@ impl RedisServer {
     fn wire(&self) -> std::sync::MutexGuard<'_, Option<Wire>> {
         self.wire.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+}
+
+pub(crate) fn masters(count: usize) -> Vec<RedisServer> {
+    (0..count).map(|_| RedisServer::start()).collect()
 }
 
 impl fmt::Debug for RedisServer {

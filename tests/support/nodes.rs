@@ -17,7 +17,7 @@ use redlock_core::{Info, LockName, LockToken, Redlock, Seams, Settings, Ttl};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
-use crate::support::harness::{PATIENCE, RedisServer, eventually};
+use crate::support::harness::{PATIENCE, RedisServer, eventually, masters};
 use crate::support::resp::Resp;
 
 pub(crate) const PREFIX: &str = "lock:";
@@ -279,7 +279,7 @@ impl Cluster {
     }
 
     pub(crate) async fn start_with(size: usize, settings: NodeSettings) -> Self {
-        let servers: Vec<_> = (0..size).map(|_| RedisServer::start()).collect();
+        let servers = masters(size);
         let nodes = Self::lanes(&servers, settings).await;
         Self { servers, nodes }
     }

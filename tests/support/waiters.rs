@@ -8,15 +8,11 @@ use tokio::task::JoinHandle;
 
 use crate::support::client::{Answer, Call, Lease, lock_path};
 use crate::support::gateway::Gateway;
-use crate::support::harness::{RedisServer, eventually};
+use crate::support::harness::eventually;
 use crate::support::metrics::Samples;
 
 /// Longer than any test takes.
 pub(crate) const LONG_MS: u64 = 14_000;
-
-pub(crate) fn masters(count: usize) -> Vec<RedisServer> {
-    (0..count).map(|_| RedisServer::start()).collect()
-}
 
 /// An acquire for a minute that is ready to wait.
 pub(crate) fn patient(gateway: &Gateway, name: &str, wait_ms: u64) -> Call {
