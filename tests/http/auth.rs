@@ -345,7 +345,9 @@ async fn without_keys_nobody_forces_and_nobody_listens_to_the_world() {
     let both = with_keys(&file).more("--allow-anonymous=true", "--max-wait=1s").finish().await;
     assert!(both.stderr.contains("--allow-anonymous: not allowed beside --auth-keys"), "{}", both.stderr);
     let world = with_keys(&file).flag("--listen", "0.0.0.0:0").start().await;
-    assert!(world.stderr().contains("CAUTION: keys and tokens travel as plain text"), "{}", world.stderr());
+    // The banner comes after the first line of the log.
+    let caution = "CAUTION: keys and tokens travel as plain text";
+    eventually(caution, async || world.stderr().contains(caution).then_some(())).await;
 
     let broken = Scratch::new("keys.toml", "[[key]]\nname = 'a b'\nallow = []");
     let refused = with_keys(&broken).finish().await;

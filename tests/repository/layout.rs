@@ -1,7 +1,7 @@
 //! The boundaries between the rooms of this house, held by reading the source: who may name the Redis client, the web
 //! framework, the serializer. A boundary that nothing checks is gone within a year.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::support::gateway::source_root;
@@ -175,54 +175,6 @@ fn the_gateways_policy_knows_no_statuses_and_no_redis_keys() {
             assert!(!line.contains(word), "gateway.rs:{number}: {}", line.trim());
         }
     }
-}
-
-/// The modules that a module of the same crate names by `crate::…`.
-fn imports<'a>(text: &'a str, modules: &BTreeSet<String>) -> BTreeSet<String> {
-    let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | ':');
-    let module = |path: &'a str| {
-        let path = path.trim();
-        let path = path.split(|c| !word(c)).next().unwrap_or_default().replace("::", "/");
-        let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
-        ends.filter(|end| modules.contains(&path[..*end])).next_back().map(|end| path[..end].to_owned())
-    };
-    let code: Vec<&str> = code(text).map(|(_, line)| line).collect();
-    let paths = code.iter().flat_map(|line| line.split("crate::").skip(1));
-    let listed = |path: &'a str| path.strip_prefix('{').map_or(vec![path], |list| list.split(',').collect());
-    paths.flat_map(listed).filter_map(module).collect()
-}
-
-/// Pairs of modules that name each other, by their crate: each cannot be understood without the other.
-const MUTUAL: &[(&str, &str, &str)] = &[
-    ("redlock-bench", "contended", "report"),
-    ("redlock-bench", "goals", "report"),
-    ("redlock-bench", "report", "waiters"),
-    ("redlock-core", "redlock", "waiting"),
-    ("redlock-gateway", "auth", "config"),
-    ("redlock-sim", "master", "network"),
-    ("redlock-sim", "network", "plan"),
-];
-
-#[test]
-fn no_two_modules_import_each_other() {
-    let mut mutual = Vec::new();
-    for krate in std::fs::read_dir(source_root().join("crates")).expect("crates") {
-        let krate = krate.expect("an entry").file_name().into_string().expect("a plain name");
-        let sources = files(&format!("crates/{krate}/src"), &["rs"]);
-        let prefix = format!("crates/{krate}/src/").len();
-        let module = |file: &'_ str| -> String { file[prefix..].trim_end_matches(".rs").to_owned() };
-        let modules: BTreeSet<String> = sources.iter().map(|(file, _)| module(file)).collect();
-        let imports: BTreeMap<String, _> =
-            sources.iter().map(|(file, text)| (module(file), imports(text, &modules))).collect();
-        for (one, named) in &imports {
-            let back = named.iter().filter(|other| one < *other && imports[*other].contains(one));
-            mutual.extend(back.map(|other| (krate.clone(), one.clone(), other.clone())));
-        }
-    }
-    mutual.sort();
-    let mutual: Vec<_> =
-        mutual.iter().map(|(krate, one, other)| (krate.as_str(), one.as_str(), other.as_str())).collect();
-    assert_eq!(mutual, MUTUAL, "found, and the list of those that wait to be untied");
 }
 
 /// The functions of a formatted source file, with their numbers of lines.
