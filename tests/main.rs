@@ -3,43 +3,60 @@
 /// What tests stand on: processes, certificates, clocks, clients.
 mod support {
     pub(crate) mod certificates;
+    pub(crate) mod chance;
+    pub(crate) mod client;
     pub(crate) mod cluster;
     pub(crate) mod gateway;
     pub(crate) mod harness;
+    pub(crate) mod metrics;
     pub(crate) mod nodes;
+    pub(crate) mod openapi;
+    pub(crate) mod resp;
     pub(crate) mod secrets;
+    pub(crate) mod waiters;
 }
 
 /// One node by its seam.
 mod node {
     mod admission;
-    pub(crate) mod contract;
+    mod agreement;
+    mod batches;
+    mod contract;
     mod differential;
     mod pipelining;
+    mod redis;
     mod rules;
+    mod subject;
 }
 
 /// Whole locks by the interface of the core.
 mod core {
+    mod failures;
     mod fencing;
     mod healing;
+    mod hints;
+    mod late_heals;
+    mod listing;
     mod locks;
     mod same_owner;
+    mod suspended;
     mod waiting;
 }
 
 /// The contract of the gateway's API.
 mod http {
+    mod audit;
     mod auth;
     mod browser;
     mod errors;
     mod fencing;
     mod fuzz;
+    mod keys;
     mod locks;
-    pub(crate) mod openapi;
+    mod openapi;
     mod retries;
     mod tls;
-    pub(crate) mod waiting;
+    mod waiting;
     mod waiting_gateways;
 }
 
@@ -50,17 +67,14 @@ mod operations {
     mod growth;
     mod lifecycle;
     mod masters_tls;
-    pub(crate) mod metrics;
+    mod metrics;
+    mod reconfigure;
 }
 
 /// The source tree itself.
 mod repository {
     mod layout;
+    mod modules;
     mod readme;
     mod supply_chain;
 }
-
-use crate::http::{openapi, waiting as http_waiting};
-use crate::node::contract;
-use crate::operations::metrics as http_metrics;
-use crate::support::{certificates, cluster as terms, gateway, harness, nodes, secrets};

@@ -12,12 +12,12 @@ use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::{NodeSettings, Reason, Rules};
 use redlock_core::{AcquireOptions, LockError, NodeAnswer, Owner, Redlock, RetryPolicy, Seams, Settings};
 
-use crate::nodes::{Cluster, LONG_MS, PREFIX, name, ttl};
+use crate::support::nodes::{Cluster, LONG_MS, PREFIX, name, ttl};
 
 /// A wall clock that is ahead by so many microseconds, or behind.
-struct Off(i64);
+struct OffsetClock(i64);
 
-impl Clock for Off {
+impl Clock for OffsetClock {
     fn monotonic(&self) -> Duration {
         SystemClock.monotonic()
     }
@@ -33,7 +33,7 @@ const HOUR: i64 = 3_600_000_000;
 async fn gateway(cluster: &Cluster, ahead_micros: i64, rules: Rules) -> Redlock {
     let nodes = Cluster::lanes(&cluster.servers, NodeSettings::default().with_rules(rules)).await;
     let settings = Settings { key_prefix: PREFIX.into(), node_timeout: Duration::from_secs(2), ..Settings::default() };
-    let seams = Seams { clock: Arc::new(Off(ahead_micros)), ..Seams::default() };
+    let seams = Seams { clock: Arc::new(OffsetClock(ahead_micros)), ..Seams::default() };
     Redlock::new(nodes, settings, seams).expect("good settings")
 }
 

@@ -5,46 +5,49 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlock_core::clock::{Clock, SystemClock};
-use redlock_core::node::{Keys, Node, NodeState, NodeStatus, Observer, Op, Reply, Rules, Vote};
+use redlock_core::node::{Keys, Node, NodeState, Rules};
 use redlock_core::{AcquireOptions, Info, Lease, LockError, LockName, Redlock, Seams, Ttl};
-use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::harness::{PATIENCE, RedisServer, Resp, eventually};
-use crate::nodes::{PREFIX, in_state, name, now, ttl};
-use crate::terms::{Terms, repeated};
+use crate::support::cluster::{ClusterSettings, repeated};
+use crate::support::harness::{RedisServer, eventually, masters};
+use crate::support::nodes::{PREFIX, in_state, name, now, ttl};
+use crate::support::resp::Resp;
 
 const LABEL: &str = "nightly report";
 
 /// Five servers, and a gateway that all of them have admitted.
-struct Five {
+pub(super) struct FiveNodes {
     servers: Vec<RedisServer>,
     lanes: Vec<Arc<dyn Node>>,
-    locks: Redlock,
-    lock: LockName,
+    pub(super) locks: Redlock,
+    pub(super) lock: LockName,
 }
 
-impl Five {
-    async fn start(terms: &Terms) -> Self {
-        Self::start_with(terms, Seams::default(), |lane| lane).await
+impl FiveNodes {
+    async fn start(cluster: &ClusterSettings) -> Self {
+        Self::start_with(cluster, Seams::default(), |lane| lane).await
     }
 
-    async fn start_with(terms: &Terms, seams: Seams, wrapped: impl Fn(Arc<dyn Node>) -> Arc<dyn Node>) -> Self {
-        let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
-        terms.mark(&servers).await;
-        let lanes: Vec<_> = terms.lanes(&servers).into_iter().map(wrapped).collect();
+    pub(super) async fn start_with(
+        cluster: &ClusterSettings,
+        seams: Seams,
+        wrapped: impl Fn(Arc<dyn Node>) -> Arc<dyn Node>,
+    ) -> Self {
+        let servers = masters(5);
+        cluster.mark(&servers).await;
+        let lanes: Vec<_> = cluster.lanes(&servers).into_iter().map(wrapped).collect();
         for lane in &lanes {
             in_state(lane.as_ref(), NodeState::Admitted).await;
         }
-        let locks = terms.redlock_with(lanes.clone(), seams);
+        let locks = cluster.redlock_with(lanes.clone(), seams);
         Self { servers, lanes, locks, lock: name("job") }
     }
 
     /// Acquires, and waits until all nodes store it.
-    async fn held(&self, terms: &Terms) -> Lease {
+    pub(super) async fn held(&self, cluster: &ClusterSettings) -> Lease {
         let options = || AcquireOptions { info: Info::new(LABEL).unwrap(), ..AcquireOptions::default() };
-        let ttl = Ttl::from_duration(terms.max_ttl).unwrap();
+        let ttl = Ttl::from_duration(cluster.max_ttl).unwrap();
         eventually("the lock is granted and stored by all", async || {
             let lease = self.locks.acquire(&self.lock, ttl, options()).await.ok()?;
             let everywhere = async || {
@@ -53,7 +56,7 @@ impl Five {
                 }
             };
             // A node that was too late for its acquire never stores it.
-            if tokio::time::timeout(terms.max_ttl / 3, everywhere()).await.is_ok() {
+            if tokio::time::timeout(cluster.max_ttl / 3, everywhere()).await.is_ok() {
                 return Some(lease);
             }
             let _ = self.locks.release(&self.lock, &lease.token).await;
@@ -66,7 +69,7 @@ impl Five {
         format!("{PREFIX}{}", self.lock)
     }
 
-    fn raw(&self, at: usize) -> Option<String> {
+    pub(super) fn raw(&self, at: usize) -> Option<String> {
         match self.servers[at].cmd(&["GET", &self.key()]) {
             Resp::Nil => None,
             value => Some(value.text()),
@@ -74,19 +77,19 @@ impl Five {
     }
 
     /// The nodes that store this very grant under its label.
-    fn stored_on(&self, lease: &Lease) -> Vec<usize> {
+    pub(super) fn stored_on(&self, lease: &Lease) -> Vec<usize> {
         let t = lease.token.fencing().to_string();
         let ours = |value: &String| value.starts_with(&t) && value.ends_with(LABEL);
         (0..self.servers.len()).filter(|at| self.raw(*at).as_ref().is_some_and(ours)).collect()
     }
 
     /// As if the node had lost the lock alone: the marker of its admission stands.
-    fn forget(&self, at: usize) {
+    pub(super) fn forget(&self, at: usize) {
         let fence = Keys::new(PREFIX, &self.lock).fence;
         self.servers[at].cmd(&[b"DEL".as_slice(), self.key().as_bytes(), &fence]);
     }
 
-    async fn extend(&self, lease: &Lease, millis: u64) -> Result<Lease, LockError> {
+    pub(super) async fn extend(&self, lease: &Lease, millis: u64) -> Result<Lease, LockError> {
         self.locks.extend(&self.lock, &lease.token, ttl(millis)).await
     }
 
@@ -96,7 +99,8 @@ impl Five {
 }
 
 /// Locks of a minute; a quarantine nobody sees.
-const TERMS: Terms = Terms { max_ttl: Duration::from_secs(60), ..Terms::ENDLESS };
+pub(super) const CLUSTER: ClusterSettings =
+    ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
 
 /// Extends a lock for as long as this lives, and keeps the error that ended it.
 struct Extender {
@@ -154,25 +158,25 @@ fn poll_for(locks: &Redlock, lock: &LockName, every: Duration) -> (Arc<AtomicU32
 
 /// Every node is restarted without its data, one at a time, each after the last is back in service, so many rounds long,
 /// while somebody else polls for the lock. Answers the error with which the lock was lost.
-async fn rolling_restart(terms: &Terms, rounds: usize) -> Option<LockError> {
-    let mut five = Five::start(terms).await;
-    let lease = five.held(terms).await;
-    let ttl = Ttl::from_duration(terms.max_ttl).unwrap();
-    let extender = Extender::start(&five.locks, &five.lock, &lease, ttl, terms.max_ttl / 8);
-    let (granted, poller) = poll_for(&five.locks, &five.lock, terms.max_ttl / 24);
+async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<LockError> {
+    let mut five = FiveNodes::start(cluster).await;
+    let lease = five.held(cluster).await;
+    let ttl = Ttl::from_duration(cluster.max_ttl).unwrap();
+    let extender = Extender::start(&five.locks, &five.lock, &lease, ttl, cluster.max_ttl / 8);
+    let (granted, poller) = poll_for(&five.locks, &five.lock, cluster.max_ttl / 24);
     for at in (0..rounds).flat_map(|_| 0..5) {
         five.servers[at].kill();
         let lost = Instant::now();
         five.servers[at].restart();
         in_state(five.lanes[at].as_ref(), NodeState::Quarantined).await;
         in_state(five.lanes[at].as_ref(), NodeState::Admitted).await;
-        if terms.rules == Rules::ALL {
-            assert!(lost.elapsed() >= terms.quarantine(), "node {at} was back after {:?}", lost.elapsed());
+        if cluster.rules == Rules::ALL {
+            assert!(lost.elapsed() >= cluster.quarantine(), "node {at} was back after {:?}", lost.elapsed());
         }
         // As an operator would: the next node goes when this one is back in service and has what it had.
         eventually("the lock is there again, or lost for good", async || {
             let there = five.stored_on(&lease).contains(&at);
-            (there || !terms.rules.missing_is_healed || extender.lost().is_some()).then_some(())
+            (there || !cluster.rules.missing_is_healed || extender.lost().is_some()).then_some(())
         })
         .await;
         if let Some(error) = extender.lost() {
@@ -189,8 +193,11 @@ async fn rolling_restart(terms: &Terms, rounds: usize) -> Option<LockError> {
 }
 
 /// Long enough that a machine that is busy with 35 servers extends in time; a quarantine of a second and a half.
-const ROLLING: Terms =
-    Terms { max_ttl: Duration::from_millis(1_200), skew: Duration::from_millis(300), ..Terms::SHORT };
+const ROLLING: ClusterSettings = ClusterSettings {
+    max_ttl: Duration::from_millis(1_200),
+    skew: Duration::from_millis(300),
+    ..ClusterSettings::SHORT_QUARANTINE
+};
 
 #[test]
 fn an_extended_lock_outlives_three_rounds_of_empty_restarts_of_every_node() {
@@ -204,7 +211,7 @@ fn an_extended_lock_outlives_three_rounds_of_empty_restarts_of_every_node() {
 
 #[test]
 fn an_extended_lock_dies_of_one_round_of_empty_restarts_without_healing() {
-    let off = Terms { rules: Rules { missing_is_healed: false, ..Rules::ALL }, ..ROLLING };
+    let off = ClusterSettings { rules: Rules { missing_is_healed: false, ..Rules::ALL }, ..ROLLING };
     let outcomes = repeated(4, 4, async || rolling_restart(&off, 1).await);
     let lost = outcomes.iter().flatten().count();
     assert!(lost > 0, "without healing nothing is worse: {outcomes:?}");
@@ -213,8 +220,8 @@ fn an_extended_lock_dies_of_one_round_of_empty_restarts_without_healing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_healed_node_stores_the_same_token_and_label_for_the_ttl_of_the_extension() {
-    let five = Five::start(&TERMS).await;
-    let lease = five.held(&TERMS).await;
+    let five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
     [1, 3].iter().for_each(|at| five.forget(*at));
     assert_eq!(five.stored_on(&lease), [0, 2, 4]);
     let extended = five.extend(&lease, 30_000).await.unwrap();
@@ -232,11 +239,11 @@ async fn a_healed_node_stores_the_same_token_and_label_for_the_ttl_of_the_extens
     eventually("it is released on all", async || (0..5).all(|at| five.raw(at).is_none()).then_some(())).await;
 }
 
-/// Whoever polls for the lock is granted it on the node that forgot, and takes that back each time.
+/// A poller is granted the lock on the node that forgot, and gives it back each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn others_who_try_in_vain_do_not_keep_a_heal_away() {
-    let five = Five::start(&TERMS).await;
-    let lease = five.held(&TERMS).await;
+    let five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
     five.forget(4);
     // A node that was down for longer than the TTL: the lock has ended there, and was extended before.
     five.extend(&lease, 30_000).await.unwrap();
@@ -255,9 +262,9 @@ async fn others_who_try_in_vain_do_not_keep_a_heal_away() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_lock_older_than_clocks_may_differ_is_healed_all_the_same() {
-    let terms = Terms { skew: Duration::from_millis(300), ..TERMS };
-    let five = Five::start(&terms).await;
-    let lease = five.held(&terms).await;
+    let cluster = ClusterSettings { skew: Duration::from_millis(300), ..CLUSTER };
+    let five = FiveNodes::start(&cluster).await;
+    let lease = five.held(&cluster).await;
     let fencing = lease.token.fencing().get();
     eventually("its T is too old for an acquire", async || (now() > fencing + 900_000).then_some(())).await;
     five.forget(2);
@@ -267,8 +274,8 @@ async fn a_lock_older_than_clocks_may_differ_is_healed_all_the_same() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_node_that_answers_after_the_decision_is_healed_too() {
-    let five = Five::start(&TERMS).await;
-    let lease = five.held(&TERMS).await;
+    let five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
     five.forget(4);
     five.servers[4].stop();
     five.extend(&lease, 30_000).await.unwrap();
@@ -276,171 +283,11 @@ async fn a_node_that_answers_after_the_decision_is_healed_too() {
     eventually("the late node has it", async || (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())).await;
 }
 
-/// Passes everything on but inspections, which wait until they are let go: a heal begins with one.
-struct Slow {
-    node: Arc<dyn Node>,
-    held: Arc<Held>,
-}
-
-#[derive(Default)]
-struct Held {
-    back: AtomicBool,
-    ops: Mutex<Vec<Waiting>>,
-}
-
-struct Waiting {
-    node: Arc<dyn Node>,
-    op: Arc<Op>,
-    reply: Reply,
-}
-
-impl Held {
-    fn let_go(&self) -> usize {
-        self.back.store(false, Ordering::SeqCst);
-        let ops = std::mem::take(&mut *self.ops.lock().unwrap());
-        let count = ops.len();
-        for Waiting { node, op, reply } in ops {
-            node.submit(op, Instant::now() + PATIENCE, reply);
-        }
-        count
-    }
-}
-
-impl Node for Slow {
-    fn name(&self) -> &str {
-        self.node.name()
-    }
-
-    fn status(&self) -> watch::Receiver<NodeStatus> {
-        self.node.status()
-    }
-
-    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
-        if matches!(*op, Op::Inspect { .. }) && self.held.back.load(Ordering::SeqCst) {
-            self.held.ops.lock().unwrap().push(Waiting { node: self.node.clone(), op, reply });
-        } else {
-            self.node.submit(op, not_after, reply);
-        }
-    }
-}
-
-/// Notes the answers to heals: the only acquires of these tests that come when they are counted.
-#[derive(Default)]
-struct Votes(Mutex<Vec<Vote>>);
-
-impl Votes {
-    fn take(&self) -> Vec<Vote> {
-        std::mem::take(&mut *self.0.lock().unwrap())
-    }
-}
-
-impl Observer for Votes {
-    fn node_call(&self, _: &str, _: usize, _: Duration) {}
-    fn clock_offset(&self, _: &str, _: i64) {}
-    fn vote(&self, _: usize, vote: &Vote) {
-        self.0.lock().unwrap().push(vote.clone());
-    }
-    fn release_abandoned(&self, _: usize) {}
-    fn handed_over(&self, _: redlock_core::node::HandOver) {}
-    fn healed(&self, _: usize) {}
-}
-
-/// A machine that can be suspended: then all its other clocks stand still.
-#[derive(Default)]
-struct Suspended(AtomicU32);
-
-impl Clock for Suspended {
-    fn monotonic(&self) -> Duration {
-        SystemClock.monotonic() + Duration::from_secs(self.0.load(Ordering::SeqCst).into())
-    }
-    fn wall_micros(&self) -> u64 {
-        SystemClock.wall_micros()
-    }
-}
-
-/// Node 4 has lost the lock, an extension has found that out, and its heal is held back.
-async fn with_a_heal_in_flight(rules: Rules) -> (Five, Lease, Arc<Held>, Arc<Votes>) {
-    with_a_heal_in_flight_by(rules, Arc::new(SystemClock)).await
-}
-
-async fn with_a_heal_in_flight_by(rules: Rules, clock: Arc<dyn Clock>) -> (Five, Lease, Arc<Held>, Arc<Votes>) {
-    let (held, votes) = (Arc::new(Held::default()), Arc::new(Votes::default()));
-    let seams = Seams { observer: votes.clone(), clock, ..Seams::default() };
-    let slow = |node| Arc::new(Slow { node, held: held.clone() }) as Arc<dyn Node>;
-    let five = Five::start_with(&Terms { rules, ..TERMS }, seams, slow).await;
-    let lease = five.held(&TERMS).await;
-    five.forget(4);
-    held.back.store(true, Ordering::SeqCst);
-    five.extend(&lease, 30_000).await.unwrap();
-    eventually("the heal is under way", async || (held.ops.lock().unwrap().len() == 1).then_some(())).await;
-    (five, lease, held, votes)
-}
-
-/// Lets the heal go and answers what node 4 said to it.
-async fn answer_to_the_heal(held: &Held, votes: &Votes) -> Vote {
-    votes.take();
-    assert_eq!(held.let_go(), 1);
-    eventually("the heal is answered", async || votes.take().pop()).await
-}
-
-/// The lock is released everywhere before its heal arrives. Answers where it is stored afterwards.
-async fn stored_after_a_late_heal(rules: Rules) -> Vec<usize> {
-    let (five, lease, held, votes) = with_a_heal_in_flight(rules).await;
-    five.locks.release(&five.lock, &lease.token).await.unwrap();
-    five.locks.drained().await;
-    answer_to_the_heal(&held, &votes).await;
-    (0..5).filter(|at| five.raw(*at).is_some()).collect()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_heal_that_comes_after_the_release_brings_nothing_back() {
-    assert_eq!(stored_after_a_late_heal(Rules::ALL).await, Vec::<usize>::new());
-    let off = Rules { release_is_a_barrier: false, ..Rules::ALL };
-    assert_eq!(stored_after_a_late_heal(off).await, [4], "without the barrier nothing is worse");
-    let off = Rules { fence_is_checked: false, ..Rules::ALL };
-    assert_eq!(stored_after_a_late_heal(off).await, [4], "without the fence nothing is worse");
-}
-
-/// By then the node may have lost its data once more, waited out its quarantine, and granted the lock to somebody else.
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn nothing_is_healed_after_the_lease_of_the_extension_has_ended() {
-    let clock = Arc::new(Suspended::default());
-    let (five, lease, held, votes) = with_a_heal_in_flight_by(Rules::ALL, clock.clone()).await;
-    clock.0.store(61, Ordering::SeqCst);
-    votes.take();
-    assert_eq!(held.let_go(), 1);
-    // Answered after what was let go.
-    five.locks.inspect(&five.lock).await;
-    five.locks.drained().await;
-    assert_eq!(votes.take().iter().filter(|vote| matches!(vote, Vote::Granted)).count(), 0);
-    assert_eq!(five.stored_on(&lease), [0, 1, 2, 3]);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_heal_that_comes_after_a_grant_to_somebody_else_changes_nothing() {
-    let (five, lease, held, votes) = with_a_heal_in_flight(Rules::ALL).await;
-    five.locks.release(&five.lock, &lease.token).await.unwrap();
-    let next = five.held(&TERMS).await;
-    let vote = answer_to_the_heal(&held, &votes).await;
-    assert!(matches!(vote, Vote::Held(_)), "{vote:?}");
-    assert_eq!(five.stored_on(&next), [0, 1, 2, 3, 4]);
-
-    // The next holder is gone as well.
-    let (five, lease, held, votes) = with_a_heal_in_flight(Rules::ALL).await;
-    five.locks.release(&five.lock, &lease.token).await.unwrap();
-    let next = five.held(&TERMS).await;
-    five.locks.release(&five.lock, &next.token).await.unwrap();
-    five.locks.drained().await;
-    let vote = answer_to_the_heal(&held, &votes).await;
-    assert!(matches!(vote, Vote::Stale { .. }), "{vote:?}");
-    assert!((0..5).all(|at| five.raw(at).is_none()));
-}
-
 /// Somebody else's lost try on the one node that forgot: the heal must not touch it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_heal_leaves_another_clients_lock_alone() {
-    let five = Five::start(&TERMS).await;
-    let lease = five.held(&TERMS).await;
+    let five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
     five.forget(4);
     five.servers[4].cmd(&["SET", &five.key(), "their-uuid", "PX", "60000"]);
     five.extend(&lease, 30_000).await.unwrap();
@@ -453,8 +300,8 @@ async fn a_heal_leaves_another_clients_lock_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_extension_never_shortens_also_where_it_heals() {
-    let five = Five::start(&TERMS).await;
-    let lease = five.held(&TERMS).await;
+    let five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
     five.extend(&lease, 60_000).await.unwrap();
     five.forget(2);
     five.extend(&lease, 5_000).await.unwrap();
@@ -468,8 +315,8 @@ async fn an_extension_never_shortens_also_where_it_heals() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn lost_and_unknown_are_told_apart_and_neither_heals() {
-    let mut five = Five::start(&TERMS).await;
-    let lease = five.held(&TERMS).await;
+    let mut five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
     // Two of five hold it still and one does not say: it may be a majority.
     five.forget(0);
     five.forget(1);
@@ -482,8 +329,8 @@ async fn lost_and_unknown_are_told_apart_and_neither_heals() {
     assert!(matches!(lost, Err(LockError::Lost)), "{lost:?}");
     assert_eq!([0, 1, 3].map(|at| five.raw(at)), [None, None, None], "nothing is set again");
 
-    let mut five = Five::start(&TERMS).await;
-    let lease = five.held(&TERMS).await;
+    let mut five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
     five.servers[..3].iter_mut().for_each(RedisServer::kill);
     let unknown = five.extend(&lease, 30_000).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
@@ -493,8 +340,10 @@ async fn lost_and_unknown_are_told_apart_and_neither_heals() {
 /// A quarantined node neither says yes nor no.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn nodes_in_quarantine_make_an_extension_unknown_and_not_lost() {
-    let mut five = Five::start(&Terms { max_ttl: Duration::from_secs(60), ..Terms::ENDLESS }).await;
-    let lease = five.held(&TERMS).await;
+    let mut five =
+        FiveNodes::start(&ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE })
+            .await;
+    let lease = five.held(&CLUSTER).await;
     for at in 0..3 {
         five.servers[at].kill();
         five.servers[at].restart();

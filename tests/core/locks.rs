@@ -3,27 +3,26 @@
 //!
 //! Time-outs for nodes are generous except where a test is about them, so that a busy machine does not look like a fault.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Effect, Keys, Node, NodeSettings, NodeState, NodeStatus, Op, Reason, Reply};
+use redlock_core::node::{Keys, Node, NodeSettings, NodeState};
 use redlock_core::{
-    AcquireOptions, FencingToken, HeldBy, Info, Lease, ListCursor, LockError, LockName, LockState, LockToken,
-    NodeAnswer, NodeView, Owner, Redlock, RetryPolicy, Seams, Settings,
+    AcquireOptions, FencingToken, HeldBy, Info, Lease, LockError, LockName, LockToken, Owner, Redlock, RetryPolicy,
+    Seams, Settings,
 };
-use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::harness::{DeadPort, Resp, eventually};
-use crate::nodes::{Cluster, LONG_MS, PREFIX, in_state, lane, name, now, redlock, ttl};
+use crate::support::harness::eventually;
+use crate::support::nodes::{Cluster, LONG_MS, PREFIX, in_state, intercepted, name, now, pass_on, redlock, ttl};
+use crate::support::resp::Resp;
 
-const LONG: u64 = LONG_MS;
+pub(super) const LONG: u64 = LONG_MS;
 
-async fn acquire(locks: &Redlock, lock: &LockName, millis: u64) -> Result<Lease, LockError> {
+pub(super) async fn acquire(locks: &Redlock, lock: &LockName, millis: u64) -> Result<Lease, LockError> {
     locks.acquire(lock, ttl(millis), AcquireOptions::default()).await
 }
 
@@ -39,11 +38,11 @@ async fn acquire_short(locks: &Redlock, lock: &LockName, millis: u64) -> Lease {
     .await
 }
 
-fn labelled(text: &'static str) -> AcquireOptions {
+pub(super) fn labelled(text: &'static str) -> AcquireOptions {
     AcquireOptions { info: Info::new(text).unwrap(), ..AcquireOptions::default() }
 }
 
-fn key(lock: &LockName) -> String {
+pub(super) fn key(lock: &LockName) -> String {
     format!("{PREFIX}{lock}")
 }
 
@@ -107,6 +106,7 @@ async fn whole_life_on(size: usize) {
 macro_rules! sizes {
     ($check:ident: $($test:ident $size:expr;)*) => { $(#[tokio::test] async fn $test() { $check($size).await })* };
 }
+pub(super) use sizes;
 
 sizes! { whole_life_on:
     a_lock_lives_and_ends_on_one_node 1;
@@ -114,163 +114,6 @@ sizes! { whole_life_on:
     a_lock_lives_and_ends_on_three_nodes 3;
     a_lock_lives_and_ends_on_four_nodes 4;
     a_lock_lives_and_ends_on_five_nodes 5;
-}
-
-/// Every set of nodes that nobody listens on.
-async fn every_subset_down_on(size: usize) {
-    let cluster = Cluster::start(size).await;
-    let ports: Vec<_> = (0..size).map(|_| DeadPort::new()).collect();
-    let dead: Vec<_> = ports.iter().map(|port| lane(&port.url()) as Arc<dyn Node>).collect();
-    for set in 0..1u32 << size {
-        let down = |node: usize| set & (1 << node) != 0;
-        let nodes = (0..size).map(|node| if down(node) { &dead } else { &cluster.nodes }[node].clone()).collect();
-        let (locks, lock) = (redlock(nodes, Duration::from_secs(2)), name(&format!("down-{set:b}")));
-        check_subset(&cluster, &locks, &lock, set, down, Reason::Down).await;
-    }
-}
-
-/// Every set of nodes that answer with an error.
-async fn every_subset_erring_on(size: usize) {
-    let cluster = Cluster::start(size).await;
-    for set in 0..1u32 << size {
-        let errs = |node: usize| set & (1 << node) != 0;
-        let (locks, lock) = (cluster.redlock(), name(&format!("errs-{set:b}")));
-        let erring = || cluster.servers.iter().enumerate().filter(|(node, _)| errs(*node)).map(|(_, server)| server);
-        erring().for_each(|server| drop(server.cmd(&["RPUSH", &key(&lock), "no lock"])));
-        check_subset(&cluster, &locks, &lock, set, errs, Reason::Error).await;
-        for server in erring() {
-            assert_eq!(server.cmd(&["DEL", &key(&lock)]), Resp::Integer(1), "what is no lock is left alone");
-        }
-    }
-}
-
-/// Every set of nodes that are stopped while the lock is asked for, and go on afterwards.
-async fn every_subset_hung_on(size: usize) {
-    let cluster = Cluster::start(size).await;
-    let locks = redlock(cluster.nodes.clone(), Duration::from_millis(400));
-    for set in 0..1u32 << size {
-        let hung = |node: usize| set & (1 << node) != 0;
-        for node in &cluster.nodes {
-            in_state(node.as_ref(), NodeState::Admitted).await;
-        }
-        let lock = name(&format!("hung-{set:b}"));
-        let hanging = || cluster.servers.iter().enumerate().filter(|(node, _)| hung(*node)).map(|(_, server)| server);
-        hanging().for_each(|server| server.stop());
-        let outcome = acquire(&locks, &lock, LONG).await;
-        assert_outcome(&locks, &outcome, set, hung, Reason::Timeout);
-        hanging().for_each(|server| server.cont());
-        if let Ok(lease) = &outcome {
-            let released = locks.release(&lock, &lease.token).await;
-            assert_eq!(released, Ok(()), "{set:b}");
-        }
-        locks.drained().await;
-        eventually("no node keeps the lock", async || cluster.stored_on(&lock, |_| true).is_empty().then_some(()))
-            .await;
-    }
-}
-
-fn assert_outcome(
-    locks: &Redlock,
-    outcome: &Result<Lease, LockError>,
-    set: u32,
-    faulty: impl Fn(usize) -> bool,
-    reason: Reason,
-) {
-    let quorum = locks.quorum();
-    let good = quorum.nodes() - set.count_ones() as usize;
-    match outcome {
-        Ok(lease) => {
-            assert!(good >= quorum.size(), "granted with {set:b} faulty");
-            assert!((quorum.size()..=good).contains(&lease.nodes_granted), "{} with {set:b}", lease.nodes_granted);
-        }
-        Err(LockError::NoQuorum(reports)) => {
-            assert!(good < quorum.size(), "refused with {set:b} faulty: {reports:?}");
-            for (node, report) in reports.iter().enumerate() {
-                match &report.answer {
-                    NodeAnswer::Failed(failure) => assert!(faulty(node) && failure.reason == reason, "{report:?}"),
-                    NodeAnswer::Agreed => assert!(!faulty(node), "{report:?}"),
-                    NodeAnswer::Pending => {}
-                    NodeAnswer::Refused(_) => panic!("{report:?}"),
-                }
-            }
-            let failed = reports.iter().filter(|report| matches!(report.answer, NodeAnswer::Failed(_))).count();
-            assert!(failed >= quorum.blocking(), "{reports:?}");
-        }
-        Err(error) => panic!("with {set:b} faulty: {error}"),
-    }
-}
-
-async fn check_subset(
-    cluster: &Cluster,
-    locks: &Redlock,
-    lock: &LockName,
-    set: u32,
-    faulty: impl Fn(usize) -> bool + Copy,
-    reason: Reason,
-) {
-    let outcome = acquire(locks, lock, LONG).await;
-    assert_outcome(locks, &outcome, set, faulty, reason);
-    let good = |node: usize| !faulty(node);
-    if let Ok(lease) = outcome {
-        let all_good: Vec<_> = (0..cluster.servers.len()).filter(|node| good(*node)).collect();
-        let everywhere = async || (cluster.stored_on(lock, good) == all_good).then_some(());
-        eventually("all good nodes store it", everywhere).await;
-        assert!(matches!(acquire(locks, lock, LONG).await, Err(LockError::Held(_))), "{set:b}");
-        assert!(locks.extend(lock, &lease.token, ttl(LONG)).await.is_ok(), "{set:b}");
-        assert_eq!(locks.release(lock, &lease.token).await, Ok(()), "{set:b}");
-    }
-    locks.drained().await;
-    assert_eq!(cluster.stored_on(lock, good), Vec::<usize>::new(), "with {set:b} faulty");
-}
-
-sizes! { every_subset_down_on:
-    with_any_nodes_of_1_down_a_majority_decides_and_no_key_is_left 1;
-    with_any_nodes_of_2_down_a_majority_decides_and_no_key_is_left 2;
-    with_any_nodes_of_3_down_a_majority_decides_and_no_key_is_left 3;
-    with_any_nodes_of_4_down_a_majority_decides_and_no_key_is_left 4;
-    with_any_nodes_of_5_down_a_majority_decides_and_no_key_is_left 5;
-}
-
-sizes! { every_subset_erring_on:
-    with_any_nodes_of_1_erring_a_majority_decides_and_no_key_is_left 1;
-    with_any_nodes_of_2_erring_a_majority_decides_and_no_key_is_left 2;
-    with_any_nodes_of_3_erring_a_majority_decides_and_no_key_is_left 3;
-    with_any_nodes_of_4_erring_a_majority_decides_and_no_key_is_left 4;
-    with_any_nodes_of_5_erring_a_majority_decides_and_no_key_is_left 5;
-}
-
-sizes! { every_subset_hung_on:
-    with_any_nodes_of_3_hung_a_majority_decides_and_no_key_is_left 3;
-    with_any_nodes_of_5_hung_a_majority_decides_and_no_key_is_left 5;
-}
-
-#[tokio::test]
-async fn killed_nodes_leave_a_majority_working_and_come_back() {
-    let mut cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
-    for dead in [0, 1] {
-        cluster.servers[dead].kill();
-        let lease = acquire(&locks, &lock, LONG).await.unwrap();
-        locks.release(&lock, &lease.token).await.unwrap();
-    }
-    assert!(locks.has_quorum());
-    cluster.servers[2].kill();
-    let error = acquire(&locks, &lock, LONG).await.unwrap_err();
-    assert!(matches!(error, LockError::NoQuorum(_)) && error.effect() == Effect::None, "{error}");
-    locks.drained().await;
-    assert_eq!(cluster.stored_on(&lock, |node| node > 2), Vec::<usize>::new());
-    for node in &cluster.nodes[..3] {
-        in_state(node.as_ref(), NodeState::Connecting).await;
-    }
-    assert!(!locks.has_quorum());
-    for server in &mut cluster.servers[..3] {
-        server.restart();
-    }
-    for node in &cluster.nodes {
-        in_state(node.as_ref(), NodeState::Admitted).await;
-    }
-    assert!(locks.has_quorum());
-    assert!(acquire(&locks, &lock, LONG).await.is_ok());
 }
 
 #[tokio::test]
@@ -307,33 +150,6 @@ async fn a_lock_of_ours_keeps_another_redlock_client_from_a_majority() {
     locks.release(&lock, &lease.token).await.unwrap();
     locks.drained().await;
     assert_eq!(cluster.stored_on(&lock, |_| true), [0, 1], "a release deletes only what is ours");
-}
-
-#[tokio::test]
-async fn a_hung_node_delays_nobody_and_keeps_no_orphan() {
-    let cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
-    cluster.servers[4].stop();
-    let since = Instant::now();
-    let lease = acquire(&locks, &lock, LONG).await.unwrap();
-    assert!(since.elapsed() < Duration::from_secs(1), "the node time-out of 2 s was waited for: {:?}", since.elapsed());
-    locks.release(&lock, &lease.token).await.unwrap();
-    cluster.servers[4].cont();
-    cluster.clean_for_good(&lock, lease.token.fencing().get()).await;
-}
-
-#[tokio::test]
-async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
-    let cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
-    cluster.servers[4].stop();
-    let lease = acquire(&locks, &lock, LONG).await.unwrap();
-    // The acquire lies in the socket that the lane gives up here; the release finds no connection and is owed.
-    in_state(cluster.nodes[4].as_ref(), NodeState::Connecting).await;
-    locks.release(&lock, &lease.token).await.unwrap();
-    locks.drained().await;
-    cluster.servers[4].cont();
-    cluster.clean_for_good(&lock, lease.token.fencing().get()).await;
 }
 
 /// So that a fence stays, whatever comes: answers its T.
@@ -375,24 +191,6 @@ async fn a_cancelled_acquire_that_outlived_its_connections_leaves_no_lock() {
     }
     cluster.servers.iter().for_each(|server| server.cont());
     cluster.clean_for_good(&lock, before + 1).await;
-}
-
-#[tokio::test]
-async fn a_release_that_keeps_failing_does_not_hold_up_the_releases_after_it() {
-    let cluster = Cluster::start(3).await;
-    let (locks, bad, good) = (cluster.redlock(), name("bad"), name("good"));
-    // Node 2 can never release this one: its release is owed for as long as a lock may live.
-    cluster.servers[2].cmd(&["RPUSH", &key(&bad), "no lock"]);
-    let lease = acquire(&locks, &bad, LONG).await.unwrap();
-    locks.release(&bad, &lease.token).await.unwrap();
-    locks.drained().await;
-
-    cluster.servers[2].stop();
-    let lease = acquire(&locks, &good, LONG).await.unwrap();
-    in_state(cluster.nodes[2].as_ref(), NodeState::Connecting).await;
-    locks.release(&good, &lease.token).await.unwrap();
-    cluster.servers[2].cont();
-    cluster.clean_for_good(&good, lease.token.fencing().get()).await;
 }
 
 #[tokio::test]
@@ -500,38 +298,10 @@ async fn retrying_gets_the_lock_when_it_is_free_and_gives_up_when_it_is_not() {
     assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
 }
 
-#[tokio::test]
-async fn a_release_is_done_when_no_majority_is_left_and_unknown_when_one_may_be() {
-    let mut cluster = Cluster::start(5).await;
-    let (locks, lock) = (redlock(cluster.nodes.clone(), Duration::from_millis(400)), name("job"));
-    let lease = acquire(&locks, &lock, LONG).await.unwrap();
-    let all = || cluster.stored_on(&lock, |_| true).len() == 5;
-    eventually("all nodes store it", async || all().then_some(())).await;
-    // Two let go, and of the three that are hung nothing is known.
-    cluster.servers[2..].iter().for_each(|server| server.stop());
-    let released = locks.release(&lock, &lease.token).await;
-    assert!(matches!(released, Err(LockError::Unknown(_))), "{released:?}");
-    cluster.servers[2..].iter().for_each(|server| server.cont());
-    cluster.clean_for_good(&lock, lease.token.fencing().get()).await;
-    for node in &cluster.nodes {
-        in_state(node.as_ref(), NodeState::Admitted).await;
-    }
-
-    // Two let go, two have nothing, and the one that is dead cannot make a majority.
-    let lease = acquire(&locks, &lock, LONG).await.unwrap();
-    let all = || cluster.stored_on(&lock, |_| true).len() == 5;
-    eventually("all nodes store it", async || all().then_some(())).await;
-    for server in &cluster.servers[..2] {
-        server.cmd(&["DEL", &key(&lock)]);
-    }
-    cluster.servers[4].kill();
-    assert_eq!(locks.release(&lock, &lease.token).await, Ok(()));
-}
-
 /// A clock on which 31 s pass between any two looks.
-struct Leaping(AtomicU64);
+struct LeapingClock(AtomicU64);
 
-impl Clock for Leaping {
+impl Clock for LeapingClock {
     fn monotonic(&self) -> Duration {
         Duration::from_secs(31 * self.0.fetch_add(1, Ordering::Relaxed))
     }
@@ -543,7 +313,7 @@ impl Clock for Leaping {
 #[tokio::test]
 async fn a_grant_that_came_too_late_to_be_of_use_is_no_grant_and_is_released() {
     let cluster = Cluster::start(3).await;
-    let seams = Seams { clock: Arc::new(Leaping(AtomicU64::new(0))), ..Seams::default() };
+    let seams = Seams { clock: Arc::new(LeapingClock(AtomicU64::new(0))), ..Seams::default() };
     let settings = Settings { node_timeout: Duration::from_secs(2), ..Settings::default() };
     let (locks, lock) = (Redlock::new(cluster.nodes.clone(), settings, seams).unwrap(), name("job"));
     let refused = acquire(&locks, &lock, 30_000).await;
@@ -565,170 +335,6 @@ async fn a_ttl_beyond_the_maximum_is_refused_before_any_node_is_asked() {
     assert!(matches!(refused, Err(LockError::TtlTooLong { .. })), "{refused:?}");
 }
 
-#[tokio::test]
-async fn an_inspection_says_held_free_or_unknown_as_the_majority_does() {
-    let mut cluster = Cluster::start(3).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
-    assert_eq!(locks.inspect(&lock).await.state, LockState::Free);
-    // A foreign key on a minority holds nothing.
-    cluster.servers[0].cmd(&["SET", &key(&lock), "their-uuid"]);
-    let minority = locks.inspect(&lock).await;
-    assert_eq!(minority.state, LockState::Free, "{minority:?}");
-    cluster.servers[0].cmd(&["DEL", &key(&lock)]);
-
-    let lease = locks.acquire(&lock, ttl(LONG), labelled("me")).await.unwrap();
-    let seen = locks.inspect(&lock).await;
-    let LockState::Held(by) = seen.state else { panic!("{seen:?}") };
-    assert_eq!((by.info.as_slice(), by.fencing), (&b"me"[..], Some(lease.token.fencing())));
-    assert!(by.expires_in.unwrap() <= Duration::from_millis(LONG));
-    assert_eq!(seen.nodes.len(), 3);
-    assert!(seen.nodes.iter().filter(|(_, view)| *view == NodeView::Held).count() >= 2, "{:?}", seen.nodes);
-
-    cluster.servers[0].kill();
-    in_state(cluster.nodes[0].as_ref(), NodeState::Connecting).await;
-    assert!(matches!(locks.inspect(&lock).await.state, LockState::Held(_)));
-    cluster.servers[1].kill();
-    in_state(cluster.nodes[1].as_ref(), NodeState::Connecting).await;
-    let unknown = locks.inspect(&lock).await;
-    assert_eq!(unknown.state, LockState::Unknown);
-    assert!(matches!(unknown.nodes[0].1, NodeView::Failed(_)), "{unknown:?}");
-    let extended = locks.extend(&lock, &lease.token, ttl(LONG)).await;
-    assert!(
-        matches!(&extended, Err(error @ LockError::Unknown(_)) if error.effect() == Effect::Possible),
-        "{extended:?}"
-    );
-    let released = locks.release(&lock, &lease.token).await;
-    assert!(matches!(released, Err(LockError::Unknown(_))), "{released:?}");
-}
-
-#[tokio::test]
-async fn three_values_without_a_majority_are_no_holder() {
-    let cluster = Cluster::start(3).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
-    for (index, server) in cluster.servers.iter().enumerate() {
-        server.cmd(&["SET", &key(&lock), &format!("client-{index}"), "PX", "60000"]);
-    }
-    assert_eq!(locks.inspect(&lock).await.state, LockState::Free);
-    assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))), "but it is not to be had either");
-}
-
-async fn list_all(locks: &Redlock, prefix: &str, limit: usize) -> (Vec<String>, usize) {
-    let (mut found, mut pages, mut cursor) = (Vec::new(), 0, ListCursor::default());
-    loop {
-        let page = locks.list(prefix, limit, cursor, |_| true).await.unwrap();
-        let held = |(_, state): &(LockName, LockState)| matches!(state, LockState::Held(_));
-        found.extend(page.locks.into_iter().filter(held).map(|(lock, _)| lock.to_string()));
-        pages += 1;
-        match page.next {
-            // By its text, as it travels with a client.
-            Some(next) => cursor = ListCursor::parse(&next.text()).unwrap(),
-            None => return (found, pages),
-        }
-    }
-}
-
-fn assert_once_each(found: Vec<String>, wanted: &[LockName]) {
-    let set: BTreeSet<_> = found.iter().cloned().collect();
-    assert_eq!(set, wanted.iter().map(ToString::to_string).collect());
-    assert_eq!(set.len(), found.len(), "names were listed more than once");
-}
-
-async fn acquire_all(locks: &Redlock, names: impl Iterator<Item = String>) -> Vec<LockName> {
-    let names: Vec<_> = names.map(|text| name(&text)).collect();
-    for lock in &names {
-        acquire(locks, lock, LONG).await.unwrap();
-    }
-    names
-}
-
-#[tokio::test]
-async fn a_listing_gives_every_held_lock_of_its_prefix_once() {
-    let mut cluster = Cluster::start(3).await;
-    let locks = cluster.redlock();
-    let wanted = acquire_all(&locks, (0..130).map(|n| format!("a/{n}"))).await;
-    acquire_all(&locks, (0..10).map(|n| format!("b/{n}"))).await;
-    // Held by a minority: not held.
-    cluster.servers[0].cmd(&["SET", "lock:a/minority", "their-uuid"]);
-    for limit in [20, 1_000] {
-        let (found, pages) = list_all(&locks, "a/", limit).await;
-        assert_once_each(found, &wanted);
-        assert!(limit > 130 || pages > 3, "{pages} pages of {limit}");
-    }
-    assert_eq!(list_all(&locks, "c/", 20).await.0, Vec::<String>::new());
-    assert_eq!(list_all(&locks, "", 1_000).await.0.len(), 140);
-
-    for dead in [1, 2] {
-        cluster.servers[dead].kill();
-        in_state(cluster.nodes[dead].as_ref(), NodeState::Connecting).await;
-        match dead {
-            1 => assert_once_each(list_all(&locks, "a/", 20).await.0, &wanted),
-            _ => {
-                let refused = locks.list("a/", 1_000, ListCursor::default(), |_| true).await;
-                assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
-            }
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_listing_finds_what_a_majority_without_its_first_node_holds() {
-    let cluster = Cluster::start(3).await;
-    let locks = cluster.redlock();
-    let wanted = acquire_all(&locks, (0..40).map(|n| format!("a/{n}"))).await;
-    for lock in &wanted[..20] {
-        cluster.servers[0].cmd(&["DEL", &key(lock)]);
-    }
-    assert_once_each(list_all(&locks, "a/", 10).await.0, &wanted);
-}
-
-/// A node that answers inspections later than its peers.
-struct Slow(Arc<dyn Node>, Duration);
-
-impl Node for Slow {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn status(&self) -> watch::Receiver<NodeStatus> {
-        self.0.status()
-    }
-    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
-        let delay = if matches!(*op, Op::Inspect { .. }) { self.1 } else { Duration::ZERO };
-        let node = self.0.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(delay).await;
-            node.submit(op, not_after, reply);
-        });
-    }
-}
-
-#[tokio::test]
-async fn a_listing_gives_each_lock_once_even_when_the_node_it_read_first_is_slow() {
-    let cluster = Cluster::start(5).await;
-    let wanted = acquire_all(&cluster.redlock(), (0..30).map(|n| format!("a/{n}"))).await;
-    let mut nodes = cluster.nodes.clone();
-    nodes[0] = Arc::new(Slow(nodes[0].clone(), Duration::from_millis(30)));
-    let locks = redlock(nodes, Duration::from_secs(2));
-    for limit in [10, 1_000] {
-        assert_once_each(list_all(&locks, "a/", limit).await.0, &wanted);
-    }
-}
-
-/// Counts what is asked of a node.
-struct Counted(Arc<dyn Node>, Arc<AtomicU64>);
-
-impl Node for Counted {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn status(&self) -> watch::Receiver<NodeStatus> {
-        self.0.status()
-    }
-    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.submit(op, not_after, reply);
-    }
-}
-
 /// Anybody can invent tokens: what nodes refuse for their T was never granted, and asking again would be work for nothing
 /// that keeps real releases waiting.
 #[tokio::test(start_paused = true)]
@@ -736,7 +342,11 @@ async fn the_release_of_an_invented_token_is_not_owed() {
     let asked = Arc::new(AtomicU64::new(0));
     let nodes = (0..3).map(|n| {
         let node = MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default());
-        Arc::new(Counted(Arc::new(node), asked.clone())) as Arc<dyn Node>
+        let asked = asked.clone();
+        intercepted(Arc::new(node), move |node, task| {
+            asked.fetch_add(1, Ordering::Relaxed);
+            pass_on(node, task);
+        })
     });
     let locks = redlock(nodes.collect(), Duration::from_secs(1));
     let invented = LockToken::parse(&format!("1.{}.{}", FencingToken::MAX, "ab".repeat(20))).unwrap();

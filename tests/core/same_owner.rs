@@ -9,68 +9,25 @@ use std::time::Duration;
 
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Keys, Node, NodeSettings, NodeStatus, Op, Reply};
+use redlock_core::node::{Keys, Node, NodeSettings, Op, Task};
 use redlock_core::{AcquireOptions, Lease, LockError, LockName, Owner, Redlock};
-use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
-use crate::nodes::{LONG_MS, PREFIX, name, now, redlock, ttl};
+use crate::support::nodes::{LONG_MS, PREFIX, intercepted, name, now, pass_on, redlock, ttl};
 
-type Meanwhile = Box<dyn Fn() + Send + Sync>;
-
-/// A node whose second acquire finds that something else has happened before it.
-struct Interrupted {
+/// Calls `second` instead of the node for every acquire after the first.
+fn with_second_acquire(
     node: Arc<dyn Node>,
-    acquires: AtomicU32,
-    meanwhile: Meanwhile,
-}
-
-impl Node for Interrupted {
-    fn name(&self) -> &str {
-        self.node.name()
-    }
-    fn status(&self) -> watch::Receiver<NodeStatus> {
-        self.node.status()
-    }
-    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
-        if matches!(*op, Op::Acquire { .. }) && self.acquires.fetch_add(1, Ordering::Relaxed) == 1 {
-            (self.meanwhile)();
+    second: impl Fn(&Arc<dyn Node>, Task) + Send + Sync + 'static,
+) -> Arc<dyn Node> {
+    let acquires = AtomicU32::new(0);
+    intercepted(node, move |node, task| {
+        if matches!(*task.op, Op::Acquire { .. }) && acquires.fetch_add(1, Ordering::Relaxed) >= 1 {
+            second(node, task);
+        } else {
+            pass_on(node, task);
         }
-        self.node.submit(op, not_after, reply);
-    }
-}
-
-/// A node that never answers a second acquire.
-struct Silent(Arc<dyn Node>, AtomicU32, Mutex<Vec<Reply>>);
-
-impl Node for Silent {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn status(&self) -> watch::Receiver<NodeStatus> {
-        self.0.status()
-    }
-    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
-        if matches!(*op, Op::Acquire { .. }) && self.1.fetch_add(1, Ordering::Relaxed) >= 1 {
-            return self.2.lock().unwrap().push(reply);
-        }
-        self.0.submit(op, not_after, reply);
-    }
-}
-
-/// A node that has no connection to a gateway.
-struct Away(Arc<dyn Node>);
-
-impl Node for Away {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn status(&self) -> watch::Receiver<NodeStatus> {
-        self.0.status()
-    }
-    fn submit(&self, _: Arc<Op>, _: Instant, reply: Reply) {
-        drop(reply);
-    }
+    })
 }
 
 /// Of nodes in memory, which answer at once.
@@ -92,7 +49,8 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
         .map(|n| Arc::new(MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default())))
         .collect();
     let node = |n: usize| memory[n].clone() as Arc<dyn Node>;
-    let away = |n: usize| Arc::new(Away(node(n))) as Arc<dyn Node>;
+    // No connection to a gateway.
+    let away = |n: usize| intercepted(node(n), |_, task| drop(task));
     // What makes the first attempt try again, with a token beyond that of the second.
     let keys = Keys::new(PREFIX, &lock);
     for (n, ahead) in [(1, 250_000), (2, 400_000)] {
@@ -102,13 +60,19 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
     let owner = OsEntropy.owner();
     let granted: Arc<Mutex<Option<Lease>>> = Arc::default();
     let other = redlock(vec![node(0), node(1), away(2)], Duration::from_secs(1));
-    let meanwhile: Meanwhile = Box::new({
+    let interrupted = with_second_acquire(node(0), {
         let (granted, lock) = (granted.clone(), lock.clone());
-        move || *granted.lock().unwrap() = acquire_at_once(&other, &lock, owner).ok()
+        move |node, task| {
+            granted.lock().unwrap().get_or_insert_with(|| acquire_at_once(&other, &lock, owner).expect("it is free"));
+            pass_on(node, task);
+        }
     });
-    let silent = |n: usize| Arc::new(Silent(node(n), AtomicU32::new(0), Mutex::default())) as Arc<dyn Node>;
-    let interrupted = Interrupted { node: node(0), acquires: AtomicU32::new(0), meanwhile };
-    let first = redlock(vec![Arc::new(interrupted), silent(1), silent(2)], Duration::from_secs(1));
+    // Never answers: a reply that is dropped would be an answer.
+    let silent = |n: usize| {
+        let unanswered = Mutex::new(Vec::new());
+        with_second_acquire(node(n), move |_, task| unanswered.lock().unwrap().push(task))
+    };
+    let first = redlock(vec![interrupted, silent(1), silent(2)], Duration::from_secs(1));
     let options = AcquireOptions { owner: Some(owner), ..AcquireOptions::default() };
     let cancelled = timeout(Duration::ZERO, first.acquire(&lock, ttl(LONG_MS), options)).await;
     assert!(cancelled.is_err(), "its second try has no majority yet: {cancelled:?}");

@@ -3,7 +3,8 @@
 use http::{HeaderMap, Method};
 use serde_json::json;
 
-use crate::gateway::{Answer, Call, Gateway, Launch, Scratch};
+use crate::support::client::{Answer, Call};
+use crate::support::gateway::{Gateway, Launch, Scratch};
 
 /// The value of a header as a list of lower-case words.
 fn words(headers: &HeaderMap, name: &str) -> Vec<String> {

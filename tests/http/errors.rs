@@ -5,7 +5,8 @@ use bytes::Bytes;
 use http::Method;
 use serde_json::json;
 
-use crate::gateway::{Answer, Call, Gateway, Launch, lock_path};
+use crate::support::client::{Answer, Call, lock_path};
+use crate::support::gateway::{Gateway, Launch};
 
 /// A token of some other time.
 const FOREIGN: &str = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";

@@ -2,36 +2,24 @@
 //! and whatever its clock says. One of two gateways runs half a second ahead, by a small library that is preloaded into it
 //! alone; the clock of this machine stays as it is.
 
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use http::Method;
 use serde_json::json;
 
-use crate::gateway::{Gateway, Launch, Lease, Scratch, lock_path, source_root};
-use crate::harness::RedisServer;
+use crate::support::client::{Lease, lock_path};
+use crate::support::cluster::clock_shim;
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, masters};
 
 const AHEAD: Duration = Duration::from_millis(500);
 const CLIENTS: usize = 64;
 const GRANTS: usize = 240;
 
-/// The library that shifts a process's wall clock.
-fn clock_shim() -> Scratch {
-    let library = Scratch::new("clock_shim.so", "");
-    let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-        .arg(library.path())
-        .arg(source_root().join("tests/support/clock_shim.c"))
-        .output()
-        .expect("a C compiler is installed");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    library
-}
-
 /// Two gateways over the same masters; the second one's clock is ahead.
 async fn two_gateways(servers: &[RedisServer]) -> (Gateway, Gateway) {
-    let shim = clock_shim();
+    let shim = clock_shim("clock_shim.c");
     let shifted = Launch::over(servers)
         .env("LD_PRELOAD", shim.path())
         .env("CLOCK_SHIM_OFFSET_MS", &AHEAD.as_millis().to_string());
@@ -47,7 +35,7 @@ async fn two_gateways(servers: &[RedisServer]) -> (Gateway, Gateway) {
 
 #[tokio::test]
 async fn a_gateway_whose_clock_is_behind_grants_larger_tokens_all_the_same() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let (exact, ahead) = two_gateways(&servers).await;
     let mut last = 0;
     for gateway in [&exact, &ahead, &exact, &ahead, &exact] {
@@ -60,7 +48,7 @@ async fn a_gateway_whose_clock_is_behind_grants_larger_tokens_all_the_same() {
 
 #[tokio::test]
 async fn tokens_grow_with_every_grant_among_64_clients_of_two_gateways_with_different_clocks() {
-    let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let servers = masters(5);
     let (exact, ahead) = two_gateways(&servers).await;
     // Written to only while the lock is held, so its order is the order of the grants.
     let grants = Arc::new(Mutex::new(Vec::<(u64, usize)>::new()));

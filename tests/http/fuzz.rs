@@ -5,7 +5,7 @@
 //! What the HTTP library cannot read it answers itself, 400, 414 or 431 without a body and without an id, and closes the
 //! connection: that is accepted. So is no answer to what broke off.
 //!
-//! Every run draws new requests and prints their seed when it fails; `REDLOCK_HOSTILE_SEED=<seed>` makes the same ones.
+//! Every run draws new requests and prints their seed; `REDLOCK_FUZZ_SEED=<seed>` makes the same ones.
 
 mod dictionary;
 mod requests;
@@ -14,13 +14,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use http::Method;
-use redlock_core::clock::{Entropy, OsEntropy};
 use serde_json::{Value, json};
 
-use self::requests::{Chance, Ending, FAR_AHEAD, Shot, Targets, is_name, shot};
-use crate::gateway::{Answer, Gateway, Launch, Lease, Raw};
-use crate::harness::{RedisServer, Resp};
-use crate::openapi::hold_against_document;
+use self::requests::{Ending, FAR_AHEAD, HostileRequest, Targets, hostile_request, is_name};
+use crate::support::chance::{Chance, seed};
+use crate::support::client::{Answer, Lease, Raw};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, masters};
+use crate::support::openapi::hold_against_document;
+use crate::support::resp::Resp;
 
 const REQUESTS: usize = 10_000;
 const CONNECTIONS: usize = 8;
@@ -59,17 +61,6 @@ const COMMANDS: [&str; 25] = [
     "unsubscribe",
 ];
 
-fn seed() -> u64 {
-    match std::env::var("REDLOCK_HOSTILE_SEED") {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("REDLOCK_HOSTILE_SEED={text:?} is no number")),
-        Err(_) => {
-            let mut seed = [0; 8];
-            OsEntropy.fill(&mut seed);
-            u64::from_le_bytes(seed)
-        }
-    }
-}
-
 /// What the requests met.
 #[derive(Default)]
 struct Seen {
@@ -84,9 +75,8 @@ struct Seen {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
-    let seed = seed();
-    println!("replay with REDLOCK_HOSTILE_SEED={seed}");
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let seed = seed("REDLOCK_FUZZ_SEED");
+    let servers = masters(3);
     let launch = Launch::over(&servers).flag("--max-ttl", "1h").flag("--max-wait", "50ms");
     let gateway = Arc::new(launch.ready().await);
     let mut held: Vec<(&str, Lease)> = Vec::new();
@@ -98,10 +88,10 @@ async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
     let targets = Arc::new(Targets { held: HELD.map(String::from).into(), foreign });
 
     let workers: Vec<_> =
-        (0..CONNECTIONS).map(|first| tokio::spawn(fire(gateway.clone(), targets.clone(), seed, first))).collect();
+        (0..CONNECTIONS).map(|first| tokio::spawn(send_share(gateway.clone(), targets.clone(), seed, first))).collect();
     let mut seen = Seen::default();
     for worker in workers {
-        let part = worker.await.unwrap_or_else(|_| panic!("replay with REDLOCK_HOSTILE_SEED={seed}"));
+        let part = worker.await.unwrap_or_else(|_| panic!("replay with REDLOCK_FUZZ_SEED={seed}"));
         part.answers.into_iter().for_each(|(what, count)| *seen.answers.entry(what).or_default() += count);
         seen.unanswered += part.unanswered;
         seen.wrong.extend(part.wrong);
@@ -114,7 +104,7 @@ async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
         seen.wrong.len(),
         seen.wrong[..seen.wrong.len().min(9)].join("\n\n")
     );
-    they_went_everywhere(&seen);
+    assert_everything_was_met(&seen);
 
     for (name, lease) in &held {
         let status = gateway.look(name).await;
@@ -138,24 +128,24 @@ async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
 }
 
 /// Every so many-th request of the run, one after the other.
-async fn fire(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, first: usize) -> Seen {
+async fn send_share(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, first: usize) -> Seen {
     let mut seen = Seen::default();
     let mut kept: Option<Raw> = None;
     for number in (first..REQUESTS).step_by(CONNECTIONS) {
-        let shot = shot(&mut Chance::of(seed, number), &targets);
-        seen.names.extend(shot.name());
-        let answers = match shot.ending {
-            Ending::Kept => vec![answered(&gateway, &mut kept, &shot).await.unwrap_or_else(|| {
-                panic!("request {number} of seed {seed} had no answer: {:?}", String::from_utf8_lossy(&shot.bytes))
+        let request = hostile_request(&mut Chance::of(seed, number), &targets);
+        seen.names.extend(request.name());
+        let answers = match request.ending {
+            Ending::Kept => vec![answered(&gateway, &mut kept, &request).await.unwrap_or_else(|| {
+                panic!("request {number} of seed {seed} had no answer: {:?}", String::from_utf8_lossy(&request.bytes))
             })],
-            Ending::Closed | Ending::BrokenOff => fired_alone(&gateway, &shot).await,
+            Ending::Closed | Ending::BrokenOff => all_answers(&gateway, &request).await,
         };
         if answers.is_empty() {
             seen.unanswered += 1;
         }
         for answer in answers {
-            let what = judged(&shot, &answer).unwrap_or_else(|why| {
-                let request = String::from_utf8_lossy(&shot.bytes[..shot.bytes.len().min(2_000)]).into_owned();
+            let what = judge(&request, &answer).unwrap_or_else(|why| {
+                let request = String::from_utf8_lossy(&request.bytes[..request.bytes.len().min(2_000)]).into_owned();
                 seen.wrong.push(format!("request {number} of seed {seed}: {why}\n{request:?}\n{answer:?}"));
                 why
             });
@@ -166,37 +156,37 @@ async fn fire(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, first: us
 }
 
 /// The answer to a request on a connection that is used again.
-async fn answered(gateway: &Gateway, kept: &mut Option<Raw>, shot: &Shot) -> Option<Answer> {
+async fn answered(gateway: &Gateway, kept: &mut Option<Raw>, request: &HostileRequest) -> Option<Answer> {
     // One that was closed after the last answer tells only now.
     if let Some(mut old) = kept.take()
-        && old.try_write(&shot.bytes).await.is_ok()
-        && let Some(answer) = old.try_answer(shot.method() == b"HEAD").await
+        && old.try_write(&request.bytes).await.is_ok()
+        && let Some(answer) = old.try_answer(request.method() == b"HEAD").await
     {
         *kept = Some(old);
         return Some(answer);
     }
     let mut new = gateway.raw().await;
-    new.write(&shot.bytes).await;
-    let answer = new.try_answer(shot.method() == b"HEAD").await?;
+    new.write(&request.bytes).await;
+    let answer = new.try_answer(request.method() == b"HEAD").await?;
     *kept = Some(new);
     Some(answer)
 }
 
 /// All answers on a connection of its own, until the gateway closes it.
-async fn fired_alone(gateway: &Gateway, shot: &Shot) -> Vec<Answer> {
+async fn all_answers(gateway: &Gateway, request: &HostileRequest) -> Vec<Answer> {
     let mut raw = gateway.raw().await;
-    if raw.try_write(&shot.bytes).await.is_ok() && shot.ending == Ending::BrokenOff {
+    if raw.try_write(&request.bytes).await.is_ok() && request.ending == Ending::BrokenOff {
         raw.ends_writing().await;
     }
     let mut answers = Vec::new();
-    while let Some(answer) = raw.try_answer(shot.method() == b"HEAD").await {
+    while let Some(answer) = raw.try_answer(request.method() == b"HEAD").await {
         answers.push(answer);
     }
     answers
 }
 
 /// What an answer is, or what is wrong with it.
-fn judged(shot: &Shot, answer: &Answer) -> Result<String, String> {
+fn judge(request: &HostileRequest, answer: &Answer) -> Result<String, String> {
     const HEADERS: [&str; 24] = [
         "allow",
         "cache-control",
@@ -227,8 +217,8 @@ fn judged(shot: &Shot, answer: &Answer) -> Result<String, String> {
     if let Some(strange) = answer.headers.keys().find(|name| !HEADERS.contains(&name.as_str())) {
         return Err(format!("the header {strange} is none of the gateway's"));
     }
-    let is_forged = shot.bytes.windows(16).any(|sixteen| sixteen == FAR_AHEAD.as_bytes());
-    let ahead = shot.method() == b"DELETE" && is_forged && is_clock_alone(answer);
+    let is_forged = request.bytes.windows(16).any(|sixteen| sixteen == FAR_AHEAD.as_bytes());
+    let ahead = request.method() == b"DELETE" && is_forged && is_clock_alone(answer);
     if !(100..500).contains(&status) && !ahead {
         return Err(format!("{status} is not the client's fault"));
     }
@@ -236,15 +226,15 @@ fn judged(shot: &Shot, answer: &Answer) -> Result<String, String> {
         let library = matches!(status, 400 | 414 | 431) && answer.body.is_empty();
         return if library { Ok(format!("{status}")) } else { Err("the answer has no id".into()) };
     }
-    let method = shot.method();
+    let method = request.method();
     if status < 400 || method == b"HEAD" {
-        hold(shot, answer);
+        hold(request, answer);
         return Ok(format!("{status}"));
     }
     let body: Value = serde_json::from_slice(&answer.body).map_err(|error| format!("no JSON: {error}"))?;
     let code = body["code"].as_str().ok_or("no code")?;
     answer.problem(status, code);
-    hold(shot, answer);
+    hold(request, answer);
     Ok(format!("{status} {code}"))
 }
 
@@ -258,19 +248,19 @@ fn is_clock_alone(answer: &Answer) -> bool {
 }
 
 /// Holds an answer against the document, where it is the answer to what stands first in the request.
-fn hold(shot: &Shot, answer: &Answer) {
-    let (Ending::Kept, Ok(method)) = (shot.ending, Method::from_bytes(shot.method())) else { return };
+fn hold(request: &HostileRequest, answer: &Answer) {
+    let (Ending::Kept, Ok(method)) = (request.ending, Method::from_bytes(request.method())) else { return };
     // Methods are told apart by case.
-    if !shot.method().iter().all(u8::is_ascii_uppercase) {
+    if !request.method().iter().all(u8::is_ascii_uppercase) {
         return;
     }
-    if let Ok(target) = std::str::from_utf8(shot.target()) {
+    if let Ok(target) = std::str::from_utf8(request.target()) {
         hold_against_document(&method, target, answer);
     }
 }
 
 /// A run that was all refused by the parser, or all answered the same, would show nothing.
-fn they_went_everywhere(seen: &Seen) {
+fn assert_everything_was_met(seen: &Seen) {
     for (what, least) in [
         ("200", 100),
         ("201", 50),

@@ -3,106 +3,11 @@
 //! nullable fields and unions are dropped or mistyped by some, `default` answers make every error a success in one.
 
 use std::collections::BTreeSet;
-use std::sync::LazyLock;
 
-use http::Method;
 use serde_json::{Map, Value};
 
-use crate::gateway::{Answer, Launch, binary};
-
-const COMMITTED: &str = include_str!("../../openapi/openapi.json");
-const COMMITTED_TWIN: &str = include_str!("../../openapi/openapi-3.0.json");
-
-fn document() -> Value {
-    serde_json::from_str(COMMITTED).expect("openapi/openapi.json is JSON")
-}
-
-fn twin() -> Value {
-    serde_json::from_str(COMMITTED_TWIN).expect("openapi/openapi-3.0.json is JSON")
-}
-
-/// Fails when an answer to a documented operation is not the document's.
-#[track_caller]
-pub(crate) fn hold_against_document(method: &Method, path: &str, answer: &Answer) {
-    let path = path.split('?').next().unwrap_or_default();
-    let template = match path.strip_prefix("/locks/") {
-        Some(name) if !name.is_empty() && !name.contains('/') => "/locks/{name}",
-        _ => path,
-    };
-    static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
-    let document = &*DOCUMENT;
-    let operation = &document["paths"][template][method.as_str().to_ascii_lowercase()];
-    if operation.is_null() {
-        return;
-    }
-    let listed = &operation["responses"][answer.status.to_string()];
-    assert!(!listed.is_null(), "{method} {template} does not list {}: {answer:?}", answer.status);
-    let content = listed["content"].as_object();
-    let media_type = answer.header("content-type").split(';').next().unwrap_or_default();
-    let Some(content) = content else {
-        assert!(answer.body.is_empty(), "{method} {template} lists no body for {}: {answer:?}", answer.status);
-        return;
-    };
-    let listed = content.get(media_type).unwrap_or_else(|| {
-        panic!("{method} {template} does not list {media_type:?} for {}: {answer:?}", answer.status)
-    });
-    if media_type.ends_with("json") {
-        let at = format!("{method} {template} {}", answer.status);
-        check(document, &listed["schema"], &answer.json(), &at);
-    }
-}
-
-/// Fails when a value is not of a named schema.
-#[track_caller]
-pub(crate) fn assert_schema(name: &str, value: &Value) {
-    let document = document();
-    let schema = &document["components"]["schemas"][name];
-    assert!(!schema.is_null(), "there is no schema {name}");
-    check(&document, schema, value, name);
-}
-
-/// As much of JSON Schema as the document uses. A field that the schema does not have is a failure: what is sent is
-/// documented.
-#[track_caller]
-fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
-    let schema = resolve(document, schema);
-    match schema["type"].as_str() {
-        Some("object") => {
-            let fields = value.as_object().unwrap_or_else(|| panic!("{at} is no object: {value}"));
-            for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-                assert!(fields.contains_key(name), "{at} lacks {name}: {value}");
-            }
-            for (name, value) in fields {
-                let property = &schema["properties"][name];
-                assert!(!property.is_null(), "{at} has a field that is not documented: {name}");
-                check(document, property, value, &format!("{at}.{name}"));
-            }
-        }
-        Some("array") => {
-            let items = value.as_array().unwrap_or_else(|| panic!("{at} is no array: {value}"));
-            items.iter().for_each(|item| check(document, &schema["items"], item, &format!("{at}[]")));
-        }
-        Some("string") => {
-            let text = value.as_str().unwrap_or_else(|| panic!("{at} is no string: {value}"));
-            let allowed = schema["enum"].as_array();
-            assert!(allowed.is_none_or(|list| list.iter().any(|word| word == text)), "{at} may not be {text:?}");
-        }
-        Some("integer") => {
-            let number = value.as_i64().unwrap_or_else(|| panic!("{at} is no integer: {value}"));
-            let max = if schema["format"] == "int32" { i64::from(i32::MAX) } else { i64::MAX };
-            let least = schema["minimum"].as_i64().unwrap_or(i64::MIN);
-            assert!((least..=max).contains(&number), "{at} is out of range: {value}");
-        }
-        other => panic!("{at}: the tests do not know the type {other:?}"),
-    }
-}
-
-fn resolve<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
-    match schema["$ref"].as_str() {
-        Some(pointer) => document.pointer(pointer.trim_start_matches('#')).expect("a reference leads somewhere"),
-        None => schema,
-    }
-}
+use crate::support::gateway::{Launch, binary};
+use crate::support::openapi::{COMMITTED, COMMITTED_TWIN, check, document, twin};
 
 /// Calls `visit` with every object of a document and where it is.
 fn walk(value: &Value, at: &str, visit: &mut impl FnMut(&str, &Map<String, Value>)) {

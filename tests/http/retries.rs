@@ -8,13 +8,15 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::gateway::{Gateway, Launch, Lease, clean_for_good, lock_path, stored_on};
-use crate::harness::{RedisServer, eventually};
-use crate::http_metrics::Samples;
+use crate::support::client::{Answer, Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, eventually, masters};
+use crate::support::metrics::Samples;
+use crate::support::nodes::{clean_for_good, stored_on};
 
 const KEY: &str = "order-4711/attempt";
 
-async fn keyed(gateway: &Gateway, name: &str, key: &str, ttl_ms: u64) -> crate::gateway::Answer {
+async fn keyed(gateway: &Gateway, name: &str, key: &str, ttl_ms: u64) -> Answer {
     let call = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key);
     call.json(&json!({ "ttl_ms": ttl_ms, "owner": "host-7" })).send().await
 }
@@ -47,7 +49,7 @@ async fn repeated(gateways: &[&Gateway]) {
 
     // The first token has been replaced: extending it must not prove a hold that may have had a gap.
     one.patch("job", &first.token, 60_000).await.problem(409, "not_holder");
-    // Whoever cleans up after the lost answer must not release what the repetition got.
+    // The clean-up after the lost answer must not release what the repetition got.
     one.delete("job", &first.token).await.problem(409, "not_holder");
     assert_eq!(other.look("job").await["fencing_token"], last.fencing);
     assert_eq!(one.delete("job", &last.token).await.status, 204);
@@ -64,7 +66,7 @@ async fn a_repeated_request_gets_its_own_lock_again_on_embedded_nodes() {
 
 #[tokio::test]
 async fn a_repeated_request_gets_its_own_lock_again_from_any_gateway() {
-    let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let servers = masters(5);
     let (one, two) = (Launch::over(&servers).ready().await, Launch::over(&servers).ready().await);
     repeated(&[&one, &two, &one]).await;
 }
@@ -79,7 +81,7 @@ async fn gateways_of_different_clusters_derive_different_secrets_from_one_key() 
 
 #[tokio::test]
 async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
-    let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let servers = masters(5);
     let gateway = Launch::over(&servers).flag("--node-timeout", "5s").ready().await;
     let before = gateway.used_before("job").await;
     servers[2..].iter().for_each(RedisServer::stop);
@@ -97,14 +99,14 @@ async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
     })
     .await;
     servers[2..].iter().for_each(RedisServer::cont);
-    clean_for_good(&servers, "job", before).await;
+    clean_for_good(&servers, "job", before + 1).await;
     eventually("the lock is free", async || (gateway.look("job").await["state"] == "free").then_some(())).await;
     gateway.acquire("job").await;
 }
 
 #[tokio::test]
 async fn clients_that_leave_at_any_moment_hold_nothing_beyond_the_ttl() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     for n in 0..200_u64 {
         let mut client = TcpStream::connect(gateway.address()).await.unwrap();

@@ -12,9 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::certificates::{Authority, Client, Issued, certificate};
-use crate::gateway::{Gateway, Launch, Scratch, WELL_BELOW_A_TIMEOUT};
-use crate::harness::{PATIENCE, TempDir, eventually};
+use crate::support::certificates::{Authority, Client, Issued, certificate};
+use crate::support::gateway::{Gateway, Launch, Scratch, WELL_BELOW_A_TIMEOUT};
+use crate::support::harness::{PATIENCE, TempDir, eventually};
 
 fn https(own: &Issued) -> Launch {
     Launch::embedded().flag("--tls-cert", &own.cert).flag("--tls-key", &own.key).env("RUST_LOG", "debug")
@@ -309,7 +309,7 @@ async fn a_client_that_hangs_up_has_left_the_line_although_it_sent_a_stray_byte(
 }
 
 #[tokio::test]
-async fn who_is_silent_in_the_handshake_keeps_a_place_for_ten_seconds_and_no_more() {
+async fn a_client_that_is_silent_in_the_handshake_keeps_a_place_for_ten_seconds_and_no_more() {
     let authority = Authority::new();
     let gateway = https(&authority.issue("server", "/CN=gateway")).flag("--max-connections", "3").start().await;
     let client = Client::trusting(&authority);

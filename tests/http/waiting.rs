@@ -9,53 +9,17 @@ use std::time::{Duration, Instant};
 
 use http::Method;
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::AsyncWriteExt;
-use tokio::task::JoinHandle;
 
-use crate::gateway::{Answer, Call, Gateway, Launch, Lease, Raw, WELL_BELOW_A_TIMEOUT, lock_path, stored_on};
-use crate::harness::{RedisOptions, RedisServer, eventually};
-use crate::http_metrics::Samples;
-
-/// Longer than any test takes.
-pub(crate) const LONG_MS: u64 = 14_000;
-
-pub(crate) fn masters(count: usize) -> Vec<RedisServer> {
-    (0..count).map(|_| RedisServer::start()).collect()
-}
-
-/// An acquire for a minute that is ready to wait.
-pub(crate) fn patient(gateway: &Gateway, name: &str, wait_ms: u64) -> Call {
-    asking(gateway, name, json!({ "ttl_ms": 60_000, "wait_ms": wait_ms }))
-}
-
-fn asking(gateway: &Gateway, name: &str, body: Value) -> Call {
-    gateway.call(Method::POST, lock_path(name)).json(&body)
-}
-
-/// Requests that wait at a gateway, and the locks they wait for.
-pub(crate) async fn waiting(gateway: &Gateway) -> (u64, u64) {
-    let samples = Samples::of(gateway).await;
-    let gauge = |name| samples.get(name, &[]) as u64;
-    (gauge("redlock_waiters"), gauge("redlock_waiting_locks"))
-}
-
-pub(crate) async fn waiting_is(gateway: &Gateway, waiters: u64, locks: u64) {
-    let what = format!("{waiters} requests wait for {locks} locks");
-    eventually(&what, async || (waiting(gateway).await == (waiters, locks)).then_some(())).await;
-}
-
-/// Sends a request on its way; returns when it waits.
-pub(crate) async fn line_up(gateway: &Gateway, call: Call) -> JoinHandle<Answer> {
-    let (before, _) = waiting(gateway).await;
-    let sent = tokio::spawn(call.send());
-    eventually("one more waits", async || (waiting(gateway).await.0 == before + 1).then_some(())).await;
-    sent
-}
-
-pub(crate) async fn answer(waiter: JoinHandle<Answer>) -> Answer {
-    waiter.await.expect("no panic")
-}
+use crate::support::client::{Lease, Raw};
+use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
+use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
+use crate::support::metrics::Samples;
+use crate::support::nodes::stored_on;
+use crate::support::waiters::{
+    LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting, waiting_is,
+};
 
 /// A request that waits on a connection that can be broken off.
 async fn line_up_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
@@ -66,26 +30,6 @@ async fn line_up_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
     raw.write(body).await;
     eventually("one more waits", async || (waiting(gateway).await.0 == before + 1).then_some(())).await;
     raw
-}
-
-pub(crate) async fn released(gateway: &Gateway, name: &str, lease: &Lease) {
-    let answer = gateway.delete(name, &lease.token).await;
-    assert_eq!(answer.status, 204, "{answer:?}");
-}
-
-pub(crate) async fn nothing_is_left(gateway: &Gateway) {
-    waiting_is(gateway, 0, 0).await;
-    eventually("no lock is listed", async || {
-        let listed = gateway.get("/locks").await.json();
-        listed["locks"].as_array().expect("a list").is_empty().then_some(())
-    })
-    .await;
-}
-
-/// The middle one of an odd number, the later of the two middle ones of an even number.
-pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
 }
 
 #[tokio::test]
@@ -267,7 +211,7 @@ async fn more_waiters_than_allowed_are_429_until_places_are_free_and_waiting_is_
         .flag("--max-in-flight", "2")
         .start()
         .await;
-    let (a, b) = (gateway.acquire("a").await, gateway.acquire("b").await);
+    let (held_a, held_b) = (gateway.acquire("a").await, gateway.acquire("b").await);
     let first = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
     let second = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
     let refused = |name: &'static str, word: &'static str| {
@@ -288,12 +232,12 @@ async fn more_waiters_than_allowed_are_429_until_places_are_free_and_waiting_is_
     gateway.post("a", json!({})).await.problem(409, "lock_held");
     released(&gateway, "c", &gateway.acquire("c").await).await;
 
-    released(&gateway, "a", &a).await;
+    released(&gateway, "a", &held_a).await;
     let lease = Lease::from(&answer(first).await);
     waiting_is(&gateway, 2, 2).await;
     let fourth = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
     released(&gateway, "a", &lease).await;
-    released(&gateway, "b", &b).await;
+    released(&gateway, "b", &held_b).await;
     let lease = Lease::from(&answer(second).await);
     released(&gateway, "a", &lease).await;
     for waiter in [third, fourth] {

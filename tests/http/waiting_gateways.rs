@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::gateway::{Gateway, Launch, Lease};
-use crate::harness::RedisServer;
-use crate::http_metrics::Samples;
-use crate::http_waiting::{LONG_MS, answer, line_up, masters, median, nothing_is_left, patient, released, waiting_is};
+use crate::support::client::Lease;
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, masters};
+use crate::support::metrics::Samples;
+use crate::support::waiters::{LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting_is};
 
-/// A moment for the word of a waiter to get round. Who has heard it does not say so.
+/// A moment for the word of a waiter to get round: those who have heard it do not say so.
 const WORD_GETS_ROUND: Duration = Duration::from_millis(50);
 
 async fn two_over(servers: &[RedisServer]) -> [Gateway; 2] {
@@ -18,17 +19,17 @@ async fn two_over(servers: &[RedisServer]) -> [Gateway; 2] {
     [first, second]
 }
 
-/// Held through `a`, waited for at `b`, released through `through`: how long after the release was sent the waiter had it.
-async fn handed_over(a: &Gateway, b: &Gateway, through: &Gateway) -> Duration {
-    let held = a.acquire("job").await;
-    let waiter = line_up(b, patient(b, "job", LONG_MS)).await;
+/// Held through `holding`, waited for at `asking`, released through `through`: how long after the release was sent the waiter had it.
+async fn handed_over(holding: &Gateway, asking: &Gateway, through: &Gateway) -> Duration {
+    let held = holding.acquire("job").await;
+    let waiter = line_up(asking, patient(asking, "job", LONG_MS)).await;
     tokio::time::sleep(WORD_GETS_ROUND).await;
     let since = Instant::now();
     released(through, "job", &held).await;
     let granted = answer(waiter).await;
     let lease = Lease::from(&granted);
     assert!(lease.fencing > held.fencing);
-    released(b, "job", &lease).await;
+    released(asking, "job", &lease).await;
     granted.at - since
 }
 
@@ -42,34 +43,34 @@ async fn hand_offs(gateway: &Gateway) -> (f64, f64) {
 async fn a_release_at_another_gateway_reaches_the_waiter_within_milliseconds() {
     const ROUNDS: usize = 20;
     let servers = masters(5);
-    let [a, b] = two_over(&servers).await;
+    let [first, second] = two_over(&servers).await;
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
-        times.push(handed_over(&a, &b, &a).await);
+        times.push(handed_over(&first, &second, &first).await);
     }
     println!("by a hint: {times:?}");
     assert!(median(times.clone()) <= Duration::from_millis(10), "{times:?}");
-    let (local, remote) = hand_offs(&b).await;
+    let (local, remote) = hand_offs(&second).await;
     // A poll may have come first here and there.
     assert!(local == 0.0 && remote > ROUNDS as f64 / 2.0, "{local} local, {remote} remote");
-    assert_eq!(hand_offs(&a).await, (0.0, 0.0));
-    nothing_is_left(&b).await;
+    assert_eq!(hand_offs(&first).await, (0.0, 0.0));
+    nothing_is_left(&second).await;
 }
 
 #[tokio::test]
 async fn a_release_at_the_waiters_own_gateway_hands_over_a_lock_that_was_acquired_elsewhere() {
     const ROUNDS: usize = 10;
     let servers = masters(5);
-    let [a, b] = two_over(&servers).await;
+    let [first, second] = two_over(&servers).await;
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
-        times.push(handed_over(&a, &b, &b).await);
+        times.push(handed_over(&first, &second, &second).await);
     }
     println!("in the same process: {times:?}");
     assert!(median(times.clone()) <= Duration::from_millis(10), "{times:?}");
-    let (local, _) = hand_offs(&b).await;
+    let (local, _) = hand_offs(&second).await;
     assert!(local > ROUNDS as f64 / 2.0, "{local}");
-    nothing_is_left(&a).await;
+    nothing_is_left(&first).await;
 }
 
 #[tokio::test]
@@ -78,22 +79,22 @@ async fn where_hints_are_forbidden_a_waiter_polls_and_the_log_says_what_to_allow
     for server in &servers {
         server.cmd(&["ACL", "SETUSER", "default", "resetchannels"]);
     }
-    let [a, b] = two_over(&servers).await;
+    let [first, second] = two_over(&servers).await;
     let mut times = Vec::new();
     for _ in 0..6 {
-        times.push(handed_over(&a, &b, &a).await);
+        times.push(handed_over(&first, &second, &first).await);
     }
     println!("by polls: {times:?}");
     assert!(times.iter().all(|time| *time <= Duration::from_secs(1)), "{times:?}");
-    assert_eq!(hand_offs(&b).await, (0.0, 0.0));
-    for gateway in [&a, &b] {
+    assert_eq!(hand_offs(&second).await, (0.0, 0.0));
+    for gateway in [&first, &second] {
         let log = gateway.stdout();
         let said = log.lines().find(|line| line.contains("no hints can be heard")).unwrap_or_else(|| panic!("{log}"));
         for word in ["waiters poll", "SUBSCRIBE", "PUBLISH", "{lock:}:hints"] {
             assert!(said.contains(word), "no {word:?} in {said}");
         }
     }
-    nothing_is_left(&a).await;
+    nothing_is_left(&first).await;
 }
 
 /// A gateway that cannot hear that others wait must not keep a lock that it hands from one of its clients to the next.

@@ -18,8 +18,8 @@ use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Hint, Holding, Keys, Listener, Node, NodeSettings, NodeState, Op, Vote};
 
-use crate::harness::{Heard, PATIENCE, RedisServer};
-use crate::nodes::{LONG_MS, Lock, PREFIX, ask, in_state, lane_with, now, record, redis_settings, telling};
+use crate::support::harness::{PATIENCE, RedisServer, Subscription};
+use crate::support::nodes::{LONG_MS, Lock, PREFIX, ask, in_state, lane_with, now, record, redis_settings, telling};
 
 const CASES: u32 = 400;
 const STEPS: usize = 30;
@@ -135,7 +135,7 @@ struct Pair {
     /// What the node in memory has told.
     told: Arc<Told>,
     /// What the server has told.
-    heard: RefCell<Heard>,
+    heard: RefCell<Subscription>,
 }
 
 #[derive(Default)]

@@ -11,14 +11,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::harness::{PATIENCE, RedisServer};
-use crate::nodes::{LONG_MS, Lock, ask, in_state, lane_with, now, redis_settings, submit};
+use crate::support::harness::{PATIENCE, RedisServer};
+use crate::support::nodes::{LONG_MS, Lock, ask, in_state, lane_with, now, redis_settings, submit};
 
 /// Makes the node a far one, and no test slow.
 const DELAY: Duration = Duration::from_millis(3);
 
 /// Between a lane and its master: answers take a while, or are held back altogether.
-struct Road {
+struct SlowProxy {
     url: String,
     asked: watch::Receiver<Asked>,
     open: watch::Sender<bool>,
@@ -31,7 +31,7 @@ struct Asked {
     looks: usize,
 }
 
-impl Road {
+impl SlowProxy {
     async fn to(server: &RedisServer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("redis://{}", listener.local_addr().expect("it is bound"));
@@ -45,8 +45,8 @@ impl Road {
                     stream.set_nodelay(true).expect("a TCP socket");
                 }
                 let ((from_lane, to_lane), (from_master, to_master)) = (lane.into_split(), master.into_split());
-                tokio::spawn(there(from_lane, to_master, counter.clone()));
-                tokio::spawn(back(from_master, to_lane, gate.clone()));
+                tokio::spawn(pass_requests(from_lane, to_master, counter.clone()));
+                tokio::spawn(pass_answers(from_master, to_lane, gate.clone()));
             }
         });
         Self { url, asked, open }
@@ -58,11 +58,11 @@ impl Road {
 
     async fn until(&mut self, what: &str, wanted: impl Fn(&Asked) -> bool) {
         let seen = timeout(PATIENCE, self.asked.wait_for(wanted)).await;
-        seen.unwrap_or_else(|_| panic!("never seen: {what}")).expect("the road lasts as long as the test");
+        seen.unwrap_or_else(|_| panic!("never seen: {what}")).expect("the proxy lasts as long as the test");
     }
 }
 
-async fn there(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, counter: watch::Sender<Asked>) {
+async fn pass_requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, counter: watch::Sender<Asked>) {
     // A word may come in two pieces.
     let (mut text, mut chunk) = (Vec::new(), [0; 4096]);
     while let Ok(got @ 1..) = from.read(&mut chunk).await {
@@ -75,7 +75,7 @@ async fn there(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, counter: watch::
     }
 }
 
-async fn back(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut gate: watch::Receiver<bool>) {
+async fn pass_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut gate: watch::Receiver<bool>) {
     let mut chunk = [0; 4096];
     while let Ok(got @ 1..) = from.read(&mut chunk).await {
         tokio::time::sleep(DELAY).await;
@@ -86,11 +86,11 @@ async fn back(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut gate: watch::
 }
 
 /// A lane that knows how far its master is.
-async fn far_lane(road: &Road) -> Arc<RemoteNode> {
+async fn lane_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
     let mut settings = redis_settings(NodeSettings::default());
     // So that answers that are held back end no session.
     settings.node_timeout = PATIENCE;
-    let node = lane_with(&road.url, settings, Arc::new(NoObserver));
+    let node = lane_with(&proxy.url, settings, Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
     assert_eq!(ask(node.as_ref(), Lock::new("first").acquire(1, now(), LONG_MS)).await, Vote::Granted);
     node
@@ -99,18 +99,18 @@ async fn far_lane(road: &Road) -> Arc<RemoteNode> {
 #[tokio::test]
 async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() {
     let server = RedisServer::start();
-    let mut road = Road::to(&server).await;
-    let node = far_lane(&road).await;
+    let mut proxy = SlowProxy::to(&server).await;
+    let node = lane_through(&proxy).await;
 
-    road.open.send_replace(false);
-    let (before, lock, t) = (road.asked().calls, Lock::new("a"), now());
+    proxy.open.send_replace(false);
+    let (before, lock, t) = (proxy.asked().calls, Lock::new("a"), now());
     let acquire = submit(node.as_ref(), lock.acquire(1, t, LONG_MS));
-    road.until("a call", |asked| asked.calls > before).await;
+    proxy.until("a call", |asked| asked.calls > before).await;
     // Would say "missing" if it had run first.
     let release = submit(node.as_ref(), lock.release(1, t));
-    road.until("a second call before the first is answered", |asked| asked.calls > before + 1).await;
+    proxy.until("a second call before the first is answered", |asked| asked.calls > before + 1).await;
     let again = submit(node.as_ref(), lock.acquire(2, t + 1, LONG_MS));
-    road.open.send_replace(true);
+    proxy.open.send_replace(true);
 
     assert_eq!(acquire.vote().await, Vote::Granted);
     assert_eq!(release.vote().await, Vote::Released);
@@ -120,16 +120,16 @@ async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() 
 #[tokio::test]
 async fn locks_do_not_wait_for_a_look_at_the_node() {
     let server = RedisServer::start();
-    let mut road = Road::to(&server).await;
-    let node = far_lane(&road).await;
+    let mut proxy = SlowProxy::to(&server).await;
+    let node = lane_through(&proxy).await;
 
-    road.open.send_replace(false);
-    let Asked { calls, looks } = road.asked();
-    road.until("the look of every second", |asked| asked.looks > looks).await;
+    proxy.open.send_replace(false);
+    let Asked { calls, looks } = proxy.asked();
+    proxy.until("the look of every second", |asked| asked.looks > looks).await;
     let acquire = submit(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS));
     let release = submit(node.as_ref(), Lock::new("b").release(1, now()));
-    road.until("a call before the look is answered", |asked| asked.calls > calls).await;
-    road.open.send_replace(true);
+    proxy.until("a call before the look is answered", |asked| asked.calls > calls).await;
+    proxy.open.send_replace(true);
     assert_eq!(acquire.vote().await, Vote::Granted);
     assert_eq!(release.vote().await, Vote::Missing);
 }

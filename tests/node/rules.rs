@@ -7,15 +7,15 @@
 
 use redlock_core::node::{Effect, NodeSettings, Reason, Rules, Vote};
 
-use crate::contract::{Kind, Subject};
-use crate::harness::eventually;
-use crate::nodes::{LONG_MS, Lock, now, record};
+use crate::node::subject::{Kind, Subject};
+use crate::support::harness::eventually;
+use crate::support::nodes::{LONG_MS, Lock, now, record};
 
 /// D is small against this: a clock that is plainly wrong.
 const HOUR: u64 = 3_600_000_000;
 
 async fn subject(rules: Rules, kind: Kind) -> Subject {
-    kind.subject(NodeSettings::default().with_rules(rules)).await
+    kind.subject_with(NodeSettings::default().with_rules(rules)).await
 }
 
 fn demand(vote: Vote, wanted: Vote, what: &str) -> Result<(), String> {
@@ -30,11 +30,11 @@ fn demand_grant(vote: Vote, what: &str) -> Result<(), String> {
 /// A client gets the lock with T and, not having heard of it, asks again and gets T + 2. Its lock expires. The next
 /// holder must not be granted T + 1, or a resource that has seen T + 2 refuses the rightful holder.
 async fn a_retry_is_granted_a_token_that_later_grants_exceed(rules: Rules, kind: Kind) -> Result<(), String> {
-    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
-    demand(s.ask(a.acquire(1, t, 150)).await, Vote::Granted, "the first try")?;
-    demand_grant(s.ask(a.acquire(1, t + 2, 150)).await, "the retry")?;
-    eventually("the lock expires", async || (s.ask(a.inspect()).await == Vote::Missing).then_some(())).await;
-    match s.ask(a.acquire(2, t + 1, LONG_MS)).await {
+    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(subject.ask(lock.acquire(1, t, 150)).await, Vote::Granted, "the first try")?;
+    demand_grant(subject.ask(lock.acquire(1, t + 2, 150)).await, "the retry")?;
+    eventually("the lock expires", async || (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())).await;
+    match subject.ask(lock.acquire(2, t + 1, LONG_MS)).await {
         Vote::Stale { .. } => Ok(()),
         vote => Err(format!("after a grant with T + 2, another owner asks with T + 1: {vote:?}")),
     }
@@ -43,9 +43,9 @@ async fn a_retry_is_granted_a_token_that_later_grants_exceed(rules: Rules, kind:
 /// Two tries of one client overtake each other: the one with the larger T is granted first. The other must not be
 /// granted as well, or the same lock is held twice with tokens in the wrong order.
 async fn a_retry_that_was_overtaken_is_not_granted(rules: Rules, kind: Kind) -> Result<(), String> {
-    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
-    demand(s.ask(a.acquire(1, t + 1, LONG_MS)).await, Vote::Granted, "the overtaking try")?;
-    match s.ask(a.acquire(1, t, LONG_MS)).await {
+    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(subject.ask(lock.acquire(1, t + 1, LONG_MS)).await, Vote::Granted, "the overtaking try")?;
+    match subject.ask(lock.acquire(1, t, LONG_MS)).await {
         Vote::Stale { .. } => Ok(()),
         vote => Err(format!("after a grant with T + 1, the same owner asks with T: {vote:?}")),
     }
@@ -53,24 +53,28 @@ async fn a_retry_that_was_overtaken_is_not_granted(rules: Rules, kind: Kind) -> 
 
 /// An acquire is delayed in a socket until after its own release: nobody will ever release what it sets.
 async fn an_acquire_that_its_release_overtook_leaves_no_orphan(rules: Rules, kind: Kind) -> Result<(), String> {
-    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
-    demand(s.ask(a.release(1, t)).await, Vote::Missing, "the release")?;
-    let late = s.ask(a.acquire(1, t, LONG_MS)).await;
-    demand(s.ask(a.inspect()).await, Vote::Missing, &format!("the late acquire was answered {late:?}, and stored"))
+    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(subject.ask(lock.release(1, t)).await, Vote::Missing, "the release")?;
+    let late = subject.ask(lock.acquire(1, t, LONG_MS)).await;
+    demand(
+        subject.ask(lock.inspect()).await,
+        Vote::Missing,
+        &format!("the late acquire was answered {late:?}, and stored"),
+    )
 }
 
 /// A try with T is abandoned and its release is on the way. The client asks again and gets T + 1. Then the release of
 /// the abandoned try arrives, and must not take the lock away.
 async fn the_release_of_an_abandoned_try_spares_the_retry(rules: Rules, kind: Kind) -> Result<(), String> {
-    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
-    demand(s.ask(a.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first try")?;
-    demand_grant(s.ask(a.acquire(1, t + 1, LONG_MS)).await, "the retry")?;
-    let _ = s.ask(a.release(1, t)).await;
-    match s.stored(&a).await {
+    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first try")?;
+    demand_grant(subject.ask(lock.acquire(1, t + 1, LONG_MS)).await, "the retry")?;
+    let _ = subject.ask(lock.release(1, t)).await;
+    match subject.stored(&lock).await {
         Some((stored, _)) if stored == record(1, t + 1) => {}
         other => return Err(format!("the retry's lock was replaced by {other:?}")),
     }
-    match s.ask(a.acquire(2, t + 2, LONG_MS)).await {
+    match subject.ask(lock.acquire(2, t + 2, LONG_MS)).await {
         Vote::Held(_) => Ok(()),
         vote => Err(format!("a second holder beside the first: {vote:?}")),
     }
@@ -78,18 +82,18 @@ async fn the_release_of_an_abandoned_try_spares_the_retry(rules: Rules, kind: Ki
 
 /// One gateway's clock is an hour ahead. It takes the lock and gives it back. Everybody else must still get it.
 async fn one_bad_clock_does_not_lock_everybody_out(rules: Rules, kind: Kind) -> Result<(), String> {
-    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
-    if s.ask(a.acquire(1, t + HOUR, LONG_MS)).await == Vote::Granted {
-        demand(s.ask(a.release(1, t + HOUR)).await, Vote::Released, "the release")?;
+    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    if subject.ask(lock.acquire(1, t + HOUR, LONG_MS)).await == Vote::Granted {
+        demand(subject.ask(lock.release(1, t + HOUR)).await, Vote::Released, "the release")?;
     }
-    demand(s.ask(a.acquire(2, t, LONG_MS)).await, Vote::Granted, "a good clock after the bad one")
+    demand(subject.ask(lock.acquire(2, t, LONG_MS)).await, Vote::Granted, "a good clock after the bad one")
 }
 
 /// One gateway's clock is an hour behind. While no fence is there, its tokens must not be granted either: a resource
 /// has seen larger ones.
 async fn a_clock_that_is_behind_gets_no_token(rules: Rules, kind: Kind) -> Result<(), String> {
-    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
-    match s.ask(a.acquire(1, t - HOUR, LONG_MS)).await {
+    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    match subject.ask(lock.acquire(1, t - HOUR, LONG_MS)).await {
         Vote::Failed(_) => Ok(()),
         vote => Err(format!("a T of an hour ago: {vote:?}")),
     }
@@ -98,10 +102,10 @@ async fn a_clock_that_is_behind_gets_no_token(rules: Rules, kind: Kind) -> Resul
 /// A gateway with a slow clock asks for a lock that was granted with a larger T and has expired. It must not be granted a
 /// smaller one, or a resource that has seen the larger refuses the rightful holder.
 async fn a_token_below_the_last_granted_is_not_granted(rules: Rules, kind: Kind) -> Result<(), String> {
-    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
-    demand(s.ask(a.acquire(1, t + 1, 30)).await, Vote::Granted, "the first holder")?;
-    eventually("the lock expires", async || (s.ask(a.inspect()).await == Vote::Missing).then_some(())).await;
-    match s.ask(a.acquire(2, t, LONG_MS)).await {
+    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(subject.ask(lock.acquire(1, t + 1, 30)).await, Vote::Granted, "the first holder")?;
+    eventually("the lock expires", async || (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())).await;
+    match subject.ask(lock.acquire(2, t, LONG_MS)).await {
         Vote::Stale { .. } => Ok(()),
         vote => Err(format!("after a grant with T + 1, another owner asks with T: {vote:?}")),
     }
@@ -109,11 +113,11 @@ async fn a_token_below_the_last_granted_is_not_granted(rules: Rules, kind: Kind)
 
 /// A node loses all its data while a lock is held. What it has forgotten it must not help to grant again.
 async fn a_node_that_lost_its_data_grants_nothing(rules: Rules, kind: Kind) -> Result<(), String> {
-    let (s, a, t) = (subject(rules, kind).await, Lock::new("a"), now());
-    demand(s.ask(a.acquire(1, t, LONG_MS)).await, Vote::Granted, "the holder")?;
-    s.wipe();
+    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the holder")?;
+    subject.wipe();
     // Nothing is awaited in between, so a real node's lane has not noticed the loss by itself.
-    match s.ask(a.acquire(2, t + 1, LONG_MS)).await {
+    match subject.ask(lock.acquire(2, t + 1, LONG_MS)).await {
         Vote::Failed(failure) if failure.reason == Reason::Quarantined && failure.effect == Effect::None => {}
         vote => return Err(format!("after the loss another owner asks: {vote:?}")),
     }

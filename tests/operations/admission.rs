@@ -3,22 +3,17 @@
 //! master or of the gateway.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use http::Method;
-use redlock_core::clock::{Clock, SystemClock};
-use redlock_core::node::{NodeState, Observer, Vote};
-use redlock_core::{AcquireOptions, LockError, Seams};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::gateway::{Gateway, Launch, stored_on};
-use crate::harness::{RedisOptions, RedisServer, eventually};
-use crate::http_metrics::Samples;
-use crate::nodes::{in_state, name, ttl};
-use crate::terms::{NodeClock, SOON, Terms};
+use crate::support::cluster::{NodeClock, SOON};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
+use crate::support::metrics::Samples;
+use crate::support::nodes::stored_on;
 
 const MAX_TTL: Duration = Duration::from_secs(3);
 const SKEW: Duration = Duration::from_secs(1);
@@ -97,7 +92,7 @@ fn refused_for_quarantine(problem: &Value) {
 #[tokio::test]
 async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quarantine_ends() {
     assert_eq!(MAX_TTL + SKEW, QUARANTINE);
-    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let mut servers = masters(3);
     let gateway = short(Launch::over(&servers)).ready().await;
     gateway.acquire_for("job", 3_000).await;
     servers.iter_mut().for_each(RedisServer::kill);
@@ -157,7 +152,7 @@ async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quaranti
 
 #[tokio::test]
 async fn every_state_is_told_with_its_reason_and_what_to_do() {
-    let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    let mut servers = masters(5);
     let gateway = endless(&servers).brand_new().ready().await;
     servers[0].kill();
     servers[1].cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
@@ -237,7 +232,7 @@ async fn check_tells_who_would_wait_and_why() {
 
 #[tokio::test]
 async fn the_word_bootstrap_counts_for_the_first_start_and_not_after_a_total_loss() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let gateway = endless(&servers).brand_new().ready().await;
     assert!(gateway.stdout().contains("all nodes are new and are admitted at once"), "{}", gateway.stdout());
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
@@ -250,7 +245,7 @@ async fn the_word_bootstrap_counts_for_the_first_start_and_not_after_a_total_los
 
 #[tokio::test]
 async fn the_word_bootstrap_is_refuted_by_one_master_that_was_in_use() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     drop(endless(&servers).brand_new().ready().await);
     servers[..2].iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let gateway = endless(&servers).brand_new().start().await;
@@ -266,7 +261,7 @@ async fn the_word_bootstrap_is_refuted_by_one_master_that_was_in_use() {
 /// yet noticed the loss.
 #[tokio::test]
 async fn the_word_bootstrap_at_the_moment_of_a_total_loss_is_refuted_by_a_running_gateway() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let running = endless(&servers).brand_new().ready().await;
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let started = endless(&servers).brand_new().start().await;
@@ -282,7 +277,7 @@ async fn the_word_bootstrap_at_the_moment_of_a_total_loss_is_refuted_by_a_runnin
 
 #[tokio::test]
 async fn a_gateway_restarted_during_a_quarantine_waits_from_its_own_start() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let launch = || short(Launch::embedded().nodes(&urls(&servers)));
     let first = launch().start().await;
     for server in &servers {
@@ -297,7 +292,7 @@ async fn a_gateway_restarted_during_a_quarantine_waits_from_its_own_start() {
 
 #[tokio::test]
 async fn an_extension_by_http_heals_and_is_counted() {
-    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let mut servers = masters(3);
     let gateway = short(Launch::over(&servers)).ready().await;
     let lease = gateway.acquire_for("job", 3_000).await;
     for at in 0..3 {
@@ -376,7 +371,7 @@ async fn a_master_whose_clock_jumps_refuses_is_reported_and_is_used_again_when_m
 /// out before the gateway goes on.
 #[tokio::test]
 async fn a_gateway_that_sleeps_from_the_votes_until_after_the_ttl_answers_503_and_nothing_is_held() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "10s").ready().await;
     for attempt in 1.. {
         assert!(attempt < 20, "this machine is too slow: the gateway always answered before it was stopped");
@@ -414,73 +409,4 @@ async fn a_gateway_that_sleeps_from_the_votes_until_after_the_ttl_answers_503_an
             return;
         }
     }
-}
-
-/// A clock that jumps when so many nodes have agreed: a machine that was suspended right then.
-struct Suspended {
-    agreed: AtomicUsize,
-    enough: usize,
-    slept: Duration,
-}
-
-impl Clock for Suspended {
-    fn monotonic(&self) -> Duration {
-        let slept = if self.agreed.load(Ordering::SeqCst) >= self.enough { self.slept } else { Duration::ZERO };
-        SystemClock.monotonic() + slept
-    }
-    fn wall_micros(&self) -> u64 {
-        SystemClock.wall_micros()
-    }
-}
-
-impl Observer for Suspended {
-    fn node_call(&self, _: &str, _: usize, _: Duration) {}
-    fn clock_offset(&self, _: &str, _: i64) {}
-    fn vote(&self, _: usize, vote: &Vote) {
-        if matches!(vote, Vote::Granted | Vote::Extended) {
-            self.agreed.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-    fn release_abandoned(&self, _: usize) {}
-    fn handed_over(&self, _: redlock_core::node::HandOver) {}
-    fn healed(&self, _: usize) {}
-}
-
-#[tokio::test]
-async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_are_undone() {
-    let terms = Terms::ENDLESS;
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
-    terms.mark(&servers).await;
-    let lanes = terms.lanes(&servers);
-    for lane in &lanes {
-        in_state(lane.as_ref(), NodeState::Admitted).await;
-    }
-    let seams = |slept: Duration, enough: usize| {
-        let clock = Arc::new(Suspended { agreed: AtomicUsize::new(0), enough, slept });
-        Seams { clock: clock.clone(), observer: clock, ..Seams::default() }
-    };
-    let (lock, ttl) = (name("job"), ttl(60_000));
-    for (slept, is_granted) in [(0, true), (30, true), (60, false), (600, false)] {
-        let locks = terms.redlock_with(lanes.clone(), seams(Duration::from_secs(slept), 2));
-        match locks.acquire(&lock, ttl, AcquireOptions::default()).await {
-            Ok(lease) => {
-                assert!(is_granted, "granted after a sleep of {slept} s");
-                let left = locks.validity(&lease).expect("something is left");
-                assert!(left <= Duration::from_secs(60 - slept), "{left:?} left after a sleep of {slept} s");
-                locks.release(&lock, &lease.token).await.unwrap();
-            }
-            Err(error) => assert!(matches!(error, LockError::NoQuorum(_)) && !is_granted, "{slept} s: {error}"),
-        }
-        locks.drained().await;
-        eventually("it is undone everywhere", async || stored_on(&servers, "job", |_| true).is_empty().then_some(()))
-            .await;
-    }
-
-    // An extension that took so long promises nothing either, but takes nothing away.
-    let locks = terms.redlock_with(lanes.clone(), seams(Duration::from_secs(60), 5));
-    let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
-    eventually("all have it", async || (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())).await;
-    let extended = locks.extend(&lock, &lease.token, ttl).await;
-    assert!(matches!(extended, Err(LockError::Unknown(_))), "{extended:?}");
-    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2]);
 }

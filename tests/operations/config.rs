@@ -1,18 +1,17 @@
 //! Starting with a wrong configuration, and the operator's commands: a mistake ends the program before anything is bound,
 //! with a message that names the setting, the value and what is allowed, and never a password.
 
-use std::time::Instant;
-
 use serde_json::json;
 
-use crate::gateway::{Finished, Gateway, Launch, Scratch, stored_on};
-use crate::harness::{RedisOptions, RedisServer, Resp, eventually};
+use crate::support::gateway::{Finished, Launch, Scratch};
+use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
+use crate::support::resp::Resp;
 
 /// A password that could stand in any of these places.
 const SECRET: &str = "hunter2-the-password";
 
 #[track_caller]
-fn assert_refused(what: &str, finished: &Finished, words: &[&str]) {
+pub(super) fn assert_refused(what: &str, finished: &Finished, words: &[&str]) {
     assert!(matches!(finished.code, Some(1 | 2)), "{what}: {finished:?}");
     assert_eq!(finished.stdout, "", "{what}");
     for word in words {
@@ -213,7 +212,7 @@ async fn flags_beat_the_environment_which_beats_the_file_which_beats_the_default
 
 #[tokio::test]
 async fn nodes_from_the_file_and_the_environment_are_used_and_nothing_else() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let path = Scratch::new("gateway.toml", &format!("key_prefix = 'mine/'\nbootstrap = true\nnodes = {urls:?}\n"));
     let from_file = Launch::embedded().flag("--config", path.path()).flag("--node-timeout", "2s").ready().await;
@@ -244,7 +243,7 @@ async fn a_password_is_used_and_a_missing_one_is_said() {
 
 #[tokio::test]
 async fn check_reports_every_node_and_fails_without_a_majority() {
-    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let mut servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let check = || Launch::bare(&["check"]).nodes(&urls).finish();
 
@@ -311,169 +310,6 @@ fn assert_reported(report: &Finished, server: &RedisServer, words: &[&str]) {
     }
 }
 
-fn markers(servers: &[RedisServer]) -> Vec<String> {
-    servers.iter().map(|server| server.cmd(&["GET", "{lock:}:marker"]).text()).collect()
-}
-
-async fn refused_everywhere(gateway: &Gateway) {
-    eventually("every node refuses the gateway", async || {
-        let health = gateway.readyz().await.json();
-        let nodes = health["nodes"].as_array().unwrap().clone();
-        let refused = |node: &serde_json::Value| {
-            node["state"] == "refused" && node["advice"].as_str().is_some_and(|cure| cure.contains("reconfigure"))
-        };
-        nodes.iter().all(refused).then_some(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
-    let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
-    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(durable())).collect();
-    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let times = |launch: Launch, max_ttl: &str| {
-        launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "1s").flag("--clock-skew", "200ms")
-    };
-    let old = times(Launch::over(&servers), "1500ms").ready().await;
-    assert_eq!(old.post("job", json!({ "ttl_ms": 1500 })).await.status, 201);
-    let before = markers(&servers);
-
-    // Whoever comes with another configuration is refused until an operator says that it is meant.
-    let early = times(Launch::over(&servers), "2s").start().await;
-    refused_everywhere(&early).await;
-    early.post("job", json!({})).await.problem(503, "quorum_unavailable");
-    let reconfigure = |words: &[&str]| times(Launch::bare(words).nodes(&urls), "2s").finish();
-    let asked = reconfigure(&["reconfigure"]).await;
-    assert_eq!(asked.code, Some(0), "{asked:?}");
-    for word in ["nothing was changed", "--yes", "2s 200ms"] {
-        assert!(asked.stdout.contains(word), "no {word:?} in\n{}", asked.stdout);
-    }
-    assert_eq!(markers(&servers), before);
-
-    servers[2].kill();
-    let incomplete = reconfigure(&["reconfigure", "--yes"]).await;
-    assert_refused_after_output(&incomplete, &[&format!("127.0.0.1:{}", servers[2].port()), "all nodes must answer"]);
-    assert_eq!(markers(&servers[..2]), before[..2]);
-    servers[2].restart();
-
-    let since = Instant::now();
-    let done = reconfigure(&["reconfigure", "--yes"]).await;
-    assert_eq!(done.code, Some(0), "{done:?}");
-    assert!(since.elapsed().as_millis() >= 2_200, "locks of the old configuration may still have lived");
-    assert!(done.stdout.contains("done: 3 nodes carry the new marker"), "{done:?}");
-    for (old_marker, new_marker) in before.iter().zip(markers(&servers)) {
-        assert_ne!(*old_marker, new_marker);
-        assert!(new_marker.contains(":2000:"), "{new_marker}");
-    }
-    early.all_nodes_admitted().await;
-    let lease = early.acquire_for("job", 2_000).await;
-    let problem = old.post("another", json!({})).await.problem(503, "quorum_unavailable");
-    let states: Vec<_> =
-        problem["nodes"].as_array().unwrap().iter().map(|node| node["state"].as_str().unwrap()).collect();
-    assert!(states.contains(&"quarantined") && !states.contains(&"agreed"), "{problem:#}");
-    refused_everywhere(&old).await;
-    assert!(!stored_on(&servers, "job", |_| true).is_empty());
-    assert_eq!(early.delete("job", &lease.token).await.status, 204);
-
-    let embedded = Launch::bare(&["reconfigure", "--yes"]).finish().await;
-    assert_refused("embedded", &embedded, &["--node", "no markers"]);
-}
-
-#[tokio::test]
-async fn reconfigure_that_was_interrupted_waits_as_long_when_it_is_run_again() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
-    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let times = |launch: Launch, max_ttl: &str| {
-        launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "500ms").flag("--clock-skew", "100ms")
-    };
-    drop(times(Launch::over(&servers), "3s").ready().await);
-    // The process is killed as soon as the markers show that it has begun to wait.
-    let first = times(Launch::bare(&["reconfigure", "--yes"]).nodes(&urls), "500ms").spawn_only();
-    eventually("all votes are stopped", async || {
-        markers(&servers).iter().all(|marker| marker.starts_with("v1:leaving-")).then_some(())
-    })
-    .await;
-    drop(first);
-
-    let refused = times(Launch::over(&servers), "500ms").start().await;
-    refused_everywhere(&refused).await;
-    let since = Instant::now();
-    let second = times(Launch::bare(&["reconfigure", "--yes"]).nodes(&urls), "500ms").finish().await;
-    assert_eq!(second.code, Some(0), "{second:?}");
-    assert!(since.elapsed().as_millis() >= 3_100, "locks of 3 s may still have lived: {second:?}");
-    refused.all_nodes_admitted().await;
-}
-
-#[tokio::test]
-async fn reconfigure_to_other_nodes_stops_those_that_leave() {
-    let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
-    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let times =
-        |launch: Launch| launch.flag("--max-ttl", "500ms").flag("--default-ttl", "500ms").flag("--clock-skew", "100ms");
-    let old = times(Launch::over(&servers[..3])).ready().await;
-    let reconfigure = |old: &[String]| {
-        let mut launch = Launch::bare(&["reconfigure", "--yes"]).nodes(&urls[2..]);
-        for url in old {
-            launch = launch.more("--old-node", url);
-        }
-        times(launch).finish()
-    };
-    for (what, given) in [("none", &urls[..0]), ("not all", &urls[..2]), ("others", &urls[2..])] {
-        let refused = reconfigure(given).await;
-        assert_refused_after_output(&refused, &["--old-node", "name every node"]);
-        assert_eq!(old.post("job", json!({ "ttl_ms": 500 })).await.status, 201, "{what}: nothing was changed");
-        eventually("it expires", async || (old.look("job").await["state"] == "free").then_some(())).await;
-    }
-    // One of the old nodes is lost for good: that is why it is replaced.
-    servers[0].kill();
-    let done = reconfigure(&urls[..3]).await;
-    assert_eq!(done.code, Some(0), "{done:?}");
-    let new = times(Launch::over(&servers[2..])).ready().await;
-    assert_eq!(new.post("job", json!({ "ttl_ms": 500 })).await.status, 201);
-    old.post("job", json!({ "ttl_ms": 500 })).await.problem(503, "quorum_unavailable");
-    assert_eq!(old.readyz().await.status, 503);
-}
-
-/// Under one name the markers of both lists are equal, and gateways with either list would grant side by side.
-#[tokio::test]
-async fn a_cluster_name_is_not_moved_to_another_list_of_nodes_and_a_new_name_is() {
-    let servers: Vec<_> = (0..4).map(|_| RedisServer::start()).collect();
-    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let times =
-        |launch: Launch| launch.flag("--max-ttl", "500ms").flag("--default-ttl", "500ms").flag("--clock-skew", "100ms");
-    let old = times(Launch::over(&servers[..3]).flag("--cluster", "c")).ready().await;
-    let reconfigure = |words: &[&str]| {
-        let mut launch = Launch::bare(&["reconfigure", "--yes"]).nodes(&urls[1..]);
-        for url in &urls[..3] {
-            launch = launch.more("--old-node", url);
-        }
-        for pair in words.chunks_exact(2) {
-            launch = launch.flag(pair[0], pair[1]);
-        }
-        times(launch).finish()
-    };
-    let same = reconfigure(&["--cluster", "c"]).await;
-    assert_refused("the same name", &same, &["--cluster", "\"c\"", "another name"]);
-    let unnamed = reconfigure(&["--cluster", "d"]).await;
-    assert_refused_after_output(&unnamed, &["--old-cluster"]);
-    assert_eq!(old.post("job", json!({ "ttl_ms": 500 })).await.status, 201, "nothing was changed");
-    let done = reconfigure(&["--cluster", "d", "--old-cluster", "c"]).await;
-    assert_eq!(done.code, Some(0), "{done:?}");
-    let new = times(Launch::over(&servers[1..]).flag("--cluster", "d")).ready().await;
-    assert_eq!(new.post("job", json!({ "ttl_ms": 500 })).await.status, 201);
-    old.post("job", json!({ "ttl_ms": 500 })).await.problem(503, "quorum_unavailable");
-}
-
-#[tokio::test]
-async fn reconfigure_refuses_one_master_under_two_names() {
-    let server = RedisServer::start();
-    let names = ["127.0.0.1", "localhost"].map(|host| format!("redis://{host}:{}", server.port()));
-    let refused = Launch::bare(&["reconfigure", "--yes"]).nodes(&names).finish().await;
-    assert_refused_after_output(&refused, &["same Redis process"]);
-    assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), Resp::Nil);
-}
-
 #[tokio::test]
 async fn check_counts_one_master_under_two_names_once() {
     let server = RedisServer::start();
@@ -485,7 +321,7 @@ async fn check_counts_one_master_under_two_names_once() {
 
 /// A command that said what it saw before it failed.
 #[track_caller]
-fn assert_refused_after_output(finished: &Finished, words: &[&str]) {
+pub(super) fn assert_refused_after_output(finished: &Finished, words: &[&str]) {
     assert_eq!(finished.code, Some(1), "{finished:?}");
     assert!(words.iter().all(|word| finished.stderr.contains(word)), "{finished:?}");
 }

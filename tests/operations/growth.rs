@@ -3,9 +3,11 @@
 
 use std::ops::Range;
 
-use crate::gateway::{Gateway, Launch, Lease, lock_path};
-use crate::harness::{RedisServer, Resp, eventually};
-use crate::http_metrics::Samples;
+use crate::support::client::{Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, eventually, masters};
+use crate::support::metrics::Samples;
+use crate::support::resp::Resp;
 
 /// Until the gateway has what it needs once and for all, the samples of one interval of its metrics among them.
 const WARM_UP: u32 = 6000;
@@ -49,7 +51,7 @@ async fn memory(gateway: &Gateway) -> f64 {
 
 #[tokio::test]
 async fn a_name_that_was_used_leaves_a_fence_on_every_master_and_nothing_else() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let keys = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer();
     let gateway = Launch::over(&servers).ready().await;
     let before: Vec<_> = servers.iter().map(keys).collect();

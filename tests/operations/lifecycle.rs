@@ -8,8 +8,10 @@ use http::Method;
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::gateway::{Gateway, Launch, Lease, Raw, WELL_BELOW_A_TIMEOUT, stored_on};
-use crate::harness::{RedisServer, eventually, free_port};
+use crate::support::client::{Lease, Raw};
+use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
+use crate::support::harness::{RedisServer, eventually, free_port, masters};
+use crate::support::nodes::stored_on;
 
 /// Sends all of a request but the second half of its body; returns when the gateway works on it.
 async fn half_sent(gateway: &Gateway, method: &str, name: &str, headers: &str, body: &str) -> Raw {
@@ -103,7 +105,7 @@ async fn sigint_does_as_sigterm_does() {
 
 #[tokio::test]
 async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let mut gateway = Launch::over(&servers).flag("--node-timeout", "5s").ready().await;
     servers[1..].iter().for_each(RedisServer::stop);
     let asked = gateway.call(Method::POST, "/locks/job").json(&json!({ "ttl_ms": 60_000 }));
@@ -174,7 +176,7 @@ async fn slow_heads_are_cut_off_and_slow_bodies_are_408() {
 /// Standard output and standard error on a full disk: nothing can be logged, and everything else goes on.
 #[tokio::test]
 async fn a_log_that_cannot_be_written_stops_nothing() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let port = free_port();
     let launch = Launch::over(&servers).flag("--listen", &format!("127.0.0.1:{port}"));
     let gateway = launch.unheard(SocketAddr::from(([127, 0, 0, 1], port))).await;

@@ -3,9 +3,10 @@
 
 use serde_json::json;
 
-use crate::certificates::{Authority, Issued};
-use crate::gateway::{Gateway, Launch, Scratch};
-use crate::harness::{RedisOptions, RedisServer, Resp, eventually, free_port};
+use crate::support::certificates::{Authority, Issued};
+use crate::support::gateway::{Gateway, Launch, Scratch};
+use crate::support::harness::{RedisOptions, RedisServer, eventually, free_port};
+use crate::support::resp::Resp;
 
 /// A server that speaks TLS on a port beside its plain one, and the URL of that.
 fn master(authority: &Authority, own: &Issued, asks_clients: bool) -> (RedisServer, String) {

@@ -9,89 +9,35 @@ use std::process::{Command, Stdio};
 use http::Method;
 use serde_json::json;
 
-use crate::gateway::{Gateway, Launch, lock_path};
-use crate::harness::{RedisOptions, RedisServer, eventually};
-
-/// The samples of one scrape.
-pub(crate) struct Samples {
-    text: String,
-    values: BTreeMap<(String, BTreeSet<(String, String)>), f64>,
-}
-
-impl Samples {
-    pub(crate) async fn of(gateway: &Gateway) -> Self {
-        let answer = gateway.get("/metrics").await;
-        assert_eq!(answer.status, 200);
-        assert_eq!(answer.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
-        Self::parse(answer.text())
-    }
-
-    /// Takes the exposition format as far as we use it: no label value has a quote, a comma or a brace in front of an
-    /// equals sign.
-    fn parse(text: String) -> Self {
-        let mut values = BTreeMap::new();
-        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
-            let (series, value) = line.rsplit_once(' ').expect("a series and a value");
-            let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-            let labels = labels.trim_end_matches('}').split("\",").filter(|label| !label.is_empty());
-            let labels = labels
-                .map(|label| {
-                    let (key, value) = label.split_once("=\"").expect("a label and its value");
-                    (key.to_owned(), value.trim_end_matches('"').to_owned())
-                })
-                .collect();
-            let fresh = values.insert((name.to_owned(), labels), value.parse().expect("a number")).is_none();
-            assert!(fresh, "there twice: {line}");
-        }
-        Self { text, values }
-    }
-
-    fn find(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        self.values.get(&(name.to_owned(), labels)).copied()
-    }
-
-    #[track_caller]
-    pub(crate) fn get(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        self.find(name, labels).unwrap_or_else(|| panic!("there is no {name} {labels:?} in\n{}", self.text))
-    }
-
-    pub(crate) fn is(&self, name: &str, labels: &[(&str, &str)], value: f64) -> bool {
-        self.find(name, labels) == Some(value)
-    }
-
-    /// All values of a family that are not zero, by the labels that `key` picks.
-    fn non_zero(&self, name: &str, key: &[&str]) -> BTreeMap<Vec<String>, u64> {
-        let mut found = BTreeMap::new();
-        for ((_, labels), value) in self.values.iter().filter(|((other, _), value)| other == name && **value != 0.0) {
-            let label = |key: &&str| labels.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value).to_owned();
-            *found.entry(key.iter().map(label).collect()).or_default() += *value as u64;
-        }
-        found
-    }
-}
+use crate::support::client::{Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
+use crate::support::metrics::Samples;
 
 fn counts<const N: usize>(expected: &[([&str; N], u64)]) -> BTreeMap<Vec<String>, u64> {
     expected.iter().map(|(labels, count)| (labels.iter().map(|label| (*label).to_owned()).collect(), *count)).collect()
 }
 
+async fn known_calls(gateway: &Gateway) {
+    let (lease, other) = (gateway.acquire("a").await, gateway.acquire("b").await);
+    gateway.post("a", json!({})).await.problem(409, "lock_held");
+    gateway.post("a", json!({ "ttl": 1 })).await.problem(400, "invalid_body");
+    assert_eq!(gateway.patch("a", &lease.token, 60_000).await.status, 200);
+    gateway.patch("a", &other.token, 60_000).await.problem(409, "not_holder");
+    gateway.patch("a", &other.token, 0).await.problem(400, "invalid_ttl");
+    assert_eq!(gateway.look("a").await["state"], "held");
+    assert_eq!(gateway.look("c").await["state"], "free");
+    assert_eq!(gateway.delete("a", &lease.token).await.status, 204);
+    gateway.delete("a", &lease.token).await.problem(404, "lock_not_found");
+    gateway.delete("b", &lease.token).await.problem(409, "not_holder");
+    gateway.get("/nowhere").await.problem(404, "not_found");
+    gateway.call(Method::from_bytes(b"BREW").unwrap(), "/locks/a").send().await.problem(405, "method_not_allowed");
+}
+
 #[tokio::test]
 async fn a_known_sequence_of_calls_gives_exact_numbers() {
     let gateway = Launch::embedded().start().await;
-    let (a, b) = (gateway.acquire("a").await, gateway.acquire("b").await);
-    gateway.post("a", json!({})).await.problem(409, "lock_held");
-    gateway.post("a", json!({ "ttl": 1 })).await.problem(400, "invalid_body");
-    assert_eq!(gateway.patch("a", &a.token, 60_000).await.status, 200);
-    gateway.patch("a", &b.token, 60_000).await.problem(409, "not_holder");
-    gateway.patch("a", &b.token, 0).await.problem(400, "invalid_ttl");
-    assert_eq!(gateway.look("a").await["state"], "held");
-    assert_eq!(gateway.look("c").await["state"], "free");
-    assert_eq!(gateway.delete("a", &a.token).await.status, 204);
-    gateway.delete("a", &a.token).await.problem(404, "lock_not_found");
-    gateway.delete("b", &a.token).await.problem(409, "not_holder");
-    gateway.get("/nowhere").await.problem(404, "not_found");
-    gateway.call(Method::from_bytes(b"BREW").unwrap(), "/locks/a").send().await.problem(405, "method_not_allowed");
-
+    known_calls(&gateway).await;
     // Five nodes vote on each round; the votes that were not needed for a decision come a moment later.
     let votes: u64 = 5 * (2 + 1 + 2 + 2 + 3);
     let samples = eventually("every vote is counted", async || {
@@ -186,7 +132,7 @@ async fn an_operation_without_a_quorum_is_counted_with_each_nodes_reason() {
 
 #[tokio::test]
 async fn every_family_is_there_and_prometheus_accepts_the_whole() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let lease = gateway.acquire("job").await;
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
@@ -271,7 +217,7 @@ async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
     let (name, key) = ("customers/4711", "the-idempotency-key-of-4711");
     let call = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key);
     let body = json!({ "ttl_ms": 60_000, "owner": "the-label", "metadata": { "m": "the-metadata" } });
-    let lease = crate::gateway::Lease::from(&call.json(&body).send().await);
+    let lease = Lease::from(&call.json(&body).send().await);
     gateway.post(name, json!({})).await.problem(409, "lock_held");
     assert_eq!(gateway.patch(name, &lease.token, 60_000).await.status, 200);
     let held = gateway.look(name).await;

@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-use crate::gateway::{Launch, Scratch, source_root};
+use crate::support::gateway::{Launch, Scratch, source_root};
 
 const WRITTEN_ADDRESS: &str = "127.0.0.1:8080";
 /// Ends the output of a command; in front of the number of the next one.

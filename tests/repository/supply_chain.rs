@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::gateway::source_root;
+use crate::support::gateway::source_root;
 
 fn text(file: &str) -> String {
     std::fs::read_to_string(source_root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))

@@ -15,9 +15,10 @@ use redlock_core::node::{NoObserver, Node, NodeSettings, NodeState, NodeStatus, 
 use redlock_core::{Redlock, Seams, Settings, Ttl};
 use tokio::time::Instant;
 
-use crate::gateway::{Scratch, source_root};
-use crate::harness::{RedisOptions, RedisServer, Resp, eventually};
-use crate::nodes::{Lock, PREFIX, ask, in_state, lane_with, now, strict_lane};
+use crate::support::gateway::{Scratch, source_root};
+use crate::support::harness::{RedisOptions, RedisServer, eventually};
+use crate::support::nodes::{Lock, PREFIX, ask, in_state, lane_with, now, strict_lane};
+use crate::support::resp::Resp;
 
 /// What may pass between the end of a quarantine and a vote: a second until the gateway looks, and the rest for a machine
 /// that is busy with other tests.
@@ -25,26 +26,27 @@ pub(crate) const SOON: Duration = Duration::from_secs(1 + 5);
 
 /// What all gateways of a cluster agree on.
 #[derive(Debug, Clone)]
-pub(crate) struct Terms {
-    pub(crate) cluster: &'static str,
+pub(crate) struct ClusterSettings {
+    /// Its name.
+    pub(crate) name: &'static str,
     pub(crate) max_ttl: Duration,
     /// S and D.
     pub(crate) skew: Duration,
     pub(crate) rules: Rules,
 }
 
-impl Terms {
+impl ClusterSettings {
     /// A quarantine of a second.
-    pub(crate) const SHORT: Self = Self {
-        cluster: "tests",
+    pub(crate) const SHORT_QUARANTINE: Self = Self {
+        name: "tests",
         max_ttl: Duration::from_millis(700),
         skew: Duration::from_millis(300),
         rules: Rules::ALL,
     };
 
     /// A quarantine that outlasts every test: whoever is admitted was admitted for another reason.
-    pub(crate) const ENDLESS: Self =
-        Self { cluster: "tests", max_ttl: Duration::from_secs(600), skew: Duration::from_secs(2), rules: Rules::ALL };
+    pub(crate) const ENDLESS_QUARANTINE: Self =
+        Self { name: "tests", max_ttl: Duration::from_secs(600), skew: Duration::from_secs(2), rules: Rules::ALL };
 
     pub(crate) fn quarantine(&self) -> Duration {
         quarantine(self.max_ttl, self.skew)
@@ -54,7 +56,7 @@ impl Terms {
         RedisSettings {
             node: NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules),
             key_prefix: PREFIX.into(),
-            generation: Generation::new(self.cluster, self.max_ttl),
+            generation: Generation::new(self.name, self.max_ttl),
             identity: None,
             bootstrap: false,
             node_timeout: Duration::from_millis(50),
@@ -171,6 +173,19 @@ pub(crate) fn repeated<T: Send>(times: usize, at_once: usize, scenario: impl Asy
     results.into_inner().unwrap()
 }
 
+/// The library, made of this source, that shifts the wall clock of a process it is preloaded into.
+pub(crate) fn clock_shim(source: &str) -> Scratch {
+    let library = Scratch::new("clock_shim.so", "");
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
+        .arg(library.path())
+        .arg(source_root().join("tests/support").join(source))
+        .output()
+        .expect("a C compiler is installed");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    library
+}
+
 /// The wall clock of one redis-server, in the hands of the test.
 pub(crate) struct NodeClock {
     shim: Scratch,
@@ -179,15 +194,7 @@ pub(crate) struct NodeClock {
 
 impl NodeClock {
     pub(crate) fn new() -> Self {
-        let shim = Scratch::new("node_clock_shim.so", "");
-        let built = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-            .arg(shim.path())
-            .arg(source_root().join("tests/support/node_clock_shim.c"))
-            .output()
-            .expect("a C compiler is installed");
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        Self { shim, file: Scratch::new("node_clock", "\0\0\0\0\0\0\0\0") }
+        Self { shim: clock_shim("node_clock_shim.c"), file: Scratch::new("node_clock", "\0\0\0\0\0\0\0\0") }
     }
 
     /// A server that has this clock.

@@ -5,8 +5,6 @@
 //! stopped when the kernel says so; everything else goes through [`eventually`], which polls and gives up loudly.
 
 use std::ffi::OsStr;
-use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,6 +13,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::{fmt, io};
+
+use crate::support::resp::{Resp, Wire};
 
 /// How long anything that must happen may take before a test fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
@@ -274,112 +275,32 @@ impl RedisServer {
     }
 }
 
+pub(crate) fn masters(count: usize) -> Vec<RedisServer> {
+    (0..count).map(|_| RedisServer::start()).collect()
+}
+
 impl fmt::Debug for RedisServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "redis-server on port {}", self.port)
     }
 }
 
-/// An answer of Redis.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Resp {
-    Text(String),
-    Error(String),
-    Integer(i64),
-    Bytes(Vec<u8>),
-    Nil,
-    List(Vec<Resp>),
-}
-
-impl Resp {
-    pub(crate) fn integer(&self) -> i64 {
-        match self {
-            Self::Integer(number) => *number,
-            other => panic!("expected a number, got {other:?}"),
-        }
-    }
-
-    /// The text of a bulk string.
-    pub(crate) fn text(&self) -> String {
-        match self {
-            Self::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-            other => panic!("expected a text, got {other:?}"),
-        }
-    }
-}
-
-/// The smallest blocking RESP client: not the client under test.
-struct Wire(BufReader<TcpStream>);
-
-impl Wire {
-    fn open(port: u16, password: Option<&str>) -> io::Result<Self> {
-        let stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut wire = Self(BufReader::new(stream));
-        if let Some(password) = password {
-            wire.call(&["AUTH", password])?;
-        }
-        Ok(wire)
-    }
-
-    fn call<A: AsRef<[u8]>>(&mut self, words: &[A]) -> io::Result<Resp> {
-        let mut request = format!("*{}\r\n", words.len()).into_bytes();
-        for word in words.iter().map(AsRef::as_ref) {
-            request.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-            request.extend_from_slice(word);
-            request.extend_from_slice(b"\r\n");
-        }
-        self.0.get_mut().write_all(&request)?;
-        self.read()
-    }
-
-    fn read(&mut self) -> io::Result<Resp> {
-        let mut line = String::new();
-        if self.0.read_line(&mut line)? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let bad = || io::Error::other(format!("no RESP: {line:?}"));
-        let (kind, rest) = line.trim_end().split_at_checked(1).ok_or_else(bad)?;
-        let number = || rest.parse::<i64>().map_err(|_| bad());
-        Ok(match kind {
-            "+" => Resp::Text(rest.into()),
-            "-" => Resp::Error(rest.into()),
-            ":" => Resp::Integer(number()?),
-            "$" => match usize::try_from(number()?) {
-                Err(_) => Resp::Nil,
-                Ok(len) => {
-                    let mut bytes = vec![0; len + 2];
-                    self.0.read_exact(&mut bytes)?;
-                    bytes.truncate(len);
-                    Resp::Bytes(bytes)
-                }
-            },
-            "*" => match usize::try_from(number()?) {
-                Err(_) => Resp::Nil,
-                Ok(len) => Resp::List((0..len).map(|_| self.read()).collect::<io::Result<_>>()?),
-            },
-            _ => return Err(bad()),
-        })
-    }
-}
-
 /// What others say on one channel of a server, as a connection of its own hears it.
-pub(crate) struct Heard {
+pub(crate) struct Subscription {
     wire: Wire,
     channel: String,
 }
 
 impl RedisServer {
-    pub(crate) fn subscribe(&self, channel: &str) -> Heard {
+    pub(crate) fn subscribe(&self, channel: &str) -> Subscription {
         let mut wire = Wire::open(self.port, self.options.password.as_deref()).expect("the server answers");
         let subscribed = wire.call(&["SUBSCRIBE", channel]).expect("the server answers");
         assert!(matches!(subscribed, Resp::List(_)), "{subscribed:?}");
-        Heard { wire, channel: channel.into() }
+        Subscription { wire, channel: channel.into() }
     }
 
     /// All that was said before this is asked, and not asked for yet.
-    pub(crate) fn said(&self, heard: &mut Heard) -> Vec<String> {
+    pub(crate) fn said(&self, heard: &mut Subscription) -> Vec<String> {
         const END: &str = "the end";
         self.cmd(&["PUBLISH", &heard.channel, END]);
         let mut said = Vec::new();

@@ -1,6 +1,7 @@
 //! Speaking to nodes through their seam: one operation in, one vote out, and a small vocabulary for tests that care
 //! about owners and fencing tokens, and not about their text. Also a cluster of real servers for whole locks.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,14 +11,15 @@ use redlock_core::node::admission::Generation;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsSettings};
 use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{
-    Effect, Failure, Hint, Keys, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Record,
-    Reply, Vote, Voter,
+    Effect, Failure, HandOver, Hint, Keys, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason,
+    Record, Reply, Task, Vote, Voter,
 };
 use redlock_core::{Info, LockName, LockToken, Redlock, Seams, Settings, Ttl};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
-use crate::harness::{PATIENCE, RedisServer, Resp, eventually};
+use crate::support::harness::{PATIENCE, RedisServer, eventually, masters};
+use crate::support::resp::Resp;
 
 pub(crate) const PREFIX: &str = "lock:";
 /// Long enough that nothing expires while a test runs.
@@ -201,25 +203,69 @@ pub(crate) fn strict_lane(url: &str, settings: RedisSettings, observer: Arc<dyn 
     Arc::new(RedisNode::start(url, settings, Seams { observer, ..Seams::default() }))
 }
 
-/// How many operations each call to a node carried.
+/// Keeps what the core tells of its work.
 #[derive(Default)]
-pub(crate) struct Calls(Mutex<Vec<usize>>);
+pub(crate) struct Recorder {
+    /// How many operations each call carried, by node.
+    pub(crate) calls: Mutex<BTreeMap<String, Vec<usize>>>,
+    pub(crate) votes: Mutex<Vec<Vote>>,
+    pub(crate) hand_overs: Mutex<Vec<HandOver>>,
+}
 
-impl Calls {
-    pub(crate) fn take(&self) -> Vec<usize> {
-        std::mem::take(&mut self.0.lock().unwrap())
+impl Recorder {
+    /// The calls to the one node of a test, since this was asked last.
+    pub(crate) fn take_calls(&self) -> Vec<usize> {
+        std::mem::take(&mut *self.calls.lock().unwrap()).into_values().flatten().collect()
+    }
+
+    pub(crate) fn take_votes(&self) -> Vec<Vote> {
+        std::mem::take(&mut *self.votes.lock().unwrap())
     }
 }
 
-impl Observer for Calls {
-    fn node_call(&self, _: &str, operations: usize, _: Duration) {
-        self.0.lock().unwrap().push(operations);
+impl Observer for Recorder {
+    fn node_call(&self, node: &str, operations: usize, _: Duration) {
+        self.calls.lock().unwrap().entry(node.into()).or_default().push(operations);
     }
     fn clock_offset(&self, _: &str, _: i64) {}
-    fn vote(&self, _: usize, _: &Vote) {}
+    fn vote(&self, _: usize, vote: &Vote) {
+        self.votes.lock().unwrap().push(vote.clone());
+    }
     fn release_abandoned(&self, _: usize) {}
-    fn handed_over(&self, _: redlock_core::node::HandOver) {}
     fn healed(&self, _: usize) {}
+    fn handed_over(&self, kind: HandOver) {
+        self.hand_overs.lock().unwrap().push(kind);
+    }
+}
+
+/// A node that hands every operation to `submit`, which passes it on, at once or later, or not. No hint is heard through it.
+struct Intercepted<F> {
+    node: Arc<dyn Node>,
+    submit: F,
+}
+
+pub(crate) fn intercepted(
+    node: Arc<dyn Node>,
+    submit: impl Fn(&Arc<dyn Node>, Task) + Send + Sync + 'static,
+) -> Arc<dyn Node> {
+    Arc::new(Intercepted { node, submit })
+}
+
+/// Gives an operation to a node.
+pub(crate) fn pass_on(node: &Arc<dyn Node>, Task { op, not_after, reply }: Task) {
+    node.submit(op, not_after, reply);
+}
+
+impl<F: Fn(&Arc<dyn Node>, Task) + Send + Sync + 'static> Node for Intercepted<F> {
+    fn name(&self) -> &str {
+        self.node.name()
+    }
+    fn status(&self) -> watch::Receiver<NodeStatus> {
+        self.node.status()
+    }
+    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
+        (self.submit)(&self.node, Task { op, not_after, reply });
+    }
 }
 
 /// Real servers and one lane to each.
@@ -235,7 +281,7 @@ impl Cluster {
     }
 
     pub(crate) async fn start_with(size: usize, settings: NodeSettings) -> Self {
-        let servers: Vec<_> = (0..size).map(|_| RedisServer::start()).collect();
+        let servers = masters(size);
         let nodes = Self::lanes(&servers, settings).await;
         Self { servers, nodes }
     }
@@ -257,28 +303,38 @@ impl Cluster {
         redlock(self.nodes.clone(), Duration::from_secs(2))
     }
 
-    /// Servers that store something under a lock's key; those for which `reachable` is false are not asked.
+    /// See [`stored_on`].
     pub(crate) fn stored_on(&self, lock: &LockName, reachable: impl Fn(usize) -> bool) -> Vec<usize> {
-        let key = format!("{PREFIX}{lock}");
-        let stored = |server: &RedisServer| server.cmd(&["GET", &key]) != Resp::Nil;
-        (0..self.servers.len()).filter(|index| reachable(*index) && stored(&self.servers[*index])).collect()
+        stored_on(&self.servers, lock.as_str(), reachable)
     }
 
-    /// Waits until no server has the lock and every one has a fence of at least `t`, without the mark that lets heals
-    /// pass: what is still in some socket can change nothing any more. Not for a try that failed on a lock that is used for
-    /// the first time: that takes its fence back.
-    pub(crate) async fn clean_for_good(&self, lock: &LockName, t: u64) {
-        let fence = format!("{{{PREFIX}{lock}}}:fence");
-        let fenced = |server: &RedisServer| match server.cmd(&["GET", &fence]) {
-            Resp::Nil => false,
-            fence if fence.text().ends_with('+') => false,
-            fence => fence.text()[..16].parse::<u64>().expect("a number") >= t,
-        };
-        eventually("no node stores the lock, and all refuse its fencing token", async || {
-            (self.servers.iter().all(fenced) && self.stored_on(lock, |_| true).is_empty()).then_some(())
-        })
-        .await;
+    /// See [`clean_for_good`].
+    pub(crate) async fn clean_for_good(&self, lock: &LockName, least: u64) {
+        clean_for_good(&self.servers, lock.as_str(), least).await;
     }
+}
+
+/// Servers that store something under a lock's key; those for which `reachable` is false are not asked.
+pub(crate) fn stored_on(servers: &[RedisServer], name: &str, reachable: impl Fn(usize) -> bool) -> Vec<usize> {
+    let key = format!("{PREFIX}{name}");
+    let stored = |at: &usize| reachable(*at) && servers[*at].cmd(&["GET", &key]) != Resp::Nil;
+    (0..servers.len()).filter(stored).collect()
+}
+
+/// Waits until no server has the lock and every one has a fence of at least `least`, without the mark that lets heals pass:
+/// what is still in some socket can change nothing any more, because such a fence is only there when the acquire or its
+/// release has run. Not for a try that failed on a lock that is used for the first time: that takes its fence back.
+pub(crate) async fn clean_for_good(servers: &[RedisServer], name: &str, least: u64) {
+    let fence = format!("{{{PREFIX}{name}}}:fence");
+    let fenced = |server: &RedisServer| match server.cmd(&["GET", &fence]) {
+        Resp::Nil => false,
+        fence if fence.text().ends_with('+') => false,
+        fence => fence.text()[..16].parse::<u64>().expect("a number") >= least,
+    };
+    eventually("no node stores the lock, and all refuse its fencing token", async || {
+        (servers.iter().all(fenced) && stored_on(servers, name, |_| true).is_empty()).then_some(())
+    })
+    .await;
 }
 
 pub(crate) fn redlock(nodes: Vec<Arc<dyn Node>>, node_timeout: Duration) -> Redlock {

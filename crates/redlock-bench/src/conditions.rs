@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::network::{Delays, Network};
-use crate::servers::{Process, READY_WITHIN, Scratch, free_address, wait_until};
+use crate::servers::{MastersCpu, Process, READY_WITHIN, Scratch, free_address, wait_until};
 
 /// Masters in every run: the smallest number of which two may fail.
 pub(crate) const MASTERS: usize = 5;
@@ -112,14 +112,11 @@ impl Masters {
         self.servers.last().expect("there are always masters")
     }
 
-    /// Of all of them together.
-    pub(crate) fn cpu(&self) -> Result<Duration, String> {
-        self.servers.iter().map(|(process, _)| process.cpu()).sum()
-    }
-
-    /// What the delay costs, which is part of this program's CPU time.
-    pub(crate) fn network_cpu(&self) -> Result<Duration, String> {
-        self.network.as_ref().map_or(Ok(Duration::ZERO), Network::cpu)
+    pub(crate) fn cpu(&self) -> Result<MastersCpu, String> {
+        Ok(MastersCpu {
+            masters: self.servers.iter().map(|(process, _)| process.cpu()).sum::<Result<_, _>>()?,
+            network: self.network.as_ref().map_or(Ok(Duration::ZERO), Network::cpu)?,
+        })
     }
 }
 
@@ -282,7 +279,7 @@ mod tests {
         let mut answer = vec![0; format!("${}\r\n{payload}\r\n", payload.len()).len()];
         stream.read_exact(&mut answer).await.unwrap();
         assert!(answer.ends_with(format!("{payload}\r\n").as_bytes()));
-        assert!(masters.network_cpu().unwrap() > Duration::ZERO);
+        assert!(masters.cpu().unwrap().network > Duration::ZERO);
     }
 
     #[tokio::test]

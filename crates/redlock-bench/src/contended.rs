@@ -27,12 +27,12 @@ use self::report::{Measurement, Turn};
 use self::worker::{Job, Pace};
 use crate::conditions::{Condition, Masters};
 use crate::contenders::{Running, find_gateway, start_gateway};
-use crate::crew::Crew;
 use crate::http::Connection;
 use crate::metrics::metric;
-use crate::options::{Shared, defaults};
+use crate::options::{Shared, parsed};
 use crate::report::{JsonFile, Machine};
 use crate::servers::{Accounts, Scratch};
+use crate::worker_pool::WorkerPool;
 
 /// Long enough for all workers to have queued up, or to have fallen out of step with one another.
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -90,7 +90,7 @@ pub(crate) struct Options {
 impl Options {
     /// As part of the suite.
     pub(crate) fn of_suite(seconds: u64, rounds: u32, load_threads: Option<u32>, gateway_arg: &[String]) -> Self {
-        let mut options = Self { seconds, rounds, load_threads, ..defaults() };
+        let mut options = Self { seconds, rounds, load_threads, ..parsed(&[]) };
         options.shared.gateway_arg = gateway_arg.to_vec();
         options
     }
@@ -220,21 +220,21 @@ impl Bench<'_> {
             hold: Duration::from_millis(options.hold_ms),
         };
         let start = Instant::now();
-        let mut crew = Crew::start(options.workers, self.threads(), move |worker, phase| {
+        let mut pool = WorkerPool::start(options.workers, self.threads(), move |worker, phase| {
             worker::work(job.clone(), worker, phase)
         })?;
-        crew.run_for(WARM_UP).await?;
+        pool.run_for(WARM_UP).await?;
 
         let remote_before = remote_handoffs(gateways).await?;
         let processes = || gateways.iter().map(|gateway| &gateway.process);
-        let (from, before) = (Instant::now(), Accounts::look(processes(), masters)?);
-        crew.run_for(Duration::from_secs(options.seconds)).await?;
-        let (until, after) = (Instant::now(), Accounts::look(processes(), masters)?);
+        let (from, before) = (Instant::now(), Accounts::look(processes(), masters.cpu()?)?);
+        pool.run_for(Duration::from_secs(options.seconds)).await?;
+        let (until, after) = (Instant::now(), Accounts::look(processes(), masters.cpu()?)?);
 
         let remote = remote_handoffs(gateways).await?.zip(remote_before).map(|(after, before)| after - before);
 
         let queue = Duration::from_millis(options.wait_ms + options.hold_ms * u64::from(options.workers));
-        let logs = crew.stop(queue + GRACE).await?;
+        let logs = pool.stop(queue + GRACE).await?;
         let turn = Turn { start, from, until, workers: options.workers, gateways: gateways.len() };
         Measurement::new(logs, &turn, after.since(&before), self.threads(), remote)
     }

@@ -1,4 +1,4 @@
-//! Who is measured. Each contender is a process of its own on a port of its own and answers the same two calls, so the
+//! What is measured. Each contender is a process of its own on a port of its own and answers the same two calls, so the
 //! load need not know which one it talks to. The naive ones are this very program, started again.
 
 use std::ffi::OsString;

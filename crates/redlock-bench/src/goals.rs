@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use crate::contended::Contender as Crowded;
+use crate::contended::Contender as LockContender;
 use crate::contenders::Contender;
 use crate::report::{Figures, Report, Table, thousands};
 use crate::waiters;
@@ -46,13 +46,13 @@ const GOALS: [Goal; 20] = [
         of_gateway(run, Workload::Network1ms, p50) / round_trip(run, Workload::Network1ms)
     }),
     goal("hand-offs/s of one lock, 64 waiters, one gateway", Bound::AtLeast(5_000.0), Unit::Count, |run| {
-        known(run.contended.as_ref().and_then(|contended| contended.handoffs_per_second(Crowded::Waiting1)))
+        known(run.contended.as_ref().and_then(|contended| contended.handoffs_per_second(LockContender::Waiting1)))
     }),
     goal("hand-offs/s of one lock, 64 waiters, two gateways", Bound::AtLeast(2_000.0), Unit::Count, |run| {
-        known(run.contended.as_ref().and_then(|contended| contended.handoffs_per_second(Crowded::Waiting2)))
+        known(run.contended.as_ref().and_then(|contended| contended.handoffs_per_second(LockContender::Waiting2)))
     }),
     goal("the smaller one's share of the grants, two gateways", Bound::AtLeast(0.25), Unit::Ratio, |run| {
-        known(run.contended.as_ref().and_then(|contended| contended.smallest_share(Crowded::Waiting2)))
+        known(run.contended.as_ref().and_then(|contended| contended.smallest_share(LockContender::Waiting2)))
     }),
     goal("memory per waiting request, bytes", Bound::AtMost(8.0 * KIB), Unit::Count, |run| {
         known(run.waiters.as_ref().map(waiters::Report::bytes_per_waiting_request))

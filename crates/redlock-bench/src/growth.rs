@@ -21,12 +21,12 @@ use self::keys::{Keys, LOCK_PREFIX};
 use self::report::{Report, Sample};
 use crate::conditions::{Condition, MASTERS, Masters};
 use crate::contenders::{Running, find_gateway, start_gateway};
-use crate::crew::{Crew, Phase};
 use crate::holders::settle;
 use crate::http::{Connection, write_acquire, write_release};
 use crate::options::Shared;
 use crate::report::{JsonFile, Machine};
 use crate::servers::Scratch;
+use crate::worker_pool::{Phase, WorkerPool};
 
 /// As long as a gateway keeps the fence of a name that is not used any more.
 const RETENTION: Duration = Duration::from_secs(30 * 60);
@@ -119,7 +119,7 @@ async fn run(
     let counts = Arc::new(Counts::default());
     let (address, shared) = (gateway.address, counts.clone());
     let began = Instant::now();
-    let mut crew = Crew::start(options.connections, threads, move |_, phase| {
+    let mut pool = WorkerPool::start(options.connections, threads, move |_, phase| {
         let counts = shared.clone();
         async move { work(&mut Connection::open(address).await?, &counts, &phase).await }
     })?;
@@ -127,7 +127,7 @@ async fn run(
     let every = Duration::from_secs(options.progress);
     let (mut printed, mut printed_cycles) = (Instant::now(), 0);
     loop {
-        crew.run_for(LOOK_EVERY).await?;
+        pool.run_for(LOOK_EVERY).await?;
         let cycles = counts.done.load(Ordering::Relaxed);
         let end = cycles >= options.cycles;
         if end || cycles >= report.next_sample() {
@@ -144,7 +144,7 @@ async fn run(
         }
     }
     report.elapsed = began.elapsed();
-    let errors = crew.stop(STOP_WITHIN).await?;
+    let errors = pool.stop(STOP_WITHIN).await?;
     report.cycles = counts.done.load(Ordering::Relaxed);
     report.errors = errors.iter().map(|worker| worker.count).sum();
     report.first_error = errors.into_iter().find_map(|worker| worker.first);

@@ -46,10 +46,10 @@ pub(crate) async fn settle(connection: &mut Connection, request: &[u8]) -> Resul
 
 /// One holder per lock, on a few connections.
 pub(crate) struct Holders {
-    hands: Vec<Hand>,
+    connections: Vec<HolderConnection>,
 }
 
-struct Hand {
+struct HolderConnection {
     connection: Connection,
     held: Share,
 }
@@ -59,9 +59,9 @@ pub(crate) type Share = Vec<(u64, Vec<u8>)>;
 
 impl Holders {
     /// On so many connections at most.
-    pub(crate) async fn take(address: SocketAddr, hands: u32, locks: Vec<u64>) -> Result<Self, String> {
-        let shares = locks.chunks(locks.len().div_ceil(hands as usize).max(1));
-        let hands = shares.map(async |share| {
+    pub(crate) async fn take(address: SocketAddr, connections: u32, locks: Vec<u64>) -> Result<Self, String> {
+        let shares = locks.chunks(locks.len().div_ceil(connections as usize).max(1));
+        let connections = shares.map(async |share| {
             let mut connection = Connection::open(address).await?;
             let (mut held, mut request) = (Vec::with_capacity(share.len()), Vec::with_capacity(192));
             for &lock in share {
@@ -72,18 +72,18 @@ impl Holders {
                 }
                 held.push((lock, answer.lock_token));
             }
-            Ok(Hand { connection, held })
+            Ok(HolderConnection { connection, held })
         });
-        Ok(Self { hands: try_join_all(hands).await? })
+        Ok(Self { connections: try_join_all(connections).await? })
     }
 
     /// What is held, as it was shared out among the connections.
     pub(crate) fn shares(&self) -> Vec<Share> {
-        self.hands.iter().map(|hand| hand.held.clone()).collect()
+        self.connections.iter().map(|connection| connection.held.clone()).collect()
     }
 
-    pub(crate) async fn let_go(self) -> Result<(), String> {
-        let releases = self.hands.into_iter().map(async |Hand { mut connection, held }| {
+    pub(crate) async fn release(self) -> Result<(), String> {
+        let releases = self.connections.into_iter().map(async |HolderConnection { mut connection, held }| {
             let mut request = Vec::with_capacity(192);
             for (lock, token) in held {
                 write_release(&mut request, lock, &token);

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use rslock::LockManager;
 
-use crate::crew::{Crew, Phase};
 use crate::load::Tally;
+use crate::worker_pool::{Phase, WorkerPool};
 
 const TTL: Duration = Duration::from_secs(30);
 /// So many of its last names each worker looks for when it has stopped: an unlock says nothing of how it went.
@@ -21,12 +21,12 @@ const CHECKED: usize = 100;
 const LOOK_WITHIN: Duration = Duration::from_secs(3);
 
 /// Starts connecting.
-pub(crate) fn start(masters: &[SocketAddr], workers: u32) -> Result<Crew<Tally>, String> {
+pub(crate) fn start(masters: &[SocketAddr], workers: u32) -> Result<WorkerPool<Tally>, String> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = workers.min(cores as u32);
     let urls: Vec<_> = masters.iter().map(|master| format!("redis://{master}/")).collect();
     let users: Vec<_> = (0..threads).map(|_| User::new(&urls)).collect();
-    Crew::start(workers, threads, move |worker, phase| users[(worker % threads) as usize].clone().work(phase))
+    WorkerPool::start(workers, threads, move |worker, phase| users[(worker % threads) as usize].clone().work(phase))
 }
 
 /// What the workers of one thread share. Connections are opened with the first command, and belong to that thread.

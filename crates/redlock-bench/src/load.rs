@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::names::{Source, share};
-use crate::crew::{Crew, Phase};
 use crate::histogram::Histogram;
 use crate::holders::{Share, settle};
 use crate::http::{Connection, write_acquire, write_extend, write_release};
+use crate::worker_pool::{Phase, WorkerPool};
 use crate::workload::Names;
 
 const BODY: &str = r#"{"ttl_ms":30000}"#;
@@ -75,8 +75,13 @@ impl Tally {
 }
 
 /// Starts connecting; `threads` must not exceed `connections`.
-pub(crate) fn start(address: SocketAddr, connections: u32, threads: u32, work: Work) -> Result<Crew<Tally>, String> {
-    Crew::start(connections, threads, move |worker, phase| {
+pub(crate) fn start(
+    address: SocketAddr,
+    connections: u32,
+    threads: u32,
+    work: Work,
+) -> Result<WorkerPool<Tally>, String> {
+    WorkerPool::start(connections, threads, move |worker, phase| {
         let work = work.clone();
         async move {
             match work {
@@ -89,7 +94,7 @@ pub(crate) fn start(address: SocketAddr, connections: u32, threads: u32, work: W
 
 /// Has every one of the names used once, so that what the masters keep of a name is there.
 pub(crate) async fn fill(address: SocketAddr, connections: u32, threads: u32, names: u64) -> Result<(), String> {
-    let crew = Crew::start(connections, threads, move |worker, phase| async move {
+    let pool = WorkerPool::start(connections, threads, move |worker, phase| async move {
         let mut connection = Connection::open(address).await?;
         let mut request = Vec::with_capacity(512);
         for name in share(names, worker, connections) {
@@ -110,7 +115,7 @@ pub(crate) async fn fill(address: SocketAddr, connections: u32, threads: u32, na
         Ok(())
     })?;
     let within = STOP_WITHIN + FILL_PER_NAME * u32::try_from(names).unwrap_or(u32::MAX);
-    crew.finish(within).await.map(drop)
+    pool.finish(within).await.map(drop)
 }
 
 async fn cycle(address: SocketAddr, mut names: Source, phase: Phase) -> Result<Tally, String> {

@@ -24,7 +24,7 @@
 //! | `servers` | child processes: starting, waiting for, accounting, killing |
 //! | `conditions` | the masters: healthy, one stopped, one late, all behind a network |
 //! | `network` | the delay |
-//! | `crew` | workers on threads: run, count, stop |
+//! | `worker_pool` | workers on threads: run, count, stop |
 //! | `load` | the connections that acquire, extend and release, and what they counted |
 //! | `holders` | locks that are held meanwhile |
 //! | `http` | as much of an HTTP/1.1 client as the load needs |
@@ -42,7 +42,6 @@
 mod conditions;
 mod contended;
 mod contenders;
-mod crew;
 mod goals;
 mod grants;
 mod growth;
@@ -61,6 +60,7 @@ mod servers;
 mod stage;
 mod suite;
 mod waiters;
+mod worker_pool;
 mod workload;
 
 use std::net::SocketAddr;

@@ -99,7 +99,7 @@ impl Network {
         let thread = thread::Builder::new().name("network".into()).spawn(move || {
             let prepared = prepare();
             let failed = prepared.is_err();
-            // Whoever asked waits for this answer.
+            // A caller waits for this answer.
             let _ = ready.send(prepared);
             if !failed {
                 work();

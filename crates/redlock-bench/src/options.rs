@@ -19,8 +19,9 @@ pub(crate) struct Shared {
     pub(crate) json: Option<PathBuf>,
 }
 
-/// What a command measures with when it is given no options.
-pub(crate) fn defaults<T: Args>() -> T {
-    let command = T::augment_args(Command::new("defaults"));
-    T::from_arg_matches(&command.get_matches_from(["defaults"])).expect("no option is required")
+/// What a command measures with when it is given these options, which must be good ones.
+pub(crate) fn parsed<T: Args>(args: &[&str]) -> T {
+    let command = T::augment_args(Command::new("bench"));
+    let matches = command.get_matches_from([&["bench"], args].concat());
+    T::from_arg_matches(&matches).expect("no option is required")
 }

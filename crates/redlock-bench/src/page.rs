@@ -77,9 +77,9 @@ impl Display for About<'_> {
         for failure in &run.failures {
             writeln!(f, "- FAILED: {failure}")?;
         }
-        match run.doubts().as_slice() {
+        match run.noise().as_slice() {
             [] => writeln!(f, "- nothing that disturbed it was seen")?,
-            doubts => doubts.iter().try_for_each(|doubt| writeln!(f, "- {doubt}"))?,
+            noise => noise.iter().try_for_each(|warning| writeln!(f, "- {warning}"))?,
         }
         writeln!(f)
     }

@@ -6,13 +6,13 @@
 //! | `figures` | the figures of one turn |
 //! | `stage` | a workload's contenders and their rounds, and its table |
 //! | `machine` | the machine and the tree |
-//! | `doubts` | when a figure is worth nothing |
+//! | `noise` | when a figure is worth nothing |
 //! | `table`, `stats`, `json` | Markdown, medians, files |
 
-mod doubts;
 mod figures;
 mod json;
 mod machine;
+mod noise;
 #[cfg(test)]
 pub(crate) mod sample;
 mod stage;
@@ -23,10 +23,10 @@ use std::fmt::{self, Display, Formatter};
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::doubts::doubts;
 pub(crate) use self::figures::{Circumstances, Figures, Latency};
 pub(crate) use self::json::JsonFile;
 pub(crate) use self::machine::{Machine, Source};
+pub(crate) use self::noise::noise;
 pub(crate) use self::stage::{Entry, StageReport};
 pub(crate) use self::stats::{median, micros, millis, spread, thousands};
 pub(crate) use self::table::Table;
@@ -78,7 +78,7 @@ pub(crate) struct Document<'a> {
 
 impl Report {
     pub(crate) fn document(&self) -> Document<'_> {
-        Document { report: self, goals: goals::judge(self), disturbed: self.doubts() }
+        Document { report: self, goals: goals::judge(self), disturbed: self.noise() }
     }
 
     pub(crate) fn stage(&self, workload: Workload) -> Option<&StageReport> {
@@ -96,10 +96,10 @@ impl Report {
     }
 
     /// Everything that makes its figures worth less.
-    pub(crate) fn doubts(&self) -> Vec<String> {
-        let mut doubts: Vec<_> = self.workloads.iter().flat_map(|stage| stage.doubts(self.machine.cores)).collect();
-        doubts.extend(self.contended.iter().flat_map(contended::Report::doubts));
-        doubts
+    pub(crate) fn noise(&self) -> Vec<String> {
+        let mut noise: Vec<_> = self.workloads.iter().flat_map(|stage| stage.noise(self.machine.cores)).collect();
+        noise.extend(self.contended.iter().flat_map(contended::Report::noise));
+        noise
     }
 
     /// What makes the program fail: answers that were wrong and workloads that did not work. A goal that was missed does
@@ -186,10 +186,10 @@ mod tests {
     #[test]
     fn rounds_that_disagree_are_named() {
         let report = run(Workload::Mixed, [50_000.0, 42_000.0, 50_000.0]);
-        let doubts = report.doubts();
-        assert_eq!(doubts.len(), 1, "{doubts:?}");
-        assert!(doubts[0].starts_with("mixed, redlock-gateway: THE MACHINE WAS DISTURBED"), "{doubts:?}");
-        assert!(report.to_string().contains(&doubts[0]));
+        let noise = report.noise();
+        assert_eq!(noise.len(), 1, "{noise:?}");
+        assert!(noise[0].starts_with("mixed, redlock-gateway: THE MACHINE WAS DISTURBED"), "{noise:?}");
+        assert!(report.to_string().contains(&noise[0]));
     }
 
     #[test]

@@ -16,8 +16,6 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use crate::conditions::Masters;
-
 /// A server that is not ready by then has failed.
 pub(crate) const READY_WITHIN: Duration = Duration::from_secs(15);
 /// Between two looks at a server that is not ready.
@@ -151,6 +149,12 @@ impl Cpu {
     }
 }
 
+/// CPU time so far of the masters, and of the network before them, which is a part of this program.
+pub(crate) struct MastersCpu {
+    pub(crate) masters: Duration,
+    pub(crate) network: Duration,
+}
+
 /// A look at everybody's CPU time so far.
 pub(crate) struct Accounts {
     server: Duration,
@@ -160,11 +164,13 @@ pub(crate) struct Accounts {
 }
 
 impl Accounts {
-    pub(crate) fn look<'a>(servers: impl IntoIterator<Item = &'a Process>, masters: &Masters) -> Result<Self, String> {
-        let network = masters.network_cpu()?;
+    pub(crate) fn look<'a>(
+        servers: impl IntoIterator<Item = &'a Process>,
+        MastersCpu { masters, network }: MastersCpu,
+    ) -> Result<Self, String> {
         Ok(Self {
             server: servers.into_iter().map(Process::cpu).sum::<Result<_, _>>()?,
-            redis: masters.cpu()?,
+            redis: masters,
             load: own_cpu()?.saturating_sub(network),
             machine: machine_cpu()?.saturating_sub(network),
         })

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use crate::conditions::{Condition, Masters};
 use crate::contenders::{self, Contender, Programs, Running};
-use crate::crew::Crew;
 use crate::holders::Holders;
 use crate::http::Connection;
 use crate::in_process;
@@ -16,6 +15,7 @@ use crate::load::{self, Tally, Work};
 use crate::metrics::metric;
 use crate::report::{Circumstances, Entry, Figures, StageReport, median, micros};
 use crate::servers::{self, Accounts, Scratch};
+use crate::worker_pool::WorkerPool;
 use crate::workload::{Names, Spec, Task, Workload};
 
 /// Long enough for connections to be open, scripts to be loaded and batches to have grown.
@@ -38,7 +38,7 @@ pub(crate) struct Stage<'a> {
 }
 
 /// A contender that is ready.
-struct Player {
+struct Prepared {
     contender: Contender,
     /// `None` of one that is a library and runs in this program.
     server: Option<Running>,
@@ -47,9 +47,9 @@ struct Player {
 }
 
 /// Masters under one condition, and contenders that are ready.
-struct Scene<'a> {
+struct Setup<'a> {
     spec: &'a Spec,
-    players: Vec<Player>,
+    contenders: Vec<Prepared>,
     masters: Masters,
 }
 
@@ -60,10 +60,10 @@ impl Stage<'_> {
         let (scratch, twin_scratch) = (Scratch::create()?, Scratch::create()?);
         let twin = self.workload.twin();
         let twin = match &twin {
-            Some((_, spec)) => Some(self.scene(spec, &twin_scratch, &mut tell).await?),
+            Some((_, spec)) => Some(self.setup(spec, &twin_scratch, &mut tell).await?),
             None => None,
         };
-        let scene = self.scene(&self.spec, &scratch, &mut tell).await?;
+        let setup = self.setup(&self.spec, &scratch, &mut tell).await?;
         let mut report = StageReport {
             workload: self.workload,
             connections: self.spec.connections,
@@ -77,14 +77,14 @@ impl Stage<'_> {
         for number in 0..turns {
             let (round, turn) = (number / self.lineup.len(), number % self.lineup.len());
             if turn == 0 {
-                round_trips.push(micros(scene.masters.measured_round_trip().await?));
+                round_trips.push(micros(setup.masters.measured_round_trip().await?));
             }
             let at = (turn + round) % self.lineup.len();
-            let (player, entry) = (&scene.players[at], &mut report.contenders[at]);
+            let (prepared, entry) = (&setup.contenders[at], &mut report.contenders[at]);
             // Neither of the two always comes first: what the machine does between them must not favour one.
             let seen = match &twin {
-                None => self.turn(&scene, player).await.map(|figures| (figures, None)),
-                Some(twin) => self.pair(&scene, twin, at, round % 2 == 0).await,
+                None => self.turn(&setup, prepared).await.map(|figures| (figures, None)),
+                Some(twin) => self.pair(&setup, twin, at, round % 2 == 0).await,
             };
             let seen = match seen {
                 Ok((figures, twin)) => {
@@ -95,23 +95,23 @@ impl Stage<'_> {
                     line
                 }
                 Err(error) => {
-                    let line = format!("FAILED: {error}\n{}", player.log_tail());
+                    let line = format!("FAILED: {error}\n{}", prepared.log_tail());
                     entry.failures.push(error);
                     line
                 }
             };
-            let line = format!("round {}/{}  {:<22} {seen}", round + 1, self.rounds, player.contender.label());
+            let line = format!("round {}/{}  {:<22} {seen}", round + 1, self.rounds, prepared.contender.label());
             tell(&line, (number + 1) as f64 / turns as f64);
         }
 
         let delayed = matches!(self.spec.condition, Condition::Late(_) | Condition::Network(_));
         report.round_trip_us = delayed.then(|| median(round_trips));
 
-        for scene in [Some(scene), twin].into_iter().flatten() {
-            for (player, entry) in scene.players.into_iter().zip(&mut report.contenders) {
-                if let Some(holders) = player.holders {
+        for setup in [Some(setup), twin].into_iter().flatten() {
+            for (prepared, entry) in setup.contenders.into_iter().zip(&mut report.contenders) {
+                if let Some(holders) = prepared.holders {
                     // A lock that was lost meanwhile is told of here.
-                    entry.failures.extend(holders.let_go().await.err());
+                    entry.failures.extend(holders.release().await.err());
                 }
             }
         }
@@ -121,52 +121,52 @@ impl Stage<'_> {
     /// The figures of one contender, and those of its twin in the turn next to it; both or none.
     async fn pair(
         &self,
-        scene: &Scene<'_>,
-        twin: &Scene<'_>,
+        setup: &Setup<'_>,
+        twin: &Setup<'_>,
         at: usize,
         twin_first: bool,
     ) -> Result<(Figures, Option<Figures>), String> {
-        let early = if twin_first { Some(self.turn(twin, &twin.players[at]).await?) } else { None };
-        let figures = self.turn(scene, &scene.players[at]).await?;
+        let early = if twin_first { Some(self.turn(twin, &twin.contenders[at]).await?) } else { None };
+        let figures = self.turn(setup, &setup.contenders[at]).await?;
         let twin = match early {
             Some(early) => early,
-            None => self.turn(twin, &twin.players[at]).await?,
+            None => self.turn(twin, &twin.contenders[at]).await?,
         };
         Ok((figures, Some(twin)))
     }
 
-    async fn scene<'a>(
+    async fn setup<'a>(
         &self,
         spec: &'a Spec,
         scratch: &Scratch,
         tell: &mut impl FnMut(&str, f64),
-    ) -> Result<Scene<'a>, String> {
+    ) -> Result<Setup<'a>, String> {
         let masters = Masters::start(spec.condition, scratch).await?;
-        let mut players = Vec::with_capacity(self.lineup.len());
+        let mut contenders = Vec::with_capacity(self.lineup.len());
         for &contender in &self.lineup {
             tell(&format!("starting {}", contender.label()), 0.0);
-            players.push(self.player(contender, spec, &masters, scratch, tell).await?);
+            contenders.push(self.prepare(contender, spec, &masters, scratch, tell).await?);
         }
-        Ok(Scene { spec, players, masters })
+        Ok(Setup { spec, contenders, masters })
     }
 
-    async fn player(
+    async fn prepare(
         &self,
         contender: Contender,
         spec: &Spec,
         masters: &Masters,
         scratch: &Scratch,
         tell: &mut impl FnMut(&str, f64),
-    ) -> Result<Player, String> {
+    ) -> Result<Prepared, String> {
         let &Spec { connections, task, held, .. } = spec;
         let names = match task {
             Task::Cycle(names) => names,
             // Not used: the locks that are held are.
             Task::Extend => Names::Random,
         };
-        let mut player = Player { contender, server: None, work: Work::Cycle(names), holders: None };
+        let mut prepared = Prepared { contender, server: None, work: Work::Cycle(names), holders: None };
         if contender.is_in_process() {
-            return Ok(player);
+            return Ok(prepared);
         }
         let running = contenders::start(contender, self.programs, masters, self.gateway_args, scratch).await?;
         let address = running.address;
@@ -180,31 +180,31 @@ impl Stage<'_> {
             let locks = (0..u64::from(held)).map(|number| first.wrapping_add(number)).collect();
             let holders = Holders::take(address, connections, locks).await?;
             if task == Task::Extend {
-                player.work = Work::Extend(Arc::new(holders.shares()));
+                prepared.work = Work::Extend(Arc::new(holders.shares()));
             }
-            player.holders = Some(holders);
+            prepared.holders = Some(holders);
         }
-        player.server = Some(running);
-        Ok(player)
+        prepared.server = Some(running);
+        Ok(prepared)
     }
 
     /// Warm up, then count between two looks at the clock and at everybody's CPU time, while the load goes on across
     /// both.
-    async fn turn(&self, scene: &Scene<'_>, player: &Player) -> Result<Figures, String> {
-        let masters = &scene.masters;
+    async fn turn(&self, setup: &Setup<'_>, prepared: &Prepared) -> Result<Figures, String> {
+        let masters = &setup.masters;
         let condition = masters.begin_turn()?;
-        let mut load = self.load(scene, player)?;
+        let mut load = self.load(setup, prepared)?;
         let warm_up = if self.workload.breaks_masters() { WARM_UP_WHEN_BROKEN } else { WARM_UP };
         load.run_for(warm_up).await?;
 
-        let process = || player.server.as_ref().map(|server| &server.process);
-        let calls_before = player.calls().await?;
-        let (began, before) = (Instant::now(), Accounts::look(process(), masters)?);
+        let process = || prepared.server.as_ref().map(|server| &server.process);
+        let calls_before = prepared.calls().await?;
+        let (began, before) = (Instant::now(), Accounts::look(process(), masters.cpu()?)?);
         load.count(true);
         load.run_for(self.window).await?;
         load.count(false);
-        let (elapsed, after) = (began.elapsed(), Accounts::look(process(), masters)?);
-        let calls = player.calls().await?;
+        let (elapsed, after) = (began.elapsed(), Accounts::look(process(), masters.cpu()?)?);
+        let calls = prepared.calls().await?;
 
         // Before the load: a request may hang for as long as a master does.
         condition.end().await?;
@@ -212,7 +212,7 @@ impl Stage<'_> {
         let cpu = after.since(&before);
         let turn = Circumstances {
             elapsed,
-            cpu: if player.server.is_some() { cpu } else { cpu.in_process() },
+            cpu: if prepared.server.is_some() { cpu } else { cpu.in_process() },
             load_threads: self.load_threads,
             operations_per_call: calls.zip(calls_before).and_then(|(after, before)| after.mean_since(before)),
             memory_bytes: process().map_or_else(servers::own_memory_bytes, |process| process.memory_bytes())?,
@@ -222,12 +222,12 @@ impl Stage<'_> {
         Figures::new(&tally, &turn)
     }
 
-    fn load(&self, scene: &Scene<'_>, player: &Player) -> Result<Crew<Tally>, String> {
-        let connections = scene.spec.connections;
-        match &player.server {
-            Some(server) => load::start(server.address, connections, self.load_threads, player.work.clone()),
+    fn load(&self, setup: &Setup<'_>, prepared: &Prepared) -> Result<WorkerPool<Tally>, String> {
+        let connections = setup.spec.connections;
+        match &prepared.server {
+            Some(server) => load::start(server.address, connections, self.load_threads, prepared.work.clone()),
             None => {
-                let masters: Vec<_> = scene.masters.addresses().collect();
+                let masters: Vec<_> = setup.masters.addresses().collect();
                 in_process::start(&masters, connections)
             }
         }
@@ -248,7 +248,7 @@ impl Calls {
     }
 }
 
-impl Player {
+impl Prepared {
     /// `None` of those who do not say.
     async fn calls(&self) -> Result<Option<Calls>, String> {
         let Some(server) = self.server.as_ref().filter(|_| self.contender == Contender::Gateway) else {

@@ -220,18 +220,11 @@ async fn one(
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::options::parsed;
 
     fn options(args: &[&str]) -> Options {
-        Cli::parse_from([&["bench"], args].concat()).options
+        parsed(args)
     }
 
     #[test]

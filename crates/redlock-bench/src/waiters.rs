@@ -15,9 +15,9 @@
 //! The waiters, their holders and the probe share one thread here, which costs less than threads would. So how long
 //! serving takes includes this program's own share of work; the memory and the probe while all wait do not.
 
-mod crowd;
 mod gateway;
 mod report;
+mod waiter_load;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,14 +25,14 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use self::crowd::{Crowd, Outcome};
 use self::gateway::{Gateway, LOOK_EVERY, shown};
 pub(crate) use self::report::Report;
 use self::report::{Lateness, Service};
+use self::waiter_load::{Outcome, WaiterLoad};
 use crate::conditions::{Condition, Masters};
 use crate::contenders::find_gateway;
 use crate::holders::Holders;
-use crate::options::{Shared, defaults};
+use crate::options::{Shared, parsed};
 use crate::report::{JsonFile, Machine, millis};
 use crate::servers::Scratch;
 
@@ -43,7 +43,7 @@ const SETTLE: Duration = Duration::from_millis(300);
 /// One in so many waiters may be answered too early before a part is given up.
 const MAX_EARLY_PART: u64 = 100;
 /// Connections that the holders share.
-const HANDS: u32 = 8;
+const HOLDER_CONNECTIONS: u32 = 8;
 /// Files that are open besides the waiters' connections, here or in the gateway.
 const OTHER_FILES: u64 = 200;
 
@@ -95,7 +95,7 @@ pub(crate) struct Options {
 impl Options {
     /// As part of the suite; a quick one is smaller.
     pub(crate) fn of_suite(quick: bool, gateway_arg: &[String]) -> Self {
-        let mut options = defaults::<Self>();
+        let mut options = parsed::<Self>(&[]);
         if quick {
             (options.waiters, options.names) = (2000, 200);
             (options.ramp_ms, options.probe_seconds, options.short_wait_ms) = (500, 1, 1000);
@@ -158,7 +158,7 @@ pub(crate) async fn run(options: &Options, program: &Path, machine: Machine) -> 
         wait: Duration::from_millis(options.wait_ms),
         ramp: Duration::from_millis(options.ramp_ms),
         probe: Duration::from_secs(options.probe_seconds),
-        crowd: Crowd::new(gateway.address(), options.waiters, options.names),
+        load: WaiterLoad::new(gateway.address(), options.waiters, options.names),
         early: Vec::new(),
         gateway: &mut gateway,
         report: &mut report,
@@ -173,7 +173,7 @@ struct Run<'a> {
     wait: Duration,
     ramp: Duration,
     probe: Duration,
-    crowd: Crowd,
+    load: WaiterLoad,
     /// Answered while the lock was held.
     early: Vec<Outcome>,
     gateway: &'a mut Gateway,
@@ -191,12 +191,12 @@ impl Run<'_> {
 
     async fn memory_and_service(&mut self) -> Result<(), String> {
         // What the gateway allocates once and for all must not be charged to the waiters.
-        Holders::take(self.gateway.address(), HANDS, self.crowd.locks()).await?.let_go().await?;
+        Holders::take(self.gateway.address(), HOLDER_CONNECTIONS, self.load.locks()).await?.release().await?;
         self.gateway.probe(Duration::from_secs(1)).await?;
         self.report.memory_before = self.gateway.memory_bytes()?;
 
         eprintln!("opening {} connections", self.waiters);
-        self.crowd.fill().await?;
+        self.load.fill().await?;
         self.report.probe_idle = self.gateway.probe(self.probe).await?.into();
         self.report.memory_idle = self.gateway.memory_bytes()?;
 
@@ -210,10 +210,10 @@ impl Run<'_> {
     }
 
     async fn disconnects(&mut self) -> Result<(), String> {
-        self.crowd.prepare_to_reset()?;
+        self.load.prepare_to_reset()?;
         let holders = self.all_wait(self.wait).await?;
         let began = Instant::now();
-        let closed = self.crowd.hang_up();
+        let closed = self.load.hang_up();
         eprintln!("{closed} hang up");
         self.until_waiting(self.waiters - closed).await?;
         self.report.disconnected = closed;
@@ -224,22 +224,22 @@ impl Run<'_> {
     }
 
     async fn punctuality(&mut self, wait: Duration) -> Result<(), String> {
-        self.crowd.fill().await?;
-        let holders = Holders::take(self.gateway.address(), HANDS, self.crowd.locks()).await?;
+        self.load.fill().await?;
+        let holders = Holders::take(self.gateway.address(), HOLDER_CONNECTIONS, self.load.locks()).await?;
         eprintln!("{} wait for {wait:?} in vain", self.waiters);
-        self.crowd.send(wait, self.ramp);
-        let outcomes = within(wait + self.ramp + PATIENCE, self.crowd.all()).await?;
+        self.load.send(wait, self.ramp);
+        let outcomes = within(wait + self.ramp + PATIENCE, self.load.all()).await?;
         self.report.lateness = Lateness::of(&outcomes, wait);
         self.expect_all(&outcomes, Outcome::is_held, "409 lock_held");
-        holders.let_go().await?;
+        holders.release().await?;
         self.nothing_is_left().await
     }
 
     /// Returns the holders of all names when the gateway says that everybody waits.
     async fn all_wait(&mut self, wait: Duration) -> Result<Holders, String> {
-        let holders = Holders::take(self.gateway.address(), HANDS, self.crowd.locks()).await?;
+        let holders = Holders::take(self.gateway.address(), HOLDER_CONNECTIONS, self.load.locks()).await?;
         eprintln!("{} wait", self.waiters);
-        self.crowd.send(wait, self.ramp);
+        self.load.send(wait, self.ramp);
         self.early.clear();
         self.until_waiting(self.waiters).await?;
         Ok(holders)
@@ -251,7 +251,7 @@ impl Run<'_> {
         let began = Instant::now();
         loop {
             let count = self.gateway.metric("redlock_waiters").await?;
-            self.early.extend(self.crowd.answered()?);
+            self.early.extend(self.load.answered()?);
             let early = self.early.len() as u64;
             if early > self.waiters / MAX_EARLY_PART {
                 let example = self.early[0].describe();
@@ -271,7 +271,7 @@ impl Run<'_> {
     async fn serve_all(&mut self, holders: Holders) -> Result<Service, String> {
         let began = Instant::now();
         let (mut outcomes, ()) =
-            within(self.wait + PATIENCE, async { tokio::try_join!(self.crowd.all(), holders.let_go()) }).await?;
+            within(self.wait + PATIENCE, async { tokio::try_join!(self.load.all(), holders.release()) }).await?;
         let service = Service::of(&outcomes, began);
         self.report.faults.extend(service.fault());
         eprintln!("{} served within {:.2} s", outcomes.len(), service.last_grant_ms / 1e3);
@@ -323,18 +323,10 @@ fn allow_open_files(needed: u64) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        options: Options,
-    }
-
     fn options(args: &[&str]) -> Options {
-        Cli::parse_from([&["bench"], args].concat()).options
+        parsed(args)
     }
 
     #[test]

@@ -43,7 +43,7 @@
 //! - Locks on a simulated master expire by its monotonic clock. A real server's expire by its wall clock, so a jump of it
 //!   ends them early; that is outside what is promised.
 //! - Scripts run as the in-memory node runs them. That Redis runs them alike is shown by the differential test against a
-//!   real server (`tests/it/differential.rs`), not here.
+//!   real server (`tests/node/differential.rs`), not here.
 //! - One thread: that a waiter leaves between two steps of another is simulated, that it leaves within one is not.
 //! - Gateways die but do not stop and go on; clients, who are slow in every way, stand for that.
 //! - Replicas, eviction, out of memory and other configurations are not simulated: admission has tests of its own.

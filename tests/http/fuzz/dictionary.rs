@@ -1,7 +1,7 @@
 //! Texts that parsers stumble over.
 
 /// What has a meaning to somebody on the way: Redis, Lua, HTTP, JSON, paths, shells, terminals.
-pub(super) const SPICES: &[&[u8]] = &[
+pub(super) const INJECTIONS: &[&[u8]] = &[
     b"\r\n",
     b"\r\n\r\n",
     b"\n",

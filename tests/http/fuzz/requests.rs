@@ -1,40 +1,8 @@
 //! Requests that nobody means well with. What one of them is follows from the seed of the run and its number alone.
 
-use super::dictionary::{BODIES, SPICES, TARGETS};
-use crate::gateway::lock_path;
-
-/// A generator that is the same on every machine (SplitMix64).
-pub(super) struct Chance(u64);
-
-impl Chance {
-    /// Of one request of a run.
-    pub(super) fn of(seed: u64, request: usize) -> Self {
-        Self(mix(seed ^ mix(request as u64)))
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    fn one_in(&mut self, many: usize) -> bool {
-        self.below(many) == 0
-    }
-
-    fn pick<'a, T: ?Sized>(&mut self, list: &[&'a T]) -> &'a T {
-        list[self.below(list.len())]
-    }
-}
-
-fn mix(mut bits: u64) -> u64 {
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
-}
+use super::dictionary::{BODIES, INJECTIONS, TARGETS};
+use crate::support::chance::Chance;
+use crate::support::client::lock_path;
 
 /// What a request may be aimed at.
 pub(super) struct Targets {
@@ -55,12 +23,12 @@ pub(super) enum Ending {
     BrokenOff,
 }
 
-pub(super) struct Shot {
+pub(super) struct HostileRequest {
     pub(super) bytes: Vec<u8>,
     pub(super) ending: Ending,
 }
 
-impl Shot {
+impl HostileRequest {
     /// As the gateway will read it, if it can.
     pub(super) fn method(&self) -> &[u8] {
         self.bytes.split(|byte| *byte == b' ').next().unwrap_or_default()
@@ -105,12 +73,12 @@ fn percent_decoded(text: &[u8]) -> Vec<u8> {
     decoded
 }
 
-fn with_spice(chance: &mut Chance, text: &[u8]) -> Vec<u8> {
+fn injected(chance: &mut Chance, text: &[u8]) -> Vec<u8> {
     let mut text = text.to_vec();
     for _ in 0..=chance.below(3) {
         let at = chance.below(text.len() + 1);
-        let spice = chance.pick(SPICES);
-        text.splice(at..at, spice.iter().copied());
+        let injection = chance.pick(INJECTIONS);
+        text.splice(at..at, injection.iter().copied());
     }
     text
 }
@@ -149,7 +117,7 @@ fn target(chance: &mut Chance, targets: &Targets) -> String {
         10..15 => {
             let name = ["job", "a/b", "", "{lock:x}", "lock:job-1", "job-1}:fence"];
             let name = chance.pick(&name).as_bytes();
-            let name = with_spice(chance, name);
+            let name = injected(chance, name);
             format!("/locks/{}", encoded(chance, &name))
         }
         15 => {
@@ -157,7 +125,7 @@ fn target(chance: &mut Chance, targets: &Targets) -> String {
             format!("/locks/{}", "n".repeat(length))
         }
         16 | 17 => {
-            let value = with_spice(chance, b"1-7-00");
+            let value = injected(chance, b"1-7-00");
             let value = encoded(chance, &value);
             let query = ["limit=", "cursor=", "prefix=", "limit=5&prefix=", "offset=", "limit=18446744073709551616&x="];
             let end = ["", "&limit=2", "&limit=2&limit=3", "&cursor=0-0-zz"];
@@ -196,7 +164,7 @@ fn token(chance: &mut Chance, targets: &Targets) -> Vec<u8> {
         }
         _ => {
             let forged = forged(chance);
-            with_spice(chance, forged.as_bytes())
+            injected(chance, forged.as_bytes())
         }
     }
 }
@@ -210,8 +178,8 @@ fn headers(chance: &mut Chance, targets: &Targets, method: &str) -> Vec<(String,
     if chance.one_in(5) {
         let key = [&b"a-key-of-sixteen-characters"[..], b"short", b"", &[b'k'; 255], &[b'k'; 300]];
         let key = chance.pick(&key);
-        // Never spice alone, which stands in other places too: keys are looked for in the log.
-        let key = if chance.one_in(2) { with_spice(chance, b"a-key-of-sixteen-characters") } else { key.to_vec() };
+        // Never an injection alone, which stands in other places too: keys are looked for in the log.
+        let key = if chance.one_in(2) { injected(chance, b"a-key-of-sixteen-characters") } else { key.to_vec() };
         headers.push(("Idempotency-Key".into(), key));
     }
     if chance.one_in(6) {
@@ -226,7 +194,7 @@ fn headers(chance: &mut Chance, targets: &Targets, method: &str) -> Vec<(String,
             ",,,;;=",
         ];
         let value = chance.pick(&values).as_bytes();
-        headers.push(("Prefer".into(), if chance.one_in(3) { with_spice(chance, value) } else { value.to_vec() }));
+        headers.push(("Prefer".into(), if chance.one_in(3) { injected(chance, value) } else { value.to_vec() }));
     }
     if chance.one_in(6) {
         let names = [
@@ -239,7 +207,7 @@ fn headers(chance: &mut Chance, targets: &Targets, method: &str) -> Vec<(String,
             "Range",
             "Upgrade",
         ];
-        headers.push((chance.pick(&names).into(), with_spice(chance, b"00-4bf92f-01")));
+        headers.push((chance.pick(&names).into(), injected(chance, b"00-4bf92f-01")));
     }
     if chance.one_in(40) {
         let length = [1_000, 8_000, 25_000][chance.below(3)];
@@ -262,7 +230,7 @@ fn body(chance: &mut Chance) -> Vec<u8> {
         0..5 => good_body(chance),
         5..7 => {
             let body = good_body(chance);
-            with_spice(chance, &body)
+            injected(chance, &body)
         }
         7 => {
             let mut body = good_body(chance);
@@ -292,7 +260,7 @@ fn good_body(chance: &mut Chance) -> Vec<u8> {
         body.insert("wait_ms".into(), [0, 1, 20, 50][chance.below(4)].into());
     }
     let text = |chance: &mut Chance, text: &str| {
-        let bytes = if chance.one_in(2) { text.as_bytes().to_vec() } else { with_spice(chance, text.as_bytes()) };
+        let bytes = if chance.one_in(2) { text.as_bytes().to_vec() } else { injected(chance, text.as_bytes()) };
         String::from_utf8_lossy(&bytes).into_owned()
     };
     if chance.one_in(3) {
@@ -347,13 +315,13 @@ fn parts(chance: &mut Chance, targets: &Targets) -> Parts {
     if !body.is_empty() && !chance.one_in(12) {
         headers.push(("Content-Type".into(), b"application/json".to_vec()));
     } else if chance.one_in(6) {
-        headers.push(("Content-Type".into(), with_spice(chance, b"application/json; charset=utf-16")));
+        headers.push(("Content-Type".into(), injected(chance, b"application/json; charset=utf-16")));
     }
     Parts { method, target, headers, body }
 }
 
 /// The request of this number.
-pub(super) fn shot(chance: &mut Chance, targets: &Targets) -> Shot {
+pub(super) fn hostile_request(chance: &mut Chance, targets: &Targets) -> HostileRequest {
     let mut made = parts(chance, targets);
     if chance.below(10) < 6 {
         for (_, value) in &mut made.headers {
@@ -364,7 +332,7 @@ pub(super) fn shot(chance: &mut Chance, targets: &Targets) -> Shot {
     badly_framed(chance, targets, made)
 }
 
-fn well_framed(chance: &mut Chance, made: Parts) -> Shot {
+fn well_framed(chance: &mut Chance, made: Parts) -> HostileRequest {
     let Parts { method, target, mut headers, mut body } = made;
     // Whether somebody reads so much before answering is no question of framing.
     let size = headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() + target.len() + body.len();
@@ -378,10 +346,24 @@ fn well_framed(chance: &mut Chance, made: Parts) -> Shot {
     } else if !body.is_empty() || matches!(method, "POST" | "PATCH") {
         headers.push(("Content-Length".into(), body.len().to_string().into()));
     }
-    Shot { bytes: written(method, target.as_bytes(), "HTTP/1.1", &headers, &body), ending }
+    HostileRequest { bytes: written(method, target.as_bytes(), "HTTP/1.1", &headers, &body), ending }
 }
 
-fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> Shot {
+fn corrupted(chance: &mut Chance, mut bytes: Vec<u8>) -> Vec<u8> {
+    for _ in 0..=chance.below(4) {
+        let at = chance.below(bytes.len());
+        // Nothing becomes a digit: a TTL of milliseconds is one that a slow machine cannot serve.
+        bytes[at] = loop {
+            let byte = chance.next() as u8;
+            if !byte.is_ascii_digit() {
+                break byte;
+            }
+        };
+    }
+    bytes
+}
+
+fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> HostileRequest {
     let Parts { mut method, target, mut headers, mut body } = made;
     let mut target = target.into_bytes();
     let mut version = "HTTP/1.1";
@@ -391,10 +373,10 @@ fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> Shot {
         // Carriage returns, line feeds, zeros where a value ought to be.
         0..3 => {
             let at = 1 + chance.below(headers.len() - 1);
-            headers[at].1 = with_spice(chance, &headers[at].1);
+            headers[at].1 = injected(chance, &headers[at].1);
         }
         3 => {
-            target = with_spice(chance, &target);
+            target = injected(chance, &target);
         }
         4 => {
             let names = ["", " host", "host ", "x\0y", "x y", "x:y", "ü", "content-length\t", "\u{7f}", "(x)"];
@@ -434,23 +416,13 @@ fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> Shot {
         8 => {
             let whole = written(method, &target, version, &[headers, lengths].concat(), &body);
             let end = chance.below(whole.len());
-            return Shot { bytes: whole[..end].to_vec(), ending: Ending::BrokenOff };
+            return HostileRequest { bytes: whole[..end].to_vec(), ending: Ending::BrokenOff };
         }
         _ => {
-            let mut whole = written(method, &target, version, &[headers, lengths].concat(), &body);
-            for _ in 0..=chance.below(4) {
-                let at = chance.below(whole.len());
-                // Nothing becomes a digit: a TTL of milliseconds is one that a slow machine cannot serve.
-                whole[at] = loop {
-                    let byte = chance.next() as u8;
-                    if !byte.is_ascii_digit() {
-                        break byte;
-                    }
-                };
-            }
-            return Shot { bytes: whole, ending: Ending::BrokenOff };
+            let whole = written(method, &target, version, &[headers, lengths].concat(), &body);
+            return HostileRequest { bytes: corrupted(chance, whole), ending: Ending::BrokenOff };
         }
     }
     headers.extend(lengths);
-    Shot { bytes: written(method, &target, version, &headers, &body), ending: Ending::BrokenOff }
+    HostileRequest { bytes: written(method, &target, version, &headers, &body), ending: Ending::BrokenOff }
 }

@@ -10,7 +10,7 @@ use super::worker::Log;
 use super::{Contender, Options};
 use crate::grants::{Grant, Violations, handoffs, longest_without};
 use crate::histogram::Histogram;
-use crate::report::{Machine, doubts, median, millis, spread, thousands};
+use crate::report::{Machine, median, millis, noise, spread, thousands};
 use crate::servers::Cpu;
 
 /// More answers than this share that nobody asked for make another load of it.
@@ -283,17 +283,17 @@ impl Display for Report {
 }
 
 impl Report {
-    pub(crate) fn doubts(&self) -> Vec<String> {
+    pub(crate) fn noise(&self) -> Vec<String> {
         let of = |entry: &Entry| {
             let others = entry.median(|round| round.other_cores) / self.machine.cores as f64;
             let label = format!("contended, {}", entry.contender.label());
-            doubts(&label, entry.spread(), others, entry.median(|round| round.load_busy))
+            noise(&label, entry.spread(), others, entry.median(|round| round.load_busy))
         };
         self.contenders.iter().flat_map(of).collect()
     }
 
     fn remarks(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        self.doubts().iter().try_for_each(|doubt| writeln!(f, "\n{doubt}"))?;
+        self.noise().iter().try_for_each(|warning| writeln!(f, "\n{warning}"))?;
         for entry in &self.contenders {
             let label = entry.contender.label();
             if let Some(example) = entry.rounds.iter().find_map(|round| round.first_violation.as_deref()) {

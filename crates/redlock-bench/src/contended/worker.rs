@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
-use crate::crew::Phase;
 use crate::grants::{Grant, fencing_token};
 use crate::http::{Answer, Connection, write_acquire, write_release};
+use crate::worker_pool::Phase;
 
 /// Between two polls, in ms; the default of several Redlock libraries.
 const POLL_EVERY: std::ops::RangeInclusive<u64> = 50..=200;
@@ -72,7 +72,7 @@ pub(super) async fn work(job: Job, worker: u32, phase: Phase) -> Result<Log, Str
                     sleep(job.hold).await;
                 }
                 log.grants.push(Grant { fencing_token, worker, wanted, received, released: Instant::now() });
-                let_go(&mut connection, &release, &mut log).await?;
+                release_lock(&mut connection, &release, &mut log).await?;
                 wanted = Instant::now();
                 continue;
             }
@@ -94,7 +94,7 @@ pub(super) async fn work(job: Job, worker: u32, phase: Phase) -> Result<Log, Str
     Ok(log)
 }
 
-async fn let_go(connection: &mut Connection, release: &[u8], log: &mut Log) -> Result<(), String> {
+async fn release_lock(connection: &mut Connection, release: &[u8], log: &mut Log) -> Result<(), String> {
     for _ in 0..RELEASE_TRIES {
         let answer = connection.exchange(release).await?;
         if answer.status == 204 {

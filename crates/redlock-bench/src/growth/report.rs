@@ -200,19 +200,12 @@ impl Display for Report {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::options::parsed;
 
     /// A gateway that takes `leak` bytes per cycle on top of 20 MiB, and as much again for a moment near the end.
     fn report(cycles: u64, leak: f64) -> Report {
-        let options = Cli::parse_from(["bench", &format!("--cycles={cycles}")]).options;
+        let options = parsed(&[&format!("--cycles={cycles}")]);
         let machine = Machine::look().unwrap();
         let master = Master { keys: 1, memory_bytes: 1 << 20, expired: 0 };
         let mut report = Report::new(machine, &options, vec![master; 5]);

@@ -4,7 +4,7 @@ use std::fmt::{self, Formatter, Write};
 
 use serde::{Deserialize, Serialize};
 
-use super::doubts::doubts;
+use super::noise::noise;
 use super::stats::{median, spread, thousands};
 use super::table::{NOTHING, Table};
 use super::{Figures, Latency};
@@ -153,7 +153,7 @@ impl StageReport {
             write!(line, ". Its twin is {twin}; ratios to it are medians of neighbouring turns")?;
         }
         writeln!(f, "{line}.\n")?;
-        self.doubts(cores).iter().try_for_each(|doubt| writeln!(f, "{doubt}\n"))?;
+        self.noise(cores).iter().try_for_each(|warning| writeln!(f, "{warning}\n"))?;
         for entry in &self.contenders {
             let failures =
                 entry.failures.iter().map(|failure| format!("{}: FAILED: {failure}", entry.contender.label()));
@@ -162,13 +162,13 @@ impl StageReport {
         Ok(())
     }
 
-    pub(super) fn doubts(&self, cores: usize) -> Vec<String> {
+    pub(super) fn noise(&self, cores: usize) -> Vec<String> {
         let mut found = Vec::new();
         for entry in self.contenders.iter().filter(|entry| !entry.rounds.is_empty()) {
             let label = format!("{}, {}", self.workload, entry.contender.label());
             let others = entry.median(|round| Some(round.other_cores)).unwrap_or_default() / cores as f64;
             let busy = entry.median(|round| Some(round.load_busy)).unwrap_or_default();
-            found.extend(doubts(&label, self.spread(entry), others, busy));
+            found.extend(noise(&label, self.spread(entry), others, busy));
         }
         found
     }

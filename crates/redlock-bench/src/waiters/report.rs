@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::Options;
-use super::crowd::Outcome;
+use super::waiter_load::Outcome;
 use crate::grants::{Grant, Violations};
 use crate::histogram::Histogram;
 use crate::report::{Machine, millis, thousands};

@@ -4,7 +4,7 @@
 //! returning. What it cannot do is remember: a restart of the process is a loss of all locks, and all "nodes" of one
 //! process share its fate.
 //!
-//! A differential test holds it to the answers of a real redis-server (`tests/it/differential.rs`). Two differences are
+//! A differential test holds it to the answers of a real redis-server (`tests/node/differential.rs`). Two differences are
 //! wanted: expiry follows the monotonic clock, so that a step of the wall clock does not expire locks; and there are no
 //! keys of other types.
 

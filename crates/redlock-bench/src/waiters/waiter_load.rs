@@ -1,5 +1,5 @@
 //! The waiters: connections that are idle or have one waiting request each. A waiter that is granted the lock releases
-//! it at once. Whoever hangs up is gone until the crowd is filled again.
+//! it at once. One that hangs up is gone until the connections are filled again.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::http::{Connection, write_acquire, write_release};
 /// Connections that are being opened at the same time; more would fill the listener's backlog.
 const OPENING: usize = 64;
 
-pub(super) struct Crowd {
+pub(super) struct WaiterLoad {
     address: SocketAddr,
     size: u32,
     names: u32,
@@ -73,7 +73,7 @@ impl Outcome {
 
 /// What a waiter does in the part where half of them hang up.
 #[derive(Debug, PartialEq)]
-enum Manners {
+enum Departure {
     Stays,
     /// By FIN, as when a process ends.
     HangsUp,
@@ -82,15 +82,15 @@ enum Manners {
 }
 
 /// Every second one of each queue hangs up, and every second one of those by RST.
-fn manners(number: u32, names: u32) -> Manners {
+fn departure(number: u32, names: u32) -> Departure {
     match (number / names + number % names) % 4 {
-        1 => Manners::HangsUp,
-        3 => Manners::Resets,
-        _ => Manners::Stays,
+        1 => Departure::HangsUp,
+        3 => Departure::Resets,
+        _ => Departure::Stays,
     }
 }
 
-impl Crowd {
+impl WaiterLoad {
     pub(super) fn new(address: SocketAddr, size: u32, names: u32) -> Self {
         let (idle, waiting, lines) = (Vec::new(), JoinSet::new(), Vec::new());
         Self { address, size, names, first: rand::random(), idle, waiting, lines }
@@ -129,7 +129,7 @@ impl Crowd {
 
     /// To be called before they wait: afterwards their connections are out of reach.
     pub(super) fn prepare_to_reset(&self) -> Result<(), String> {
-        let mut resetting = self.idle.iter().filter(|waiter| manners(waiter.number, self.names) == Manners::Resets);
+        let mut resetting = self.idle.iter().filter(|waiter| departure(waiter.number, self.names) == Departure::Resets);
         resetting.try_for_each(|waiter| waiter.connection.reset_when_dropped())
     }
 
@@ -189,7 +189,7 @@ impl Crowd {
         let gone = self
             .lines
             .iter()
-            .filter(|(number, line)| manners(*number, self.names) != Manners::Stays && !line.is_finished());
+            .filter(|(number, line)| departure(*number, self.names) != Departure::Stays && !line.is_finished());
         gone.map(|(_, line)| line.abort()).count() as u64
     }
 }
@@ -221,12 +221,12 @@ mod tests {
     #[test]
     fn half_hang_up_of_every_queue_and_half_of_those_reset() {
         for names in [1, 7, 64, 1000] {
-            let all: Vec<_> = (0..10_000).map(|number| (number % names, manners(number, names))).collect();
-            let reset = all.iter().filter(|(_, manners)| *manners == Manners::Resets).count();
+            let all: Vec<_> = (0..10_000).map(|number| (number % names, departure(number, names))).collect();
+            let reset = all.iter().filter(|(_, departure)| *departure == Departure::Resets).count();
             assert!((2_400..2_600).contains(&reset), "{reset} of {names} queues");
             for name in 0..names {
                 let queue: Vec<_> = all.iter().filter(|(queue, _)| *queue == name).collect();
-                let stay = queue.iter().filter(|(_, manners)| *manners == Manners::Stays).count();
+                let stay = queue.iter().filter(|(_, departure)| *departure == Departure::Stays).count();
                 assert!(stay.abs_diff(queue.len() / 2) <= 1, "{stay} of {} stay", queue.len());
             }
         }

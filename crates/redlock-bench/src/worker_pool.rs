@@ -29,12 +29,12 @@ impl Phase {
 }
 
 /// Workers that run until they are stopped or dropped.
-pub(crate) struct Crew<T> {
+pub(crate) struct WorkerPool<T> {
     phase: Phase,
     results: mpsc::UnboundedReceiver<Result<Vec<T>, String>>,
 }
 
-impl<T: Send + 'static> Crew<T> {
+impl<T: Send + 'static> WorkerPool<T> {
     /// `work` gets the worker's number n, from 0, and runs on thread n modulo `threads`, which must not exceed `workers`.
     pub(crate) fn start<F>(
         workers: u32,
@@ -46,9 +46,9 @@ impl<T: Send + 'static> Crew<T> {
     {
         let phase = Phase(Arc::new(AtomicU8::new(RUN)));
         let (done, results) = mpsc::unbounded_channel();
-        let crew = Self { phase, results };
+        let pool = Self { phase, results };
         for thread in 0..threads {
-            let (work, phase, done) = (work.clone(), crew.phase.clone(), done.clone());
+            let (work, phase, done) = (work.clone(), pool.phase.clone(), done.clone());
             let run = move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
                 let result = match runtime {
@@ -66,7 +66,7 @@ impl<T: Send + 'static> Crew<T> {
                 .spawn(run)
                 .map_err(|error| format!("cannot start a thread: {error}"))?;
         }
-        Ok(crew)
+        Ok(pool)
     }
 
     /// Lets them work; fails when they end before their time.
@@ -104,7 +104,7 @@ impl<T: Send + 'static> Crew<T> {
     }
 }
 
-impl<T> Drop for Crew<T> {
+impl<T> Drop for WorkerPool<T> {
     fn drop(&mut self) {
         self.phase.0.store(STOP, Ordering::Relaxed);
     }

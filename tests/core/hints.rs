@@ -1,0 +1,128 @@
+//! Hints between processes: what is said, what is heard, and what becomes of a waiter that hears nothing, or lies.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlock_core::node::{NoObserver, NodeSettings, NodeState};
+use tokio::time::Instant;
+
+use crate::core::waiting::{acquire, another, line_up, nothing_is_left};
+use crate::support::harness::{PATIENCE, RedisServer};
+use crate::support::nodes::{
+    Cluster, LONG_MS, Lock, PREFIX, ask, in_state, intercepted, lane_with, name, now, pass_on, redis_settings, redlock,
+    telling,
+};
+use crate::support::waiters::median;
+
+#[tokio::test]
+async fn a_release_in_another_process_is_heard_of_at_once_and_noticed_in_time_by_the_deaf() {
+    let (cluster, lock) = (Cluster::start(5).await, name("job"));
+    let holder = another(&cluster).await;
+    let deaf = Cluster::lanes(&cluster.servers, NodeSettings::default()).await.into_iter();
+    let deaf = deaf.map(|node| intercepted(node, pass_on)).collect();
+    let deaf = redlock(deaf, Duration::from_secs(2));
+    for (locks, rounds, usually, at_most) in [
+        (cluster.redlock(), 15, Duration::from_millis(50), PATIENCE),
+        (deaf, 5, Duration::from_secs(1), Duration::from_secs(1)),
+    ] {
+        let mut times = Vec::new();
+        for _ in 0..rounds {
+            let held = acquire(&holder, &lock).await;
+            let waiter = line_up(&locks, &lock).await;
+            // A moment for its word to get round: those who have heard it do not say so.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let since = Instant::now();
+            holder.release(&lock, &held.token).await.expect("it is held");
+            let (lease, granted) = waiter.await.expect("no panic");
+            times.push(granted - since);
+            locks.release(&lock, &lease.token).await.expect("it is held");
+        }
+        println!("{times:?}");
+        assert!(median(times.clone()) <= usually && times.iter().all(|time| *time <= at_most), "{times:?}");
+        nothing_is_left(&cluster, &locks, &lock).await;
+    }
+}
+
+#[tokio::test]
+async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_and_at_no_other_time() {
+    let server = RedisServer::start();
+    let node = lane_with(&server.url(), redis_settings(NodeSettings::default()), Arc::new(NoObserver));
+    in_state(node.as_ref(), NodeState::Admitted).await;
+    let mut heard = server.subscribe(&format!("{{{PREFIX}}}:hints"));
+    let (lock, t) = (Lock::new("job"), now());
+    const SILENCE: &str = "";
+    for (op, is, said) in [
+        (telling(lock.acquire(1, t, LONG_MS), "granted"), "Granted", SILENCE),
+        (telling(lock.acquire(1, t + 1, LONG_MS), "granted again"), "GrantedAgain", SILENCE),
+        (telling(lock.acquire(2, t + 2, LONG_MS), "held"), "Held", "held"),
+        (lock.acquire(2, t + 2, LONG_MS), "Held", SILENCE),
+        // Held is said also to one whose T is too small.
+        (telling(lock.acquire(2, t, LONG_MS), "held as well"), "Held", "held as well"),
+        (telling(lock.release(2, t + 2), "not the holder"), "Held", SILENCE),
+        (telling(lock.undo(2, t + 2), "undone in vain"), "Held", SILENCE),
+        (telling(lock.release(1, t + 1), "released"), "Released", "released"),
+        (telling(lock.release(1, t + 1), "missing"), "Missing", SILENCE),
+        (telling(lock.acquire(2, t, LONG_MS), "stale"), "Stale", SILENCE),
+        (lock.acquire(2, t + 3, LONG_MS), "Granted", SILENCE),
+        (lock.release(2, t + 3), "Released", SILENCE),
+        (lock.acquire(2, t + 4, LONG_MS), "Granted", SILENCE),
+        (telling(lock.undo(2, t + 4), "undone"), "Released", "undone"),
+    ] {
+        let vote = format!("{:?}", ask(node.as_ref(), op.clone()).await);
+        assert!(
+            vote == is || vote.starts_with(&format!("{is}(")) || vote.starts_with(&format!("{is} ")),
+            "{op:?}: {vote}"
+        );
+        assert_eq!(server.said(&mut heard).join(", "), said, "{op:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_that_leaves_while_it_is_handed_the_lock_has_others_told() {
+    let cluster = Cluster::start(3).await;
+    let (locks, other, lock) = (cluster.redlock(), another(&cluster).await, name("job"));
+    let mut times = Vec::new();
+    for _ in 0..10 {
+        let held = acquire(&locks, &lock).await;
+        let leaves = line_up(&locks, &lock).await;
+        let stays = line_up(&other, &lock).await;
+        // A moment for its word to get round: those who have heard it do not say so.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let since = Instant::now();
+        let (_, released) = tokio::join!(async { leaves.abort() }, locks.release(&lock, &held.token));
+        released.expect("it was held");
+        let (lease, granted) = stays.await.expect("no panic");
+        times.push(granted - since);
+        other.release(&lock, &lease.token).await.expect("it is held");
+    }
+    println!("{times:?}");
+    assert!(median(times.clone()) <= Duration::from_millis(50), "{times:?}");
+    nothing_is_left(&cluster, &locks, &lock).await;
+}
+
+/// Anybody can publish who may write to the nodes. That must not make true hints look old, nor fill the memory.
+#[tokio::test]
+async fn forged_hints_keep_no_waiter_from_hearing_true_ones() {
+    let (cluster, lock) = (Cluster::start(3).await, name("job"));
+    let (locks, other) = (cluster.redlock(), another(&cluster).await);
+    let mut times = Vec::new();
+    for _ in 0..7 {
+        let held = acquire(&other, &lock).await;
+        let waiter = line_up(&locks, &lock).await;
+        let channel = format!("{{{PREFIX}}}:hints");
+        let hour_ahead = format!("1 r 00000000000000ff {} {PREFIX}{lock}", now() + 3_600_000_000);
+        let long = format!("1 w 00000000000000ff {PREFIX}{}", "x".repeat(300));
+        for message in [hour_ahead.as_str(), &long, "1 w 00000000000000ff other:job", "1 r ", ""] {
+            cluster.servers.iter().for_each(|server| drop(server.cmd(&["PUBLISH", &channel, message])));
+        }
+        // A moment for its word to get round, and for the others: those who have heard it do not say so.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let since = Instant::now();
+        other.release(&lock, &held.token).await.expect("it is held");
+        let (lease, granted) = waiter.await.expect("no panic");
+        times.push(granted - since);
+        locks.release(&lock, &lease.token).await.expect("it is held");
+    }
+    println!("{times:?}");
+    assert!(median(times.clone()) <= Duration::from_millis(50), "{times:?}");
+}

@@ -1,0 +1,146 @@
+//! What a majority of the nodes says of one lock, and of all locks with a prefix.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use redlock_core::node::{Effect, NodeState, Op};
+use redlock_core::{ListCursor, LockError, LockName, LockState, NodeView, Redlock};
+
+use crate::core::locks::{LONG, acquire, key, labelled};
+use crate::support::nodes::{Cluster, in_state, intercepted, name, pass_on, redlock, ttl};
+
+#[tokio::test]
+async fn an_inspection_says_held_free_or_unknown_as_the_majority_does() {
+    let mut cluster = Cluster::start(3).await;
+    let (locks, lock) = (cluster.redlock(), name("job"));
+    assert_eq!(locks.inspect(&lock).await.state, LockState::Free);
+    // A foreign key on a minority holds nothing.
+    cluster.servers[0].cmd(&["SET", &key(&lock), "their-uuid"]);
+    let minority = locks.inspect(&lock).await;
+    assert_eq!(minority.state, LockState::Free, "{minority:?}");
+    cluster.servers[0].cmd(&["DEL", &key(&lock)]);
+
+    let lease = locks.acquire(&lock, ttl(LONG), labelled("me")).await.unwrap();
+    let seen = locks.inspect(&lock).await;
+    let LockState::Held(by) = seen.state else { panic!("{seen:?}") };
+    assert_eq!((by.info.as_slice(), by.fencing), (&b"me"[..], Some(lease.token.fencing())));
+    assert!(by.expires_in.unwrap() <= Duration::from_millis(LONG));
+    assert_eq!(seen.nodes.len(), 3);
+    assert!(seen.nodes.iter().filter(|(_, view)| *view == NodeView::Held).count() >= 2, "{:?}", seen.nodes);
+
+    cluster.servers[0].kill();
+    in_state(cluster.nodes[0].as_ref(), NodeState::Connecting).await;
+    assert!(matches!(locks.inspect(&lock).await.state, LockState::Held(_)));
+    cluster.servers[1].kill();
+    in_state(cluster.nodes[1].as_ref(), NodeState::Connecting).await;
+    let unknown = locks.inspect(&lock).await;
+    assert_eq!(unknown.state, LockState::Unknown);
+    assert!(matches!(unknown.nodes[0].1, NodeView::Failed(_)), "{unknown:?}");
+    let extended = locks.extend(&lock, &lease.token, ttl(LONG)).await;
+    assert!(
+        matches!(&extended, Err(error @ LockError::Unknown(_)) if error.effect() == Effect::Possible),
+        "{extended:?}"
+    );
+    let released = locks.release(&lock, &lease.token).await;
+    assert!(matches!(released, Err(LockError::Unknown(_))), "{released:?}");
+}
+
+#[tokio::test]
+async fn three_values_without_a_majority_are_no_holder() {
+    let cluster = Cluster::start(3).await;
+    let (locks, lock) = (cluster.redlock(), name("job"));
+    for (index, server) in cluster.servers.iter().enumerate() {
+        server.cmd(&["SET", &key(&lock), &format!("client-{index}"), "PX", "60000"]);
+    }
+    assert_eq!(locks.inspect(&lock).await.state, LockState::Free);
+    assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))), "but it is not to be had either");
+}
+
+async fn list_all(locks: &Redlock, prefix: &str, limit: usize) -> (Vec<String>, usize) {
+    let (mut found, mut pages, mut cursor) = (Vec::new(), 0, ListCursor::default());
+    loop {
+        let page = locks.list(prefix, limit, cursor, |_| true).await.unwrap();
+        let held = |(_, state): &(LockName, LockState)| matches!(state, LockState::Held(_));
+        found.extend(page.locks.into_iter().filter(held).map(|(lock, _)| lock.to_string()));
+        pages += 1;
+        match page.next {
+            // By its text, as it travels with a client.
+            Some(next) => cursor = ListCursor::parse(&next.text()).unwrap(),
+            None => return (found, pages),
+        }
+    }
+}
+
+fn assert_once_each(found: Vec<String>, wanted: &[LockName]) {
+    let set: BTreeSet<_> = found.iter().cloned().collect();
+    assert_eq!(set, wanted.iter().map(ToString::to_string).collect());
+    assert_eq!(set.len(), found.len(), "names were listed more than once");
+}
+
+async fn acquire_all(locks: &Redlock, names: impl Iterator<Item = String>) -> Vec<LockName> {
+    let names: Vec<_> = names.map(|text| name(&text)).collect();
+    for lock in &names {
+        acquire(locks, lock, LONG).await.unwrap();
+    }
+    names
+}
+
+#[tokio::test]
+async fn a_listing_gives_every_held_lock_of_its_prefix_once() {
+    let mut cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let wanted = acquire_all(&locks, (0..130).map(|n| format!("a/{n}"))).await;
+    acquire_all(&locks, (0..10).map(|n| format!("b/{n}"))).await;
+    // Held by a minority: not held.
+    cluster.servers[0].cmd(&["SET", "lock:a/minority", "their-uuid"]);
+    for limit in [20, 1_000] {
+        let (found, pages) = list_all(&locks, "a/", limit).await;
+        assert_once_each(found, &wanted);
+        assert!(limit > 130 || pages > 3, "{pages} pages of {limit}");
+    }
+    assert_eq!(list_all(&locks, "c/", 20).await.0, Vec::<String>::new());
+    assert_eq!(list_all(&locks, "", 1_000).await.0.len(), 140);
+
+    for dead in [1, 2] {
+        cluster.servers[dead].kill();
+        in_state(cluster.nodes[dead].as_ref(), NodeState::Connecting).await;
+        match dead {
+            1 => assert_once_each(list_all(&locks, "a/", 20).await.0, &wanted),
+            _ => {
+                let refused = locks.list("a/", 1_000, ListCursor::default(), |_| true).await;
+                assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_listing_finds_what_a_majority_without_its_first_node_holds() {
+    let cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let wanted = acquire_all(&locks, (0..40).map(|n| format!("a/{n}"))).await;
+    for lock in &wanted[..20] {
+        cluster.servers[0].cmd(&["DEL", &key(lock)]);
+    }
+    assert_once_each(list_all(&locks, "a/", 10).await.0, &wanted);
+}
+
+#[tokio::test]
+async fn a_listing_gives_each_lock_once_even_when_the_node_it_read_first_is_slow() {
+    let cluster = Cluster::start(5).await;
+    let wanted = acquire_all(&cluster.redlock(), (0..30).map(|n| format!("a/{n}"))).await;
+    let mut nodes = cluster.nodes.clone();
+    nodes[0] = intercepted(nodes[0].clone(), |node, task| {
+        let node = node.clone();
+        tokio::spawn(async move {
+            if matches!(*task.op, Op::Inspect { .. }) {
+                tokio::time::sleep(Duration::from_millis(30)).await;
+            }
+            pass_on(&node, task);
+        });
+    });
+    let locks = redlock(nodes, Duration::from_secs(2));
+    for limit in [10, 1_000] {
+        assert_once_each(list_all(&locks, "a/", limit).await.0, &wanted);
+    }
+}

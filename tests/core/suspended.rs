@@ -1,0 +1,70 @@
+//! A process that was suspended between its votes and its decision.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlock_core::clock::{Clock, SystemClock};
+use redlock_core::node::{NodeState, Vote};
+use redlock_core::{AcquireOptions, LockError, Seams};
+
+use crate::support::cluster::ClusterSettings;
+use crate::support::harness::{eventually, masters};
+use crate::support::nodes::{Recorder, in_state, name, stored_on, ttl};
+
+/// A clock that jumps when so many nodes have agreed: a machine that was suspended right then.
+struct SuspendedClock {
+    recorder: Arc<Recorder>,
+    enough: usize,
+    slept: Duration,
+}
+
+impl Clock for SuspendedClock {
+    fn monotonic(&self) -> Duration {
+        let votes = self.recorder.votes.lock().unwrap();
+        let agreed = votes.iter().filter(|vote| matches!(vote, Vote::Granted | Vote::Extended)).count();
+        SystemClock.monotonic() + if agreed >= self.enough { self.slept } else { Duration::ZERO }
+    }
+    fn wall_micros(&self) -> u64 {
+        SystemClock.wall_micros()
+    }
+}
+
+#[tokio::test]
+async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_are_undone() {
+    let cluster = ClusterSettings::ENDLESS_QUARANTINE;
+    let servers = masters(3);
+    cluster.mark(&servers).await;
+    let lanes = cluster.lanes(&servers);
+    for lane in &lanes {
+        in_state(lane.as_ref(), NodeState::Admitted).await;
+    }
+    let seams = |slept: Duration, enough: usize| {
+        let recorder = Arc::new(Recorder::default());
+        let clock = Arc::new(SuspendedClock { recorder: recorder.clone(), enough, slept });
+        Seams { clock, observer: recorder, ..Seams::default() }
+    };
+    let (lock, ttl) = (name("job"), ttl(60_000));
+    for (slept, is_granted) in [(0, true), (30, true), (60, false), (600, false)] {
+        let locks = cluster.redlock_with(lanes.clone(), seams(Duration::from_secs(slept), 2));
+        match locks.acquire(&lock, ttl, AcquireOptions::default()).await {
+            Ok(lease) => {
+                assert!(is_granted, "granted after a sleep of {slept} s");
+                let left = locks.validity(&lease).expect("something is left");
+                assert!(left <= Duration::from_secs(60 - slept), "{left:?} left after a sleep of {slept} s");
+                locks.release(&lock, &lease.token).await.unwrap();
+            }
+            Err(error) => assert!(matches!(error, LockError::NoQuorum(_)) && !is_granted, "{slept} s: {error}"),
+        }
+        locks.drained().await;
+        eventually("it is undone everywhere", async || stored_on(&servers, "job", |_| true).is_empty().then_some(()))
+            .await;
+    }
+
+    // An extension that took so long promises nothing either, but takes nothing away.
+    let locks = cluster.redlock_with(lanes.clone(), seams(Duration::from_secs(60), 5));
+    let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
+    eventually("all have it", async || (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())).await;
+    let extended = locks.extend(&lock, &lease.token, ttl).await;
+    assert!(matches!(extended, Err(LockError::Unknown(_))), "{extended:?}");
+    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2]);
+}

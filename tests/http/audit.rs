@@ -1,0 +1,131 @@
+//! What is recorded of those who use keys: in a file of its own, or in the log.
+
+use http::Method;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::http::auth::is_ready;
+use crate::http::keys::{HOLDER, Key, file, key, with_keys};
+use crate::support::client::{Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch, Scratch};
+use crate::support::harness::{eventually, masters};
+use crate::support::waiters::waiting_is;
+
+#[tokio::test]
+async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
+    let log = Scratch::new("audit.jsonl", "");
+    let holder = key("holder", HOLDER, "*").await;
+    let chief = key("chief", "force", "deploy/*").await;
+    let file = file(&[&holder, &chief]);
+    let servers = masters(3);
+    let launch = Launch::over(&servers).flag("--auth-keys", file.path()).flag("--audit-log", log.path());
+    let gateway = launch.flag("--public", "metrics").start().await;
+    is_ready(&gateway).await;
+    let force = async |key: &Key, name: &str, query: &str| {
+        key.call(&gateway, Method::DELETE, &format!("{}?{query}", lock_path(name))).send().await
+    };
+
+    let lease = holder.acquire(&gateway, "deploy/app").await;
+    force(&holder, "deploy/app", "force=true").await.problem(403, "forbidden");
+    force(&chief, "other", "force=true").await.problem(403, "forbidden");
+    for query in ["force=1", "force", "force=TRUE", "force=true&x=1", "Force=true"] {
+        force(&holder, "deploy/app", query).await.problem(400, "invalid_parameter");
+    }
+    let both = chief.call(&gateway, Method::DELETE, &format!("{}?force=true", lock_path("deploy/app")));
+    both.header("lock-token", &lease.token).send().await.problem(400, "invalid_parameter");
+    // Another Redlock client's lock is not ours to judge.
+    servers.iter().for_each(|server| drop(server.cmd(&["SET", "lock:deploy/theirs", "somebody", "PX", "60000"])));
+    force(&chief, "deploy/theirs", "force=true").await.problem(409, "not_holder");
+
+    let waits = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 });
+    let waits = holder.call(&gateway, Method::POST, &lock_path("deploy/app")).json(&waits);
+    let waits = tokio::spawn(waits.send());
+    waiting_is(&gateway, 1, 1).await;
+    let answer = force(&chief, "deploy/app", "force=true").await;
+    assert_eq!(answer.status, 204, "{answer:?}");
+    let next = Lease::from(&waits.await.unwrap());
+    assert!(next.fencing > lease.fencing);
+    holder.patch(&gateway, "deploy/app", &lease.token).await.problem(409, "not_holder");
+    assert_eq!(holder.delete(&gateway, "deploy/app", &next.token).await.status, 204);
+    force(&chief, "deploy/app", "force=true").await.problem(404, "lock_not_found");
+
+    let lines = audit_lines(&log);
+    let of = |what: &str, outcome: &str| {
+        let found = lines.iter().find(|line| line["what"] == what && line["outcome"] == outcome);
+        found.unwrap_or_else(|| panic!("no {what} {outcome} in {lines:#?}")).clone()
+    };
+    let forced = of("force", "done");
+    for (field, value) in [
+        ("who", json!("chief")),
+        ("lock", json!("deploy/app")),
+        ("owner", json!("somebody")),
+        ("status", json!(204)),
+        ("request_id", json!(answer.header("x-request-id"))),
+    ] {
+        assert_eq!(forced[field], value, "{forced}");
+    }
+    assert!(forced["address"].as_str().is_some_and(|text| text.starts_with("127.0.0.1:")), "{forced}");
+    assert_eq!(of("force", "forbidden")["who"], "holder");
+    assert_eq!(of("acquire", "done")["owner"], "somebody");
+    assert_eq!(of("force", "lock_not_found")["who"], "chief");
+    let text = std::fs::read_to_string(log.path()).unwrap();
+    for secret in [&holder.text, &chief.text, lease.owner()] {
+        assert!(!text.contains(secret.rsplit('.').next().unwrap()), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_log_that_is_moved_away_is_opened_anew() {
+    let log = Scratch::new("audit.jsonl", "");
+    let known = key("known", HOLDER, "*").await;
+    let file = file(&[&known]);
+    let gateway = with_keys(&file).flag("--audit-log", log.path()).start().await;
+    let moved = format!("{}.1", log.path());
+    std::fs::rename(log.path(), &moved).unwrap();
+    gateway.signal(Signal::HUP);
+    eventually("the log is opened anew", async || {
+        known.get(&gateway, "/locks").await.problem(403, "forbidden");
+        std::path::Path::new(log.path()).exists().then_some(())
+    })
+    .await;
+    std::fs::remove_file(moved).unwrap();
+}
+
+fn audit_lines(log: &Scratch) -> Vec<Value> {
+    let text = std::fs::read_to_string(log.path()).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).expect("one object a line")).collect()
+}
+
+#[tokio::test]
+async fn without_a_file_of_its_own_the_record_is_in_the_log_whatever_its_level() {
+    let known = key("known", HOLDER, "a").await;
+    let file = file(&[&known]);
+    let gateway = with_keys(&file).env("RUST_LOG", "error").start_quiet().await;
+    known.call(&gateway, Method::POST, "/locks/b").send().await.problem(403, "forbidden");
+    gateway.call(Method::POST, "/locks/a").header("authorization", "Bearer rlk.known.x").send().await;
+    eventually("both are recorded", async || {
+        let lines = audit_in_log(&gateway);
+        let who: Vec<_> = lines.iter().map(|line| &line["who"]).collect();
+        (who == [&json!("known"), &json!("known (not proven)")]).then_some(())
+    })
+    .await;
+    known.acquire(&gateway, "a").await;
+    known.delete(&gateway, "a", "x").await.problem(400, "invalid_token");
+    known.call(&gateway, Method::GET, "/locks/c").send().await.problem(403, "forbidden");
+    let lines = eventually("the last one is recorded", async || {
+        let lines = audit_in_log(&gateway);
+        lines.iter().any(|line| line["lock"] == "c").then_some(lines)
+    })
+    .await;
+    let what: Vec<_> = lines.iter().map(|line| (&line["what"], &line["lock"])).collect();
+    let expected =
+        [("acquire", "b"), ("acquire", "a"), ("inspect", "c")].map(|(what, lock)| (json!(what), json!(lock)));
+    assert_eq!(what, expected.each_ref().map(|(what, lock)| (what, lock)), "denials only");
+}
+
+/// What is recorded in the log.
+pub(super) fn audit_in_log(gateway: &Gateway) -> Vec<Value> {
+    let log = gateway.stdout();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter(|line| line["target"] == "redlock_audit").collect()
+}

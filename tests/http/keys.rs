@@ -1,0 +1,192 @@
+//! API keys by themselves: how they are made, read again while a gateway runs, ended, and held to limits of their own.
+
+use http::Method;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::support::client::{Answer, Call, Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch, Scratch};
+use crate::support::harness::eventually;
+use crate::support::waiters::waiting_is;
+
+/// A key, and what stands for it in the file.
+pub(super) struct Key {
+    pub(super) text: String,
+    pub(super) entry: String,
+}
+
+/// Made by the program itself.
+pub(super) async fn key(name: &str, verbs: &str, names: &str) -> Key {
+    let made = Launch::bare(&["key", "new", name, "--verbs", verbs, "--names", names]).finish().await;
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let (text, entry) = made.stdout.split_once("\n\n").expect("the key, an empty line, the entry");
+    Key { text: text.into(), entry: entry.into() }
+}
+
+pub(super) fn file(keys: &[&Key]) -> Scratch {
+    let entries: Vec<_> = keys.iter().map(|key| key.entry.as_str()).collect();
+    Scratch::new("keys.toml", &entries.join("\n"))
+}
+
+pub(super) fn with_keys(file: &Scratch) -> Launch {
+    Launch::embedded().flag("--auth-keys", file.path())
+}
+
+pub(super) const HOLDER: &str = "acquire,extend,release,inspect";
+
+impl Key {
+    pub(super) fn bearer(&self) -> String {
+        format!("Bearer {}", self.text)
+    }
+
+    pub(super) fn call(&self, gateway: &Gateway, method: Method, path: &str) -> Call {
+        gateway.call(method, path).header("authorization", self.bearer())
+    }
+
+    pub(super) async fn acquire(&self, gateway: &Gateway, name: &str) -> Lease {
+        let call = self.call(gateway, Method::POST, &lock_path(name));
+        Lease::from(&call.json(&json!({ "ttl_ms": 60_000, "owner": "somebody" })).send().await)
+    }
+
+    pub(super) async fn patch(&self, gateway: &Gateway, name: &str, token: &str) -> Answer {
+        let call = self.call(gateway, Method::PATCH, &lock_path(name)).header("lock-token", token);
+        call.json(&json!({ "ttl_ms": 60_000 })).send().await
+    }
+
+    pub(super) async fn delete(&self, gateway: &Gateway, name: &str, token: &str) -> Answer {
+        self.call(gateway, Method::DELETE, &lock_path(name)).header("lock-token", token).send().await
+    }
+
+    pub(super) async fn get(&self, gateway: &Gateway, path: &str) -> Answer {
+        self.call(gateway, Method::GET, path).send().await
+    }
+}
+
+#[tokio::test]
+async fn keys_are_read_again_without_a_gap_and_a_broken_file_keeps_the_old_ones() {
+    let (old, new) = (key("ci", HOLDER, "*").await, key("ci", HOLDER, "*").await);
+    let file = file(&[&old]);
+    let gateway = with_keys(&file).start().await;
+    let lease = old.acquire(&gateway, "job").await;
+    let knows = async |key: &Key| key.get(&gateway, "/locks/job").await.status == 200;
+    assert!(knows(&old).await && !knows(&new).await);
+
+    // Nothing is lost of the requests while the file changes.
+    std::fs::write(file.path(), &new.entry).unwrap();
+    eventually("the new key is known", async || {
+        let (old_is_known, new_is_known) = (knows(&old).await, knows(&new).await);
+        if !new_is_known {
+            assert!(old_is_known, "one of them always is");
+        }
+        new_is_known.then_some(())
+    })
+    .await;
+    assert!(!knows(&old).await);
+    // A lock belongs to the principal, not to one of its keys.
+    assert_eq!(new.patch(&gateway, "job", &lease.token).await.status, 200);
+
+    std::fs::write(file.path(), format!("{}\n[[key]]\nname = 'x'", new.entry)).unwrap();
+    gateway.signal(Signal::HUP);
+    eventually("the log says that the file is broken", async || {
+        let log = gateway.stdout();
+        (log.contains("the old keys stay") && log.contains("missing field `allow`")).then_some(())
+    })
+    .await;
+    assert!(knows(&new).await);
+    let says = async |what: &str| eventually(what, async || gateway.stdout().contains(what).then_some(())).await;
+    std::fs::write(file.path(), "\n").unwrap();
+    says("it is empty").await;
+    std::fs::remove_file(file.path()).unwrap();
+    gateway.signal(Signal::HUP);
+    says("No such file").await;
+    // Reading it would never end.
+    std::os::unix::fs::symlink("/dev/zero", file.path()).unwrap();
+    says("it is not a regular file").await;
+    assert!(knows(&new).await);
+    std::fs::remove_file(file.path()).unwrap();
+    std::fs::write(file.path(), &old.entry).unwrap();
+    gateway.signal(Signal::HUP);
+    eventually("the old key is back", async || knows(&old).await.then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_key_that_ends_while_its_request_waits_gets_no_lock() {
+    let (holder, waiter) = (key("holder", HOLDER, "*").await, key("waiter", HOLDER, "*").await);
+    let file = file(&[&holder, &waiter]);
+    let gateway = with_keys(&file).flag("--public", "metrics").start().await;
+    let lease = holder.acquire(&gateway, "job").await;
+    let body = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 });
+    let waiting = tokio::spawn(waiter.call(&gateway, Method::POST, "/locks/job").json(&body).send());
+    waiting_is(&gateway, 1, 1).await;
+    std::fs::write(file.path(), &holder.entry).unwrap();
+    eventually("its key is gone", async || (waiter.get(&gateway, "/locks/job").await.status == 401).then_some(()))
+        .await;
+    assert_eq!(holder.delete(&gateway, "job", &lease.token).await.status, 204);
+    waiting.await.unwrap().problem(401, "unauthenticated");
+    eventually("what it was granted is released", async || {
+        (holder.get(&gateway, "/locks/job").await.json()["state"] == "free").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_key_is_held_to_its_own_ttl_hold_and_rate() {
+    let mut short = key("short", HOLDER, "*").await;
+    short.entry.push_str("max_ttl = '2s'\nmax_hold = '1h'\n");
+    let mut brief = key("brief", HOLDER, "*").await;
+    brief.entry.push_str("max_hold = '3s'\n");
+    let mut slow = key("slow", HOLDER, "*").await;
+    slow.entry.push_str("rate = 1\nburst = 2\n");
+    let file = file(&[&short, &slow, &brief]);
+    let gateway = with_keys(&file).start().await;
+    let ask = async |ttl: Value| short.call(&gateway, Method::POST, "/locks/job").json(&ttl).send().await;
+    let problem = ask(json!({ "ttl_ms": 2_001 })).await.problem(400, "invalid_ttl");
+    assert!(problem["detail"].as_str().unwrap().contains("10 to 2000"), "{problem}");
+    // The gateway's default is more than the key may have.
+    let granted = ask(json!({})).await;
+    assert_eq!(granted.json()["ttl_ms"], 2_000);
+    let token = Lease::from(&granted).token;
+    short.patch(&gateway, "job", &token).await.problem(400, "invalid_ttl");
+    let held = brief.call(&gateway, Method::POST, "/locks/brief").send().await;
+    assert_eq!(held.json()["ttl_ms"], 3_000, "nobody gets for once what may not be held");
+    let token = Lease::from(&held).token;
+    eventually("it has been held for too long", async || {
+        let call = brief.call(&gateway, Method::PATCH, "/locks/brief").header("lock-token", &token);
+        let answer = call.json(&json!({ "ttl_ms": 3_000 })).send().await;
+        (answer.status == 409).then(|| answer.problem(409, "max_hold_reached"))
+    })
+    .await;
+
+    for _ in 0..2 {
+        assert_eq!(slow.get(&gateway, "/locks/other").await.status, 200, "the burst");
+    }
+    // One more is let in with every second that this machine stands still.
+    let refused = eventually("the rate is used up", async || {
+        let answer = slow.get(&gateway, "/locks/other").await;
+        (answer.status != 200).then_some(answer)
+    })
+    .await;
+    let problem = refused.problem(429, "rate_limited");
+    assert!((1..=1000).contains(&problem["retry_after_ms"].as_u64().unwrap()), "{problem}");
+    assert_eq!(refused.header("retry-after"), "1");
+    assert_eq!(short.get(&gateway, "/locks/other").await.status, 200, "it is another key's rate");
+}
+
+#[tokio::test]
+async fn a_new_key_is_printed_once_and_ready_to_use() {
+    let made = Launch::bare(&["key", "new", "ci", "--expires", "2999-01-31"]).finish().await;
+    let lines: Vec<_> = made.stdout.lines().collect();
+    assert!(lines[0].starts_with("rlk.ci.") && lines[0].len() == 50, "{made:?}");
+    let rest = lines[2..].join("\n");
+    assert!(rest.contains("hashes = [\"sha256:") && !rest.contains(&lines[0][7..]), "{rest}");
+    assert!(rest.contains("expires = 2999-01-31"), "{rest}");
+    for bad in
+        [&["key", "new", "a b"] as &[_], &["key", "new", "a", "--names", "a b"], &["key", "new", "a", "--verbs", "x"]]
+    {
+        let refused = Launch::bare(bad).finish().await;
+        assert_ne!(refused.code, Some(0), "{bad:?}");
+        assert!(refused.stdout.is_empty() && !refused.stderr.is_empty(), "{refused:?}");
+    }
+    let refused = Launch::bare(&["key", "new", "a", "--expires", "soon"]).finish().await;
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+}

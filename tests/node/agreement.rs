@@ -1,0 +1,210 @@
+//! Several gateways over one master: they count one quarantine, agree on one configuration, and no word of an operator's
+//! that a cluster is brand-new outweighs what one of them has seen.
+
+use std::time::Duration;
+
+use redlock_core::node::{Node, NodeState, Remedy, Vote};
+use redlock_core::{AcquireOptions, Bootstrap, LockError, Ttl};
+use tokio::time::{Instant, timeout};
+
+use crate::node::admission::BLANK;
+use crate::support::cluster::{ClusterSettings, first_vote, marker, repeated};
+use crate::support::harness::{PATIENCE, RedisServer, masters};
+use crate::support::nodes::{LONG_MS, Lock, ask, in_state, name, now};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn gateways_of_other_configurations_are_refused_and_told_both() {
+    let (cluster, server) = (ClusterSettings::ENDLESS_QUARANTINE, RedisServer::start());
+    let lane = cluster.admitted(&server.url()).await;
+    let stood = marker(&server);
+    let longer = ClusterSettings { max_ttl: cluster.max_ttl * 2, ..cluster };
+    let other_set = ClusterSettings { name: "other nodes", ..cluster };
+    let set_of = |cluster: &ClusterSettings| cluster.settings().generation.node_set().to_owned();
+    for other in [&longer, &other_set] {
+        let strange = other.lane(&server.url());
+        let refused = in_state(strange.as_ref(), NodeState::Refused).await;
+        for cluster in [&cluster, other] {
+            let told = format!("node set {}, max_ttl {} ms", set_of(cluster), cluster.max_ttl.as_millis());
+            assert!(refused.detail.contains(&told), "no {told:?} in {refused:?}");
+        }
+        assert!(refused.remedy == Some(Remedy::Reconfigure), "{refused:?}");
+    }
+    assert_ne!(set_of(&cluster), set_of(&other_set));
+    assert_eq!(marker(&server), stood, "a foreign marker is left alone");
+    first_vote(lane.as_ref()).await;
+}
+
+#[test]
+fn two_gateways_that_admit_one_master_at_the_same_time_agree() {
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    repeated(12, 6, async || {
+        let (server, since) = (RedisServer::start(), Instant::now());
+        let (first, second) = (cluster.lane(&server.url()), cluster.lane(&server.url()));
+        let votes = tokio::join!(first_vote(first.as_ref()), first_vote(second.as_ref()));
+        for voted in [votes.0, votes.1] {
+            assert!(voted - since >= cluster.quarantine(), "{:?}", voted - since);
+        }
+        let stood = marker(&server);
+        assert!(stood.as_ref().is_some_and(|marker| marker.contains(":volatile.")), "{stood:?}");
+        let lock = Lock::new("job");
+        assert_eq!(ask(first.as_ref(), lock.acquire(1, now(), LONG_MS)).await, Vote::Granted);
+        assert!(matches!(ask(second.as_ref(), lock.acquire(2, now(), LONG_MS)).await, Vote::Held(_)));
+        assert_eq!(marker(&server), stood, "neither undoes what the other did");
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_gateway_restarted_during_a_quarantine_counts_from_its_own_start() {
+    let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let first = cluster.lane(&server.url());
+    in_state(first.as_ref(), NodeState::Quarantined).await;
+    let stood = marker(&server);
+    tokio::time::sleep(cluster.quarantine() / 2).await;
+    drop(first);
+    let since = Instant::now();
+    let second = cluster.lane(&server.url());
+    in_state(second.as_ref(), NodeState::Quarantined).await;
+    assert_eq!(marker(&server), stood, "it waits for the same loss");
+    cluster.waits_out(second.as_ref(), since, BLANK).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_gateway_that_would_wait_longer_follows_one_that_has_waited() {
+    let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let since = Instant::now();
+    let early = cluster.lane(&server.url());
+    // This one would wait for hours.
+    let late = ClusterSettings { skew: Duration::from_secs(3_600), ..cluster }.lane(&server.url());
+    let waits = in_state(late.as_ref(), NodeState::Quarantined).await;
+    assert!(waits.until_micros.unwrap() - waits.since_micros >= 7_200_000_000, "{waits:?}");
+    let votes = tokio::join!(first_vote(early.as_ref()), first_vote(late.as_ref()));
+    assert!(votes.0 - since >= cluster.quarantine() && votes.1 - since >= cluster.quarantine());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_second_loss_during_the_quarantine_starts_the_count_anew() {
+    let (cluster, server) = (
+        ClusterSettings { max_ttl: Duration::from_secs(2), ..ClusterSettings::SHORT_QUARANTINE },
+        RedisServer::start(),
+    );
+    let lane = cluster.lane(&server.url());
+    let first = in_state(lane.as_ref(), NodeState::Quarantined).await;
+    tokio::time::sleep(cluster.quarantine() / 2).await;
+    let lost = Instant::now();
+    server.cmd(&["FLUSHALL"]);
+    assert!(now() < first.until_micros.unwrap(), "this machine is too slow: the first quarantine is over");
+    let voted = first_vote(lane.as_ref()).await;
+    assert!(voted - lost >= cluster.quarantine(), "a vote {:?} after the second loss", voted - lost);
+}
+
+/// The first of two gateways admits a master and a lock is granted; then the master loses everything. The second one's
+/// count began a little later, has not ended, and it has looked at nothing since. It must begin anew: the marker that it
+/// saw standing is gone.
+#[test]
+fn a_count_that_began_before_a_loss_admits_nobody_after_it() {
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let in_time = repeated(8, 4, async || {
+        let server = RedisServer::start();
+        let first = cluster.lane(&server.url());
+        in_state(first.as_ref(), NodeState::Quarantined).await;
+        tokio::time::sleep(cluster.quarantine() / 3).await;
+        let second = cluster.lane(&server.url());
+        let counts = in_state(second.as_ref(), NodeState::Quarantined).await;
+        in_state(first.as_ref(), NodeState::Admitted).await;
+        assert_eq!(ask(first.as_ref(), Lock::new("job").acquire(1, now(), 700)).await, Vote::Granted);
+        let lost = Instant::now();
+        server.cmd(&["FLUSHALL"]);
+        let in_time = now() < counts.until_micros.unwrap();
+        assert!(!in_time || second.status().borrow().state == NodeState::Quarantined);
+        let votes = tokio::join!(first_vote(first.as_ref()), first_vote(second.as_ref()));
+        for voted in [votes.0, votes.1] {
+            assert!(voted - lost >= cluster.quarantine(), "a vote {:?} after the loss", voted - lost);
+        }
+        in_time
+    });
+    assert!(in_time.contains(&true), "this machine is too slow: the second count had always ended before the loss");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn one_process_under_two_names_votes_once() {
+    let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let first = cluster.admitted(&server.url()).await;
+    let second = cluster.lane(&server.url_as("", "localhost"));
+    let refused = in_state(second.as_ref(), NodeState::Refused).await;
+    assert!(refused.detail.contains("admitted as another node"), "{refused:?}");
+    assert!(refused.remedy == Some(Remedy::NameEachNodeOnce), "{refused:?}");
+    first_vote(first.as_ref()).await;
+    assert_eq!(second.status().borrow().state, NodeState::Refused);
+}
+
+/// At least this long nothing happens that must not; what makes it happen would take a few milliseconds.
+const FOR_A_WHILE: Duration = Duration::from_millis(700);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_word_counts_once() {
+    let (cluster, mut servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
+    servers[2].kill();
+    let lanes = cluster.lanes_told_new(&servers);
+    let locks = cluster.redlock(lanes.clone());
+    for lane in &lanes[..2] {
+        in_state(lane.as_ref(), NodeState::Quarantined).await;
+    }
+    assert!(timeout(FOR_A_WHILE, locks.bootstrap()).await.is_err(), "one node has not said anything");
+    for lane in &lanes[..2] {
+        assert_eq!(lane.status().borrow().state, NodeState::Quarantined);
+    }
+    let (word, ()) = tokio::join!(timeout(PATIENCE, locks.bootstrap()), async { servers[2].restart() });
+    assert_eq!(word, Ok(Bootstrap::Confirmed));
+    for lane in &lanes {
+        in_state(lane.as_ref(), NodeState::Admitted).await;
+    }
+    let ttl = Ttl::from_millis(LONG_MS).unwrap();
+    assert!(locks.acquire(&name("job"), ttl, AcquireOptions::default()).await.is_ok());
+
+    servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
+    for lane in &lanes {
+        in_state(lane.as_ref(), NodeState::Quarantined).await;
+    }
+    assert!(!locks.has_quorum());
+    let refused = locks.acquire(&name("job"), ttl, AcquireOptions::default()).await;
+    assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
+    tokio::time::sleep(FOR_A_WHILE).await;
+    assert!(lanes.iter().all(|lane| lane.status().borrow().state == NodeState::Quarantined));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
+    let (cluster, servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
+    cluster.mark_by(&servers[1].url()).await;
+    let before: Vec<_> = servers.iter().map(marker).collect();
+    let lanes = cluster.lanes_told_new(&servers);
+    let locks = cluster.redlock(lanes.clone());
+    let word = timeout(PATIENCE, locks.bootstrap()).await;
+    assert_eq!(word, Ok(Bootstrap::Refuted(lanes[1].name().to_owned())));
+    in_state(lanes[1].as_ref(), NodeState::Admitted).await;
+    assert_eq!(marker(&servers[1]), before[1]);
+    for at in [0, 2] {
+        in_state(lanes[at].as_ref(), NodeState::Quarantined).await;
+    }
+    tokio::time::sleep(FOR_A_WHILE).await;
+    for at in [0, 2] {
+        assert_eq!(lanes[at].status().borrow().state, NodeState::Quarantined);
+    }
+}
+
+/// The word still stands in some configuration when everything is lost, and a gateway is restarted then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_a_gateway_that_saw_the_loss() {
+    let (cluster, servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
+    cluster.mark(&servers).await;
+    let witness = cluster.lane(&servers[0].url());
+    in_state(witness.as_ref(), NodeState::Admitted).await;
+    servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
+    in_state(witness.as_ref(), NodeState::Quarantined).await;
+    let lanes = cluster.lanes_told_new(&servers);
+    let word = timeout(PATIENCE, cluster.redlock(lanes.clone()).bootstrap()).await;
+    assert_eq!(word, Ok(Bootstrap::Refuted(lanes[0].name().to_owned())));
+    for lane in &lanes {
+        in_state(lane.as_ref(), NodeState::Quarantined).await;
+    }
+}

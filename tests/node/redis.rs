@@ -1,0 +1,343 @@
+//! What only a real redis-server can show: lost connections, restarts, credentials and nodes that are unfit to vote.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlock_core::node::admission::Generation;
+use redlock_core::node::redis::{NewMarker, RedisSettings, overwrite_marker};
+use redlock_core::node::{Effect, Keys, NoObserver, Node, NodeSettings, NodeState, Op, Reason, Remedy, Vote};
+use tokio::time::Instant;
+
+use crate::node::contract::{assert_held, fencing};
+use crate::support::harness::{DeadPort, RedisOptions, RedisServer, eventually};
+use crate::support::nodes::{
+    LONG_MS, Lock, Recorder, ask, assert_failed, failure, generation, in_state, lane, lane_with, name, now, record,
+    redis_settings, strict_lane, submit, ttl, votes,
+};
+use crate::support::resp::Resp;
+
+pub(super) async fn redis_node() -> (RedisServer, Arc<dyn Node>, Arc<Recorder>) {
+    let (server, calls) = (RedisServer::start(), Arc::new(Recorder::default()));
+    let node = lane_with(&server.url(), redis_settings(NodeSettings::default()), calls.clone());
+    in_state(node.as_ref(), NodeState::Admitted).await;
+    (server, node, calls)
+}
+
+async fn recovers(node: &dyn Node) {
+    let probe = Lock::new("probe");
+    eventually("the lane serves again", async || {
+        matches!(ask(node, probe.inspect()).await, Vote::Missing | Vote::Found(_)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn out_of_memory_acquires_fail_alone_and_releases_still_delete() {
+    let (server, node, _) = redis_node().await;
+    let (held, refused_lock, retaken, t) = (Lock::new("a"), Lock::new("b"), Lock::new("c"), now());
+    assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(ask(node.as_ref(), retaken.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    server.cmd(&["CONFIG", "SET", "maxmemory", "1"]);
+
+    let ops = [refused_lock.acquire(1, t, LONG_MS), held.extend(1, t, 2 * LONG_MS), held.inspect()];
+    let answers = votes(ops.into_iter().map(|op| submit(node.as_ref(), op)).collect()).await;
+    let refused = failure(answers[0].clone());
+    assert_eq!(refused.reason, Reason::Error);
+    assert!(refused.detail.contains("OOM"), "{}", refused.detail);
+    assert_eq!(answers[1], Vote::Extended);
+    assert!(matches!(answers[2], Vote::Found(_)));
+    // Nothing to delete, so no room for the barrier: to be owned up to, or nobody would try again.
+    let refused = failure(ask(node.as_ref(), refused_lock.release(1, t)).await);
+    assert!(refused.reason == Reason::Error && refused.detail.contains("OOM"), "{refused}");
+    assert_eq!(ask(node.as_ref(), held.release(1, t)).await, Vote::Released);
+    // Its T differs, so the barrier needs a write that the deletion has to make room for.
+    assert_eq!(ask(node.as_ref(), retaken.release(1, t + 1)).await, Vote::Released);
+    for lock in [&held, &refused_lock, &retaken] {
+        assert_eq!(server.cmd(&[b"EXISTS", &lock.keys.lock[..]]), Resp::Integer(0));
+    }
+
+    server.cmd(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(ask(node.as_ref(), refused_lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(node.status().borrow().state, NodeState::Admitted);
+}
+
+#[tokio::test]
+async fn after_a_script_flush_the_lane_loads_its_script_again() {
+    let (server, node, _) = redis_node().await;
+    let (lock, t) = (Lock::new("a"), now());
+    server.cmd(&["SCRIPT", "FLUSH"]);
+    assert_failed(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Reason::Down, Effect::None);
+    recovers(node.as_ref()).await;
+    assert_eq!(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(node.status().borrow().restarts, 0, "a flush is no restart");
+}
+
+#[tokio::test]
+async fn after_flushall_the_lane_is_admitted_again() {
+    let (server, node, _) = redis_node().await;
+    let (lock, t) = (Lock::new("a"), now());
+    // A lane that was just used sends no heartbeat, which could notice before the acquire does.
+    assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
+    server.cmd(&["FLUSHALL"]);
+    assert_failed(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Reason::Quarantined, Effect::None);
+    recovers(node.as_ref()).await;
+    assert_eq!(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
+}
+
+#[tokio::test]
+async fn a_lost_marker_is_noticed_by_an_idle_lane() {
+    let (server, node, _) = redis_node().await;
+    server.cmd(&["FLUSHALL"]);
+    // Nothing is asked of the node: the heartbeat alone brings its marker back.
+    eventually("a marker stands again", async || (server.cmd(&["DBSIZE"]).integer() == 1).then_some(())).await;
+    in_state(node.as_ref(), NodeState::Admitted).await;
+}
+
+#[tokio::test]
+async fn after_a_crash_and_restart_the_lane_recovers_and_counts_one_restart() {
+    let (mut server, node, _) = redis_node().await;
+    let (lock, t) = (Lock::new("a"), now());
+    assert_eq!(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    server.kill();
+    let down = in_state(node.as_ref(), NodeState::Connecting).await;
+    assert!(!down.detail.is_empty());
+    assert_failed(ask(node.as_ref(), lock.inspect()).await, Reason::Down, Effect::None);
+    server.restart();
+    assert_eq!(in_state(node.as_ref(), NodeState::Admitted).await.restarts, 1);
+    assert_eq!(ask(node.as_ref(), lock.acquire(2, now(), LONG_MS)).await, Vote::Granted, "it kept nothing");
+}
+
+#[tokio::test]
+async fn locks_and_fences_survive_a_crash_with_an_append_only_file() {
+    let options = RedisOptions { append_only: true, ..RedisOptions::default() };
+    let mut server = RedisServer::start_with(options);
+    let node = lane(&server.url());
+    in_state(node.as_ref(), NodeState::Admitted).await;
+    let (held, released, t) = (Lock::new("a"), Lock::new("b"), now());
+    assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(ask(node.as_ref(), released.release(1, t)).await, Vote::Missing);
+    server.restart();
+    eventually("the restart is noticed", async || {
+        let _ = ask(node.as_ref(), held.inspect()).await;
+        let status = node.status().borrow().clone();
+        (status.restarts == 1 && status.state == NodeState::Admitted).then_some(())
+    })
+    .await;
+    assert_held(&ask(node.as_ref(), held.acquire(2, t + 1, LONG_MS)).await, &record(1, t), LONG_MS);
+    assert_eq!(ask(node.as_ref(), released.acquire(2, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
+}
+
+#[tokio::test]
+async fn twenty_lost_connections_leave_no_connection_behind() {
+    let server = RedisServer::start();
+    // Four lanes, so that their back-off, which doubles, stays short.
+    let nodes: Vec<_> = (0..4).map(|_| lane(&server.url())).collect();
+    for _ in 0..5 {
+        for node in &nodes {
+            in_state(node.as_ref(), NodeState::Admitted).await;
+        }
+        server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        for node in &nodes {
+            eventually("the lane notices", async || {
+                (node.status().borrow().state != NodeState::Admitted).then_some(())
+            })
+            .await;
+        }
+    }
+    for node in &nodes {
+        recovers(node.as_ref()).await;
+    }
+    let clients = || server.cmd(&["CLIENT", "LIST", "TYPE", "normal"]).text().lines().count();
+    let last = std::cell::Cell::new(0);
+    eventually("one connection for each lane and one for this test", async || {
+        last.set(clients());
+        (last.get() == nodes.len() + 1).then_some(())
+    })
+    .await;
+    drop(nodes);
+    eventually("a lane that is dropped closes its connection", async || (clients() == 1).then_some(())).await;
+}
+
+#[tokio::test]
+async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
+    let options = RedisOptions { password: Some("p@ss/word".into()), ..RedisOptions::default() };
+    let server = RedisServer::start_with(options);
+    server.cmd(&["ACL", "SETUSER", "gateway", "on", ">its:secret", "~*", "+@all"]);
+    server.cmd(&["ACL", "SETUSER", "narrow", "on", ">its:secret", "~*", "+@all", "-evalsha"]);
+    let at = format!("127.0.0.1:{}", server.port());
+    for login in [":p%40ss%2Fword", "default:p%40ss%2Fword", "gateway:its%3Asecret"] {
+        let node = lane(&format!("redis://{login}@{at}"));
+        in_state(node.as_ref(), NodeState::Admitted).await;
+        assert_eq!(ask(node.as_ref(), Lock::new("free").inspect()).await, Vote::Missing);
+    }
+    for (login, word) in [
+        (":hunter2@", "WRONGPASS"),
+        ("gateway:hunter2@", "WRONGPASS"),
+        ("nobody:hunter2@", "WRONGPASS"),
+        ("", "NOAUTH"),
+    ] {
+        let node = lane(&format!("redis://{login}{at}"));
+        let status = eventually("the refusal is shown", async || {
+            let status = node.status().borrow().clone();
+            status.detail.contains(word).then_some(status)
+        })
+        .await;
+        assert_eq!(status.state, NodeState::Refused);
+        assert!(status.remedy == Some(Remedy::GiveCredentials), "{status:?}");
+        let vote = failure(ask(node.as_ref(), Lock::new("free").inspect()).await);
+        assert_eq!((vote.reason, vote.effect), (Reason::Quarantined, Effect::None));
+        for text in [status.detail, vote.detail, node.name().into()] {
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+    }
+    let node = lane(&format!("redis://narrow:its%3Asecret@{at}"));
+    eventually("a missing permission is named", async || {
+        let _ = ask(node.as_ref(), Lock::new("free").inspect()).await;
+        node.status().borrow().detail.contains("evalsha").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
+    let master = RedisServer::start();
+    let replicaof = ["--replicaof", "127.0.0.1", &master.port().to_string()].map(String::from);
+    let server = RedisServer::start_with(RedisOptions { args: replicaof.into(), ..RedisOptions::default() });
+    let node = lane(&server.url());
+    let status = in_state(node.as_ref(), NodeState::Refused).await;
+    assert!(status.detail.contains("slave") && status.remedy == Some(Remedy::MakeMaster), "{status:?}");
+    assert_failed(
+        ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
+        Reason::Quarantined,
+        Effect::None,
+    );
+    server.cmd(&["REPLICAOF", "NO", "ONE"]);
+    in_state(node.as_ref(), NodeState::Admitted).await;
+    assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
+}
+
+#[tokio::test]
+async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is_a_master_again() {
+    let server = RedisServer::start();
+    // Two seconds in quarantine.
+    let settings = RedisSettings {
+        generation: Generation::new("tests", Duration::from_millis(1_500)),
+        ..redis_settings(NodeSettings::default().with_max_clock_offset(Duration::from_millis(500)))
+    };
+    let node = strict_lane(&server.url(), settings, Arc::new(NoObserver));
+    in_state(node.as_ref(), NodeState::Admitted).await;
+    // Of a master that is not there: nothing is copied over, so the marker stays.
+    let nobody = DeadPort::new();
+    server.cmd(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
+    let vote = failure(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await);
+    assert!(vote.detail.contains("READONLY"), "{}", vote.detail);
+    let status = in_state(node.as_ref(), NodeState::Refused).await;
+    assert!(status.remedy == Some(Remedy::MakeMaster), "{status:?}");
+    server.cmd(&["REPLICAOF", "NO", "ONE"]);
+    // Nobody can tell that this time its data is its own.
+    let status = in_state(node.as_ref(), NodeState::Quarantined).await;
+    assert!(status.detail.contains("it was a replica"), "{status:?}");
+    let refused = ask(node.as_ref(), Lock::new("a").acquire(1, now(), 1_000)).await;
+    assert_failed(refused, Reason::Quarantined, Effect::None);
+    in_state(node.as_ref(), NodeState::Admitted).await;
+    assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), 1_000)).await, Vote::Granted);
+}
+
+#[tokio::test]
+async fn a_node_that_may_evict_is_refused_with_the_cure_and_votes_once_it_may_not() {
+    let server = RedisServer::start();
+    server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let node = lane(&server.url());
+    let status = in_state(node.as_ref(), NodeState::Refused).await;
+    let cure = Some(Remedy::ForbidEvictions);
+    assert!(status.detail.contains("allkeys-lru") && status.remedy == cure, "{status:?}");
+    assert_eq!(server.cmd(&["DBSIZE"]), Resp::Integer(0), "an unfit node gets no marker");
+    server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    in_state(node.as_ref(), NodeState::Admitted).await;
+}
+
+#[tokio::test]
+async fn an_eviction_policy_that_is_changed_under_an_admitted_node_is_noticed() {
+    let (server, node, _) = redis_node().await;
+    server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let status = in_state(node.as_ref(), NodeState::Refused).await;
+    assert!(status.detail.contains("allkeys-lru"), "{}", status.detail);
+    server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    in_state(node.as_ref(), NodeState::Admitted).await;
+}
+
+#[tokio::test]
+async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_overwritten() {
+    let (server, node, _) = redis_node().await;
+    let before = server.cmd(&["GET", "{lock:}:marker"]);
+    let other = RedisSettings {
+        generation: Generation::new("tests", Duration::from_secs(77)),
+        ..redis_settings(NodeSettings::default())
+    };
+    let newcomer = lane_with(&server.url(), other.clone(), Arc::new(NoObserver));
+    let status = in_state(newcomer.as_ref(), NodeState::Refused).await;
+    assert!(status.detail.contains("300000 ms") && status.detail.contains("77000 ms"), "{}", status.detail);
+    assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), before);
+    assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
+
+    // The operator's step turns the tables: the new generation votes and the old one does not.
+    let url = redlock_core::node::redis::RedisUrl::parse(&server.url()).unwrap();
+    overwrite_marker(&url, &other, NewMarker::Final).await.unwrap();
+    assert_failed(
+        ask(node.as_ref(), Lock::new("b").acquire(1, now(), LONG_MS)).await,
+        Reason::Quarantined,
+        Effect::None,
+    );
+    in_state(newcomer.as_ref(), NodeState::Admitted).await;
+    in_state(node.as_ref(), NodeState::Refused).await;
+    assert_ne!(generation(), other.generation);
+}
+
+#[tokio::test]
+async fn a_hung_node_loses_its_session_within_seconds_and_then_refuses_at_once() {
+    let (server, node, _) = redis_node().await;
+    let (lock, t) = (Lock::new("a"), now());
+    // So that the call which a session begins with is answered, and not the first to be given up.
+    assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
+    server.stop();
+    let since = Instant::now();
+    assert_failed(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Reason::Timeout, Effect::Possible);
+    let given_up = since.elapsed();
+    assert!(given_up > Duration::from_millis(900) && given_up < Duration::from_secs(5), "after {given_up:?}");
+    in_state(node.as_ref(), NodeState::Connecting).await;
+    let since = Instant::now();
+    for _ in 0..100 {
+        assert_failed(ask(node.as_ref(), lock.release(1, t)).await, Reason::Down, Effect::None);
+    }
+    assert!(since.elapsed() < Duration::from_millis(900), "100 refusals took {:?}", since.elapsed());
+    server.cont();
+    in_state(node.as_ref(), NodeState::Admitted).await;
+    assert_eq!(ask(node.as_ref(), Lock::new("b").acquire(1, now(), LONG_MS)).await, Vote::Granted);
+}
+
+#[tokio::test]
+async fn an_idle_lane_notices_a_hung_node_by_its_heartbeat() {
+    let (server, node, _) = redis_node().await;
+    server.stop();
+    in_state(node.as_ref(), NodeState::Connecting).await;
+    server.cont();
+    in_state(node.as_ref(), NodeState::Admitted).await;
+    assert_eq!(node.status().borrow().restarts, 0);
+}
+
+#[tokio::test]
+async fn a_prefix_with_its_own_marker_does_not_disturb_another_on_the_same_server() {
+    let (server, node, _) = redis_node().await;
+    let other = RedisSettings {
+        key_prefix: String::new(),
+        generation: Generation::new("others", Duration::from_secs(5)),
+        ..redis_settings(NodeSettings::default())
+    };
+    let plain = lane_with(&server.url(), other, Arc::new(NoObserver));
+    in_state(plain.as_ref(), NodeState::Admitted).await;
+    let keys = Keys::new("", &name("a"));
+    let op = Op::Acquire { keys, record: record(1, now()), ttl: ttl(LONG_MS), tell: None };
+    assert_eq!(ask(plain.as_ref(), op).await, Vote::Granted);
+    assert_ne!(server.cmd(&["GET", "a"]), Resp::Nil, "the bare name is the key that other clients use");
+    assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(2, now(), LONG_MS)).await, Vote::Granted);
+}

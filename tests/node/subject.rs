@@ -1,0 +1,97 @@
+//! A node under test, in memory or on a real redis-server, seen with the same eyes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlock_core::clock::SystemClock;
+use redlock_core::node::memory::MemoryNode;
+use redlock_core::node::{Holding, NoObserver, Node, NodeSettings, NodeState, Op, Record, Vote};
+
+use crate::support::harness::RedisServer;
+use crate::support::nodes::{Lock, ask, in_state, lane_with, redis_settings};
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kind {
+    Memory,
+    Redis,
+}
+
+/// A node under test, and the hands of somebody else who can reach its data.
+pub(crate) struct Subject {
+    pub(crate) node: Arc<dyn Node>,
+    backing: Backing,
+}
+
+enum Backing {
+    Memory(Arc<MemoryNode>),
+    Redis(RedisServer),
+}
+
+impl Kind {
+    pub(crate) async fn subject(self) -> Subject {
+        self.subject_with(NodeSettings::default()).await
+    }
+
+    pub(crate) async fn subject_with(self, settings: NodeSettings) -> Subject {
+        match self {
+            Self::Memory => {
+                let node = Arc::new(MemoryNode::new("memory", Arc::new(SystemClock), settings));
+                Subject { node: node.clone(), backing: Backing::Memory(node) }
+            }
+            Self::Redis => {
+                let server = RedisServer::start();
+                let node = lane_with(&server.url(), redis_settings(settings), Arc::new(NoObserver));
+                in_state(node.as_ref(), NodeState::Admitted).await;
+                Subject { node, backing: Backing::Redis(server) }
+            }
+        }
+    }
+}
+
+impl Subject {
+    pub(crate) async fn ask(&self, op: Op) -> Vote {
+        ask(self.node.as_ref(), op).await
+    }
+
+    /// SET by another client.
+    pub(crate) fn set_foreign(&self, key: &[u8], value: &[u8], life: Option<Duration>) {
+        match &self.backing {
+            Backing::Memory(node) => node.set_foreign(key, value, life),
+            Backing::Redis(server) => {
+                let _ = match life {
+                    None => server.cmd(&[b"SET", key, value]),
+                    Some(life) => server.cmd(&[b"SET", key, value, b"PX", life.as_millis().to_string().as_bytes()]),
+                };
+            }
+        }
+    }
+
+    /// The loss of everything, the marker included.
+    pub(crate) fn wipe(&self) {
+        match &self.backing {
+            Backing::Memory(node) => node.wipe(),
+            Backing::Redis(server) => drop(server.cmd(&["FLUSHALL"])),
+        }
+    }
+
+    /// T and owner that are stored, and the remaining life.
+    pub(crate) async fn stored(&self, lock: &Lock) -> Option<(Record, Option<Duration>)> {
+        match self.ask(lock.inspect()).await {
+            Vote::Found(Holding { record, expires_in }) => Some((record, expires_in)),
+            Vote::Missing => None,
+            other => panic!("not an inspection's answer: {other:?}"),
+        }
+    }
+
+    /// The fence's T, whatever its mark.
+    pub(crate) async fn fence(&self, lock: &Lock) -> Option<u64> {
+        match self.ask(lock.inspect_fence()).await {
+            Vote::Found(holding) => {
+                let text = std::str::from_utf8(holding.record.as_bytes()).expect("digits");
+                Some(text[..16].parse().expect("digits"))
+            }
+            Vote::Missing => None,
+            other => panic!("not an inspection's answer: {other:?}"),
+        }
+    }
+}

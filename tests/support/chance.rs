@@ -1,0 +1,50 @@
+//! Random numbers that can be had again.
+
+use redlock_core::clock::{Entropy, OsEntropy};
+
+/// A generator that is the same on every machine (SplitMix64).
+pub(crate) struct Chance(u64);
+
+/// The number in this environment variable, to replay a run, or a fresh one; printed.
+pub(crate) fn seed(variable: &str) -> u64 {
+    let seed = match std::env::var(variable) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is no number")),
+        Err(_) => {
+            let mut seed = [0; 8];
+            OsEntropy.fill(&mut seed);
+            u64::from_le_bytes(seed)
+        }
+    };
+    println!("replay with {variable}={seed}");
+    seed
+}
+
+impl Chance {
+    /// Of one part of a run: they do not disturb one another.
+    pub(crate) fn of(seed: u64, part: usize) -> Self {
+        Self(mix(seed ^ mix(part as u64)))
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    pub(crate) fn one_in(&mut self, many: usize) -> bool {
+        self.below(many) == 0
+    }
+
+    pub(crate) fn pick<'a, T: ?Sized>(&mut self, list: &[&'a T]) -> &'a T {
+        list[self.below(list.len())]
+    }
+}
+
+fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}

@@ -1,0 +1,291 @@
+//! Two ways to speak to a gateway. An ordinary call goes through hyper, one connection for each, so that no pool hides a
+//! connection that was lost; [`Raw`] writes bytes, for what no client library would send.
+//!
+//! Every answer to an ordinary call of a documented operation is held against the OpenAPI document: a status that is not
+//! listed or a body that is not of the listed schema fails the test that met it, whatever it was about.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::support::harness::PATIENCE;
+use crate::support::openapi;
+use crate::support::secrets::Secrets;
+
+/// The path of a lock; the slash is the one character of a name that must be encoded.
+pub(crate) fn lock_path(name: &str) -> String {
+    format!("/locks/{}", name.replace('/', "%2F"))
+}
+
+/// A request in the making.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    address: SocketAddr,
+    method: Method,
+    path: String,
+    headers: HeaderMap,
+    body: Bytes,
+    secrets: Arc<Secrets>,
+}
+
+impl Call {
+    pub(super) fn new(address: SocketAddr, method: Method, path: String, secrets: Arc<Secrets>) -> Self {
+        Self { address, method, path, headers: HeaderMap::new(), body: Bytes::new(), secrets }
+    }
+
+    /// Adds a header; the same one twice is sent twice.
+    pub(crate) fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        let value = HeaderValue::from_bytes(value.as_ref()).expect("what a client can send");
+        self.headers.append(HeaderName::try_from(name).expect("a header's name"), value);
+        self
+    }
+
+    pub(crate) fn body(mut self, body: impl Into<Bytes>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    pub(crate) fn json(self, body: &Value) -> Self {
+        self.header("content-type", "application/json").body(body.to_string())
+    }
+
+    pub(crate) async fn send(self) -> Answer {
+        let what = format!("{} {}", self.method, self.path);
+        self.try_send().await.unwrap_or_else(|error| panic!("{what}: {error}"))
+    }
+
+    /// `Err` when the connection failed before the whole answer was there.
+    pub(crate) async fn try_send(self) -> Result<Answer, String> {
+        let (method, path) = (self.method.clone(), self.path.clone());
+        let answer =
+            timeout(PATIENCE, self.exchange()).await.map_err(|_| format!("no answer within {PATIENCE:?}"))??;
+        openapi::hold_against_document(&method, &path, &answer);
+        Ok(answer)
+    }
+
+    async fn exchange(self) -> Result<Answer, String> {
+        self.secrets.sent(&self.headers);
+        let text = |error: hyper::Error| error.to_string();
+        let stream = TcpStream::connect(self.address).await.map_err(|error| error.to_string())?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(text)?;
+        let connection = tokio::spawn(connection);
+        let mut request = Request::new(Full::new(self.body));
+        *request.method_mut() = self.method;
+        *request.uri_mut() = self.path.parse().map_err(|_| format!("{:?} is no URI", self.path))?;
+        *request.headers_mut() = self.headers;
+        request.headers_mut().insert("host", HeaderValue::try_from(self.address.to_string()).expect("an address"));
+        let response = sender.send_request(request).await.map_err(text)?;
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.map_err(text)?.to_bytes();
+        let at = Instant::now();
+        connection.abort();
+        self.secrets.got(&head.headers, &body);
+        Ok(Answer { status: head.status.as_u16(), headers: head.headers, body, at })
+    }
+}
+
+/// A whole answer.
+#[derive(Clone)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    /// When all of it was there.
+    pub(crate) at: Instant,
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {:?} {}", self.status, self.headers, self.text())
+    }
+}
+
+impl Answer {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("no JSON, {error}: {self:?}"))
+    }
+
+    /// A header that is there once, or the empty string.
+    #[track_caller]
+    pub(crate) fn header(&self, name: &str) -> &str {
+        let mut values = self.headers.get_all(name).iter();
+        let value = values.next().map_or("", |value| value.to_str().expect("plain text"));
+        assert!(values.next().is_none(), "{name} is there more than once: {self:?}");
+        value
+    }
+
+    /// The body of an error: the right media type, exactly the fields that belong to its code, the request id of the
+    /// header. The schema's types were checked against the document when the answer came in.
+    #[track_caller]
+    pub(crate) fn problem(&self, status: u16, code: &str) -> Value {
+        assert_eq!((self.status, self.header("content-type")), (status, "application/problem+json"), "{self:?}");
+        let problem = self.json();
+        assert_eq!(problem["code"], code, "{self:?}");
+        assert_eq!(problem["type"], format!("urn:redlock:problem:{code}"));
+        assert_eq!(problem["status"], status);
+        assert_eq!(problem["request_id"], self.header("x-request-id"), "{self:?}");
+        openapi::assert_schema("Problem", &problem);
+
+        let (required, optional): (&[&str], &[&str]) = match code {
+            "lock_held" | "not_holder" => (&["retry_after_ms"], &["holder", "expires_in_ms"]),
+            "quorum_unavailable" | "outcome_unknown" => (&["retry_after_ms", "nodes"], &[]),
+            "draining" | "overloaded" | "too_many_waiters" | "rate_limited" => (&["retry_after_ms"], &[]),
+            _ => (&[], &[]),
+        };
+        let always = ["type", "title", "status", "code", "detail", "request_id"];
+        let fields: Vec<&str> = problem.as_object().expect("an object").keys().map(String::as_str).collect();
+        for field in always.iter().chain(required) {
+            assert!(fields.contains(field), "{field} is missing: {problem:#}");
+        }
+        for field in fields {
+            let known = [always.as_slice(), required, optional].iter().any(|list| list.contains(&field));
+            assert!(known, "{field} does not belong to {code}: {problem:#}");
+        }
+        assert_eq!(problem.get("retry_after_ms").is_some(), !self.header("retry-after").is_empty(), "{self:?}");
+        problem
+    }
+}
+
+/// What a client keeps of a lock it got.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Lease {
+    pub(crate) token: String,
+    pub(crate) fencing: u64,
+}
+
+impl Lease {
+    #[track_caller]
+    pub(crate) fn from(answer: &Answer) -> Self {
+        assert_eq!(answer.status, 201, "{answer:?}");
+        let body = answer.json();
+        Self {
+            token: body["token"].as_str().expect("a string").to_owned(),
+            fencing: body["fencing_token"].as_u64().expect("a number"),
+        }
+    }
+
+    /// The secret part of the token.
+    pub(crate) fn owner(&self) -> &str {
+        self.token.rsplit('.').next().expect("a token has dots")
+    }
+}
+
+/// A connection for bytes.
+pub(crate) struct Raw {
+    stream: TcpStream,
+    /// What came after the last answer.
+    unread: Vec<u8>,
+    secrets: Arc<Secrets>,
+}
+
+impl Raw {
+    pub(super) async fn open(address: SocketAddr, secrets: Arc<Secrets>) -> Self {
+        let stream = TcpStream::connect(address).await.expect("the gateway listens");
+        Self { stream, unread: Vec::new(), secrets }
+    }
+
+    pub(crate) async fn write(&mut self, bytes: impl AsRef<[u8]>) {
+        self.try_write(bytes).await.expect("the gateway reads");
+    }
+
+    pub(crate) async fn try_write(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+        self.secrets.written(bytes.as_ref());
+        timeout(PATIENCE, self.stream.write_all(bytes.as_ref())).await.expect("the gateway reads or closes")
+    }
+
+    /// Nothing more will be written.
+    pub(crate) async fn ends_writing(&mut self) {
+        let _ = self.stream.shutdown().await;
+    }
+
+    /// The head of a POST for a lock with a body of so many bytes, of which none is sent.
+    pub(crate) async fn announce(&mut self, method: &str, name: &str, headers: &str, length: usize) {
+        let path = lock_path(name);
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n{headers}\r\n"
+        );
+        self.write(head).await;
+    }
+
+    /// Waits for "100 Continue", which the gateway says when it begins to read the body.
+    pub(crate) async fn told_to_continue(&mut self) {
+        while !self.unread.ends_with(b"\r\n\r\n") {
+            assert!(self.more().await, "the connection was closed");
+        }
+        let text = String::from_utf8_lossy(&std::mem::take(&mut self.unread)).into_owned();
+        assert!(text.starts_with("HTTP/1.1 100 "), "{text}");
+    }
+
+    /// The next answer; its length must be given or it must be a 204, or it lasts until the connection is closed.
+    pub(crate) async fn answer(&mut self) -> Answer {
+        match self.try_answer(false).await {
+            Some(answer) => answer,
+            None => panic!("the connection was closed within {:?}", String::from_utf8_lossy(&self.unread)),
+        }
+    }
+
+    /// The same; `None` when the connection was closed before the whole answer was there. The answer to a HEAD has a length
+    /// and no body.
+    pub(crate) async fn try_answer(&mut self, to_head: bool) -> Option<Answer> {
+        let head_end = loop {
+            if let Some(at) = self.unread.windows(4).position(|four| four == b"\r\n\r\n") {
+                break at + 4;
+            }
+            if !self.more().await {
+                return None;
+            }
+        };
+        let head = String::from_utf8_lossy(&self.unread[..head_end - 4]).into_owned();
+        let mut lines = head.split("\r\n");
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)).and_then(|code| code.parse().ok());
+        let status = status.expect("a status line");
+        let headers: HeaderMap = lines
+            .map(|line| {
+                let (name, value) = line.split_once(": ").expect("a header");
+                (name.parse::<HeaderName>().expect("a name"), value.parse::<HeaderValue>().expect("a value"))
+            })
+            .collect();
+        let length = headers.get("content-length").map(|value| value.to_str().unwrap().parse().unwrap());
+        let length = if to_head || status == 204 { Some(0) } else { length };
+        while length.is_none_or(|length: usize| self.unread.len() < head_end + length) {
+            if !self.more().await {
+                if length.is_some() {
+                    return None;
+                }
+                break;
+            }
+        }
+        let end = length.map_or(self.unread.len(), |length| head_end + length);
+        let body = Bytes::copy_from_slice(&self.unread[head_end..end]);
+        self.unread.drain(..end);
+        self.secrets.got(&headers, &body);
+        Some(Answer { status, headers, body, at: Instant::now() })
+    }
+
+    async fn more(&mut self) -> bool {
+        let got = timeout(PATIENCE, self.stream.read_buf(&mut self.unread)).await;
+        got.expect("the gateway answers or closes").is_ok_and(|got| got > 0)
+    }
+
+    /// Waits until the other side closes the connection; whatever came before is returned.
+    pub(crate) async fn closed(&mut self) -> String {
+        while self.more().await {}
+        String::from_utf8_lossy(&std::mem::take(&mut self.unread)).into_owned()
+    }
+}

@@ -1,0 +1,68 @@
+//! Requests that wait for a lock: to send them, to see that they wait, to read when they were served.
+
+use std::time::Duration;
+
+use http::Method;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::support::client::{Answer, Call, Lease, lock_path};
+use crate::support::gateway::Gateway;
+use crate::support::harness::eventually;
+use crate::support::metrics::Samples;
+
+/// Longer than any test takes.
+pub(crate) const LONG_MS: u64 = 14_000;
+
+/// An acquire for a minute that is ready to wait.
+pub(crate) fn patient(gateway: &Gateway, name: &str, wait_ms: u64) -> Call {
+    asking(gateway, name, json!({ "ttl_ms": 60_000, "wait_ms": wait_ms }))
+}
+
+fn asking(gateway: &Gateway, name: &str, body: Value) -> Call {
+    gateway.call(Method::POST, lock_path(name)).json(&body)
+}
+
+/// Requests that wait at a gateway, and the locks they wait for.
+pub(crate) async fn waiting(gateway: &Gateway) -> (u64, u64) {
+    let samples = Samples::of(gateway).await;
+    let gauge = |name| samples.get(name, &[]) as u64;
+    (gauge("redlock_waiters"), gauge("redlock_waiting_locks"))
+}
+
+pub(crate) async fn waiting_is(gateway: &Gateway, waiters: u64, locks: u64) {
+    let what = format!("{waiters} requests wait for {locks} locks");
+    eventually(&what, async || (waiting(gateway).await == (waiters, locks)).then_some(())).await;
+}
+
+/// Sends a request on its way; returns when it waits.
+pub(crate) async fn line_up(gateway: &Gateway, call: Call) -> JoinHandle<Answer> {
+    let (before, _) = waiting(gateway).await;
+    let sent = tokio::spawn(call.send());
+    eventually("one more waits", async || (waiting(gateway).await.0 == before + 1).then_some(())).await;
+    sent
+}
+
+pub(crate) async fn answer(waiter: JoinHandle<Answer>) -> Answer {
+    waiter.await.expect("no panic")
+}
+
+pub(crate) async fn released(gateway: &Gateway, name: &str, lease: &Lease) {
+    let answer = gateway.delete(name, &lease.token).await;
+    assert_eq!(answer.status, 204, "{answer:?}");
+}
+
+pub(crate) async fn nothing_is_left(gateway: &Gateway) {
+    waiting_is(gateway, 0, 0).await;
+    eventually("no lock is listed", async || {
+        let listed = gateway.get("/locks").await.json();
+        listed["locks"].as_array().expect("a list").is_empty().then_some(())
+    })
+    .await;
+}
+
+/// The middle one of an odd number, the later of the two middle ones of an even number.
+pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
