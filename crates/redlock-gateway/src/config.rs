@@ -20,6 +20,7 @@ mod tls;
 pub use self::origin::Origin;
 pub use self::tls::{TlsFiles, TlsFlags};
 use crate::auth::{Keys, Verb, is_key_name};
+pub use crate::limits::Limits;
 
 /// Distributed locks over plain HTTP, on independent Redis masters.
 ///
@@ -304,15 +305,6 @@ pub enum Nodes {
     /// So many in-memory nodes in this process.
     Embedded(usize),
     Redis(Vec<RedisUrl>),
-}
-
-/// What a request may ask for.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    pub default_ttl: Ttl,
-    pub max_ttl: Ttl,
-    pub max_wait: Duration,
-    pub max_hold: Duration,
 }
 
 /// A setting that cannot be used: its name, what is wrong with the value, and what is allowed.

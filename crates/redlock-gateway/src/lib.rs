@@ -10,6 +10,7 @@
 //! | [`auth`] | keys, and who may do what to which names | HTTP, locks but for their names |
 //! | [`audit`] | the record of who did what | how requests are served |
 //! | [`info`] | what is stored beside a lock for people | HTTP, nodes |
+//! | [`limits`] | what requests may ask for | who asks |
 //! | [`gateway`] | limits, undoing what cannot be delivered, draining | axum, status codes, Redis keys |
 //! | `tls` | the handshakes of HTTPS, with certificates that are replaced | what is said on a connection |
 //! | `reload` | when files have to be read again | what is in them |
@@ -25,6 +26,7 @@ pub mod config;
 pub mod gateway;
 pub mod http;
 pub mod info;
+pub mod limits;
 mod peer;
 mod reload;
 mod serve;

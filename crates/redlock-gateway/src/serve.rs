@@ -25,10 +25,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::Service;
 
 use crate::audit::Audit;
-use crate::auth::Guard;
+use crate::auth::Authenticator;
 use crate::config::{Config, Nodes};
 use crate::gateway::Gateway;
-use crate::http::{App, Rooms};
+use crate::http::{App, AppState};
 use crate::peer::{Peer, Shared};
 use crate::reload::{Reload, Watched};
 use crate::telemetry::Telemetry;
@@ -61,14 +61,14 @@ pub async fn run(
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     // What may be missing comes before the nodes hear of us.
-    let guard = match &config.auth_keys {
-        None => Arc::new(Guard::open()),
-        Some(path) => Guard::following(path, reload)?,
+    let authenticator = match &config.auth_keys {
+        None => Arc::new(Authenticator::open()),
+        Some(path) => Authenticator::following(path, reload)?,
     };
     let audit = audit(&config, reload)?;
     let (gateway, telemetry) = assemble(&config)?;
-    let rooms = Rooms { gateway: gateway.clone(), guard, public: config.public };
-    let app = App::new(rooms, telemetry.clone(), audit, &config.cors_origins);
+    let state = AppState { gateway: gateway.clone(), authenticator, public: config.public };
+    let app = App::new(state, telemetry.clone(), audit, &config.cors_origins);
 
     let handle = Handle::new();
     let server = axum_server::from_tcp(listener)?.handle(handle.clone());
