@@ -158,8 +158,8 @@ impl Gateway {
         self.in_flight.enter(max_in_flight).ok_or(Refusal::Overloaded { max_in_flight })
     }
 
-    /// Acquires a lock, waiting for as long as the request says, or until the client is `gone`. When the returned future is dropped, or the grant is, the
-    /// lock is released.
+    /// Acquires a lock, waiting for as long as the request says, or until the client is `gone`. When the returned future is
+    /// dropped, or the guard is, the lock is released.
     pub async fn acquire(
         &self,
         request: AcquireRequest,
@@ -210,13 +210,7 @@ impl Gateway {
             // A client takes its own round trip off, less this: what it has waited for was not lost on the way.
             Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, guard, decided_in))
         });
-        let outcome = match &result {
-            Ok(_) => Outcome::Granted,
-            Err(LockError::Held(_)) => Outcome::Held,
-            Err(LockError::NoQuorum(_)) => Outcome::NoQuorum,
-            Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
-            Err(LockError::Lost | LockError::NotHolder(_) | LockError::Unknown(_)) => Outcome::Refused,
-        };
+        let outcome = outcome_of(&result, Outcome::Granted);
         match (&result, waits) {
             (_, false) => self.telemetry.acquire(outcome, started.elapsed()),
             (Ok((_, _, decided_in)), true) => {
@@ -249,26 +243,17 @@ impl Gateway {
         let result = self.locks.extend(name, &token.known, ttl).await;
         let result = result.and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
-        let outcome = match &result {
-            Ok(_) => Outcome::Extended,
-            Err(LockError::Lost) => Outcome::Lost,
-            Err(LockError::NotHolder(_)) => Outcome::NotHolder,
-            Err(LockError::Unknown(_)) => Outcome::Unknown,
-            Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
-            Err(LockError::Held(_) | LockError::NoQuorum(_)) => Outcome::Refused,
-        };
-        self.telemetry.operation(Operation::Extend, outcome);
-        Ok(result.inspect_err(|error| self.count_failures(Operation::Extend, error))?)
+        self.counted(Operation::Extend, Outcome::Extended, result)
     }
 
     /// Releases the lock that the token was resolved to.
     pub async fn release(&self, name: &LockName, token: &ResolvedToken) -> Result<(), Refusal> {
-        Ok(self.released(self.locks.release(name, &token.known).await)?)
+        self.counted(Operation::Release, Outcome::Released, self.locks.release(name, &token.known).await)
     }
 
     /// Releases a lock for its holder, whoever that is; `found` hears who it is before anything is done.
     pub async fn force_release(&self, name: &LockName, found: impl FnOnce(&HeldBy) + Send) -> Result<(), Refusal> {
-        Ok(self.released(self.locks.force_release(name, found).await)?)
+        self.counted(Operation::Release, Outcome::Released, self.locks.force_release(name, found).await)
     }
 
     /// Whose grant a token is taken for: that of the principal that shows it, or, where it may use the tokens of others,
@@ -306,18 +291,7 @@ impl Gateway {
         }
     }
 
-    fn released(&self, result: Result<(), LockError>) -> Result<(), LockError> {
-        let outcome = match &result {
-            Ok(()) => Outcome::Released,
-            Err(LockError::Lost) => Outcome::Lost,
-            Err(LockError::NotHolder(_)) => Outcome::NotHolder,
-            Err(LockError::Unknown(_) | LockError::Held(_) | LockError::NoQuorum(_)) => Outcome::Unknown,
-            Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Unknown,
-        };
-        self.telemetry.operation(Operation::Release, outcome);
-        result.inspect_err(|error| self.count_failures(Operation::Release, error))
-    }
-
+    /// As the nodes have it now.
     pub async fn inspect(&self, name: &LockName) -> Inspection {
         let inspection = self.locks.inspect(name).await;
         let outcome = match &inspection.state {
@@ -398,6 +372,11 @@ impl Gateway {
         })
     }
 
+    fn counted<T>(&self, operation: Operation, success: Outcome, result: Result<T, LockError>) -> Result<T, Refusal> {
+        self.telemetry.operation(operation, outcome_of(&result, success));
+        Ok(result.inspect_err(|error| self.count_failures(operation, error))?)
+    }
+
     fn count_failures(&self, operation: Operation, error: &LockError) {
         let (LockError::NoQuorum(reports) | LockError::Unknown(reports)) = error else { return };
         for report in reports {
@@ -409,6 +388,18 @@ impl Gateway {
         if reports.is_empty() {
             self.telemetry.quorum_failure(operation, Reason::Timeout);
         }
+    }
+}
+
+fn outcome_of<T>(result: &Result<T, LockError>, success: Outcome) -> Outcome {
+    match result {
+        Ok(_) => success,
+        Err(LockError::Held(_)) => Outcome::Held,
+        Err(LockError::NoQuorum(_)) => Outcome::NoQuorum,
+        Err(LockError::Lost) => Outcome::Lost,
+        Err(LockError::NotHolder(_)) => Outcome::NotHolder,
+        Err(LockError::Unknown(_)) => Outcome::Unknown,
+        Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
     }
 }
 

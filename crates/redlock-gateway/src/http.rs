@@ -15,13 +15,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
-use axum::extract::{MatchedPath, Request, State};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::body::Body;
+use axum::extract::Request;
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
-use tower::ServiceExt;
-use tower_http::catch_panic::CatchPanicLayer;
+use tower::Service;
+use tower_http::catch_panic::CatchPanic;
 use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
@@ -56,7 +57,17 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 9] {
     ]
 }
 
-/// The pages for people, which stand in no document, and what they need.
+/// The paths that stand in no document, and their labels.
+const PAGES: [(&str, &str); 6] = [
+    ("/locks/", "/locks/"),
+    ("/openapi.json", "/openapi.json"),
+    ("/openapi-3.0.json", "/openapi-3.0.json"),
+    ("/docs", "/docs"),
+    ("/docs/", "/docs"),
+    ("/docs/{*file}", "/docs"),
+];
+
+/// The pages for people, and what they need.
 fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
     let json =
         |text: String| get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], text.clone())));
@@ -75,41 +86,131 @@ pub fn openapi_document() -> serde_json::Value {
     openapi::document(api.get_openapi())
 }
 
+/// The answer of a handler that has panicked.
+type Panicked = fn(Box<dyn Any + Send>) -> Response;
+
 /// The whole service: the routes, and what is done around every request.
 #[derive(Clone)]
-pub struct App(Router);
+pub struct App {
+    routes: CatchPanic<Router, Panicked>,
+    observer: Arc<Observer>,
+}
+
+/// What hears of every request.
+struct Observer {
+    /// By path. As a layer of the router, where the matched path is known, `answer` would be boxed and copied for every
+    /// request; so the library that axum matches paths with does it once more, over the same table.
+    labels: matchit::Router<String>,
+    telemetry: Arc<Telemetry>,
+    audit: Arc<Audit>,
+    has_keys: bool,
+}
 
 impl App {
     pub fn new(state: AppState, telemetry: Arc<Telemetry>, audit: Arc<Audit>, cors_origins: &[Origin]) -> Self {
         let has_keys = !state.authenticator.is_open();
-        let routes = browser::open_to(cors_origins, router(&Arc::new(state)));
-        Self(observed(routes, Observed { telemetry, audit, has_keys }))
+        let (routes, labels) = router(&Arc::new(state));
+        Self::observed(browser::open_to(cors_origins, routes), Observer { labels, telemetry, audit, has_keys })
     }
 
-    pub async fn answer(self, request: Request) -> Response {
-        match self.0.oneshot(request).await {
-            Ok(response) => response,
+    fn observed(routes: Router, observer: Observer) -> Self {
+        let panicked: Panicked = |panic| {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            ApiError::internal(format_args!("panic: {text}")).into_response()
+        };
+        Self { routes: CatchPanic::custom(routes, panicked), observer: Arc::new(observer) }
+    }
+
+    /// Around everything: the request id, the duration, the log line, the record, and the body of errors, which carries the
+    /// id.
+    pub async fn answer(mut self, mut request: Request) -> Response {
+        let started = Instant::now();
+        let id = match request.headers().get(&REQUEST_ID) {
+            Some(given) if is_usable_id(given) => given.clone(),
+            _ => new_id(),
+        };
+        let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
+        let method = method_word(request.method());
+        let Observer { labels, telemetry, audit, has_keys } = &*self.observer;
+        let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
+        // Without keys, only force can be denied.
+        let is_recorded = *has_keys || audit.has_file() || request.uri().query().is_some();
+        let record = is_recorded.then(|| {
+            let address = request.extensions().get::<Peer>().map(Peer::address);
+            let record = AuditGuard::new(audit.clone(), text(&id), address);
+            request.extensions_mut().insert(record.context());
+            record
+        });
+
+        let mut response = match self.routes.call(request).await {
+            Ok(response) => response.map(Body::new),
             Err(never) => match never {},
+        };
+        let problem = response.extensions_mut().remove::<Problem>();
+        // The page's own router says 404 without a body.
+        let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| no_such_path("").problem());
+        let problem = problem.or_else(plain);
+        let status = response.status();
+        if let Some(record) = record {
+            let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+            let problem = problem.as_ref().map(|problem| problem.code.as_str());
+            record.end(RequestEnd { status: status.as_u16(), problem, is_denied });
         }
+        let elapsed = started.elapsed();
+        telemetry.http(method, route, status.as_u16(), elapsed);
+        macro_rules! log {
+            ($level:ident, $message:literal) => {
+                tracing::$level!(
+                    request_id = text(&id),
+                    trace = trace.as_ref().map(text),
+                    method,
+                    route,
+                    status = status.as_u16(),
+                    cause = problem.as_ref().and_then(|problem| problem.cause.as_deref()),
+                    ?elapsed,
+                    $message
+                )
+            };
+        }
+        match &problem {
+            Some(Problem { cause: Some(_), .. }) => log!(error, "request failed"),
+            // Sending everybody away while shutting down is no failure, and there may be thousands.
+            Some(problem) if problem.code == "draining" => log!(debug, "request"),
+            _ if status.is_server_error() => log!(warn, "request failed"),
+            _ => log!(debug, "request"),
+        }
+        if let Some(problem) = problem {
+            problem.render(&id, &mut response);
+        }
+        response.headers_mut().insert(REQUEST_ID.clone(), id);
+        response
     }
 }
 
-fn router(state: &Arc<AppState>) -> Router {
+/// The routes, and the label of each path.
+fn router(state: &Arc<AppState>) -> (Router, matchit::Router<String>) {
     let api = OpenApiRouter::with_openapi(openapi::ApiDoc::openapi());
     let api = operations(state.public).into_iter().fold(api, |api, (operation, needs)| {
         let operation: UtoipaMethodRouter = operation.with_state(Route::new(state, needs));
         api.routes(operation)
     });
     let (router, generated) = api.split_for_parts();
+    let mut labels = matchit::Router::new();
+    let operations = generated.paths.paths.keys().map(|path| (path.as_str(), path.as_str()));
+    for (path, label) in operations.chain(PAGES) {
+        labels.insert(path, label.to_owned()).expect("every path is there once");
+    }
     let (pages, needs) = pages(&openapi::document(&generated), state.public);
     let pages = pages.layer(from_fn_with_state(Route::new(state, needs), access::require));
-    router
+    let router = router
         .route("/locks/", any(locks::no_name))
         .merge(browser::guarded(pages))
         .fallback(async |uri: Uri| no_such_path(uri.path()))
         .method_not_allowed_fallback(async || {
             METHOD_NOT_ALLOWED.because("this path does not take this method; the Allow header lists those it takes")
-        })
+        });
+    (router, labels)
 }
 
 fn no_such_path(path: &str) -> ApiError {
@@ -118,84 +219,6 @@ fn no_such_path(path: &str) -> ApiError {
     } else {
         "the paths of this service are listed under /docs and in /openapi.json"
     })
-}
-
-/// To whom every request is reported.
-struct Observed {
-    telemetry: Arc<Telemetry>,
-    audit: Arc<Audit>,
-    has_keys: bool,
-}
-
-/// Also where no route matches, and where a handler panics.
-fn observed(routes: Router, to: Observed) -> Router {
-    let panicked = |panic: Box<dyn Any + Send>| {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        ApiError::internal(format_args!("panic: {text}")).into_response()
-    };
-    routes.layer((from_fn_with_state(Arc::new(to), observe), CatchPanicLayer::custom(panicked)))
-}
-
-/// The request id, the duration, the log line, the record, and the body of errors, which carries the id.
-async fn observe(State(to): State<Arc<Observed>>, mut request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let id = match request.headers().get(&REQUEST_ID) {
-        Some(given) if is_usable_id(given) => given.clone(),
-        _ => new_id(),
-    };
-    let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
-    let method = method_word(request.method());
-    let matched = request.extensions().get::<MatchedPath>().cloned();
-    let route = matched.as_ref().map_or("", MatchedPath::as_str);
-    // Without keys, only force can be denied.
-    let is_recorded = to.has_keys || to.audit.has_file() || request.uri().query().is_some();
-    let record = is_recorded.then(|| {
-        let address = request.extensions().get::<Peer>().map(Peer::address);
-        let record = AuditGuard::new(to.audit.clone(), text(&id), address);
-        request.extensions_mut().insert(record.context());
-        record
-    });
-
-    let mut response = next.run(request).await;
-    let problem = response.extensions_mut().remove::<Problem>();
-    // The page's own router says 404 without a body.
-    let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| no_such_path("").problem());
-    let problem = problem.or_else(plain);
-    let status = response.status();
-    if let Some(record) = record {
-        let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-        let problem = problem.as_ref().map(|problem| problem.code.as_str());
-        record.end(RequestEnd { status: status.as_u16(), problem, is_denied });
-    }
-    let elapsed = started.elapsed();
-    to.telemetry.http(method, route, status.as_u16(), elapsed);
-    macro_rules! log {
-        ($level:ident, $message:literal) => {
-            tracing::$level!(
-                request_id = text(&id),
-                trace = trace.as_ref().map(text),
-                method,
-                route,
-                status = status.as_u16(),
-                cause = problem.as_ref().and_then(|problem| problem.cause.as_deref()),
-                ?elapsed,
-                $message
-            )
-        };
-    }
-    match &problem {
-        Some(Problem { cause: Some(_), .. }) => log!(error, "request failed"),
-        // Sending everybody away while shutting down is no failure, and there may be thousands.
-        Some(problem) if problem.code == "draining" => log!(debug, "request"),
-        _ if status.is_server_error() => log!(warn, "request failed"),
-        _ => log!(debug, "request"),
-    }
-    if let Some(problem) = problem {
-        problem.render(&id, &mut response);
-    }
-    response.headers_mut().insert(REQUEST_ID.clone(), id);
-    response
 }
 
 fn text(value: &HeaderValue) -> String {
@@ -231,7 +254,7 @@ mod tests {
     use std::io::Write;
     use std::sync::Mutex;
 
-    use axum::body::{Body, to_bytes};
+    use axum::body::to_bytes;
     use serde_json::Value;
 
     use super::*;
@@ -256,14 +279,16 @@ mod tests {
         let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || to_log.clone());
         let _subscribed = tracing::subscriber::set_default(subscriber.finish());
         let telemetry = Arc::new(Telemetry::new(&[]));
-        let to = Observed { telemetry, audit: Arc::new(Audit::logged()), has_keys: false };
         let routes = Router::new()
             .route("/error", get(async || ApiError::internal("the cause")))
             .route("/panic", get(async || -> () { panic!("what {}", "happened") }));
-        let app = observed(routes, to);
+        let mut labels = matchit::Router::new();
+        labels.insert("/{path}", "a label".to_owned()).unwrap();
+        let observer = Observer { labels, telemetry, audit: Arc::new(Audit::logged()), has_keys: false };
+        let app = App::observed(routes, observer);
         for (path, cause) in [("/error", "the cause"), ("/panic", "panic: what happened")] {
             let request = Request::get(path).body(Body::empty()).unwrap();
-            let response = app.clone().oneshot(request).await.unwrap();
+            let response = app.clone().answer(request).await;
             assert_eq!(response.status(), 500);
             let id = response.headers()["x-request-id"].to_str().unwrap().to_owned();
             let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
@@ -275,7 +300,7 @@ mod tests {
             let line: Value = serde_json::from_str(line).unwrap();
             assert_eq!(
                 (&line["level"], &line["cause"], &line["route"]),
-                (&"ERROR".into(), &cause.into(), &path.into())
+                (&"ERROR".into(), &cause.into(), &"a label".into())
             );
         }
     }
