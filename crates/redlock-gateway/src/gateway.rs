@@ -291,7 +291,7 @@ impl Gateway {
         }
     }
 
-    /// As the nodes have it now.
+    /// What the nodes know of a lock; counted as an operation.
     pub async fn inspect(&self, name: &LockName) -> Inspection {
         let inspection = self.locks.inspect(name).await;
         let outcome = match &inspection.state {

@@ -144,7 +144,7 @@ impl Authenticator {
 pub struct Caller(Option<ProvenKey>);
 
 impl Caller {
-    /// Whoever it is.
+    /// Where there are no keys.
     pub fn anonymous() -> Self {
         Self(None)
     }

@@ -30,7 +30,7 @@ pub struct AppState {
 }
 
 impl AppState {
-    /// For everybody.
+    /// Without keys: everything is for everybody.
     pub fn open(gateway: Arc<Gateway>) -> Self {
         let authenticator = Arc::new(Authenticator::open());
         Self { gateway, authenticator, public: Public { docs: true, metrics: true } }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use http_body::{Frame, SizeHint};
@@ -20,31 +20,23 @@ pub(super) fn header_value(text: String) -> Result<HeaderValue, ApiError> {
 }
 
 pub(super) fn json_response(status: StatusCode, body: &impl Serialize) -> Result<Response, ApiError> {
-    response(status, body, Body::from)
+    let line = json_line(body).map_err(ApiError::internal)?;
+    let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    Ok((status, headers, Body::from(line)).into_response())
 }
 
-/// A lease, which is not to be kept by anything on the way.
+/// A lease, which nothing on the way is to keep.
 pub(super) fn grant_response(
     status: StatusCode,
     lease: &Lease,
     guard: Option<GrantGuard>,
 ) -> Result<Response, ApiError> {
-    let body = |line: Vec<u8>| Body::new(GrantBody { bytes: Some(line.into()), guard });
-    let mut response = response(status, lease, body)?;
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Ok(response)
-}
-
-fn response(
-    status: StatusCode,
-    body: &impl Serialize,
-    send: impl FnOnce(Vec<u8>) -> Body,
-) -> Result<Response, ApiError> {
-    let line = json_line(body).map_err(ApiError::internal)?;
-    let mut response = Response::new(send(line));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    Ok(response)
+    let bytes = Some(json_line(lease).map_err(ApiError::internal)?.into());
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    ];
+    Ok((status, headers, Body::new(GrantBody { bytes, guard })).into_response())
 }
 
 /// The answer to an acquire. Dropped before the connection has taken it, as happens when the client is gone, it lets the
