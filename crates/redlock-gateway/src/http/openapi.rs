@@ -1,6 +1,10 @@
 //! The OpenAPI document, generated from the handlers: 3.1, and a 3.0.3 twin for generators that know no newer one.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value, json};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::response::Response;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{IntoParams, IntoResponses, Modify, OpenApi};
 
@@ -47,39 +51,22 @@ pub(super) struct LockPath {
     name: String,
 }
 
-/// What every operation that may take a key answers. For each status, here and at the handlers, the description begins with
-/// the codes; [`document`] adds the rest.
-#[derive(IntoResponses)]
-#[expect(dead_code, reason = "it is only a description")]
-pub(super) enum CommonErrors {
-    /// unauthenticated
-    #[response(status = 401)]
-    Unauthenticated,
-    /// forbidden
-    #[response(status = 403)]
-    Forbidden,
-    /// rate_limited
-    #[response(status = 429)]
-    RateLimited,
-    /// internal_error
-    #[response(status = 500)]
-    Internal,
+/// Errors that several operations have. For each status, here and at the handlers, the description begins with the codes;
+/// [`document`] adds the rest.
+macro_rules! shared_errors {
+    ($name:ident { $($status:literal: $codes:literal),+ }) => {
+        pub(super) struct $name;
+
+        impl IntoResponses for $name {
+            fn responses() -> BTreeMap<String, RefOr<Response>> {
+                [$(($status.to_owned(), RefOr::T(Response::new($codes)))),+].into()
+            }
+        }
+    };
 }
 
-/// What every operation that takes a body answers.
-#[derive(IntoResponses)]
-#[expect(dead_code, reason = "it is only a description")]
-pub(super) enum BodyErrors {
-    /// request_timeout
-    #[response(status = 408)]
-    Timeout,
-    /// body_too_large
-    #[response(status = 413)]
-    TooLarge,
-    /// unsupported_media_type
-    #[response(status = 415)]
-    MediaType,
-}
+shared_errors!(CommonErrors { "401": "unauthenticated", "403": "forbidden", "429": "rate_limited", "500": "internal_error" });
+shared_errors!(BodyErrors { "408": "request_timeout", "413": "body_too_large", "415": "unsupported_media_type" });
 
 /// The document as it is served and committed.
 pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
