@@ -13,12 +13,14 @@ use divan::{AllocProfiler, Bencher, black_box};
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use redlock_core::clock::OsEntropy;
 use redlock_core::{HeldBy, LockError, LockName, LockToken, Ttl};
-use redlock_gateway::auth::{Credential, Guard, Keys, Secret, Verb};
-use redlock_gateway::config::Limits;
-use redlock_gateway::gateway::{LeaseView, Refusal};
+use redlock_gateway::auth::{Authenticator, Credential, Keys, Secret, Verb};
+use redlock_gateway::gateway::LeaseView;
+use redlock_gateway::http::access::Name;
 use redlock_gateway::http::error::ApiError;
-use redlock_gateway::http::locks::{Name, json_line, lock_token};
-use redlock_gateway::http::wire::{AcquireBody, Lease, label_of};
+use redlock_gateway::http::extract::{lock_token, stored};
+use redlock_gateway::http::wire::{AcquireBody, Lease, json_line};
+use redlock_gateway::info::label_of;
+use redlock_gateway::limits::Limits;
 use redlock_gateway::telemetry::{Operation, Outcome, Telemetry};
 use tower::Service;
 
@@ -65,7 +67,7 @@ fn view() -> LeaseView {
 
 fn held() -> ApiError {
     let by = HeldBy { info: INFO.to_vec(), expires_in: Some(Duration::from_millis(21_400)), ..HeldBy::default() };
-    ApiError::Acquire(Refusal::Lock(LockError::Held(by)))
+    LockError::Held(by).into()
 }
 
 mod request {
@@ -93,7 +95,7 @@ mod request {
         let limits = limits();
         bencher.bench(|| {
             let body: AcquireBody = serde_json::from_str(black_box(text)).expect("JSON");
-            (body.ttl(&limits), body.wait(&limits), body.info(None))
+            (body.ttl(&limits), body.wait(&limits), body.metadata(None).map(|metadata| stored(&metadata)))
         });
     }
 }
@@ -112,10 +114,11 @@ mod access {
             )
         };
         let file: Vec<_> = secrets.iter().enumerate().map(entry).collect();
-        let guard = Guard::new(Keys::parse(&file.join("\n")).expect("a file of keys"));
+        let authenticator = Authenticator::new(Keys::parse(&file.join("\n")).expect("a file of keys"));
         let (name, token) = (name(), LockToken::parse(TOKEN).expect("a token"));
         bencher.bench(|| {
-            let caller = guard.identify(Some(Credential::Key(black_box(secrets[0].expose())))).expect("it is known");
+            let caller =
+                authenticator.identify(Some(Credential::Key(black_box(secrets[0].expose())))).expect("it is known");
             (caller.may(Verb::Acquire, &name), token.bound_to(caller.principal().unwrap_or_default()))
         });
     }

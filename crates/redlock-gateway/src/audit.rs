@@ -1,4 +1,4 @@
-//! Who did what, for those who have to answer for it: one JSON object a line, apart from the log.
+//! The record of who did what, for people who have to answer for it: one JSON object a line, apart from the log.
 //!
 //! In it are all requests that were denied and all forced releases, always; with a file of its own also everything that
 //! changed a lock, or tried to. Never a token, a key or a hash of one. A line is written before its request is answered,
@@ -19,13 +19,13 @@ pub const TARGET: &str = "redlock_audit";
 
 /// What a request is about, as far as it got.
 #[derive(Debug, Default)]
-pub struct Note {
+pub struct AuditEntry {
     /// The principal, or that of which the name was claimed.
     pub who: Option<String>,
     pub what: Option<&'static str>,
     /// The lock's name.
     pub lock: Option<String>,
-    /// The label of the holder, or of who wants to be.
+    /// The label of the holder, or of the request that wants the lock.
     pub owner: Option<String>,
     /// Whether it changes locks.
     pub changes: bool,
@@ -35,12 +35,12 @@ pub struct Note {
     pub is_sent: bool,
 }
 
-/// A note that grows while a request goes through the rooms.
+/// The entry of a request, for everything that the request passes through to add to.
 #[derive(Debug, Clone, Default)]
-pub struct Trail(Arc<Mutex<Note>>);
+pub struct AuditContext(Arc<Mutex<AuditEntry>>);
 
-impl Trail {
-    pub fn note(&self) -> MutexGuard<'_, Note> {
+impl AuditContext {
+    pub fn entry(&self) -> MutexGuard<'_, AuditEntry> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -66,16 +66,13 @@ struct Line<'a> {
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy)]
-pub struct End<'a> {
+pub struct RequestEnd<'a> {
+    /// As the client is told.
     pub status: u16,
     /// The code of the problem, if it ended with one.
     pub problem: Option<&'a str>,
-}
-
-impl End<'_> {
-    fn is_denial(self) -> bool {
-        matches!(self.status, 401 | 403)
-    }
+    /// Whether it was refused for who sent it.
+    pub is_denied: bool,
 }
 
 /// Where the lines go.
@@ -130,7 +127,7 @@ impl Audit {
         self.file.is_some()
     }
 
-    /// Goes on in a file of the same name, for who moves the old one away. What cannot be opened changes nothing.
+    /// Goes on in a new file of the same name, after the old one was moved away. What cannot be opened changes nothing.
     pub fn reopen(&self) {
         let Some(sink) = &self.file else { return };
         match Appended::to(&sink.path) {
@@ -140,23 +137,23 @@ impl Audit {
     }
 
     /// Writes a line, when this is something to write of.
-    fn record(&self, note: &Note, end: Option<End<'_>>, request_id: &str, address: Option<SocketAddr>) {
-        let denied = end.is_some_and(End::is_denial);
-        if !(denied || note.forces || note.changes && self.file.is_some()) {
+    fn record(&self, entry: &AuditEntry, end: Option<RequestEnd<'_>>, request_id: &str, address: Option<SocketAddr>) {
+        let is_denied = end.is_some_and(|end| end.is_denied);
+        if !(is_denied || entry.forces || entry.changes && self.file.is_some()) {
             return;
         }
         let outcome = match end {
-            None if note.is_sent => "client_gone_but_sent",
+            None if entry.is_sent => "client_gone_but_sent",
             None => "client_gone",
-            Some(End { problem: Some(code), .. }) => code,
-            Some(End { .. }) => "done",
+            Some(RequestEnd { problem: Some(code), .. }) => code,
+            Some(RequestEnd { .. }) => "done",
         };
         let line = Line {
             time: humantime::format_rfc3339_micros(SystemTime::now()).to_string(),
-            who: note.who.as_deref(),
-            what: note.what.unwrap_or("request"),
-            lock: note.lock.as_deref(),
-            owner: note.owner.as_deref(),
+            who: entry.who.as_deref(),
+            what: entry.what.unwrap_or("request"),
+            lock: entry.lock.as_deref(),
+            owner: entry.owner.as_deref(),
             outcome,
             status: end.map(|end| end.status),
             request_id,
@@ -181,7 +178,7 @@ impl Audit {
 }
 
 fn open(path: &Path) -> Result<File, String> {
-    // Who has which locks is not for every user of the machine.
+    // Which locks are held by whom is not for every user of the machine.
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
     file.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
 }
@@ -199,33 +196,33 @@ impl Sink {
 }
 
 /// A request that is to be recorded, at its end or when it is dropped before.
-pub struct Open {
+pub struct AuditGuard {
     audit: Arc<Audit>,
-    trail: Trail,
+    context: AuditContext,
     request_id: String,
     address: Option<SocketAddr>,
     ended: bool,
 }
 
-impl Open {
+impl AuditGuard {
     pub fn new(audit: Arc<Audit>, request_id: String, address: Option<SocketAddr>) -> Self {
-        Self { audit, trail: Trail::default(), request_id, address, ended: false }
+        Self { audit, context: AuditContext::default(), request_id, address, ended: false }
     }
 
-    pub fn trail(&self) -> Trail {
-        self.trail.clone()
+    pub fn context(&self) -> AuditContext {
+        self.context.clone()
     }
 
-    pub fn end(mut self, end: End<'_>) {
+    pub fn end(mut self, end: RequestEnd<'_>) {
         self.ended = true;
-        self.audit.record(&self.trail.note(), Some(end), &self.request_id, self.address);
+        self.audit.record(&self.context.entry(), Some(end), &self.request_id, self.address);
     }
 }
 
-impl Drop for Open {
+impl Drop for AuditGuard {
     fn drop(&mut self) {
         if !self.ended {
-            self.audit.record(&self.trail.note(), None, &self.request_id, self.address);
+            self.audit.record(&self.context.entry(), None, &self.request_id, self.address);
         }
     }
 }
@@ -239,13 +236,13 @@ mod tests {
         let path = std::env::temp_dir().join(format!("redlock-audit-{}", std::process::id()));
         let audit = Arc::new(Audit::to_file(&path).unwrap());
         let open = |forces, changes| {
-            let open = Open::new(audit.clone(), "id\r\n".into(), None);
-            *open.trail().note() = Note { lock: Some("a".into()), forces, changes, ..Note::default() };
+            let open = AuditGuard::new(audit.clone(), "id\r\n".into(), None);
+            *open.context().entry() = AuditEntry { lock: Some("a".into()), forces, changes, ..AuditEntry::default() };
             open
         };
         drop(open(true, true));
-        open(false, false).end(End { status: 200, problem: None });
-        open(false, false).end(End { status: 403, problem: Some("forbidden") });
+        open(false, false).end(RequestEnd { status: 200, problem: None, is_denied: false });
+        open(false, false).end(RequestEnd { status: 403, problem: Some("forbidden"), is_denied: true });
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

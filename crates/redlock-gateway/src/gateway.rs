@@ -3,8 +3,10 @@
 //!
 //! Knows nothing of status codes, of axum or of how nodes are asked.
 
+mod in_flight;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redlock_core::node::{NodeStatus, Reason};
@@ -14,8 +16,10 @@ use redlock_core::{
 };
 use tokio::sync::Notify;
 
+pub use self::in_flight::InFlight;
+use self::in_flight::Requests;
 use crate::config::Limits;
-use crate::info::Stored;
+use crate::info::LockMetadata;
 use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
 
 /// The lock service.
@@ -24,7 +28,7 @@ pub struct Gateway {
     limits: Limits,
     cluster: String,
     telemetry: Arc<Telemetry>,
-    in_flight: Arc<Requests>,
+    in_flight: Requests,
     max_in_flight: usize,
     draining: AtomicBool,
     drained: Notify,
@@ -36,16 +40,16 @@ pub struct AcquireRequest {
     pub name: LockName,
     pub ttl: Ttl,
     pub info: Info,
-    /// Who alone may use the token; anybody who has it when `None`.
+    /// The one principal that may use the token; anybody who has it when `None`.
     pub principal: Option<Arc<str>>,
     pub idempotency_key: Option<String>,
     /// How long to wait for a holder; `None` to try once.
     pub wait: Option<Duration>,
 }
 
-/// A token, and who shows it.
+/// A token, and the principal that shows it.
 #[derive(Debug)]
-pub struct Bearer {
+pub struct PresentedToken {
     pub token: LockToken,
     pub principal: Option<Arc<str>>,
     /// Whether a token that is bound to somebody else is good enough.
@@ -56,15 +60,15 @@ pub struct Bearer {
 
 /// Whose grant a token is taken for.
 #[derive(Debug)]
-pub struct Holder {
+pub struct ResolvedToken {
     shown: LockToken,
     /// As the nodes know it.
     known: LockToken,
-    /// Whether it is somebody else's than the bearer's.
+    /// Whether it is somebody else's than the one who shows it.
     pub is_forced: bool,
 }
 
-impl Holder {
+impl ResolvedToken {
     /// Where there are no principals.
     pub fn of(token: LockToken) -> Self {
         Self { shown: token, known: token, is_forced: false }
@@ -108,56 +112,23 @@ pub struct LeaseView {
 }
 
 /// A grant on its way to the client. Dropped undelivered, it releases the lock: nobody knows its token.
-pub struct Undelivered {
+pub struct GrantGuard {
     locks: Redlock,
     lock: Option<(LockName, Lease)>,
 }
 
-impl Undelivered {
+impl GrantGuard {
     /// The answer was handed over.
     pub fn delivered(mut self) {
         self.lock = None;
     }
 }
 
-impl Drop for Undelivered {
+impl Drop for GrantGuard {
     fn drop(&mut self) {
         if let Some((name, lease)) = self.lock.take() {
             tracing::debug!(lock = %name, "a grant could not be delivered and is released");
             self.locks.abandon(&name, &lease);
-        }
-    }
-}
-
-/// A place among the requests being worked on, or among those that wait.
-pub struct InFlight {
-    requests: Arc<Requests>,
-    waits: bool,
-}
-
-impl InFlight {
-    /// Gives the place to others: a request that waits is no work, and there is a bound of its own for those.
-    fn wait(&mut self) {
-        if !std::mem::replace(&mut self.waits, true) {
-            self.requests.working.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-}
-
-/// No semaphore: waiting for all of its permits would take them from the requests that may still be served while draining.
-#[derive(Default)]
-struct Requests {
-    /// Those that do not wait.
-    working: AtomicUsize,
-    active: AtomicUsize,
-    none_left: Notify,
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.wait();
-        if self.requests.active.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.requests.none_left.notify_waiters();
         }
     }
 }
@@ -170,7 +141,7 @@ impl Gateway {
         max_in_flight: usize,
         telemetry: Arc<Telemetry>,
     ) -> Self {
-        let (in_flight, draining, drained) = (Arc::default(), AtomicBool::new(false), Notify::new());
+        let (in_flight, draining, drained) = (Requests::default(), AtomicBool::new(false), Notify::new());
         Self { locks, limits, cluster, telemetry, in_flight, max_in_flight, draining, drained }
     }
 
@@ -183,24 +154,18 @@ impl Gateway {
     /// # Errors
     /// [`Refusal::Overloaded`] when all are taken: there is no queue.
     pub fn enter(&self) -> Result<InFlight, Refusal> {
-        let max = self.max_in_flight;
-        let requests = self.in_flight.clone();
-        let place = |working: usize| (working < max).then_some(working + 1);
-        if requests.working.fetch_update(Ordering::AcqRel, Ordering::Relaxed, place).is_err() {
-            return Err(Refusal::Overloaded { max_in_flight: max });
-        }
-        requests.active.fetch_add(1, Ordering::AcqRel);
-        Ok(InFlight { requests, waits: false })
+        let max_in_flight = self.max_in_flight;
+        self.in_flight.enter(max_in_flight).ok_or(Refusal::Overloaded { max_in_flight })
     }
 
-    /// Acquires a lock, waiting for as long as the request says, or until the client is `gone`. When the returned future is dropped, or the grant is, the
-    /// lock is released.
+    /// Acquires a lock, waiting for as long as the request says, or until the client is `gone`. When the returned future is
+    /// dropped, or the guard is, the lock is released.
     pub async fn acquire(
         &self,
         request: AcquireRequest,
         in_flight: &mut InFlight,
         gone: impl Future<Output = ()>,
-    ) -> Result<(LeaseView, Undelivered), Refusal> {
+    ) -> Result<(LeaseView, GrantGuard), Refusal> {
         // Before the flag is looked at, or a drain between the two would not be noticed.
         let drained = self.drained.notified();
         if self.is_draining() {
@@ -223,7 +188,7 @@ impl Gateway {
             Some(patience) => {
                 let waits = || in_flight.wait();
                 tokio::select! {
-                    // First: whoever is sent away must not try once more for having come to the head of the line.
+                    // First: a waiter that is sent away must not try once more for having come to the head of the line.
                     biased;
                     () = drained => return Err(Refusal::Draining),
                     () = gone => return Err(Refusal::ClientGone),
@@ -234,7 +199,7 @@ impl Gateway {
         cancelled.armed = false;
         let result = result.and_then(|lease| {
             let lock = Some((name, lease.clone()));
-            let undelivered = Undelivered { locks: self.locks.clone(), lock };
+            let guard = GrantGuard { locks: self.locks.clone(), lock };
             // Looked at again: what has run out since the votes came in is not handed out, and the guard releases it.
             let so_far = started.elapsed();
             let mut view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
@@ -243,15 +208,9 @@ impl Gateway {
             }
             let decided_in = view.elapsed;
             // A client takes its own round trip off, less this: what it has waited for was not lost on the way.
-            Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, undelivered, decided_in))
+            Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, guard, decided_in))
         });
-        let outcome = match &result {
-            Ok(_) => Outcome::Granted,
-            Err(LockError::Held(_)) => Outcome::Held,
-            Err(LockError::NoQuorum(_)) => Outcome::NoQuorum,
-            Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
-            Err(LockError::Lost | LockError::NotHolder(_) | LockError::Unknown(_)) => Outcome::Refused,
-        };
+        let outcome = outcome_of(&result, Outcome::Granted);
         match (&result, waits) {
             (_, false) => self.telemetry.acquire(outcome, started.elapsed()),
             (Ok((_, _, decided_in)), true) => {
@@ -265,57 +224,48 @@ impl Gateway {
             (Err(_), true) => self.telemetry.operation(Operation::Acquire, outcome),
         }
         let result = result.inspect_err(|error| self.count_failures(Operation::Acquire, error));
-        Ok(result.map(|(view, undelivered, _)| (view, undelivered))?)
+        Ok(result.map(|(view, guard, _)| (view, guard))?)
     }
 
-    /// Prolongs a lock that has been held for no longer than `max_hold`, for whom [`Gateway::holder`] says.
+    /// Prolongs a lock that has been held for no longer than `max_hold`.
     pub async fn extend(
         &self,
         name: &LockName,
-        holder: &Holder,
+        token: &ResolvedToken,
         ttl: Ttl,
         max_hold: Duration,
     ) -> Result<LeaseView, Refusal> {
-        let held = self.locks.held_for(&holder.shown);
+        let held = self.locks.held_for(&token.shown);
         if held > max_hold {
             self.telemetry.operation(Operation::Extend, Outcome::Refused);
             return Err(Refusal::MaxHoldReached { held, max: max_hold });
         }
-        let result = self.locks.extend(name, &holder.known, ttl).await;
+        let result = self.locks.extend(name, &token.known, ttl).await;
         let result = result.and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
-        let result = result.map(|view| LeaseView { token: holder.shown, ..view });
-        let outcome = match &result {
-            Ok(_) => Outcome::Extended,
-            Err(LockError::Lost) => Outcome::Lost,
-            Err(LockError::NotHolder(_)) => Outcome::NotHolder,
-            Err(LockError::Unknown(_)) => Outcome::Unknown,
-            Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
-            Err(LockError::Held(_) | LockError::NoQuorum(_)) => Outcome::Refused,
-        };
-        self.telemetry.operation(Operation::Extend, outcome);
-        Ok(result.inspect_err(|error| self.count_failures(Operation::Extend, error))?)
+        let result = result.map(|view| LeaseView { token: token.shown, ..view });
+        self.counted(Operation::Extend, Outcome::Extended, result)
     }
 
-    /// Releases a lock, for whom [`Gateway::holder`] says.
-    pub async fn release(&self, name: &LockName, holder: &Holder) -> Result<(), Refusal> {
-        Ok(self.released(self.locks.release(name, &holder.known).await)?)
+    /// Releases the lock that the token was resolved to.
+    pub async fn release(&self, name: &LockName, token: &ResolvedToken) -> Result<(), Refusal> {
+        self.counted(Operation::Release, Outcome::Released, self.locks.release(name, &token.known).await)
     }
 
     /// Releases a lock for its holder, whoever that is; `found` hears who it is before anything is done.
     pub async fn force_release(&self, name: &LockName, found: impl FnOnce(&HeldBy) + Send) -> Result<(), Refusal> {
-        Ok(self.released(self.locks.force_release(name, found).await)?)
+        self.counted(Operation::Release, Outcome::Released, self.locks.force_release(name, found).await)
     }
 
-    /// Whose grant a token is taken for: the bearer's own, or, where the bearer may use the tokens of others, that of
-    /// whoever holds the lock.
+    /// Whose grant a token is taken for: that of the principal that shows it, or, where it may use the tokens of others,
+    /// that of the lock's holder.
     ///
-    /// Where there are principals the lock is looked at first, and what cannot be the bearer's is not sent to the nodes: a
-    /// release leaves its mark on a lock's fence also where it is refused, and neither healing nor fencing tokens are to be
-    /// at the mercy of whoever may release some lock of his own.
-    pub async fn holder(&self, name: &LockName, bearer: Bearer) -> Result<Holder, Refusal> {
-        let Bearer { token: shown, principal, may_force, releases } = bearer;
-        let Some(principal) = principal else { return Ok(Holder::of(shown)) };
-        let own = Holder { shown, known: shown.bound_to(&principal), is_forced: false };
+    /// Where there are principals the lock is looked at first, and a token that cannot be the principal's is not sent to the
+    /// nodes: a release leaves its mark on a lock's fence also where it is refused, and neither healing nor fencing tokens
+    /// are to be at the mercy of everybody who may release some lock.
+    pub async fn resolve(&self, name: &LockName, presented: PresentedToken) -> Result<ResolvedToken, Refusal> {
+        let PresentedToken { token: shown, principal, may_force, releases } = presented;
+        let Some(principal) = principal else { return Ok(ResolvedToken::of(shown)) };
+        let own = ResolvedToken { shown, known: shown.bound_to(&principal), is_forced: false };
         // An extension that is refused leaves nothing behind.
         if !releases && !may_force {
             return Ok(own);
@@ -324,14 +274,14 @@ impl Gateway {
         let is_of_the_future = shown.fencing().get() > self.locks.wall_micros();
         match self.locks.inspect(name).await.state {
             LockState::Held(by) => {
-                let key = Stored::read(&by.info).key;
+                let key = LockMetadata::read(&by.info).key;
                 let is_own = key.as_deref() == Some(&*principal);
                 if !is_own && !may_force || is_of_the_future && by.fencing != Some(shown.fencing()) {
                     self.telemetry.operation(operation, Outcome::NotHolder);
                     return Err(LockError::NotHolder(by).into());
                 }
                 let known = key.map_or(shown, |key| shown.bound_to(&key));
-                Ok(Holder { known, is_forced: !is_own, ..own })
+                Ok(ResolvedToken { known, is_forced: !is_own, ..own })
             }
             LockState::Free if is_of_the_future => {
                 self.telemetry.operation(operation, Outcome::Lost);
@@ -341,18 +291,7 @@ impl Gateway {
         }
     }
 
-    fn released(&self, result: Result<(), LockError>) -> Result<(), LockError> {
-        let outcome = match &result {
-            Ok(()) => Outcome::Released,
-            Err(LockError::Lost) => Outcome::Lost,
-            Err(LockError::NotHolder(_)) => Outcome::NotHolder,
-            Err(LockError::Unknown(_) | LockError::Held(_) | LockError::NoQuorum(_)) => Outcome::Unknown,
-            Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Unknown,
-        };
-        self.telemetry.operation(Operation::Release, outcome);
-        result.inspect_err(|error| self.count_failures(Operation::Release, error))
-    }
-
+    /// What the nodes know of a lock; counted as an operation.
     pub async fn inspect(&self, name: &LockName) -> Inspection {
         let inspection = self.locks.inspect(name).await;
         let outcome = match &inspection.state {
@@ -415,13 +354,7 @@ impl Gateway {
 
     /// Waits until no request is being worked on and no release is under way.
     pub async fn idle(&self) {
-        loop {
-            let none_left = self.in_flight.none_left.notified();
-            if self.in_flight.active.load(Ordering::Acquire) == 0 {
-                break;
-            }
-            none_left.await;
-        }
+        self.in_flight.none_left().await;
         self.locks.drained().await;
     }
 
@@ -439,6 +372,11 @@ impl Gateway {
         })
     }
 
+    fn counted<T>(&self, operation: Operation, success: Outcome, result: Result<T, LockError>) -> Result<T, Refusal> {
+        self.telemetry.operation(operation, outcome_of(&result, success));
+        Ok(result.inspect_err(|error| self.count_failures(operation, error))?)
+    }
+
     fn count_failures(&self, operation: Operation, error: &LockError) {
         let (LockError::NoQuorum(reports) | LockError::Unknown(reports)) = error else { return };
         for report in reports {
@@ -450,6 +388,18 @@ impl Gateway {
         if reports.is_empty() {
             self.telemetry.quorum_failure(operation, Reason::Timeout);
         }
+    }
+}
+
+fn outcome_of<T>(result: &Result<T, LockError>, success: Outcome) -> Outcome {
+    match result {
+        Ok(_) => success,
+        Err(LockError::Held(_)) => Outcome::Held,
+        Err(LockError::NoQuorum(_)) => Outcome::NoQuorum,
+        Err(LockError::Lost) => Outcome::Lost,
+        Err(LockError::NotHolder(_)) => Outcome::NotHolder,
+        Err(LockError::Unknown(_)) => Outcome::Unknown,
+        Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
     }
 }
 

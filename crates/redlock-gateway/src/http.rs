@@ -1,11 +1,13 @@
-//! Router and layers. Below this module are the only files that know axum.
+//! The table of routes, and what is done around every request. Below this module are the only files that know axum.
 
-mod access;
-pub mod browser;
+pub mod access;
+mod browser;
 pub mod error;
-pub mod health;
-pub mod locks;
+pub mod extract;
+mod health;
+mod locks;
 pub mod openapi;
+mod render;
 pub mod wire;
 
 use std::any::Any;
@@ -14,7 +16,7 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{FromRef, Request};
+use axum::extract::Request;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
@@ -22,140 +24,106 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use tower::Service;
 use tower_http::catch_panic::CatchPanic;
 use utoipa::OpenApi;
-use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
-use self::error::ApiError;
-use self::wire::Problem;
-use crate::audit::{self, Audit};
-use crate::auth::Guard;
+pub use self::access::AppState;
+use self::access::{Needs, Route};
+use self::error::{ApiError, METHOD_NOT_ALLOWED, NOT_FOUND, Problem};
+use crate::audit::{Audit, AuditGuard, RequestEnd};
+use crate::auth::Verb;
 use crate::config::{Origin, Public};
-use crate::gateway::Gateway;
 use crate::peer::Peer;
 use crate::telemetry::Telemetry;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// What handlers need.
-#[derive(Clone)]
-pub struct Rooms {
-    pub gateway: Arc<Gateway>,
-    pub guard: Arc<Guard>,
-    pub public: Public,
+/// The operations, and what each needs. Method and path stand at the handler, where the OpenAPI document has them from; the
+/// path as it stands there is also the route's label in metrics.
+fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 9] {
+    let metrics = if public.metrics { Needs::Nothing } else { Needs::Anywhere(Verb::Metrics) };
+    [
+        (routes!(locks::acquire), Needs::OnLock(Verb::Acquire)),
+        (routes!(locks::extend), Needs::OnLock(Verb::Extend)),
+        (routes!(locks::release), Needs::OnLock(Verb::Release)),
+        (routes!(locks::inspect), Needs::OnLock(Verb::Inspect)),
+        (routes!(locks::list), Needs::Anywhere(Verb::List)),
+        (routes!(health::livez), Needs::Nothing),
+        (routes!(health::readyz), Needs::Nothing),
+        (routes!(health::healthz), Needs::Nothing),
+        (routes!(health::metrics), metrics),
+    ]
 }
 
-impl Rooms {
-    /// For everybody.
-    pub fn open(gateway: Arc<Gateway>) -> Self {
-        Self { gateway, guard: Arc::new(Guard::open()), public: Public { docs: true, metrics: true } }
-    }
-}
+/// The paths that stand in no document, and their labels.
+const PAGES: [(&str, &str); 6] = [
+    ("/locks/", "/locks/"),
+    ("/openapi.json", "/openapi.json"),
+    ("/openapi-3.0.json", "/openapi-3.0.json"),
+    ("/docs", "/docs"),
+    ("/docs/", "/docs"),
+    ("/docs/{*file}", "/docs"),
+];
 
-impl FromRef<Rooms> for Arc<Gateway> {
-    fn from_ref(rooms: &Rooms) -> Self {
-        rooms.gateway.clone()
-    }
-}
-
-impl FromRef<Rooms> for Arc<Guard> {
-    fn from_ref(rooms: &Rooms) -> Self {
-        rooms.guard.clone()
-    }
-}
-
-fn api() -> OpenApiRouter<Rooms> {
-    OpenApiRouter::with_openapi(openapi::ApiDoc::openapi())
-        .routes(routes!(locks::acquire, locks::extend, locks::release, locks::inspect))
-        .routes(routes!(locks::list))
-        .routes(routes!(health::livez))
-        .routes(routes!(health::readyz))
-        .routes(routes!(health::healthz))
-        .routes(routes!(health::metrics))
+/// The pages for people, and what they need.
+fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
+    let json =
+        |text: String| get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], text.clone())));
+    let pages = Router::new()
+        .route("/openapi.json", json(document.to_string()))
+        .route("/openapi-3.0.json", json(openapi::downgrade(document).to_string()))
+        .merge(SwaggerUi::new("/docs").config(Config::new(["/openapi.json"])));
+    (pages, if public.docs { Needs::Nothing } else { Needs::AnyKey })
 }
 
 /// The OpenAPI document, 3.1.
 pub fn openapi_document() -> serde_json::Value {
-    openapi::document(api().get_openapi())
+    let api = OpenApiRouter::with_openapi(openapi::ApiDoc::openapi());
+    let public = Public { docs: true, metrics: true };
+    let api = operations(public).into_iter().fold(api, |api, (operation, _)| api.routes(operation));
+    openapi::document(api.get_openapi())
 }
 
 /// The answer of a handler that has panicked.
 type Panicked = fn(Box<dyn Any + Send>) -> Response;
 
-/// The whole service: what is done around every request, and the routes.
+/// The whole service: the routes, and what is done around every request.
 #[derive(Clone)]
 pub struct App {
     routes: CatchPanic<Router, Panicked>,
+    observer: Arc<Observer>,
+}
+
+/// What hears of every request.
+struct Observer {
+    /// By path. As a layer of the router, where the matched path is known, `answer` would be boxed and copied for every
+    /// request; so the library that axum matches paths with does it once more, over the same table.
+    labels: matchit::Router<String>,
     telemetry: Arc<Telemetry>,
     audit: Arc<Audit>,
-    /// There are no keys.
-    is_open: bool,
+    has_keys: bool,
 }
 
 impl App {
-    pub fn new(rooms: Rooms, telemetry: Arc<Telemetry>, audit: Arc<Audit>, cors_origins: &[Origin]) -> Self {
-        let panicked: Panicked = |_| ApiError::Internal.into_response();
-        let is_open = rooms.guard.is_open();
-        let routes = browser::open_to(cors_origins, router(rooms));
-        Self { routes: CatchPanic::custom(routes, panicked), telemetry, audit, is_open }
-    }
-}
-
-/// All routes over a gateway.
-fn router(rooms: Rooms) -> Router {
-    let (router, generated) = api().split_for_parts();
-    let document = openapi::document(&generated);
-    let (newer, older) = (document.to_string(), openapi::downgrade(&document).to_string());
-    let json =
-        |text: String| get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], text.clone())));
-    let swagger = SwaggerUi::new("/docs").config(Config::new(["/openapi.json"]));
-    let pages = Router::new()
-        .route("/openapi.json", json(newer))
-        .route("/openapi-3.0.json", json(older))
-        .merge(swagger)
-        .layer(from_fn_with_state(rooms.clone(), access::readers));
-    router
-        .route("/locks/", any(locks::no_name))
-        .merge(browser::guarded(pages))
-        .fallback(not_found)
-        .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
-        .with_state(rooms)
-}
-
-async fn not_found(uri: Uri) -> ApiError {
-    no_such_path(uri.path())
-}
-
-fn no_such_path(path: &str) -> ApiError {
-    ApiError::NotFound(if path.starts_with("/locks/") {
-        "a lock's name is one path segment: write its slashes as %2F".into()
-    } else {
-        "the paths of this service are listed under /docs and in /openapi.json".into()
-    })
-}
-
-fn text(value: &HeaderValue) -> String {
-    String::from_utf8_lossy(value.as_bytes()).into_owned()
-}
-
-impl App {
-    /// Opens a record of a request that may have to be recorded: without keys, only force can be denied.
-    fn record(&self, request: &mut Request, id: &HeaderValue) -> Option<audit::Open> {
-        if self.is_open && !self.audit.has_file() && request.uri().query().is_none() {
-            return None;
-        }
-        let address = request.extensions().get::<Peer>().map(Peer::address);
-        let record = audit::Open::new(self.audit.clone(), text(id), address);
-        let trail = record.trail();
-        let (what, lock) = access::about(request.method(), request.uri());
-        *trail.note() = audit::Note { what, lock, ..audit::Note::default() };
-        request.extensions_mut().insert(trail);
-        Some(record)
+    pub fn new(state: AppState, telemetry: Arc<Telemetry>, audit: Arc<Audit>, cors_origins: &[Origin]) -> Self {
+        let has_keys = !state.authenticator.is_open();
+        let (routes, labels) = router(&Arc::new(state));
+        Self::observed(browser::open_to(cors_origins, routes), Observer { labels, telemetry, audit, has_keys })
     }
 
-    /// Around everything: the request id, the duration, the log line, and the body of errors, which carries the id. As a
-    /// layer of the router it would be boxed and copied once more for every request.
+    fn observed(routes: Router, observer: Observer) -> Self {
+        let panicked: Panicked = |panic| {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            ApiError::internal(format_args!("panic: {text}")).into_response()
+        };
+        Self { routes: CatchPanic::custom(routes, panicked), observer: Arc::new(observer) }
+    }
+
+    /// Around everything: the request id, the duration, the log line, the record, and the body of errors, which carries the
+    /// id.
     pub async fn answer(mut self, mut request: Request) -> Response {
         let started = Instant::now();
         let id = match request.headers().get(&REQUEST_ID) {
@@ -164,81 +132,107 @@ impl App {
         };
         let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
         let method = method_word(request.method());
-        let route = route_word(request.uri().path());
-        let record = self.record(&mut request, &id);
+        let Observer { labels, telemetry, audit, has_keys } = &*self.observer;
+        let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
+        // Without keys, only force can be denied.
+        let is_recorded = *has_keys || audit.has_file() || request.uri().query().is_some();
+        let record = is_recorded.then(|| {
+            let address = request.extensions().get::<Peer>().map(Peer::address);
+            let record = AuditGuard::new(audit.clone(), text(&id), address);
+            request.extensions_mut().insert(record.context());
+            record
+        });
 
         let mut response = match self.routes.call(request).await {
             Ok(response) => response.map(Body::new),
             Err(never) => match never {},
         };
-        let problem = response.extensions_mut().remove::<Arc<Problem>>();
+        let problem = response.extensions_mut().remove::<Problem>();
         // The page's own router says 404 without a body.
-        let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| Arc::new(no_such_path("").problem()));
-        let is_draining = problem.as_ref().is_some_and(|problem| problem.code == "draining");
-        let mut code = None;
-        if let Some(problem) = problem.or_else(plain) {
-            code = record.is_some().then(|| problem.code.clone());
-            render_problem(&mut response, problem, &id);
-        }
+        let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| no_such_path("").problem());
+        let problem = problem.or_else(plain);
         let status = response.status();
         if let Some(record) = record {
-            record.end(audit::End { status: status.as_u16(), problem: code.as_deref() });
+            let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+            let problem = problem.as_ref().map(|problem| problem.code.as_str());
+            record.end(RequestEnd { status: status.as_u16(), problem, is_denied });
         }
         let elapsed = started.elapsed();
-        self.telemetry.http(method, route, status.as_u16(), elapsed);
-        // Sending everybody away while shutting down is no failure, and there may be thousands.
-        if status.is_server_error() && !is_draining {
-            let trace = trace.as_ref().map(text);
-            tracing::warn!(
-                request_id = text(&id),
-                trace,
-                method,
-                route,
-                status = status.as_u16(),
-                ?elapsed,
-                "request failed"
-            );
-        } else if tracing::enabled!(tracing::Level::DEBUG) {
-            let trace = trace.as_ref().map(text);
-            tracing::debug!(
-                request_id = text(&id),
-                trace,
-                method,
-                route,
-                status = status.as_u16(),
-                ?elapsed,
-                "request"
-            );
+        telemetry.http(method, route, status.as_u16(), elapsed);
+        macro_rules! log {
+            ($level:ident, $message:literal) => {
+                tracing::$level!(
+                    request_id = text(&id),
+                    trace = trace.as_ref().map(text),
+                    method,
+                    route,
+                    status = status.as_u16(),
+                    cause = problem.as_ref().and_then(|problem| problem.cause.as_deref()),
+                    ?elapsed,
+                    $message
+                )
+            };
+        }
+        match &problem {
+            Some(Problem { cause: Some(_), .. }) => log!(error, "request failed"),
+            // Sending everybody away while shutting down is no failure, and there may be thousands.
+            Some(problem) if problem.code == "draining" => log!(debug, "request"),
+            _ if status.is_server_error() => log!(warn, "request failed"),
+            _ => log!(debug, "request"),
+        }
+        if let Some(problem) = problem {
+            problem.render(&id, &mut response);
         }
         response.headers_mut().insert(REQUEST_ID.clone(), id);
         response
     }
 }
 
-fn render_problem(response: &mut Response, problem: Arc<Problem>, id: &HeaderValue) {
-    let problem = Problem { request_id: id.to_str().ok().map(str::to_owned), ..Arc::unwrap_or_clone(problem) };
-    *response.body_mut() = Body::from(locks::json_line(&problem).unwrap_or_default());
-    let headers = response.headers_mut();
-    headers.remove(header::CONTENT_LENGTH);
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    if problem.status != StatusCode::NOT_FOUND {
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+/// The routes, and the label of each path.
+fn router(state: &Arc<AppState>) -> (Router, matchit::Router<String>) {
+    let api = OpenApiRouter::with_openapi(openapi::ApiDoc::openapi());
+    let api = operations(state.public).into_iter().fold(api, |api, (operation, needs)| {
+        let operation: UtoipaMethodRouter = operation.with_state(Route::new(state, needs));
+        api.routes(operation)
+    });
+    let (router, generated) = api.split_for_parts();
+    let mut labels = matchit::Router::new();
+    let operations = generated.paths.paths.keys().map(|path| (path.as_str(), path.as_str()));
+    for (path, label) in operations.chain(PAGES) {
+        labels.insert(path, label.to_owned()).expect("every path is there once");
     }
+    let (pages, needs) = pages(&openapi::document(&generated), state.public);
+    let pages = pages.layer(from_fn_with_state(Route::new(state, needs), access::require));
+    let router = router
+        .route("/locks/", any(locks::no_name))
+        .merge(browser::guarded(pages))
+        .fallback(async |uri: Uri| no_such_path(uri.path()))
+        .method_not_allowed_fallback(async || {
+            METHOD_NOT_ALLOWED.because("this path does not take this method; the Allow header lists those it takes")
+        });
+    (router, labels)
+}
+
+fn no_such_path(path: &str) -> ApiError {
+    NOT_FOUND.because(if path.starts_with("/locks/") {
+        "a lock's name is one path segment: write its slashes as %2F"
+    } else {
+        "the paths of this service are listed under /docs and in /openapi.json"
+    })
+}
+
+fn text(value: &HeaderValue) -> String {
+    String::from_utf8_lossy(value.as_bytes()).into_owned()
 }
 
 fn is_usable_id(value: &HeaderValue) -> bool {
     (1..=128).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-/// 16 hexadecimal digits: a random number of this process, counted on. Only has to be findable in a log.
+/// 16 hexadecimal digits. Only has to be findable in a log.
 fn new_id() -> HeaderValue {
-    use std::hash::{BuildHasher, RandomState};
-    use std::sync::LazyLock;
-    use std::sync::atomic::{AtomicU64, Ordering};
-    static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(RandomState::new().hash_one(0)));
-    // An odd constant: all 2^64 values come up before one repeats, and neighbours do not look alike.
-    let id = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    HeaderValue::try_from(format!("{id:016x}")).unwrap_or_else(|_| HeaderValue::from_static("0"))
+    let id = format!("{:016x}", fastrand::u64(..));
+    HeaderValue::try_from(id).unwrap_or_else(|_| HeaderValue::from_static("0"))
 }
 
 /// Metric labels come from fixed lists, whatever a client sends.
@@ -255,17 +249,59 @@ fn method_word(method: &Method) -> &'static str {
     }
 }
 
-/// The pattern that a path matches.
-fn route_word(path: &str) -> &'static str {
-    const ROUTES: [&str; 8] =
-        ["/locks", "/livez", "/readyz", "/healthz", "/metrics", "/openapi.json", "/openapi-3.0.json", "/locks/"];
-    match path.strip_prefix("/locks/") {
-        Some(name) if !name.is_empty() => return if name.contains('/') { "" } else { "/locks/{name}" },
-        _ => {}
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::Mutex;
+
+    use axum::body::to_bytes;
+    use serde_json::Value;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
     }
-    match ROUTES.iter().find(|route| **route == path) {
-        Some(route) => route,
-        None if path == "/docs" || path.starts_with("/docs/") => "/docs",
-        None => "",
+
+    #[tokio::test]
+    async fn the_cause_of_an_internal_error_is_in_the_log_under_the_request_id_of_its_answer() {
+        let log = Log::default();
+        let to_log = log.clone();
+        let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || to_log.clone());
+        let _subscribed = tracing::subscriber::set_default(subscriber.finish());
+        let telemetry = Arc::new(Telemetry::new(&[]));
+        let routes = Router::new()
+            .route("/error", get(async || ApiError::internal("the cause")))
+            .route("/panic", get(async || -> () { panic!("what {}", "happened") }));
+        let mut labels = matchit::Router::new();
+        labels.insert("/{path}", "a label".to_owned()).unwrap();
+        let observer = Observer { labels, telemetry, audit: Arc::new(Audit::logged()), has_keys: false };
+        let app = App::observed(routes, observer);
+        for (path, cause) in [("/error", "the cause"), ("/panic", "panic: what happened")] {
+            let request = Request::get(path).body(Body::empty()).unwrap();
+            let response = app.clone().answer(request).await;
+            assert_eq!(response.status(), 500);
+            let id = response.headers()["x-request-id"].to_str().unwrap().to_owned();
+            let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+            let problem: Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!((&problem["code"], &problem["request_id"]), (&"internal_error".into(), &id.as_str().into()));
+            assert!(!problem.to_string().contains(cause), "it is for the log only: {problem}");
+            let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+            let line = text.lines().find(|line| line.contains(&id)).expect("a line with the id");
+            let line: Value = serde_json::from_str(line).unwrap();
+            assert_eq!(
+                (&line["level"], &line["cause"], &line["route"]),
+                (&"ERROR".into(), &cause.into(), &"a label".into())
+            );
+        }
     }
 }

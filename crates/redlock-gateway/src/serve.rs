@@ -19,11 +19,11 @@ use tokio::time::Instant;
 use tower::{Service, service_fn};
 
 use crate::audit::Audit;
-use crate::auth::{Guard, Keys};
+use crate::auth::{Authenticator, Keys};
 use crate::config::{Config, Nodes};
 use crate::connection::{Connection, Encrypted, Plain};
 use crate::gateway::Gateway;
-use crate::http::{App, Rooms};
+use crate::http::{App, AppState};
 use crate::reload::{Reload, Watched};
 use crate::telemetry::Telemetry;
 use crate::tls;
@@ -73,14 +73,14 @@ pub async fn run(
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     // What may be missing comes before the nodes hear of us.
-    let guard = match &config.settings.auth_keys {
-        None => Arc::new(Guard::open()),
-        Some(path) => Guard::following(path, reload)?,
+    let authenticator = match &config.settings.auth_keys {
+        None => Arc::new(Authenticator::open()),
+        Some(path) => Authenticator::following(path, reload)?,
     };
     let audit = audit(&config, reload)?;
     let (gateway, telemetry) = assemble(&config)?;
-    let rooms = Rooms { gateway: gateway.clone(), guard, public: config.public };
-    let app = App::new(rooms, telemetry.clone(), audit, &config.cors_origins);
+    let state = AppState { gateway: gateway.clone(), authenticator, public: config.public };
+    let app = App::new(state, telemetry.clone(), audit, &config.cors_origins);
 
     // They end with this function.
     let mut tasks = JoinSet::new();

@@ -4,9 +4,10 @@
 //! No lock name, owner, token or raw path is ever a label. Nothing global is installed except the log subscriber, so a
 //! process can hold several gateways (tests do).
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::str::FromStr;
-use std::sync::RwLock;
+use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Label, Unit};
@@ -27,7 +28,7 @@ const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 /// Starts logging: to standard output, level by RUST_LOG, `info` by default.
 pub fn start_logging(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,fred=off,rustls=off"));
-    // Whoever wants to hear less is not to miss who was denied.
+    // Denials are on the record, whatever else the log is to leave out.
     let filter = match Directive::from_str(&format!("{}=info", audit::TARGET)) {
         Ok(directive) => filter.add_directive(directive),
         Err(_) => filter,
@@ -156,18 +157,13 @@ pub struct Telemetry {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
     process: metrics_process::Collector,
-    acquire: [Option<Histogram>; OUTCOMES.len()],
-    operations: [[Option<Counter>; OUTCOMES.len()]; OPERATIONS.len()],
-    quorum_failures: [[Counter; Reason::ALL.len()]; OPERATIONS.len()],
-    http: RwLock<HashMap<(&'static str, &'static str, u16), Histogram>>,
+    http: RwLock<HashMap<RequestLabels, Histogram>>,
     nodes: Vec<NodeMetrics>,
-    batch: Histogram,
-    abandoned: Counter,
-    waits: [Histogram; WAIT_ENDS.len()],
-    waiters: Gauge,
-    waiting_locks: Gauge,
-    handed_over: [Counter; 2],
+    handles: Handles,
 }
+
+/// Method, route and status.
+type RequestLabels = (&'static str, Cow<'static, str>, u16);
 
 struct NodeMetrics {
     name: String,
@@ -192,71 +188,57 @@ impl Telemetry {
             .expect("bucket lists are not empty")
             .build_recorder();
         let handle = recorder.handle();
-        let made = metrics::with_local_recorder(&recorder, || {
+        let (process, nodes, handles) = metrics::with_local_recorder(&recorder, || {
             describe();
             let process = metrics_process::Collector::default();
             process.describe();
             metrics::gauge!("redlock_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
-            (process, nodes.iter().map(|node| NodeMetrics::new(node)).collect::<Vec<_>>(), Handles::new())
+            (process, nodes.iter().map(|node| NodeMetrics::new(node)).collect(), Handles::new())
         });
-        let (process, nodes, handles) = made;
-        Self {
-            recorder,
-            handle,
-            process,
-            acquire: handles.acquire,
-            operations: handles.operations,
-            quorum_failures: handles.quorum_failures,
-            http: RwLock::default(),
-            nodes,
-            batch: handles.batch,
-            abandoned: handles.abandoned,
-            waits: handles.waits,
-            waiters: handles.waiters,
-            waiting_locks: handles.waiting_locks,
-            handed_over: handles.handed_over,
-        }
+        Self { recorder, handle, process, http: RwLock::default(), nodes, handles }
     }
 
     pub fn operation(&self, operation: Operation, outcome: Outcome) {
-        if let Some(counter) = &self.operations[operation as usize][outcome as usize] {
+        if let Some(counter) = &self.handles.operations[operation as usize][outcome as usize] {
             counter.increment(1);
         }
     }
 
     pub fn acquire(&self, outcome: Outcome, elapsed: Duration) {
         self.operation(Operation::Acquire, outcome);
-        if let Some(histogram) = &self.acquire[outcome as usize] {
+        if let Some(histogram) = &self.handles.acquire[outcome as usize] {
             histogram.record(elapsed);
         }
     }
 
     /// A request that was ready to wait has ended; `waited` is all of its time.
     pub fn waited(&self, end: WaitEnd, waited: Duration) {
-        self.waits[end as usize].record(waited);
+        self.handles.waits[end as usize].record(waited);
     }
 
     pub fn quorum_failure(&self, operation: Operation, reason: Reason) {
-        self.quorum_failures[operation as usize][reason as usize].increment(1);
+        self.handles.quorum_failures[operation as usize][reason as usize].increment(1);
     }
 
     /// `route` is a pattern such as `/locks/{name}`, never a raw path.
-    pub fn http(&self, method: &'static str, route: &'static str, status: u16, elapsed: Duration) {
-        let key = (method, route, status);
-        if let Some(histogram) = self.http.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&key) {
+    pub fn http(&self, method: &'static str, route: &str, status: u16, elapsed: Duration) {
+        let known = self.http.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(histogram) = known.get(&(method, Cow::Borrowed(route), status)) {
             histogram.record(elapsed);
             return;
         }
+        drop(known);
         let labels = vec![
             Label::from_static_parts("http_request_method", method),
-            Label::from_static_parts("http_route", route),
+            Label::new("http_route", route.to_owned()),
             Label::new("http_response_status_code", status.to_string()),
         ];
         let histogram = metrics::with_local_recorder(&self.recorder, || {
             metrics::histogram!("http_server_request_duration_seconds", labels)
         });
         histogram.record(elapsed);
-        self.http.write().unwrap_or_else(std::sync::PoisonError::into_inner).insert(key, histogram);
+        let key = (method, Cow::Owned(route.to_owned()), status);
+        self.http.write().unwrap_or_else(PoisonError::into_inner).insert(key, histogram);
     }
 
     /// Everything as Prometheus text, with the nodes' present states. `now` is the wall clock in microseconds.
@@ -266,8 +248,8 @@ impl Telemetry {
         waiting: Waiting,
         now: u64,
     ) -> String {
-        self.waiters.set(waiting.waiters as f64);
-        self.waiting_locks.set(waiting.locks as f64);
+        self.handles.waiters.set(waiting.waiters as f64);
+        self.handles.waiting_locks.set(waiting.locks as f64);
         for (name, status) in statuses {
             let Some(node) = self.node(name) else { continue };
             for (state, gauge) in &node.states {
@@ -294,7 +276,7 @@ impl Telemetry {
 
 impl Observer for Telemetry {
     fn node_call(&self, node: &str, operations: usize, elapsed: Duration) {
-        self.batch.record(operations as f64);
+        self.handles.batch.record(operations as f64);
         if let Some(node) = self.node(node) {
             node.duration.record(elapsed);
         }
@@ -313,7 +295,7 @@ impl Observer for Telemetry {
     }
 
     fn release_abandoned(&self, node: usize) {
-        self.abandoned.increment(1);
+        self.handles.abandoned.increment(1);
         let node = self.nodes.get(node).map_or("?", |node| &node.name);
         tracing::warn!(node, "a release could not be delivered; the lock's ttl bounds what is left on that node");
     }
@@ -329,7 +311,7 @@ impl Observer for Telemetry {
             HandOver::Local => 0,
             HandOver::Remote => 1,
         };
-        self.handed_over[at].increment(1);
+        self.handles.handed_over[at].increment(1);
     }
 }
 

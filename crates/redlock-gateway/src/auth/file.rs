@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -11,9 +12,10 @@ use redlock_core::Ttl;
 use serde::Deserialize;
 use toml::value::{Datetime, Offset};
 
+use super::key::{Key, Keys, RateLimit, Rule, Verb};
 use super::pattern::Pattern;
 use super::secret::{Hash, is_key_name};
-use super::{Key, Keys, Pace, Rule, Verb};
+use crate::reload::{Content, read_one};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -45,8 +47,34 @@ struct Allowed {
     names: Vec<String>,
 }
 
+impl Keys {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// What is wrong with it, and where; never a part of a secret.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        Self::of_file(path, &read_one(path))
+    }
+
+    /// What was read of a file.
+    pub(super) fn of_file(path: &Path, content: &Content) -> Result<Self, String> {
+        let shown = path.display();
+        let bytes = content.as_ref().map_err(|error| format!("{shown}: {error}"))?;
+        let text = std::str::from_utf8(bytes).map_err(|_| format!("{shown}: it is not UTF-8"))?;
+        Self::parse(text).map_err(|error| format!("{shown}{error}"))
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// As [`Keys::read`], to be put behind the name of the file.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        parse(text)
+    }
+}
+
 /// The error begins with a colon or a comma.
-pub(super) fn parse(text: &str) -> Result<Keys, String> {
+fn parse(text: &str) -> Result<Keys, String> {
     let file: File = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count()) + 1;
         format!(", line {line}: {}", without_values(error.message()))
@@ -126,7 +154,7 @@ impl Entry {
             expires: self.expires.map(|date| instant(&date)).transpose()?,
             max_ttl,
             max_hold,
-            pace: pace(self.rate, self.burst)?,
+            rate_limit: rate_limit(self.rate, self.burst)?,
         })
     }
 }
@@ -153,7 +181,7 @@ fn duration(field: &str, text: &str) -> Result<Duration, String> {
         .map_err(|_| format!("{field} is no duration; expected one such as \"30s\" or \"5m\""))
 }
 
-fn pace(rate: Option<u32>, burst: Option<u32>) -> Result<Option<Pace>, String> {
+fn rate_limit(rate: Option<u32>, burst: Option<u32>) -> Result<Option<RateLimit>, String> {
     let positive = |field: &str, value: u32| {
         NonZeroU32::new(value).ok_or_else(|| format!("{field}: 0 is not allowed; leave it out for no limit"))
     };
@@ -162,7 +190,7 @@ fn pace(rate: Option<u32>, burst: Option<u32>) -> Result<Option<Pace>, String> {
         (None, Some(_)) => Err("burst: means nothing without a rate".into()),
         (Some(rate), burst) => {
             let rate = positive("rate", rate)?;
-            Ok(Some(Pace::new(rate, burst.map_or(Ok(rate), |burst| positive("burst", burst))?)))
+            Ok(Some(RateLimit::new(rate, burst.map_or(Ok(rate), |burst| positive("burst", burst))?)))
         }
     }
 }

@@ -37,21 +37,13 @@ impl Hash {
 
     /// `sha256:` and 64 hexadecimal digits.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        let digits = text.strip_prefix(ALGORITHM)?.as_bytes();
         let mut hash = [0; 32];
-        if digits.len() != 2 * hash.len() {
-            return None;
-        }
-        let value = |digit: u8| char::from(digit).to_digit(16).map(|value| value as u8);
-        for (byte, pair) in hash.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = value(pair[0])? << 4 | value(pair[1])?;
-        }
+        hex::decode_to_slice(text.strip_prefix(ALGORITHM)?, &mut hash).ok()?;
         Some(Self(hash))
     }
 
     fn text(self) -> String {
-        let digits = self.0.iter().map(|byte| format!("{byte:02x}"));
-        std::iter::once(ALGORITHM.to_owned()).chain(digits).collect()
+        format!("{ALGORITHM}{}", hex::encode(self.0))
     }
 
     /// Takes as long wherever they differ.
@@ -71,7 +63,7 @@ impl Secret {
         Self(format!("{PREFIX}.{name}.{}", URL_SAFE_NO_PAD.encode(bytes)))
     }
 
-    /// The text, to show once to whoever is to have it.
+    /// The text, to be shown once.
     pub fn expose(&self) -> &str {
         &self.0
     }

@@ -2,7 +2,12 @@
 
 #![cfg(test)]
 
+use std::time::Duration;
+
+use redlock_core::{LockName, Ttl};
+
 use super::*;
+use crate::config::Limits;
 
 fn name(text: &str) -> LockName {
     LockName::parse(text).unwrap()
@@ -20,8 +25,8 @@ const ALL: &str = "allow = [{ verbs = ['acquire', 'release'], names = ['deploy/*
 #[test]
 fn a_key_opens_what_its_rules_name_and_nothing_else() {
     let (text, entry) = key("ci", ALL);
-    let guard = Guard::new(Keys::parse(&entry).unwrap());
-    let caller = guard.identify(Some(Credential::Key(&text))).unwrap();
+    let authenticator = Authenticator::new(Keys::parse(&entry).unwrap());
+    let caller = authenticator.identify(Some(Credential::Key(&text))).unwrap();
     assert_eq!((caller.name(), caller.principal()), ("ci", Some("ci")));
     for (verb, lock, allowed) in [
         (Verb::Acquire, "deploy/x", true),
@@ -42,16 +47,16 @@ fn strangers_are_told_apart_only_where_they_had_the_key() {
     let (right, entry) = key("ci", ALL);
     let (wrong, _) = key("ci", ALL);
     let (absent, _) = key("nobody", ALL);
-    let guard = Guard::new(Keys::parse(&(expired + &entry)).unwrap());
-    let refused = |shown| guard.identify(shown).err();
-    assert_eq!(refused(None), Some(Stranger::Nobody));
+    let authenticator = Authenticator::new(Keys::parse(&(expired + &entry)).unwrap());
+    let refused = |shown| authenticator.identify(shown).err();
+    assert_eq!(refused(None), Some(AuthError::Missing));
     for text in [wrong.as_str(), absent.as_str(), "", "rlk.ci.", "hunter2", &right[..right.len() - 1]] {
-        assert_eq!(refused(Some(Credential::Key(text))), Some(Stranger::Unknown), "{text}");
+        assert_eq!(refused(Some(Credential::Key(text))), Some(AuthError::Unknown), "{text}");
     }
-    assert_eq!(refused(Some(Credential::Key(&old))), Some(Stranger::Expired));
+    assert_eq!(refused(Some(Credential::Key(&old))), Some(AuthError::Expired));
     assert_eq!(refused(Some(Credential::NamedKey("ci", &right))), None);
-    assert_eq!(refused(Some(Credential::NamedKey("old", &right))), Some(Stranger::Unknown));
-    assert_eq!(refused(Some(Credential::Certificate("CN=ci"))), Some(Stranger::Unknown));
+    assert_eq!(refused(Some(Credential::NamedKey("old", &right))), Some(AuthError::Unknown));
+    assert_eq!(refused(Some(Credential::Certificate("CN=ci"))), Some(AuthError::Unknown));
 }
 
 #[test]
@@ -59,17 +64,17 @@ fn while_a_key_is_being_replaced_both_are_right() {
     let (one, two) =
         (Secret::new("ci", &redlock_core::clock::OsEntropy), Secret::new("ci", &redlock_core::clock::OsEntropy));
     let text = format!("[[key]]\nname = 'ci'\nhashes = [{:?}, {:?}]\n{ALL}", one.hash_text(), two.hash_text());
-    let guard = Guard::new(Keys::parse(&text).unwrap());
-    assert!([one, two].iter().all(|secret| guard.identify(Some(Credential::Key(secret.expose()))).is_ok()));
+    let authenticator = Authenticator::new(Keys::parse(&text).unwrap());
+    assert!([one, two].iter().all(|secret| authenticator.identify(Some(Credential::Key(secret.expose()))).is_ok()));
 }
 
 #[test]
 fn a_certificate_is_a_principal_as_a_key_is() {
     let text = format!("[[key]]\nname = 'ci'\ncertificate = 'CN=ci,O=Example'\nmax_ttl = '1s'\n{ALL}");
-    let guard = Guard::new(Keys::parse(&text).unwrap());
-    let caller = guard.identify(Some(Credential::Certificate("CN=ci,O=Example"))).unwrap();
+    let authenticator = Authenticator::new(Keys::parse(&text).unwrap());
+    let caller = authenticator.identify(Some(Credential::Certificate("CN=ci,O=Example"))).unwrap();
     assert_eq!(caller.principal(), Some("ci"));
-    assert!(guard.identify(Some(Credential::Certificate("CN=ci"))).is_err());
+    assert!(authenticator.identify(Some(Credential::Certificate("CN=ci"))).is_err());
 }
 
 #[test]
@@ -81,8 +86,8 @@ fn limits_of_a_key_only_ever_lower_those_of_the_gateway() {
         [("'10s'", 10_000, 10_000, 3_600), ("'1m'", 30_000, 60_000, 3_600), ("'1h'", 30_000, 300_000, 3_600)]
     {
         let (text, entry) = key("ci", &format!("max_ttl = {own}\nmax_hold = '1h'\n{ALL}"));
-        let guard = Guard::new(Keys::parse(&entry).unwrap());
-        let limits = guard.identify(Some(Credential::Key(&text))).unwrap().limits(all);
+        let authenticator = Authenticator::new(Keys::parse(&entry).unwrap());
+        let limits = authenticator.identify(Some(Credential::Key(&text))).unwrap().limits(all);
         assert_eq!((limits.default_ttl, limits.max_ttl), (millis(default), millis(max)), "{own}");
         assert_eq!(limits.max_hold, Duration::from_secs(hold));
     }
@@ -91,20 +96,20 @@ fn limits_of_a_key_only_ever_lower_those_of_the_gateway() {
 #[test]
 fn a_new_file_does_not_refill_what_a_key_has_used_up() {
     let (text, entry) = key("ci", &format!("rate = 1\nburst = 2\n{ALL}"));
-    let guard = Guard::new(Keys::parse(&entry).unwrap());
-    let asks = || guard.identify(Some(Credential::Key(&text))).unwrap().keep_pace();
+    let authenticator = Authenticator::new(Keys::parse(&entry).unwrap());
+    let asks = || authenticator.identify(Some(Credential::Key(&text))).unwrap().check_rate();
     assert_eq!((asks(), asks()), (Ok(()), Ok(())));
     let pause = asks().unwrap_err();
     assert!(pause > Duration::ZERO && pause <= Duration::from_secs(1), "{pause:?}");
-    guard.replace(Keys::parse(&entry).unwrap());
+    authenticator.replace(Keys::parse(&entry).unwrap());
     assert!(asks().is_err());
-    guard.replace(Keys::parse(&entry.replace("burst = 2", "burst = 3")).unwrap());
+    authenticator.replace(Keys::parse(&entry.replace("burst = 2", "burst = 3")).unwrap());
     assert_eq!(asks(), Ok(()));
 }
 
 #[test]
 fn without_keys_everybody_may_all_but_force() {
-    let caller = Guard::open().identify(None).unwrap();
+    let caller = Authenticator::open().identify(None).unwrap();
     assert!(caller.may(Verb::Release, &name("x")) && !caller.may(Verb::Force, &name("x")));
-    assert_eq!((caller.name(), caller.principal(), caller.keep_pace()), ("anonymous", None, Ok(())));
+    assert_eq!((caller.name(), caller.principal(), caller.check_rate()), ("anonymous", None, Ok(())));
 }

@@ -1,185 +1,273 @@
-//! Who sent a request, from its headers or its certificate, before anything else of it is looked at.
+//! Who sent a request, from its headers or its certificate, and whether it may do what its route is for.
+//!
+//! The gateway behind the routes is reached through these extractors alone, so no handler can forget to ask.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::extract::{FromRef, FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::request::Parts;
-use http::{Extensions, HeaderMap, Method, Uri, header};
+use http::{Uri, header};
 use redlock_core::LockName;
 
-use super::Rooms;
-use super::error::{ApiError, Denial};
-use crate::audit::{Note, Trail};
-use crate::auth::{Caller, Credential, Guard, Stranger, Verb};
+use super::error::{ApiError, INVALID_NAME, RATE_LIMITED};
+use crate::audit::{AuditContext, AuditEntry};
+use crate::auth::{AuthError, Authenticator, Caller, Credential, Verb};
+use crate::config::Limits;
+use crate::config::Public;
+use crate::gateway::{Gateway, InFlight};
 use crate::peer::Peer;
 
-/// Whoever sent the request, who is let in.
-pub struct Access {
-    pub caller: Caller,
-    guard: Arc<Guard>,
-    trail: Option<Trail>,
+/// What all routes are served with.
+pub struct AppState {
+    pub gateway: Arc<Gateway>,
+    pub authenticator: Arc<Authenticator>,
+    pub public: Public,
 }
 
-impl<S> FromRequestParts<S> for Access
-where
-    S: Send + Sync,
-    Arc<Guard>: FromRef<S>,
-{
+impl AppState {
+    /// Without keys: everything is for everybody.
+    pub fn open(gateway: Arc<Gateway>) -> Self {
+        let authenticator = Arc::new(Authenticator::open());
+        Self { gateway, authenticator, public: Public { docs: true, metrics: true } }
+    }
+}
+
+/// What a route asks of whoever calls it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Needs {
+    /// Nothing: probes have no keys.
+    Nothing,
+    /// A key, whatever it may do.
+    AnyKey,
+    /// A permission, for whichever locks.
+    Anywhere(Verb),
+    /// A permission for the lock that the path names. With `?force=true` that to force stands in for that to release.
+    OnLock(Verb),
+}
+
+/// What one route is served with.
+#[derive(Clone)]
+pub(super) struct Route {
+    app: Arc<AppState>,
+    needs: Needs,
+}
+
+impl Route {
+    pub(super) fn new(app: &Arc<AppState>, needs: Needs) -> Self {
+        Self { app: app.clone(), needs }
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        self.app.gateway.limits()
+    }
+}
+
+/// Whether a release is to take the lock from whoever holds it.
+pub(super) fn is_forced(uri: &Uri) -> bool {
+    uri.query() == Some("force=true")
+}
+
+/// A caller with what its route needs.
+pub(super) struct Access {
+    caller: Caller,
+    app: Arc<AppState>,
+    audit: Option<AuditContext>,
+}
+
+/// The same for one lock.
+pub(super) struct LockAccess {
+    pub(super) access: Access,
+    pub(super) name: LockName,
+    /// What it may do.
+    pub(super) verb: Verb,
+}
+
+impl FromRequestParts<Route> for Access {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let trail = parts.extensions.get::<Trail>().cloned();
-        let guard = Arc::<Guard>::from_ref(state);
-        if guard.is_open() {
-            let access = Self { caller: Caller::anonymous(), guard, trail };
-            access.note(|note| note.who = Some(access.caller.name().to_owned()));
-            return Ok(access);
+    async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, ApiError> {
+        let verb = match route.needs {
+            Needs::Nothing => return Ok(Self::new(parts, route)),
+            Needs::AnyKey => None,
+            Needs::Anywhere(verb) => Some(verb),
+            Needs::OnLock(verb) => {
+                return Err(ApiError::internal(format_args!("{verb:?} was asked for without a lock")));
+            }
+        };
+        let access = Self::known(parts, route, verb, None)?;
+        if let Some(verb) = verb {
+            access.require(verb, access.caller.may_somewhere(verb))?;
         }
-        let caller = identify(&guard, &parts.headers, &parts.extensions)?;
-        let access = Self { caller, guard, trail };
-        access.note(|note| note.who = Some(access.caller.name().to_owned()));
-        access.caller.keep_pace().map_err(ApiError::RateLimited)?;
         Ok(access)
     }
 }
 
-impl Access {
-    /// What the request does, for the record.
-    pub fn note(&self, write: impl FnOnce(&mut Note)) {
-        if let Some(trail) = &self.trail {
-            write(&mut trail.note());
-        }
-    }
+impl FromRequestParts<Route> for LockAccess {
+    type Rejection = ApiError;
 
-    /// Goes on only when the caller may do this to this lock.
-    pub fn may(&self, verb: Verb, name: &LockName) -> Result<(), ApiError> {
-        self.note(|note| {
-            note.what = Some(verb.word());
-            note.lock = Some(name.as_str().to_owned());
-            note.changes = matches!(verb, Verb::Acquire | Verb::Extend | Verb::Release | Verb::Force);
-            note.forces = verb == Verb::Force;
+    async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, ApiError> {
+        let verb = match route.needs {
+            Needs::OnLock(Verb::Release) if is_forced(&parts.uri) => Verb::Force,
+            Needs::OnLock(verb) => verb,
+            needs => return Err(ApiError::internal(format_args!("a lock was asked for by a route of {needs:?}"))),
+        };
+        let name = Name::from_request_parts(parts, route).await;
+        let access = Access::known(parts, route, Some(verb), name.as_ref().ok())?;
+        let Name(name) = name?;
+        access.note(|entry| {
+            entry.changes = matches!(verb, Verb::Acquire | Verb::Extend | Verb::Release | Verb::Force);
+            entry.forces = verb == Verb::Force;
         });
-        if self.caller.may(verb, name) { Ok(()) } else { Err(self.forbidden(verb)) }
-    }
-
-    /// The same for a request that was let in a while ago: keys end, also while somebody waits.
-    pub fn still_may(&self, verb: Verb, name: &LockName) -> Result<(), ApiError> {
-        let caller = self.guard.identify_again(&self.caller).map_err(ApiError::Unauthenticated)?;
-        if caller.may(verb, name) { Ok(()) } else { Err(self.forbidden(verb)) }
-    }
-
-    /// Goes on only when the caller may do this somewhere.
-    pub fn may_somewhere(&self, verb: Verb) -> Result<(), ApiError> {
-        self.note(|note| note.what = Some(verb.word()));
-        if self.caller.may_somewhere(verb) { Ok(()) } else { Err(self.forbidden(verb)) }
-    }
-
-    fn forbidden(&self, verb: Verb) -> ApiError {
-        let who = self.caller.principal().map(str::to_owned);
-        ApiError::Forbidden(Denial { who, verb: verb.word() })
+        access.require(verb, access.caller.may(verb, &name))?;
+        Ok(Self { access, name, verb })
     }
 }
 
-fn identify(guard: &Guard, headers: &HeaderMap, extensions: &Extensions) -> Result<Caller, ApiError> {
-    let refused = |why: Stranger, claimed: Option<&str>| {
-        if let Some(trail) = extensions.get::<Trail>() {
-            // Only what is a name: anything else may be a secret in the wrong place.
-            trail.note().who = claimed.filter(|name| guard.knows(name)).map(|name| format!("{name} (not proven)"));
+impl Access {
+    fn new(parts: &Parts, route: &Route) -> Self {
+        let audit = parts.extensions.get::<AuditContext>().cloned();
+        Self { caller: Caller::anonymous(), app: route.app.clone(), audit }
+    }
+
+    /// Goes on only for somebody who is known, and within the rate of its key. What is denied is on the record with what it
+    /// was about.
+    fn known(parts: &Parts, route: &Route, verb: Option<Verb>, name: Option<&Name>) -> Result<Self, ApiError> {
+        let mut access = Self::new(parts, route);
+        access.note(|entry| {
+            entry.what = verb.map(Verb::word);
+            entry.lock = name.map(|Name(name)| name.as_str().to_owned());
+        });
+        if !route.app.authenticator.is_open() {
+            access.caller = identify(&route.app.authenticator, parts)?;
         }
-        ApiError::Unauthenticated(why)
+        access.note(|entry| entry.who = Some(access.caller.name().to_owned()));
+        let limited = |pause| RATE_LIMITED.because("the API key has used up its rate of requests").retry_after(pause);
+        access.caller.check_rate().map_err(limited)?;
+        Ok(access)
+    }
+
+    /// What the request does, for the record.
+    pub(super) fn note(&self, write: impl FnOnce(&mut AuditEntry)) {
+        if let Some(audit) = &self.audit {
+            write(&mut audit.entry());
+        }
+    }
+
+    fn require(&self, verb: Verb, is_allowed: bool) -> Result<(), ApiError> {
+        if is_allowed { Ok(()) } else { Err(ApiError::forbidden(self.caller.principal(), verb.word())) }
+    }
+
+    pub(super) fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
+    pub(super) fn gateway(&self) -> &Gateway {
+        &self.app.gateway
+    }
+
+    /// What this caller's requests may ask for.
+    pub(super) fn limits(&self) -> Limits {
+        self.caller.limits(self.app.gateway.limits())
+    }
+}
+
+impl LockAccess {
+    /// Goes on only when the caller would be let in again: keys end, also while a request waits.
+    pub(super) fn check_again(&self) -> Result<(), ApiError> {
+        let Access { caller, app, .. } = &self.access;
+        let caller = app.authenticator.identify_again(caller)?;
+        self.access.require(self.verb, caller.may(self.verb, &self.name))
+    }
+}
+
+/// The lock's name from the path, percent-decoded and checked.
+pub struct Name(pub LockName);
+
+impl<S: Send + Sync> FromRequestParts<S> for Name {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Ok(Path(text)) = Path::<String>::from_request_parts(parts, state).await else {
+            return Err(INVALID_NAME.because("the name is not UTF-8 after percent-decoding"));
+        };
+        LockName::parse(&text).map(Self).map_err(|error| INVALID_NAME.because(error.to_string()))
+    }
+}
+
+/// Overload is told after permissions and before anything else.
+impl FromRequestParts<Route> for InFlight {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(_: &mut Parts, route: &Route) -> Result<Self, ApiError> {
+        Ok(route.app.gateway.enter()?)
+    }
+}
+
+fn identify(authenticator: &Authenticator, parts: &Parts) -> Result<Caller, ApiError> {
+    let refused = |error: AuthError, claimed: Option<&str>| {
+        if let Some(audit) = parts.extensions.get::<AuditContext>() {
+            // Only what is a name: anything else may be a secret in the wrong place.
+            let name = claimed.filter(|name| authenticator.has_key_named(name));
+            audit.entry().who = name.map(|name| format!("{name} (not proven)"));
+        }
+        ApiError::from(error)
     };
-    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let mut values = parts.headers.get_all(header::AUTHORIZATION).iter();
     let Some(value) = values.next() else {
-        let subject = extensions.get::<Peer>().and_then(Peer::certificate_subject);
-        return guard.identify(subject.map(Credential::Certificate)).map_err(|why| refused(why, None));
+        let subject = parts.extensions.get::<Peer>().and_then(Peer::certificate_subject);
+        return authenticator.identify(subject.map(Credential::Certificate)).map_err(|error| refused(error, None));
     };
     if values.next().is_some() {
-        return Err(refused(Stranger::Unknown, None));
+        return Err(refused(AuthError::Unknown, None));
     }
-    let text = value.to_str().map_err(|_| refused(Stranger::Unknown, None))?;
+    let text = value.to_str().map_err(|_| refused(AuthError::Unknown, None))?;
     let (scheme, shown) = text.trim().split_once(' ').unwrap_or((text, ""));
     let shown = shown.trim_start();
     if scheme.eq_ignore_ascii_case("bearer") {
         let claimed = shown.split('.').nth(1);
-        return guard.identify(Some(Credential::Key(shown))).map_err(|why| refused(why, claimed));
+        return authenticator.identify(Some(Credential::Key(shown))).map_err(|error| refused(error, claimed));
     }
     let decoded = scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(shown).ok()).flatten();
     let decoded = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
     // A browser adds a Basic key that it has kept to whatever any page asks for.
-    let is_of_other_site = headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
+    let is_of_other_site = parts.headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
     match decoded.as_deref().and_then(|pair| pair.split_once(':')) {
-        Some((user, _)) if is_of_other_site => Err(refused(Stranger::OtherSite, Some(user))),
+        Some((user, _)) if is_of_other_site => Err(refused(AuthError::CrossSite, Some(user))),
         Some((user, password)) => {
-            guard.identify(Some(Credential::NamedKey(user, password))).map_err(|why| refused(why, Some(user)))
+            let shown = Credential::NamedKey(user, password);
+            authenticator.identify(Some(shown)).map_err(|error| refused(error, Some(user)))
         }
-        None => Err(refused(Stranger::Unknown, None)),
+        None => Err(refused(AuthError::Unknown, None)),
     }
-}
-
-/// What a request was about that was denied before it was looked at, from its method and path.
-pub(super) fn about(method: &Method, uri: &Uri) -> (Option<&'static str>, Option<String>) {
-    let name = uri.path().strip_prefix("/locks/").filter(|name| !name.is_empty() && !name.contains('/'));
-    let verb = match (name, method, uri.path()) {
-        (Some(_), &Method::POST, _) => Verb::Acquire,
-        (Some(_), &Method::PATCH, _) => Verb::Extend,
-        (Some(_), &Method::DELETE, _) if uri.query() == Some("force=true") => Verb::Force,
-        (Some(_), &Method::DELETE, _) => Verb::Release,
-        (Some(_), ..) => Verb::Inspect,
-        (None, _, "/locks") => Verb::List,
-        (None, _, "/metrics") => Verb::Metrics,
-        (None, ..) => return (None, None),
-    };
-    let decoded = name.and_then(|name| percent_encoding::percent_decode_str(name).decode_utf8().ok());
-    let name = decoded.and_then(|name| LockName::parse(&name).ok());
-    (Some(verb.word()), name.map(|name| name.as_str().to_owned()))
 }
 
 /// How much a request may see of what the service is made of.
-pub enum Sight {
-    All,
-    /// No more than whether it is there.
-    Brief,
+pub(super) enum Visibility {
+    Full,
+    /// Whether it is there, and no more.
+    StatusOnly,
 }
 
-impl FromRequestParts<Rooms> for Sight {
+impl FromRequestParts<Route> for Visibility {
     type Rejection = Infallible;
 
     /// Nobody is sent away: an orchestrator's probe has no key, and a wrong one shows no more than none.
-    async fn from_request_parts(parts: &mut Parts, rooms: &Rooms) -> Result<Self, Infallible> {
-        if rooms.guard.is_open() {
-            return Ok(Self::All);
-        }
-        let caller = identify(&rooms.guard, &parts.headers, &parts.extensions);
-        Ok(if caller.is_ok_and(|caller| caller.may_somewhere(Verb::Metrics)) { Self::All } else { Self::Brief })
+    async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, Infallible> {
+        let authenticator = &route.app.authenticator;
+        let may_see = || identify(authenticator, parts).is_ok_and(|caller| caller.may_somewhere(Verb::Metrics));
+        Ok(if authenticator.is_open() || may_see() { Self::Full } else { Self::StatusOnly })
     }
 }
 
-/// The request may see metrics.
-pub struct MayScrape;
-
-impl FromRequestParts<Rooms> for MayScrape {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, rooms: &Rooms) -> Result<Self, ApiError> {
-        if !rooms.public.metrics {
-            Access::from_request_parts(parts, rooms).await?.may_somewhere(Verb::Metrics)?;
-        }
-        Ok(Self)
-    }
-}
-
-/// Around what everybody may read who has any key, or everybody.
-pub(super) async fn readers(State(rooms): State<Rooms>, request: Request, next: Next) -> Response {
-    if rooms.public.docs {
-        return next.run(request).await;
-    }
+/// Around pages that other rooms serve.
+pub(super) async fn require(State(route): State<Route>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
-    match Access::from_request_parts(&mut parts, &rooms).await {
+    match Access::from_request_parts(&mut parts, &route).await {
         Ok(_) => next.run(Request::from_parts(parts, body)).await,
         Err(error) => error.into_response(),
     }

@@ -2,11 +2,10 @@
 //! may call this service. A browser is trusted to obey; nothing here keeps anybody else away.
 
 use axum::Router;
-use axum::middleware::map_response;
-use axum::response::Response;
+use http::Method;
 use http::header::{self, HeaderName, HeaderValue};
-use http::{HeaderMap, Method};
 use tower_http::cors::CorsLayer;
+use tower_http::set_header::SetResponseHeaderLayer;
 
 use crate::config::Origin;
 
@@ -24,22 +23,15 @@ const GUARDS: [(HeaderName, &str); 4] = [
 ];
 
 /// For routes that browsers show to people. Others would pay for headers that no client reads.
-pub fn guarded<S: Clone + Send + Sync + 'static>(pages: Router<S>) -> Router<S> {
-    pages.layer(map_response(async |mut response: Response| {
-        guard(response.headers_mut());
-        response
-    }))
-}
-
-fn guard(headers: &mut HeaderMap) {
-    for (name, value) in GUARDS {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
+pub(super) fn guarded<S: Clone + Send + Sync + 'static>(pages: Router<S>) -> Router<S> {
+    GUARDS.into_iter().fold(pages, |pages, (name, value)| {
+        pages.layer(SetResponseHeaderLayer::overriding(name, HeaderValue::from_static(value)))
+    })
 }
 
 /// Lets pages of these origins call every route; leaves the routes as they are when there are none. Belongs outside of
 /// whatever asks for a key: a browser sends none with the request that asks for permission.
-pub fn open_to(origins: &[Origin], routes: Router) -> Router {
+pub(super) fn open_to(origins: &[Origin], routes: Router) -> Router {
     if origins.is_empty() {
         return routes;
     }

@@ -1,16 +1,14 @@
 //! For machines that watch: livez, readyz, healthz, metrics.
 
-use std::sync::Arc;
-
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 
-use super::access::{MayScrape, Sight};
+use super::access::{Access, Visibility};
 use super::error::ApiError;
-use super::locks::json_response;
-use super::wire::{Health, Problem};
-use crate::gateway::{Gateway, Readiness};
+use super::openapi::CommonErrors;
+use super::render::json_response;
+use super::wire::Health;
+use crate::gateway::Readiness;
 
 /// Whether the process lives
 ///
@@ -18,9 +16,9 @@ use crate::gateway::{Gateway, Readiness};
 #[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations",
     responses(
         (status = 200, description = "Alive", body = Health),
-        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
+        (status = 500, description = "internal_error"),
     ))]
-pub async fn livez() -> Result<Response, ApiError> {
+pub(super) async fn livez() -> Result<Response, ApiError> {
     json_response(StatusCode::OK, &Health::alive())
 }
 
@@ -33,15 +31,15 @@ pub async fn livez() -> Result<Response, ApiError> {
         (status = 200, description = "Ready", body = Health),
         (status = 503, description = "No quorum, or draining", body = Health),
     ))]
-pub async fn readyz(sight: Sight, State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
-    let (readiness, nodes) = gateway.readiness();
+pub(super) async fn readyz(visibility: Visibility, access: Access) -> Result<Response, ApiError> {
+    let (readiness, nodes) = access.gateway().readiness();
     let status = match readiness {
         Readiness::Ready => StatusCode::OK,
         Readiness::NoQuorum | Readiness::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
-    let health = match sight {
-        Sight::All => Health::new(readiness, nodes),
-        Sight::Brief => Health::brief(readiness),
+    let health = match visibility {
+        Visibility::Full => Health::new(readiness, nodes),
+        Visibility::StatusOnly => Health::status_only(readiness),
     };
     json_response(status, &health)
 }
@@ -52,19 +50,17 @@ pub async fn readyz(sight: Sight, State(gateway): State<Arc<Gateway>>) -> Result
         (status = 200, description = "Ready", body = Health),
         (status = 503, description = "No quorum, or draining", body = Health),
     ))]
-pub async fn healthz(sight: Sight, state: State<Arc<Gateway>>) -> Result<Response, ApiError> {
-    readyz(sight, state).await
+pub(super) async fn healthz(visibility: Visibility, access: Access) -> Result<Response, ApiError> {
+    readyz(visibility, access).await
 }
 
 /// Metrics as Prometheus text
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "operations",
     responses(
         (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
-        (status = 401, description = "unauthenticated", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
-        (status = 403, description = "forbidden: the key has no metrics permission", body = Problem, content_type = "application/problem+json", headers(("WWW-Authenticate" = String, description = "Bearer and Basic, in two lines"))),
-        (status = 429, description = "rate_limited", body = Problem, content_type = "application/problem+json", headers(("Retry-After" = u32, description = "Seconds until trying again makes sense"))),
-        (status = 500, description = "internal_error", body = Problem, content_type = "application/problem+json"),
+        CommonErrors,
+        (status = 403, description = "forbidden: the key has no metrics permission"),
     ))]
-pub async fn metrics(_: MayScrape, State(gateway): State<Arc<Gateway>>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], gateway.metrics()).into_response()
+pub(super) async fn metrics(access: Access) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], access.gateway().metrics()).into_response()
 }

@@ -1,8 +1,14 @@
 //! The OpenAPI document, generated from the handlers: 3.1, and a 3.0.3 twin for generators that know no newer one.
 
-use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::response::Response;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::{Modify, OpenApi};
+use utoipa::{IntoParams, IntoResponses, Modify, OpenApi};
+
+use super::error::{MEDIA_TYPE, Problem};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -13,6 +19,7 @@ use utoipa::{Modify, OpenApi};
     ),
     servers((url = "/", description = "this gateway")),
     modifiers(&Keys),
+    components(schemas(Problem)),
     security((), ("bearer" = []), ("basic" = [])),
     tags((name = "locks", description = "Acquire, extend, release, look"), (name = "operations", description = "For machines that watch"))
 )]
@@ -34,6 +41,33 @@ impl Modify for Keys {
     }
 }
 
+/// The lock in a path.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "it is only a description")]
+pub(super) struct LockPath {
+    /// The lock's name; slashes percent-encoded
+    #[param(example = "reports/nightly", min_length = 1, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]+$")]
+    name: String,
+}
+
+/// Errors that several operations have. For each status, here and at the handlers, the description begins with the codes;
+/// [`document`] adds the rest.
+macro_rules! shared_errors {
+    ($name:ident { $($status:literal: $codes:literal),+ }) => {
+        pub(super) struct $name;
+
+        impl IntoResponses for $name {
+            fn responses() -> BTreeMap<String, RefOr<Response>> {
+                [$(($status.to_owned(), RefOr::T(Response::new($codes)))),+].into()
+            }
+        }
+    };
+}
+
+shared_errors!(CommonErrors { "401": "unauthenticated", "403": "forbidden", "429": "rate_limited", "500": "internal_error" });
+shared_errors!(BodyErrors { "408": "request_timeout", "413": "body_too_large", "415": "unsupported_media_type" });
+
 /// The document as it is served and committed.
 pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     let mut document = serde_json::to_value(generated).unwrap_or_default();
@@ -41,7 +75,29 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     if let Some(info) = document.get_mut("info").and_then(Value::as_object_mut) {
         info.remove("contact");
     }
+    let paths = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
+    let operations = paths.filter_map(Value::as_object_mut).flat_map(Map::values_mut);
+    let responses = operations.filter_map(|operation| operation.get_mut("responses")?.as_object_mut()).flatten();
+    responses.for_each(|(status, response)| describe_error(status, response));
     document
+}
+
+/// All errors have one body, and a header where there is something to do about them.
+fn describe_error(status: &str, response: &mut Value) {
+    if !status.starts_with(['4', '5']) || response.get("content").is_some() {
+        return;
+    }
+    response["content"] = json!({ MEDIA_TYPE: { "schema": { "$ref": "#/components/schemas/Problem" } } });
+    let (header, description, schema) = match status {
+        "401" | "403" => ("WWW-Authenticate", "Bearer and Basic, in two lines", json!({ "type": "string" })),
+        "409" | "429" | "503" => (
+            "Retry-After",
+            "Seconds until trying again makes sense",
+            json!({ "type": "integer", "format": "int32", "minimum": 0 }),
+        ),
+        _ => return,
+    };
+    response["headers"] = json!({ header: { "description": description, "schema": schema } });
 }
 
 /// The same in OpenAPI 3.0.3. The document keeps to what both versions can say, so little has to change.

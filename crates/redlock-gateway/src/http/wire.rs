@@ -1,27 +1,19 @@
-//! What travels: the JSON bodies and their schemas, and the conversions from and to the core's types. Only this module
-//! knows both sides; the core's types are not serializable.
+//! What travels: the JSON bodies and their schemas, and the conversions from the core's types, which are not serializable.
+//! What requests ask for is checked in `extract`, errors are worded in `error`.
 //!
 //! Optional fields are omitted, never null: several client generators drop or mistype nullable fields.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redlock_core::node::NodeStatus;
-use redlock_core::{HeldBy, Info, Inspection, LockName, LockPage, LockState, NodeReport, NodeView, Ttl};
+use redlock_core::{HeldBy, Inspection, LockName, LockPage, LockState, NodeReport, NodeView};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::error::ApiError;
-use crate::config::Limits;
 use crate::gateway::{LeaseView, Readiness};
-use crate::info::Stored;
+use crate::info::LockMetadata;
 use crate::remedy::in_flags;
-
-/// Longest `owner` label in characters, as JSON Schema counts them.
-pub const MAX_LABEL: usize = 255;
-/// Most bytes of all keys and values of `metadata` together.
-pub const MAX_METADATA: usize = 4096;
 
 /// What to acquire. Every field may be omitted; unknown fields are refused.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -62,98 +54,6 @@ pub struct ExtendBody {
 /// An explicit null is a value, and a wrong one: `"ttl_ms": null` must not silently give the default.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
-}
-
-impl AcquireBody {
-    /// The TTL, if one was given.
-    pub fn ttl(&self, limits: &Limits) -> Result<Option<Ttl>, ApiError> {
-        self.ttl_ms.as_ref().map(|value| ttl(value, limits)).transpose()
-    }
-
-    /// How long to wait, if given.
-    pub fn wait(&self, limits: &Limits) -> Result<Option<Duration>, ApiError> {
-        let Some(value) = &self.wait_ms else { return Ok(None) };
-        let wait = whole(value).map(Duration::from_millis).filter(|wait| *wait <= limits.max_wait);
-        wait.map(Some).ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
-    }
-
-    /// Label and metadata as they are stored, with the principal whose lock it will be.
-    pub fn info(self, principal: Option<&str>) -> Result<Info, ApiError> {
-        let owner = match self.owner {
-            None => None,
-            Some(Value::String(label))
-                if label.chars().count() <= MAX_LABEL && !label.chars().any(char::is_control) =>
-            {
-                Some(label)
-            }
-            Some(_) => {
-                let detail =
-                    format!("owner must be a string of at most {MAX_LABEL} characters without control characters");
-                return Err(ApiError::InvalidBody(detail));
-            }
-        };
-        let metadata = match self.metadata {
-            None => BTreeMap::new(),
-            Some(value) => serde_json::from_value::<BTreeMap<String, String>>(value)
-                .map_err(|_| ApiError::InvalidBody("metadata must be an object whose values are strings".into()))?,
-        };
-        let size: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
-        if size > MAX_METADATA {
-            let detail = format!("metadata has {size} bytes in keys and values; allowed are {MAX_METADATA}");
-            return Err(ApiError::InvalidBody(detail));
-        }
-        let stored = Stored { owner, metadata, key: principal.map(str::to_owned) };
-        // JSON escapes can make six bytes of one; few texts have that many, and they are refused by their size.
-        stored.write().ok_or_else(|| {
-            let max = Info::MAX_LEN;
-            ApiError::InvalidBody(format!("owner and metadata take more than {max} bytes when escaped as JSON"))
-        })
-    }
-}
-
-impl ExtendBody {
-    pub fn ttl(&self, limits: &Limits) -> Result<Ttl, ApiError> {
-        match &self.ttl_ms {
-            Some(value) => ttl(value, limits),
-            None => Err(ApiError::InvalidTtl(format!("ttl_ms is missing; {}", allowed_ttl(limits)))),
-        }
-    }
-}
-
-fn ttl(value: &Value, limits: &Limits) -> Result<Ttl, ApiError> {
-    whole(value)
-        .and_then(Ttl::from_millis)
-        .filter(|ttl| *ttl <= limits.max_ttl)
-        .ok_or_else(|| ApiError::InvalidTtl(format!("ttl_ms is {}; {}", shortened(value), allowed_ttl(limits))))
-}
-
-/// A number without a fraction, as JSON Schema has its integers: 30000.0 is one, and some clients write it so.
-fn whole(value: &Value) -> Option<u64> {
-    let whole = |number: &f64| number.fract() == 0.0 && (0.0..=u32::MAX.into()).contains(number);
-    value.as_u64().or_else(|| value.as_f64().filter(whole).map(|number| number as u64))
-}
-
-fn allowed_ttl(limits: &Limits) -> String {
-    format!("allowed are whole milliseconds from {} to {}", Ttl::MIN.millis(), limits.max_ttl.millis())
-}
-
-pub fn invalid_wait(what: &str, limits: &Limits) -> ApiError {
-    let cap = limits.max_wait.as_millis();
-    ApiError::InvalidWait(format!("{what}; allowed are whole milliseconds from 0 to {cap}"))
-}
-
-/// A value as an error quotes it.
-fn shortened(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(40) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
-}
-
-/// The label in what is stored beside a lock; none when another client wrote it.
-pub fn label_of(info: &[u8]) -> Option<String> {
-    Stored::read(info).owner
 }
 
 /// A granted or extended lock.
@@ -311,7 +211,7 @@ impl LockStatus {
 
     fn of(name: &LockName, state: LockStateBody, by: Option<HeldBy>) -> Self {
         let by = by.unwrap_or_default();
-        let Stored { owner, key, .. } = Stored::read(&by.info);
+        let LockMetadata { owner, key, .. } = LockMetadata::read(&by.info);
         Self {
             name: name.as_str().into(),
             state,
@@ -404,7 +304,7 @@ impl Health {
     }
 
     /// Without the nodes, whose addresses are not for everybody.
-    pub fn brief(readiness: Readiness) -> Self {
+    pub fn status_only(readiness: Readiness) -> Self {
         let status = match readiness {
             Readiness::Ready => "ready",
             Readiness::NoQuorum => "no_quorum",
@@ -425,88 +325,26 @@ impl Health {
             restarts: status.restarts,
             evicted_keys: status.evicted_keys,
         });
-        Self { nodes: Some(nodes.collect()), ..Self::brief(readiness) }
+        Self { nodes: Some(nodes.collect()), ..Self::status_only(readiness) }
     }
 }
 
-/// An error, as RFC 9457 has it; `code` is the part to program against.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-#[schema(example = json!({
-    "type": "urn:redlock:problem:lock_held", "title": "The lock is held", "status": 409, "code": "lock_held",
-    "detail": "\"nightly-report on host-7\" holds it; it may expire in 21400 ms",
-    "request_id": "5f2b7c0e9a3d4418", "retry_after_ms": 5000, "holder": "nightly-report on host-7", "expires_in_ms": 21400
-}))]
-pub struct Problem {
-    /// A URI for the kind of problem.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// The kind in words.
-    pub title: String,
-    /// The HTTP status.
-    pub status: u16,
-    /// The kind as a word to program against.
-    pub code: String,
-    /// What happened here, with the value and what is allowed.
-    pub detail: String,
-    /// The `x-request-id` of this answer, as it stands in the gateway's log.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = String, required = false)]
-    pub request_id: Option<String>,
-    /// When trying again makes sense, in milliseconds; `Retry-After` has it in seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = u64, format = "int64", required = false)]
-    pub retry_after_ms: Option<u64>,
-    /// The label of whoever holds the lock.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = String, required = false)]
-    pub holder: Option<String>,
-    /// When the holder's lock expires unless it is extended.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = u64, format = "int64", required = false)]
-    pub expires_in_ms: Option<u64>,
-    /// What each node answered.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Vec<NodeAnswerBody>, required = false)]
-    pub nodes: Option<Vec<NodeAnswerBody>>,
+/// JSON and a newline, for people who read it in a terminal.
+pub fn json_line(body: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+    // Enough for an answer about one lock.
+    let mut line = Vec::with_capacity(512);
+    serde_json::to_writer(&mut line, body)?;
+    line.push(b'\n');
+    Ok(line)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn limits() -> Limits {
-        Limits {
-            default_ttl: Ttl::from_millis(30_000).unwrap(),
-            max_ttl: Ttl::from_millis(300_000).unwrap(),
-            max_wait: Duration::from_secs(25),
-            max_hold: Duration::from_secs(86_400),
-        }
-    }
-
-    #[test]
-    fn every_bad_ttl_is_refused_with_the_allowed_range() {
-        for bad in ["0", "9", "-1", "300001", "9223372036854775808", "1e400", "1.5", "\"5s\"", "null", "[]"] {
-            let Ok(body) = serde_json::from_str::<AcquireBody>(&format!("{{\"ttl_ms\":{bad}}}")) else {
-                assert_eq!(bad, "1e400", "only a number that is none at all is no JSON");
-                continue;
-            };
-            let problem = body.ttl(&limits()).unwrap_err().problem();
-            assert_eq!(problem.code, "invalid_ttl");
-            assert!(problem.detail.contains("10 to 300000"), "{}", problem.detail);
-        }
-    }
-
     #[test]
     fn a_misspelt_field_is_refused_and_named() {
         let error = serde_json::from_str::<AcquireBody>("{\"ttl\":5000}").unwrap_err().to_string();
         assert!(error.contains("`ttl`") && error.contains("`ttl_ms`"), "{error}");
-    }
-
-    #[test]
-    fn the_label_survives_storage() {
-        let body: AcquireBody = serde_json::from_str(r#"{"owner":"a \"b\"","metadata":{"k":"v"}}"#).unwrap();
-        let info = body.info(None).unwrap();
-        assert_eq!(label_of(info.as_bytes()).as_deref(), Some("a \"b\""));
-        assert_eq!(label_of(b"not ours"), None);
     }
 }

@@ -2,7 +2,6 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use redlock_core::Ttl;
 
 use super::*;
 
@@ -31,9 +30,10 @@ proptest! {
                 let token = token.expose();
                 prop_assert!(text == token || text == format!("<{token}>"), "{text:?}");
             }
-            Err(ApiError::MissingToken) => prop_assert_eq!(headers.len(), 0),
-            Err(ApiError::InvalidToken) => prop_assert!(!headers.is_empty()),
-            Err(error) => prop_assert!(false, "{error:?}"),
+            Err(error) => {
+                let expected = if headers.is_empty() { "missing_token" } else { "invalid_token" };
+                prop_assert_eq!(error.problem().code, expected);
+            }
         }
     }
 
@@ -52,12 +52,7 @@ proptest! {
 
     #[test]
     fn a_preference_is_refused_or_within_the_limit(values in vec(value(), 0..3)) {
-        let limits = Limits {
-            default_ttl: Ttl::MIN,
-            max_ttl: Ttl::MAX,
-            max_wait: Duration::from_secs(25),
-            max_hold: Duration::from_secs(60),
-        };
+        let limits = super::tests::limits();
         let wait = preferred_wait(&headers(&PREFER, &values), &limits)
             .and_then(|seconds| seconds.map(|seconds| preferred_time(seconds, &limits)).transpose());
         match wait {

@@ -1,0 +1,209 @@
+//! Lets callers in, or not, by the keys as they stand in their file, now and later.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use redlock_core::{LockName, Ttl};
+
+use super::key::{Key, Keys, Proof, ProvenKey, RateLimit, Verb};
+use super::secret;
+use crate::config::Limits;
+use crate::reload::{Content, Reload, Watched};
+
+/// What a request shows for its sender.
+#[derive(Clone, Copy)]
+pub enum Credential<'a> {
+    /// The text of a key.
+    Key(&'a str),
+    /// The text of a key, and the name that it was given for.
+    NamedKey(&'a str, &'a str),
+    /// The subject of a certificate that was verified.
+    Certificate(&'a str),
+}
+
+/// Why a caller is not let in. Tells apart what only the holder of a key can bring about, and nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AuthError {
+    /// Nothing was shown.
+    Missing,
+    /// What was shown is no key, or none that is known.
+    Unknown,
+    /// The key was right until it expired.
+    Expired,
+    /// A page of another site sent it, with a key that the browser has kept.
+    CrossSite,
+}
+
+/// Lets callers in, or not.
+pub struct Authenticator {
+    keys: Option<ArcSwap<Keys>>,
+}
+
+impl Authenticator {
+    /// Without keys: everybody may come.
+    pub fn open() -> Self {
+        Self { keys: None }
+    }
+
+    /// Only callers with one of these keys.
+    pub fn new(keys: Keys) -> Self {
+        let authenticator = Self { keys: Some(ArcSwap::default()) };
+        authenticator.replace(keys);
+        authenticator
+    }
+
+    /// From now on only these keys count.
+    pub fn replace(&self, keys: Keys) {
+        if let Some(current) = &self.keys {
+            let old = current.load();
+            let gone = old.missing_in(&keys).join(", ");
+            if !gone.is_empty() {
+                tracing::warn!(keys = gone, "--auth-keys: from now on these keys let nobody in");
+            }
+            keys.keep_rates_of(&old);
+            current.store(Arc::new(keys));
+        }
+    }
+
+    /// Whether there are no keys to show.
+    pub fn is_open(&self) -> bool {
+        self.keys.is_none()
+    }
+
+    /// Whether there is a key of this name.
+    pub fn has_key_named(&self, name: &str) -> bool {
+        self.keys.as_ref().is_some_and(|keys| keys.load().by_name.contains_key(name))
+    }
+
+    /// The caller that shows this.
+    ///
+    /// # Errors
+    /// Why nobody is known by it.
+    pub fn identify(&self, shown: Option<Credential<'_>>) -> Result<Caller, AuthError> {
+        let Some(keys) = &self.keys else { return Ok(Caller::anonymous()) };
+        let keys = keys.load();
+        let known = match shown.ok_or(AuthError::Missing)? {
+            Credential::Key(text) => keys.proven_by_text(text),
+            Credential::NamedKey(name, text) => keys.proven_by_text(text).filter(|known| *known.key.name == *name),
+            Credential::Certificate(subject) => keys.proven_by_certificate(subject),
+        };
+        Caller::of(known.ok_or(AuthError::Unknown)?)
+    }
+
+    /// The caller as it would be let in now, having been let in some time ago.
+    ///
+    /// # Errors
+    /// As [`Authenticator::identify`].
+    pub fn identify_again(&self, caller: &Caller) -> Result<Caller, AuthError> {
+        let (Some(keys), Some(known)) = (&self.keys, &caller.0) else { return Ok(caller.clone()) };
+        let keys = keys.load();
+        let key = keys.by_name.get(&known.key.name).ok_or(AuthError::Unknown)?;
+        let still = match known.by {
+            Proof::Hash(hash) => key.hashes.contains(&hash),
+            Proof::Certificate => key.certificate == known.key.certificate,
+        };
+        if !still {
+            return Err(AuthError::Unknown);
+        }
+        Caller::of(ProvenKey { key: key.clone(), by: known.by })
+    }
+
+    /// The keys of a file. When the file changes, the new ones count from then on; a file that cannot be used changes
+    /// nothing, and the log says so. Must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// What is wrong with the file now.
+    pub(crate) fn following(path: &Path, reload: &Reload) -> Result<Arc<Self>, String> {
+        let mut watched = Watched::new(vec![path.to_owned()], reload);
+        let first = keys(path, watched.contents())?;
+        if first.is_empty() {
+            tracing::warn!(file = %path.display(), "--auth-keys: there is no key in the file: nobody is let in");
+        }
+        let authenticator = Arc::new(Self::new(first));
+        let (path, followed) = (path.to_owned(), authenticator.clone());
+        tokio::spawn(async move {
+            loop {
+                watched.changed().await;
+                match keys(&path, watched.contents()) {
+                    Ok(keys) => {
+                        tracing::info!(keys = keys.len(), "--auth-keys: the file was read again");
+                        followed.replace(keys);
+                    }
+                    Err(error) => tracing::error!(error, "--auth-keys: the file cannot be used; the old keys stay"),
+                }
+            }
+        });
+        Ok(authenticator)
+    }
+}
+
+/// The sender of a request.
+#[derive(Clone)]
+pub struct Caller(Option<ProvenKey>);
+
+impl Caller {
+    /// Where there are no keys.
+    pub fn anonymous() -> Self {
+        Self(None)
+    }
+
+    fn of(known: ProvenKey) -> Result<Self, AuthError> {
+        match known.key.expires {
+            Some(end) if end <= SystemTime::now() => Err(AuthError::Expired),
+            _ => Ok(Self(Some(known))),
+        }
+    }
+
+    fn key(&self) -> Option<&Key> {
+        self.0.as_ref().map(|known| &*known.key)
+    }
+
+    /// For logs and people.
+    pub fn name(&self) -> &str {
+        self.principal().unwrap_or(secret::ANONYMOUS)
+    }
+
+    /// To whom tokens are bound; `None` where there are no keys.
+    pub fn principal(&self) -> Option<&str> {
+        self.key().map(|key| &*key.name)
+    }
+
+    /// Whether it may do this to this lock.
+    pub fn may(&self, verb: Verb, name: &LockName) -> bool {
+        self.key().map_or(verb != Verb::Force, |key| key.may(verb, name))
+    }
+
+    /// Whether it may do this to any lock, or at all.
+    pub fn may_somewhere(&self, verb: Verb) -> bool {
+        self.key().map_or(verb != Verb::Force, |key| key.may_somewhere(verb))
+    }
+
+    /// What its requests may ask for, of what the gateway allows to all.
+    pub fn limits(&self, all: Limits) -> Limits {
+        let Some(key) = self.key() else { return all };
+        let max_hold = key.max_hold.map_or(all.max_hold, |own| own.min(all.max_hold));
+        // Nobody gets for once what may not be held.
+        let longest = [key.max_ttl, Ttl::from_duration(max_hold)].into_iter().flatten();
+        let max_ttl = longest.fold(all.max_ttl, Ttl::min);
+        Limits { max_ttl, default_ttl: all.default_ttl.min(max_ttl), max_hold, ..all }
+    }
+
+    /// Counts a request.
+    ///
+    /// # Errors
+    /// After how long there is room for the next one, when there is none now.
+    pub fn check_rate(&self) -> Result<(), Duration> {
+        self.key().and_then(|key| key.rate_limit.as_ref()).map_or(Ok(()), RateLimit::check)
+    }
+}
+
+fn keys(path: &Path, contents: &[Content]) -> Result<Keys, String> {
+    let content = contents.first().ok_or_else(|| format!("{}: it was not read", path.display()))?;
+    // As a file looks that is about to be written. To let nobody in, leave a comment in it.
+    if content.as_ref().is_ok_and(|bytes| bytes.trim_ascii().is_empty()) {
+        return Err(format!("{}: it is empty", path.display()));
+    }
+    Keys::of_file(path, content)
+}

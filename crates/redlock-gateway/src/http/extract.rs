@@ -1,0 +1,413 @@
+//! The arguments of the operations, read from requests and checked: what handlers take instead of a request.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use redlock_core::{Info, ListCursor, LockName, LockToken, Ttl};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use utoipa::IntoParams;
+
+use super::access::{Route, is_forced};
+use super::error::{
+    ApiError, BODY_TOO_LARGE, INVALID_BODY, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL, INVALID_WAIT, MISSING_TOKEN,
+    REQUEST_TIMEOUT, UNSUPPORTED_MEDIA_TYPE,
+};
+use super::wire::{AcquireBody, ExtendBody};
+use crate::config::Limits;
+use crate::config::show;
+use crate::info::LockMetadata;
+use crate::peer::Peer;
+
+/// Longest `owner` label in characters, as JSON Schema counts them.
+const MAX_LABEL: usize = 255;
+/// Most bytes of all keys and values of `metadata` together.
+const MAX_METADATA: usize = 4096;
+/// Of a body, in bytes. No legal one comes near it: a label and 4 KiB of metadata, at worst all escaped.
+const MAX_BODY: usize = 64 * 1024;
+/// For a body to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(super) static LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
+static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+static PREFER: HeaderName = HeaderName::from_static("prefer");
+
+/// What the head of a POST asks for.
+pub(super) struct AcquireHead {
+    pub(super) idempotency_key: Option<String>,
+    preferred_seconds: Option<u64>,
+    client: Option<Peer>,
+}
+
+impl FromRequestParts<Route> for AcquireHead {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, ApiError> {
+        no_query(&parts.uri)?;
+        Ok(Self {
+            idempotency_key: idempotency_key(&parts.headers)?,
+            preferred_seconds: preferred_wait(&parts.headers, &route.limits())?,
+            client: parts.extensions.get().cloned(),
+        })
+    }
+}
+
+impl AcquireHead {
+    /// How long to wait, and the seconds of the preference if it is that. The body wins: a preference beside it is not
+    /// applied.
+    pub(super) fn wait(
+        &self,
+        body: &AcquireBody,
+        limits: &Limits,
+    ) -> Result<(Option<Duration>, Option<u64>), ApiError> {
+        let (wait, applied) = match (body.wait(limits)?, self.preferred_seconds) {
+            (None, Some(seconds)) => (Some(preferred_time(seconds, limits)?), Some(seconds)),
+            (wait, _) => (wait, None),
+        };
+        Ok((wait.filter(|wait| !wait.is_zero()), applied))
+    }
+
+    /// Resolves when the client has hung up, as far as it is known who the client is.
+    pub(super) async fn client_gone(&self) {
+        match &self.client {
+            Some(client) => client.gone().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// What the head of a PATCH shows.
+pub(super) struct ExtendHead(pub(super) LockToken);
+
+impl<S: Send + Sync> FromRequestParts<S> for ExtendHead {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        no_query(&parts.uri)?;
+        lock_token(&parts.headers).map(Self)
+    }
+}
+
+/// By what right a DELETE releases.
+pub(super) enum ReleaseBy {
+    Token(LockToken),
+    Force,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let refused = |detail: &str| Err(INVALID_PARAMETER.because(detail));
+        match parts.uri.query() {
+            _ if is_forced(&parts.uri) && !parts.headers.contains_key(&LOCK_TOKEN) => Ok(Self::Force),
+            _ if is_forced(&parts.uri) => refused("force=true and a Lock-Token exclude each other"),
+            None | Some("" | "force=false") => lock_token(&parts.headers).map(Self::Token),
+            // A misspelt one must not be taken for a release by token.
+            Some(_) => refused("the only query parameter here is force=true, for a key with the force permission"),
+        }
+    }
+}
+
+/// Which locks to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ListQuery {
+    /// Only names that begin so.
+    #[serde(default)]
+    #[param(required = false, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]*$")]
+    pub(super) prefix: String,
+    /// About how many locks on a page, 1 to 1000.
+    #[serde(default = "default_limit")]
+    #[param(required = false, minimum = 1, maximum = 1000, default = 100)]
+    pub(super) limit: u32,
+    /// Where the last page ended.
+    #[serde(default)]
+    #[param(required = false)]
+    cursor: String,
+}
+
+fn default_limit() -> u32 {
+    100
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for ListQuery {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let query = Query::<Self>::from_request_parts(parts, state).await;
+        let Query(query) = query.map_err(|error| INVALID_PARAMETER.because(error.body_text()))?;
+        if !(1..=1000).contains(&query.limit) {
+            return Err(INVALID_PARAMETER.because(format!("limit is {}; allowed are 1 to 1000", query.limit)));
+        }
+        if !query.prefix.is_empty() {
+            LockName::parse(&query.prefix).map_err(|error| INVALID_PARAMETER.because(format!("prefix: {error}")))?;
+        }
+        Ok(query)
+    }
+}
+
+impl ListQuery {
+    pub(super) fn cursor(&self) -> Result<ListCursor, ApiError> {
+        if self.cursor.is_empty() {
+            return Ok(ListCursor::default());
+        }
+        let detail = "cursor is none; give back next_cursor of the last page, or leave it out";
+        ListCursor::parse(&self.cursor).ok_or_else(|| INVALID_PARAMETER.because(detail))
+    }
+}
+
+/// A JSON object, or the default when there is no body.
+pub(super) struct Json<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        if http_body::Body::is_end_stream(&body) {
+            return Ok(Self(T::default()));
+        }
+        let bytes = match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
+            Err(_) => {
+                let limit = show(BODY_TIMEOUT);
+                return Err(REQUEST_TIMEOUT.because(format!("the request body did not arrive within {limit}")));
+            }
+            Ok(Err(error)) if error.is::<LengthLimitError>() => {
+                return Err(BODY_TOO_LARGE.because(format!("the request body is larger than {MAX_BODY} bytes")));
+            }
+            Ok(Err(_)) => return Err(INVALID_BODY.because("the body broke off")),
+            Ok(Ok(collected)) => collected.to_bytes(),
+        };
+        if bytes.is_empty() {
+            return Ok(Self(T::default()));
+        }
+        let content_type = parts.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        if !content_type.is_some_and(is_json) {
+            let found = content_type.map_or("missing".into(), |text| format!("{:?}", String::from_utf8_lossy(text)));
+            let detail = format!("the content type is {found}; send application/json (curl: --json '{{…}}')");
+            return Err(UNSUPPORTED_MEDIA_TYPE.because(detail));
+        }
+        // A derived Deserialize takes an array for a struct too, field by field.
+        if !bytes.trim_ascii_start().starts_with(b"{") {
+            return Err(INVALID_BODY.because("the body is no JSON object, such as {\"ttl_ms\": 30000}"));
+        }
+        serde_json::from_slice(&bytes).map(Self).map_err(|error| INVALID_BODY.because(error.to_string()))
+    }
+}
+
+fn is_json(content_type: &[u8]) -> bool {
+    let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    essence.eq_ignore_ascii_case(b"application/json")
+}
+
+/// A misplaced `?ttl_ms=` must not silently give the default.
+fn no_query(uri: &Uri) -> Result<(), ApiError> {
+    match uri.query() {
+        None | Some("") => Ok(()),
+        Some(_) => Err(INVALID_PARAMETER
+            .because("query parameters have no meaning here: the fields of a request go into its JSON body")),
+    }
+}
+
+/// The token of the `Lock-Token` header.
+pub fn lock_token(headers: &HeaderMap) -> Result<LockToken, ApiError> {
+    let mut values = headers.get_all(&LOCK_TOKEN).iter();
+    let Some(value) = values.next() else {
+        let detail = "the Lock-Token header is missing; send the token that acquiring the lock returned";
+        return Err(MISSING_TOKEN.because(detail));
+    };
+    let text = value.to_str().ok().filter(|_| values.next().is_none()).map(str::trim);
+    let token = text.map(|text| text.strip_prefix('<').and_then(|text| text.strip_suffix('>')).unwrap_or(text));
+    token.and_then(LockToken::parse).ok_or_else(|| {
+        INVALID_TOKEN.because(
+            "the Lock-Token header holds no token of this service; send it exactly as it was returned, bare or as <token>",
+        )
+    })
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let mut values = headers.get_all(&IDEMPOTENCY_KEY).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(INVALID_PARAMETER.because("Idempotency-Key is there more than once"));
+    }
+    match value.to_str() {
+        Ok(key) if (16..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic()) => Ok(Some(key.into())),
+        // The key is as good as the token it leads to, so it is not repeated here.
+        _ => Err(INVALID_PARAMETER.because("Idempotency-Key must have 16 to 255 visible ASCII characters")),
+    }
+}
+
+/// The seconds of `Prefer: wait=…`; other preferences are ignored, as RFC 7240 wants.
+fn preferred_wait(headers: &HeaderMap, limits: &Limits) -> Result<Option<u64>, ApiError> {
+    for value in headers.get_all(&PREFER) {
+        for preference in value.to_str().unwrap_or_default().split(',') {
+            let preference = preference.split(';').next().unwrap_or_default();
+            if let Some((name, seconds)) = preference.split_once('=')
+                && name.trim().eq_ignore_ascii_case("wait")
+            {
+                let seconds = seconds.trim().trim_matches('"');
+                return match seconds.parse() {
+                    Ok(seconds) => Ok(Some(seconds)),
+                    Err(_) => Err(invalid_wait("Prefer: wait is no number of seconds", limits)),
+                };
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn preferred_time(seconds: u64, limits: &Limits) -> Result<Duration, ApiError> {
+    let wait = Some(Duration::from_secs(seconds)).filter(|wait| *wait <= limits.max_wait);
+    wait.ok_or_else(|| invalid_wait(&format!("Prefer asks to wait for {seconds} seconds"), limits))
+}
+
+impl AcquireBody {
+    /// The TTL, if one was given.
+    pub fn ttl(&self, limits: &Limits) -> Result<Option<Ttl>, ApiError> {
+        self.ttl_ms.as_ref().map(|value| ttl(value, limits)).transpose()
+    }
+
+    /// How long to wait, if given.
+    pub fn wait(&self, limits: &Limits) -> Result<Option<Duration>, ApiError> {
+        let Some(value) = &self.wait_ms else { return Ok(None) };
+        let wait = whole(value).map(Duration::from_millis).filter(|wait| *wait <= limits.max_wait);
+        wait.map(Some).ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
+    }
+
+    /// Label and metadata as they are stored, with the principal whose lock it will be.
+    pub fn metadata(self, principal: Option<&str>) -> Result<LockMetadata, ApiError> {
+        let is_label = |text: &str| text.chars().count() <= MAX_LABEL && !text.chars().any(char::is_control);
+        let owner = match self.owner {
+            None => None,
+            Some(Value::String(label)) if is_label(&label) => Some(label),
+            Some(_) => {
+                let detail =
+                    format!("owner must be a string of at most {MAX_LABEL} characters without control characters");
+                return Err(INVALID_BODY.because(detail));
+            }
+        };
+        let metadata = match self.metadata {
+            None => BTreeMap::new(),
+            Some(value) => serde_json::from_value::<BTreeMap<String, String>>(value)
+                .map_err(|_| INVALID_BODY.because("metadata must be an object whose values are strings"))?,
+        };
+        let size: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
+        if size > MAX_METADATA {
+            let detail = format!("metadata has {size} bytes in keys and values; allowed are {MAX_METADATA}");
+            return Err(INVALID_BODY.because(detail));
+        }
+        Ok(LockMetadata { owner, metadata, key: principal.map(str::to_owned) })
+    }
+}
+
+/// What is stored of it.
+pub fn stored(metadata: &LockMetadata) -> Result<Info, ApiError> {
+    // JSON escapes can make six bytes of one; few texts have that many, and they are refused by their size.
+    metadata.write().ok_or_else(|| {
+        let max = Info::MAX_LEN;
+        INVALID_BODY.because(format!("owner and metadata take more than {max} bytes when escaped as JSON"))
+    })
+}
+
+impl ExtendBody {
+    pub fn ttl(&self, limits: &Limits) -> Result<Ttl, ApiError> {
+        match &self.ttl_ms {
+            Some(value) => ttl(value, limits),
+            None => Err(INVALID_TTL.because(format!("ttl_ms is missing; {}", allowed_ttl(limits)))),
+        }
+    }
+}
+
+fn ttl(value: &Value, limits: &Limits) -> Result<Ttl, ApiError> {
+    whole(value)
+        .and_then(Ttl::from_millis)
+        .filter(|ttl| *ttl <= limits.max_ttl)
+        .ok_or_else(|| INVALID_TTL.because(format!("ttl_ms is {}; {}", shortened(value), allowed_ttl(limits))))
+}
+
+/// A number without a fraction, as JSON Schema has its integers: 30000.0 is one, and some clients write it so.
+fn whole(value: &Value) -> Option<u64> {
+    let whole = |number: &f64| number.fract() == 0.0 && (0.0..=u32::MAX.into()).contains(number);
+    value.as_u64().or_else(|| value.as_f64().filter(whole).map(|number| number as u64))
+}
+
+fn allowed_ttl(limits: &Limits) -> String {
+    format!("allowed are whole milliseconds from {} to {}", Ttl::MIN.millis(), limits.max_ttl.millis())
+}
+
+fn invalid_wait(what: &str, limits: &Limits) -> ApiError {
+    let cap = limits.max_wait.as_millis();
+    INVALID_WAIT.because(format!("{what}; allowed are whole milliseconds from 0 to {cap}"))
+}
+
+/// A value as an error quotes it.
+fn shortened(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(40) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod properties;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::info::label_of;
+
+    pub(super) fn limits() -> Limits {
+        Limits {
+            default_ttl: Ttl::from_millis(30_000).unwrap(),
+            max_ttl: Ttl::from_millis(300_000).unwrap(),
+            max_wait: Duration::from_secs(25),
+            max_hold: Duration::from_secs(86_400),
+        }
+    }
+
+    #[test]
+    fn every_bad_ttl_is_refused_with_the_allowed_range() {
+        for bad in ["0", "9", "-1", "300001", "9223372036854775808", "1e400", "1.5", "\"5s\"", "null", "[]"] {
+            let Ok(body) = serde_json::from_str::<AcquireBody>(&format!("{{\"ttl_ms\":{bad}}}")) else {
+                assert_eq!(bad, "1e400", "only a number that is none at all is no JSON");
+                continue;
+            };
+            let problem = body.ttl(&limits()).unwrap_err().problem();
+            assert_eq!(problem.code, "invalid_ttl");
+            assert!(problem.detail.contains("10 to 300000"), "{}", problem.detail);
+        }
+    }
+
+    #[test]
+    fn the_label_survives_storage() {
+        let body: AcquireBody = serde_json::from_str(r#"{"owner":"a \"b\"","metadata":{"k":"v"}}"#).unwrap();
+        let info = stored(&body.metadata(None).unwrap()).unwrap();
+        assert_eq!(label_of(info.as_bytes()).as_deref(), Some("a \"b\""));
+        assert_eq!(label_of(b"not ours"), None);
+    }
+
+    #[test]
+    fn tokens_are_taken_bare_and_in_angle_brackets() {
+        let token = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
+        for text in [token.to_owned(), format!("<{token}>")] {
+            let headers = HeaderMap::from_iter([(LOCK_TOKEN.clone(), HeaderValue::try_from(text).unwrap())]);
+            assert!(lock_token(&headers).is_ok());
+        }
+        assert_eq!(lock_token(&HeaderMap::new()).unwrap_err().problem().code, "missing_token");
+    }
+
+    #[test]
+    fn content_types_with_parameters_are_json_and_others_are_not() {
+        assert!(is_json(b"application/json") && is_json(b"Application/JSON ; charset=utf-8"));
+        assert!(!is_json(b"application/x-www-form-urlencoded") && !is_json(b""));
+    }
+}

@@ -1,0 +1,67 @@
+//! Answers as they leave: JSON, and a grant that takes itself back when nobody receives it.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode, header};
+use http_body::{Frame, SizeHint};
+use serde::Serialize;
+
+use super::error::ApiError;
+use super::wire::{Lease, json_line};
+use crate::gateway::GrantGuard;
+
+pub(super) fn header_value(text: String) -> Result<HeaderValue, ApiError> {
+    HeaderValue::try_from(text).map_err(ApiError::internal)
+}
+
+pub(super) fn json_response(status: StatusCode, body: &impl Serialize) -> Result<Response, ApiError> {
+    let line = json_line(body).map_err(ApiError::internal)?;
+    let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    Ok((status, headers, Body::from(line)).into_response())
+}
+
+/// A lease, which nothing on the way is to keep.
+pub(super) fn grant_response(
+    status: StatusCode,
+    lease: &Lease,
+    guard: Option<GrantGuard>,
+) -> Result<Response, ApiError> {
+    let bytes = Some(json_line(lease).map_err(ApiError::internal)?.into());
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    ];
+    Ok((status, headers, Body::new(GrantBody { bytes, guard })).into_response())
+}
+
+/// The answer to an acquire. Dropped before the connection has taken it, as happens when the client is gone, it lets the
+/// grant's guard release the lock. What the connection took and the network lost is beyond reach: the TTL bounds it.
+struct GrantBody {
+    bytes: Option<Bytes>,
+    guard: Option<GrantGuard>,
+}
+
+impl http_body::Body for GrantBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(guard) = self.guard.take() {
+            guard.delivered();
+        }
+        Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.as_ref().map_or(0, Bytes::len) as u64)
+    }
+}
