@@ -27,11 +27,11 @@ fn main() {
 }
 
 fn name(text: &str) -> LockName {
-    LockName::parse(text).expect("a lock's name")
+    text.parse::<LockName>().expect("a lock's name")
 }
 
 fn token() -> LockToken {
-    LockToken::parse(TOKEN).expect("a token")
+    TOKEN.parse::<LockToken>().expect("a token")
 }
 
 fn ttl() -> Ttl {
@@ -64,7 +64,7 @@ mod words {
 
     #[divan::bench]
     fn token_parsed() -> Option<LockToken> {
-        LockToken::parse(black_box(TOKEN))
+        black_box(TOKEN).parse::<LockToken>()
     }
 
     #[divan::bench]

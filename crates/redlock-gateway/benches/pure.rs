@@ -43,7 +43,7 @@ fn ttl(millis: u64) -> Ttl {
 }
 
 fn name() -> LockName {
-    LockName::parse("reports/nightly").expect("a lock's name")
+    "reports/nightly".parse::<LockName>().expect("a lock's name")
 }
 
 fn limits() -> Limits {
@@ -53,7 +53,7 @@ fn limits() -> Limits {
 
 fn view() -> LeaseView {
     LeaseView {
-        token: LockToken::parse(TOKEN).expect("a token"),
+        token: TOKEN.parse::<LockToken>().expect("a token"),
         ttl: ttl(30_000),
         validity: Duration::from_micros(29_697_123),
         elapsed: Duration::from_micros(812),
@@ -113,7 +113,7 @@ mod access {
         };
         let file: Vec<_> = secrets.iter().enumerate().map(entry).collect();
         let guard = Guard::new(Keys::parse(&file.join("\n")).expect("a file of keys"));
-        let (name, token) = (name(), LockToken::parse(TOKEN).expect("a token"));
+        let (name, token) = (name(), TOKEN.parse::<LockToken>().expect("a token"));
         bencher.bench(|| {
             let caller = guard.identify(Some(Credential::Key(black_box(secrets[0].expose())))).expect("it is known");
             (caller.may(Verb::Acquire, &name), token.bound_to(caller.principal().unwrap_or_default()))

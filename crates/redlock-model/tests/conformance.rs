@@ -70,7 +70,7 @@ fn record(owner: Owner, token: Token, oldest: Token) -> Record {
         Owner::Nobody => "0",
     };
     let text = format!("1.{}.{}", micros(token, oldest), digit.repeat(40));
-    Record::new(&LockToken::parse(&text).expect("a token"), &Info::default())
+    Record::new(&text.parse::<LockToken>().expect("a token"), &Info::default())
 }
 
 fn translate(vote: Vote, oldest: Token) -> String {
@@ -118,7 +118,7 @@ proptest! {
         let clock = Arc::new(Fixed(AtomicU64::new(0)));
         let code = MemoryNode::new("n", clock.clone(), NodeSettings::default());
         let mut model = Node::default();
-        let keys = Keys::new("lock:", &LockName::parse("a").expect("a name"));
+        let keys = Keys::new("lock:", &"a".parse::<LockName>().expect("a name"));
         let ttl = Ttl::from_millis(TTL_MS).expect("a TTL");
         for event in events {
             let (answer, wanted) = match event {

@@ -5,7 +5,7 @@
 use super::*;
 
 fn name(text: &str) -> LockName {
-    LockName::parse(text).unwrap()
+    text.parse::<LockName>().unwrap()
 }
 
 /// A key of this name, and a file with an entry for it.

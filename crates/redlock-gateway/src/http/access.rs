@@ -135,7 +135,7 @@ pub(super) fn about(method: &Method, uri: &Uri) -> (Option<&'static str>, Option
         (None, ..) => return (None, None),
     };
     let decoded = name.and_then(|name| percent_encoding::percent_decode_str(name).decode_utf8().ok());
-    let name = decoded.and_then(|name| LockName::parse(&name).ok());
+    let name = decoded.and_then(|name| name.parse::<LockName>().ok());
     (Some(verb.word()), name.map(|name| name.as_str().to_owned()))
 }
 

@@ -46,7 +46,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
         let Ok(Path(text)) = Path::<String>::from_request_parts(parts, state).await else {
             return Err(ApiError::InvalidName("the name is not UTF-8 after percent-decoding".into()));
         };
-        LockName::parse(&text).map(Self).map_err(|error| ApiError::InvalidName(error.to_string()))
+        text.parse::<LockName>().map(Self).map_err(|error| ApiError::InvalidName(error.to_string()))
     }
 }
 
@@ -310,12 +310,13 @@ pub async fn list(
         return Err(ApiError::InvalidParameter(format!("limit is {}; allowed are 1 to 1000", query.limit)));
     }
     if !query.prefix.is_empty() {
-        LockName::parse(&query.prefix).map_err(|error| ApiError::InvalidParameter(format!("prefix: {error}")))?;
+        query.prefix.parse::<LockName>().map_err(|error| ApiError::InvalidParameter(format!("prefix: {error}")))?;
     }
     let cursor = match query.cursor.as_str() {
         "" => ListCursor::default(),
-        text => ListCursor::parse(text)
-            .ok_or_else(|| bad("cursor is none; give back next_cursor of the last page, or leave it out"))?,
+        text => {
+            text.parse().map_err(|_| bad("cursor is none; give back next_cursor of the last page, or leave it out"))?
+        }
     };
     let listed = |name: &LockName| access.caller.may(Verb::List, name);
     let page = gateway.list(&query.prefix, query.limit as usize, cursor, listed).await.map_err(ApiError::Acquire)?;
@@ -406,7 +407,7 @@ pub fn lock_token(headers: &HeaderMap) -> Result<LockToken, ApiError> {
     }
     let text = value.to_str().map_err(|_| ApiError::InvalidToken)?.trim();
     let text = text.strip_prefix('<').and_then(|text| text.strip_suffix('>')).unwrap_or(text);
-    LockToken::parse(text).ok_or(ApiError::InvalidToken)
+    text.parse().map_err(|_| ApiError::InvalidToken)
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
