@@ -63,7 +63,7 @@ mod words {
     }
 
     #[divan::bench]
-    fn token_parsed() -> Option<LockToken> {
+    fn token_parsed() -> Result<LockToken, redlock_core::InvalidToken> {
         black_box(TOKEN).parse::<LockToken>()
     }
 
