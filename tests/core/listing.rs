@@ -65,7 +65,7 @@ async fn list_all(locks: &Redlock, prefix: &str, limit: usize) -> (Vec<String>, 
         pages += 1;
         match page.next {
             // By its text, as it travels with a client.
-            Some(next) => cursor = ListCursor::parse(&next.text()).unwrap(),
+            Some(next) => cursor = next.to_string().parse::<ListCursor>().unwrap(),
             None => return (found, pages),
         }
     }

@@ -48,7 +48,7 @@ pub(super) fn key(lock: &LockName) -> String {
 
 /// The token as it would be with another owner.
 fn forged(token: &LockToken) -> LockToken {
-    LockToken::parse(&format!("1.{}.{}", token.fencing(), "ab".repeat(20))).unwrap()
+    format!("1.{}.{}", token.fencing(), "ab".repeat(20)).parse::<LockToken>().unwrap()
 }
 
 async fn whole_life_on(size: usize) {
@@ -349,7 +349,7 @@ async fn the_release_of_an_invented_token_is_not_owed() {
         })
     });
     let locks = redlock(nodes.collect(), Duration::from_secs(1));
-    let invented = LockToken::parse(&format!("1.{}.{}", FencingToken::MAX, "ab".repeat(20))).unwrap();
+    let invented = format!("1.{}.{}", FencingToken::MAX, "ab".repeat(20)).parse::<LockToken>().unwrap();
     assert!(matches!(locks.release(&name("job"), &invented).await, Err(LockError::Unknown(_))));
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(asked.load(Ordering::Relaxed), 3, "each node was asked once");

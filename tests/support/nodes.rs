@@ -35,12 +35,12 @@ pub(crate) fn ttl(millis: u64) -> Ttl {
 }
 
 pub(crate) fn name(text: &str) -> LockName {
-    LockName::parse(text).expect("a valid name")
+    text.parse::<LockName>().expect("a valid name")
 }
 
 /// The token of owner number `owner` with fencing token `t`.
 pub(crate) fn token(owner: u8, t: u64) -> LockToken {
-    LockToken::parse(&format!("1.{t}.{}", format!("{owner:02x}").repeat(20))).expect("a valid token")
+    format!("1.{t}.{}", format!("{owner:02x}").repeat(20)).parse::<LockToken>().expect("a valid token")
 }
 
 pub(crate) fn record(owner: u8, t: u64) -> Record {

@@ -27,11 +27,11 @@ fn main() {
 }
 
 fn name(text: &str) -> LockName {
-    LockName::parse(text).expect("a lock's name")
+    text.parse::<LockName>().expect("a lock's name")
 }
 
 fn token() -> LockToken {
-    LockToken::parse(TOKEN).expect("a token")
+    TOKEN.parse::<LockToken>().expect("a token")
 }
 
 fn ttl() -> Ttl {
@@ -63,8 +63,8 @@ mod words {
     }
 
     #[divan::bench]
-    fn token_parsed() -> Option<LockToken> {
-        LockToken::parse(black_box(TOKEN))
+    fn token_parsed() -> Result<LockToken, redlock_core::InvalidToken> {
+        black_box(TOKEN).parse::<LockToken>()
     }
 
     #[divan::bench]

@@ -5,8 +5,8 @@
 
 mod attempt;
 mod attempts;
-mod in_line;
 mod pauses;
+mod queued;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::attempt::{AcquireParams, Attempt};
 use self::attempts::{Retries, until_granted};
-use self::in_line::InLine;
+use self::queued::Queued;
 use crate::error::LockError;
 use crate::retry::RetryPolicy;
 use crate::shared::Shared;
@@ -55,12 +55,12 @@ impl AcquireParams {
 }
 
 /// Without waiting for a holder.
-pub(crate) async fn acquire(
-    shared: &Arc<Shared>,
+pub(crate) fn acquire<'a>(
+    shared: &'a Arc<Shared>,
     params: AcquireParams,
-    policy: Option<&RetryPolicy>,
-) -> Result<Lease, LockError> {
-    until_granted(Retries::new(shared, params, policy)).await
+    policy: Option<&'a RetryPolicy>,
+) -> impl Future<Output = Result<Lease, LockError>> + Send {
+    until_granted(Retries::new(shared, params, policy))
 }
 
 /// In the queue of the lock.
@@ -84,8 +84,8 @@ pub(crate) async fn acquire_within(
         return Ok(lease);
     }
     let on_wait = Some(on_wait);
-    let in_line = InLine { shared, params, ticket, first_try, deadline, on_wait, fresh: true, splits: 0, cause: None };
-    until_granted(in_line).await
+    let queued = Queued { shared, params, ticket, first_try, deadline, on_wait, fresh: true, splits: 0, cause: None };
+    until_granted(queued).await
 }
 
 /// Whether a node has the lock for its owner.

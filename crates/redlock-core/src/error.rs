@@ -76,6 +76,7 @@ impl HeldBy {
 
 /// What one node said in a round that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NodeReport {
     /// The node's name.
     pub node: String,

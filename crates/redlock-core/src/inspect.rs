@@ -7,6 +7,7 @@ use crate::votes::LockState;
 
 /// A lock as a majority sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Inspection {
     /// The majority's view.
     pub state: LockState,

@@ -32,7 +32,7 @@
 //! let nodes = (1..=5).map(|n| node(n) as Arc<dyn Node>).collect();
 //! let locks = Redlock::new(nodes, Default::default(), Default::default())?;
 //!
-//! let name = LockName::parse("reports/nightly")?;
+//! let name = "reports/nightly".parse::<LockName>()?;
 //! let ttl = Ttl::from_millis(10_000).expect("between 10 ms and a day");
 //! let lease = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
 //! println!("held for {:?}, fencing token {}", locks.validity(&lease), lease.token.fencing());
@@ -56,7 +56,7 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let node = Arc::new(MemoryNode::new("embedded", Arc::new(SystemClock), Default::default()));
 //! # let locks = Redlock::new(vec![node as Arc<dyn Node>], Default::default(), Default::default())?;
-//! # let (name, ttl) = (LockName::parse("a")?, Ttl::from_millis(100).unwrap());
+//! # let (name, ttl) = ("a".parse::<LockName>()?, Ttl::from_millis(100).unwrap());
 //! let held = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
 //! let policy = RetryPolicy { count: 20, ..RetryPolicy::default() };
 //! let next = locks.acquire_with_retry(&name, ttl, AcquireOptions::default(), &policy).await?;
@@ -75,7 +75,7 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let node = Arc::new(MemoryNode::new("embedded", Arc::new(SystemClock), Default::default()));
 //! # let locks = Redlock::new(vec![node as Arc<dyn Node>], Default::default(), Default::default())?;
-//! # let (name, ttl) = (LockName::parse("a")?, Ttl::from_millis(10_000).unwrap());
+//! # let (name, ttl) = ("a".parse::<LockName>()?, Ttl::from_millis(10_000).unwrap());
 //! let held = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
 //! let waits = locks.acquire_within(&name, ttl, AcquireOptions::default(), Duration::from_secs(5), || ());
 //! let (next, _) = tokio::join!(waits, locks.release(&name, &held.token));
@@ -142,11 +142,11 @@ pub use acquire::AcquireOptions;
 pub use bootstrap::Bootstrap;
 pub use error::{HeldBy, LockError, NodeAnswer, NodeReport};
 pub use inspect::{Inspection, NodeView};
-pub use list::{ListCursor, LockPage};
+pub use list::{InvalidCursor, ListCursor, LockPage};
 pub use redlock::Redlock;
 pub use retry::RetryPolicy;
 pub use settings::{Seams, Settings, SettingsError};
-pub use types::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
+pub use types::{FencingToken, Info, InvalidToken, LockName, LockToken, NameError, Owner, Ttl};
 pub use validity::Lease;
 pub use votes::LockState;
 pub use wait::Waiting;

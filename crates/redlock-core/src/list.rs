@@ -3,6 +3,9 @@
 //! Nodes are read one after the other, and every lock that one of them shows is looked up on all of them. So many nodes
 //! are read that no majority can be missed.
 
+use std::fmt;
+use std::str::FromStr;
+
 use bytes::Bytes;
 
 use crate::error::{LockError, NodeReport};
@@ -21,6 +24,7 @@ const MAX_SCANS: u32 = 64;
 
 /// A page of held locks.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LockPage {
     /// Locks that are held, or may be as far as the nodes that answered tell; in no particular order.
     pub locks: Vec<(LockName, LockState)>,
@@ -36,15 +40,29 @@ pub struct ListCursor {
     at: Bytes,
 }
 
-impl ListCursor {
-    /// Text that [`ListCursor::parse`] reads back.
-    pub fn text(&self) -> String {
-        let at: String = self.at.iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("{}-{:x}-{at}", self.node, self.walked)
+/// Text for a client to bring along, which it need not understand.
+impl fmt::Display for ListCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{:x}-", self.node, self.walked)?;
+        self.at.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
+}
 
-    /// `None` for what is no cursor.
-    pub fn parse(text: &str) -> Option<Self> {
+/// A text that is no [`ListCursor`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a cursor of a listing")]
+pub struct InvalidCursor;
+
+impl FromStr for ListCursor {
+    type Err = InvalidCursor;
+
+    fn from_str(text: &str) -> Result<Self, InvalidCursor> {
+        Self::parse(text).ok_or(InvalidCursor)
+    }
+}
+
+impl ListCursor {
+    fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let node = parts.next()?.parse().ok().filter(|node| *node < Quorum::MAX_NODES)?;
         let walked = u32::from_str_radix(parts.next()?, 16).ok()?;
@@ -105,7 +123,7 @@ pub(crate) async fn list(
 }
 
 fn names_of(keys: &[Bytes], key_prefix: &str) -> Vec<LockName> {
-    let name_of = |key: &Bytes| LockName::parse(std::str::from_utf8(key).ok()?.strip_prefix(key_prefix)?).ok();
+    let name_of = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(key_prefix)?.parse().ok();
     keys.iter().filter_map(name_of).collect()
 }
 
@@ -152,16 +170,16 @@ mod tests {
             at in proptest::collection::vec(any::<u8>(), 0..64),
         ) {
             let cursor = ListCursor { node, walked, at: at.into() };
-            prop_assert_eq!(ListCursor::parse(&cursor.text()), Some(cursor));
+            prop_assert_eq!(cursor.to_string().parse(), Ok(cursor));
         }
 
         #[test]
         fn no_text_makes_the_parser_panic_and_no_cursor_is_beyond_the_nodes(
             text in prop_oneof![4 => "[0-9+é]{0,3}-[0-9a-g+]{0,9}-[0-9a-gé+]{0,12}-?", 1 => any::<String>()],
         ) {
-            if let Some(cursor) = ListCursor::parse(&text) {
+            if let Ok(cursor) = text.parse::<ListCursor>() {
                 prop_assert!(cursor.node < Quorum::MAX_NODES);
-                prop_assert_eq!(ListCursor::parse(&cursor.text()), Some(cursor));
+                prop_assert_eq!(cursor.to_string().parse(), Ok(cursor));
             }
         }
     }

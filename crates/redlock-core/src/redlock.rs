@@ -240,7 +240,7 @@ mod tests {
     fn one_node() -> (Redlock, LockName, Ttl) {
         let node = Arc::new(MemoryNode::new("n", Arc::new(SystemClock), Default::default()));
         let locks = Redlock::new(vec![node], Default::default(), Default::default()).expect("settings");
-        (locks, LockName::parse("a").expect("a name"), Ttl::from_millis(1_000).expect("a TTL"))
+        (locks, "a".parse::<LockName>().expect("a name"), Ttl::from_millis(1_000).expect("a TTL"))
     }
 
     // What went wrong once.

@@ -4,6 +4,7 @@
 //! and no `Display`. The one way to the text of a token is [`LockToken::expose`].
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,8 +22,16 @@ impl LockName {
     /// Longest name in bytes.
     pub const MAX_LEN: usize = 255;
 
-    /// Checks and takes over a name.
-    pub fn parse(text: &str) -> Result<Self, NameError> {
+    /// The name as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for LockName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
         if text.is_empty() {
             return Err(NameError::Empty);
         }
@@ -33,11 +42,6 @@ impl LockName {
             Some((at, found)) => Err(NameError::BadCharacter { found, at }),
             None => Ok(Self(text.into())),
         }
-    }
-
-    /// The name as it was given.
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 }
 
@@ -214,8 +218,7 @@ impl LockToken {
         Self { owner: self.owner.bound_to(principal), ..*self }
     }
 
-    /// Reads the text that [`LockToken::expose`] gave. `None` for anything else.
-    pub fn parse(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('.');
         let (version, fencing, owner) = (parts.next()?, parts.next()?, parts.next()?);
         if version != Self::VERSION || parts.next().is_some() {
@@ -242,6 +245,20 @@ impl LockToken {
         &self.owner
     }
 }
+
+impl FromStr for LockToken {
+    type Err = InvalidToken;
+
+    /// Reads the text that [`LockToken::expose`] gave.
+    fn from_str(text: &str) -> Result<Self, InvalidToken> {
+        Self::parse(text).ok_or(InvalidToken)
+    }
+}
+
+/// A text that is no [`LockToken`]. Where it is wrong is not said: the rest of it may be a secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a lock token")]
+pub struct InvalidToken;
 
 impl fmt::Debug for LockToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -314,7 +331,7 @@ mod tests {
         #[test]
         fn every_token_survives_its_own_text(raw: [u8; Owner::LEN], t in FencingToken::MIN.0..=FencingToken::MAX.0) {
             let token = LockToken::new(Owner::from_bytes(raw), FencingToken(t));
-            prop_assert_eq!(LockToken::parse(&token.expose()), Some(token));
+            prop_assert_eq!(token.expose().parse(), Ok(token));
         }
 
         #[test]
@@ -325,7 +342,7 @@ mod tests {
                 1 => any::<String>(),
             ],
         ) {
-            if let Some(token) = LockToken::parse(&text) {
+            if let Ok(token) = text.parse::<LockToken>() {
                 prop_assert_eq!(token.expose(), text);
             }
         }
@@ -336,7 +353,7 @@ mod tests {
         ) {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/+~-".contains(&byte);
             let is_one = (1..=255).contains(&text.len()) && text.bytes().all(allowed);
-            match LockName::parse(&text) {
+            match text.parse::<LockName>() {
                 Ok(name) => prop_assert!(is_one && name.as_str() == text),
                 Err(error) => prop_assert!(!is_one && error.to_string().contains("1 to 255 bytes")),
             }
@@ -346,12 +363,12 @@ mod tests {
     #[test]
     fn names_keep_to_their_alphabet_and_length() {
         for good in ["a", "deploy/prod", "A-z_0.9:@/+~", &"x".repeat(255)] {
-            assert_eq!(LockName::parse(good).unwrap().as_str(), good);
+            assert_eq!(good.parse::<LockName>().unwrap().as_str(), good);
         }
-        assert_eq!(LockName::parse(""), Err(NameError::Empty));
-        assert_eq!(LockName::parse(&"x".repeat(256)), Err(NameError::TooLong { len: 256 }));
+        assert_eq!("".parse::<LockName>(), Err(NameError::Empty));
+        assert_eq!("x".repeat(256).parse::<LockName>(), Err(NameError::TooLong { len: 256 }));
         for bad in ["a b", "a\0", "a\n", "{a}", "a*", "a?", "[a]", "a\\", "é", "a%00"] {
-            assert!(matches!(LockName::parse(bad), Err(NameError::BadCharacter { .. })), "{bad:?}");
+            assert!(matches!(bad.parse::<LockName>(), Err(NameError::BadCharacter { .. })), "{bad:?}");
         }
     }
 
@@ -359,7 +376,7 @@ mod tests {
     fn a_token_survives_its_own_text_and_nothing_else_parses() {
         let token = LockToken::new(Owner::from_bytes([0xa5; 20]), FencingToken::new(1_763_725_165_123_456).unwrap());
         let text = token.expose();
-        assert_eq!(LockToken::parse(&text), Some(token));
+        assert_eq!(text.parse(), Ok(token));
         let upper = text.to_uppercase();
         for bad in [
             "",
@@ -371,7 +388,7 @@ mod tests {
             &upper,
             &format!("2{}", &text[1..]),
         ] {
-            assert_eq!(LockToken::parse(bad), None, "{bad:?}");
+            assert_eq!(bad.parse::<LockToken>(), Err(InvalidToken), "{bad:?}");
         }
     }
 
@@ -396,7 +413,7 @@ mod tests {
 
     #[test]
     fn derived_owners_differ_in_every_part() {
-        let name = |text| LockName::parse(text).unwrap();
+        let name = |text: &str| text.parse::<LockName>().unwrap();
         let base = Owner::derive("c", "p", &name("n"), "k");
         assert_eq!(base, Owner::derive("c", "p", &name("n"), "k"));
         for other in [

@@ -28,7 +28,7 @@ pub struct Lease {
     pub nodes_total: usize,
     /// How many times the nodes were asked for it.
     pub rounds: u32,
-    /// Its number among all that waited in this process, in the order of arrival; `None` when it did not wait in line.
+    /// Its number among all that waited in this process, in the order of arrival; `None` when it did not wait in a queue.
     pub ticket: Option<u64>,
     /// Whether the owner may have held it before: then an earlier request counts on it.
     pub(crate) renewed: bool,

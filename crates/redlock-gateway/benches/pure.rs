@@ -14,13 +14,13 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use redlock_core::clock::OsEntropy;
 use redlock_core::{HeldBy, LockError, LockName, LockToken, Ttl};
 use redlock_gateway::auth::{Authenticator, Credential, Keys, Secret, Verb};
+use redlock_gateway::config::Limits;
 use redlock_gateway::gateway::LeaseView;
 use redlock_gateway::http::access::Name;
 use redlock_gateway::http::error::ApiError;
 use redlock_gateway::http::extract::{lock_token, stored};
 use redlock_gateway::http::wire::{AcquireBody, Lease, json_line};
 use redlock_gateway::info::label_of;
-use redlock_gateway::limits::Limits;
 use redlock_gateway::telemetry::{Operation, Outcome, Telemetry};
 use tower::Service;
 
@@ -45,7 +45,7 @@ fn ttl(millis: u64) -> Ttl {
 }
 
 fn name() -> LockName {
-    LockName::parse("reports/nightly").expect("a lock's name")
+    "reports/nightly".parse::<LockName>().expect("a lock's name")
 }
 
 fn limits() -> Limits {
@@ -55,7 +55,7 @@ fn limits() -> Limits {
 
 fn view() -> LeaseView {
     LeaseView {
-        token: LockToken::parse(TOKEN).expect("a token"),
+        token: TOKEN.parse::<LockToken>().expect("a token"),
         ttl: ttl(30_000),
         validity: Duration::from_micros(29_697_123),
         elapsed: Duration::from_micros(812),
@@ -115,7 +115,7 @@ mod access {
         };
         let file: Vec<_> = secrets.iter().enumerate().map(entry).collect();
         let authenticator = Authenticator::new(Keys::parse(&file.join("\n")).expect("a file of keys"));
-        let (name, token) = (name(), LockToken::parse(TOKEN).expect("a token"));
+        let (name, token) = (name(), TOKEN.parse::<LockToken>().expect("a token"));
         bencher.bench(|| {
             let caller =
                 authenticator.identify(Some(Credential::Key(black_box(secrets[0].expose())))).expect("it is known");

@@ -108,7 +108,7 @@ fn node_names() -> Vec<String> {
 }
 
 fn names() -> Vec<LockName> {
-    (0..NAMES).map(|n| LockName::parse(&format!("reports/nightly-{n:04}")).expect("a lock's name")).collect()
+    (0..NAMES).map(|n| format!("reports/nightly-{n:04}").parse::<LockName>().expect("a lock's name")).collect()
 }
 
 fn ttl() -> Ttl {
@@ -123,7 +123,7 @@ fn on_runtime(work: impl Future<Output = ()>) {
 fn batch(times: u32) {
     const HALF: usize = 16;
     let codec = Codec::new("lock:", "1 9f86d081884c7d65 6379");
-    let token = LockToken::parse("1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b").expect("a token");
+    let token = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b".parse::<LockToken>().expect("a token");
     let record = Record::new(&token, &Info::new(BODY).expect("short enough"));
     let names = names();
     let (mut ops, mut replies) = (Vec::new(), Replies::default());

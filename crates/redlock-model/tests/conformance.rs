@@ -72,7 +72,7 @@ fn record(owner: Owner, token: Token, oldest: Token) -> Record {
         Owner::Nobody => "0",
     };
     let text = format!("1.{}.{}", micros(token, oldest), digit.repeat(40));
-    Record::new(&LockToken::parse(&text).expect("a token"), &Info::default())
+    Record::new(&text.parse::<LockToken>().expect("a token"), &Info::default())
 }
 
 fn translate(vote: Vote, oldest: Token) -> String {
@@ -127,7 +127,7 @@ impl Code {
 
 /// Lets the event happen to both, and compares what they answer.
 fn happens(event: Event, model: &mut Node, code: &Code, oldest: Token) -> Result<(), TestCaseError> {
-    let keys = Keys::new("lock:", &LockName::parse("a").expect("a name"));
+    let keys = Keys::new("lock:", &"a".parse::<LockName>().expect("a name"));
     let ttl = Ttl::from_millis(TTL_MS).expect("a TTL");
     let asked = |owner, token| Lock { owner, token, extended: false, guards: 0 };
     let (rules, window) = (&Rules::ALL, Window { oldest });

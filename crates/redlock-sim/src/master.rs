@@ -30,7 +30,7 @@ pub const KEY_PREFIX: &str = "lock:";
 
 /// The name of a lock by its number.
 pub fn lock_name(number: u8) -> LockName {
-    LockName::parse(&format!("lock-{number}")).expect("letters and digits")
+    format!("lock-{number}").parse::<LockName>().expect("letters and digits")
 }
 
 /// What a gateway asks of a master.

@@ -47,7 +47,7 @@ struct Try {
 
 /// How an attempt failed.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct AttemptError {
     pub(crate) error: LockError,
     /// Whether a majority of nodes answered and contenders have split their votes, so that perhaps nobody has a majority.
     pub(crate) split: bool,
@@ -85,7 +85,7 @@ impl Attempt {
     }
 
     /// Goes on to the end, from the beginning or from a try that has been asked already.
-    pub(crate) async fn run(mut self) -> Result<Lease, Refused> {
+    pub(crate) async fn run(mut self) -> Result<Lease, AttemptError> {
         if self.tries.is_empty() {
             self.ask()?;
         }
@@ -106,7 +106,7 @@ impl Attempt {
                     let mut lease = shared.lease(*token, self.params.ttl, self.started, &outcome);
                     if lease.validity(shared.seams.clock.monotonic()).is_none() {
                         let error = LockError::NoQuorum(shared.reports(&outcome));
-                        return Err(self.refused(error, false));
+                        return Err(self.failed(error, false));
                     }
                     lease.renewed = self.renews();
                     lease.rounds = self.tries.len() as u32;
@@ -116,27 +116,27 @@ impl Attempt {
                 Decision::No => {
                     let votes = shared.clear_votes(round).await;
                     let (held, split) = (held_by(shared.quorum, &votes), !can_hold(shared.quorum, &votes));
-                    return Err(self.refused(LockError::Held(held), split));
+                    return Err(self.failed(LockError::Held(held), split));
                 }
                 Decision::Neither | Decision::Open if saw_fence && believable && !last => self.ask()?,
                 Decision::Neither | Decision::Open => {
                     let error = LockError::NoQuorum(shared.reports(&outcome));
                     let split = is_split(shared.quorum, &outcome.votes);
-                    return Err(self.refused(error, split));
+                    return Err(self.failed(error, split));
                 }
             }
         }
     }
 
-    fn refused(&mut self, error: LockError, split: bool) -> Refused {
+    fn failed(&mut self, error: LockError, split: bool) -> AttemptError {
         self.ended = true;
-        Refused { error, split, rounds: self.tries.len() as u32 }
+        AttemptError { error, split, rounds: self.tries.len() as u32 }
     }
 
-    fn ask(&mut self) -> Result<(), Refused> {
+    fn ask(&mut self) -> Result<(), AttemptError> {
         match self.prepare() {
             Ok(round) => round.ask(&self.shared.nodes, ALL_NODES),
-            Err(error) => return Err(self.refused(error, false)),
+            Err(error) => return Err(self.failed(error, false)),
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::attempt::{AcquireParams, Attempt, Refused};
+use super::attempt::{AcquireParams, Attempt, AttemptError};
 use super::pauses::Pauses;
 use crate::error::LockError;
 use crate::retry::RetryPolicy;
@@ -24,7 +24,7 @@ pub(super) trait Pacing: Send {
     fn next(&mut self) -> impl Future<Output = Result<(Attempt, Option<Instant>), LockError>> + Send;
 
     /// An attempt has failed; another one follows unless this is an error.
-    fn refused(&mut self, refused: Refused, round: Duration, now: Instant) -> Result<(), LockError>;
+    fn failed(&mut self, failed: AttemptError, round: Duration, now: Instant) -> Result<(), LockError>;
 
     /// What is known of the lock when an attempt was cut off.
     fn last_error(&self, _now: Instant) -> LockError {
@@ -56,9 +56,9 @@ pub(super) async fn until_granted(mut pacing: impl Pacing) -> Result<Lease, Lock
                 pacing.granted(&mut lease, now - began, now);
                 return Ok(lease);
             }
-            Err(refused) => {
-                rounds += refused.rounds;
-                pacing.refused(refused, now - began, now)?;
+            Err(failed) => {
+                rounds += failed.rounds;
+                pacing.failed(failed, now - began, now)?;
             }
         }
     }
@@ -80,11 +80,11 @@ impl<'a> Retries<'a> {
         Self { shared, params, policy, started: Instant::now(), tries: 0, pause: Duration::ZERO }
     }
 
-    fn pause(&self, refused: &Refused, round: Duration) -> Option<Duration> {
+    fn pause(&self, failed: &AttemptError, round: Duration) -> Option<Duration> {
         let pauses = Pauses(self.shared.seams.entropy.as_ref());
-        let (tries, error) = (self.tries, &refused.error);
+        let (tries, error) = (self.tries, &failed.error);
         match self.policy {
-            None if refused.split && tries <= MAX_SPLIT_TRIES => {
+            None if failed.split && tries <= MAX_SPLIT_TRIES => {
                 tracing::debug!(lock = %self.params.keys.lock.escape_ascii(), tries, %error, "the votes were split");
                 Some(pauses.after_split(round.max(SHORTEST_ROUND), tries))
             }
@@ -104,9 +104,9 @@ impl Pacing for Retries<'_> {
         Ok((Attempt::new(self.shared, self.params.clone()), None))
     }
 
-    fn refused(&mut self, refused: Refused, round: Duration, _: Instant) -> Result<(), LockError> {
+    fn failed(&mut self, failed: AttemptError, round: Duration, _: Instant) -> Result<(), LockError> {
         self.tries += 1;
-        self.pause = self.pause(&refused, round).ok_or(refused.error)?;
+        self.pause = self.pause(&failed, round).ok_or(failed.error)?;
         Ok(())
     }
 

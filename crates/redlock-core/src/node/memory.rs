@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn using_one_name_again_and_again_takes_no_more_memory() {
         let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
-        let keys = Keys::new("lock:", &LockName::parse("job").unwrap());
+        let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
         let ttl = Ttl::from_millis(30_000).unwrap();
         let now = SystemClock.wall_micros();
         for cycle in 0..1_000 {

@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_fence_key_shares_the_slot_of_the_lock_key() {
-        let keys = Keys::new("lock:", &LockName::parse("a/b").unwrap());
+        let keys = Keys::new("lock:", &"a/b".parse::<LockName>().unwrap());
         assert_eq!((&keys.lock[..], &keys.fence[..]), (&b"lock:a/b"[..], &b"{lock:a/b}:fence"[..]));
     }
 }

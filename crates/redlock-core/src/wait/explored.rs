@@ -239,7 +239,7 @@ impl World {
         (0..2).for_each(|_| self.queues.wake(&lock(), t, self.now()));
     }
 
-    /// As `acquire::in_line` does it. Whether the lock was granted.
+    /// As `acquire::queued` does it. Whether the lock was granted.
     async fn wait(self: Arc<Self>, id: u64, ticket: Ticket, fate: Fate) -> bool {
         loop {
             let now = self.now();

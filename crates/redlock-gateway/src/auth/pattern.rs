@@ -10,7 +10,7 @@ impl Pattern {
     pub(super) fn parse(text: &str) -> Option<Self> {
         // A star stands for nothing at the least, so what is left must be a name, or nothing at all.
         let fixed = text.replace('*', "");
-        let possible = !text.is_empty() && (fixed.is_empty() || LockName::parse(&fixed).is_ok());
+        let possible = !text.is_empty() && (fixed.is_empty() || fixed.parse::<LockName>().is_ok());
         possible.then(|| Self(text.into()))
     }
 
@@ -55,7 +55,7 @@ mod tests {
             (".*", "x", false),
             ("[a]", "a", false),
         ] {
-            let found = Pattern::parse(pattern).is_some_and(|it| it.matches(&LockName::parse(name).unwrap()));
+            let found = Pattern::parse(pattern).is_some_and(|it| it.matches(&name.parse::<LockName>().unwrap()));
             assert_eq!(found, matches, "{pattern} {name}");
         }
     }

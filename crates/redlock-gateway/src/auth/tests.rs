@@ -10,7 +10,7 @@ use super::*;
 use crate::config::Limits;
 
 fn name(text: &str) -> LockName {
-    LockName::parse(text).unwrap()
+    text.parse::<LockName>().unwrap()
 }
 
 /// A key of this name, and a file with an entry for it.

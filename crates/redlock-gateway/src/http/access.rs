@@ -195,7 +195,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
         let Ok(Path(text)) = Path::<String>::from_request_parts(parts, state).await else {
             return Err(INVALID_NAME.because("the name is not UTF-8 after percent-decoding"));
         };
-        LockName::parse(&text).map(Self).map_err(|error| INVALID_NAME.because(error.to_string()))
+        text.parse::<LockName>().map(Self).map_err(|error| INVALID_NAME.because(error.to_string()))
     }
 }
 

@@ -147,7 +147,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ListQuery {
             return Err(INVALID_PARAMETER.because(format!("limit is {}; allowed are 1 to 1000", query.limit)));
         }
         if !query.prefix.is_empty() {
-            LockName::parse(&query.prefix).map_err(|error| INVALID_PARAMETER.because(format!("prefix: {error}")))?;
+            query.prefix.parse::<LockName>().map_err(|error| INVALID_PARAMETER.because(format!("prefix: {error}")))?;
         }
         Ok(query)
     }
@@ -159,7 +159,7 @@ impl ListQuery {
             return Ok(ListCursor::default());
         }
         let detail = "cursor is none; give back next_cursor of the last page, or leave it out";
-        ListCursor::parse(&self.cursor).ok_or_else(|| INVALID_PARAMETER.because(detail))
+        self.cursor.parse::<ListCursor>().map_err(|_| INVALID_PARAMETER.because(detail))
     }
 }
 
@@ -225,7 +225,7 @@ pub fn lock_token(headers: &HeaderMap) -> Result<LockToken, ApiError> {
     };
     let text = value.to_str().ok().filter(|_| values.next().is_none()).map(str::trim);
     let token = text.map(|text| text.strip_prefix('<').and_then(|text| text.strip_suffix('>')).unwrap_or(text));
-    token.and_then(LockToken::parse).ok_or_else(|| {
+    token.and_then(|text| text.parse::<LockToken>().ok()).ok_or_else(|| {
         INVALID_TOKEN.because(
             "the Lock-Token header holds no token of this service; send it exactly as it was returned, bare or as <token>",
         )

@@ -244,7 +244,10 @@ impl From<LockPage> for LockList {
             LockState::Free => LockStatus::of(&name, LockStateBody::Free, None),
             LockState::Unknown => LockStatus::of(&name, LockStateBody::Unknown, None),
         };
-        Self { locks: page.locks.into_iter().map(status).collect(), next_cursor: page.next.map(|next| next.text()) }
+        Self {
+            locks: page.locks.into_iter().map(status).collect(),
+            next_cursor: page.next.map(|next| next.to_string()),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::attempt::{AcquireParams, Attempt, Refused};
+use super::attempt::{AcquireParams, Attempt, AttemptError};
 use super::attempts::Pacing;
 use super::pauses::Pauses;
 use crate::error::LockError;
@@ -20,7 +20,7 @@ const SHORTEST_ROUND: Duration = Duration::from_micros(500);
 /// How long an attempt that is under way may go on after the end of the wait.
 const GRACE: Duration = Duration::from_millis(10);
 
-pub(super) struct InLine<'a, F> {
+pub(super) struct Queued<'a, F> {
     pub(super) shared: &'a Arc<Shared>,
     pub(super) params: AcquireParams,
     pub(super) ticket: WaitTicket<AcquireParams, Attempt>,
@@ -42,13 +42,13 @@ async fn signalled(ticket: &WaitTicket<AcquireParams, Attempt>, until: Instant) 
     let _ = timeout_at(until, poll_fn(|context| ticket.poll_signalled(context))).await;
 }
 
-impl<F> InLine<'_, F> {
+impl<F> Queued<'_, F> {
     fn pauses(&self) -> Pauses<'_> {
         Pauses(self.shared.seams.entropy.as_ref())
     }
 }
 
-impl<F: FnOnce() + Send> Pacing for InLine<'_, F> {
+impl<F: FnOnce() + Send> Pacing for Queued<'_, F> {
     async fn next(&mut self) -> Result<(Attempt, Option<Instant>), LockError> {
         loop {
             let now = Instant::now();
@@ -82,11 +82,11 @@ impl<F: FnOnce() + Send> Pacing for InLine<'_, F> {
         }
     }
 
-    fn refused(&mut self, refused: Refused, round: Duration, now: Instant) -> Result<(), LockError> {
+    fn failed(&mut self, failed: AttemptError, round: Duration, now: Instant) -> Result<(), LockError> {
         self.fresh = false;
-        self.splits = if refused.split { self.splits + 1 } else { 0 };
+        self.splits = if failed.split { self.splits + 1 } else { 0 };
         let round = round.max(SHORTEST_ROUND);
-        self.ticket.refused(now, self.pauses().after_refusal(refused.error, self.splits, round, now));
+        self.ticket.refused(now, self.pauses().after_refusal(failed.error, self.splits, round, now));
         Ok(())
     }
 
