@@ -10,14 +10,14 @@ use tokio::time::Instant;
 
 use crate::core::locks::{LONG, acquire, key, sizes};
 use crate::support::harness::{DeadPort, eventually};
-use crate::support::nodes::{Cluster, in_state, lane, name, redlock, ttl};
+use crate::support::nodes::{Cluster, in_state, name, redlock, remote_node, ttl};
 use crate::support::resp::Resp;
 
 /// Every set of nodes that nobody listens on.
 async fn every_subset_down_on(size: usize) {
     let cluster = Cluster::start(size).await;
     let ports: Vec<_> = (0..size).map(|_| DeadPort::new()).collect();
-    let dead: Vec<_> = ports.iter().map(|port| lane(&port.url()) as Arc<dyn Node>).collect();
+    let dead: Vec<_> = ports.iter().map(|port| remote_node(&port.url()) as Arc<dyn Node>).collect();
     for set in 0..1u32 << size {
         let down = |node: usize| set & (1 << node) != 0;
         let nodes = (0..size).map(|node| if down(node) { &dead } else { &cluster.nodes }[node].clone()).collect();
@@ -189,7 +189,7 @@ async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
     let (locks, lock) = (cluster.redlock(), name("job"));
     cluster.servers[4].stop();
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
-    // The acquire lies in the socket that the lane gives up here; the release finds no connection and is owed.
+    // The acquire lies in the socket that the worker gives up here; the release finds no connection and is owed.
     in_state(cluster.nodes[4].as_ref(), NodeState::Connecting).await;
     locks.release(&lock, &lease.token).await.unwrap();
     locks.drained().await;

@@ -1,7 +1,7 @@
 //! Fencing tokens, end to end: whoever is granted a lock later has a larger one, whichever gateway granted it and
 //! whatever its clock says.
 //!
-//! Two gateways, each with lanes of its own, work on the same five masters; the clock of one is ahead. Contenders write
+//! Two gateways, each with workers of its own, work on the same five masters; the clock of one is ahead. Contenders write
 //! down their token while they hold the lock, so the order of the notes is the order of the grants.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,7 +31,7 @@ const HOUR: i64 = 3_600_000_000;
 
 /// A gateway of its own over a cluster's servers.
 async fn gateway(cluster: &Cluster, ahead_micros: i64, rules: Rules) -> Redlock {
-    let nodes = Cluster::lanes(&cluster.servers, NodeSettings::default().with_rules(rules)).await;
+    let nodes = Cluster::remote_nodes(&cluster.servers, NodeSettings::default().with_rules(rules)).await;
     let settings = Settings { key_prefix: PREFIX.into(), node_timeout: Duration::from_secs(2), ..Settings::default() };
     let seams = Seams { clock: Arc::new(OffsetClock(ahead_micros)), ..Seams::default() };
     Redlock::new(nodes, settings, seams).expect("good settings")

@@ -19,14 +19,14 @@ const LABEL: &str = "nightly report";
 /// Five servers, and a gateway that all of them have admitted.
 pub(super) struct FiveNodes {
     servers: Vec<RedisServer>,
-    lanes: Vec<Arc<dyn Node>>,
+    remotes: Vec<Arc<dyn Node>>,
     pub(super) locks: Redlock,
     pub(super) lock: LockName,
 }
 
 impl FiveNodes {
     async fn start(cluster: &ClusterSettings) -> Self {
-        Self::start_with(cluster, Seams::default(), |lane| lane).await
+        Self::start_with(cluster, Seams::default(), |remote| remote).await
     }
 
     pub(super) async fn start_with(
@@ -36,12 +36,12 @@ impl FiveNodes {
     ) -> Self {
         let servers = masters(5);
         cluster.mark(&servers).await;
-        let lanes: Vec<_> = cluster.lanes(&servers).into_iter().map(wrapped).collect();
-        for lane in &lanes {
-            in_state(lane.as_ref(), NodeState::Admitted).await;
+        let remotes: Vec<_> = cluster.remote_nodes(&servers).into_iter().map(wrapped).collect();
+        for remote in &remotes {
+            in_state(remote.as_ref(), NodeState::Admitted).await;
         }
-        let locks = cluster.redlock_with(lanes.clone(), seams);
-        Self { servers, lanes, locks, lock: name("job") }
+        let locks = cluster.redlock_with(remotes.clone(), seams);
+        Self { servers, remotes, locks, lock: name("job") }
     }
 
     /// Acquires, and waits until all nodes store it.
@@ -168,8 +168,8 @@ async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<Loc
         five.servers[at].kill();
         let lost = Instant::now();
         five.servers[at].restart();
-        in_state(five.lanes[at].as_ref(), NodeState::Quarantined).await;
-        in_state(five.lanes[at].as_ref(), NodeState::Admitted).await;
+        in_state(five.remotes[at].as_ref(), NodeState::Quarantined).await;
+        in_state(five.remotes[at].as_ref(), NodeState::Admitted).await;
         if cluster.rules == Rules::ALL {
             assert!(lost.elapsed() >= cluster.quarantine(), "node {at} was back after {:?}", lost.elapsed());
         }
@@ -347,7 +347,7 @@ async fn nodes_in_quarantine_make_an_extension_unknown_and_not_lost() {
     for at in 0..3 {
         five.servers[at].kill();
         five.servers[at].restart();
-        in_state(five.lanes[at].as_ref(), NodeState::Quarantined).await;
+        in_state(five.remotes[at].as_ref(), NodeState::Quarantined).await;
     }
     let unknown = five.extend(&lease, 30_000).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");

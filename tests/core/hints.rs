@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use crate::core::waiting::{acquire, another, line_up, nothing_is_left};
 use crate::support::harness::{PATIENCE, RedisServer};
 use crate::support::nodes::{
-    Cluster, LONG_MS, Lock, PREFIX, ask, in_state, intercepted, lane_with, name, now, pass_on, redis_settings, redlock,
-    telling,
+    Cluster, LONG_MS, Lock, PREFIX, ask, in_state, intercepted, name, now, pass_on, redis_settings, redlock,
+    remote_node_with, telling,
 };
 use crate::support::waiters::median;
 
@@ -18,7 +18,7 @@ use crate::support::waiters::median;
 async fn a_release_in_another_process_is_heard_of_at_once_and_noticed_in_time_by_the_deaf() {
     let (cluster, lock) = (Cluster::start(5).await, name("job"));
     let holder = another(&cluster).await;
-    let deaf = Cluster::lanes(&cluster.servers, NodeSettings::default()).await.into_iter();
+    let deaf = Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await.into_iter();
     let deaf = deaf.map(|node| intercepted(node, pass_on)).collect();
     let deaf = redlock(deaf, Duration::from_secs(2));
     for (locks, rounds, usually, at_most) in [
@@ -46,7 +46,7 @@ async fn a_release_in_another_process_is_heard_of_at_once_and_noticed_in_time_by
 #[tokio::test]
 async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_and_at_no_other_time() {
     let server = RedisServer::start();
-    let node = lane_with(&server.url(), redis_settings(NodeSettings::default()), Arc::new(NoObserver));
+    let node = remote_node_with(&server.url(), redis_settings(NodeSettings::default()), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
     let mut heard = server.subscribe(&format!("{{{PREFIX}}}:hints"));
     let (lock, t) = (Lock::new("job"), now());

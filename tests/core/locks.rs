@@ -201,7 +201,7 @@ async fn the_same_owner_gets_its_lock_again_with_a_larger_token() {
         || AcquireOptions { owner: Some(Owner::derive("c", "p", &lock, "idempotency-key-1")), ..labelled("mine") };
     let first = locks.acquire(&lock, ttl(LONG), options()).await.unwrap();
     // Another gateway gets the repeated request.
-    let other = redlock(Cluster::lanes(&cluster.servers, NodeSettings::default()).await, Duration::from_secs(2));
+    let other = redlock(Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await, Duration::from_secs(2));
     let second = other.acquire(&lock, ttl(LONG), options()).await.unwrap();
     assert!(second.token.fencing() > first.token.fencing());
     assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))));

@@ -34,9 +34,9 @@ async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let servers = masters(3);
     cluster.mark(&servers).await;
-    let lanes = cluster.lanes(&servers);
-    for lane in &lanes {
-        in_state(lane.as_ref(), NodeState::Admitted).await;
+    let remotes = cluster.remote_nodes(&servers);
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
     }
     let seams = |slept: Duration, enough: usize| {
         let recorder = Arc::new(Recorder::default());
@@ -45,7 +45,7 @@ async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_
     };
     let (lock, ttl) = (name("job"), ttl(60_000));
     for (slept, is_granted) in [(0, true), (30, true), (60, false), (600, false)] {
-        let locks = cluster.redlock_with(lanes.clone(), seams(Duration::from_secs(slept), 2));
+        let locks = cluster.redlock_with(remotes.clone(), seams(Duration::from_secs(slept), 2));
         match locks.acquire(&lock, ttl, AcquireOptions::default()).await {
             Ok(lease) => {
                 assert!(is_granted, "granted after a sleep of {slept} s");
@@ -61,7 +61,7 @@ async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_
     }
 
     // An extension that took so long promises nothing either, but takes nothing away.
-    let locks = cluster.redlock_with(lanes.clone(), seams(Duration::from_secs(60), 5));
+    let locks = cluster.redlock_with(remotes.clone(), seams(Duration::from_secs(60), 5));
     let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
     eventually("all have it", async || (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())).await;
     let extended = locks.extend(&lock, &lease.token, ttl).await;

@@ -16,8 +16,8 @@ use tokio::time::{Instant, timeout};
 use crate::support::chance::{Chance, seed};
 use crate::support::harness::{PATIENCE, eventually, masters};
 use crate::support::nodes::{
-    Cluster, LONG_MS, Lock, Recorder, in_state, intercepted, lane_with, name, now, pass_on, redis_settings, redlock,
-    ttl,
+    Cluster, LONG_MS, Lock, Recorder, in_state, intercepted, name, now, pass_on, redis_settings, redlock,
+    remote_node_with, ttl,
 };
 
 pub(super) async fn acquire(locks: &Redlock, lock: &LockName) -> Lease {
@@ -44,7 +44,7 @@ pub(super) async fn line_up(locks: &Redlock, lock: &LockName) -> JoinHandle<(Lea
 
 /// Another process over the same masters.
 pub(super) async fn another(cluster: &Cluster) -> Redlock {
-    redlock(Cluster::lanes(&cluster.servers, NodeSettings::default()).await, Duration::from_secs(2))
+    redlock(Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await, Duration::from_secs(2))
 }
 
 pub(super) async fn nothing_is_left(cluster: &Cluster, locks: &Redlock, lock: &LockName) {
@@ -114,9 +114,9 @@ async fn a_hand_off_within_the_process_is_one_call_to_every_node() {
     let recorder = Arc::new(Recorder::default());
     let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
     for server in &servers {
-        let lane = lane_with(&server.url(), redis_settings(NodeSettings::default()), recorder.clone());
-        in_state(lane.as_ref(), NodeState::Admitted).await;
-        nodes.push(lane);
+        let remote = remote_node_with(&server.url(), redis_settings(NodeSettings::default()), recorder.clone());
+        in_state(remote.as_ref(), NodeState::Admitted).await;
+        nodes.push(remote);
     }
     let settings = Settings { node_timeout: Duration::from_secs(2), ..Settings::default() };
     let seams = Seams { observer: recorder.clone(), ..Seams::default() };

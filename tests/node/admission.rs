@@ -42,12 +42,12 @@ async fn granted_twice(cluster: &ClusterSettings, loss: Loss) -> Option<bool> {
     let (mut servers, dead) = (masters(5), [DeadPort::new(), DeadPort::new()]);
     cluster.mark(&servers).await;
     let reach = servers[..3].iter().map(RedisServer::url).chain(dead.iter().map(DeadPort::url));
-    let holder = cluster.redlock(reach.map(|url| cluster.lane(&url) as Arc<dyn Node>).collect());
-    let lanes = cluster.lanes(&servers);
-    for lane in &lanes {
-        in_state(lane.as_ref(), NodeState::Admitted).await;
+    let holder = cluster.redlock(reach.map(|url| cluster.remote_node(&url) as Arc<dyn Node>).collect());
+    let remotes = cluster.remote_nodes(&servers);
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
     }
-    let (other, lock) = (cluster.redlock(lanes), name("job"));
+    let (other, lock) = (cluster.redlock(remotes), name("job"));
     let ttl = Ttl::from_duration(cluster.max_ttl).unwrap();
     let acquire = async |locks: &Redlock| locks.acquire(&lock, ttl, AcquireOptions::default()).await;
     let lease = eventually("the first holder", async || acquire(&holder).await.ok()).await;
@@ -112,10 +112,10 @@ fn a_lock_that_two_of_its_three_masters_forgot_in_a_flushall_is_not_granted_agai
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_was_flushed_gives_no_vote_before_the_end_of_its_quarantine() {
     let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
-    let lane = cluster.admitted(&server.url()).await;
+    let remote = cluster.admitted(&server.url()).await;
     let lost = Instant::now();
     server.cmd(&["FLUSHALL"]);
-    let seen = cluster.waits_out(lane.as_ref(), lost, BLANK).await;
+    let seen = cluster.waits_out(remote.as_ref(), lost, BLANK).await;
     assert!(!seen.is_bootstrapping && seen.remedy == Some(Remedy::WaitOrBootstrap), "{seen:?}");
     assert_eq!(seen.restarts, 0, "it was not restarted");
 }
@@ -123,14 +123,14 @@ async fn a_master_that_was_flushed_gives_no_vote_before_the_end_of_its_quarantin
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_is_back_within_50_ms_without_its_data_is_noticed() {
     let (cluster, mut server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
-    let lane = cluster.admitted(&server.url()).await;
+    let remote = cluster.admitted(&server.url()).await;
     for restarts in 1.. {
         assert!(restarts < 20, "no restart here takes less than 50 ms");
         server.kill();
         let lost = Instant::now();
         server.restart();
         let gap = lost.elapsed();
-        let seen = cluster.waits_out(lane.as_ref(), lost, BLANK).await;
+        let seen = cluster.waits_out(remote.as_ref(), lost, BLANK).await;
         assert_eq!(seen.restarts, restarts);
         if gap < Duration::from_millis(50) {
             println!("the gap was {gap:?}");
@@ -142,20 +142,20 @@ async fn a_master_that_is_back_within_50_ms_without_its_data_is_noticed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_kept_an_old_snapshot_is_quarantined_although_its_marker_survived() {
     let (cluster, mut server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
-    let lane = cluster.admitted(&server.url()).await;
+    let remote = cluster.admitted(&server.url()).await;
     let (before, after) = (Lock::new("before"), Lock::new("after"));
     let t = now();
-    assert_eq!(ask(lane.as_ref(), before.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(ask(remote.as_ref(), before.acquire(1, t, LONG_MS)).await, Vote::Granted);
     server.cmd(&["SAVE"]);
     let stood = marker(&server);
-    assert_eq!(ask(lane.as_ref(), after.acquire(1, t + 1, LONG_MS)).await, Vote::Granted);
+    assert_eq!(ask(remote.as_ref(), after.acquire(1, t + 1, LONG_MS)).await, Vote::Granted);
     server.kill();
     let lost = Instant::now();
     server.restart();
     let kept: Vec<bool> =
         ["lock:before", "lock:after"].iter().map(|key| server.cmd(&["GET", key]) != Resp::Nil).collect();
     assert_eq!(kept, [true, false], "a snapshot keeps what was there when it was made");
-    let seen = cluster.waits_out(lane.as_ref(), lost, RESTARTED).await;
+    let seen = cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
     assert!(seen.detail.contains("appendonly no") && seen.remedy == Some(Remedy::WaitThenMakeDurable), "{seen:?}");
     assert!(!seen.is_bootstrapping && seen.restarts == 1, "{seen:?}");
     assert!(stood.is_some() && marker(&server) != stood, "the admission is of this process");
@@ -166,13 +166,13 @@ async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quar
     let (cluster, [source, server]) = (ClusterSettings::SHORT_QUARANTINE, [RedisServer::start(), RedisServer::start()]);
     cluster.mark_by(&source.url()).await;
     source.cmd(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
-    let lane = cluster.admitted(&server.url()).await;
+    let remote = cluster.admitted(&server.url()).await;
     let mine = marker(&server);
     server.cmd(&["REPLICAOF", "127.0.0.1", &source.port().to_string()]);
-    let refused = in_state(lane.as_ref(), NodeState::Refused).await;
+    let refused = in_state(remote.as_ref(), NodeState::Refused).await;
     assert!(refused.detail.contains("slave") && refused.remedy == Some(Remedy::MakeMaster), "{refused:?}");
     assert_failed(
-        ask(lane.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
+        ask(remote.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
         Reason::Quarantined,
         Effect::None,
     );
@@ -180,7 +180,7 @@ async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quar
     assert_ne!(marker(&server), mine);
     let lost = Instant::now();
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
-    let seen = cluster.waits_out(lane.as_ref(), lost, COPIED).await;
+    let seen = cluster.waits_out(remote.as_ref(), lost, COPIED).await;
     assert_eq!(seen.restarts, 0);
     assert!(marker(&server) != marker(&source), "each has a marker of its own");
 }
@@ -193,24 +193,24 @@ async fn a_master_that_took_its_data_back_from_its_own_replica_is_quarantined() 
     for server in [&replica, &server] {
         server.cmd(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
     }
-    let lane = cluster.admitted(&server.url()).await;
+    let remote = cluster.admitted(&server.url()).await;
     replica.cmd(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
     eventually("the replica has the data", async || (marker(&replica) == marker(&server)).then_some(())).await;
     replica.cmd(&["REPLICAOF", "NO", "ONE"]);
-    assert_eq!(ask(lane.as_ref(), Lock::new("newest").acquire(1, now(), LONG_MS)).await, Vote::Granted);
+    assert_eq!(ask(remote.as_ref(), Lock::new("newest").acquire(1, now(), LONG_MS)).await, Vote::Granted);
     let stood = marker(&server).expect("it is admitted");
     server.cmd(&["REPLICAOF", "127.0.0.1", &replica.port().to_string()]);
-    in_state(lane.as_ref(), NodeState::Refused).await;
+    in_state(remote.as_ref(), NodeState::Refused).await;
     eventually("the newest lock is gone", async || (server.cmd(&["GET", "lock:newest"]) == Resp::Nil).then_some(()))
         .await;
     assert!(marker(&server).is_some_and(|marker| marker == stood), "its marker came back with the data");
     let lost = Instant::now();
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
-    cluster.waits_out(lane.as_ref(), lost, COPIED).await;
+    cluster.waits_out(remote.as_ref(), lost, COPIED).await;
 }
 
-async fn refused_for_eviction(lane: &dyn Node, policy: &str) {
-    let refused = in_state(lane, NodeState::Refused).await;
+async fn refused_for_eviction(remote: &dyn Node, policy: &str) {
+    let refused = in_state(remote, NodeState::Refused).await;
     assert!(refused.detail.contains(policy), "{refused:?}");
     assert!(refused.remedy == Some(Remedy::ForbidEvictions), "{refused:?}");
 }
@@ -219,24 +219,24 @@ async fn refused_for_eviction(lane: &dyn Node, policy: &str) {
 async fn a_master_that_may_evict_is_refused_until_it_is_mended_and_waits_like_any_new_one() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let server = RedisServer::start_with(options(&["--maxmemory-policy", "allkeys-lru"]));
-    let lane = cluster.lane(&server.url());
-    refused_for_eviction(lane.as_ref(), "allkeys-lru").await;
+    let remote = cluster.remote_node(&server.url());
+    refused_for_eviction(remote.as_ref(), "allkeys-lru").await;
     assert_eq!(marker(&server), None, "nothing is written on a node that is refused");
     let mended = Instant::now();
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    cluster.waits_out(lane.as_ref(), mended, BLANK).await;
+    cluster.waits_out(remote.as_ref(), mended, BLANK).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_could_have_evicted_and_did_not_is_admitted_at_once_when_mended() {
     let (cluster, server) = (ClusterSettings::ENDLESS_QUARANTINE, RedisServer::start());
-    let lane = cluster.admitted(&server.url()).await;
+    let remote = cluster.admitted(&server.url()).await;
     let stood = marker(&server);
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    refused_for_eviction(lane.as_ref(), "allkeys-lru").await;
+    refused_for_eviction(remote.as_ref(), "allkeys-lru").await;
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    in_state(lane.as_ref(), NodeState::Admitted).await;
-    first_vote(lane.as_ref()).await;
+    in_state(remote.as_ref(), NodeState::Admitted).await;
+    first_vote(remote.as_ref()).await;
     assert_eq!(marker(&server), stood);
 }
 
@@ -260,14 +260,14 @@ async fn a_master_that_evicted_keys_while_it_was_refused_is_quarantined_when_men
     // The one throws away whatever expires, such as locks, and the other the marker too.
     for (policy, why) in [("volatile-lru", EVICTED), ("allkeys-lru", "")] {
         let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
-        let lane = cluster.admitted(&server.url()).await;
+        let remote = cluster.admitted(&server.url()).await;
         server.cmd(&["CONFIG", "SET", "maxmemory-policy", policy]);
-        refused_for_eviction(lane.as_ref(), policy).await;
+        refused_for_eviction(remote.as_ref(), policy).await;
         fill(&server, policy);
         let mended = Instant::now();
         server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-        cluster.waits_out(lane.as_ref(), mended, why).await;
-        assert!(lane.status().borrow().evicted_keys > 0);
+        cluster.waits_out(remote.as_ref(), mended, why).await;
+        assert!(remote.status().borrow().evicted_keys > 0);
     }
 }
 
@@ -275,14 +275,14 @@ async fn a_master_that_evicted_keys_while_it_was_refused_is_quarantined_when_men
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_evicted_keys_unseen_is_quarantined_when_that_shows() {
     let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
-    let lane = cluster.admitted(&server.url()).await;
+    let remote = cluster.admitted(&server.url()).await;
     fill(&server, "volatile-lru");
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    let seen = in_state(lane.as_ref(), NodeState::Quarantined).await;
+    let seen = in_state(remote.as_ref(), NodeState::Quarantined).await;
     assert!(seen.detail.contains(EVICTED), "{seen:?}");
-    in_state(lane.as_ref(), NodeState::Admitted).await;
+    in_state(remote.as_ref(), NodeState::Admitted).await;
     // It is held against it once.
-    assert!(timeout(cluster.quarantine() * 6, in_state(lane.as_ref(), NodeState::Quarantined)).await.is_err());
+    assert!(timeout(cluster.quarantine() * 6, in_state(remote.as_ref(), NodeState::Quarantined)).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -290,11 +290,11 @@ async fn masters_that_sync_every_write_are_admitted_at_once_after_a_crash_and_ke
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(append_only(&[]))).collect();
     cluster.mark(&servers).await;
-    let lanes = cluster.lanes(&servers);
-    for lane in &lanes {
-        in_state(lane.as_ref(), NodeState::Admitted).await;
+    let remotes = cluster.remote_nodes(&servers);
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
     }
-    let (locks, lock) = (cluster.redlock(lanes.clone()), name("job"));
+    let (locks, lock) = (cluster.redlock(remotes.clone()), name("job"));
     let ttl = Ttl::from_millis(LONG_MS).unwrap();
     let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
     locks.drained().await;
@@ -305,16 +305,16 @@ async fn masters_that_sync_every_write_are_admitted_at_once_after_a_crash_and_ke
         server.restart();
     }
     let extended = eventually("the lock can be extended", async || {
-        let status = |lane: &Arc<dyn Node>| lane.status().borrow().clone();
-        let waiting = lanes.iter().map(status).find(|status| status.state == NodeState::Quarantined);
+        let status = |remote: &Arc<dyn Node>| remote.status().borrow().clone();
+        let waiting = remotes.iter().map(status).find(|status| status.state == NodeState::Quarantined);
         assert!(waiting.is_none(), "{waiting:?}");
         locks.extend(&lock, &lease.token, ttl).await.ok()
     })
     .await;
     assert_eq!(extended.token, lease.token);
-    for (lane, server) in lanes.iter().zip(&servers) {
-        in_state(lane.as_ref(), NodeState::Admitted).await;
-        assert_eq!(lane.status().borrow().restarts, 1);
+    for (remote, server) in remotes.iter().zip(&servers) {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
+        assert_eq!(remote.status().borrow().restarts, 1);
         assert!(marker(server).is_some_and(|marker| marker.contains(":durable.")));
     }
     assert!(matches!(locks.acquire(&lock, ttl, AcquireOptions::default()).await, Err(LockError::Held(_))));
@@ -328,11 +328,11 @@ async fn a_master_that_syncs_every_second_is_quarantined_after_a_crash() {
     ] {
         let (cluster, mut server) =
             (ClusterSettings::SHORT_QUARANTINE, RedisServer::start_with(append_only(&settings)));
-        let lane = cluster.admitted(&server.url()).await;
+        let remote = cluster.admitted(&server.url()).await;
         server.kill();
         let lost = Instant::now();
         server.restart();
-        let seen = cluster.waits_out(lane.as_ref(), lost, RESTARTED).await;
+        let seen = cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
         assert!(seen.detail.contains(why), "{seen:?}");
     }
 }
@@ -340,7 +340,7 @@ async fn a_master_that_syncs_every_second_is_quarantined_after_a_crash() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_was_weakened_at_run_time_is_quarantined_although_both_starts_were_with_always() {
     let (cluster, mut server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start_with(append_only(&[])));
-    let lane = cluster.admitted(&server.url()).await;
+    let remote = cluster.admitted(&server.url()).await;
     server.cmd(&["CONFIG", "SET", "appendfsync", "everysec"]);
     eventually("the marker says so", async || marker(&server).filter(|marker| marker.contains(":volatile."))).await;
     server.kill();
@@ -350,7 +350,7 @@ async fn a_master_that_was_weakened_at_run_time_is_quarantined_although_both_sta
         server.cmd(&["CONFIG", "GET", "appendfsync"]),
         Resp::List(["appendfsync", "always"].map(|word| Resp::Bytes(word.into())).into())
     );
-    cluster.waits_out(lane.as_ref(), lost, RESTARTED).await;
+    cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
     // From here on it is as good as any other.
     eventually("it counts as durable again", async || marker(&server).filter(|text| text.contains(":durable."))).await;
 }
@@ -358,11 +358,11 @@ async fn a_master_that_was_weakened_at_run_time_is_quarantined_although_both_sta
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_replaced_by_an_empty_one_waits_however_durable_both_are() {
     let (cluster, mut server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start_with(append_only(&[])));
-    let lane = cluster.admitted(&server.url()).await;
+    let remote = cluster.admitted(&server.url()).await;
     server.kill_and_wipe();
     let lost = Instant::now();
     server.restart();
-    cluster.waits_out(lane.as_ref(), lost, BLANK).await;
+    cluster.waits_out(remote.as_ref(), lost, BLANK).await;
 }
 
 /// A user as managed services give: all but some commands.
@@ -375,28 +375,28 @@ fn limited(rights: &'static str) -> (RedisServer, String) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn where_config_is_forbidden_locks_work_and_a_restart_is_a_quarantine_whatever_is_on_disk() {
     let (cluster, (mut server, url)) = (ClusterSettings::SHORT_QUARANTINE, limited("-config"));
-    let lane = cluster.admitted(&url).await;
+    let remote = cluster.admitted(&url).await;
     let (lock, t) = (Lock::new("job"), now());
-    assert_eq!(ask(lane.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(ask(remote.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     server.kill();
     let lost = Instant::now();
     server.restart();
-    let seen = cluster.waits_out(lane.as_ref(), lost, RESTARTED).await;
+    let seen = cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
     assert!(seen.detail.contains("durability unknown") && seen.detail.contains("NOPERM"), "{seen:?}");
-    assert_eq!(ask(lane.as_ref(), lock.extend(1, t, LONG_MS)).await, Vote::Extended, "it had not forgotten anything");
+    assert_eq!(ask(remote.as_ref(), lock.extend(1, t, LONG_MS)).await, Vote::Extended, "it had not forgotten anything");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn where_info_is_forbidden_the_master_is_refused_with_what_to_do() {
     let (cluster, (server, url)) = (ClusterSettings::SHORT_QUARANTINE, limited("-info"));
-    let lane = cluster.lane(&url);
+    let remote = cluster.remote_node(&url);
     let told = eventually("it says why it does not vote", async || {
-        let status = lane.status().borrow().clone();
+        let status = remote.status().borrow().clone();
         (status.detail.contains("NOPERM") || status.detail.contains("INFO")).then_some(status)
     })
     .await;
     assert_failed(
-        ask(lane.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
+        ask(remote.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
         Reason::Quarantined,
         Effect::None,
     );
@@ -404,5 +404,5 @@ async fn where_info_is_forbidden_the_master_is_refused_with_what_to_do() {
     assert!(told.remedy == Some(Remedy::AllowInfo), "{told:?}");
     // Mended without a restart of anybody.
     server.cmd(&["ACL", "SETUSER", "gate", "+info"]);
-    in_state(lane.as_ref(), NodeState::Admitted).await;
+    in_state(remote.as_ref(), NodeState::Admitted).await;
 }

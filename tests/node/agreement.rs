@@ -15,13 +15,13 @@ use crate::support::nodes::{LONG_MS, Lock, ask, in_state, name, now};
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn gateways_of_other_configurations_are_refused_and_told_both() {
     let (cluster, server) = (ClusterSettings::ENDLESS_QUARANTINE, RedisServer::start());
-    let lane = cluster.admitted(&server.url()).await;
+    let remote = cluster.admitted(&server.url()).await;
     let stood = marker(&server);
     let longer = ClusterSettings { max_ttl: cluster.max_ttl * 2, ..cluster };
     let other_set = ClusterSettings { name: "other nodes", ..cluster };
-    let set_of = |cluster: &ClusterSettings| cluster.settings().generation.node_set().to_owned();
+    let set_of = |cluster: &ClusterSettings| cluster.settings().cluster_config.node_set().to_owned();
     for other in [&longer, &other_set] {
-        let strange = other.lane(&server.url());
+        let strange = other.remote_node(&server.url());
         let refused = in_state(strange.as_ref(), NodeState::Refused).await;
         for cluster in [&cluster, other] {
             let told = format!("node set {}, max_ttl {} ms", set_of(cluster), cluster.max_ttl.as_millis());
@@ -31,7 +31,7 @@ async fn gateways_of_other_configurations_are_refused_and_told_both() {
     }
     assert_ne!(set_of(&cluster), set_of(&other_set));
     assert_eq!(marker(&server), stood, "a foreign marker is left alone");
-    first_vote(lane.as_ref()).await;
+    first_vote(remote.as_ref()).await;
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn two_gateways_that_admit_one_master_at_the_same_time_agree() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     repeated(12, 6, async || {
         let (server, since) = (RedisServer::start(), Instant::now());
-        let (first, second) = (cluster.lane(&server.url()), cluster.lane(&server.url()));
+        let (first, second) = (cluster.remote_node(&server.url()), cluster.remote_node(&server.url()));
         let votes = tokio::join!(first_vote(first.as_ref()), first_vote(second.as_ref()));
         for voted in [votes.0, votes.1] {
             assert!(voted - since >= cluster.quarantine(), "{:?}", voted - since);
@@ -56,13 +56,13 @@ fn two_gateways_that_admit_one_master_at_the_same_time_agree() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_gateway_restarted_during_a_quarantine_counts_from_its_own_start() {
     let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
-    let first = cluster.lane(&server.url());
+    let first = cluster.remote_node(&server.url());
     in_state(first.as_ref(), NodeState::Quarantined).await;
     let stood = marker(&server);
     tokio::time::sleep(cluster.quarantine() / 2).await;
     drop(first);
     let since = Instant::now();
-    let second = cluster.lane(&server.url());
+    let second = cluster.remote_node(&server.url());
     in_state(second.as_ref(), NodeState::Quarantined).await;
     assert_eq!(marker(&server), stood, "it waits for the same loss");
     cluster.waits_out(second.as_ref(), since, BLANK).await;
@@ -72,9 +72,9 @@ async fn a_gateway_restarted_during_a_quarantine_counts_from_its_own_start() {
 async fn a_gateway_that_would_wait_longer_follows_one_that_has_waited() {
     let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
     let since = Instant::now();
-    let early = cluster.lane(&server.url());
+    let early = cluster.remote_node(&server.url());
     // This one would wait for hours.
-    let late = ClusterSettings { skew: Duration::from_secs(3_600), ..cluster }.lane(&server.url());
+    let late = ClusterSettings { skew: Duration::from_secs(3_600), ..cluster }.remote_node(&server.url());
     let waits = in_state(late.as_ref(), NodeState::Quarantined).await;
     assert!(waits.until_micros.unwrap() - waits.since_micros >= 7_200_000_000, "{waits:?}");
     let votes = tokio::join!(first_vote(early.as_ref()), first_vote(late.as_ref()));
@@ -87,13 +87,13 @@ async fn a_second_loss_during_the_quarantine_starts_the_count_anew() {
         ClusterSettings { max_ttl: Duration::from_secs(2), ..ClusterSettings::SHORT_QUARANTINE },
         RedisServer::start(),
     );
-    let lane = cluster.lane(&server.url());
-    let first = in_state(lane.as_ref(), NodeState::Quarantined).await;
+    let remote = cluster.remote_node(&server.url());
+    let first = in_state(remote.as_ref(), NodeState::Quarantined).await;
     tokio::time::sleep(cluster.quarantine() / 2).await;
     let lost = Instant::now();
     server.cmd(&["FLUSHALL"]);
     assert!(now() < first.until_micros.unwrap(), "this machine is too slow: the first quarantine is over");
-    let voted = first_vote(lane.as_ref()).await;
+    let voted = first_vote(remote.as_ref()).await;
     assert!(voted - lost >= cluster.quarantine(), "a vote {:?} after the second loss", voted - lost);
 }
 
@@ -105,10 +105,10 @@ fn a_count_that_began_before_a_loss_admits_nobody_after_it() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let in_time = repeated(8, 4, async || {
         let server = RedisServer::start();
-        let first = cluster.lane(&server.url());
+        let first = cluster.remote_node(&server.url());
         in_state(first.as_ref(), NodeState::Quarantined).await;
         tokio::time::sleep(cluster.quarantine() / 3).await;
-        let second = cluster.lane(&server.url());
+        let second = cluster.remote_node(&server.url());
         let counts = in_state(second.as_ref(), NodeState::Quarantined).await;
         in_state(first.as_ref(), NodeState::Admitted).await;
         assert_eq!(ask(first.as_ref(), Lock::new("job").acquire(1, now(), 700)).await, Vote::Granted);
@@ -129,7 +129,7 @@ fn a_count_that_began_before_a_loss_admits_nobody_after_it() {
 async fn one_process_under_two_names_votes_once() {
     let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
     let first = cluster.admitted(&server.url()).await;
-    let second = cluster.lane(&server.url_as("", "localhost"));
+    let second = cluster.remote_node(&server.url_as("", "localhost"));
     let refused = in_state(second.as_ref(), NodeState::Refused).await;
     assert!(refused.detail.contains("admitted as another node"), "{refused:?}");
     assert!(refused.remedy == Some(Remedy::NameEachNodeOnce), "{refused:?}");
@@ -144,32 +144,32 @@ const FOR_A_WHILE: Duration = Duration::from_millis(700);
 async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_word_counts_once() {
     let (cluster, mut servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
     servers[2].kill();
-    let lanes = cluster.lanes_told_new(&servers);
-    let locks = cluster.redlock(lanes.clone());
-    for lane in &lanes[..2] {
-        in_state(lane.as_ref(), NodeState::Quarantined).await;
+    let remotes = cluster.nodes_told_new(&servers);
+    let locks = cluster.redlock(remotes.clone());
+    for remote in &remotes[..2] {
+        in_state(remote.as_ref(), NodeState::Quarantined).await;
     }
     assert!(timeout(FOR_A_WHILE, locks.bootstrap()).await.is_err(), "one node has not said anything");
-    for lane in &lanes[..2] {
-        assert_eq!(lane.status().borrow().state, NodeState::Quarantined);
+    for remote in &remotes[..2] {
+        assert_eq!(remote.status().borrow().state, NodeState::Quarantined);
     }
     let (word, ()) = tokio::join!(timeout(PATIENCE, locks.bootstrap()), async { servers[2].restart() });
     assert_eq!(word, Ok(Bootstrap::Confirmed));
-    for lane in &lanes {
-        in_state(lane.as_ref(), NodeState::Admitted).await;
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
     }
     let ttl = Ttl::from_millis(LONG_MS).unwrap();
     assert!(locks.acquire(&name("job"), ttl, AcquireOptions::default()).await.is_ok());
 
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
-    for lane in &lanes {
-        in_state(lane.as_ref(), NodeState::Quarantined).await;
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Quarantined).await;
     }
     assert!(!locks.has_quorum());
     let refused = locks.acquire(&name("job"), ttl, AcquireOptions::default()).await;
     assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
     tokio::time::sleep(FOR_A_WHILE).await;
-    assert!(lanes.iter().all(|lane| lane.status().borrow().state == NodeState::Quarantined));
+    assert!(remotes.iter().all(|remote| remote.status().borrow().state == NodeState::Quarantined));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -177,18 +177,18 @@ async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
     let (cluster, servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
     cluster.mark_by(&servers[1].url()).await;
     let before: Vec<_> = servers.iter().map(marker).collect();
-    let lanes = cluster.lanes_told_new(&servers);
-    let locks = cluster.redlock(lanes.clone());
+    let remotes = cluster.nodes_told_new(&servers);
+    let locks = cluster.redlock(remotes.clone());
     let word = timeout(PATIENCE, locks.bootstrap()).await;
-    assert_eq!(word, Ok(Bootstrap::Refuted(lanes[1].name().to_owned())));
-    in_state(lanes[1].as_ref(), NodeState::Admitted).await;
+    assert_eq!(word, Ok(Bootstrap::Refuted(remotes[1].name().to_owned())));
+    in_state(remotes[1].as_ref(), NodeState::Admitted).await;
     assert_eq!(marker(&servers[1]), before[1]);
     for at in [0, 2] {
-        in_state(lanes[at].as_ref(), NodeState::Quarantined).await;
+        in_state(remotes[at].as_ref(), NodeState::Quarantined).await;
     }
     tokio::time::sleep(FOR_A_WHILE).await;
     for at in [0, 2] {
-        assert_eq!(lanes[at].status().borrow().state, NodeState::Quarantined);
+        assert_eq!(remotes[at].status().borrow().state, NodeState::Quarantined);
     }
 }
 
@@ -197,14 +197,14 @@ async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
 async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_a_gateway_that_saw_the_loss() {
     let (cluster, servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
     cluster.mark(&servers).await;
-    let witness = cluster.lane(&servers[0].url());
+    let witness = cluster.remote_node(&servers[0].url());
     in_state(witness.as_ref(), NodeState::Admitted).await;
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     in_state(witness.as_ref(), NodeState::Quarantined).await;
-    let lanes = cluster.lanes_told_new(&servers);
-    let word = timeout(PATIENCE, cluster.redlock(lanes.clone()).bootstrap()).await;
-    assert_eq!(word, Ok(Bootstrap::Refuted(lanes[0].name().to_owned())));
-    for lane in &lanes {
-        in_state(lane.as_ref(), NodeState::Quarantined).await;
+    let remotes = cluster.nodes_told_new(&servers);
+    let word = timeout(PATIENCE, cluster.redlock(remotes.clone()).bootstrap()).await;
+    assert_eq!(word, Ok(Bootstrap::Refuted(remotes[0].name().to_owned())));
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Quarantined).await;
     }
 }

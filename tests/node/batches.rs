@@ -123,7 +123,7 @@ async fn beyond_8192_waiting_operations_more_are_refused_at_once() {
     let (server, node, _) = redis_node().await;
     server.stop();
     let lock = Lock::new("a");
-    // Nothing is awaited in between, so the lane takes nothing out of its queue.
+    // Nothing is awaited in between, so the worker takes nothing out of its queue.
     let pending: Vec<_> = (0..9_000).map(|_| submit(node.as_ref(), lock.inspect())).collect();
     let mut queued = Vec::new();
     for (index, one) in pending.into_iter().enumerate() {

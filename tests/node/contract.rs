@@ -379,7 +379,7 @@ async fn without_its_marker_a_node_refuses_to_acquire_extend_and_heal_and_still_
     let (subject, lock, other, t) = (kind.subject().await, Lock::new("a"), Lock::new("b"), now());
     subject.wipe();
     subject.set_foreign(&other.keys.lock, record(1, t).as_bytes(), Some(Duration::from_millis(LONG_MS)));
-    // Submitted together: a real node's lane starts over as soon as it learns of the loss.
+    // Submitted together: a real node's worker starts over as soon as it learns of the loss.
     let ops = [lock.acquire(1, t, LONG_MS), other.extend(1, t, LONG_MS), lock.heal(1, t, LONG_MS), other.release(1, t)];
     let answers = votes(ops.into_iter().map(|op| submit(subject.node.as_ref(), op)).collect()).await;
     let [acquire, extend, heal, release] = answers.try_into().unwrap();

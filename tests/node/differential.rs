@@ -19,7 +19,9 @@ use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Hint, Holding, Keys, Listener, Node, NodeSettings, NodeState, Op, Vote};
 
 use crate::support::harness::{PATIENCE, RedisServer, Subscription};
-use crate::support::nodes::{LONG_MS, Lock, PREFIX, ask, in_state, lane_with, now, record, redis_settings, telling};
+use crate::support::nodes::{
+    LONG_MS, Lock, PREFIX, ask, in_state, now, record, redis_settings, remote_node_with, telling,
+};
 
 const CASES: u32 = 400;
 const STEPS: usize = 30;
@@ -173,7 +175,7 @@ impl Pair {
     async fn start() -> Self {
         let server = RedisServer::start();
         let observer = Arc::new(redlock_core::node::NoObserver);
-        let redis = lane_with(&server.url(), redis_settings(settings()), observer);
+        let redis = remote_node_with(&server.url(), redis_settings(settings()), observer);
         in_state(redis.as_ref(), NodeState::Admitted).await;
         let memory = Arc::new(MemoryNode::new("memory", Arc::new(SystemClock), settings()));
         let (told, heard) = (Arc::new(Told::default()), RefCell::new(server.subscribe(&format!("{{{PREFIX}}}:hints"))));

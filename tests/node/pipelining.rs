@@ -12,12 +12,12 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::support::harness::{PATIENCE, RedisServer};
-use crate::support::nodes::{LONG_MS, Lock, ask, in_state, lane_with, now, redis_settings, submit};
+use crate::support::nodes::{LONG_MS, Lock, ask, in_state, now, redis_settings, remote_node_with, submit};
 
 /// Makes the node a far one, and no test slow.
 const DELAY: Duration = Duration::from_millis(3);
 
-/// Between a lane and its master: answers take a while, or are held back altogether.
+/// Between a worker and its master: answers take a while, or are held back altogether.
 struct SlowProxy {
     url: String,
     asked: watch::Receiver<Asked>,
@@ -39,14 +39,14 @@ impl SlowProxy {
         let (open, gate) = watch::channel(true);
         let port = server.port();
         tokio::spawn(async move {
-            while let Ok((lane, _)) = listener.accept().await {
+            while let Ok((remote, _)) = listener.accept().await {
                 let master = TcpStream::connect(("127.0.0.1", port)).await.expect("the master listens");
-                for stream in [&lane, &master] {
+                for stream in [&remote, &master] {
                     stream.set_nodelay(true).expect("a TCP socket");
                 }
-                let ((from_lane, to_lane), (from_master, to_master)) = (lane.into_split(), master.into_split());
-                tokio::spawn(pass_requests(from_lane, to_master, counter.clone()));
-                tokio::spawn(pass_answers(from_master, to_lane, gate.clone()));
+                let ((from_worker, to_worker), (from_master, to_master)) = (remote.into_split(), master.into_split());
+                tokio::spawn(pass_requests(from_worker, to_master, counter.clone()));
+                tokio::spawn(pass_answers(from_master, to_worker, gate.clone()));
             }
         });
         Self { url, asked, open }
@@ -85,12 +85,12 @@ async fn pass_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut gate:
     }
 }
 
-/// A lane that knows how far its master is.
-async fn lane_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
+/// A worker that knows how far its master is.
+async fn node_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
     let mut settings = redis_settings(NodeSettings::default());
     // So that answers that are held back end no session.
     settings.node_timeout = PATIENCE;
-    let node = lane_with(&proxy.url, settings, Arc::new(NoObserver));
+    let node = remote_node_with(&proxy.url, settings, Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
     assert_eq!(ask(node.as_ref(), Lock::new("first").acquire(1, now(), LONG_MS)).await, Vote::Granted);
     node
@@ -100,7 +100,7 @@ async fn lane_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
 async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() {
     let server = RedisServer::start();
     let mut proxy = SlowProxy::to(&server).await;
-    let node = lane_through(&proxy).await;
+    let node = node_through(&proxy).await;
 
     proxy.open.send_replace(false);
     let (before, lock, t) = (proxy.asked().calls, Lock::new("a"), now());
@@ -121,7 +121,7 @@ async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() 
 async fn locks_do_not_wait_for_a_look_at_the_node() {
     let server = RedisServer::start();
     let mut proxy = SlowProxy::to(&server).await;
-    let node = lane_through(&proxy).await;
+    let node = node_through(&proxy).await;
 
     proxy.open.send_replace(false);
     let Asked { calls, looks } = proxy.asked();

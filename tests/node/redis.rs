@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlock_core::node::admission::Generation;
+use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::redis::{NewMarker, RedisSettings, overwrite_marker};
 use redlock_core::node::{Effect, Keys, NoObserver, Node, NodeSettings, NodeState, Op, Reason, Remedy, Vote};
 use tokio::time::Instant;
@@ -11,21 +11,21 @@ use tokio::time::Instant;
 use crate::node::contract::{assert_held, fencing};
 use crate::support::harness::{DeadPort, RedisOptions, RedisServer, eventually};
 use crate::support::nodes::{
-    LONG_MS, Lock, Recorder, ask, assert_failed, failure, generation, in_state, lane, lane_with, name, now, record,
-    redis_settings, strict_lane, submit, ttl, votes,
+    LONG_MS, Lock, Recorder, ask, assert_failed, cluster_config, failure, in_state, name, now, record, redis_settings,
+    remote_node, remote_node_with, strict_node, submit, ttl, votes,
 };
 use crate::support::resp::Resp;
 
 pub(super) async fn redis_node() -> (RedisServer, Arc<dyn Node>, Arc<Recorder>) {
     let (server, calls) = (RedisServer::start(), Arc::new(Recorder::default()));
-    let node = lane_with(&server.url(), redis_settings(NodeSettings::default()), calls.clone());
+    let node = remote_node_with(&server.url(), redis_settings(NodeSettings::default()), calls.clone());
     in_state(node.as_ref(), NodeState::Admitted).await;
     (server, node, calls)
 }
 
 async fn recovers(node: &dyn Node) {
     let probe = Lock::new("probe");
-    eventually("the lane serves again", async || {
+    eventually("the remote serves again", async || {
         matches!(ask(node, probe.inspect()).await, Vote::Missing | Vote::Found(_)).then_some(())
     })
     .await;
@@ -62,7 +62,7 @@ async fn out_of_memory_acquires_fail_alone_and_releases_still_delete() {
 }
 
 #[tokio::test]
-async fn after_a_script_flush_the_lane_loads_its_script_again() {
+async fn after_a_script_flush_the_worker_loads_its_script_again() {
     let (server, node, _) = redis_node().await;
     let (lock, t) = (Lock::new("a"), now());
     server.cmd(&["SCRIPT", "FLUSH"]);
@@ -73,10 +73,10 @@ async fn after_a_script_flush_the_lane_loads_its_script_again() {
 }
 
 #[tokio::test]
-async fn after_flushall_the_lane_is_admitted_again() {
+async fn after_flushall_the_worker_is_admitted_again() {
     let (server, node, _) = redis_node().await;
     let (lock, t) = (Lock::new("a"), now());
-    // A lane that was just used sends no heartbeat, which could notice before the acquire does.
+    // A worker that was just used sends no heartbeat, which could notice before the acquire does.
     assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
     server.cmd(&["FLUSHALL"]);
     assert_failed(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Reason::Quarantined, Effect::None);
@@ -85,7 +85,7 @@ async fn after_flushall_the_lane_is_admitted_again() {
 }
 
 #[tokio::test]
-async fn a_lost_marker_is_noticed_by_an_idle_lane() {
+async fn a_lost_marker_is_noticed_by_an_idle_worker() {
     let (server, node, _) = redis_node().await;
     server.cmd(&["FLUSHALL"]);
     // Nothing is asked of the node: the heartbeat alone brings its marker back.
@@ -94,7 +94,7 @@ async fn a_lost_marker_is_noticed_by_an_idle_lane() {
 }
 
 #[tokio::test]
-async fn after_a_crash_and_restart_the_lane_recovers_and_counts_one_restart() {
+async fn after_a_crash_and_restart_the_worker_recovers_and_counts_one_restart() {
     let (mut server, node, _) = redis_node().await;
     let (lock, t) = (Lock::new("a"), now());
     assert_eq!(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
@@ -111,7 +111,7 @@ async fn after_a_crash_and_restart_the_lane_recovers_and_counts_one_restart() {
 async fn locks_and_fences_survive_a_crash_with_an_append_only_file() {
     let options = RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut server = RedisServer::start_with(options);
-    let node = lane(&server.url());
+    let node = remote_node(&server.url());
     in_state(node.as_ref(), NodeState::Admitted).await;
     let (held, released, t) = (Lock::new("a"), Lock::new("b"), now());
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
@@ -130,15 +130,15 @@ async fn locks_and_fences_survive_a_crash_with_an_append_only_file() {
 #[tokio::test]
 async fn twenty_lost_connections_leave_no_connection_behind() {
     let server = RedisServer::start();
-    // Four lanes, so that their back-off, which doubles, stays short.
-    let nodes: Vec<_> = (0..4).map(|_| lane(&server.url())).collect();
+    // Four workers, so that their back-off, which doubles, stays short.
+    let nodes: Vec<_> = (0..4).map(|_| remote_node(&server.url())).collect();
     for _ in 0..5 {
         for node in &nodes {
             in_state(node.as_ref(), NodeState::Admitted).await;
         }
         server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         for node in &nodes {
-            eventually("the lane notices", async || {
+            eventually("the remote notices", async || {
                 (node.status().borrow().state != NodeState::Admitted).then_some(())
             })
             .await;
@@ -149,13 +149,13 @@ async fn twenty_lost_connections_leave_no_connection_behind() {
     }
     let clients = || server.cmd(&["CLIENT", "LIST", "TYPE", "normal"]).text().lines().count();
     let last = std::cell::Cell::new(0);
-    eventually("one connection for each lane and one for this test", async || {
+    eventually("one connection for each remote and one for this test", async || {
         last.set(clients());
         (last.get() == nodes.len() + 1).then_some(())
     })
     .await;
     drop(nodes);
-    eventually("a lane that is dropped closes its connection", async || (clients() == 1).then_some(())).await;
+    eventually("a remote that is dropped closes its connection", async || (clients() == 1).then_some(())).await;
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
     server.cmd(&["ACL", "SETUSER", "narrow", "on", ">its:secret", "~*", "+@all", "-evalsha"]);
     let at = format!("127.0.0.1:{}", server.port());
     for login in [":p%40ss%2Fword", "default:p%40ss%2Fword", "gateway:its%3Asecret"] {
-        let node = lane(&format!("redis://{login}@{at}"));
+        let node = remote_node(&format!("redis://{login}@{at}"));
         in_state(node.as_ref(), NodeState::Admitted).await;
         assert_eq!(ask(node.as_ref(), Lock::new("free").inspect()).await, Vote::Missing);
     }
@@ -176,7 +176,7 @@ async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
         ("nobody:hunter2@", "WRONGPASS"),
         ("", "NOAUTH"),
     ] {
-        let node = lane(&format!("redis://{login}{at}"));
+        let node = remote_node(&format!("redis://{login}{at}"));
         let status = eventually("the refusal is shown", async || {
             let status = node.status().borrow().clone();
             status.detail.contains(word).then_some(status)
@@ -190,7 +190,7 @@ async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
             assert!(!text.contains("hunter2"), "{text}");
         }
     }
-    let node = lane(&format!("redis://narrow:its%3Asecret@{at}"));
+    let node = remote_node(&format!("redis://narrow:its%3Asecret@{at}"));
     eventually("a missing permission is named", async || {
         let _ = ask(node.as_ref(), Lock::new("free").inspect()).await;
         node.status().borrow().detail.contains("evalsha").then_some(())
@@ -203,7 +203,7 @@ async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
     let master = RedisServer::start();
     let replicaof = ["--replicaof", "127.0.0.1", &master.port().to_string()].map(String::from);
     let server = RedisServer::start_with(RedisOptions { args: replicaof.into(), ..RedisOptions::default() });
-    let node = lane(&server.url());
+    let node = remote_node(&server.url());
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     assert!(status.detail.contains("slave") && status.remedy == Some(Remedy::MakeMaster), "{status:?}");
     assert_failed(
@@ -221,10 +221,10 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is
     let server = RedisServer::start();
     // Two seconds in quarantine.
     let settings = RedisSettings {
-        generation: Generation::new("tests", Duration::from_millis(1_500)),
+        cluster_config: ClusterConfig::new("tests", Duration::from_millis(1_500)),
         ..redis_settings(NodeSettings::default().with_max_clock_offset(Duration::from_millis(500)))
     };
-    let node = strict_lane(&server.url(), settings, Arc::new(NoObserver));
+    let node = strict_node(&server.url(), settings, Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
     // Of a master that is not there: nothing is copied over, so the marker stays.
     let nobody = DeadPort::new();
@@ -247,7 +247,7 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is
 async fn a_node_that_may_evict_is_refused_with_the_cure_and_votes_once_it_may_not() {
     let server = RedisServer::start();
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    let node = lane(&server.url());
+    let node = remote_node(&server.url());
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     let cure = Some(Remedy::ForbidEvictions);
     assert!(status.detail.contains("allkeys-lru") && status.remedy == cure, "{status:?}");
@@ -271,16 +271,16 @@ async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_over
     let (server, node, _) = redis_node().await;
     let before = server.cmd(&["GET", "{lock:}:marker"]);
     let other = RedisSettings {
-        generation: Generation::new("tests", Duration::from_secs(77)),
+        cluster_config: ClusterConfig::new("tests", Duration::from_secs(77)),
         ..redis_settings(NodeSettings::default())
     };
-    let newcomer = lane_with(&server.url(), other.clone(), Arc::new(NoObserver));
+    let newcomer = remote_node_with(&server.url(), other.clone(), Arc::new(NoObserver));
     let status = in_state(newcomer.as_ref(), NodeState::Refused).await;
     assert!(status.detail.contains("300000 ms") && status.detail.contains("77000 ms"), "{}", status.detail);
     assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), before);
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
 
-    // The operator's step turns the tables: the new generation votes and the old one does not.
+    // The operator's step turns the tables: the new cluster_config votes and the old one does not.
     let url = redlock_core::node::redis::RedisUrl::parse(&server.url()).unwrap();
     overwrite_marker(&url, &other, NewMarker::Final).await.unwrap();
     assert_failed(
@@ -290,7 +290,7 @@ async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_over
     );
     in_state(newcomer.as_ref(), NodeState::Admitted).await;
     in_state(node.as_ref(), NodeState::Refused).await;
-    assert_ne!(generation(), other.generation);
+    assert_ne!(cluster_config(), other.cluster_config);
 }
 
 #[tokio::test]
@@ -316,7 +316,7 @@ async fn a_hung_node_loses_its_session_within_seconds_and_then_refuses_at_once()
 }
 
 #[tokio::test]
-async fn an_idle_lane_notices_a_hung_node_by_its_heartbeat() {
+async fn an_idle_worker_notices_a_hung_node_by_its_heartbeat() {
     let (server, node, _) = redis_node().await;
     server.stop();
     in_state(node.as_ref(), NodeState::Connecting).await;
@@ -330,10 +330,10 @@ async fn a_prefix_with_its_own_marker_does_not_disturb_another_on_the_same_serve
     let (server, node, _) = redis_node().await;
     let other = RedisSettings {
         key_prefix: String::new(),
-        generation: Generation::new("others", Duration::from_secs(5)),
+        cluster_config: ClusterConfig::new("others", Duration::from_secs(5)),
         ..redis_settings(NodeSettings::default())
     };
-    let plain = lane_with(&server.url(), other, Arc::new(NoObserver));
+    let plain = remote_node_with(&server.url(), other, Arc::new(NoObserver));
     in_state(plain.as_ref(), NodeState::Admitted).await;
     let keys = Keys::new("", &name("a"));
     let op = Op::Acquire { keys, record: record(1, now()), ttl: ttl(LONG_MS), tell: None };

@@ -116,7 +116,7 @@ async fn a_node_that_lost_its_data_grants_nothing(rules: Rules, kind: Kind) -> R
     let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the holder")?;
     subject.wipe();
-    // Nothing is awaited in between, so a real node's lane has not noticed the loss by itself.
+    // Nothing is awaited in between, so a real node's worker has not noticed the loss by itself.
     match subject.ask(lock.acquire(2, t + 1, LONG_MS)).await {
         Vote::Failed(failure) if failure.reason == Reason::Quarantined && failure.effect == Effect::None => {}
         vote => return Err(format!("after the loss another owner asks: {vote:?}")),

@@ -8,7 +8,7 @@ use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Holding, NoObserver, Node, NodeSettings, NodeState, Op, Record, Vote};
 
 use crate::support::harness::RedisServer;
-use crate::support::nodes::{Lock, ask, in_state, lane_with, redis_settings};
+use crate::support::nodes::{Lock, ask, in_state, redis_settings, remote_node_with};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
@@ -40,7 +40,7 @@ impl Kind {
             }
             Self::Redis => {
                 let server = RedisServer::start();
-                let node = lane_with(&server.url(), redis_settings(settings), Arc::new(NoObserver));
+                let node = remote_node_with(&server.url(), redis_settings(settings), Arc::new(NoObserver));
                 in_state(node.as_ref(), NodeState::Admitted).await;
                 Subject { node, backing: Backing::Redis(server) }
             }

@@ -181,7 +181,7 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     let launch = Launch::over(&servers).flag("--listen", &format!("127.0.0.1:{port}"));
     let gateway = launch.unheard(SocketAddr::from(([127, 0, 0, 1], port))).await;
     for n in 0..3 {
-        // Each outage makes the lanes log, and each server error the requests.
+        // Each outage makes the workers log, and each server error the requests.
         servers.iter().for_each(|server| drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])));
         gateway.all_nodes_admitted().await;
         let lease = gateway.acquire(&format!("job-{n}")).await;

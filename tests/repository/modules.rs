@@ -35,8 +35,8 @@ const CYCLES: &[(&str, &str, &str)] = &[
     ("redlock-gateway", "http::locks", "http::access"),
     ("redlock-model", "locks", "locks::state"),
     ("redlock-sim", "checker", "checker::waiting"),
-    ("redlock-sim", "lane", "lane::ears"),
-    ("redlock-sim", "lane", "lane::gate"),
+    ("redlock-sim", "remote", "remote::ears"),
+    ("redlock-sim", "remote", "remote::gate"),
     ("redlock-sim", "master", "network"),
     ("redlock-sim", "network", "plan"),
 ];

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlock_core::node::admission::{Generation, quarantine};
+use redlock_core::node::admission::{ClusterConfig, quarantine};
 use redlock_core::node::redis::{RedisSettings, TlsSettings};
 use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{NoObserver, Node, NodeSettings, NodeState, NodeStatus, Rules, Vote};
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::support::gateway::{Scratch, source_root};
 use crate::support::harness::{RedisOptions, RedisServer, eventually};
-use crate::support::nodes::{Lock, PREFIX, ask, in_state, lane_with, now, strict_lane};
+use crate::support::nodes::{Lock, PREFIX, ask, in_state, now, remote_node_with, strict_node};
 use crate::support::resp::Resp;
 
 /// What may pass between the end of a quarantine and a vote: a second until the gateway looks, and the rest for a machine
@@ -56,32 +56,32 @@ impl ClusterSettings {
         RedisSettings {
             node: NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules),
             key_prefix: PREFIX.into(),
-            generation: Generation::new(self.name, self.max_ttl),
-            identity: None,
+            cluster_config: ClusterConfig::new(self.name, self.max_ttl),
+            node_name: None,
             bootstrap: false,
             node_timeout: Duration::from_millis(50),
             tls: TlsSettings::default(),
         }
     }
 
-    /// A lane as a gateway has it.
-    pub(crate) fn lane(&self, url: &str) -> Arc<RemoteNode> {
-        strict_lane(url, self.settings(), Arc::new(NoObserver))
+    /// A worker as a gateway has it.
+    pub(crate) fn remote_node(&self, url: &str) -> Arc<RemoteNode> {
+        strict_node(url, self.settings(), Arc::new(NoObserver))
     }
 
-    /// Lanes as a gateway has them.
-    pub(crate) fn lanes(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
-        servers.iter().map(|server| self.lane(&server.url()) as Arc<dyn Node>).collect()
+    /// Workers as a gateway has them.
+    pub(crate) fn remote_nodes(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
+        servers.iter().map(|server| self.remote_node(&server.url()) as Arc<dyn Node>).collect()
     }
 
-    /// Lanes of a gateway that was told that the cluster is brand-new.
-    pub(crate) fn lanes_told_new(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
+    /// Workers of a gateway that was told that the cluster is brand-new.
+    pub(crate) fn nodes_told_new(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
         let settings = RedisSettings { bootstrap: true, ..self.settings() };
-        let lane = |server: &RedisServer| strict_lane(&server.url(), settings.clone(), Arc::new(NoObserver));
-        servers.iter().map(|server| lane(server) as Arc<dyn Node>).collect()
+        let remote = |server: &RedisServer| strict_node(&server.url(), settings.clone(), Arc::new(NoObserver));
+        servers.iter().map(|server| remote(server) as Arc<dyn Node>).collect()
     }
 
-    /// Lets blank servers be admitted without a quarantine: from now on every lane is admitted at once.
+    /// Lets blank servers be admitted without a quarantine: from now on every worker is admitted at once.
     pub(crate) async fn mark(&self, servers: &[RedisServer]) {
         for server in servers {
             self.mark_by(&server.url()).await;
@@ -89,16 +89,16 @@ impl ClusterSettings {
     }
 
     pub(crate) async fn mark_by(&self, url: &str) {
-        let lane = lane_with(url, self.settings(), Arc::new(NoObserver));
-        in_state(lane.as_ref(), NodeState::Admitted).await;
+        let remote = remote_node_with(url, self.settings(), Arc::new(NoObserver));
+        in_state(remote.as_ref(), NodeState::Admitted).await;
     }
 
-    /// A lane to a server that was marked, admitted.
+    /// A worker to a server that was marked, admitted.
     pub(crate) async fn admitted(&self, url: &str) -> Arc<RemoteNode> {
         self.mark_by(url).await;
-        let lane = self.lane(url);
-        in_state(lane.as_ref(), NodeState::Admitted).await;
-        lane
+        let remote = self.remote_node(url);
+        in_state(remote.as_ref(), NodeState::Admitted).await;
+        remote
     }
 
     /// The lock over these nodes. Rounds wait for a tenth of the TTL, as everywhere.
@@ -156,7 +156,7 @@ pub(crate) fn marker(server: &RedisServer) -> Option<String> {
 }
 
 /// Runs a scenario so many times, some at a time, and answers what became of each. Each runs on a thread of its own,
-/// because servers are started and stopped by calls that block, and its lanes on another.
+/// because servers are started and stopped by calls that block, and its workers on another.
 pub(crate) fn repeated<T: Send>(times: usize, at_once: usize, scenario: impl AsyncFn() -> T + Sync) -> Vec<T> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|threads| {

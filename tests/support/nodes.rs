@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redlock_core::clock::{Clock, SystemClock};
-use redlock_core::node::admission::Generation;
+use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsSettings};
 use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{
@@ -99,9 +99,9 @@ pub(crate) fn telling(mut op: Op, text: &'static str) -> Op {
     op
 }
 
-struct Slot(Mutex<Option<oneshot::Sender<Vote>>>);
+struct NodeIdentity(Mutex<Option<oneshot::Sender<Vote>>>);
 
-impl Voter for Slot {
+impl Voter for NodeIdentity {
     fn vote(&self, _: usize, vote: Vote) {
         let sender = self.0.lock().unwrap().take().expect("one vote for one operation");
         let _ = sender.send(vote);
@@ -128,7 +128,7 @@ pub(crate) fn submit(node: &dyn Node, op: Op) -> Pending {
 
 pub(crate) fn submit_until(node: &dyn Node, op: Op, not_after: Instant) -> Pending {
     let (sender, receiver) = oneshot::channel();
-    let reply = Reply::new(Arc::new(Slot(Mutex::new(Some(sender)))), 0);
+    let reply = Reply::new(Arc::new(NodeIdentity(Mutex::new(Some(sender)))), 0);
     node.submit(Arc::new(op), not_after, reply);
     Pending(receiver)
 }
@@ -165,40 +165,40 @@ pub(crate) async fn in_state(node: &dyn Node, state: NodeState) -> NodeStatus {
     let mut status = node.status();
     let seen = timeout(PATIENCE, status.wait_for(|status| status.state == state)).await;
     match seen {
-        Ok(seen) => seen.expect("the lane lives").clone(),
+        Ok(seen) => seen.expect("the remote lives").clone(),
         Err(_) => panic!("{} is not {state:?} but {:?}", node.name(), node.status().borrow()),
     }
 }
 
-pub(crate) fn generation() -> Generation {
-    Generation::new("tests", Duration::from_secs(300))
+pub(crate) fn cluster_config() -> ClusterConfig {
+    ClusterConfig::new("tests", Duration::from_secs(300))
 }
 
 pub(crate) fn redis_settings(node: NodeSettings) -> RedisSettings {
     RedisSettings {
         node,
         key_prefix: PREFIX.into(),
-        generation: generation(),
-        identity: None,
+        cluster_config: cluster_config(),
+        node_name: None,
         bootstrap: false,
         node_timeout: Duration::from_millis(50),
         tls: TlsSettings::default(),
     }
 }
 
-pub(crate) fn lane(url: &str) -> Arc<RemoteNode> {
-    lane_with(url, redis_settings(NodeSettings::default()), Arc::new(NoObserver))
+pub(crate) fn remote_node(url: &str) -> Arc<RemoteNode> {
+    remote_node_with(url, redis_settings(NodeSettings::default()), Arc::new(NoObserver))
 }
 
-/// A lane for tests that are not about quarantine: none lasts any time.
-pub(crate) fn lane_with(url: &str, mut settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
+/// A worker for tests that are not about quarantine: none lasts any time.
+pub(crate) fn remote_node_with(url: &str, mut settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
     settings.node =
         settings.node.with_rules(redlock_core::node::Rules { quarantine_is_waited: false, ..settings.node.rules() });
-    strict_lane(url, settings, observer)
+    strict_node(url, settings, observer)
 }
 
-/// A lane as a gateway has it.
-pub(crate) fn strict_lane(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
+/// A worker as a gateway has it.
+pub(crate) fn strict_node(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
     let url = RedisUrl::parse(url).expect("a valid url");
     Arc::new(RedisNode::start(url, settings, Seams { observer, ..Seams::default() }))
 }
@@ -268,7 +268,7 @@ impl<F: Fn(&Arc<dyn Node>, Task) + Send + Sync + 'static> Node for Intercepted<F
     }
 }
 
-/// Real servers and one lane to each.
+/// Real servers and one worker to each.
 pub(crate) struct Cluster {
     pub(crate) servers: Vec<RedisServer>,
     pub(crate) nodes: Vec<Arc<dyn Node>>,
@@ -282,14 +282,14 @@ impl Cluster {
 
     pub(crate) async fn start_with(size: usize, settings: NodeSettings) -> Self {
         let servers = masters(size);
-        let nodes = Self::lanes(&servers, settings).await;
+        let nodes = Self::remote_nodes(&servers, settings).await;
         Self { servers, nodes }
     }
 
-    /// Lanes of its own to each server, as another gateway has them.
-    pub(crate) async fn lanes(servers: &[RedisServer], settings: NodeSettings) -> Vec<Arc<dyn Node>> {
+    /// Workers of its own to each server, as another gateway has them.
+    pub(crate) async fn remote_nodes(servers: &[RedisServer], settings: NodeSettings) -> Vec<Arc<dyn Node>> {
         let start = |server: &RedisServer| {
-            lane_with(&server.url(), redis_settings(settings.clone()), Arc::new(NoObserver)) as Arc<dyn Node>
+            remote_node_with(&server.url(), redis_settings(settings.clone()), Arc::new(NoObserver)) as Arc<dyn Node>
         };
         let nodes: Vec<_> = servers.iter().map(start).collect();
         for node in &nodes {

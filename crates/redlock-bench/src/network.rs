@@ -83,8 +83,8 @@ impl Network {
         let mut network = Self { near, far, stop, threads: Vec::new() };
         let (requests, due_requests) = mpsc::channel();
         let (answers, due_answers) = mpsc::channel();
-        let lanes = [(requests, delays.requests), (answers, delays.answers)];
-        let reader = Reader { device: device.clone(), near, far, servers: servers.to_vec(), lanes };
+        let remotes = [(requests, delays.requests), (answers, delays.answers)];
+        let reader = Reader { device: device.clone(), near, far, servers: servers.to_vec(), remotes };
         let stop = network.stop.clone();
         network.spawn(move || report("read from", reader.run(&stop)))?;
         for due in [due_requests, due_answers] {
@@ -174,7 +174,7 @@ struct Reader {
     near: Ipv4Addr,
     far: Ipv4Addr,
     servers: Vec<u16>,
-    lanes: [(Sender<Held>, Duration); 2],
+    remotes: [(Sender<Held>, Duration); 2],
 }
 
 impl Reader {
@@ -189,8 +189,8 @@ impl Reader {
             let now = Instant::now();
             let packet = &mut buffer[..length];
             let Some(sender) = exchange(packet, self.near, self.far) else { continue };
-            let (lane, delay) = &self.lanes[usize::from(self.servers.contains(&sender))];
-            if lane.send((now + *delay, packet.to_vec())).is_err() {
+            let (remote, delay) = &self.remotes[usize::from(self.servers.contains(&sender))];
+            if remote.send((now + *delay, packet.to_vec())).is_err() {
                 return Err(io::Error::other("its writer has ended"));
             }
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redlock_core::clock::{OsEntropy, SystemClock};
-use redlock_core::node::admission::{Generation, quarantine};
+use redlock_core::node::admission::{ClusterConfig, quarantine};
 use redlock_core::node::redis::{NewMarker, Probe, RedisSettings, RedisUrl, Verdict, overwrite_marker};
 use redlock_core::quorum::Quorum;
 
@@ -53,7 +53,7 @@ fn print_probe(url: &RedisUrl, found: &Probe, settings: &RedisSettings, skew: Du
     let facts = &found.facts;
     let marker = match &found.marker {
         None => "marker absent".to_owned(),
-        Some(marker) if marker.starts_with(settings.generation.config()) => "marker ours".to_owned(),
+        Some(marker) if marker.starts_with(settings.cluster_config.marker_prefix()) => "marker ours".to_owned(),
         Some(_) => "marker FOREIGN".to_owned(),
     };
     let offset = found.clock_offset_micros as f64 / 1000.0;
@@ -116,7 +116,7 @@ pub async fn reconfigure(config: &Config, old: &Old, really: bool) -> Result<(),
         println!("nothing was changed; with --yes: these nodes give no votes for {wait}, then the new markers count");
         return Ok(());
     }
-    let left = change.left.as_deref().unwrap_or(settings.generation.node_set());
+    let left = change.left.as_deref().unwrap_or(settings.cluster_config.node_set());
     let under_way = NewMarker::UnderWay { longest_ttl: change.longest, left };
     for url in urls.iter().chain(&leaving) {
         overwrite_marker(url, settings, under_way).await.map_err(|why| format!("{url}: {why}; run it again"))?;
@@ -173,9 +173,9 @@ struct Change {
 impl Change {
     fn note(&mut self, url: &RedisUrl, found: &Probe, settings: &RedisSettings) -> Result<(), String> {
         let stands = found.marker.as_deref().unwrap_or_default();
-        println!("{url}: marker is {stands:?}, will be {:?}", settings.generation.config());
-        self.longest = self.longest.max(Generation::max_ttl_of(stands).unwrap_or_default());
-        let other = Generation::node_set_of(stands).filter(|set| *set != settings.generation.node_set());
+        println!("{url}: marker is {stands:?}, will be {:?}", settings.cluster_config.marker_prefix());
+        self.longest = self.longest.max(ClusterConfig::max_ttl_of(stands).unwrap_or_default());
+        let other = ClusterConfig::node_set_of(stands).filter(|set| *set != settings.cluster_config.node_set());
         match (other, &self.left) {
             (Some(other), Some(left)) if other != left => Err(format!(
                 "{url}: its marker is of node set {other}, another node's of {left}; a set can be left for one other only"
@@ -202,9 +202,9 @@ async fn leaving_nodes(
     let old = old.urls()?;
     let old_set = match old_cluster {
         Some(name) => named_cluster(name, old.len()),
-        None => Generation::cluster_of_nodes(old.iter().map(RedisUrl::name)),
+        None => ClusterConfig::cluster_of_nodes(old.iter().map(RedisUrl::name)),
     };
-    if Generation::new(&old_set, change.longest).node_set() != left {
+    if ClusterConfig::new(&old_set, change.longest).node_set() != left {
         let given = if old.is_empty() { "none".to_owned() } else { old_set };
         return Err(format!(
             "--old-node: the markers are of node set {left}, and the nodes given ({given}) are not that set; name every \
@@ -220,7 +220,7 @@ async fn leaving_nodes(
             Ok(found) => {
                 let stands = found.marker.as_deref().unwrap_or_default();
                 println!("{url}: marker is {stands:?}, leaves");
-                change.longest = change.longest.max(Generation::max_ttl_of(stands).unwrap_or_default());
+                change.longest = change.longest.max(ClusterConfig::max_ttl_of(stands).unwrap_or_default());
                 leaving.push(url.clone());
             }
             Err(why) => println!("{url}: {why}; leaves without having answered"),

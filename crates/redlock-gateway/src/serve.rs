@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
-use redlock_core::node::admission::Generation;
+use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
 use redlock_core::node::{Node, NodeSettings};
@@ -240,7 +240,7 @@ pub(crate) fn cluster_name(config: &Config, names: &[String]) -> String {
     match &config.settings.cluster {
         // Where a name stands for the list, a list of another length must not vote beside it.
         Some(name) => named_cluster(name, names.len()),
-        None => Generation::cluster_of_nodes(names.iter().map(String::as_str)),
+        None => ClusterConfig::cluster_of_nodes(names.iter().map(String::as_str)),
     }
 }
 
@@ -253,10 +253,10 @@ pub(crate) fn redis_settings(config: &Config, cluster: &str, place: usize) -> Re
     RedisSettings {
         // Where addresses differ from gateway to gateway, the place in the list is what they agree on.
         bootstrap: config.settings.bootstrap,
-        identity: config.settings.cluster.as_ref().map(|_| place.to_string()),
+        node_name: config.settings.cluster.as_ref().map(|_| place.to_string()),
         node: NodeSettings::default().with_max_clock_offset(config.settings.clock_skew),
         key_prefix: config.settings.key_prefix.clone(),
-        generation: Generation::new(cluster, config.settings.limits.max_ttl.duration()),
+        cluster_config: ClusterConfig::new(cluster, config.settings.limits.max_ttl.duration()),
         node_timeout: config.settings.node_timeout,
         tls: config.node_tls.clone(),
     }

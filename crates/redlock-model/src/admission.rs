@@ -41,7 +41,7 @@ mod story;
 
 use std::time::Duration;
 
-use redlock_core::node::admission::{Admission as Decisions, Generation, Slot};
+use redlock_core::node::admission::{Admission as Decisions, ClusterConfig, NodeIdentity};
 use redlock_core::quorum::Quorum;
 use stateright::{Model, Property};
 
@@ -108,7 +108,7 @@ pub struct Admission {
     bounds: Bounds,
     quorum: Quorum,
     /// A node's place in the old configuration and in the new one. All have the same, or they could not change places.
-    slots: [Slot; 2],
+    identities: [NodeIdentity; 2],
     firsts: [First; 6],
 }
 
@@ -116,19 +116,19 @@ impl Admission {
     /// With these bounds.
     pub fn new(rules: Rules, bounds: Bounds) -> Self {
         let quorum = Quorum::new(bounds.nodes).expect("so many nodes are allowed");
-        let slot = |max_ttl| Generation::new("cluster", Duration::from_secs(max_ttl)).slot("node");
-        let slots = [slot(300), slot(if rules.marker_names_configuration { 200 } else { 300 })];
-        Self { rules, bounds, quorum, slots, firsts: Default::default() }
+        let identity = |max_ttl| ClusterConfig::new("cluster", Duration::from_secs(max_ttl)).identity("node");
+        let identities = [identity(300), identity(if rules.marker_names_configuration { 200 } else { 300 })];
+        Self { rules, bounds, quorum, identities, firsts: Default::default() }
     }
 
-    fn slot(&self, is_new: bool) -> &Slot {
-        &self.slots[usize::from(is_new)]
+    fn identity(&self, is_new: bool) -> &NodeIdentity {
+        &self.identities[usize::from(is_new)]
     }
 
     /// As a gateway begins.
     fn sight(&self, gateway: Gateway) -> Sight {
-        let admission = Decisions::new(self.slot(gateway.is_new).clone(), QUARANTINE);
-        let admission = admission.expecting_new(gateway.bootstrap);
+        let admission = Decisions::new(self.identity(gateway.is_new).clone(), QUARANTINE);
+        let admission = admission.expecting_bootstrap(gateway.bootstrap);
         Sight { admission, session: None, put: None, waits: None, told_new: None }
     }
 
@@ -170,7 +170,7 @@ impl Model for Admission {
                     sights: std::array::from_fn(|at| self.sight(gateways[at])),
                 };
                 if !self.bounds.bootstrap {
-                    site.put(self.slot(false).admitting(&site.facts(&self.rules), 0));
+                    site.put(self.identity(false).admitting(&site.facts(&self.rules), 0));
                 }
                 site
             };

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use redlock_core::node::admission::{Admission, Generation, quarantine};
+use redlock_core::node::admission::{Admission, ClusterConfig, quarantine};
 use redlock_core::node::worker::{DriverSettings, RemoteNode};
 use redlock_core::node::{
     HandOver, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reply, Rules, Task, Vote,
@@ -35,11 +35,11 @@ pub struct Gateway {
     masters: Arc<[Arc<Master>]>,
     network: Arc<Network>,
     recorder: Arc<Recorder>,
-    slot: Mutex<Slot>,
+    state: Mutex<State>,
 }
 
 #[derive(Default)]
-struct Slot {
+struct State {
     process: Option<Process>,
     started: u16,
 }
@@ -62,29 +62,30 @@ impl Gateway {
         network: Arc<Network>,
         recorder: Arc<Recorder>,
     ) -> Self {
-        Self { index, clock, plan, masters, network, recorder, slot: Mutex::default() }
+        Self { index, clock, plan, masters, network, recorder, state: Mutex::default() }
     }
 
     /// Starts a process, unless one runs.
     pub fn start(&self) {
-        let mut slot = self.slot();
-        if slot.process.is_some() {
+        let mut state = self.state();
+        if state.process.is_some() {
             return;
         }
-        slot.started += 1;
-        let stream = Stream::Gateway { index: self.index, process: slot.started };
+        state.started += 1;
+        let stream = Stream::Gateway { index: self.index, process: state.started };
         let entropy = Arc::new(SimEntropy::new(Chance::new(self.plan.seed, stream)));
         let dead = Arc::new(AtomicBool::new(false));
         // Every gateway's first process has the operator's word that the cluster is brand-new.
-        let first = slot.started == 1;
+        let first = state.started == 1;
         let names: Vec<String> = self.masters.iter().map(|master| format!("n{}", master.index)).collect();
-        let cluster = Generation::cluster_of_nodes(names.iter().map(String::as_str));
-        let generation = Generation::new(&cluster, self.plan.max_ttl);
+        let cluster = ClusterConfig::cluster_of_nodes(names.iter().map(String::as_str));
+        let cluster_config = ClusterConfig::new(&cluster, self.plan.max_ttl);
         let observer = Watch { gateway: self.index, dead: dead.clone(), recorder: self.recorder.clone() };
         let seams = Seams { clock: self.clock.clone(), entropy, observer: Arc::new(observer) };
         let node = |master: &Arc<Master>| {
             let name = format!("n{}", master.index);
-            let admission = Admission::new(generation.slot(&name), self.plan.quarantine()).expecting_new(first);
+            let admission =
+                Admission::new(cluster_config.identity(&name), self.plan.quarantine()).expecting_bootstrap(first);
             let link = SimLink::new(self.index, master.clone(), self.network.clone(), self.recorder.clone());
             let remote = self.plan.worker(&name, link.clone(), admission, seams.clone());
             Arc::new(SimNode { remote, link, dead: dead.clone() })
@@ -93,12 +94,12 @@ impl Gateway {
         let all = nodes.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
         let redlock =
             Redlock::mutated(all, self.plan.settings(), seams, self.plan.rules).expect("the plan's settings are valid");
-        slot.process = Some(Process { redlock, nodes, requests: Vec::new(), dead, since: Instant::now() });
+        state.process = Some(Process { redlock, nodes, requests: Vec::new(), dead, since: Instant::now() });
     }
 
     /// Kills the process; false when there is none.
     pub fn kill(&self) -> bool {
-        let Some(process) = self.slot().process.take() else { return false };
+        let Some(process) = self.state().process.take() else { return false };
         // First of all: what the requests leave behind when they are dropped must not reach anybody.
         process.dead.store(true, Ordering::Relaxed);
         process.nodes.iter().for_each(|node| node.remote.abort());
@@ -112,8 +113,8 @@ impl Gateway {
         T: Send + 'static,
         F: Future<Output = T> + Send + 'static,
     {
-        let mut slot = self.slot();
-        let process = slot.process.as_mut()?;
+        let mut state = self.state();
+        let process = state.process.as_mut()?;
         let task = tokio::spawn(work(process.redlock.clone()));
         process.requests.retain(|request| !request.is_finished());
         process.requests.push(task.abort_handle());
@@ -122,17 +123,17 @@ impl Gateway {
 
     /// The core of the running process.
     pub fn redlock(&self) -> Option<Redlock> {
-        Some(self.slot().process.as_ref()?.redlock.clone())
+        Some(self.state().process.as_ref()?.redlock.clone())
     }
 
     /// Which process of the gateway runs, or ran last.
     pub fn process(&self) -> u16 {
-        self.slot().started
+        self.state().started
     }
 
     /// Breaks the connection to a master, and if wanted the one for hints.
     pub fn cut(&self, master: usize, hints: bool) {
-        if let Some(process) = &self.slot().process {
+        if let Some(process) = &self.state().process {
             process.nodes[master].link.cut("connection reset", hints);
         }
     }
@@ -145,16 +146,16 @@ impl Gateway {
 
     /// Whether the gateway lets a master vote; `None` when it is down.
     pub fn admits(&self, master: usize) -> Option<bool> {
-        let slot = self.slot();
-        let status = slot.process.as_ref()?.nodes[master].status();
+        let state = self.state();
+        let status = state.process.as_ref()?.nodes[master].status();
         let admitted = status.borrow().state == NodeState::Admitted;
         Some(admitted)
     }
 
     /// The masters that it lets vote now.
     pub fn reaches(&self, start: Instant) -> Vec<Reach> {
-        let slot = self.slot();
-        let Some(process) = &slot.process else { return Vec::new() };
+        let state = self.state();
+        let Some(process) = &state.process else { return Vec::new() };
         let reach = |(node, master): (&Arc<SimNode>, &Arc<Master>)| {
             let (started, admitted) = (process.since - start, node.link.admitted_since()? - start);
             Some(Reach { gateway: self.index, master: master.index, started, admitted })
@@ -162,8 +163,8 @@ impl Gateway {
         process.nodes.iter().zip(self.masters.iter()).filter_map(reach).collect()
     }
 
-    fn slot(&self) -> MutexGuard<'_, Slot> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -45,7 +45,7 @@ impl Floor {
             let node = Arc::new(Node::default());
             nodes.push(node.clone());
             tokio::spawn(async move {
-                let error = Lane::new(&node, stream).run().await;
+                let error = Worker::new(&node, stream).run().await;
                 eprintln!("{master}: {error}");
                 std::process::exit(1);
             });
@@ -124,7 +124,7 @@ struct Node(Mutex<Pending>);
 struct Pending {
     bytes: Vec<u8>,
     rounds: Vec<Arc<Round>>,
-    /// Of the lane that has taken everything and waits for more.
+    /// Of the worker that has taken everything and waits for more.
     waker: Option<Waker>,
 }
 
@@ -142,7 +142,7 @@ impl Node {
 }
 
 /// The connection to one master.
-struct Lane<'a> {
+struct Worker<'a> {
     node: &'a Node,
     stream: TcpStream,
     sending: Vec<u8>,
@@ -153,7 +153,7 @@ struct Lane<'a> {
     filled: usize,
 }
 
-impl<'a> Lane<'a> {
+impl<'a> Worker<'a> {
     fn new(node: &'a Node, stream: TcpStream) -> Self {
         let received = vec![0; BUFFER].into();
         Self { node, stream, sending: Vec::new(), sent: 0, asked: VecDeque::new(), received, filled: 0 }

@@ -17,7 +17,7 @@
 //! A quarantine is written on the node: a marker with a nonce, that admits nobody. At its end exactly this marker is
 //! replaced by the admitting one, in one step that also checks the run_id. So whatever else happened to the node in the
 //! meantime (a second loss of data, an admission by another gateway and a loss after it) leaves another marker or none,
-//! and the count starts anew. A gateway counts only what it has itself seen standing; one that was restarted counts from
+//! and the count starts anew. A gateway counts only what it has itself seen parsed; one that was restarted counts from
 //! the beginning.
 //!
 //! A marker of another configuration is never overwritten: the node is refused, and an operator decides.
@@ -34,8 +34,8 @@ mod marker;
 use std::time::Duration;
 
 pub use self::facts::{Durability, Facts, SETTINGS};
-pub use self::marker::{Generation, Slot, marker_key};
-use self::marker::{Standing, State, short};
+pub use self::marker::{ClusterConfig, NodeIdentity, marker_key};
+use self::marker::{ParsedMarker, State, short};
 use crate::clock::Entropy;
 use crate::node::status::{Diagnosis, Remedy};
 
@@ -132,9 +132,9 @@ pub enum Step {
 /// The admission of one node by one gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Admission {
-    slot: Slot,
+    identity: NodeIdentity,
     quarantine: Duration,
-    expects_new: bool,
+    expects_bootstrap: bool,
     /// The quarantine that stands, and when this gateway first saw it.
     seen: Option<(String, Duration)>,
     /// The marker that admitted the node when it was last looked at.
@@ -143,14 +143,14 @@ pub struct Admission {
 
 impl Admission {
     /// `quarantine` is how long a doubtful node waits: [`quarantine`].
-    pub fn new(slot: Slot, quarantine: Duration) -> Self {
-        Self { slot, quarantine, expects_new: false, seen: None, admitted_by: None }
+    pub fn new(identity: NodeIdentity, quarantine: Duration) -> Self {
+        Self { identity, quarantine, expects_bootstrap: false, seen: None, admitted_by: None }
     }
 
     /// With an operator's word that the cluster is brand-new. It counts until the node is admitted for the first time: what
     /// is blank after that has lost its data.
-    pub fn expecting_new(self, expects_new: bool) -> Self {
-        Self { expects_new, ..self }
+    pub fn expecting_bootstrap(self, expects_bootstrap: bool) -> Self {
+        Self { expects_bootstrap, ..self }
     }
 
     /// The step that follows from what a node said and which marker stood there. `now` is this gateway's monotonic clock,
@@ -172,21 +172,21 @@ impl Admission {
             self.seen = None;
         }
         let put = |to: String| Step::Put { from: marker.map(str::to_owned), to };
-        let admit = || put(self.slot.admitting(facts, nonce(entropy)));
-        let doubtful = |doubt| put(self.slot.quarantining(facts, doubt, nonce(entropy)));
+        let admit = || put(self.identity.admitting(facts, nonce(entropy)));
+        let doubtful = |doubt| put(self.identity.quarantining(facts, doubt, nonce(entropy)));
         let Some(stands) = marker else {
-            return doubtful(if self.expects_new { Doubt::New } else { Doubt::Blank });
+            return doubtful(if self.expects_bootstrap { Doubt::New } else { Doubt::Blank });
         };
-        let Some(rest) = stands.strip_prefix(self.slot.generation().config()) else {
-            return Step::Refuse(self.slot.generation().conflict(stands));
+        let Some(rest) = stands.strip_prefix(self.identity.cluster_config().marker_prefix()) else {
+            return Step::Refuse(self.identity.cluster_config().conflict(stands));
         };
-        let Some(standing) = Standing::parse(rest) else { return doubtful(Doubt::Unreadable) };
-        let same_node = self.slot.is(standing.node);
-        if standing.run_id != facts.run_id {
+        let Some(parsed) = ParsedMarker::parse(rest) else { return doubtful(Doubt::Unreadable) };
+        let same_node = self.identity.is(parsed.node);
+        if parsed.run_id != facts.run_id {
             let synced = facts.durability == Durability::Durable && !facts.rewritten;
             // With the file switched off, a change of the marker did not reach the disk.
             let is_newest = self.admitted_by.as_deref().is_none_or(|newest| newest == stands);
-            return match standing.state {
+            return match parsed.state {
                 _ if !same_node || facts.was_replica => doubtful(Doubt::Copied),
                 _ if facts.evicted_keys > 0 => doubtful(Doubt::Evicted),
                 State::Admitted { durable: true, .. } if synced && is_newest => admit(),
@@ -199,7 +199,7 @@ impl Admission {
                 Remedy::NameEachNodeOnce,
             ));
         }
-        match standing.state {
+        match parsed.state {
             State::Admitted { evicted_keys, .. } if evicted_keys < facts.evicted_keys => doubtful(Doubt::Evicted),
             // CONFIG RESETSTAT.
             State::Admitted { evicted_keys, .. } if evicted_keys > facts.evicted_keys => admit(),
@@ -213,13 +213,13 @@ impl Admission {
                 (Durability::Volatile(_), true) | (Durability::Durable, false) => admit(),
                 (Durability::Durable | Durability::Settling | Durability::Unknown(_), _)
                 | (Durability::Volatile(_), false) => {
-                    self.expects_new = false;
+                    self.expects_bootstrap = false;
                     self.admitted_by = Some(stands.to_owned());
                     Step::Admit { marker: stands.to_owned() }
                 }
             },
             // Another gateway was told that the node is new. This one was not, or has admitted it before.
-            State::Quarantined(Doubt::New) if !self.expects_new => doubtful(Doubt::Blank),
+            State::Quarantined(Doubt::New) if !self.expects_bootstrap => doubtful(Doubt::Blank),
             State::Quarantined(doubt) => {
                 let since = self.seen.get_or_insert_with(|| (stands.to_owned(), now)).1;
                 let until = since + self.quarantine;
@@ -266,8 +266,8 @@ mod tests {
         Facts::new(INFO, Ok(&settings("yes", "always", "no")))
     }
 
-    fn generation() -> Generation {
-        Generation::new("a:1,b:2,c:3", MAX_TTL)
+    fn cluster_config() -> ClusterConfig {
+        ClusterConfig::new("a:1,b:2,c:3", MAX_TTL)
     }
 
     /// One gateway's admission of node a, and a marker that obeys it.
@@ -278,7 +278,10 @@ mod tests {
 
     impl Bench {
         fn new(marker: Option<String>) -> Self {
-            Self { admission: Admission::new(generation().slot("a:1"), quarantine(MAX_TTL, WAIT - MAX_TTL)), marker }
+            Self {
+                admission: Admission::new(cluster_config().identity("a:1"), quarantine(MAX_TTL, WAIT - MAX_TTL)),
+                marker,
+            }
         }
 
         fn look(&mut self, facts: &Facts, at: u64) -> Step {
@@ -320,7 +323,7 @@ mod tests {
     }
 
     fn admitted(facts: &Facts) -> Bench {
-        Bench::new(Some(generation().slot("a:1").admitting(facts, 0)))
+        Bench::new(Some(cluster_config().identity("a:1").admitting(facts, 0)))
     }
 
     #[test]
@@ -379,7 +382,7 @@ mod tests {
             node.admission.look(&volatile(), node.marker.as_deref(), Duration::ZERO, true, &OsEntropy)
         };
         let mut new = Bench::new(None);
-        new.admission = new.admission.expecting_new(true);
+        new.admission = new.admission.expecting_bootstrap(true);
         new.assert_waits(&volatile(), 0, 302, Doubt::New);
         let step = told(&mut new);
         assert!(
@@ -392,15 +395,15 @@ mod tests {
 
         // A gateway without that word puts it right.
         let mut witness = Bench::new(None);
-        witness.admission = witness.admission.expecting_new(true);
+        witness.admission = witness.admission.expecting_bootstrap(true);
         witness.assert_waits(&volatile(), 0, 302, Doubt::New);
-        witness.admission = witness.admission.expecting_new(false);
+        witness.admission = witness.admission.expecting_bootstrap(false);
         witness.assert_waits(&volatile(), 1, 303, Doubt::Blank);
 
         // Seen blank by a gateway without that word first.
         let mut seen = Bench::new(None);
         seen.assert_waits(&volatile(), 0, 302, Doubt::Blank);
-        seen.admission = seen.admission.expecting_new(true);
+        seen.admission = seen.admission.expecting_bootstrap(true);
         assert!(matches!(told(&mut seen), Step::Wait { .. }));
 
         let mut restarted = admitted(&volatile());
@@ -432,7 +435,7 @@ mod tests {
 
     #[test]
     fn a_marker_that_came_from_another_node_waits_however_durable_both_are() {
-        let copied = generation().slot("b:2").admitting(&durable(), 0);
+        let copied = cluster_config().identity("b:2").admitting(&durable(), 0);
         let other = Facts { run_id: NEXT_RUN.into(), ..durable() };
         Bench::new(Some(copied)).assert_waits(&other, 0, 302, Doubt::Copied);
     }
@@ -449,7 +452,7 @@ mod tests {
 
     #[test]
     fn one_process_under_two_names_is_refused_under_the_second() {
-        let step = Bench::new(Some(generation().slot("b:2").admitting(&durable(), 0))).look(&durable(), 0);
+        let step = Bench::new(Some(cluster_config().identity("b:2").admitting(&durable(), 0))).look(&durable(), 0);
         assert!(matches!(&step, Step::Refuse(diagnosis) if diagnosis.reason.contains("another node")), "{step:?}");
     }
 
@@ -538,11 +541,11 @@ mod tests {
             "x:y:volatile.0.a.0:z",
             "x:y:blank.0.a",
         ] {
-            let marker = format!("{}{rest}", generation().config());
+            let marker = format!("{}{rest}", cluster_config().marker_prefix());
             Bench::new(Some(marker)).assert_waits(&volatile(), 0, 302, Doubt::Unreadable);
         }
-        let other = Generation::new("a:1", MAX_TTL).slot("a:1").admitting(&volatile(), 0);
-        for foreign in [&other, "", "hello", &Generation::marker_under_way("x", MAX_TTL)] {
+        let other = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&volatile(), 0);
+        for foreign in [&other, "", "hello", &ClusterConfig::marker_under_way("x", MAX_TTL)] {
             assert!(matches!(Bench::new(Some(foreign.to_owned())).look(&volatile(), 0), Step::Refuse(_)), "{foreign}");
         }
     }
@@ -556,16 +559,16 @@ mod tests {
 
     #[test]
     fn generations_differ_in_node_set_and_max_ttl_and_not_in_node_order() {
-        let nodes = Generation::cluster_of_nodes(["b:2", "a:1"]);
-        assert_eq!(nodes, Generation::cluster_of_nodes(["a:1", "b:2"]));
-        let base = Generation::new(&nodes, MAX_TTL);
-        let other_ttl = Generation::new(&nodes, MAX_TTL * 2);
+        let nodes = ClusterConfig::cluster_of_nodes(["b:2", "a:1"]);
+        assert_eq!(nodes, ClusterConfig::cluster_of_nodes(["a:1", "b:2"]));
+        let base = ClusterConfig::new(&nodes, MAX_TTL);
+        let other_ttl = ClusterConfig::new(&nodes, MAX_TTL * 2);
         assert_ne!(base, other_ttl);
-        assert_ne!(base, Generation::new("a:1", MAX_TTL));
-        let conflict = base.conflict(&other_ttl.slot("a:1").admitting(&volatile(), 0)).to_string();
-        let under_way = Generation::marker_under_way(base.node_set(), MAX_TTL * 3);
-        assert_eq!(Generation::node_set_of(&under_way), Some(base.node_set()));
-        assert_eq!(Generation::max_ttl_of(&under_way), Some(MAX_TTL * 3));
+        assert_ne!(base, ClusterConfig::new("a:1", MAX_TTL));
+        let conflict = base.conflict(&other_ttl.identity("a:1").admitting(&volatile(), 0)).to_string();
+        let under_way = ClusterConfig::marker_under_way(base.node_set(), MAX_TTL * 3);
+        assert_eq!(ClusterConfig::node_set_of(&under_way), Some(base.node_set()));
+        assert_eq!(ClusterConfig::max_ttl_of(&under_way), Some(MAX_TTL * 3));
         assert!(base.conflict(&under_way).reason.contains("under way"));
         assert!(conflict.contains("max_ttl 600000 ms") && conflict.contains("max_ttl 300000 ms"), "{conflict}");
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use self::session::RedisLink;
 pub use self::tls::{TlsError, TlsIdentity, TlsSettings};
 pub use self::url::{RedisUrl, RedisUrlError};
-use super::admission::{Admission, Facts, Generation, Slot, Step, quarantine};
+use super::admission::{Admission, ClusterConfig, Facts, NodeIdentity, Step, quarantine};
 use super::link::{LinkError, Look, Session};
 use super::worker::{DriverSettings, RemoteNode};
 use super::{Diagnosis, NodeSettings, Seams};
@@ -37,9 +37,9 @@ pub struct RedisSettings {
     /// Prefix of all keys; also names the marker.
     pub key_prefix: String,
     /// What the marker must say.
-    pub generation: Generation,
+    pub cluster_config: ClusterConfig,
     /// What all gateways call the node in its marker; its address when `None`.
-    pub identity: Option<String>,
+    pub node_name: Option<String>,
     /// Whether an operator says that the cluster is brand-new, see [`Redlock::bootstrap`](crate::Redlock::bootstrap).
     pub bootstrap: bool,
     /// How long rounds wait for the node.
@@ -53,13 +53,13 @@ impl RedisSettings {
         CALL_DEADLINE.max(self.node_timeout * 2)
     }
 
-    fn slot(&self, url: &RedisUrl) -> Slot {
-        self.generation.slot(self.identity.as_deref().unwrap_or(url.name()))
+    fn identity(&self, url: &RedisUrl) -> NodeIdentity {
+        self.cluster_config.identity(self.node_name.as_deref().unwrap_or(url.name()))
     }
 
     fn quarantine(&self) -> Duration {
         if self.node.rules().quarantine_is_waited {
-            quarantine(self.generation.max_ttl(), self.node.max_clock_offset)
+            quarantine(self.cluster_config.max_ttl(), self.node.max_clock_offset)
         } else {
             Duration::ZERO
         }
@@ -72,7 +72,8 @@ pub struct RedisNode;
 impl RedisNode {
     /// Starts the worker of a master; must be called on a tokio runtime.
     pub fn start(url: RedisUrl, settings: RedisSettings, seams: Seams) -> RemoteNode {
-        let admission = Admission::new(settings.slot(&url), settings.quarantine()).expecting_new(settings.bootstrap);
+        let admission =
+            Admission::new(settings.identity(&url), settings.quarantine()).expecting_bootstrap(settings.bootstrap);
         let driver = DriverSettings {
             call_deadline: settings.call_deadline(),
             max_clock_offset: settings.node.max_clock_offset,
@@ -142,7 +143,7 @@ fn verdict(
     mut marker: Option<String>,
     entropy: &dyn Entropy,
 ) -> Verdict {
-    let mut admission = Admission::new(settings.slot(url), settings.quarantine());
+    let mut admission = Admission::new(settings.identity(url), settings.quarantine());
     loop {
         match admission.look(facts, marker.as_deref(), Duration::ZERO, false, entropy) {
             Step::Put { to, .. } => marker = Some(to),
@@ -176,9 +177,9 @@ pub async fn overwrite_marker(url: &RedisUrl, settings: &RedisSettings, new: New
             NewMarker::Final => {
                 // Every marker is another one: the node's time serves as the nonce.
                 let nonce = session.time_micros().await?.unsigned_abs();
-                settings.slot(url).admitting(&session.look().await?.facts, nonce)
+                settings.identity(url).admitting(&session.look().await?.facts, nonce)
             }
-            NewMarker::UnderWay { longest_ttl, left } => Generation::marker_under_way(left, longest_ttl),
+            NewMarker::UnderWay { longest_ttl, left } => ClusterConfig::marker_under_way(left, longest_ttl),
         };
         session.set_marker(marker).await
     })

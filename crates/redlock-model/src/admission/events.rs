@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlock_core::node::admission::{Admission as Decisions, Doubt, Generation, Step};
+use redlock_core::node::admission::{Admission as Decisions, ClusterConfig, Doubt, Step};
 use redlock_core::quorum::{Decision, Tally};
 
 use super::state::{Change, NONCES, Nonce, State, Stored, Waits};
@@ -59,7 +59,7 @@ impl Admission {
         let nonce = if self.rules.quarantine_has_nonce { site.fresh_nonce() } else { Nonce(NONCES) };
         let sight = &mut site.sights[gateway];
         if !self.rules.word_ends_with_admission {
-            sight.admission = sight.admission.clone().expecting_new(g.bootstrap);
+            sight.admission = sight.admission.clone().expecting_bootstrap(g.bootstrap);
         }
         let is_this = sight.told_new == marker || !self.rules.word_names_quarantine;
         let told_new = sight.told_new.is_some() && is_this;
@@ -76,7 +76,7 @@ impl Admission {
                 g.knows_better |= self.rules.word_ends_with_admission;
                 sight.session = Some(marker);
                 if !self.rules.newest_marker_is_known {
-                    sight.admission = Decisions::new(self.slot(g.is_new).clone(), QUARANTINE);
+                    sight.admission = Decisions::new(self.identity(g.is_new).clone(), QUARANTINE);
                 }
             }
         }
@@ -229,8 +229,8 @@ impl Admission {
             }
         }
         for site in &mut s.sites {
-            let left = self.slot(false).generation();
-            site.put(Generation::marker_under_way(left.node_set(), left.max_ttl()));
+            let left = self.identity(false).cluster_config();
+            site.put(ClusterConfig::marker_under_way(left.node_set(), left.max_ttl()));
         }
     }
 
@@ -238,7 +238,7 @@ impl Admission {
         s.change = Change::Done;
         for site in &mut s.sites {
             let nonce = site.fresh_nonce().0;
-            site.put(self.slot(true).admitting(&site.facts(&self.rules), nonce));
+            site.put(self.identity(true).admitting(&site.facts(&self.rules), nonce));
         }
         for gateway in 0..GATEWAYS {
             if s.gateways[gateway].is_stopped {

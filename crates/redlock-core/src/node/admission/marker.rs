@@ -10,11 +10,11 @@ use crate::node::status::{Diagnosis, Remedy};
 
 /// What every gateway of one cluster agrees on, as the marker states it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Generation {
+pub struct ClusterConfig {
     config: String,
 }
 
-impl Generation {
+impl ClusterConfig {
     /// `cluster` names the node set; two gateways with different clusters or maximum TTLs never vote side by side.
     pub fn new(cluster: &str, max_ttl: Duration) -> Self {
         Self { config: format!("v1:{}:{}:", hash(cluster, 8), max_ttl.as_millis()) }
@@ -27,15 +27,15 @@ impl Generation {
         nodes.join(",")
     }
 
-    /// The part of the marker that is equal on all nodes.
-    pub fn config(&self) -> &str {
+    /// The beginning of the marker, which is equal on all nodes.
+    pub fn marker_prefix(&self) -> &str {
         &self.config
     }
 
-    /// One node's place in this configuration. `identity` is what all gateways call the node: its address, or its
+    /// One node in this configuration. `name` is what all gateways call the node: its address, or its
     /// position in the list when a name stands for the list.
-    pub fn slot(&self, identity: &str) -> Slot {
-        Slot { generation: self.clone(), node: hash(identity, 4) }
+    pub fn identity(&self, name: &str) -> NodeIdentity {
+        NodeIdentity { cluster_config: self.clone(), node: hash(name, 4) }
     }
 
     /// The longest TTL that its locks can have.
@@ -89,7 +89,7 @@ const UNDER_WAY: &str = "leaving-";
 fn describe(marker: &str) -> Option<String> {
     let mut parts = marker.split(':');
     let (version, node_set) = (parts.next()?, parts.next()?);
-    let max_ttl = Generation::max_ttl_of(marker)?;
+    let max_ttl = ClusterConfig::max_ttl_of(marker)?;
     if version != "v1" {
         return None;
     }
@@ -105,24 +105,24 @@ pub fn marker_key(prefix: &str) -> String {
     format!("{{{prefix}}}:marker")
 }
 
-/// One node's place in one configuration: what its markers say.
+/// One node in one configuration: what its markers say.
 ///
 /// `v1:<node set>:<max_ttl_ms>:<node>:<run_id>:<state>.<number>`; the state is the word of a [`Doubt`] with a nonce, or
 /// `durable` or `volatile` with the number of evicted keys at admission, the replication id and a nonce, with dots between.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Slot {
-    generation: Generation,
+pub struct NodeIdentity {
+    cluster_config: ClusterConfig,
     node: String,
 }
 
-impl Slot {
+impl NodeIdentity {
     pub(super) fn is(&self, node: &str) -> bool {
         self.node == node
     }
 
     /// The configuration.
-    pub fn generation(&self) -> &Generation {
-        &self.generation
+    pub fn cluster_config(&self) -> &ClusterConfig {
+        &self.cluster_config
     }
 
     /// The marker that admits the process with these facts. The nonce sets it apart from all others of the same process:
@@ -138,12 +138,12 @@ impl Slot {
     }
 
     fn text(&self, run_id: &str, state: &str, number: u64) -> String {
-        format!("{}{}:{run_id}:{state}.{number:x}", self.generation.config, self.node)
+        format!("{}{}:{run_id}:{state}.{number:x}", self.cluster_config.config, self.node)
     }
 }
 
 /// The part of a marker after the configuration.
-pub(super) struct Standing<'a> {
+pub(super) struct ParsedMarker<'a> {
     pub(super) node: &'a str,
     pub(super) run_id: &'a str,
     pub(super) state: State<'a>,
@@ -154,7 +154,7 @@ pub(super) enum State<'a> {
     Quarantined(Doubt),
 }
 
-impl<'a> Standing<'a> {
+impl<'a> ParsedMarker<'a> {
     pub(super) fn parse(rest: &'a str) -> Option<Self> {
         let mut parts = rest.split(':');
         let (node, run_id, state) = (parts.next()?, parts.next()?, parts.next()?);
