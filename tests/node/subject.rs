@@ -56,7 +56,7 @@ impl Subject {
     /// SET by another client.
     pub(crate) fn set_foreign(&self, key: &[u8], value: &[u8], life: Option<Duration>) {
         match &self.backing {
-            Backing::Memory(node) => node.set_foreign(key, value, life),
+            Backing::Memory(node) => drop(node.set_foreign(key, value, life)),
             Backing::Redis(server) => {
                 let _ = match life {
                     None => server.cmd(&[b"SET", key, value]),

@@ -24,6 +24,10 @@ pub enum Stream {
     Fault(u8),
     /// One client.
     Client(u8),
+    /// One client of another library.
+    Foreign(u8),
+    /// What breaks while the cluster is being started.
+    Bootstrap,
     /// One process of one gateway: owners, nonces, jitter.
     Gateway {
         /// Which gateway.
@@ -40,6 +44,8 @@ impl Stream {
             Self::Network => 1 << 32,
             Self::Fault(kind) => 2 << 32 | u64::from(kind),
             Self::Hints => 5 << 32,
+            Self::Foreign(id) => 6 << 32 | u64::from(id),
+            Self::Bootstrap => 7 << 32,
             Self::Client(id) => 3 << 32 | u64::from(id),
             Self::Gateway { index, process } => 4 << 32 | u64::from(index) << 16 | u64::from(process),
         }

@@ -91,6 +91,7 @@ pub fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for (name, locks) in by_name::split(history) {
         exclusion(name, &locks, &mut found);
+        foreign(history, name, &locks, &mut found);
         fencing(name, &locks, &mut found);
         register(name, &locks, &mut found);
         extension(name, &locks, &mut found);
@@ -117,6 +118,19 @@ fn exclusion(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
             found.push(Violation { demand: Demand::Exclusion, at: hold.from.at, text });
         }
         open.push(hold);
+    }
+}
+
+/// A client of another Redlock library excludes ours and is excluded by them.
+fn foreign(history: &History, name: u8, locks: &Locks, found: &mut Vec<Violation>) {
+    for theirs in history.foreign.iter().filter(|theirs| theirs.name == name) {
+        let at_once = |hold: &&by_name::Hold| hold.from.at < theirs.until.at && theirs.from.at < hold.until;
+        for hold in locks.holds.iter().filter(at_once) {
+            let (from, until) = (theirs.from.at.as_millis(), theirs.until.at.as_millis());
+            let text =
+                format!("lock-{name} is held by a foreign client from {from} to {until} ms and by {}", hold.grant);
+            found.push(Violation { demand: Demand::Exclusion, at: hold.from.at.max(theirs.from.at), text });
+        }
     }
 }
 

@@ -6,14 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, advance, sleep};
 
 use crate::chance::{Chance, Stream};
 use crate::gateway::Gateway;
 use crate::history::Recorder;
 use crate::master::{Left, Master};
 use crate::network::Network;
-use crate::plan::{Faults, Plan};
+use crate::plan::Plan;
 
 /// Everything that can be harmed.
 #[derive(Clone)]
@@ -42,21 +42,29 @@ enum Kind {
     Dark,
     Death,
     GatewayClock,
+    Replica,
+    Memory,
+    GatewayStop,
+    Freeze,
 }
 
 impl Stage {
     /// Starts everything that the plan wants.
     pub fn begin(&self) {
-        let Faults { crash, flush, stop, master_clock, cut, dark, death, gateway_clock } = self.plan.faults;
+        let faults = self.plan.faults;
         let kinds = [
-            (Kind::Crash, crash),
-            (Kind::Flush, flush),
-            (Kind::Stop, stop),
-            (Kind::MasterClock, master_clock),
-            (Kind::Cut, cut),
-            (Kind::Dark, dark),
-            (Kind::Death, death),
-            (Kind::GatewayClock, gateway_clock),
+            (Kind::Crash, faults.crash),
+            (Kind::Flush, faults.flush),
+            (Kind::Stop, faults.stop),
+            (Kind::MasterClock, faults.master_clock),
+            (Kind::Cut, faults.cut),
+            (Kind::Dark, faults.dark),
+            (Kind::Death, faults.death),
+            (Kind::GatewayClock, faults.gateway_clock),
+            (Kind::Replica, faults.replica),
+            (Kind::Memory, faults.memory),
+            (Kind::GatewayStop, faults.gateway_stop),
+            (Kind::Freeze, faults.freeze),
         ];
         for (kind, gap) in kinds {
             if let Some(gap) = gap {
@@ -71,6 +79,8 @@ impl Stage {
         self.network.lighten();
         for master in self.masters.iter() {
             master.clock.set_offset(0);
+            master.promote();
+            master.limit_sets(None);
             master.start(Left::All, false);
             master.go_on(&mut chance);
         }
@@ -95,6 +105,10 @@ impl Stage {
                 Kind::Dark => self.dark(&mut chance),
                 Kind::Death => self.death(&mut chance),
                 Kind::GatewayClock => self.gateway_clock(&mut chance),
+                Kind::Replica => self.replica(&mut chance),
+                Kind::Memory => self.memory(&mut chance),
+                Kind::GatewayStop => self.gateway_stop(&mut chance),
+                Kind::Freeze => self.freeze(&mut chance).await,
             }
         }
     }
@@ -222,6 +236,56 @@ impl Stage {
         let offset = chance.around(self.plan.skew.as_micros() as u64 / 2);
         gateway.clock.set_offset(offset);
         self.note(format!("g{}", gateway.index), format!("wall clock {:+} ms", offset / 1000));
+    }
+
+    /// It keeps its own data when it is made a master again before it has been sent any.
+    fn replica(&self, chance: &mut Chance) {
+        let victim = chance.below(self.masters.len() as u64) as usize;
+        let of = chance.below(self.masters.len() as u64) as usize;
+        let data = (of != victim).then(|| self.masters[of].data());
+        let (stage, pause) = (self.clone(), outage(chance));
+        let whose = data.as_ref().map_or("its own data".into(), |_| format!("the data of n{of}"));
+        self.masters[victim].demote(data);
+        self.recorder.situation("replicas");
+        self.note(format!("n{victim}"), format!("is a replica, with {whose}"));
+        tokio::spawn(async move {
+            sleep(pause).await;
+            stage.masters[victim].promote();
+            stage.note(format!("n{victim}"), "is a master again");
+        });
+    }
+
+    fn memory(&self, chance: &mut Chance) {
+        for victim in self.victims(chance) {
+            let (stage, pause, left) = (self.clone(), chance.millis(20, 2_000), chance.below(8) as u32);
+            tokio::spawn(async move {
+                stage.masters[victim].limit_sets(Some(left));
+                stage.note(format!("n{victim}"), format!("has memory for {left} keys more"));
+                sleep(pause).await;
+                stage.masters[victim].limit_sets(None);
+                stage.note(format!("n{victim}"), "has memory again");
+            });
+        }
+    }
+
+    /// As seen from outside: what the process would have done meanwhile, it does when its messages go on.
+    fn gateway_stop(&self, chance: &mut Chance) {
+        let gateway = chance.below(self.gateways.len() as u64) as u8;
+        let until = Instant::now() + outage(chance);
+        for master in 0..self.masters.len() {
+            self.network.darken(gateway, master as u8, until, until);
+        }
+        self.recorder.situation("gateways stopped");
+        self.note(format!("g{gateway}"), format!("is stopped for {} ms", (until - Instant::now()).as_millis()));
+    }
+
+    /// As when the one machine under everything is suspended: timers and messages are due all at once afterwards.
+    async fn freeze(&self, chance: &mut Chance) {
+        let pause = outage(chance);
+        self.recorder.situation("freezes");
+        self.note("everything", format!("stands still for {} ms", pause.as_millis()));
+        advance(pause).await;
+        self.recorder.froze(pause);
     }
 
     fn note(&self, who: impl Into<String>, text: impl Into<String>) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use redlock_core::node::admission::{Admission, ClusterConfig, quarantine};
 use redlock_core::node::worker::{DriverSettings, RemoteNode};
 use redlock_core::node::{
-    HandOver, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reply, Rules, Task, Vote,
+    HandOver, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Reply, Rules, Task, Vote,
 };
 use redlock_core::{Redlock, Seams, Settings, Ttl, Waiting};
 use tokio::sync::watch;
@@ -275,13 +275,24 @@ impl Watch {
 impl Observer for Watch {
     fn node_call(&self, _: &str, _: usize, _: Duration) {}
     fn clock_offset(&self, _: &str, _: i64) {}
-    fn vote(&self, _: usize, _: &Vote) {}
+    fn vote(&self, _: usize, vote: &Vote) {
+        let Vote::Failed(failure) = vote else { return };
+        match failure.reason {
+            Reason::Overloaded => self.recorder.situation("overloaded"),
+            Reason::Timeout => self.recorder.situation("timeouts"),
+            Reason::Clock => self.recorder.situation("clock refusals"),
+            Reason::Down | Reason::Quarantined | Reason::Error => {}
+        }
+    }
 
     fn node_status(&self, node: &str, status: &NodeStatus) {
         if !self.lives() {
             return;
         }
         let NodeStatus { state, detail, .. } = status;
+        if status.clock_is_off {
+            self.recorder.situation("clocks found off");
+        }
         self.recorder.count(|counts| counts.quarantines += u64::from(*state == NodeState::Quarantined));
         self.recorder.note(format!("g{} of {node}", self.gateway), format!("{}: {detail}", state.as_str()));
     }

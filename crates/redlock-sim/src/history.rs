@@ -3,6 +3,7 @@
 //!
 //! Everything carries a [`Moment`]: the true time, and a number that orders what happened within one millisecond.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -284,6 +285,8 @@ pub struct History {
     pub losses: Vec<(Moment, u8)>,
     /// When something was broken, in order. Everything may be disturbed for a while after it.
     pub faults: Vec<Moment>,
+    /// When everything stood still, from and until.
+    pub freezes: Vec<(Duration, Duration)>,
     /// Who still waits at the end.
     pub remaining: Vec<Remaining>,
     /// What is left at the end.
@@ -296,6 +299,21 @@ pub struct History {
     pub notes: Vec<Note>,
     /// Figures.
     pub counts: Counts,
+    /// How often something came about that a simulation should have seen.
+    pub situations: BTreeMap<&'static str, u64>,
+    /// Locks of other Redlock clients on the same masters, by the end of each.
+    pub foreign: Vec<ForeignHold>,
+}
+
+/// Another Redlock client held a lock: it had a majority, and has stopped by its own deadline.
+#[derive(Debug, Clone, Copy)]
+pub struct ForeignHold {
+    /// Which lock.
+    pub name: u8,
+    /// When it knew.
+    pub from: Moment,
+    /// When it let go.
+    pub until: Moment,
 }
 
 /// Writes a history while it happens.
@@ -393,6 +411,28 @@ impl Recorder {
     pub fn count(&self, add: impl FnOnce(&mut Counts)) {
         let (mut inner, _) = self.next();
         add(&mut inner.history.counts);
+    }
+
+    /// Everything has stood still for so long until now.
+    pub fn froze(&self, length: Duration) {
+        let (mut inner, moment) = self.next();
+        inner.history.freezes.push((moment.at.saturating_sub(length), moment.at));
+    }
+
+    /// Counts a situation.
+    pub fn situation(&self, what: &'static str) {
+        *self.lock().history.situations.entry(what).or_default() += 1;
+    }
+
+    /// What a foreign client knows from now on.
+    pub fn moment(&self) -> Moment {
+        self.next().1
+    }
+
+    /// A foreign client lets go.
+    pub fn foreign(&self, name: u8, from: Moment) {
+        let (mut inner, until) = self.next();
+        inner.history.foreign.push(ForeignHold { name, from, until });
     }
 
     /// Ends the history.

@@ -56,6 +56,7 @@ pub mod chance;
 pub mod checker;
 pub mod client;
 pub mod faults;
+pub mod foreign;
 pub mod gateway;
 pub mod history;
 pub mod link;

@@ -75,7 +75,8 @@ impl Link for SimLink {
         async move {
             let connection = link.clone().open().await?;
             link.current().calls = Some(connection.clone());
-            Ok(Box::new(SimSession { link, connection, marker: Arc::default() }) as Box<dyn Session>)
+            Ok(Box::new(SimSession { calls: Arc::default(), link, connection, marker: Arc::default() })
+                as Box<dyn Session>)
         }
         .boxed()
     }
@@ -99,6 +100,8 @@ impl Link for SimLink {
 
 /// One connection to one process of a master. What is under way when it is dropped may still arrive.
 struct SimSession {
+    /// As many clones as calls are under way.
+    calls: Arc<()>,
     link: SimLink,
     connection: Arc<Connection>,
     marker: Arc<OnceLock<String>>,
@@ -123,6 +126,9 @@ fn confused() -> LinkError {
 
 impl Session for SimSession {
     fn look(&self) -> Answering<Look> {
+        if Arc::strong_count(&self.calls) > 1 {
+            self.link.recorder.situation("looks beside calls");
+        }
         let answer = ask(&self.connection, Question::Look);
         async {
             match answer.await? {
@@ -163,10 +169,16 @@ impl Session for SimSession {
 
     fn call(&self, tasks: &[Task]) -> Answering<Answer> {
         let marker = self.marker.get().cloned().unwrap_or_default();
+        if Arc::strong_count(&self.calls) > 1 {
+            self.link.recorder.situation("overlapping calls");
+        }
+        let under_way = self.calls.clone();
         let ops = tasks.iter().map(|task| task.op.clone()).collect();
         let answer = ask(&self.connection, Question::Call { marker, ops });
-        async {
-            match answer.await? {
+        async move {
+            let answer = answer.await;
+            drop(under_way);
+            match answer? {
                 Reply::Answer(answer) => Ok(answer),
                 Reply::NoScript => {
                     let detail = "the node was restarted or its scripts were flushed";

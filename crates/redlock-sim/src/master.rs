@@ -16,7 +16,7 @@ use redlock_core::clock::Clock;
 use redlock_core::node::admission::{Durability, Facts};
 use redlock_core::node::link::{Answer, MarkerSwap, Swapped};
 use redlock_core::node::memory::{MemoryNode, Snapshot};
-use redlock_core::node::{Failure, Hint, Keys, NodeSettings, Op, Reason, Record, Rules, Vote};
+use redlock_core::node::{Effect, Failure, Hint, Keys, NodeSettings, Op, Reason, Record, Rules, Vote};
 use redlock_core::types::LockName;
 use tokio::sync::{mpsc, oneshot};
 
@@ -106,6 +106,10 @@ struct Process {
     durable: bool,
     backlog: Vec<Arrival>,
     snapshot: Option<Snapshot>,
+    /// It takes no writes.
+    is_replica: bool,
+    was_replica: bool,
+    promotions: u64,
     connections: Vec<Weak<Connection>>,
     listeners: Vec<(Weak<Connection>, mpsc::UnboundedSender<Hint>)>,
 }
@@ -129,6 +133,9 @@ impl Master {
             durable,
             backlog: Vec::new(),
             snapshot: None,
+            is_replica: false,
+            was_replica: false,
+            promotions: 0,
             connections: Vec::new(),
             listeners: Vec::new(),
         };
@@ -235,8 +242,55 @@ impl Master {
             self.recorder.loss(self.index);
         }
         process.run += 1;
+        (process.is_replica, process.was_replica) = (false, false);
         (process.up, process.durable) = (true, durable);
         Some((left, durable))
+    }
+
+    /// REPLICAOF: from now on it takes no writes, and may have the data of another master.
+    pub fn demote(&self, data: Option<Snapshot>) {
+        self.process().is_replica = true;
+        if let Some(data) = data {
+            self.recorder.loss(self.index);
+            self.memory.restore(data);
+        }
+    }
+
+    /// REPLICAOF NO ONE.
+    pub fn promote(&self) {
+        let mut process = self.process();
+        if std::mem::take(&mut process.is_replica) {
+            process.was_replica = true;
+            process.promotions += 1;
+        }
+    }
+
+    /// All that is stored now.
+    pub fn data(&self) -> Snapshot {
+        self.memory.snapshot()
+    }
+
+    /// From now on it can set so many keys more, then none; `None` for any number.
+    pub fn limit_sets(&self, left: Option<u32>) {
+        self.memory.limit_sets(left);
+    }
+
+    /// SET NX PX by another Redlock client: whether it was set.
+    pub fn foreign_set(&self, name: u8, value: &[u8], ttl: Duration) -> bool {
+        let keys = Keys::new(KEY_PREFIX, &lock_name(name));
+        let answers = |process: &Process| process.up && !process.stopped && !process.is_replica;
+        let is_free = answers(&self.process()) && self.memory.run(&Op::Inspect { keys: keys.clone() }) == Vote::Missing;
+        is_free && self.memory.set_foreign(&keys.lock, value, Some(ttl))
+    }
+
+    /// Compare and delete by that client.
+    pub fn foreign_delete(&self, name: u8, value: &[u8]) {
+        let keys = Keys::new(KEY_PREFIX, &lock_name(name));
+        if let Vote::Found(holding) = self.memory.run(&Op::Inspect { keys: keys.clone() })
+            && holding.record.as_bytes() == value
+        {
+            self.memory.set_foreign(&keys.lock, value, Some(Duration::ZERO));
+        }
     }
 
     /// FLUSHALL.
@@ -285,7 +339,17 @@ impl Master {
     }
 
     fn execute(&self, marker: &str, op: &Op, connection: &Connection) -> Vote {
-        let vote = self.memory.run_with(marker, op);
+        let writes = !matches!(op, Op::Inspect { .. } | Op::Scan { .. });
+        let vote = if writes && self.process().is_replica {
+            self.recorder.situation("READONLY");
+            let detail = "READONLY You can't write against a read only replica.".into();
+            Vote::Failed(Failure { reason: Reason::Error, effect: Effect::Possible, detail })
+        } else {
+            self.memory.run_with(marker, op)
+        };
+        if matches!(&vote, Vote::Failed(failure) if failure.detail.starts_with("OOM")) {
+            self.recorder.situation("out of memory");
+        }
         if let Some(hint) = op.told(&vote) {
             self.publish(hint);
         }
@@ -333,13 +397,14 @@ impl Master {
         Facts {
             run_id: run_id_of(self.index, process.run),
             version: "7.4.0".into(),
-            role: "master".into(),
+            role: if process.is_replica { "slave" } else { "master" }.into(),
             policy: "noeviction".into(),
             evicted_keys: 0,
             durability,
             rewritten: false,
-            was_replica: false,
-            replication_id: run_id_of(self.index, process.run),
+            was_replica: process.was_replica,
+            // The part that is looked at comes first.
+            replication_id: format!("{:08x}", process.run << 8 | process.promotions),
         }
     }
 

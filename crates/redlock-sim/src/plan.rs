@@ -44,6 +44,14 @@ pub struct Faults {
     pub death: Option<Duration>,
     /// A gateway's wall clock jumps, within S.
     pub gateway_clock: Option<Duration>,
+    /// A master is a replica for a while.
+    pub replica: Option<Duration>,
+    /// A master runs out of memory, between two writes of an operation or before the first.
+    pub memory: Option<Duration>,
+    /// A gateway stops for a while: nothing leaves it or reaches it.
+    pub gateway_stop: Option<Duration>,
+    /// Everything stands still but the clocks.
+    pub freeze: Option<Duration>,
 }
 
 /// All that is decided before a history begins.
@@ -61,6 +69,10 @@ pub struct Plan {
     pub gateways: u8,
     /// Number of clients.
     pub clients: u8,
+    /// Number of clients of another Redlock library, on the same masters.
+    pub foreign_clients: u8,
+    /// Whether connections break while the cluster is being started.
+    pub bootstrap_cuts: bool,
     /// Number of locks they compete for.
     pub names: u8,
     /// How many of a hundred requests name an owner of their own. A try that does leaves its fence on a node that granted
@@ -111,14 +123,29 @@ impl Plan {
             dark: fault(40, 2_000, 9_000),
             death: fault(50, 5_000, 20_000),
             gateway_clock: fault(45, 3_000, 12_000),
+            replica: fault(30, 6_000, 25_000),
+            memory: fault(30, 4_000, 15_000),
+            gateway_stop: fault(30, 4_000, 15_000),
+            freeze: fault(30, 6_000, 25_000),
+        };
+        // A client of another library does not wait for masters that lost their data, so neither does what excludes it.
+        let foreign_clients = if chance.percent(15) { 2 } else { 0 };
+        let forgets = foreign_clients == 0;
+        let faults = Faults {
+            crash: faults.crash.filter(|_| forgets),
+            flush: faults.flush.filter(|_| forgets),
+            replica: faults.replica.filter(|_| forgets),
+            ..faults
         };
         Self {
             seed,
             scenario: Scenario::Storm,
             rules: Rules::ALL,
-            masters: chance.pick(&[5, 5, 5, 3]),
+            masters: chance.pick(&[5, 5, 5, 5, 3, 3, 4, 2, 1]),
             gateways,
             clients: gateways * chance.between(2, 4) as u8,
+            foreign_clients,
+            bootstrap_cuts: chance.percent(30),
             names: chance.between(2, 4) as u8,
             keyed_percent: 35,
             length: Duration::from_secs(60),
@@ -147,6 +174,8 @@ impl Plan {
             masters: chance.pick(&[5, 5, 3]),
             gateways: 2,
             clients: if contended { 3 } else { 1 },
+            foreign_clients: 0,
+            bootstrap_cuts: false,
             names: 1,
             keyed_percent: 0,
             latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 6), spike_percent: 0, spike_ms: 0 },
@@ -176,6 +205,8 @@ impl Plan {
             masters: chance.pick(&[5, 5, 3]),
             gateways,
             clients: chance.between(8, 20) as u8,
+            foreign_clients: 0,
+            bootstrap_cuts: false,
             names: chance.pick(&[1, 1, 2]),
             keyed_percent: 10,
             waiting_percent: 95,

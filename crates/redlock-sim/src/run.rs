@@ -11,6 +11,7 @@ use crate::chance::{Chance, Stream};
 use crate::checker::{Demand, Violation, check};
 use crate::client::{Client, Habits, Registers};
 use crate::faults::Stage;
+use crate::foreign;
 use crate::gateway::Gateway;
 use crate::history::{History, Leftover, Recorder};
 use crate::master::{Left, Master};
@@ -55,6 +56,16 @@ async fn perform(plan: Arc<Plan>) -> History {
     let recorder = Arc::new(Recorder::new(start));
     let stage = set_up(plan.clone(), start, recorder.clone());
     stage.gateways.iter().for_each(Gateway::start);
+    recorder.situation(match plan.masters {
+        1 => "histories of 1 master",
+        2 => "histories of 2 masters",
+        3 => "histories of 3 masters",
+        4 => "histories of 4 masters",
+        _ => "histories of more masters",
+    });
+    if plan.bootstrap_cuts {
+        tokio::spawn(cut_bootstrap(stage.clone()));
+    }
     // An operator says that the cluster is new.
     if let Some(redlock) = stage.gateways[0].redlock() {
         redlock.bootstrap().await;
@@ -63,6 +74,9 @@ async fn perform(plan: Arc<Plan>) -> History {
     if plan.scenario == Scenario::Queue {
         // What is looked at is the line, not the beginning of a cluster.
         let _ = timeout_at(start + Duration::from_secs(10), in_service(&stage)).await;
+    }
+    for index in 0..plan.foreign_clients {
+        tokio::spawn(foreign::live(stage.clone(), index));
     }
     let registers = Arc::new(Registers::default());
     let clients: Vec<_> = (0..plan.clients)
@@ -143,6 +157,19 @@ async fn in_service(stage: &Stage) {
     let admits_all = |gateway: &Gateway| (0..stage.masters.len()).all(|master| gateway.admits(master) == Some(true));
     while !stage.gateways.iter().all(admits_all) {
         sleep(LOOK).await;
+    }
+}
+
+/// Breaks connections while gateways wait for the word that the cluster is new.
+async fn cut_bootstrap(stage: Stage) {
+    let mut chance = Chance::new(stage.plan.seed, Stream::Bootstrap);
+    for _ in 0..chance.between(1, 6) {
+        sleep(chance.millis(50, 900)).await;
+        let gateway = &stage.gateways[chance.below(stage.gateways.len() as u64) as usize];
+        let master = chance.below(stage.masters.len() as u64) as usize;
+        gateway.cut(master, false);
+        stage.recorder.situation("cuts while bootstrapping");
+        stage.recorder.note(format!("g{}", gateway.index), format!("connection to n{master} breaks"));
     }
 }
 

@@ -61,11 +61,10 @@ impl MemoryNode {
         stands
     }
 
-    /// Sets a key as another client would, overwriting what is there.
-    pub fn set_foreign(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) {
+    /// Sets a key as another client would, overwriting what is there; false when there is no memory left.
+    pub fn set_foreign(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> bool {
         let expiry = ttl.map_or(Expiry::Never, |ttl| Expiry::In(millis(ttl)));
-        // A node without memory refuses other clients, too.
-        let _ = self.lock().set(&Bytes::copy_from_slice(key), Bytes::copy_from_slice(value), expiry);
+        self.lock().set(&Bytes::copy_from_slice(key), Bytes::copy_from_slice(value), expiry).is_ok()
     }
 
     /// Forgets everything, as FLUSHALL or an empty restart does, the right to vote included.

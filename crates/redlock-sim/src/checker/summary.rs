@@ -25,6 +25,8 @@ pub struct Summary {
     pub late: u64,
     /// What else was counted.
     pub counts: Counts,
+    /// How often something came about that a simulation should have seen.
+    pub situations: BTreeMap<&'static str, u64>,
     /// The longest time without a successful acquire or extension.
     pub longest_gap: Duration,
     /// The smallest and largest T, in microseconds since the beginning.
@@ -98,7 +100,8 @@ impl fmt::Display for Spread {
 impl Summary {
     /// The figures of a history.
     pub fn of(history: &History) -> Self {
-        let mut summary = Self { histories: 1, counts: history.counts, ..Self::default() };
+        let mut summary =
+            Self { histories: 1, counts: history.counts, situations: history.situations.clone(), ..Self::default() };
         let mut last_success = Duration::ZERO;
         let mut ended: Vec<_> = history.operations.iter().filter_map(|op| Some((op.end?, op.answer?))).collect();
         ended.sort_by_key(|(end, _)| *end);
@@ -150,6 +153,9 @@ impl Summary {
     /// Both together.
     pub fn add(&mut self, other: &Self) {
         let tokens = [self.tokens, other.tokens].into_iter().flatten();
+        for (what, times) in &other.situations {
+            *self.situations.entry(what).or_default() += times;
+        }
         *self = Self {
             histories: self.histories + other.histories,
             grants: self.grants + other.grants,
@@ -175,6 +181,7 @@ impl Summary {
                 cancelled: self.waits.cancelled + other.waits.cancelled,
                 gateway_died: self.waits.gateway_died + other.waits.gateway_died,
             },
+            situations: std::mem::take(&mut self.situations),
             rounds: std::mem::take(&mut self.rounds).with(&other.rounds),
             idle: std::mem::take(&mut self.idle).with(&other.idle),
             idle_unheard: std::mem::take(&mut self.idle_unheard).with(&other.idle_unheard),
@@ -205,6 +212,9 @@ impl fmt::Display for Summary {
         writeln!(f, "rounds      of a waiter's grant: {}", self.rounds)?;
         writeln!(f, "idle        ms from release to grant: {}; with hints lost: {}", self.idle, self.idle_unheard)?;
         writeln!(f, "longest gap {} ms without a success", self.longest_gap.as_millis())?;
+        for (what, times) in &self.situations {
+            writeln!(f, "situation   {what}: {times}")?;
+        }
         match self.tokens {
             Some((low, high)) => write!(f, "tokens      from {} to {} ms since the beginning", low / 1000, high / 1000),
             None => f.write_str("tokens      none"),

@@ -58,7 +58,13 @@ fn answered(history: &History, found: &mut Vec<Violation>) {
         let Request::Acquire { owner, patience_ms: Some(patience), .. } = operation.request else { continue };
         // Who names an owner may ask for it before standing in line.
         let attempts = if owner.is_some() { 2 } else { 1 };
-        let due = operation.start.at + (Duration::from_millis(patience) + GRACE).max(attempts * ATTEMPT);
+        let mut due = operation.start.at + (Duration::from_millis(patience) + GRACE).max(attempts * ATTEMPT);
+        // Nothing is answered while everything stands still, and an attempt that was under way may go on after it.
+        for (from, until) in &history.freezes {
+            if *from <= due && *until >= operation.start.at {
+                due += (*until - *from) + ATTEMPT;
+            }
+        }
         let end = operation.end.map_or(history.end, |end| end.at);
         if end > due {
             let what = if operation.end.is_some() { "was answered late" } else { "was never answered" };
