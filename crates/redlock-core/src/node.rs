@@ -16,7 +16,9 @@
 //! | [`rules`] | the rules of one node, over a small key space | where the keys are |
 //! | [`memory`] | that key space in this process | |
 //! | [`admission`] | whether a master may vote: facts and marker in, one step out | connections, time |
+//! | `calls` | what waits to be sent, and what is under way | what is said beside it |
 //! | `driver` | what the worker of a master does next: events in, actions out, one deadline | tasks, sockets, Redis |
+//! | `report` | what operators are told of a master | what it is told |
 //! | [`link`] | the seam to one connection | what is said on it, and when |
 //! | [`worker`] | runs a driver on a link | what to do |
 //! | `hints` | the second connection, which hears other processes | what is said on it |
@@ -29,6 +31,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub mod admission;
+mod calls;
 mod driver;
 pub(crate) mod hint;
 mod hints;
@@ -38,6 +41,7 @@ mod observer;
 mod op;
 mod record;
 pub mod redis;
+mod report;
 pub mod rules;
 mod status;
 pub mod worker;

@@ -13,10 +13,6 @@
 //! While a node does not serve, what is submitted is refused at once, as not sent. At the first error the connection is
 //! dropped, what was under way on it is answered with "unknown", and everything begins again. What is known of the node
 //! (which quarantine stands, and since when this process has seen it) outlives connections.
-//!
-//! To a near node there is one call under way at a time: what takes long there is the work, and the work of a fuller call
-//! is less. To a far one the time is spent on the wire, and what comes in would wait for a round trip before it begins its
-//! own. The node runs calls in the order in which they were sent, and answers in it, whatever their number.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,18 +23,13 @@ use tokio::time::Instant;
 
 use super::Task;
 use super::admission::{Admission, Doubt, Facts, Step};
+use super::calls::{Call, Calls, fail_all, is_scan};
 use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
 use super::observer::Seams;
-use super::op::{Effect, Failure, Op, Reason, Vote};
-use super::record::Record;
+use super::op::{Effect, Failure, Reason, Vote};
+use super::report::Reporter;
 use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
 
-/// Operations in one call. A call keeps the node from serving others for as long as it runs, a few µs per operation.
-pub(super) const MAX_BATCH: usize = 128;
-/// Bytes in one call, roughly.
-const MAX_BATCH_BYTES: usize = 256 * 1024;
-/// Calls under way to a far node.
-const DEPTH: usize = 4;
 /// How often a node is asked about itself again, and an idle connection is tried. A client's own watch does not fire while
 /// the socket's send buffer is full.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -52,8 +43,6 @@ const GOOD_SESSION: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_secs(1);
 /// The same for a node that is said to be new: whether another process has put that right is asked before it is believed.
 const POLL_NEW: Duration = Duration::from_millis(250);
-/// How often its quarantine is mentioned in the log.
-const MENTION: Duration = Duration::from_secs(60);
 /// Markers put in a row. More mean that somebody else keeps changing them.
 const MAX_PUTS: u32 = 8;
 
@@ -137,12 +126,6 @@ struct Serving {
     is_idle: bool,
 }
 
-/// A call under way.
-struct Call {
-    tasks: Vec<Task>,
-    at: Instant,
-}
-
 /// Why there is no session.
 enum Outage {
     Unreachable(String),
@@ -159,31 +142,20 @@ impl From<LinkError> for Outage {
 }
 
 pub(super) struct Driver {
-    name: Arc<str>,
     settings: DriverSettings,
-    seams: Seams,
+    report: Reporter,
     admission: Admission,
-    status: watch::Sender<NodeStatus>,
     phase: Phase,
     actions: VecDeque<Action>,
     /// The next back-off.
     pause: Duration,
-    run_id: Option<String>,
     /// The quarantine marker that was last reported.
     reported: Option<String>,
     /// The quarantine marker of which it was confirmed that the node is new. A connection that breaks must not lose the word.
     bootstrap_confirmed: Option<String>,
     /// Markers put since the last quarantine or connection.
     puts: u32,
-    /// When the quarantine was last mentioned on this connection.
-    mentioned: Option<Duration>,
-    clock_is_far: bool,
-    waiting: Vec<Task>,
-    calls: VecDeque<Call>,
-    /// In all calls together.
-    operations: usize,
-    /// The quickest of this session.
-    round_trip: Duration,
+    calls: Calls,
 }
 
 impl Driver {
@@ -194,32 +166,23 @@ impl Driver {
         seams: Seams,
         now: Instant,
     ) -> Self {
-        let first = NodeStatus::new(NodeState::Connecting, seams.clock.wall_micros());
-        let status = watch::Sender::new(NodeStatus { detail: "connecting for the first time".into(), ..first });
+        let report = Reporter::new(name, settings.max_clock_offset, seams);
         Self {
-            name,
             settings,
-            seams,
+            report,
             admission,
-            status,
             phase: Phase::Paused { until: now },
             actions: VecDeque::new(),
             pause: BACKOFF.0,
-            run_id: None,
             reported: None,
             bootstrap_confirmed: None,
             puts: 0,
-            mentioned: None,
-            clock_is_far: false,
-            waiting: Vec::with_capacity(MAX_BATCH),
-            calls: VecDeque::new(),
-            operations: 0,
-            round_trip: Duration::MAX,
+            calls: Calls::new(settings.overlap_above),
         }
     }
 
     pub(super) fn status(&self) -> watch::Receiver<NodeStatus> {
-        self.status.subscribe()
+        self.report.feed()
     }
 
     pub(super) fn next_action(&mut self) -> Option<Action> {
@@ -234,7 +197,7 @@ impl Driver {
             | Phase::Loading { until, .. }
             | Phase::Quarantined { until } => *until,
             Phase::Serving(Serving { heartbeat, look_until, .. }) => {
-                let call = self.calls.front().map(|call| call.at + self.settings.call_deadline);
+                let call = self.calls.oldest().map(|at| at + self.settings.call_deadline);
                 [*look_until, call].into_iter().flatten().fold(*heartbeat, Instant::min)
             }
         }
@@ -245,13 +208,13 @@ impl Driver {
         if now < self.deadline() {
             return;
         }
+        let call_is_late = self.call_is_late(now);
         match &mut self.phase {
             Phase::Paused { .. } => self.ask(Action::Connect, now),
             Phase::Quarantined { .. } => self.ask(Action::Look, now),
             Phase::Asking { .. } | Phase::Loading { .. } => self.timed_out(now),
             Phase::Serving(serving) => {
                 let look_is_late = serving.look_until.is_some_and(|until| until <= now);
-                let call_is_late = self.calls.front().is_some_and(|call| call.at + self.settings.call_deadline <= now);
                 if look_is_late || call_is_late {
                     return self.timed_out(now);
                 }
@@ -262,7 +225,7 @@ impl Driver {
                     self.actions.push_back(Action::Look);
                 }
                 // A call without operations: it notices a dead connection, a restart and a lost marker.
-                if std::mem::replace(&mut serving.is_idle, true) && self.calls.is_empty() {
+                if std::mem::replace(&mut serving.is_idle, true) && self.calls.none_under_way() {
                     self.send(Vec::new(), now);
                 }
             }
@@ -272,7 +235,8 @@ impl Driver {
     pub(super) fn handle(&mut self, event: Event, now: Instant) {
         let outcome = match event {
             Event::Connected(Ok(())) => {
-                (self.puts, self.mentioned) = (0, None);
+                self.puts = 0;
+                self.report.connected();
                 self.ask(Action::Look, now);
                 Ok(())
             }
@@ -315,10 +279,10 @@ impl Driver {
         if self.is_serving() {
             return self.looked_while_serving(&facts, marker.as_deref());
         }
-        self.note_process(&facts);
-        let monotonic = self.seams.clock.monotonic();
+        self.report.process(&facts);
+        let monotonic = self.report.seams.clock.monotonic();
         let bootstrap = marker.is_some() && self.bootstrap_confirmed == marker;
-        match self.admission.look(&facts, marker.as_deref(), monotonic, bootstrap, self.seams.entropy.as_ref()) {
+        match self.admission.look(&facts, marker.as_deref(), monotonic, bootstrap, self.report.seams.entropy.as_ref()) {
             Step::Refuse(diagnosis) => return Err(Outage::Unfit(diagnosis)),
             Step::Put { from, to } => {
                 self.puts += 1;
@@ -334,15 +298,7 @@ impl Driver {
                 // What was said of one quarantine does not count for another.
                 let is_new = self.reported != marker;
                 self.reported = marker;
-                if is_new || self.status.borrow().state != NodeState::Quarantined {
-                    self.report_quarantine(&diagnosis, doubt, left);
-                }
-                if doubt != Doubt::New && self.mentioned.is_none_or(|at| monotonic.saturating_sub(at) >= MENTION) {
-                    self.mentioned = Some(monotonic);
-                    let seconds_left = left.as_secs();
-                    let (why, advice) = (&diagnosis.reason, diagnosis.remedy.map(tracing::field::display));
-                    tracing::warn!(node = %self.name, why, advice, seconds_left, "node in quarantine");
-                }
+                self.report.quarantined(&diagnosis, doubt, left, is_new);
                 let poll = if doubt == Doubt::New { POLL_NEW } else { POLL };
                 self.phase = Phase::Quarantined { until: now + left.min(poll).max(Duration::from_millis(1)) };
             }
@@ -359,11 +315,9 @@ impl Driver {
     fn looked_while_serving(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
         let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
         serving.look_until = None;
-        self.status.send_if_modified(|status| {
-            std::mem::replace(&mut status.evicted_keys, facts.evicted_keys) != facts.evicted_keys
-        });
-        let monotonic = self.seams.clock.monotonic();
-        match self.admission.look(facts, marker, monotonic, false, self.seams.entropy.as_ref()) {
+        self.report.evictions(facts.evicted_keys);
+        let monotonic = self.report.seams.clock.monotonic();
+        match self.admission.look(facts, marker, monotonic, false, self.report.seams.entropy.as_ref()) {
             Step::Admit { marker } if marker == serving.marker => Ok(()),
             Step::Refuse(diagnosis) => Err(Outage::Unfit(diagnosis)),
             Step::Admit { .. } | Step::Put { .. } | Step::Wait { .. } => {
@@ -377,33 +331,29 @@ impl Driver {
         let Phase::Loading { facts, marker, .. } = phase else {
             unreachable!("only a script that was asked for is loaded")
         };
-        self.report(NodeState::Admitted, &Diagnosis::default());
-        self.status.send_modify(|status| status.evicted_keys = facts.evicted_keys);
-        tracing::info!(node = %self.name, version = %facts.version, durability = %facts.durability, "node admitted");
+        self.report.admitted(&facts);
         self.phase =
             Phase::Serving(Serving { since: now, marker, heartbeat: now + HEARTBEAT, look_until: None, is_idle: true });
-        self.round_trip = Duration::MAX;
         // Tells how far the node is before there is work that would make it look farther.
         self.send(Vec::new(), now);
     }
 
     fn timed_out(&mut self, now: Instant) {
         let why = "no answer in time";
-        if let Some(call) = self.calls.pop_front_if(|call| call.at + self.settings.call_deadline <= now) {
+        if self.call_is_late(now)
+            && let Some(call) = self.calls.answered()
+        {
             fail_all(call.tasks, Reason::Timeout, Effect::Possible, why);
         }
         self.end_session(Outage::Unreachable(why.into()), now);
     }
 
+    fn call_is_late(&self, now: Instant) -> bool {
+        self.calls.oldest().is_some_and(|at| at + self.settings.call_deadline <= now)
+    }
+
     fn end_session(&mut self, outage: Outage, now: Instant) {
-        // It may be on its way to the node, or have run there.
-        let lost = "the connection was lost before this was answered";
-        for call in self.calls.drain(..) {
-            fail_all(call.tasks, Reason::Down, Effect::Possible, lost);
-        }
-        self.operations = 0;
-        let unsent = "the connection was lost before this was sent";
-        fail_all(self.waiting.drain(..), Reason::Down, Effect::None, unsent);
+        self.calls.give_up();
         self.actions.clear();
         self.actions.push_back(Action::Disconnect);
         if let Phase::Serving(Serving { since, .. }) = self.phase
@@ -412,7 +362,7 @@ impl Driver {
             self.pause = BACKOFF.0;
         }
         let pause = match &outage {
-            Outage::Unreachable(_) => self.pause.mul_f64(0.5 + 0.5 * self.seams.entropy.unit()),
+            Outage::Unreachable(_) => self.pause.mul_f64(0.5 + 0.5 * self.report.seams.entropy.unit()),
             Outage::Unfit(_) => UNFIT_PAUSE,
         };
         self.pause = (self.pause * 2).min(BACKOFF.1);
@@ -421,10 +371,7 @@ impl Driver {
             Outage::Unreachable(why) => (NodeState::Connecting, Diagnosis::without_remedy(why)),
             Outage::Unfit(diagnosis) => (NodeState::Refused, diagnosis),
         };
-        if self.report(state, &diagnosis) {
-            let (why, advice) = (&diagnosis.reason, diagnosis.remedy.map(tracing::field::display));
-            tracing::warn!(node = %self.name, state = state.as_str(), why, advice, "node cannot vote");
-        }
+        self.report.cannot_vote(state, &diagnosis);
     }
 }
 
@@ -437,30 +384,30 @@ impl Driver {
     /// Whether [`Driver::submit`] has room for what comes.
     pub(super) fn accepts(&self) -> bool {
         // Without a session, to be refused.
-        !self.is_serving() || self.has_room() && self.waiting.len() < MAX_BATCH
+        !self.is_serving() || self.calls.accept()
     }
 
     /// How many operations wait to be sent.
     pub(super) fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.calls.waiting()
     }
 
     /// Whether all that was submitted is answered.
     pub(super) fn is_drained(&self) -> bool {
-        self.calls.is_empty() && self.waiting.is_empty()
+        self.calls.none_under_way() && self.calls.waiting() == 0
     }
 
     /// Whether calls are under way, whose answers tell more of the connection's end than its end does.
     pub(super) fn has_calls(&self) -> bool {
-        !self.calls.is_empty()
+        !self.calls.none_under_way()
     }
 
     /// Takes operations. While there is no session they hear at once that nothing was sent.
     pub(super) fn submit(&mut self, tasks: impl Iterator<Item = Task>) {
         if self.is_serving() {
-            return self.waiting.extend(tasks);
+            return self.calls.submit(tasks);
         }
-        let status = self.status.borrow();
+        let status = self.report.status();
         let reason = match status.state {
             NodeState::Quarantined | NodeState::Refused => Reason::Quarantined,
             NodeState::Admitted | NodeState::Connecting => Reason::Down,
@@ -468,27 +415,14 @@ impl Driver {
         fail_all(tasks, reason, Effect::None, &status.detail);
     }
 
-    /// Whether a call should go out now. It carries a share of what is under way at least, or the places would be taken
-    /// by small calls, and many operations wait for the first of them to come back.
+    /// Whether [`Driver::call`] has something to send.
     pub(super) fn wants_call(&self) -> bool {
-        let waiting = self.waiting.len();
-        waiting > 0 && self.has_room() && waiting * (DEPTH - 1) >= self.operations
+        self.calls.want_call()
     }
 
-    /// Whether another call could go out before one of those under way has come back.
-    fn has_room(&self) -> bool {
-        let is_far = self.round_trip >= self.settings.overlap_above && self.round_trip < Duration::MAX;
-        // A call without operations takes no place.
-        self.operations == 0 || is_far && self.calls.len() < DEPTH
-    }
-
-    /// Sends as much of what waits as goes into one call. An acquire whose round has given up is answered here: running it
-    /// would only make work for the clean-up.
+    /// Sends as much of what waits as goes into one call.
     pub(super) fn call(&mut self, now: Instant) {
-        let count = next_call(&self.waiting);
-        let mut tasks: Vec<Task> = self.waiting.drain(..count).collect();
-        let is_late = |task: &mut Task| task.not_after < now && !matches!(*task.op, Op::Release { .. });
-        fail_all(tasks.extract_if(.., is_late), Reason::Timeout, Effect::None, "not sent in time");
+        let tasks = self.calls.next(now);
         if let Phase::Serving(serving) = &mut self.phase
             && !tasks.is_empty()
         {
@@ -499,21 +433,19 @@ impl Driver {
 
     /// What the [`Action::Call`] that was just taken says.
     pub(super) fn newest_call(&self) -> &[Task] {
-        self.calls.back().map_or(&[], |call| &call.tasks)
+        self.calls.newest()
     }
 
     fn send(&mut self, tasks: Vec<Task>, now: Instant) {
-        self.operations += tasks.len();
-        self.calls.push_back(Call { tasks, at: now });
+        self.calls.sent(tasks, now);
         self.actions.push_back(Action::Call);
     }
 
     fn answered(&mut self, answer: Result<Answer, LinkError>, now: Instant) -> Result<(), Outage> {
-        let Some(Call { tasks, at }) = self.calls.pop_front() else { return Ok(()) };
-        self.operations -= tasks.len();
+        let Some(Call { tasks, at }) = self.calls.answered() else { return Ok(()) };
         let elapsed = now.saturating_duration_since(at);
         if !tasks.is_empty() {
-            self.seams.observer.node_call(&self.name, tasks.len(), elapsed);
+            self.report.seams.observer.node_call(&self.report.name, tasks.len(), elapsed);
         }
         let is_scan = tasks.first().is_some_and(is_scan);
         let answer = match answer {
@@ -526,12 +458,12 @@ impl Driver {
             return Err(Outage::Unreachable(text));
         }
         if !is_scan {
-            self.round_trip = self.round_trip.min(elapsed);
+            self.calls.measured(elapsed);
         }
         if let Some(node_time) = answer.time_micros {
             // The node read its clock somewhere between our sending and now; the middle is the best guess.
-            let ours = self.seams.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
-            self.compare_clocks(node_time - ours);
+            let ours = self.report.seams.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
+            self.report.clock_offset(node_time - ours);
         }
         let mut unfit = (!answer.is_admitted).then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
@@ -539,81 +471,6 @@ impl Driver {
             task.reply.send(vote);
         }
         unfit.map_or(Ok(()), |why| Err(Outage::Unreachable(why.into())))
-    }
-}
-
-/// What operators see.
-impl Driver {
-    /// Whether there was something new to say.
-    fn report(&self, state: NodeState, diagnosis: &Diagnosis) -> bool {
-        let now = self.seams.clock.wall_micros();
-        let is_news = self.status.send_if_modified(|status| {
-            let changed = status.state != state || status.detail != diagnosis.reason;
-            if status.state != state {
-                status.since_micros = now;
-            }
-            status.enter(state, diagnosis);
-            changed
-        });
-        if is_news {
-            self.seams.observer.node_status(&self.name, &self.status.borrow());
-        }
-        is_news
-    }
-
-    /// A quarantine was seen for the first time; also when another one stood there before.
-    fn report_quarantine(&self, diagnosis: &Diagnosis, doubt: Doubt, left: Duration) {
-        let now = self.seams.clock.wall_micros();
-        // In one step: nobody may see a new node as one that is not.
-        self.status.send_modify(|status| {
-            status.enter(NodeState::Quarantined, diagnosis);
-            status.since_micros = now;
-            status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
-            status.is_bootstrapping = doubt == Doubt::New;
-        });
-        self.seams.observer.node_status(&self.name, &self.status.borrow());
-    }
-
-    fn note_process(&mut self, facts: &Facts) {
-        if facts.run_id.is_empty() {
-            return;
-        }
-        if self.run_id.as_ref().is_some_and(|known| *known != facts.run_id) {
-            tracing::warn!(node = %self.name, "node was restarted");
-            self.status.send_modify(|status| status.restarts += 1);
-        }
-        self.run_id = Some(facts.run_id.clone());
-    }
-
-    fn compare_clocks(&mut self, offset_micros: i64) {
-        self.seams.observer.clock_offset(&self.name, offset_micros);
-        let max = self.settings.max_clock_offset;
-        let offset = Duration::from_micros(offset_micros.unsigned_abs());
-        let (is_far, is_off, offset_ms) = (offset > max / 2, offset > max, offset_micros / 1000);
-        if is_off != self.status.borrow().clock_is_off {
-            self.status.send_modify(|status| {
-                status.clock_is_off = is_off;
-                let why = format!("its clock is {offset_ms} ms from this machine's: it refuses all fencing tokens");
-                status.detail = if is_off { why } else { String::new() };
-                status.remedy = is_off.then_some(Remedy::MendClock);
-            });
-            self.seams.observer.node_status(&self.name, &self.status.borrow());
-        }
-        if std::mem::replace(&mut self.clock_is_far, is_far) != is_far {
-            let (node, max_ms) = (&self.name, max.as_millis() as u64);
-            if is_far {
-                tracing::warn!(%node, offset_ms, max_ms, "the node's clock and this machine's are far apart: mend one");
-            } else {
-                tracing::info!(%node, offset_ms, "the node's clock and this machine's agree again");
-            }
-        }
-    }
-}
-
-/// A worker that ended, by a defect, must not go on looking admitted.
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.report(NodeState::Connecting, &Diagnosis::without_remedy("the node's task has ended"));
     }
 }
 
@@ -642,46 +499,5 @@ fn unfit_by(vote: &Vote) -> Option<&'static str> {
             Some("it takes no writes any more: it has become a replica")
         }
         _ => None,
-    }
-}
-
-fn is_scan(task: &Task) -> bool {
-    matches!(*task.op, Op::Scan { .. })
-}
-
-/// How many operations go into the next call: a scan alone, others until a scan or until the call is full.
-fn next_call(waiting: &[Task]) -> usize {
-    if waiting.first().is_some_and(is_scan) {
-        return 1;
-    }
-    let mut bytes = 0;
-    waiting
-        .iter()
-        .position(|task| {
-            bytes += weight(&task.op);
-            is_scan(task) || bytes > MAX_BATCH_BYTES
-        })
-        .map_or(waiting.len(), |at| at.max(1))
-        .min(MAX_BATCH)
-}
-
-/// Bytes an operation adds to a call, roughly; for splitting oversized batches.
-pub(super) fn weight(op: &Op) -> usize {
-    const OVERHEAD: usize = 64;
-    OVERHEAD
-        + match op {
-            // The last of three for a hint, which holds the key once more.
-            Op::Acquire { keys, record, .. } | Op::Heal { keys, record, .. } => {
-                3 * keys.fence.len() + record.as_bytes().len()
-            }
-            Op::Release { keys, .. } | Op::Extend { keys, .. } => 3 * keys.fence.len() + Record::GRANT_LEN,
-            Op::Inspect { keys } => keys.lock.len(),
-            Op::Scan { key_prefix, .. } => key_prefix.len(),
-        }
-}
-
-fn fail_all(tasks: impl IntoIterator<Item = Task>, reason: Reason, effect: Effect, detail: &str) {
-    for task in tasks {
-        task.reply.send(Vote::Failed(Failure::new(reason, effect, detail)));
     }
 }

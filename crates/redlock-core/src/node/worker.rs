@@ -14,8 +14,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::admission::Admission;
+use super::calls::MAX_BATCH;
 pub use super::driver::DriverSettings;
-use super::driver::{Action, Driver, Event, MAX_BATCH};
+use super::driver::{Action, Driver, Event};
 use super::hints::HintSubscriber;
 use super::link::{Answer, Answering, Link, Session};
 use super::observer::Seams;

@@ -7,7 +7,7 @@ use fred::types::{Key, Value};
 
 use super::codec::{self, Header};
 use crate::node::admission::marker_key;
-use crate::node::driver;
+use crate::node::calls;
 use crate::node::{NodeSettings, Op, Record, Vote, hint};
 
 /// What turns operations into one call, and its replies into votes.
@@ -32,7 +32,7 @@ impl Codec {
 
     /// Weighs the operations as the worker does, and makes one call of them.
     pub fn encode(&self, ops: &[Arc<Op>]) -> (usize, Call) {
-        let weight = ops.iter().map(|op| driver::weight(op)).sum();
+        let weight = ops.iter().map(|op| calls::weight(op)).sum();
         let (keys, arguments) = codec::encode(&self.0, ops.iter());
         (weight, Call { keys, arguments })
     }

@@ -1,0 +1,148 @@
+//! What operators are told of a node: its status, the log, and measurements.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::admission::{Doubt, Facts};
+use super::observer::Seams;
+use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
+
+/// How often a quarantine is mentioned in the log.
+const MENTION: Duration = Duration::from_secs(60);
+
+pub(super) struct Reporter {
+    pub(super) name: Arc<str>,
+    pub(super) seams: Seams,
+    status: watch::Sender<NodeStatus>,
+    /// D: a clock further than this from ours makes the node refuse our fencing tokens.
+    max_clock_offset: Duration,
+    run_id: Option<String>,
+    /// When the quarantine was last mentioned on this connection.
+    mentioned: Option<Duration>,
+    clock_is_far: bool,
+}
+
+impl Reporter {
+    pub(super) fn new(name: Arc<str>, max_clock_offset: Duration, seams: Seams) -> Self {
+        let first = NodeStatus::new(NodeState::Connecting, seams.clock.wall_micros());
+        let status = watch::Sender::new(NodeStatus { detail: "connecting for the first time".into(), ..first });
+        Self { name, seams, status, max_clock_offset, run_id: None, mentioned: None, clock_is_far: false }
+    }
+
+    pub(super) fn feed(&self) -> watch::Receiver<NodeStatus> {
+        self.status.subscribe()
+    }
+
+    pub(super) fn status(&self) -> watch::Ref<'_, NodeStatus> {
+        self.status.borrow()
+    }
+
+    pub(super) fn connected(&mut self) {
+        self.mentioned = None;
+    }
+
+    pub(super) fn process(&mut self, facts: &Facts) {
+        if facts.run_id.is_empty() {
+            return;
+        }
+        if self.run_id.as_ref().is_some_and(|known| *known != facts.run_id) {
+            tracing::warn!(node = %self.name, "node was restarted");
+            self.status.send_modify(|status| status.restarts += 1);
+        }
+        self.run_id = Some(facts.run_id.clone());
+    }
+
+    pub(super) fn evictions(&self, evicted_keys: u64) {
+        self.status
+            .send_if_modified(|status| std::mem::replace(&mut status.evicted_keys, evicted_keys) != evicted_keys);
+    }
+
+    pub(super) fn admitted(&self, facts: &Facts) {
+        self.enter(NodeState::Admitted, &Diagnosis::default());
+        self.status.send_modify(|status| status.evicted_keys = facts.evicted_keys);
+        tracing::info!(node = %self.name, version = %facts.version, durability = %facts.durability, "node admitted");
+    }
+
+    pub(super) fn cannot_vote(&self, state: NodeState, diagnosis: &Diagnosis) {
+        if self.enter(state, diagnosis) {
+            let (why, advice) = (&diagnosis.reason, diagnosis.remedy.map(tracing::field::display));
+            tracing::warn!(node = %self.name, state = state.as_str(), why, advice, "node cannot vote");
+        }
+    }
+
+    /// `is_new` says that another quarantine, or none, was reported before.
+    pub(super) fn quarantined(&mut self, diagnosis: &Diagnosis, doubt: Doubt, left: Duration, is_new: bool) {
+        if is_new || self.status().state != NodeState::Quarantined {
+            let now = self.seams.clock.wall_micros();
+            // In one step: nobody may see a new node as one that is not.
+            self.status.send_modify(|status| {
+                status.enter(NodeState::Quarantined, diagnosis);
+                status.since_micros = now;
+                status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
+                status.is_bootstrapping = doubt == Doubt::New;
+            });
+            self.observe();
+        }
+        let now = self.seams.clock.monotonic();
+        if doubt != Doubt::New && self.mentioned.is_none_or(|at| now.saturating_sub(at) >= MENTION) {
+            self.mentioned = Some(now);
+            let seconds_left = left.as_secs();
+            let (why, advice) = (&diagnosis.reason, diagnosis.remedy.map(tracing::field::display));
+            tracing::warn!(node = %self.name, why, advice, seconds_left, "node in quarantine");
+        }
+    }
+
+    pub(super) fn clock_offset(&mut self, offset_micros: i64) {
+        self.seams.observer.clock_offset(&self.name, offset_micros);
+        let max = self.max_clock_offset;
+        let offset = Duration::from_micros(offset_micros.unsigned_abs());
+        let (is_far, is_off, offset_ms) = (offset > max / 2, offset > max, offset_micros / 1000);
+        if is_off != self.status().clock_is_off {
+            self.status.send_modify(|status| {
+                status.clock_is_off = is_off;
+                let why = format!("its clock is {offset_ms} ms from this machine's: it refuses all fencing tokens");
+                status.detail = if is_off { why } else { String::new() };
+                status.remedy = is_off.then_some(Remedy::MendClock);
+            });
+            self.observe();
+        }
+        if std::mem::replace(&mut self.clock_is_far, is_far) != is_far {
+            let (node, max_ms) = (&self.name, max.as_millis() as u64);
+            if is_far {
+                tracing::warn!(%node, offset_ms, max_ms, "the node's clock and this machine's are far apart: mend one");
+            } else {
+                tracing::info!(%node, offset_ms, "the node's clock and this machine's agree again");
+            }
+        }
+    }
+
+    /// Whether there was something new to say.
+    fn enter(&self, state: NodeState, diagnosis: &Diagnosis) -> bool {
+        let now = self.seams.clock.wall_micros();
+        let is_news = self.status.send_if_modified(|status| {
+            let changed = status.state != state || status.detail != diagnosis.reason;
+            if status.state != state {
+                status.since_micros = now;
+            }
+            status.enter(state, diagnosis);
+            changed
+        });
+        if is_news {
+            self.observe();
+        }
+        is_news
+    }
+
+    fn observe(&self) {
+        self.seams.observer.node_status(&self.name, &self.status());
+    }
+}
+
+/// A worker that ended, by a defect, must not leave its node looking admitted.
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        self.enter(NodeState::Connecting, &Diagnosis::without_remedy("the node's task has ended"));
+    }
+}
