@@ -501,3 +501,6 @@ fn unfit_by(vote: &Vote) -> Option<&'static str> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

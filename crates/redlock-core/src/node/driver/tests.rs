@@ -1,0 +1,224 @@
+//! The driver without a worker, a link or a clock that runs: what comes out when this or that goes in.
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::clock::{OsEntropy, SystemClock};
+use crate::node::admission::{ClusterConfig, Durability};
+use crate::node::{Keys, NoObserver, Op, Reply, Voter};
+use crate::types::LockName;
+
+const MAX_TTL: Duration = Duration::from_secs(300);
+const DEADLINE: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+struct Votes(Mutex<Vec<Vote>>);
+
+impl Voter for Votes {
+    fn vote(&self, _: usize, vote: Vote) {
+        self.0.lock().unwrap().push(vote);
+    }
+}
+
+struct Bench {
+    driver: Driver,
+    now: Instant,
+    votes: Arc<Votes>,
+}
+
+impl Bench {
+    fn new(bootstrap: bool) -> Self {
+        let seams =
+            Seams { clock: Arc::new(SystemClock), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) };
+        let identity = ClusterConfig::new("a:1", MAX_TTL).identity("a:1");
+        let admission = Admission::new(identity, MAX_TTL).expecting_bootstrap(bootstrap);
+        let settings = DriverSettings {
+            call_deadline: DEADLINE,
+            max_clock_offset: Duration::from_secs(2),
+            overlap_above: Duration::ZERO,
+        };
+        let now = Instant::now();
+        Self { driver: Driver::new("a:1".into(), admission, settings, seams, now), now, votes: Arc::default() }
+    }
+
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.driver.next_action()).collect()
+    }
+
+    fn at_deadline(&mut self) -> Vec<Action> {
+        self.now = self.driver.deadline();
+        self.driver.tick(self.now);
+        self.actions()
+    }
+
+    fn on(&mut self, event: Event) -> Vec<Action> {
+        self.driver.handle(event, self.now);
+        self.actions()
+    }
+
+    fn connect(&mut self) {
+        assert_eq!(self.at_deadline(), [Action::Connect]);
+        assert_eq!(self.on(Event::Connected(Ok(()))), [Action::Look]);
+    }
+
+    fn sees(&mut self, marker: Option<&str>) -> Vec<Action> {
+        self.on(Event::Looked(Ok(Look { facts: facts(), marker: marker.map(str::to_owned) })))
+    }
+
+    /// The marker that is put in the place of none.
+    fn quarantined(&mut self) -> String {
+        let actions = self.sees(None);
+        let [Action::SwapMarker(MarkerSwap { from: None, to, .. })] = actions.as_slice() else { panic!("{actions:?}") };
+        assert_eq!(self.on(Event::Swapped(Ok(Swapped::Done))), [Action::Look]);
+        assert_eq!(self.sees(Some(to)), []);
+        to.clone()
+    }
+
+    /// Votes from now on.
+    fn admitted(bootstrap: bool) -> Self {
+        let mut bench = Self::new(bootstrap);
+        bench.connect();
+        let marker = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&facts(), 7);
+        let loads = bench.sees(Some(&marker));
+        assert!(matches!(loads.as_slice(), [Action::Load { .. }]), "{loads:?}");
+        assert_eq!(bench.on(Event::Loaded(Ok(()))), [Action::Call], "which tells how far the node is");
+        bench.now += Duration::from_millis(2);
+        assert_eq!(bench.on(Event::Answered(Ok(answer(Vec::new())))), []);
+        bench
+    }
+
+    fn submit(&mut self, count: usize) {
+        let keys = Keys::new("lock:", &"a".parse::<LockName>().unwrap());
+        let task = || Task {
+            op: Arc::new(Op::Inspect { keys: keys.clone() }),
+            not_after: self.now + DEADLINE,
+            reply: Reply::new(self.votes.clone(), 0),
+        };
+        let tasks: Vec<_> = (0..count).map(|_| task()).collect();
+        self.driver.submit(tasks.into_iter());
+    }
+
+    fn call(&mut self) {
+        assert!(self.driver.wants_call());
+        self.driver.call(self.now);
+        assert_eq!(self.actions(), [Action::Call]);
+    }
+
+    fn failures(&self) -> Vec<(Reason, Effect)> {
+        let failure = |vote: &Vote| match vote {
+            Vote::Failed(failure) => Some((failure.reason, failure.effect)),
+            _ => None,
+        };
+        self.votes.0.lock().unwrap().iter().filter_map(failure).collect()
+    }
+
+    fn state(&self) -> NodeState {
+        self.driver.status().borrow().state
+    }
+}
+
+fn facts() -> Facts {
+    Facts {
+        run_id: "a".repeat(40),
+        version: "7.0.15".into(),
+        role: "master".into(),
+        policy: "noeviction".into(),
+        evicted_keys: 0,
+        durability: Durability::Volatile("appendonly no"),
+        rewritten: false,
+        replication_id: "c".repeat(40),
+        was_replica: false,
+    }
+}
+
+fn answer(votes: Vec<Vote>) -> Answer {
+    Answer { votes, time_micros: None, is_admitted: true }
+}
+
+#[test]
+fn a_connection_that_breaks_does_not_lose_the_word_that_the_cluster_is_new() {
+    let mut bench = Bench::new(true);
+    bench.connect();
+    let marker = bench.quarantined();
+    assert_eq!(bench.on(Event::Closed("cut".into())), [Action::Disconnect]);
+    assert_eq!(bench.on(Event::BootstrapConfirmed), [], "there is nobody to look at");
+    bench.connect();
+    let actions = bench.sees(Some(&marker));
+    assert!(
+        matches!(actions.as_slice(), [Action::SwapMarker(MarkerSwap { to, .. })] if to.contains(":volatile.")),
+        "{actions:?}"
+    );
+}
+
+#[test]
+fn a_word_for_one_quarantine_does_not_end_another() {
+    let mut bench = Bench::new(true);
+    bench.connect();
+    bench.quarantined();
+    assert_eq!(bench.on(Event::BootstrapConfirmed), [Action::Look]);
+    // It has lost its data once more, in the meantime.
+    bench.quarantined();
+    assert_eq!(bench.state(), NodeState::Quarantined);
+    assert_eq!(bench.at_deadline(), [Action::Look], "and it waits");
+}
+
+#[test]
+fn the_oldest_call_has_timed_out_and_those_behind_it_are_lost_with_the_connection() {
+    let mut bench = Bench::admitted(false);
+    bench.submit(1);
+    bench.call();
+    bench.now += DEADLINE / 2;
+    bench.submit(1);
+    bench.call();
+    bench.submit(1);
+    bench.now += DEADLINE / 2;
+    bench.driver.tick(bench.now);
+    assert_eq!(bench.actions(), [Action::Disconnect]);
+    let lost = [(Reason::Timeout, Effect::Possible), (Reason::Down, Effect::Possible), (Reason::Down, Effect::None)];
+    assert_eq!(bench.failures(), lost);
+    assert_eq!(bench.state(), NodeState::Connecting);
+}
+
+#[test]
+fn what_is_submitted_without_a_session_was_not_sent() {
+    let mut bench = Bench::new(false);
+    bench.submit(1);
+    bench.connect();
+    bench.quarantined();
+    bench.submit(1);
+    assert_eq!(bench.failures(), [(Reason::Down, Effect::None), (Reason::Quarantined, Effect::None)]);
+}
+
+#[test]
+fn a_replica_that_takes_no_writes_is_looked_at_again_before_it_votes_on() {
+    let mut bench = Bench::admitted(false);
+    bench.submit(1);
+    bench.call();
+    let vote = Vote::Failed(Failure::new(Reason::Error, Effect::Possible, "READONLY You can't write"));
+    assert_eq!(bench.on(Event::Answered(Ok(answer(vec![vote])))), [Action::Disconnect]);
+    assert_eq!(bench.state(), NodeState::Connecting);
+}
+
+#[test]
+fn a_node_is_looked_at_beside_its_calls() {
+    let mut bench = Bench::admitted(false);
+    bench.now += HEARTBEAT / 2;
+    bench.submit(1);
+    bench.call();
+    assert_eq!(bench.at_deadline(), [Action::Look], "before the call is answered");
+    assert!(bench.driver.has_calls());
+}
+
+#[test]
+fn pauses_between_connections_double_up_to_a_second() {
+    let mut bench = Bench::new(false);
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        assert_eq!(bench.at_deadline(), [Action::Connect]);
+        assert_eq!(bench.on(Event::Connected(Err(LinkError::broken("refused")))), [Action::Disconnect]);
+        pauses.push(bench.driver.deadline() - bench.now);
+    }
+    for (pause, most) in pauses.iter().zip([50, 100, 200, 400, 800, 1_000, 1_000, 1_000].map(Duration::from_millis)) {
+        assert!((most / 2..=most).contains(pause), "{pauses:?}");
+    }
+}
