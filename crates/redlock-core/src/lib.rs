@@ -18,7 +18,8 @@
 //! - waiters stand in a queue, and a release hands the lock to the next one in the same round trip;
 //! - outcomes are honest: refused, impossible and unknown are different answers ([`LockError`]).
 //!
-//! What exactly is promised, on what assumptions, and how it is shown: [`safety`].
+//! What exactly is promised, on what assumptions, and how it is shown: [`safety`]. How a request goes through all the
+//! modules, what states a node has, and a glossary: [`architecture`].
 //!
 //! ```
 //! use std::sync::Arc;
@@ -94,6 +95,7 @@
 //! | `release` | carries out the plan of a hand-off: release, ask again for the next waiter, tell others | whose turn it is |
 //! | `inspect`, `list` | for people | that locks are acquired |
 //! | `bootstrap` | the first start of a cluster | locks |
+//! | `settings` | what all of them are made with, checked | nodes but for their names |
 //! | `wait` | the queue of waiters of each lock, fairness between processes, the plan of a hand-off | votes, nodes, [`Redlock`] |
 //! | `shared` | what all operations share | what they do with it |
 //! | `round` | one question to all nodes | what the answer is for |
@@ -113,6 +115,8 @@
 #![warn(missing_docs)]
 
 mod acquire;
+#[doc = include_str!("../ARCHITECTURE.md")]
+pub mod architecture {}
 mod bootstrap;
 pub mod clock;
 pub mod error;
