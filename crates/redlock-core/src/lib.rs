@@ -95,12 +95,12 @@
 //! | `release` | carries out the plan of a hand-off: release, ask again for the next waiter, tell others | whose turn it is |
 //! | `inspect`, `list` | for people | that locks are acquired |
 //! | `bootstrap` | the first start of a cluster | locks |
-//! | `settings` | what all of them are made with, checked | nodes but for their names |
 //! | `wait` | the queue of waiters of each lock, fairness between processes, the plan of a hand-off | votes, nodes, [`Redlock`] |
 //! | `shared` | what all operations share | what they do with it |
 //! | `round` | one question to all nodes | what the answer is for |
 //! | `votes` | what the answers say of a lock: who holds it, who may | time, tokio |
 //! | `pending_releases` | releases that nodes did not answer, until they do | who asked |
+//! | `settings` | what a [`Redlock`] is made with, checked | what becomes of it |
 //! | [`quorum`], [`validity`], [`retry`] | pure decisions | time, nodes, tokio |
 //! | [`clock`] | the time and chance seams, the clock that mints fencing tokens | nodes |
 //! | [`types`] | names, owners, tokens, TTLs: parsed once, limits beside them | everything else |

@@ -249,7 +249,7 @@ pub struct History {
     pub losses: Vec<(Moment, u8)>,
     /// When something was broken, in order. Everything may be disturbed for a while after it.
     pub faults: Vec<Moment>,
-    /// Waiters that are left at the end.
+    /// Who still waits at the end.
     pub remaining: Vec<Remaining>,
     /// What is left at the end.
     pub leftovers: Vec<Leftover>,
@@ -358,7 +358,7 @@ impl Recorder {
         add(&mut inner.history.counts);
     }
 
-    /// Ends the history: what happens from now on is not part of it.
+    /// Ends the history.
     pub fn take(&self) -> History {
         let mut inner = self.lock();
         inner.closed = true;

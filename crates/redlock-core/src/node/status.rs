@@ -33,6 +33,7 @@ impl NodeState {
 /// What a node is doing and why, for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeStatus {
+    /// What it is doing.
     pub state: NodeState,
     /// Since when, in microseconds since 1970 by the gateway's wall clock.
     pub since_micros: u64,
