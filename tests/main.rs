@@ -73,6 +73,7 @@ mod operations {
 
 /// The source tree itself.
 mod repository {
+    mod architecture;
     mod layout;
     mod modules;
     mod readme;

@@ -30,12 +30,12 @@ const MAX_PATIENCE: Duration = Duration::from_secs(365 * 86_400);
 /// The waiters of this process, and the attempts that are handed to them.
 pub(crate) type Waiters = WaitRegistry<AcquireParams, Attempt>;
 
-/// How to acquire.
+/// What an acquire may say beside name and TTL.
 #[derive(Debug, Clone, Default)]
 pub struct AcquireOptions {
     /// Text for people, stored beside the lock.
     pub info: Info,
-    /// Who will own it; a fresh random owner when `None`. The same owner gets its own lock again, with a larger fencing
+    /// The owner; a fresh random one when `None`. The same owner gets its own lock again, with a larger fencing
     /// token and a full TTL. An attempt with a given owner that fails or is cancelled undoes only what it set on nodes
     /// where that owner had nothing: an earlier attempt may have been promised the rest.
     pub owner: Option<Owner>,

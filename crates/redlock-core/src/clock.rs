@@ -48,7 +48,7 @@ pub trait Entropy: Send + Sync + 'static {
     /// Fills the buffer with bytes that nobody can guess.
     fn fill(&self, buffer: &mut [u8]);
 
-    /// A fresh owner.
+    /// An owner that nobody else can guess.
     fn owner(&self) -> Owner {
         let mut raw = [0; Owner::LEN];
         self.fill(&mut raw);

@@ -28,9 +28,9 @@ pub enum LockError {
     /// The TTL is longer than this cluster allows.
     #[error("a ttl of {} ms is longer than the {} ms this cluster allows", .asked.millis(), .max.millis())]
     TtlTooLong {
-        /// What was asked.
+        /// The TTL that was asked for.
         asked: Ttl,
-        /// What is allowed.
+        /// The longest TTL of this cluster.
         max: Ttl,
     },
     /// As many requests wait as are allowed to. Nothing was asked of any node.
@@ -80,18 +80,18 @@ impl HeldBy {
 pub struct NodeReport {
     /// The node's name.
     pub node: String,
-    /// Its answer.
+    /// What it answered, if anything.
     pub answer: NodeAnswer,
 }
 
 /// The kinds of answers, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeAnswer {
-    /// It agreed.
+    /// It did what was asked.
     Agreed,
     /// It refused: somebody else's lock, or none, or a newer fencing token stood there.
     Refused(&'static str),
-    /// No usable answer.
+    /// It did not answer, or with an error.
     Failed(Failure),
     /// The round was decided before it answered.
     Pending,

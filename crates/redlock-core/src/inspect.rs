@@ -20,9 +20,9 @@ pub struct Inspection {
 pub enum NodeView {
     /// Somebody's lock is stored.
     Held,
-    /// Nothing is stored.
+    /// It stores no lock of this name.
     Free,
-    /// No usable answer.
+    /// It did not answer, or with an error.
     Failed(Failure),
     /// The answer was not needed.
     Pending,

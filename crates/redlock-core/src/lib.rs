@@ -18,7 +18,8 @@
 //! - waiters stand in a queue, and a release hands the lock to the next one in the same round trip;
 //! - outcomes are honest: refused, impossible and unknown are different answers ([`LockError`]).
 //!
-//! What exactly is promised, on what assumptions, and how it is shown: [`safety`].
+//! What exactly is promised, on what assumptions, and how it is shown: [`safety`]. How a request goes through all the
+//! modules, what states a node has, and a glossary: [`architecture`].
 //!
 //! ```
 //! use std::sync::Arc;
@@ -99,6 +100,7 @@
 //! | `round` | one question to all nodes | what the answer is for |
 //! | `votes` | what the answers say of a lock: who holds it, who may | time, tokio |
 //! | `pending_releases` | releases that nodes did not answer, until they do | who asked |
+//! | `settings` | what a [`Redlock`] is made with, checked | what becomes of it |
 //! | [`quorum`], [`validity`], [`retry`] | pure decisions | time, nodes, tokio |
 //! | [`clock`] | the time and chance seams, the clock that mints fencing tokens | nodes |
 //! | [`types`] | names, owners, tokens, TTLs: parsed once, limits beside them | everything else |
@@ -113,6 +115,8 @@
 #![warn(missing_docs)]
 
 mod acquire;
+#[doc = include_str!("../ARCHITECTURE.md")]
+pub mod architecture {}
 mod bootstrap;
 pub mod clock;
 pub mod error;

@@ -7,12 +7,13 @@
 //! 2. *One vote each*: every submitted operation is answered exactly once, if only with [`Vote::Failed`]; `submit` itself
 //!    never waits.
 //! 3. *Honesty about effects*: [`Effect::None`] is said only when the node cannot have run the operation, now or later.
-
 //!
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
 //! | `op`, `record` | what is asked and answered; what is stored | how it travels |
-//! | `status` | what a node is doing, why, and what can be done about it | who is told, flags |
+//! | `hint` | what gateways tell each other | who hears it |
+//! | `observer` | what is measured, and what is taken from outside | what comes of it |
+//! | `status` | what a node is doing, why, and what can be done about it | flags |
 //! | [`rules`] | the rules of one node, over a small key space | where the keys are |
 //! | [`memory`] | that key space in this process | |
 //! | [`admission`] | whether a master may vote: facts and marker in, one step out | connections, time |
@@ -21,7 +22,7 @@
 //! | `report` | what operators are told of a master | what it is told |
 //! | [`link`] | the seam to one connection | what is said on it, and when |
 //! | [`worker`] | runs a driver on a link | what to do |
-//! | `hints` | the second connection, which hears other processes | what is said on it |
+//! | `hints` | the second connection, which hears other processes | what they say |
 //! | [`redis`] | the link to a real master | when it is used |
 
 use std::fmt;

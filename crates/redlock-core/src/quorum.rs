@@ -59,7 +59,7 @@ impl Quorum {
 /// Votes counted so far; those still out are the rest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// For the operation.
+    /// Nodes that did what was asked, or agree on what they store.
     pub yes: usize,
     /// Definite refusals.
     pub no: usize,

@@ -76,7 +76,7 @@ pub enum NameError {
     /// A character outside the alphabet.
     #[error("the name has {found:?} at byte {at}; allowed are 1 to 255 bytes of [A-Za-z0-9._:@/+~-]")]
     BadCharacter {
-        /// The character.
+        /// The character that is not allowed.
         found: char,
         /// Its position in bytes, from 0.
         at: usize,
@@ -174,7 +174,7 @@ impl FencingToken {
         self.0
     }
 
-    /// Its decimal digits.
+    /// 16 decimal digits, as nodes store them.
     pub(crate) fn text(self) -> [u8; Self::TEXT_LEN] {
         let (mut text, mut left) = ([0; Self::TEXT_LEN], self.0);
         for digit in text.iter_mut().rev() {
@@ -290,7 +290,7 @@ impl Ttl {
         Self::from_millis(u64::try_from(duration.as_millis()).ok()?)
     }
 
-    /// Whole milliseconds.
+    /// In milliseconds: 10 to 86,400,000.
     pub fn millis(self) -> u32 {
         self.0
     }

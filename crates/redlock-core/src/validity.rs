@@ -24,7 +24,7 @@ pub struct Lease {
     pub ttl: Ttl,
     /// Nodes that had granted when the decision fell.
     pub nodes_granted: usize,
-    /// All configured nodes.
+    /// N: all configured nodes, up or not.
     pub nodes_total: usize,
     /// How many times the nodes were asked for it.
     pub rounds: u32,

@@ -109,7 +109,7 @@ impl Appended {
 }
 
 impl Audit {
-    /// Into the log.
+    /// Into the log, as `redlock_audit`; only what is denied or forced.
     pub fn logged() -> Self {
         Self { file: None }
     }

@@ -22,7 +22,7 @@ use crate::config::Limits;
 use crate::info::LockMetadata;
 use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
 
-/// The lock service.
+/// The lock service, as the routes call it. One per process.
 pub struct Gateway {
     locks: Redlock,
     limits: Limits,
@@ -34,7 +34,7 @@ pub struct Gateway {
     drained: Notify,
 }
 
-/// What to acquire.
+/// An acquire, its arguments checked.
 #[derive(Debug)]
 pub struct AcquireRequest {
     pub name: LockName,
@@ -188,7 +188,7 @@ impl Gateway {
             Some(patience) => {
                 let waits = || in_flight.wait();
                 tokio::select! {
-                    // First: a waiter that is sent away must not try once more for having come to the head of the line.
+                    // First: a waiter that is sent away must not try once more for having become the first of the queue.
                     biased;
                     () = drained => return Err(Refusal::Draining),
                     () = gone => return Err(Refusal::ClientGone),

@@ -1,6 +1,6 @@
 //! redlock-gateway: distributed locks over plain HTTP.
 //!
-//! Data flows one way: HTTP → gateway → core → node client → Redis.
+//! Data flows one way: HTTP → gateway → core → node → Redis; `ARCHITECTURE.md` of the core follows a request.
 //!
 //! | room | what it is for | what it does not know |
 //! | --- | --- | --- |

@@ -37,7 +37,7 @@ const UPKEEP: Duration = Duration::from_secs(5);
 
 /// A server that was started.
 pub struct Running {
-    /// Where it listens.
+    /// Where it listens, with the port that was chosen.
     pub address: SocketAddr,
     /// The service behind it.
     pub gateway: Arc<Gateway>,

@@ -42,7 +42,6 @@ impl Path {
     }
 }
 
-/// All of them.
 pub(crate) const PATHS: [Path; 7] = [
     Path {
         name: "batch",
@@ -226,7 +225,6 @@ impl Served {
         Response::from_parts(head, ())
     }
 
-    /// The token.
     async fn acquire(&mut self, path: &str) -> HeaderValue {
         let response = self.ask(request("POST", path, None, BODY), StatusCode::CREATED).await;
         response.headers()["lock-token"].clone()

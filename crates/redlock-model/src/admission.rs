@@ -75,7 +75,7 @@ pub struct Bounds {
     pub durability: bool,
     /// Whether the cluster is brand-new, and its first gateway, or both, are started with that word.
     pub bootstrap: bool,
-    /// Restarts of gateways.
+    /// How many restarts of gateways there may be.
     pub restarts: u8,
     /// Whether a shorter `max_ttl` is introduced, which the second gateway has from the beginning.
     pub change: bool,
@@ -101,7 +101,7 @@ impl Bounds {
     };
 }
 
-/// The model.
+/// The model of two gateways that admit nodes which fail.
 #[derive(Debug)]
 pub struct Admission {
     rules: Rules,
@@ -113,7 +113,6 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// With these bounds.
     pub fn new(rules: Rules, bounds: Bounds) -> Self {
         let quorum = Quorum::new(bounds.nodes).expect("so many nodes are allowed");
         let identity = |max_ttl| ClusterConfig::new("cluster", Duration::from_secs(max_ttl)).identity("node");

@@ -237,7 +237,7 @@ pub static CASES: [&Case; 21] = [
 
 macro_rules! mutations {
     ($($rule:ident: $case:ident, $property:ident;)*) => {
-        /// Every rule.
+        /// Every rule, with the case that misses it when it is off.
         pub static MUTATIONS: &[Mutation] = &[$(Mutation {
             rule: stringify!($rule),
             property: $property,

@@ -31,7 +31,7 @@ impl First {
     }
 }
 
-/// When to stop.
+/// How far to explore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
     /// Everything is explored, or any property is violated.
@@ -43,7 +43,7 @@ pub enum Until {
 /// What came of it.
 #[derive(Debug)]
 pub struct Outcome {
-    /// States that differ.
+    /// Different states that were reached.
     pub states: usize,
     /// Steps from one to another.
     pub steps: usize,

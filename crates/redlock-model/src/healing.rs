@@ -59,7 +59,6 @@ struct Site {
     away: bool,
 }
 
-/// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// The holder extends; if a majority does, missing nodes are healed.
@@ -75,7 +74,6 @@ pub enum Action {
 }
 
 impl Healing {
-    /// With these bounds.
     pub fn new(rules: Rules, faults: u8, extended: bool) -> Self {
         let quorum = Quorum::new(NODES).expect("three nodes are allowed");
         Self { rules, faults, extended, quorum, firsts: Default::default() }

@@ -43,8 +43,6 @@
 //! promised. Answers of nodes that decide nothing are left out as well, see [`locks`]. States are told apart by 64-bit
 //! fingerprints: among ten million states one is overlooked with a chance of about one in four hundred thousand.
 
-#![warn(missing_docs)]
-
 pub mod admission;
 pub mod catalogue;
 pub mod explore;

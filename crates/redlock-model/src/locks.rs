@@ -38,7 +38,7 @@ use crate::explore::{First, Told};
 use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Window};
 use crate::rules::Rules;
 
-/// Masters.
+/// Masters: the smallest number with a majority that is not all of them.
 pub const NODES: usize = 3;
 /// Attempts: two of owner A, one of owner B.
 pub const TRIES: usize = 3;
@@ -77,7 +77,7 @@ impl Bounds {
         Self { retry: true, losses: 0, renewals: 0, bad_clock: true, releases: true, every_order: false };
 }
 
-/// The model.
+/// The model of two owners on three nodes.
 #[derive(Debug)]
 pub struct Locks {
     rules: Rules,
@@ -87,7 +87,6 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// With these bounds.
     pub fn new(rules: Rules, bounds: Bounds) -> Self {
         let quorum = Quorum::new(NODES).expect("three nodes are allowed");
         let bounds = Bounds { renewals: bounds.renewals.min(RENEWALS), ..bounds };

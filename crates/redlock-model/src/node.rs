@@ -15,12 +15,12 @@ pub const NO_TOKEN: Token = 0;
 /// What a gateway mints whose clock is further ahead than D.
 pub const FAR: Token = 15;
 
-/// Who asks for the lock.
+/// The contenders for the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Owner {
     /// May ask again as the same owner.
     A,
-    /// Asks for itself.
+    /// Asks for itself, once.
     B,
     /// In whose name a release is only a barrier.
     Nobody,
@@ -29,7 +29,6 @@ pub enum Owner {
 /// A lock as a node stores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Lock {
-    /// Whose it is.
     pub owner: Owner,
     /// What it was granted with.
     pub token: Token,
@@ -39,12 +38,11 @@ pub struct Lock {
     pub guards: u8,
 }
 
-/// One master.
+/// What one master stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Node {
     /// Whether the marker of its admission stands.
     pub admitted: bool,
-    /// The lock key.
     pub lock: Option<Lock>,
     /// The fence key; [`NO_TOKEN`] when there is none.
     pub fence: Token,
@@ -81,11 +79,9 @@ pub enum Vote {
     Held(Lock),
     /// The fence is at T or above.
     Stale(Token),
-    /// Still this grant.
     Extended,
     /// Was this owner's, is gone.
     Released,
-    /// There is none.
     Missing,
     /// The marker does not stand.
     Quarantined,

@@ -10,7 +10,7 @@ macro_rules! rules {
         }
 
         impl Rules {
-            /// What ships.
+            /// All rules on, as they ship.
             pub const ALL: Self = Self { $($rule: true),* };
         }
     };

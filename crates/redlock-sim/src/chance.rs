@@ -11,7 +11,7 @@ use rand::rngs::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
 use redlock_core::clock::Entropy;
 
-/// Who draws.
+/// The purposes that draw random numbers. Each has a stream of its own, so one that draws more does not change what another draws.
 #[derive(Debug, Clone, Copy)]
 pub enum Stream {
     /// What kind of history it is.
@@ -22,7 +22,6 @@ pub enum Stream {
     Hints,
     /// One kind of fault.
     Fault(u8),
-    /// One client.
     Client(u8),
     /// One client of another library.
     Foreign(u8),
@@ -30,7 +29,6 @@ pub enum Stream {
     Bootstrap,
     /// One process of one gateway: owners, nonces, jitter.
     Gateway {
-        /// Which gateway.
         index: u8,
         /// Which of its processes.
         process: u16,

@@ -31,10 +31,10 @@ use self::by_name::Locks;
 pub use self::summary::Summary;
 use crate::history::{Answer, Cast, Grant, History, Kind, Landing, Moment, Request};
 
-/// What was violated.
+/// What the checker demands of a history; each variant names how it is violated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Demand {
-    /// Two holders.
+    /// Two clients that hold one lock at a time.
     Exclusion,
     /// A token that is not larger.
     Fencing,
@@ -46,7 +46,7 @@ pub enum Demand {
     Extension,
     /// An extended lock that was lost.
     Kept,
-    /// A waiter that was overtaken in its own line.
+    /// A waiter that was overtaken in its own queue.
     Order,
     /// A waiter without an answer.
     Answered,
@@ -55,7 +55,6 @@ pub enum Demand {
 }
 
 impl Demand {
-    /// All of them.
     pub const ALL: [Self; 9] = [
         Self::Exclusion,
         Self::Fencing,
@@ -69,14 +68,12 @@ impl Demand {
     ];
 }
 
-/// One violation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// Of what.
     pub demand: Demand,
     /// When it can first be seen.
     pub at: Duration,
-    /// What happened.
+    /// What happened, for people, with the names of the timeline.
     pub text: String,
 }
 

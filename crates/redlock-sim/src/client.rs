@@ -5,7 +5,7 @@
 //! arrive, or hang up. It never does one thing: act as a holder past its deadline without the resource being able to
 //! tell. Its writes carry its fencing token.
 //!
-//! A good part of all clients waits in line. They lose patience, hang up, repeat the same idempotency key while the first
+//! A good part of all clients waits in queues. They lose patience, hang up, repeat the same idempotency key while the first
 //! copy still waits, and their gateways die.
 
 mod brisk;
@@ -37,21 +37,15 @@ impl Registers {
     }
 }
 
-/// One client.
 pub struct Client {
-    /// Its number.
     pub index: u8,
-    /// Its clock.
     pub clock: SimClock,
-    /// Its chance.
     pub chance: Chance,
-    /// All gateways.
     pub gateways: Arc<[Gateway]>,
-    /// Number of locks.
+    /// It asks for one of so many locks.
     pub names: u8,
-    /// When it stops.
+    /// It asks for nothing any more from then on.
     pub until: Instant,
-    /// The history.
     pub recorder: Arc<Recorder>,
     /// What the locks protect.
     pub registers: Arc<Registers>,
@@ -59,7 +53,7 @@ pub struct Client {
     pub habits: Habits,
     /// How many of a hundred requests name an owner of their own, as those with an idempotency key do.
     pub keyed_percent: u64,
-    /// How many wait in line.
+    /// How many of a hundred requests wait in the queue.
     pub waiting_percent: u64,
 }
 
@@ -70,7 +64,7 @@ pub enum Habits {
     Any,
     /// It keeps one lock from the beginning to the end, extending it in time.
     Keeps,
-    /// It waits in line, and most often gives the lock back soon.
+    /// It waits in the queue, and most often gives the lock back soon.
     Brisk,
 }
 
@@ -96,7 +90,6 @@ struct Wish {
 
 #[derive(Clone, Copy)]
 enum How {
-    /// One try.
     Once,
     /// With pauses between tries.
     Polling,

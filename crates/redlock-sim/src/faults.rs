@@ -20,13 +20,10 @@ use crate::plan::Plan;
 pub struct Stage {
     /// What is to happen.
     pub plan: Arc<Plan>,
-    /// The masters.
     pub masters: Arc<[Arc<Master>]>,
-    /// The gateways.
     pub gateways: Arc<[Gateway]>,
     /// What is between them.
     pub network: Arc<Network>,
-    /// The history.
     pub recorder: Arc<Recorder>,
     /// No harm is done from then on.
     pub until: Instant,

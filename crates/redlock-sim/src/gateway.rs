@@ -25,9 +25,7 @@ use crate::network::Network;
 use crate::plan::Plan;
 use crate::time::SimClock;
 
-/// One gateway.
 pub struct Gateway {
-    /// Its number.
     pub index: u8,
     /// The clock of its machine.
     pub clock: Arc<SimClock>,
@@ -138,7 +136,7 @@ impl Gateway {
         }
     }
 
-    /// Who waits at it; `None` when it is down.
+    /// How many wait at it; `None` when it is down.
     pub fn remaining(&self) -> Option<Remaining> {
         let Waiting { waiters, locks } = self.redlock()?.waiting();
         Some(Remaining { gateway: self.index, waiters, locks })

@@ -26,7 +26,7 @@ pub struct Moment {
 pub struct Grant {
     /// The first half of the owner.
     pub owner: u64,
-    /// T.
+    /// T, in microseconds since 1970.
     pub fencing: u64,
 }
 
@@ -39,7 +39,7 @@ pub enum Request {
         owner: Option<u64>,
         /// The TTL.
         ttl_ms: u64,
-        /// How long it waits in line, if it does.
+        /// How long it waits in the queue, if it does.
         patience_ms: Option<u64>,
     },
     /// To keep it for so many milliseconds more.
@@ -61,7 +61,6 @@ pub enum Request {
 pub enum Answer {
     /// It has the lock, for so long of true time as its own clock measures the validity it was told.
     Granted {
-        /// Its grant.
         grant: Grant,
         /// From the answer on.
         held_for: Duration,
@@ -85,7 +84,6 @@ pub enum Answer {
     Unknown,
     /// The client did not wait for the answer.
     Cancelled,
-    /// The gateway died.
     GatewayDied,
 }
 
@@ -96,15 +94,11 @@ pub struct Operation {
     pub start: Moment,
     /// When it was answered.
     pub end: Option<Moment>,
-    /// Whose.
     pub client: u8,
-    /// Through which gateway.
     pub gateway: u8,
     /// Which of its processes.
     pub process: u16,
-    /// Which lock.
     pub name: u8,
-    /// What for.
     pub request: Request,
     /// It is one of the extensions, all in time, that keep a lock through faults that it can survive.
     pub keeps: bool,
@@ -114,21 +108,19 @@ pub struct Operation {
     pub waited: Option<Waited>,
 }
 
-/// What a lease tells of the line.
+/// What a lease tells of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waited {
-    /// Its number among those who waited in the process; `None` when it did not stand in line.
+    /// Its number among the waiters of the process; `None` when it did not wait in the queue.
     pub ticket: Option<u64>,
     /// How many times the masters were asked.
     pub rounds: u32,
 }
 
-/// Who waits at a gateway when everything has settled.
+/// Waiters that a gateway still has when everything has settled.
 #[derive(Debug, Clone, Copy)]
 pub struct Remaining {
-    /// Which gateway.
     pub gateway: u8,
-    /// How many.
     pub waiters: usize,
     /// For how many locks.
     pub locks: usize,
@@ -137,11 +129,9 @@ pub struct Remaining {
 /// A holder writes to what the lock protects, a register that refuses tokens smaller than the largest it has seen.
 #[derive(Debug, Clone, Copy)]
 pub struct Write {
-    /// When.
     pub moment: Moment,
     /// Which lock and register.
     pub name: u8,
-    /// By which grant.
     pub grant: Grant,
     /// Whether the register took it.
     pub accepted: bool,
@@ -150,22 +140,17 @@ pub struct Write {
 /// Kinds of operations that reach a master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Set the lock.
     Acquire,
     /// Set it again where it was lost.
     Heal,
-    /// Prolong it.
     Extend,
-    /// Delete it.
     Release,
-    /// Read it.
     Inspect,
 }
 
 /// How a master votes, without the particulars.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cast {
-    /// Set.
     Granted,
     /// Set again for the owner that had it.
     GrantedAgain,
@@ -173,36 +158,26 @@ pub enum Cast {
     Held,
     /// T is not larger than the fence.
     Stale,
-    /// Prolonged.
     Extended,
-    /// Deleted.
     Released,
-    /// Not there.
     Missing,
-    /// Read.
     Found,
     /// The marker is not the one shown.
     Quarantined,
     /// T is too far from the master's time.
     Clock,
-    /// Anything else.
     Error,
 }
 
 /// An operation is executed on a master.
 #[derive(Debug, Clone, Copy)]
 pub struct Landing {
-    /// When.
     pub moment: Moment,
-    /// Where.
     pub master: u8,
-    /// From which gateway.
     pub gateway: u8,
     /// Whether the gateway had given the connection up by then.
     pub late: bool,
-    /// Which lock.
     pub name: u8,
-    /// What.
     pub kind: Kind,
     /// With which owner and token.
     pub grant: Option<Grant>,
@@ -215,11 +190,8 @@ pub struct Landing {
 /// A lock that a master still stores when everything has settled.
 #[derive(Debug, Clone, Copy)]
 pub struct Leftover {
-    /// Where.
     pub master: u8,
-    /// Which lock.
     pub name: u8,
-    /// What is stored.
     pub grant: Grant,
     /// How long it would live.
     pub expires_in: Duration,
@@ -228,9 +200,7 @@ pub struct Leftover {
 /// A gateway that lets a master vote when everything has settled.
 #[derive(Debug, Clone, Copy)]
 pub struct Reach {
-    /// Which gateway.
     pub gateway: u8,
-    /// Which master.
     pub master: u8,
     /// Since when this process of the gateway runs.
     pub started: Duration,
@@ -241,11 +211,8 @@ pub struct Reach {
 /// Anything else worth knowing: faults, admissions.
 #[derive(Debug, Clone)]
 pub struct Note {
-    /// When.
     pub moment: Moment,
-    /// Who.
     pub who: String,
-    /// What.
     pub text: String,
 }
 
@@ -258,9 +225,7 @@ pub struct Counts {
     pub admissions: u64,
     /// Locks that were set again where they had been lost.
     pub heals: u64,
-    /// Faults injected.
     pub faults: u64,
-    /// Releases given up.
     pub abandoned: u64,
     /// Locks handed from a release to a waiter of the same gateway.
     pub handed_locally: u64,
@@ -272,7 +237,7 @@ pub struct Counts {
     pub hints_lost: u64,
 }
 
-/// All that happened.
+/// All that happened, by kind.
 #[derive(Debug, Clone, Default)]
 pub struct History {
     /// Requests, by start.
@@ -291,13 +256,12 @@ pub struct History {
     pub remaining: Vec<Remaining>,
     /// What is left at the end.
     pub leftovers: Vec<Leftover>,
-    /// Who can reach whom at the end.
+    /// Which gateways let which masters vote at the end.
     pub reaches: Vec<Reach>,
     /// When the end is.
     pub end: Duration,
     /// The rest, in order.
     pub notes: Vec<Note>,
-    /// Figures.
     pub counts: Counts,
     /// How often something came about that a simulation should have seen.
     pub situations: BTreeMap<&'static str, u64>,
@@ -368,7 +332,7 @@ impl Recorder {
         }
     }
 
-    /// It is answered.
+    /// The request with this number is answered.
     pub fn end(&self, number: usize, answer: Answer) {
         let (mut inner, end) = self.next();
         if let Some(operation) = inner.history.operations.get_mut(number) {
@@ -394,20 +358,19 @@ impl Recorder {
         inner.history.losses.push((moment, master));
     }
 
-    /// Something is broken.
+    /// Something is broken on purpose: counted, and remembered with its moment.
     pub fn fault(&self) {
         let (mut inner, moment) = self.next();
         inner.history.counts.faults += 1;
         inner.history.faults.push(moment);
     }
 
-    /// Anything else.
+    /// Takes down what is worth knowing and neither request nor execution.
     pub fn note(&self, who: impl Into<String>, text: impl Into<String>) {
         let (mut inner, moment) = self.next();
         inner.history.notes.push(Note { moment, who: who.into(), text: text.into() });
     }
 
-    /// Counts something.
     pub fn count(&self, add: impl FnOnce(&mut Counts)) {
         let (mut inner, _) = self.next();
         add(&mut inner.history.counts);

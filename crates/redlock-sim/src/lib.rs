@@ -1,6 +1,6 @@
-//! A deterministic simulation of the locking core: the real [`redlock_core::Redlock`] with its rounds, clean-up, healing,
-//! hybrid clock, admission and lines of waiters, among masters, networks, gateways and clients that go wrong in every way they may. One seed
-//! is one history, always the same; a checker then looks for broken promises.
+//! A deterministic simulation of the locking core: the real [`redlock_core::Redlock`] with its rounds, releases, healing,
+//! hybrid clock, drivers, admission and queues of waiters, among masters, networks, gateways and clients that go wrong in every
+//! way they may. One seed is one history, always the same; a checker then looks for broken promises.
 //!
 //! ```
 //! use redlock_sim::{plan::Plan, run::run, timeline::render};
@@ -11,9 +11,9 @@
 //! assert_eq!(render(&outcome.history), render(&run(&plan).history));
 //! ```
 //!
-//! What is real: all of `redlock-core` but its Redis client, that is everything above the seam [`redlock_core::node::Node`],
-//! and below it the decisions of admission and the state machine of the scripts. What is simulated: time, chance, the wire,
-//! processes and their data, and the lane, which is written here a second time, step for step after the real one.
+//! What is real: all of `redlock-core` but its Redis client, that is everything above the seam
+//! [`redlock_core::node::link::Link`], and on the masters the rules of a node, in Rust. What is simulated: time, chance, the
+//! wire, processes and their data.
 //!
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
@@ -49,8 +49,6 @@
 //! - Replicas, eviction, out of memory and other configurations are not simulated: admission has tests of its own.
 //! - All that is random is bounded by what [`plan`] says. Absence of violations is evidence, and the exhaustive models in
 //!   `redlock-model` are proofs of something smaller.
-
-#![warn(missing_docs)]
 
 pub mod chance;
 pub mod checker;

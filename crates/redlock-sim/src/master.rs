@@ -41,17 +41,12 @@ pub enum Question {
     /// Put one marker in the place of another.
     Swap(MarkerSwap),
     /// Lock operations, under the marker that admits the gateway; one script call, so nothing comes between them.
-    Call {
-        /// That marker.
-        marker: String,
-        /// In this order.
-        ops: Vec<Arc<Op>>,
-    },
+    Call { marker: String, ops: Vec<Arc<Op>> },
     /// From now on, what is published.
     Listen(mpsc::UnboundedSender<Hint>),
 }
 
-/// What it answers.
+/// What a master answers to a question.
 #[derive(Debug)]
 pub enum Reply {
     /// To `Look`.
@@ -68,9 +63,8 @@ pub enum Reply {
 
 /// A question that has arrived.
 pub struct Arrival {
-    /// How.
+    /// The connection that it came on.
     pub connection: Arc<Connection>,
-    /// What.
     pub question: Question,
     /// Where the answer goes.
     pub answer: oneshot::Sender<Reply>,
@@ -79,19 +73,15 @@ pub struct Arrival {
 /// What a restart leaves of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// Everything.
     All,
     /// What an old snapshot has; nothing if there is none.
     Snapshot,
-    /// Nothing.
     Nothing,
 }
 
-/// One master.
+/// A simulated master: a process that ends and starts again, around data that may survive it.
 pub struct Master {
-    /// Its number.
     pub index: u8,
-    /// Its clock.
     pub clock: Arc<SimClock>,
     memory: MemoryNode,
     marker_is_checked: bool,

@@ -41,7 +41,7 @@ impl Latency {
     }
 }
 
-/// All paths.
+/// The paths between all gateways and masters, with what delays and loses messages.
 pub struct Network {
     latency: Latency,
     chance: Mutex<Chance>,
@@ -53,7 +53,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Quiet paths.
+    /// Paths with nothing on them yet.
     pub fn new(plan: &Plan) -> Self {
         let chance = |stream| Mutex::new(Chance::new(plan.seed, stream));
         Self {
@@ -113,11 +113,9 @@ impl Network {
 
 /// One connection to one process of a master.
 pub struct Connection {
-    /// Its number.
     pub id: u64,
-    /// Whose.
     pub gateway: u8,
-    /// Which process.
+    /// The process of the master that it leads to.
     pub run: u64,
     master: Arc<Master>,
     network: Arc<Network>,
@@ -248,7 +246,7 @@ impl Connection {
         }
     }
 
-    /// Whether it has.
+    /// Whether it has ended, on either side.
     pub fn has_ended(&self) -> bool {
         self.link().ended.is_some()
     }

@@ -36,7 +36,7 @@ pub struct Faults {
     pub stop: Option<Duration>,
     /// A master's wall clock jumps.
     pub master_clock: Option<Duration>,
-    /// A connection breaks.
+    /// One connection between a gateway and a master breaks.
     pub cut: Option<Duration>,
     /// A path is dark for a while.
     pub dark: Option<Duration>,
@@ -63,11 +63,8 @@ pub struct Plan {
     pub scenario: Scenario,
     /// Which rules of the core are on.
     pub rules: Rules,
-    /// Number of masters.
     pub masters: u8,
-    /// Number of gateways.
     pub gateways: u8,
-    /// Number of clients.
     pub clients: u8,
     /// Number of clients of another Redlock library, on the same masters.
     pub foreign_clients: u8,
@@ -78,7 +75,7 @@ pub struct Plan {
     /// How many of a hundred requests name an owner of their own. A try that does leaves its fence on a node that granted
     /// it, and keeps a heal away from there, which the core's documentation says.
     pub keyed_percent: u64,
-    /// How many of a hundred requests wait in line.
+    /// How many of a hundred requests wait in the queue.
     pub waiting_percent: u64,
     /// How many of a hundred hints are lost.
     pub hint_loss_percent: u64,
@@ -94,9 +91,8 @@ pub struct Plan {
     pub overlap_above: Duration,
     /// Operations that may wait for one master.
     pub queue: usize,
-    /// Delays.
     pub latency: Latency,
-    /// What goes wrong.
+    /// How often each kind of fault happens.
     pub faults: Faults,
 }
 

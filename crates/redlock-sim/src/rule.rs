@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use redlock_core::node::Rules;
 
-/// One rule.
+/// A rule of the core that can be switched off, to see what it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
     /// A retry by the same owner takes a new T and rewrites both keys.
@@ -28,7 +28,6 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// All of them.
     pub const ALL: [Self; 8] = [
         Self::RetryRewrites,
         Self::ReleaseIsABarrier,

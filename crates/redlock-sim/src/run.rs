@@ -22,7 +22,6 @@ use crate::time::{MAX_RATE_PPM, SimClock};
 /// A history and what the checker says of it.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What happened.
     pub history: History,
     /// What must not have.
     pub violations: Vec<Violation>,

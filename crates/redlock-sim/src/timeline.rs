@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::history::{Answer, History, Kind, Moment, Request, Waited};
 
-/// The whole history.
+/// The whole history as text, a line for each event.
 pub fn render(history: &History) -> String {
     let mut lines: Vec<(Moment, String, String)> = Vec::new();
     for (number, operation) in history.operations.iter().enumerate() {

@@ -31,7 +31,7 @@ pub(super) struct Queued<'a, F> {
     pub(super) on_wait: Option<F>,
     /// Has just come, and is worth one whole attempt, however short its patience.
     pub(super) fresh: bool,
-    /// In a row.
+    /// Attempts in a row that split the votes.
     pub(super) splits: u32,
     /// Why the last attempt was made; `None` when it was handed over.
     pub(super) cause: Option<Cause>,

@@ -108,23 +108,23 @@ pub enum Step {
     /// If the process is still the one that was looked at: put one marker in the place of another (or of none), in one
     /// step. Then look again, whatever came of it.
     Put {
-        /// What must stand.
+        /// What must stand there; nothing when `None`.
         from: Option<String>,
-        /// What shall stand.
+        /// What stands there afterwards.
         to: String,
     },
     /// It is in quarantine. Look again from time to time, at the latest when it ends.
     Wait {
         /// When it ends, on the clock that `look` was given.
         until: Duration,
-        /// What for.
+        /// What makes its memory doubtful.
         doubt: Doubt,
         /// What for, in words.
         diagnosis: Diagnosis,
     },
     /// It votes, as long as exactly this marker stands.
     Admit {
-        /// That marker.
+        /// The marker that every call has to show.
         marker: String,
     },
 }

@@ -100,7 +100,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// To a scan.
+    /// The answer to a scan, which tells neither time nor marker.
     pub fn page(keys: Vec<Bytes>, next: Option<Bytes>) -> Self {
         Self { votes: vec![Vote::Page { keys, next }], time_micros: None, is_admitted: true }
     }
@@ -137,7 +137,7 @@ impl LinkError {
         Self { kind, detail: detail.into(), remedy: None }
     }
 
-    /// The connection broke.
+    /// An error of a connection that broke: the effect is unknown.
     pub fn broken(detail: impl Into<String>) -> Self {
         Self::new(LinkErrorKind::Broken, detail)
     }

@@ -42,9 +42,9 @@ pub enum Op {
     Acquire {
         /// The lock's keys.
         keys: Keys,
-        /// What to store.
+        /// Owner, T and the text for people.
         record: Record,
-        /// How long.
+        /// The time to live that it is set with.
         ttl: Ttl,
         /// What to tell everybody when somebody else holds the lock.
         tell: Option<Hint>,
@@ -63,9 +63,9 @@ pub enum Op {
     Heal {
         /// The lock's keys.
         keys: Keys,
-        /// What to store.
+        /// Owner, T and the text for people.
         record: Record,
-        /// How long.
+        /// The time to live that it is set with.
         ttl: Ttl,
     },
     /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above, where no heal passes it.
@@ -79,7 +79,7 @@ pub enum Op {
         /// What to tell everybody when the lock was released.
         tell: Option<Hint>,
     },
-    /// Read the lock.
+    /// Read what is stored for the lock.
     Inspect {
         /// The lock's keys.
         keys: Keys,
@@ -90,7 +90,7 @@ pub enum Op {
         key_prefix: Bytes,
         /// Where the last page ended; empty to begin.
         cursor: Bytes,
-        /// About how many.
+        /// About how many keys to read; a node may give more or fewer.
         count: u32,
     },
 }
@@ -130,19 +130,19 @@ pub enum Vote {
     Found(Holding),
     /// A page of lock keys.
     Page {
-        /// The keys found.
+        /// The lock keys on this page, prefix included.
         keys: Vec<Bytes>,
         /// Where the next page begins; `None` at the end.
         next: Option<Bytes>,
     },
-    /// No usable answer.
+    /// No usable answer; the failure says whether the operation may have run.
     Failed(Failure),
 }
 
 /// A lock as one node stores it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holding {
-    /// What is stored.
+    /// The value under the lock key.
     pub record: Record,
     /// How long it still lives; `None` for a key without expiry, which only another client can have set.
     pub expires_in: Option<Duration>,
@@ -185,7 +185,7 @@ impl fmt::Display for Failure {
 pub enum Reason {
     /// No answer within the node time-out.
     Timeout,
-    /// No connection.
+    /// There is no connection, or it broke before the answer.
     Down,
     /// Connected, but not admitted to vote.
     Quarantined,

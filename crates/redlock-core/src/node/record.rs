@@ -30,7 +30,7 @@ impl Record {
         Self(value)
     }
 
-    /// The stored bytes.
+    /// The value as it is stored.
     pub fn as_bytes(&self) -> &Bytes {
         &self.0
     }

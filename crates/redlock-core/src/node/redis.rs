@@ -66,7 +66,7 @@ impl RedisSettings {
     }
 }
 
-/// A real master.
+/// A Redis master behind the core's worker.
 pub struct RedisNode;
 
 impl RedisNode {

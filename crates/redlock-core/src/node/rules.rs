@@ -24,7 +24,7 @@ pub trait KeySpace {
     /// How long a key still lives; `None` when it has no expiry.
     fn time_to_live(&mut self, key: &Bytes) -> Option<u64>;
 
-    /// Sets a key.
+    /// Sets a key, whatever stood there.
     ///
     /// # Errors
     /// Nothing was set: there is no memory left.
@@ -267,7 +267,7 @@ fn marked(t: FencingToken) -> Bytes {
     Bytes::from(format!("{t}+"))
 }
 
-/// Without a mark.
+/// The T of a fence, without its marks; `None` when it begins with no number.
 fn fence_of(text: &[u8]) -> Option<FencingToken> {
     FencingToken::parse(text.get(..FencingToken::TEXT_LEN)?)
 }

@@ -5,7 +5,7 @@ use std::fmt;
 /// What a node is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NodeState {
-    /// It votes.
+    /// It votes, unless its clock is off.
     Admitted,
     /// It lost its memory of locks and waits until none of them can still live.
     Quarantined,
@@ -33,7 +33,7 @@ impl NodeState {
 /// What a node is doing and why, for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeStatus {
-    /// Its state.
+    /// What it is doing.
     pub state: NodeState,
     /// Since when, in microseconds since 1970 by the gateway's wall clock.
     pub since_micros: u64,

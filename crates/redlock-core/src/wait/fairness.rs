@@ -62,7 +62,7 @@ struct Notes {
 struct Note {
     until: Instant,
     yielded_until: Option<Instant>,
-    /// Local hand-offs, and since when this process has had the lock. Not kept by the line of waiters, which is gone
+    /// Local hand-offs, and since when this process has had the lock. Not kept by the queue of waiters, which is gone
     /// whenever it is empty: a few clients that come again and again would never end their turn.
     run: u32,
     since: Option<Instant>,

@@ -190,7 +190,7 @@ impl Caller {
         Limits { max_ttl, default_ttl: all.default_ttl.min(max_ttl), max_hold, ..all }
     }
 
-    /// Counts a request.
+    /// Takes one request off the rate of the caller's key.
     ///
     /// # Errors
     /// After how long there is room for the next one, when there is none now.

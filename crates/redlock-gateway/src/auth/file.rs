@@ -48,7 +48,7 @@ struct Allowed {
 }
 
 impl Keys {
-    /// Reads a file.
+    /// Reads the keys file at this path.
     ///
     /// # Errors
     /// What is wrong with it, and where; never a part of a secret.

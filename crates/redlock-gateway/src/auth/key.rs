@@ -53,7 +53,7 @@ impl Verb {
     }
 }
 
-/// Verbs on names.
+/// Verbs that a key may use, on names that match one of these patterns.
 #[derive(Debug)]
 pub(super) struct Rule {
     pub(super) verbs: Vec<Verb>,
@@ -86,7 +86,7 @@ impl RateLimit {
         Self { rate, burst, limiter: ArcSwap::from_pointee(limiter) }
     }
 
-    /// Counts a request.
+    /// Takes one request off the rate of the key.
     ///
     /// # Errors
     /// After how long there is room for the next one, when there is none now.

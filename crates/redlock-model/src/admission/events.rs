@@ -8,7 +8,6 @@ use redlock_core::quorum::{Decision, Tally};
 use super::state::{Change, NONCES, Nonce, State, Stored, Waits};
 use super::{Admission, GATEWAYS, QUARANTINE};
 
-/// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// The next lock is granted to a client of a gateway by all of these nodes, one bit each.

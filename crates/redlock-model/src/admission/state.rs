@@ -78,7 +78,7 @@ pub(super) enum Change {
     Done,
 }
 
-/// Everything.
+/// Nodes, gateways, the leases that run, and how much may still go wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
     pub(super) sites: Vec<Site>,

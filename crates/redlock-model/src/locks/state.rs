@@ -40,7 +40,6 @@ pub(super) struct Doubt {
 /// An operation on its way to one node, then its answer as far as the gateway still cares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Message {
-    /// Never sent.
     Unsent,
     /// May arrive now, later or never.
     Sent,
@@ -91,14 +90,13 @@ pub enum Phase {
     GivenUp,
 }
 
-/// One extension.
+/// An extension that is under way or has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Renewal {
     /// The try whose grant it prolongs.
     pub of: Option<u8>,
     /// A majority has extended: missing nodes are healed.
     pub proved: bool,
-    /// Its owner knows.
     pub heard: bool,
     pub ended: bool,
 }

@@ -8,17 +8,15 @@ use crate::history::{Answer, Grant, History, Moment, Request, Write};
 /// What happened to one lock.
 #[derive(Default)]
 pub(super) struct Locks {
-    /// By answer.
+    /// In the order of their answers.
     pub(super) granted: Vec<Granted>,
-    /// By beginning.
+    /// In the order in which they begin.
     pub(super) holds: Vec<Hold>,
     /// Successful extensions of locks whose release had not been sent, by answer.
     pub(super) extended: Vec<(Grant, Moment)>,
-    /// In order.
     pub(super) writes: Vec<Write>,
 }
 
-/// A successful acquire.
 pub(super) struct Granted {
     pub(super) grant: Grant,
     pub(super) asked: Moment,
@@ -29,7 +27,7 @@ pub(super) struct Granted {
 pub(super) struct Hold {
     pub(super) grant: Grant,
     pub(super) from: Moment,
-    /// Exclusive.
+    /// It is not held any more then.
     pub(super) until: Duration,
     /// It ends with a release.
     pub(super) released: bool,

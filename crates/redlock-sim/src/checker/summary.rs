@@ -11,11 +11,8 @@ use crate::time::EPOCH_MICROS;
 /// The figures of one history, or of many.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Histories.
     pub histories: u64,
-    /// Successful acquires.
     pub grants: u64,
-    /// Successful extensions.
     pub extensions: u64,
     /// Releases that the gateway confirmed.
     pub releases: u64,
@@ -31,9 +28,9 @@ pub struct Summary {
     pub longest_gap: Duration,
     /// The smallest and largest T, in microseconds since the beginning.
     pub tokens: Option<(i64, i64)>,
-    /// How those ended who waited.
+    /// How the waits ended.
     pub waits: Waits,
-    /// How many times the masters were asked for each grant to one who waited.
+    /// How many times the masters were asked for each grant to a waiter.
     pub rounds: Spread,
     /// Milliseconds from a release to the next grant while somebody waited, where nothing was broken and no hint lost.
     pub idle: Spread,
@@ -44,15 +41,12 @@ pub struct Summary {
 /// Requests that waited, by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Waits {
-    /// With the lock.
     pub granted: u64,
     /// It was held by somebody else to the end.
     pub held: u64,
-    /// No majority.
     pub no_quorum: u64,
     /// The client hung up.
     pub cancelled: u64,
-    /// The gateway died.
     pub gateway_died: u64,
 }
 
@@ -150,7 +144,7 @@ impl Summary {
         }
     }
 
-    /// Both together.
+    /// Sums the counts, and keeps the extremes of both.
     pub fn add(&mut self, other: &Self) {
         let tokens = [self.tokens, other.tokens].into_iter().flatten();
         for (what, times) in &other.situations {

@@ -16,7 +16,7 @@ const ATTEMPT: Duration = Duration::from_millis(8 * 50 + 15);
 /// between gateways, and what masters let a lock live after its holder has stopped believing in it.
 const LONGEST_IDLE: Duration = Duration::from_millis(1_150);
 
-/// Who was granted a lock in line, and when, by ticket.
+/// Grants to the waiters of one queue, with their moments, by ticket.
 type Served = BTreeMap<u64, (Grant, Duration)>;
 
 pub(super) fn check(history: &History, found: &mut Vec<Violation>) {
@@ -26,8 +26,8 @@ pub(super) fn check(history: &History, found: &mut Vec<Violation>) {
     nobodys(history, found);
 }
 
-/// One process serves those who wait for a lock in the order in which they came. Who names an owner that has the lock
-/// already need not stand in line.
+/// One process serves the waiters for a lock in the order in which they came. A request that names an owner which has the
+/// lock already need not stand in the queue.
 fn order(history: &History, found: &mut Vec<Violation>) {
     // By gateway, process and lock.
     let mut lines: BTreeMap<(u8, u16, u8), Served> = BTreeMap::new();
@@ -56,7 +56,7 @@ fn order(history: &History, found: &mut Vec<Violation>) {
 fn answered(history: &History, found: &mut Vec<Violation>) {
     for operation in &history.operations {
         let Request::Acquire { owner, patience_ms: Some(patience), .. } = operation.request else { continue };
-        // Who names an owner may ask for it before standing in line.
+        // A request that names an owner may ask for it before it enters the queue.
         let attempts = if owner.is_some() { 2 } else { 1 };
         let mut due = operation.start.at + (Duration::from_millis(patience) + GRACE).max(attempts * ATTEMPT);
         // Nothing is answered while everything stands still, and an attempt that was under way may go on after it.

@@ -120,7 +120,7 @@ impl NodeIdentity {
         self.node == node
     }
 
-    /// The configuration.
+    /// What all nodes of the cluster have in their markers.
     pub fn cluster_config(&self) -> &ClusterConfig {
         &self.cluster_config
     }

@@ -37,7 +37,6 @@ impl Codec {
         (weight, Call { keys, arguments })
     }
 
-    /// The votes.
     pub fn decode(&self, replies: Replies) -> impl Iterator<Item = Vote> {
         replies.0.into_iter().map(codec::decode)
     }
