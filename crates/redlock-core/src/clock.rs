@@ -114,7 +114,7 @@ impl HybridClock {
         loop {
             let next = if last > now + self.max_offset_micros { now } else { now.max(last + 1) };
             match self.last.compare_exchange_weak(last, next, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return FencingToken::new(next),
+                Ok(_) => return FencingToken::new(next).ok(),
                 Err(newer) => last = newer,
             }
         }

@@ -165,8 +165,9 @@ impl FencingToken {
     pub const MAX: Self = Self((1 << 53) - 1);
 
     /// Takes a value in `MIN..=MAX`.
-    pub fn new(micros: u64) -> Option<Self> {
-        (Self::MIN.0..=Self::MAX.0).contains(&micros).then_some(Self(micros))
+    pub fn new(micros: u64) -> Result<Self, InvalidFencingToken> {
+        let is_one = (Self::MIN.0..=Self::MAX.0).contains(&micros);
+        if is_one { Ok(Self(micros)) } else { Err(InvalidFencingToken { given: micros }) }
     }
 
     /// Microseconds since 1970.
@@ -187,7 +188,7 @@ impl FencingToken {
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text: &[u8; Self::TEXT_LEN] = text.try_into().ok()?;
         let digits = text.iter().map(|byte| char::from(*byte).to_digit(10));
-        Self::new(digits.into_iter().try_fold(0, |number, digit| Some(number * 10 + u64::from(digit?)))?)
+        Self::new(digits.into_iter().try_fold(0, |number, digit| Some(number * 10 + u64::from(digit?)))?).ok()
     }
 }
 
@@ -195,6 +196,14 @@ impl fmt::Display for FencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }
+}
+
+/// A number that is no [`FencingToken`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{given} is no fencing token; allowed are {} to {}", FencingToken::MIN, FencingToken::MAX)]
+pub struct InvalidFencingToken {
+    /// The number.
+    pub given: u64,
 }
 
 /// What a holder shows to extend or release: its owner and its fencing token. A secret.
@@ -277,17 +286,15 @@ impl Ttl {
     pub const MAX: Self = Self(24 * 60 * 60 * 1000);
 
     /// Takes whole milliseconds in `MIN..=MAX`.
-    pub fn from_millis(millis: u64) -> Option<Self> {
-        let ttl = Self(u32::try_from(millis).ok()?);
-        (Self::MIN..=Self::MAX).contains(&ttl).then_some(ttl)
+    pub fn from_millis(millis: u64) -> Result<Self, InvalidTtl> {
+        Self::from_duration(Duration::from_millis(millis))
     }
 
     /// Takes a duration of whole milliseconds in `MIN..=MAX`.
-    pub fn from_duration(duration: Duration) -> Option<Self> {
-        if !duration.subsec_nanos().is_multiple_of(1_000_000) {
-            return None;
-        }
-        Self::from_millis(u64::try_from(duration.as_millis()).ok()?)
+    pub fn from_duration(duration: Duration) -> Result<Self, InvalidTtl> {
+        let is_whole = duration.subsec_nanos().is_multiple_of(1_000_000);
+        let ttl = u32::try_from(duration.as_millis()).ok().filter(|_| is_whole).map(Self);
+        ttl.filter(|ttl| (Self::MIN..=Self::MAX).contains(ttl)).ok_or(InvalidTtl { given: duration })
     }
 
     /// In milliseconds: 10 to 86,400,000.
@@ -301,6 +308,14 @@ impl Ttl {
     }
 }
 
+/// A time that is no [`Ttl`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{given:?} is no TTL; allowed are whole milliseconds from {} to {}", Ttl::MIN.millis(), Ttl::MAX.millis())]
+pub struct InvalidTtl {
+    /// The time.
+    pub given: Duration,
+}
+
 /// Text for people that is stored beside the owner and shown to whoever asks who holds the lock. The algorithm never
 /// looks inside; the gateway puts JSON there.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -311,15 +326,23 @@ impl Info {
     pub const MAX_LEN: usize = 8 * 1024;
 
     /// Takes a text of at most [`Info::MAX_LEN`] bytes.
-    pub fn new(text: impl Into<Bytes>) -> Option<Self> {
+    pub fn new(text: impl Into<Bytes>) -> Result<Self, InfoTooLong> {
         let text = text.into();
-        (text.len() <= Self::MAX_LEN).then_some(Self(text))
+        if text.len() <= Self::MAX_LEN { Ok(Self(text)) } else { Err(InfoTooLong { len: text.len() }) }
     }
 
     /// The text as it was stored.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
+}
+
+/// A text that is too long to be an [`Info`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the info has {len} bytes; allowed are {}", Info::MAX_LEN)]
+pub struct InfoTooLong {
+    /// Its length in bytes.
+    pub len: usize,
 }
 
 #[cfg(test)]
@@ -429,10 +452,22 @@ mod tests {
 
     #[test]
     fn ttl_limits_hold() {
-        assert_eq!(Ttl::from_millis(9), None);
-        assert_eq!(Ttl::from_millis(10).map(Ttl::millis), Some(10));
-        assert_eq!(Ttl::from_millis(86_400_001), None);
-        assert_eq!(Ttl::from_millis(1 << 63), None);
-        assert_eq!(Ttl::from_duration(Duration::from_micros(10_500)), None);
+        assert_eq!(Ttl::from_millis(10).map(Ttl::millis), Ok(10));
+        for bad in
+            [9, 86_400_001, 1 << 63].map(Duration::from_millis).into_iter().chain([Duration::from_micros(10_500)])
+        {
+            assert_eq!(Ttl::from_duration(bad), Err(InvalidTtl { given: bad }));
+        }
+        let said = Ttl::from_millis(9).unwrap_err().to_string();
+        assert_eq!(said, "9ms is no TTL; allowed are whole milliseconds from 10 to 86400000");
+    }
+
+    #[test]
+    fn what_is_no_fencing_token_or_no_info_is_told_what_would_be() {
+        let said = FencingToken::new(7).unwrap_err().to_string();
+        assert_eq!(said, "7 is no fencing token; allowed are 1000000000000000 to 9007199254740991");
+        assert!(Info::new(vec![b'i'; Info::MAX_LEN]).is_ok());
+        let said = Info::new(vec![b'i'; Info::MAX_LEN + 1]).unwrap_err().to_string();
+        assert_eq!(said, "the info has 8193 bytes; allowed are 8192");
     }
 }

@@ -35,7 +35,7 @@ impl LockMetadata {
         if *self == Self::default() {
             return Some(Info::default());
         }
-        Info::new(serde_json::to_vec(self).ok()?)
+        Info::new(serde_json::to_vec(self).ok()?).ok()
     }
 }
 

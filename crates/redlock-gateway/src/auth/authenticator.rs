@@ -185,7 +185,7 @@ impl Caller {
         let Some(key) = self.key() else { return all };
         let max_hold = key.max_hold.map_or(all.max_hold, |own| own.min(all.max_hold));
         // Nobody gets for once what may not be held.
-        let longest = [key.max_ttl, Ttl::from_duration(max_hold)].into_iter().flatten();
+        let longest = [key.max_ttl, Ttl::from_duration(max_hold).ok()].into_iter().flatten();
         let max_ttl = longest.fold(all.max_ttl, Ttl::min);
         Limits { max_ttl, default_ttl: all.default_ttl.min(max_ttl), max_hold, ..all }
     }

@@ -140,10 +140,10 @@ impl Entry {
         let max_ttl = self.max_ttl.map(|text| duration("max_ttl", &text)).transpose()?;
         let allowed = "expected 10ms to 1day in whole milliseconds";
         let max_ttl = max_ttl
-            .map(|time| Ttl::from_duration(time).ok_or_else(|| format!("max_ttl is not allowed; {allowed}")))
+            .map(|time| Ttl::from_duration(time).map_err(|_| format!("max_ttl is not allowed; {allowed}")))
             .transpose()?;
         let max_hold = self.max_hold.map(|text| duration("max_hold", &text)).transpose()?;
-        if max_hold.is_some_and(|time| Ttl::from_duration(time.min(Ttl::MAX.duration())).is_none()) {
+        if max_hold.is_some_and(|time| Ttl::from_duration(time.min(Ttl::MAX.duration())).is_err()) {
             return Err("max_hold is not allowed; expected at least 10ms in whole milliseconds".into());
         }
         Ok(Key {

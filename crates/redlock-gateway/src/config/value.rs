@@ -38,7 +38,7 @@ pub(super) fn duration(allowed: RangeInclusive<Duration>) -> impl Fn(&str) -> Re
 
 pub(super) fn ttl(text: &str) -> Result<Ttl, String> {
     let value = duration(Ttl::MIN.duration()..=Ttl::MAX.duration())(text)?;
-    Ttl::from_duration(value).ok_or_else(|| "expected whole milliseconds".into())
+    Ttl::from_duration(value).map_err(|_| "expected whole milliseconds".into())
 }
 
 pub(super) fn key_prefix(text: &str) -> Result<String, &'static str> {

@@ -328,7 +328,7 @@ impl ExtendBody {
 
 fn ttl(value: &Value, limits: &Limits) -> Result<Ttl, ApiError> {
     whole(value)
-        .and_then(Ttl::from_millis)
+        .and_then(|millis| Ttl::from_millis(millis).ok())
         .filter(|ttl| *ttl <= limits.max_ttl)
         .ok_or_else(|| INVALID_TTL.because(format!("ttl_ms is {}; {}", shortened(value), allowed_ttl(limits))))
 }
