@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlock_core::node::admission::ClusterConfig;
-use redlock_core::node::redis::{NewMarker, RedisSettings, overwrite_marker};
+use redlock_core::node::redis::{RedisNode, RedisSettings};
 use redlock_core::node::{Effect, Keys, NoObserver, Node, NodeSettings, NodeState, Op, Reason, Remedy, Vote};
 use tokio::time::Instant;
 
@@ -282,7 +282,7 @@ async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_over
 
     // The operator's step turns the tables: the new cluster_config votes and the old one does not.
     let url = redlock_core::node::redis::RedisUrl::parse(&server.url()).unwrap();
-    overwrite_marker(&url, &other, NewMarker::Final).await.unwrap();
+    RedisNode::master(url, other.clone()).admit().await.unwrap();
     assert_failed(
         ask(node.as_ref(), Lock::new("b").acquire(1, now(), LONG_MS)).await,
         Reason::Quarantined,

@@ -95,6 +95,7 @@
 //! | `release` | carries out the plan of a hand-off: release, ask again for the next waiter, tell others | whose turn it is |
 //! | `inspect`, `list` | for people | that locks are acquired |
 //! | `bootstrap` | the first start of a cluster | locks |
+//! | [`reconfigure`] | the operator's way from one configuration to another | locks |
 //! | `wait` | the queue of waiters of each lock, fairness between processes, the plan of a hand-off | votes, nodes, [`Redlock`] |
 //! | `shared` | what all operations share | what they do with it |
 //! | `round` | one question to all nodes | what the answer is for |
@@ -129,6 +130,7 @@ mod list;
 pub mod node;
 mod pending_releases;
 pub mod quorum;
+pub mod reconfigure;
 mod redlock;
 mod release;
 pub mod retry;

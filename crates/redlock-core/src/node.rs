@@ -24,6 +24,7 @@
 //! | [`worker`] | runs a driver on a link | what to do |
 //! | `hints` | the second connection, which hears other processes | what they say |
 //! | [`redis`] | the link to a real master | when it is used |
+//! | [`probe`] | one master as an operator's command talks to it | workers, other masters |
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -40,6 +41,7 @@ pub mod link;
 pub mod memory;
 mod observer;
 mod op;
+pub mod probe;
 mod record;
 pub mod redis;
 mod report;

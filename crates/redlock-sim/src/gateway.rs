@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use redlock_core::node::admission::{Admission, ClusterConfig, quarantine};
+use redlock_core::node::admission::{Admission, ClusterConfig};
 use redlock_core::node::worker::{DriverSettings, RemoteNode};
 use redlock_core::node::{
-    HandOver, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Reply, Rules, Task, Vote,
+    HandOver, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Reply, Task, Vote,
 };
 use redlock_core::{Redlock, Seams, Settings, Ttl, Waiting};
 use tokio::sync::watch;
@@ -80,10 +80,10 @@ impl Gateway {
         let cluster_config = ClusterConfig::new(&cluster, self.plan.max_ttl);
         let observer = Watch { gateway: self.index, dead: dead.clone(), recorder: self.recorder.clone() };
         let seams = Seams { clock: self.clock.clone(), entropy, observer: Arc::new(observer) };
+        let quarantine = self.plan.node_settings().quarantine(self.plan.max_ttl);
         let node = |master: &Arc<Master>| {
             let name = format!("n{}", master.index);
-            let admission =
-                Admission::new(cluster_config.identity(&name), self.plan.quarantine()).expecting_bootstrap(first);
+            let admission = Admission::new(cluster_config.identity(&name), quarantine).expecting_bootstrap(first);
             let link = SimLink::new(self.index, master.clone(), self.network.clone(), self.recorder.clone());
             let remote = self.plan.worker(&name, link.clone(), admission, seams.clone());
             Arc::new(SimNode { remote, link, dead: dead.clone() })
@@ -225,7 +225,7 @@ impl Node for SimNode {
 impl Plan {
     /// What masters are told.
     pub fn node_settings(&self) -> NodeSettings {
-        NodeSettings::default().with_max_clock_offset(self.skew)
+        NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules)
     }
 
     fn worker(&self, name: &str, link: SimLink, admission: Admission, seams: Seams) -> RemoteNode {
@@ -245,11 +245,6 @@ impl Plan {
             max_clock_offset: self.skew,
             ..Settings::default()
         }
-    }
-
-    fn quarantine(&self) -> Duration {
-        let Rules { quarantine_is_waited, .. } = self.rules;
-        if quarantine_is_waited { quarantine(self.max_ttl, self.skew) } else { Duration::ZERO }
     }
 }
 

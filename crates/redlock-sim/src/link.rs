@@ -153,6 +153,17 @@ impl Session for SimSession {
         .boxed()
     }
 
+    fn set_marker(&self, marker: String) -> Answering<()> {
+        self.link.note(format!("writes marker {marker}"));
+        ask(&self.connection, Question::SetMarker(marker)).map(|answer| answer.map(drop)).boxed()
+    }
+
+    /// What every call is answered with.
+    fn time_micros(&self) -> Answering<i64> {
+        let answer = self.call(&[]);
+        async { answer.await?.time_micros.ok_or_else(confused) }.boxed()
+    }
+
     /// A real session loads its script here; looking stands for that round trip.
     fn load(&self, _run_id: &str, marker: &str) -> Answering<()> {
         let (look, link) = (self.look(), self.link.clone());

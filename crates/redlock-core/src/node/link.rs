@@ -36,6 +36,12 @@ pub trait Session: Send + 'static {
     /// Puts one marker in the place of another, in one step, if the process is the one that was looked at.
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped>;
 
+    /// Puts a marker, whatever stands there.
+    fn set_marker(&self, marker: String) -> Answering<()>;
+
+    /// The master's wall clock, in microseconds since 1970.
+    fn time_micros(&self) -> Answering<i64>;
+
     /// Makes the session fit for calls under this marker. The process is told apart from every other one of this master: one
     /// that was started since refuses the calls with [`LinkErrorKind::NoScript`].
     fn load(&self, run_id: &str, marker: &str) -> Answering<()>;

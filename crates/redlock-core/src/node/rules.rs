@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::admission::quarantine;
 use super::op::{Effect, Failure, Holding, Keys, Op, Reason, Vote};
 use super::record::Record;
 use crate::types::{FencingToken, Ttl};
@@ -353,6 +354,11 @@ impl NodeSettings {
     /// Which rules are on; all of them in a build that ships.
     pub const fn rules(&self) -> Rules {
         self.rules
+    }
+
+    /// How long a node gives no votes that may have forgotten locks with TTLs up to this.
+    pub fn quarantine(&self, max_ttl: Duration) -> Duration {
+        if self.rules.quarantine_is_waited { quarantine(max_ttl, self.max_clock_offset) } else { Duration::ZERO }
     }
 }
 

@@ -50,7 +50,7 @@ impl RedisLink {
     }
 
     /// Connects, authenticates and selects the database.
-    pub(super) async fn open(self, listens: bool) -> Result<RedisSession, LinkError> {
+    async fn open(self, listens: bool) -> Result<RedisSession, LinkError> {
         let Target { url, settings } = self.0.as_ref();
         let deadline = settings.call_deadline();
         let config = Config {
@@ -143,7 +143,7 @@ impl Link for RedisLink {
 }
 
 /// A usable connection. Ends when dropped.
-pub(super) struct RedisSession {
+struct RedisSession {
     target: RedisLink,
     client: Client,
     task: AbortHandle,
@@ -158,24 +158,6 @@ struct Loaded {
 }
 
 impl RedisSession {
-    pub(super) fn time_micros(&self) -> Answering<i64> {
-        let client = self.client.clone();
-        async move {
-            let time = client.eval("return redis.call('TIME')", Vec::<Key>::new(), Vec::<Value>::new());
-            let parts: Vec<i64> = time.await?;
-            match parts.as_slice() {
-                [seconds, micros] => Ok(seconds * 1_000_000 + micros),
-                _ => Err(error("TIME gave an answer it does not have")),
-            }
-        }
-        .boxed()
-    }
-
-    pub(super) fn set_marker(&self, marker: String) -> Answering<()> {
-        let (client, key) = (self.client.clone(), marker_key(self.prefix()));
-        async move { Ok(client.set(key, marker, None, None, false).await?) }.boxed()
-    }
-
     fn prefix(&self) -> &str {
         &self.target.0.settings.key_prefix
     }
@@ -218,6 +200,24 @@ impl Session for RedisSession {
                 2 => Ok(Swapped::OtherMarker),
                 3 => Ok(Swapped::OtherProcess),
                 other => Err(error(format!("the admission script answered {other}, which it cannot"))),
+            }
+        }
+        .boxed()
+    }
+
+    fn set_marker(&self, marker: String) -> Answering<()> {
+        let (client, key) = (self.client.clone(), marker_key(self.prefix()));
+        async move { Ok(client.set(key, marker, None, None, false).await?) }.boxed()
+    }
+
+    fn time_micros(&self) -> Answering<i64> {
+        let client = self.client.clone();
+        async move {
+            let time = client.eval("return redis.call('TIME')", Vec::<Key>::new(), Vec::<Value>::new());
+            let parts: Vec<i64> = time.await?;
+            match parts.as_slice() {
+                [seconds, micros] => Ok(seconds * 1_000_000 + micros),
+                _ => Err(error("TIME gave an answer it does not have")),
             }
         }
         .boxed()

@@ -1,0 +1,115 @@
+//! One master as an operator's command talks to it: without a worker, over a connection for each question.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::admission::{Admission, ClusterConfig, Facts, NodeIdentity, Step};
+use super::link::{Link, LinkError, Look};
+use super::{Diagnosis, NodeSettings};
+use crate::clock::{Clock, Entropy};
+
+/// A master, and what it is in a configuration.
+#[derive(Clone)]
+pub struct Master {
+    /// `host:port` or another name that is fit for logs; what tells masters apart.
+    pub name: String,
+    /// What its marker must say.
+    pub identity: NodeIdentity,
+    /// What sets the length of a quarantine.
+    pub settings: NodeSettings,
+    /// One question takes no longer, if the master is there at all.
+    pub call_deadline: Duration,
+    /// The way to it.
+    pub link: Arc<dyn Link>,
+}
+
+/// What there is to know of a master before a gateway starts.
+#[derive(Debug, Clone)]
+pub struct Probe {
+    /// What it said about itself.
+    pub facts: Facts,
+    /// The marker that stands there.
+    pub marker: Option<String>,
+    /// What a gateway that started now would make of it.
+    pub verdict: Verdict,
+    /// Its clock minus ours, in microseconds.
+    pub clock_offset_micros: i64,
+}
+
+/// What a gateway that starts now would do with a master.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Let it vote.
+    Admitted,
+    /// Let it vote after so long, counted from the gateway's start.
+    Quarantined(Duration, Diagnosis),
+    /// Not let it vote.
+    Refused(Diagnosis),
+}
+
+impl Master {
+    /// Looks at it without changing anything.
+    ///
+    /// # Errors
+    /// What its link says, or that it did not answer in time.
+    pub async fn probe(&self, clock: &dyn Clock, entropy: &dyn Entropy) -> Result<Probe, LinkError> {
+        let (Look { facts, marker }, clock_offset_micros) = self.look(clock).await?;
+        let verdict = self.verdict(&facts, marker.clone(), entropy);
+        Ok(Probe { facts, marker, verdict, clock_offset_micros })
+    }
+
+    /// What there is to see, and its clock minus ours in microseconds.
+    pub(crate) async fn look(&self, clock: &dyn Clock) -> Result<(Look, i64), LinkError> {
+        self.in_time(async {
+            let session = self.link.connect().await?;
+            let look = session.look().await?;
+            let before = clock.wall_micros() as i64;
+            let node = session.time_micros().await?;
+            Ok((look, node - (before + clock.wall_micros() as i64) / 2))
+        })
+        .await
+    }
+
+    /// Writes the marker that admits it, whatever stands there: from now on it votes. Sound only when no lock that it may
+    /// have forgotten can live, see [`reconfigure`](crate::reconfigure).
+    ///
+    /// # Errors
+    /// What its link says, or that it did not answer in time. The marker may be written all the same, now or later.
+    pub async fn admit(&self) -> Result<(), LinkError> {
+        self.in_time(async {
+            let session = self.link.connect().await?;
+            // Every marker is another one: the node's time serves as the nonce.
+            let nonce = session.time_micros().await?.unsigned_abs();
+            let marker = self.identity.admitting(&session.look().await?.facts, nonce);
+            session.set_marker(marker).await
+        })
+        .await
+    }
+
+    /// Writes a marker that no gateway accepts, whatever stands there. It keeps what a change of configuration that is
+    /// interrupted and taken up again has to know: the node set that is being left, and its longest TTL.
+    pub(crate) async fn stop_votes(&self, left: &str, longest_ttl: Duration) -> Result<(), LinkError> {
+        let marker = ClusterConfig::marker_under_way(left, longest_ttl);
+        self.in_time(async { self.link.connect().await?.set_marker(marker).await }).await
+    }
+
+    /// Several questions, each within a deadline of its own if the master is there at all.
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
+        let late = |_| LinkError::broken("no answer in time");
+        tokio::time::timeout(self.call_deadline * 2, work).await.map_err(late)?
+    }
+
+    /// Plays the admission through without the master.
+    fn verdict(&self, facts: &Facts, mut marker: Option<String>, entropy: &dyn Entropy) -> Verdict {
+        let quarantine = self.settings.quarantine(self.identity.cluster_config().max_ttl());
+        let mut admission = Admission::new(self.identity.clone(), quarantine);
+        loop {
+            match admission.look(facts, marker.as_deref(), Duration::ZERO, false, entropy) {
+                Step::Put { to, .. } => marker = Some(to),
+                Step::Admit { .. } => return Verdict::Admitted,
+                Step::Wait { until, diagnosis, .. } => return Verdict::Quarantined(until, diagnosis),
+                Step::Refuse(diagnosis) => return Verdict::Refused(diagnosis),
+            }
+        }
+    }
+}
