@@ -2,11 +2,14 @@
 //!
 //! A workload that was left out leaves its goals unmeasured; nothing is taken from another run.
 
+use std::fmt::{self, Display, Formatter};
+
 use serde::Serialize;
 
 use crate::contended::Contender as LockContender;
 use crate::contenders::Contender;
-use crate::report::{Figures, Report, Table, thousands};
+use crate::document::{Report, Settings};
+use crate::report::{Figures, Table, thousands};
 use crate::waiters;
 use crate::workload::Workload;
 
@@ -113,8 +116,12 @@ pub(crate) struct Outcome {
     met: Option<bool>,
 }
 
+pub(crate) fn judged(report: &Report) -> Judged<'_> {
+    Judged { report, goals: judge(report), disturbed: report.noise() }
+}
+
 /// In the order of the table.
-pub(crate) fn judge(run: &Report) -> Vec<Outcome> {
+fn judge(run: &Report) -> Vec<Outcome> {
     GOALS.iter().map(|goal| goal.judge(run)).collect()
 }
 
@@ -139,6 +146,36 @@ pub(crate) fn table(runs: &[&Report]) -> Table {
         table.row([goal.figure.into(), goal.bound.show(goal.unit)].into_iter().chain(results).collect());
     }
     table
+}
+
+/// A report and what follows from it: as JSON, and as the suite prints it.
+#[derive(Serialize)]
+pub(crate) struct Judged<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    goals: Vec<Outcome>,
+    disturbed: Vec<String>,
+}
+
+impl Display for Judged<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let report = self.report;
+        write!(f, "{report}")?;
+        for reason in report.left_out.iter().chain(&report.failures) {
+            writeln!(f, "NOT MEASURED: {reason}\n")?;
+        }
+        writeln!(f, "### goals\n\n{}", table(&[report]))?;
+        let Settings { seconds, rounds, .. } = report.settings;
+        writeln!(
+            f,
+            "{}; masters, contenders and load on one machine. {}. Medians of {rounds} × {seconds} s.",
+            report.machine, report.source
+        )?;
+        if rounds < 2 {
+            writeln!(f, "\nOne round only: nothing shows whether the figures can be had again.")?;
+        }
+        Ok(())
+    }
 }
 
 impl Goal {
@@ -219,7 +256,8 @@ fn beside_its_twin(run: &Report, workload: Workload, figure: fn(&Figures) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Entry, StageReport, sample};
+    use crate::document::sample;
+    use crate::report::{Entry, StageReport};
 
     /// A run in which these served so many requests a second, with a CPU time of 10 µs each.
     fn run(workload: Workload, rates: &[(Contender, &[f64])]) -> Report {
@@ -287,5 +325,14 @@ mod tests {
         let fast = run(Workload::Uncontended, &[(Contender::Rslock, &[100.0]), (Contender::Gateway, &[130.0])]);
         let text = table(&[&slow, &fast]).to_string();
         assert!(text.contains("rslock's in-process | ≥ 1.00 | 0.99, **not met** | 1.30, met |"), "{text}");
+    }
+
+    #[test]
+    fn what_is_written_can_be_read_again() {
+        let report = run(Workload::Network1msIdle, &[(Contender::Gateway, &[50_000.0, 42_000.0, 50_000.0])]);
+        let text = serde_json::to_string(&judged(&report)).expect("it can be written");
+        assert!(text.contains(r#""workload":"network-1ms-idle""#) && text.contains(r#""goals":[{"#), "{text}");
+        let read: Report = serde_json::from_str(&text).expect("it can be read");
+        assert_eq!(judged(&read).to_string(), judged(&report).to_string());
     }
 }

@@ -28,16 +28,10 @@ use crate::report::{JsonFile, Machine};
 use crate::servers::Scratch;
 use crate::worker_pool::{Phase, WorkerPool};
 
-/// As long as a gateway keeps the fence of a name that is not used any more.
-const RETENTION: Duration = Duration::from_secs(30 * 60);
 /// The longest that a gateway grants by default: a lock that is left behind is still there when it is looked for.
 const BODY: &str = r#"{"ttl_ms":300000}"#;
 /// Between two looks at how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// So many samples at most are kept, evenly spread over the cycles.
-const SAMPLES: u64 = 1000;
-/// After which part of the cycles, in percent, the gateway is warm.
-const WARM_PERCENT: u64 = 5;
 const STOP_WITHIN: Duration = Duration::from_secs(30);
 /// For releases that the gateway still owes to a master.
 const SETTLE_WITHIN: Duration = Duration::from_secs(10);
@@ -85,7 +79,7 @@ pub(crate) struct Options {
 
 pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     let program = find_gateway(options.shared.gateway.as_deref())?;
-    let json = options.shared.json.as_deref().map(JsonFile::create).transpose()?;
+    let json = JsonFile::create(options.shared.json.as_deref())?;
     let machine = Machine::look()?;
     let threads = options.load_threads.unwrap_or((machine.cores as u32 / 2).max(1)).min(options.connections);
     warn_of_memory(options.cycles)?;
@@ -97,15 +91,14 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     args.extend(options.shared.gateway_arg.iter().cloned());
     let gateway = start_gateway("redlock-gateway", &program, &masters, &args, &scratch).await?;
 
-    let mut report = Report::new(machine, options, keys.look().await?);
+    let max_growth = options.max_growth_kib_per_million as f64 * 1024.0;
+    let mut report = Report::new(machine, options.connections, options.cycles, max_growth, keys.look().await?);
     run(options, threads, &gateway, &keys, &mut report)
         .await
         .map_err(|error| format!("{error}\n{}", gateway.process.log_tail()))?;
 
     print!("{report}");
-    if let Some(json) = json {
-        json.write(&report)?;
-    }
+    json.write(&report)?;
     report.verdict()
 }
 

@@ -30,7 +30,8 @@
 //! | `http` | as much of an HTTP/1.1 client as the load needs |
 //! | `metrics` | single figures out of a gateway's metrics |
 //! | `histogram` | latencies |
-//! | `report` | the run as one document: figures, medians, tables, JSON |
+//! | `report` | what documents are made of: figures, medians, tables, JSON |
+//! | `document` | a run as one document |
 //! | `goals` | what is to be reached, and whether it was |
 //! | `page` | the performance page |
 //! | `options` | options that several commands share |
@@ -42,6 +43,7 @@
 mod conditions;
 mod contended;
 mod contenders;
+mod document;
 mod goals;
 mod grants;
 mod growth;

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::document::{Report, Settings};
 use crate::goals;
-use crate::report::{Report, Settings};
 
 const BOUNDS: &str = include_str!("page/bounds.md");
 const METHOD: &str = include_str!("page/method.md");
@@ -49,7 +49,7 @@ impl Display for Page<'_> {
         writeln!(f, "## Goals\n\n{}", goals::table(&runs))?;
         writeln!(f, "## What bounds us now, and why\n\n{}\n", BOUNDS.trim())?;
         writeln!(f, "## The tables\n\nOf run {}.\n", runs.len())?;
-        write!(f, "{}", last.tables())?;
+        write!(f, "{last}")?;
         writeln!(f, "## How it was measured\n\n{}\n", METHOD.trim())?;
         for (number, run) in runs.iter().enumerate() {
             write!(f, "{}", About { number: number + 1, run })?;
@@ -100,7 +100,8 @@ mod tests {
 
     use super::*;
     use crate::contenders::Contender;
-    use crate::report::{Entry, StageReport, sample};
+    use crate::document::sample;
+    use crate::report::{Entry, StageReport};
     use crate::workload::Workload;
 
     fn run(gateway: f64) -> Report {

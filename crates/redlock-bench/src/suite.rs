@@ -9,9 +9,11 @@ use clap::{Args, ValueEnum};
 use self::progress::Progress;
 use crate::contended;
 use crate::contenders::{Contender, Programs};
+use crate::document::{Report, Settings};
+use crate::goals::judged;
 use crate::holders::HELD_FOR;
 use crate::options::Shared;
-use crate::report::{JsonFile, Machine, Report, Settings, Source};
+use crate::report::{JsonFile, Machine, Source};
 use crate::stage::Stage;
 use crate::waiters;
 use crate::workload::{Kind, Spec, Workload};
@@ -142,7 +144,7 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
 
     let needs_gateway = report.settings.has(Contender::Gateway);
     let programs = Programs::find(needs_gateway, options.shared.gateway.as_deref())?;
-    let json = options.shared.json.as_deref().map(JsonFile::create).transpose()?;
+    let json = JsonFile::create(options.shared.json.as_deref())?;
     let plan = workloads.iter().map(|&workload| (workload, report.settings.estimate(workload)));
     let mut progress = Progress::new(plan.collect());
     for workload in workloads {
@@ -153,10 +155,9 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
         progress.next();
     }
 
-    print!("{report}");
-    if let Some(json) = json {
-        json.write(&report.document())?;
-    }
+    let judged = judged(&report);
+    print!("{judged}");
+    json.write(&judged)?;
     report.verdict()
 }
 

@@ -16,23 +16,24 @@
 //! serving takes includes this program's own share of work; the memory and the probe while all wait do not.
 
 mod gateway;
+mod options;
 mod report;
 mod waiter_load;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use self::gateway::{Gateway, LOOK_EVERY, shown};
+use self::options::OTHER_FILES;
+pub(crate) use self::options::Options;
 pub(crate) use self::report::Report;
 use self::report::{Lateness, Service};
 use self::waiter_load::{Outcome, WaiterLoad};
 use crate::conditions::{Condition, Masters};
 use crate::contenders::find_gateway;
 use crate::holders::Holders;
-use crate::options::{Shared, parsed};
 use crate::report::{JsonFile, Machine, millis};
 use crate::servers::Scratch;
 
@@ -44,104 +45,12 @@ const SETTLE: Duration = Duration::from_millis(300);
 const MAX_EARLY_PART: u64 = 100;
 /// Connections that the holders share.
 const HOLDER_CONNECTIONS: u32 = 8;
-/// Files that are open besides the waiters' connections, here or in the gateway.
-const OTHER_FILES: u64 = 200;
-
-const EXAMPLES: &str = "\
-Examples:
-  cargo build --release -p redlock-gateway && cargo run --release -p redlock-bench -- waiters
-  redlock-bench waiters --waiters 2000 --names 1 --gateway-arg=--max-waiters-per-lock=2000 --json waiters.json
-
-Ten thousand waiters need as many open files here and in the gateway: the soft limit is raised as far as the hard one
-allows, and it says so when that is not enough.
-It exits with 1 when a waiter is not answered as it must be, and when anything is left behind.";
-
-/// Measures very many requests that wait at the same time.
-///
-/// Starts five redis-servers and one gateway, lets all waiters wait three times, with holders that let go, with half of
-/// the waiters hanging up, and with holders that stay, and prints what it saw. Progress goes to stderr, the table to
-/// stdout.
-#[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
-    /// Requests that wait at the same time, each on a connection of its own
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(2..=100_000))]
-    waiters: u32,
-
-    /// Locks they wait for, equally many at each
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    names: u32,
-
-    /// How long they ask to wait
-    #[arg(long, value_name = "MS", default_value_t = 25_000, value_parser = clap::value_parser!(u64).range(1..=300_000))]
-    wait_ms: u64,
-
-    /// How long they ask to wait for locks that nobody lets go
-    #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = clap::value_parser!(u64).range(1..=300_000))]
-    short_wait_ms: u64,
-
-    /// The time over which they send their requests
-    #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(0..=60_000))]
-    ramp_ms: u64,
-
-    /// How long an unrelated name is acquired and released every 10 ms, while all are idle and while all wait
-    #[arg(long, value_name = "S", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=60))]
-    probe_seconds: u64,
-
-    #[command(flatten)]
-    pub(crate) shared: Shared,
-}
-
-impl Options {
-    /// As part of the suite; a quick one is smaller.
-    pub(crate) fn of_suite(quick: bool, gateway_arg: &[String]) -> Self {
-        let mut options = parsed::<Self>(&[]);
-        if quick {
-            (options.waiters, options.names) = (2000, 200);
-            (options.ramp_ms, options.probe_seconds, options.short_wait_ms) = (500, 1, 1000);
-        }
-        options.shared.gateway_arg = gateway_arg.to_vec();
-        options
-    }
-
-    /// Limits that would otherwise refuse some of the waiters; one that the user gives wins.
-    fn gateway_args(&self) -> Vec<String> {
-        let mut args = Vec::new();
-        let mut limit = |flag: &str, value: u32| {
-            if !self.shared.gateway_arg.iter().any(|given| given.split('=').next() == Some(flag)) {
-                args.push(format!("{flag}={value}"));
-            }
-        };
-        limit("--max-connections", self.waiters + OTHER_FILES as u32);
-        limit("--max-waiters", self.waiters);
-        let each = self.waiters.div_ceil(self.names);
-        if each > 1024 {
-            limit("--max-waiters-per-lock", each);
-        }
-        args.extend(self.shared.gateway_arg.iter().cloned());
-        args
-    }
-
-    fn check(&self) -> Result<(), String> {
-        if self.names > self.waiters {
-            return Err(format!("--names {} exceeds --waiters {}", self.names, self.waiters));
-        }
-        let needed = self.ramp_ms + self.probe_seconds * 1000 + 5000;
-        if self.wait_ms < needed {
-            return Err(format!("--wait-ms {} is too short: ramp, probe and service need {needed}", self.wait_ms));
-        }
-        Ok(())
-    }
-}
-
 pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     let gateway = find_gateway(options.shared.gateway.as_deref())?;
-    let json = options.shared.json.as_deref().map(JsonFile::create).transpose()?;
+    let json = JsonFile::create(options.shared.json.as_deref())?;
     let report = run(options, &gateway, Machine::look()?).await?;
     print!("{report}");
-    if let Some(json) = json {
-        json.write(&report)?;
-    }
+    json.write(&report)?;
     report.verdict()
 }
 
@@ -319,26 +228,4 @@ fn allow_open_files(needed: u64) -> Result<(), String> {
     eprintln!("raising the limit of open files from {} to {needed}", current.unwrap_or_default());
     setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum })
         .map_err(|error| format!("cannot raise the limit of open files: {error}; try `ulimit -n {needed}`"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn options(args: &[&str]) -> Options {
-        parsed(args)
-    }
-
-    #[test]
-    fn limits_fit_the_waiters_and_the_users_own_win() {
-        let args = options(&["--waiters=5000", "--names=2", "--gateway-arg=--max-waiters=7"]).gateway_args();
-        assert_eq!(args, ["--max-connections=5200", "--max-waiters-per-lock=2500", "--max-waiters=7"]);
-    }
-
-    #[test]
-    fn waits_that_end_before_they_are_served_are_refused() {
-        assert!(options(&[]).check().is_ok());
-        assert!(options(&["--wait-ms=9000"]).check().is_err());
-        assert!(options(&["--names=20000"]).check().is_err());
-    }
 }

@@ -25,7 +25,7 @@ pub use self::origin::Origin;
 pub use self::tls::TlsFiles;
 use self::tls::TlsFlags;
 pub use self::value::show;
-use self::value::{DAY, count, duration};
+use self::value::{DAY, count, duration, listed};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// More of anything is a mistake.
@@ -247,7 +247,8 @@ impl Config {
             return Err(format!("--max-hold: {given} is shorter than --max-ttl; expected {least} to {most}"));
         }
         let nodes = nodes(&settings.nodes)?;
-        let (https, node_tls) = settings.tls.clone().resolve(&nodes)?;
+        let any_tls = matches!(&nodes, Nodes::Redis(urls) if urls.iter().any(|url| url.is_tls()));
+        let (https, node_tls) = settings.tls.clone().resolve(any_tls)?;
         if let (Some(TlsFiles { client_ca: Some(path), .. }), None) = (&https, keys) {
             return Err(format!(
                 "--tls-client-ca: {}: given without --auth-keys; a certificate is let in as the key that names it, and \
@@ -259,11 +260,6 @@ impl Config {
         let public = public(&settings.public)?;
         Ok(Self { settings, nodes, node_tls, https, cors_origins, public })
     }
-}
-
-/// Lists may have spaces around what they name, and name nothing: variables are often written by templates.
-fn listed(texts: &[String]) -> impl Iterator<Item = &str> {
-    texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty())
 }
 
 fn nodes(texts: &[String]) -> Result<Nodes, String> {

@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
     let line: Vec<_> = std::env::args_os().collect();
-    let cli: Cli = config::parse(&line).unwrap_or_else(|error| error.exit());
+    let cli = config::parse::<Cli, Settings>(&line).unwrap_or_else(|error| error.exit());
     let done = match cli.command.unwrap_or(Command::Serve(cli.settings)) {
         Command::Serve(settings) => on_runtime(settings, serve),
         Command::Key(KeyCommand::New { name, verbs, names, expires }) => {

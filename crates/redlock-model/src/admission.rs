@@ -35,109 +35,24 @@
 //! Without [`Bounds::is_operated_well`] the second, third and fourth do not hold, and it goes wrong: known limits, not
 //! promises.
 
+mod bounds;
 mod events;
 mod state;
 mod story;
 
-use std::time::Duration;
-
-use redlock_core::node::admission::{Admission as Decisions, ClusterConfig, NodeIdentity};
-use redlock_core::quorum::Quorum;
 use stateright::{Model, Property};
 
+use self::bounds::GATEWAYS;
+pub use self::bounds::{Admission, Bounds};
 use self::events::Action;
 pub use self::state::State;
-use self::state::{Change, Gateway, Sight, Site, Stored};
-use crate::explore::{First, Told};
-use crate::rules::Rules;
+use self::state::{Change, Gateway, Site, Stored};
+use crate::explore::Told;
 
 /// Locks are never held at once.
 pub const ONE_HOLDER: &str = "one holder";
 /// No node votes for a gateway while a lock may live that the node has granted and forgotten.
 pub const NOTHING_FORGOTTEN: &str = "no vote of a node that has forgotten a lock";
-
-const GATEWAYS: usize = 2;
-/// Any time that is longer than all sets of leases.
-const QUARANTINE: Duration = Duration::from_secs(302);
-
-/// How much may happen in one history.
-#[derive(Debug, Clone, Copy)]
-pub struct Bounds {
-    /// Masters, all of which may fail.
-    pub nodes: usize,
-    /// What may happen to them: losses of data, restarts, evictions, changes of durability.
-    pub faults: u8,
-    /// Whether nodes may be restarted, empty or with a file.
-    pub processes: bool,
-    /// Whether nodes may evict keys.
-    pub evictions: bool,
-    /// Whether nodes may sync every write to disk, and begin or cease to.
-    pub durability: bool,
-    /// Whether the cluster is brand-new, and its first gateway, or both, are started with that word.
-    pub bootstrap: bool,
-    /// How many restarts of gateways there may be.
-    pub restarts: u8,
-    /// Whether a shorter `max_ttl` is introduced, which the second gateway has from the beginning.
-    pub change: bool,
-    /// Whether what is taken for granted of operators is so, see above.
-    pub is_operated_well: bool,
-    /// Whether anything may happen between a look and the marker that it puts.
-    pub every_order: bool,
-}
-
-impl Bounds {
-    /// One node, losses of data and restarts.
-    pub const LOSSES: Self = Self {
-        nodes: 1,
-        faults: 3,
-        processes: true,
-        evictions: false,
-        durability: false,
-        bootstrap: false,
-        restarts: 0,
-        change: false,
-        is_operated_well: true,
-        every_order: false,
-    };
-}
-
-/// The model of two gateways that admit nodes which fail.
-#[derive(Debug)]
-pub struct Admission {
-    rules: Rules,
-    bounds: Bounds,
-    quorum: Quorum,
-    /// A node's place in the old configuration and in the new one. All have the same, or they could not change places.
-    identities: [NodeIdentity; 2],
-    firsts: [First; 6],
-}
-
-impl Admission {
-    pub fn new(rules: Rules, bounds: Bounds) -> Self {
-        let quorum = Quorum::new(bounds.nodes).expect("so many nodes are allowed");
-        let identity = |max_ttl| ClusterConfig::new("cluster", Duration::from_secs(max_ttl)).identity("node");
-        let identities = [identity(300), identity(if rules.marker_names_configuration { 200 } else { 300 })];
-        Self { rules, bounds, quorum, identities, firsts: Default::default() }
-    }
-
-    fn identity(&self, is_new: bool) -> &NodeIdentity {
-        &self.identities[usize::from(is_new)]
-    }
-
-    /// As a gateway begins.
-    fn sight(&self, gateway: Gateway) -> Sight {
-        let admission = Decisions::new(self.identity(gateway.is_new).clone(), QUARANTINE);
-        let admission = admission.expecting_bootstrap(gateway.bootstrap);
-        Sight { admission, session: None, put: None, waits: None, told_new: None }
-    }
-
-    fn start(&self, s: &mut State, gateway: usize) {
-        let g = &mut s.gateways[gateway];
-        (g.word_counts, g.knows_better, g.is_stopped) = (g.bootstrap, !g.bootstrap, false);
-        let sight = self.sight(*g);
-        s.sites.iter_mut().for_each(|site| site.sights[gateway] = sight.clone());
-    }
-}
 
 impl Model for Admission {
     type State = State;

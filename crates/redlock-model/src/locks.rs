@@ -26,24 +26,18 @@
 //!
 //! The cases with `every_order` leave out none of these but the barrier, and hold as well.
 
+mod bounds;
 mod state;
 mod story;
 
-use redlock_core::quorum::{Decision, Quorum, Tally};
+use redlock_core::quorum::{Decision, Tally};
 use stateright::{Model, Property};
 
+pub use self::bounds::{Bounds, Locks, NODES, RENEWALS, TRIES};
 pub use self::state::State;
 use self::state::{Action, Message, Phase, Release, owner};
-use crate::explore::{First, Told};
+use crate::explore::Told;
 use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Window};
-use crate::rules::Rules;
-
-/// Masters: the smallest number with a majority that is not all of them.
-pub const NODES: usize = 3;
-/// Attempts: two of owner A, one of owner B.
-pub const TRIES: usize = 3;
-/// Most extensions, of whichever grants.
-pub const RENEWALS: usize = 2;
 
 /// Two owners never believe at once that they hold the lock.
 pub const MUTUAL_EXCLUSION: &str = "mutual exclusion";
@@ -54,45 +48,7 @@ pub const NO_ORPHAN: &str = "no orphan";
 /// When no node holds the lock, a good gateway is granted it.
 pub const NO_LOCKOUT: &str = "no lockout";
 
-/// How much may happen in one history.
-#[derive(Debug, Clone, Copy)]
-pub struct Bounds {
-    /// Whether A asks a second time.
-    pub retry: bool,
-    /// Losses of data, of any nodes.
-    pub losses: u8,
-    /// Extensions, of any grants, at most [`RENEWALS`].
-    pub renewals: usize,
-    /// Whether the gateway of B may have a clock that is far ahead.
-    pub bad_clock: bool,
-    /// Whether tries may be given up and locks released.
-    pub releases: bool,
-    /// Whether every order of events is explored, instead of those that cover the others.
-    pub every_order: bool,
-}
-
-impl Bounds {
-    /// All three tries, nothing else.
-    pub const TRIES: Self =
-        Self { retry: true, losses: 0, renewals: 0, bad_clock: true, releases: true, every_order: false };
-}
-
-/// The model of two owners on three nodes.
-#[derive(Debug)]
-pub struct Locks {
-    rules: Rules,
-    bounds: Bounds,
-    quorum: Quorum,
-    firsts: [First; 9],
-}
-
 impl Locks {
-    pub fn new(rules: Rules, bounds: Bounds) -> Self {
-        let quorum = Quorum::new(NODES).expect("three nodes are allowed");
-        let bounds = Bounds { renewals: bounds.renewals.min(RENEWALS), ..bounds };
-        Self { rules, bounds, quorum, firsts: Default::default() }
-    }
-
     fn exclusive(&self, s: &State) -> bool {
         let holds = |who| (0..TRIES).any(|i| owner(i) == who && s.believes(i));
         !(holds(Owner::A) && holds(Owner::B))

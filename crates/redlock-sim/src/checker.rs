@@ -21,67 +21,17 @@
 mod by_name;
 mod idle;
 mod summary;
+mod violation;
 mod waiting;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
 use self::by_name::Locks;
 pub use self::summary::Summary;
+pub use self::violation::{Demand, Violation};
+use self::violation::{PATIENCE, remembers};
 use crate::history::{Answer, Cast, Grant, History, Kind, Landing, Moment, Request};
-
-/// What the checker demands of a history; each variant names how it is violated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Demand {
-    /// Two clients that hold one lock at a time.
-    Exclusion,
-    /// A token that is not larger.
-    Fencing,
-    /// A stale write taken, or a rightful one refused.
-    Register,
-    /// A released lock that is back.
-    Orphan,
-    /// An extension across somebody else's grant.
-    Extension,
-    /// An extended lock that was lost.
-    Kept,
-    /// A waiter that was overtaken in its own queue.
-    Order,
-    /// A waiter without an answer.
-    Answered,
-    /// A lock that stays free while somebody waits.
-    Idle,
-}
-
-impl Demand {
-    pub const ALL: [Self; 9] = [
-        Self::Exclusion,
-        Self::Fencing,
-        Self::Register,
-        Self::Orphan,
-        Self::Extension,
-        Self::Kept,
-        Self::Order,
-        Self::Answered,
-        Self::Idle,
-    ];
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation {
-    pub demand: Demand,
-    /// When it can first be seen.
-    pub at: Duration,
-    /// What happened, for people, with the names of the timeline.
-    pub text: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} at {} ms: {}", self.demand, self.at.as_millis(), self.text)
-    }
-}
 
 /// Everything in a history that must not have happened, by time.
 pub fn check(history: &History) -> Vec<Violation> {
@@ -219,10 +169,6 @@ fn orphans(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// How long a release may be owed to a master that can be reached: the call before it and its own may take a second each
-/// without the gateway giving the connection up, and a failed one is tried again after 200 ms.
-const PATIENCE: Duration = Duration::from_millis(2_300);
-
 /// A release that was sent is paid as soon as the master can be reached.
 fn unpaid(history: &History, found: &mut Vec<Violation>) {
     let long_ago = history.end.saturating_sub(PATIENCE);
@@ -248,11 +194,6 @@ fn unpaid(history: &History, found: &mut Vec<Violation>) {
             found.push(Violation { demand: Demand::Orphan, at: history.end, text });
         }
     }
-}
-
-/// Whether a master has forgotten nothing since.
-fn remembers(history: &History, master: u8, since: Moment) -> bool {
-    !history.losses.iter().any(|(moment, of)| *of == master && *moment > since)
 }
 
 fn covers(release: &Landing, grant: Grant) -> bool {

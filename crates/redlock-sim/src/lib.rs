@@ -24,6 +24,7 @@
 //! | [`link`] | one gateway's way to one master, and the hints that come back | other masters |
 //! | [`gateway`] | a process with the core in it | clients |
 //! | [`client`] | all that clients do | masters |
+//! | [`foreign`] | clients of another Redlock library | gateways |
 //! | [`faults`] | what goes wrong, when | clients |
 //! | [`history`] | the record | the simulation |
 //! | [`checker`] | the judge | the simulation |
@@ -45,8 +46,9 @@
 //! - Scripts run as the in-memory node runs them. That Redis runs them alike is shown by the differential test against a
 //!   real server (`tests/node/differential.rs`), not here.
 //! - One thread: that a waiter leaves between two steps of another is simulated, that it leaves within one is not.
-//! - Gateways die but do not stop and go on; clients, who are slow in every way, stand for that.
-//! - Replicas, eviction, out of memory and other configurations are not simulated: admission has tests of its own.
+//! - A gateway that stops alone is simulated as seen from outside: nothing leaves or reaches it, but its timers run. That
+//!   its own timers stand still too is simulated for everything at once.
+//! - Evictions and durability that changes under a running master are not simulated: the model has them.
 //! - All that is random is bounded by what [`plan`] says. Absence of violations is evidence, and the exhaustive models in
 //!   `redlock-model` are proofs of something smaller.
 

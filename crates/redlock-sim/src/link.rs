@@ -10,11 +10,11 @@ use redlock_core::node::link::{
     Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, Subscription, Swapped,
 };
 use redlock_core::node::{Hint, Task};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
 use crate::history::Recorder;
-use crate::master::{Master, Question, Reply};
+use crate::master::{Arrival, Master, Question, Reply};
 use crate::network::{Connection, Network};
 
 /// A question or call that takes longer ends the connection.
@@ -61,7 +61,9 @@ impl SimLink {
     }
 
     async fn open(self) -> Result<Arc<Connection>, LinkError> {
-        self.network.connect(self.gateway, &self.master).await.map_err(LinkError::broken)
+        let path = (self.gateway, self.master.index);
+        let opened = self.network.connect(path, || self.master.listening()).await;
+        opened.inspect(|connection| self.master.accept(connection)).map_err(LinkError::broken)
     }
 
     fn note(&self, text: String) {
@@ -87,8 +89,8 @@ impl Link for SimLink {
             let connection = link.clone().open().await?;
             link.current().hints = Some(connection.clone());
             let (to, hints) = mpsc::unbounded_channel();
-            let subscription = SimSubscription { connection, hints };
-            match ask(&subscription.connection, Question::Listen(to)).await? {
+            let subscription = SimSubscription { master: link.master.clone(), connection, hints };
+            match ask(&link.master, &subscription.connection, Question::Listen(to)).await? {
                 Reply::Listening => Ok(Box::new(subscription) as Box<dyn Subscription>),
                 _ => Err(confused()),
             }
@@ -108,8 +110,11 @@ struct SimSession {
 }
 
 /// Sends at once. The answer may never come.
-fn ask(connection: &Arc<Connection>, question: Question) -> Answering<Reply> {
-    let (answer, connection) = (connection.send(question), connection.clone());
+fn ask(master: &Arc<Master>, connection: &Arc<Connection>, question: Question) -> Answering<Reply> {
+    let (to, answer) = oneshot::channel();
+    let (master, connection) = (master.clone(), connection.clone());
+    let arrival = Arrival { connection: connection.clone(), question, answer: to };
+    connection.send(move || master.arrive(arrival));
     async move {
         tokio::select! {
             biased;
@@ -129,7 +134,7 @@ impl Session for SimSession {
         if Arc::strong_count(&self.calls) > 1 {
             self.link.recorder.situation("looks beside calls");
         }
-        let answer = ask(&self.connection, Question::Look);
+        let answer = ask(&self.link.master, &self.connection, Question::Look);
         async {
             match answer.await? {
                 Reply::Seen(facts, marker) => Ok(Look { facts, marker }),
@@ -143,7 +148,7 @@ impl Session for SimSession {
         // The end of a marker: what it says of the process.
         let state = swap.to.rsplit(':').next().unwrap_or(&swap.to);
         self.link.note(format!("puts marker {state}"));
-        let answer = ask(&self.connection, Question::Swap(swap));
+        let answer = ask(&self.link.master, &self.connection, Question::Swap(swap));
         async {
             match answer.await? {
                 Reply::Swapped(swapped) => Ok(swapped),
@@ -155,7 +160,7 @@ impl Session for SimSession {
 
     fn set_marker(&self, marker: String) -> Answering<()> {
         self.link.note(format!("writes marker {marker}"));
-        ask(&self.connection, Question::SetMarker(marker)).map(|answer| answer.map(drop)).boxed()
+        ask(&self.link.master, &self.connection, Question::SetMarker(marker)).map(|answer| answer.map(drop)).boxed()
     }
 
     /// What every call is answered with.
@@ -185,7 +190,7 @@ impl Session for SimSession {
         }
         let under_way = self.calls.clone();
         let ops = tasks.iter().map(|task| task.op.clone()).collect();
-        let answer = ask(&self.connection, Question::Call { marker, ops });
+        let answer = ask(&self.link.master, &self.connection, Question::Call { marker, ops });
         async move {
             let answer = answer.await;
             drop(under_way);
@@ -216,6 +221,7 @@ impl Drop for SimSession {
 }
 
 struct SimSubscription {
+    master: Arc<Master>,
     connection: Arc<Connection>,
     hints: mpsc::UnboundedReceiver<Hint>,
 }
@@ -234,7 +240,7 @@ impl Subscription for SimSubscription {
     }
 
     fn ping(&self) -> Answering<()> {
-        ask(&self.connection, Question::Look).map(|answer| answer.map(drop)).boxed()
+        ask(&self.master, &self.connection, Question::Look).map(|answer| answer.map(drop)).boxed()
     }
 }
 

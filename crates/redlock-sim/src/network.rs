@@ -15,8 +15,6 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::chance::{Chance, Stream};
-use crate::master::{Arrival, Master, Question, Reply};
-use crate::plan::Plan;
 
 /// How long a message takes one way: `base` to `base + jitter`, and sometimes up to `spike` more.
 #[derive(Debug, Clone, Copy)]
@@ -53,14 +51,14 @@ pub struct Network {
 }
 
 impl Network {
-    /// Paths with nothing on them yet.
-    pub fn new(plan: &Plan) -> Self {
-        let chance = |stream| Mutex::new(Chance::new(plan.seed, stream));
+    /// Quiet paths.
+    pub fn new(seed: u64, latency: Latency, hint_loss_percent: u64) -> Self {
+        let chance = |stream| Mutex::new(Chance::new(seed, stream));
         Self {
-            latency: plan.latency,
+            latency,
             chance: chance(Stream::Network),
             hints: chance(Stream::Hints),
-            hint_loss_percent: plan.hint_loss_percent,
+            hint_loss_percent,
             next_id: AtomicU64::new(0),
             dark: Mutex::new(Vec::new()),
         }
@@ -79,26 +77,28 @@ impl Network {
         lock(&self.dark).clear();
     }
 
-    /// Opens a connection, or says why not.
-    pub async fn connect(self: &Arc<Self>, gateway: u8, master: &Arc<Master>) -> Result<Arc<Connection>, String> {
-        tokio::time::sleep_until(self.arrival(gateway, master.index, true, &self.chance)).await;
-        let run = master.listening();
-        tokio::time::sleep_until(self.arrival(gateway, master.index, false, &self.chance)).await;
+    /// Opens a connection to the process that listens then, or says why not.
+    pub async fn connect(
+        self: &Arc<Self>,
+        (gateway, master): (u8, u8),
+        listening: impl Fn() -> Option<u64>,
+    ) -> Result<Arc<Connection>, String> {
+        tokio::time::sleep_until(self.arrival(gateway, master, true, &self.chance)).await;
+        let run = listening();
+        tokio::time::sleep_until(self.arrival(gateway, master, false, &self.chance)).await;
         let run = run.ok_or_else(|| "connection refused".to_owned())?;
-        let connection = Arc::new(Connection {
+        if listening() != Some(run) {
+            return Err("connection reset".into());
+        }
+        Ok(Arc::new(Connection {
             id: self.next_id.fetch_add(1, Ordering::Relaxed),
             gateway,
             run,
-            master: master.clone(),
+            master,
             network: self.clone(),
             link: Mutex::new(Link::new()),
             closed: Notify::new(),
-        });
-        if master.listening() != Some(run) {
-            return Err("connection reset".into());
-        }
-        master.accept(&connection);
-        Ok(connection)
+        }))
     }
 
     fn arrival(&self, gateway: u8, master: u8, there: bool, chance: &Mutex<Chance>) -> Instant {
@@ -117,7 +117,7 @@ pub struct Connection {
     pub gateway: u8,
     /// The process of the master that it leads to.
     pub run: u64,
-    master: Arc<Master>,
+    master: u8,
     network: Arc<Network>,
     link: Mutex<Link>,
     closed: Notify,
@@ -150,13 +150,12 @@ impl Link {
 const TICK: Duration = Duration::from_millis(1);
 
 impl Connection {
-    /// Sends a question. The answer may never come.
-    pub fn send(self: &Arc<Self>, question: Question) -> oneshot::Receiver<Reply> {
-        let (answer, receiver) = oneshot::channel();
-        let arrival = self.network.arrival(self.gateway, self.master.index, true, &self.network.chance);
+    /// Sends a message, which does this when it arrives; it may never.
+    pub fn send(self: &Arc<Self>, arrive: impl FnOnce() + Send + 'static) {
+        let arrival = self.network.arrival(self.gateway, self.master, true, &self.network.chance);
         let mut link = self.link();
         if link.ended.is_some() {
-            return receiver;
+            return;
         }
         let number = link.sent;
         link.sent += 1;
@@ -174,13 +173,12 @@ impl Connection {
                 }
             }
             connection.link().arrived = number + 1;
-            connection.master.clone().arrive(Arrival { connection, question, answer });
+            arrive();
         });
-        receiver
     }
 
     /// Sends an answer back, unless nobody listens any more.
-    pub fn answer(self: &Arc<Self>, reply: Reply, to: oneshot::Sender<Reply>) {
+    pub fn answer<T: Send + 'static>(self: &Arc<Self>, reply: T, to: oneshot::Sender<T>) {
         self.deliver(&self.network.chance, move || drop(to.send(reply)));
     }
 
@@ -194,7 +192,7 @@ impl Connection {
     }
 
     fn deliver(self: &Arc<Self>, chance: &Mutex<Chance>, work: impl FnOnce() + Send + 'static) {
-        let arrival = self.network.arrival(self.gateway, self.master.index, false, chance);
+        let arrival = self.network.arrival(self.gateway, self.master, false, chance);
         let mut link = self.link();
         if link.ended.is_some() {
             return;

@@ -139,7 +139,7 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
             Arc::new(Master::new(index, clock, (plan.node_settings(), plan.rules), durable, recorder.clone()))
         })
         .collect();
-    let network = Arc::new(Network::new(&plan));
+    let network = Arc::new(Network::new(plan.seed, plan.latency, plan.hint_loss_percent));
     let gateways = (0..plan.gateways)
         .map(|index| {
             let offset = chance.around(skew / 2);

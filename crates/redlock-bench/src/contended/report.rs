@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use super::options::{Contender, Options};
 use super::worker::Log;
-use super::{Contender, Options};
 use crate::grants::{Grant, Violations, handoffs, longest_without};
 use crate::histogram::Histogram;
 use crate::report::{Machine, median, millis, noise, spread, thousands};

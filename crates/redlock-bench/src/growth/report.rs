@@ -6,9 +6,14 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::keys::Master;
-use super::{Options, RETENTION, SAMPLES, WARM_PERCENT};
 use crate::report::{Machine, Source, thousands};
 
+/// As long as a gateway keeps the fence of a name that is not used any more.
+const RETENTION: Duration = Duration::from_secs(30 * 60);
+/// So many samples at most are kept, evenly spread over the cycles.
+const SAMPLES: u64 = 1000;
+/// After which part of the cycles, in percent, the gateway is warm.
+const WARM_PERCENT: u64 = 5;
 const MIB: f64 = 1_048_576.0;
 /// An allocator takes memory from the system in pieces. Growth over the second half of a run below this says nothing, and
 /// short runs have no more.
@@ -47,15 +52,21 @@ fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S:
 }
 
 impl Report {
-    pub(super) fn new(machine: Machine, options: &Options, before: Vec<Master>) -> Self {
+    pub(super) fn new(
+        machine: Machine,
+        connections: u32,
+        wanted_cycles: u64,
+        max_growth_bytes_per_million: f64,
+        before: Vec<Master>,
+    ) -> Self {
         Self {
             machine,
             source: Source::look(),
-            connections: options.connections,
-            wanted_cycles: options.cycles,
+            connections,
+            wanted_cycles,
             cycles: 0,
             elapsed: Duration::ZERO,
-            max_growth_bytes_per_million: options.max_growth_kib_per_million as f64 * 1024.0,
+            max_growth_bytes_per_million,
             after: before.clone(),
             before,
             locks_left: 0,
@@ -201,14 +212,12 @@ impl Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::parsed;
 
     /// A gateway that takes `leak` bytes per cycle on top of 20 MiB, and as much again for a moment near the end.
     fn report(cycles: u64, leak: f64) -> Report {
-        let options = parsed(&[&format!("--cycles={cycles}")]);
         let machine = Machine::look().unwrap();
         let master = Master { keys: 1, memory_bytes: 1 << 20, expired: 0 };
-        let mut report = Report::new(machine, &options, vec![master; 5]);
+        let mut report = Report::new(machine, 64, cycles, 256.0 * 1024.0, vec![master; 5]);
         while report.samples.last().is_none_or(|last| last.cycles < cycles) {
             let at = report.next_sample();
             let spike = if at == cycles / 10 * 9 { 20 << 20 } else { 0 };

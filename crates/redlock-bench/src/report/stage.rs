@@ -4,10 +4,10 @@ use std::fmt::{self, Formatter, Write};
 
 use serde::{Deserialize, Serialize};
 
+use super::figures::{Figures, Latency};
 use super::noise::noise;
 use super::stats::{median, spread, thousands};
 use super::table::{NOTHING, Table};
-use super::{Figures, Latency};
 use crate::contenders::Contender;
 use crate::workload::Workload;
 
@@ -106,7 +106,7 @@ impl StageReport {
         self.contenders.iter().find(|entry| entry.contender == contender)
     }
 
-    pub(super) fn table(&self) -> Table {
+    pub(crate) fn table(&self) -> Table {
         let mut table = Table::new(&TITLES);
         let rate_of = |contender| self.entry(contender).and_then(Entry::rate);
         let (floor, fenced) = (rate_of(Contender::Floor), rate_of(Contender::FredFenced));
@@ -144,7 +144,7 @@ impl StageReport {
     }
 
     /// What has to be said about the table.
-    pub(super) fn remarks(&self, f: &mut Formatter<'_>, cores: usize) -> fmt::Result {
+    pub(crate) fn remarks(&self, f: &mut Formatter<'_>, cores: usize) -> fmt::Result {
         let mut line = format!("Connections: {}, load threads: {}", self.connections, self.load_threads);
         if let Some(micros) = self.round_trip_us {
             write!(line, ", round trip to the last master {:.2} ms", micros / 1e3)?;
@@ -162,7 +162,7 @@ impl StageReport {
         Ok(())
     }
 
-    pub(super) fn noise(&self, cores: usize) -> Vec<String> {
+    pub(crate) fn noise(&self, cores: usize) -> Vec<String> {
         let mut found = Vec::new();
         for entry in self.contenders.iter().filter(|entry| !entry.rounds.is_empty()) {
             let label = format!("{}, {}", self.workload, entry.contender.label());
@@ -174,7 +174,7 @@ impl StageReport {
     }
 
     /// Wrong answers. While a master fails, those of the naive contenders are figures of theirs and no fault of the run.
-    pub(super) fn problems(&self) -> Vec<String> {
+    pub(crate) fn problems(&self) -> Vec<String> {
         let counts = |entry: &&Entry| entry.contender == Contender::Gateway || !self.workload.breaks_masters();
         let of = |entry: &Entry| {
             let failures = entry.failures.iter().map(|failure| format!("{}: {failure}", entry.contender.label()));

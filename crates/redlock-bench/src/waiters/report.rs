@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::Options;
+use super::options::Options;
 use super::waiter_load::Outcome;
 use crate::grants::{Grant, Violations};
 use crate::histogram::Histogram;

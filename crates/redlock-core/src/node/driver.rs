@@ -502,5 +502,4 @@ fn unfit_by(vote: &Vote) -> Option<&'static str> {
     }
 }
 
-#[cfg(test)]
 mod tests;

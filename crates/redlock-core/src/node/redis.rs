@@ -6,6 +6,7 @@ mod codec;
 pub mod internals;
 mod scripts;
 mod session;
+mod settings;
 mod tls;
 mod url;
 
@@ -13,45 +14,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::session::RedisLink;
+pub use self::settings::RedisSettings;
 pub use self::tls::{TlsError, TlsIdentity, TlsSettings};
 pub use self::url::{RedisUrl, RedisUrlError};
-use super::admission::{Admission, ClusterConfig};
+use super::Seams;
+use super::admission::Admission;
 use super::probe::Master;
 use super::worker::{DriverSettings, RemoteNode};
-use super::{NodeSettings, Seams};
 
 /// Operations waiting for one node.
 const QUEUE: usize = 8192;
-/// A question or call that takes longer, or longer than twice the node time-out, ends the session: rounds have given up
-/// by then.
-const CALL_DEADLINE: Duration = Duration::from_secs(1);
 /// A node whose quickest answer took longer is a far one. In one data centre it is less.
 const FAR: Duration = Duration::from_micros(500);
-
-/// What the link and the worker of a master need to know.
-#[derive(Clone)]
-pub struct RedisSettings {
-    /// What the scripts need.
-    pub node: NodeSettings,
-    /// Prefix of all keys; also names the marker.
-    pub key_prefix: String,
-    /// What the marker must say.
-    pub cluster_config: ClusterConfig,
-    /// What all gateways call the node in its marker; its address when `None`.
-    pub node_name: Option<String>,
-    /// Whether an operator says that the cluster is brand-new, see [`Redlock::bootstrap`](crate::Redlock::bootstrap).
-    pub bootstrap: bool,
-    /// How long rounds wait for the node.
-    pub node_timeout: Duration,
-    /// For nodes whose URL wants TLS.
-    pub tls: TlsSettings,
-}
-
-impl RedisSettings {
-    fn call_deadline(&self) -> Duration {
-        CALL_DEADLINE.max(self.node_timeout * 2)
-    }
-}
 
 /// A Redis master behind the core's worker.
 pub struct RedisNode;

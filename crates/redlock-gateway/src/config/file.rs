@@ -12,13 +12,13 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Parser};
 use toml::{Spanned, Value};
 
-use super::Settings;
+use super::value::without_password;
 
-/// Reads a command line; where it has [`Settings`] and they name a file, that too.
+/// Reads a command line; where it has the settings `S` and they name a file, that too.
 ///
 /// # Errors
 /// What cannot be understood or is not allowed, for clap to show, as it shows help. No password is in it.
-pub fn parse<P: Parser>(line: &[OsString]) -> Result<P, clap::Error> {
+pub fn parse<P: Parser, S: Args>(line: &[OsString]) -> Result<P, clap::Error> {
     let given = P::command().try_get_matches_from(line).map_err(without_passwords)?;
     // Commands without settings have no such flag.
     match settings(&given).try_get_one::<PathBuf>("config") {
@@ -26,14 +26,14 @@ pub fn parse<P: Parser>(line: &[OsString]) -> Result<P, clap::Error> {
             let shown = path.display().to_string();
             let text = std::fs::read_to_string(path);
             let text = text.map_err(|error| refused(format!("--config: {shown}: {error}")))?;
-            parse_with(line, &shown, &text)
+            parse_with::<P, S>(line, &shown, &text)
         }
         Ok(None) | Err(_) => P::from_arg_matches(&given),
     }
 }
 
 /// The same with the text of the file.
-pub(super) fn parse_with<P: Parser>(line: &[OsString], shown: &str, text: &str) -> Result<P, clap::Error> {
+pub(super) fn parse_with<P: Parser, S: Args>(line: &[OsString], shown: &str, text: &str) -> Result<P, clap::Error> {
     let mut command = P::command();
     let mut matches = command.clone().try_get_matches_from(line).map_err(without_passwords)?;
     let subcommand = matches.subcommand_name().map(str::to_owned);
@@ -45,7 +45,7 @@ pub(super) fn parse_with<P: Parser>(line: &[OsString], shown: &str, text: &str) 
         // The error's own display quotes the line.
         unusable(error.span().map_or(0, |span| span.start), &format!(": {}", without_password(error.message())))
     })?;
-    let known = Settings::augment_args(clap::Command::new("file"));
+    let known = S::augment_args(clap::Command::new("file"));
     let known = || known.get_arguments().filter(|arg| arg.get_id() != "config");
     for (key, value) in &file {
         let at = value.span().start;
@@ -121,11 +121,4 @@ fn without_passwords(mut error: clap::Error) -> clap::Error {
         error.insert(kind, value);
     }
     error
-}
-
-pub(super) fn without_password(text: &str) -> String {
-    match (text.find("://"), text.rfind('@')) {
-        (Some(scheme), Some(host)) if scheme < host => format!("{}://…{}", &text[..scheme], &text[host..]),
-        _ => text.to_owned(),
-    }
 }

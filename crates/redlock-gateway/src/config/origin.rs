@@ -2,8 +2,7 @@
 
 use http::Uri;
 
-use super::file::without_password;
-use super::listed;
+use super::value::{listed, without_password};
 
 /// `scheme://host[:port]`, in the one form that a browser sends.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,7 +15,7 @@ pub(super) struct Line {
 /// What these flags and this file come to.
 pub(super) fn load(flags: &[String], file: &str) -> Result<Config, String> {
     let line = ["redlock-gateway".into()].into_iter().chain(flags.iter().map(Into::into)).collect::<Vec<_>>();
-    let line: Line = file::parse_with(&line, "gateway.toml", file).map_err(|error| error.to_string())?;
+    let line = file::parse_with::<Line, Settings>(&line, "gateway.toml", file).map_err(|error| error.to_string())?;
     Config::new(line.settings)
 }
 

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 use clap::Args;
 use redlock_core::node::redis::{TlsIdentity, TlsSettings};
 
-use super::Nodes;
-
 #[derive(Debug, Clone, Args)]
 pub(super) struct TlsFlags {
     /// Serve HTTPS with this certificate: PEM, the server's own first, then intermediate ones; needs --tls-key
@@ -45,8 +43,8 @@ pub struct TlsFiles {
 }
 
 impl TlsFlags {
-    /// Which go together; the files are not looked at.
-    pub(super) fn resolve(self, nodes: &Nodes) -> Result<(Option<TlsFiles>, TlsSettings), String> {
+    /// Which go together; the files are not looked at. `any_tls`: whether a node is a rediss:// URL.
+    pub(super) fn resolve(self, any_tls: bool) -> Result<(Option<TlsFiles>, TlsSettings), String> {
         let https = match both(("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key))? {
             Some((cert, key)) => Some(TlsFiles { cert, key, client_ca: self.tls_client_ca }),
             None => match self.tls_client_ca {
@@ -61,7 +59,6 @@ impl TlsFlags {
         let identity = both(("--node-cert", self.node_cert), ("--node-key", self.node_key))?
             .map(|(certificate, key)| TlsIdentity { certificate, key });
         let node_tls = TlsSettings { authorities: self.node_ca, identity };
-        let any_tls = matches!(nodes, Nodes::Redis(urls) if urls.iter().any(|url| url.is_tls()));
         if node_tls != TlsSettings::default() && !any_tls {
             let flags = if node_tls.authorities.is_some() { "--node-ca" } else { "--node-cert, --node-key" };
             return Err(format!("{flags}: no --node is a rediss:// URL, so nothing would be secured by it"));

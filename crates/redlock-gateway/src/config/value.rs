@@ -13,6 +13,18 @@ pub fn show(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
 
+/// Lists may have spaces around what they name, and name nothing: variables are often written by templates.
+pub(super) fn listed(texts: &[String]) -> impl Iterator<Item = &str> {
+    texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty())
+}
+
+pub(super) fn without_password(text: &str) -> String {
+    match (text.find("://"), text.rfind('@')) {
+        (Some(scheme), Some(host)) if scheme < host => format!("{}://…{}", &text[..scheme], &text[host..]),
+        _ => text.to_owned(),
+    }
+}
+
 pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "expected IP:PORT, such as 127.0.0.1:8080 or [::1]:8080")
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use redlock_core::node::admission::{Admission as Decisions, ClusterConfig, Doubt, Step};
 use redlock_core::quorum::{Decision, Tally};
 
-use super::state::{Change, NONCES, Nonce, State, Stored, Waits};
-use super::{Admission, GATEWAYS, QUARANTINE};
+use super::bounds::{Admission, GATEWAYS, QUARANTINE};
+use super::state::{Change, Gateway, NONCES, Nonce, Sight, State, Stored, Waits};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
@@ -41,6 +41,20 @@ pub enum Action {
 }
 
 impl Admission {
+    /// As a gateway begins.
+    pub(super) fn sight(&self, gateway: Gateway) -> Sight {
+        let admission = Decisions::new(self.identity(gateway.is_new).clone(), QUARANTINE);
+        let admission = admission.expecting_bootstrap(gateway.bootstrap);
+        Sight { admission, session: None, put: None, waits: None, told_new: None }
+    }
+
+    fn start(&self, s: &mut State, gateway: usize) {
+        let g = &mut s.gateways[gateway];
+        (g.word_counts, g.knows_better, g.is_stopped) = (g.bootstrap, !g.bootstrap, false);
+        let sight = self.sight(*g);
+        s.sites.iter_mut().for_each(|site| site.sights[gateway] = sight.clone());
+    }
+
     /// A gateway looks at a node, does what follows, and looks again.
     fn look(&self, s: &mut State, gateway: usize, node: usize, now: Duration) {
         self.look_once(s, gateway, node, now);

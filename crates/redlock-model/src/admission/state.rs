@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use redlock_core::clock::Entropy;
 use redlock_core::node::admission::{Admission as Decisions, Durability, Facts};
 
-use super::GATEWAYS;
+use super::bounds::GATEWAYS;
 use crate::rules::Rules;
 
 /// What a node keeps in one place.

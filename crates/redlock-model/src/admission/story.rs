@@ -1,6 +1,6 @@
 //! Counter-examples in words.
 
-use super::Admission;
+use super::bounds::Admission;
 use super::events::Action;
 use super::state::State;
 

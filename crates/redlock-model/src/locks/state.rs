@@ -2,7 +2,7 @@
 
 use redlock_core::quorum::{Decision, Tally};
 
-use super::{Locks, NODES, RENEWALS, TRIES};
+use super::bounds::{Locks, NODES, RENEWALS, TRIES};
 use crate::node::{FAR, Lock, NO_TOKEN, Node, Owner, Token, Vote, Window};
 use crate::rules::Rules;
 

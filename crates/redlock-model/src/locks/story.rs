@@ -1,7 +1,7 @@
 //! Counter-examples in words.
 
+use super::bounds::{Locks, NODES};
 use super::state::{Action, Message, Phase, Release, State, owner};
-use super::{Locks, NODES};
 use crate::node::{FAR, Owner, Token, Vote};
 
 impl Locks {

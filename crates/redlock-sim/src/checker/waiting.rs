@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::{Demand, PATIENCE, Violation, idle, remembers};
+use super::idle;
+use super::violation::{Demand, PATIENCE, Violation, remembers};
 use crate::history::{Answer, Cast, Grant, History, Kind, Request};
 
 /// What the core allows an attempt that is under way when a waiter's patience ends, and the ticks of the simulation's

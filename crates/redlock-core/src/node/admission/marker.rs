@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::Doubt;
 use super::facts::{Durability, Facts};
 use crate::node::status::{Diagnosis, Remedy};
 
@@ -139,6 +138,60 @@ impl NodeIdentity {
 
     fn text(&self, run_id: &str, state: &str, number: u64) -> String {
         format!("{}{}:{run_id}:{state}.{number:x}", self.cluster_config.config, self.node)
+    }
+}
+
+/// What makes a node's memory of locks doubtful.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Doubt {
+    /// It had no marker, and an operator says that the cluster is new.
+    New,
+    /// It had no marker: it is new, or all its data was lost.
+    Blank,
+    /// It was restarted, and may have lost its newest writes.
+    Restarted,
+    /// Its data was another node's, or it was a replica.
+    Copied,
+    /// It has evicted keys since it was admitted.
+    Evicted,
+    /// Its marker could not be read.
+    Unreadable,
+}
+
+impl Doubt {
+    /// Every doubt that a marker can name.
+    pub const ALL: [Self; 6] = [Self::New, Self::Blank, Self::Restarted, Self::Copied, Self::Evicted, Self::Unreadable];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Blank => "blank",
+            Self::Restarted => "restarted",
+            Self::Copied => "copied",
+            Self::Evicted => "evicted",
+            Self::Unreadable => "unreadable",
+        }
+    }
+
+    pub(super) fn diagnosis(self, durability: &Durability) -> Diagnosis {
+        let (reason, remedy) = match self {
+            Self::New => ("it has no marker, and an operator says that the cluster is new", Remedy::ReachAllNodes),
+            Self::Blank => ("it had no marker: it is new, or all its data was lost", Remedy::WaitOrBootstrap),
+            Self::Restarted => match durability {
+                Durability::Durable | Durability::Settling => (
+                    "it was restarted and may have forgotten locks: not every write was synced to disk before",
+                    Remedy::WaitThenMakeDurable,
+                ),
+                Durability::Volatile(_) | Durability::Unknown(_) => {
+                    let reason = format!("it was restarted and may have forgotten locks; {durability}");
+                    return Diagnosis::new(reason, Remedy::WaitThenMakeDurable);
+                }
+            },
+            Self::Copied => ("its data came from another node, or it was a replica", Remedy::Wait),
+            Self::Evicted => ("it has evicted keys, perhaps locks", Remedy::WaitWithoutEvictions),
+            Self::Unreadable => ("its marker could not be read", Remedy::Wait),
+        };
+        Diagnosis::new(reason, remedy)
     }
 }
 

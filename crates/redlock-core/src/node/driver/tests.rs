@@ -1,5 +1,7 @@
 //! The driver without a worker, a link or a clock that runs: what comes out when this or that goes in.
 
+#![cfg(test)]
+
 use std::sync::Mutex;
 
 use super::*;

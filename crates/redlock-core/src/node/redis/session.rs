@@ -24,7 +24,9 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::codec::{self, Header};
-use super::{RedisSettings, RedisUrl, scripts, tls};
+use super::settings::RedisSettings;
+use super::url::RedisUrl;
+use super::{scripts, tls};
 use crate::node::admission::{Facts, SETTINGS, marker_key};
 use crate::node::link::{
     Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, Subscription, Swapped,

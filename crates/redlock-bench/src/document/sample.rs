@@ -1,6 +1,8 @@
 //! Reports for tests.
 
-use super::{Figures, Latency, Machine, Report, Settings, Source, StageReport};
+use super::{Report, Settings};
+use crate::report::figures::{Figures, Latency};
+use crate::report::{Machine, Source, StageReport};
 use crate::workload::Workload;
 
 /// So many requests a second, 10 µs of CPU time each, an acquire p50 of 1 ms.

@@ -1,0 +1,54 @@
+//! How much may happen, and the model within these bounds.
+
+use redlock_core::quorum::Quorum;
+
+use crate::explore::First;
+use crate::rules::Rules;
+
+/// Masters.
+pub const NODES: usize = 3;
+/// Attempts: two of owner A, one of owner B.
+pub const TRIES: usize = 3;
+/// Most extensions, of whichever grants.
+pub const RENEWALS: usize = 2;
+
+/// How much may happen in one history.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Whether A asks a second time.
+    pub retry: bool,
+    /// Losses of data, of any nodes.
+    pub losses: u8,
+    /// Extensions, of any grants, at most [`RENEWALS`].
+    pub renewals: usize,
+    /// Whether the gateway of B may have a clock that is far ahead.
+    pub bad_clock: bool,
+    /// Whether tries may be given up and locks released.
+    pub releases: bool,
+    /// Whether every order of events is explored, instead of those that cover the others.
+    pub every_order: bool,
+}
+
+impl Bounds {
+    /// All three tries, nothing else.
+    pub const TRIES: Self =
+        Self { retry: true, losses: 0, renewals: 0, bad_clock: true, releases: true, every_order: false };
+}
+
+/// The model.
+#[derive(Debug)]
+pub struct Locks {
+    pub(super) rules: Rules,
+    pub(super) bounds: Bounds,
+    pub(super) quorum: Quorum,
+    pub(super) firsts: [First; 9],
+}
+
+impl Locks {
+    /// With these bounds.
+    pub fn new(rules: Rules, bounds: Bounds) -> Self {
+        let quorum = Quorum::new(NODES).expect("three nodes are allowed");
+        let bounds = Bounds { renewals: bounds.renewals.min(RENEWALS), ..bounds };
+        Self { rules, bounds, quorum, firsts: Default::default() }
+    }
+}
