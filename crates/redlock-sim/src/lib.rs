@@ -25,6 +25,7 @@
 //! | [`gateway`] | a process with the core in it | clients |
 //! | [`client`] | all that clients do | masters |
 //! | [`faults`] | what goes wrong, when | clients |
+//! | [`reconfigure`] | what goes wrong while an operator changes the configuration | clients |
 //! | [`history`] | the record | the simulation |
 //! | [`checker`] | the judge | the simulation |
 //! | [`timeline`] | the record as text | right and wrong |
@@ -46,7 +47,7 @@
 //!   real server (`tests/node/differential.rs`), not here.
 //! - One thread: that a waiter leaves between two steps of another is simulated, that it leaves within one is not.
 //! - Gateways die but do not stop and go on; clients, who are slow in every way, stand for that.
-//! - Replicas, eviction, out of memory and other configurations are not simulated: admission has tests of its own.
+//! - Replicas, eviction and out of memory are not simulated: admission has tests of its own.
 //! - All that is random is bounded by what [`plan`] says. Absence of violations is evidence, and the exhaustive models in
 //!   `redlock-model` are proofs of something smaller.
 
@@ -62,6 +63,7 @@ pub mod link;
 pub mod master;
 pub mod network;
 pub mod plan;
+pub mod reconfigure;
 pub mod rule;
 pub mod run;
 pub mod search;
