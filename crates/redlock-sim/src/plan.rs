@@ -195,7 +195,7 @@ impl Plan {
         let Faults { stop, master_clock, cut, death, gateway_clock, .. } = storm.faults;
         Self {
             scenario: Scenario::Reconfigure,
-            masters: chance.pick(&[3, 4, 5, 7]),
+            masters: chance.pick(&[3, 4, 6, 7]),
             gateways: 4,
             clients: 8,
             length: Duration::from_secs(35),

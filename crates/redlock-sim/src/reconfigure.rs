@@ -1,4 +1,4 @@
-//! An operator moves the masters to another configuration, by the protocol that ships: another `max_ttl`, and in half of all
+//! An operator moves the masters to another configuration, by the protocol that ships: another `max_ttl`, and in most
 //! histories another node set. The first half of the gateways has the old configuration, the second half the new one. The old
 //! ones are stopped before, but for one sometimes, which runs on for a while; the operator's connections break, the command is
 //! interrupted and run again, and a master loses its data meanwhile. Then the new gateways start, and any number of masters
@@ -42,7 +42,7 @@ impl Config {
         let mut chance = Chance::new(plan.seed, Stream::Fault(u8::MAX - 2));
         let max_ttl = Duration::from_millis(chance.pick(&[1_000, 2_000, 3_000, 4_000]));
         let all = usize::from(plan.masters);
-        let other = if chance.percent(50) { chance.between(1, all as u64 / 3) as usize } else { 0 };
+        let other = if chance.percent(60) { all / 3 } else { 0 };
         if is_new {
             Self { masters: other..all, max_ttl }
         } else {
@@ -86,13 +86,13 @@ pub async fn operate(stage: Stage) {
         tokio::spawn(lose(stage.clone(), victim, pause, chance.millis(5, 800)));
     }
     move_masters(&stage, &mut chance).await;
-    // Beside an old gateway a majority must not lose its data.
-    drop(last_retires.await);
     for gateway in &stage.gateways[half..] {
         gateway.unbar();
         gateway.start();
     }
     note(&stage, "starts the new gateways");
+    // Beside an old gateway a majority must not lose its data.
+    drop(last_retires.await);
     let victims = if chance.percent(60) { chance.between(1, stage.masters.len() as u64) } else { 0 };
     for victim in 0..victims as usize {
         tokio::spawn(lose(stage.clone(), victim, chance.millis(0, 800), chance.millis(5, 200)));
