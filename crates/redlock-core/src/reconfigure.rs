@@ -62,46 +62,23 @@ pub enum Progress<'a> {
     VotesStopped(Duration),
 }
 
-/// Why masters are not moved. All but [`Interrupted`](Self::Interrupted) come before anything is changed.
+/// Why masters are not moved, with the name of the master. All but [`Interrupted`](Self::Interrupted) come before anything
+/// is changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconfigureError {
     /// A master of the new configuration must answer.
-    #[error("{master}: {error}; all nodes must answer")]
-    Unreachable {
-        /// Which.
-        master: String,
-        /// What its link said.
-        error: LinkError,
-    },
+    #[error("{0}: {1}; all nodes must answer")]
+    Unreachable(String, LinkError),
     /// A master must not vote whatever its marker says.
-    #[error("{master}: {}", .diagnosis.reason)]
-    Unfit {
-        /// Which.
-        master: String,
-        /// Why, and what can be done.
-        diagnosis: Diagnosis,
-    },
+    #[error("{0}: {reason}", reason = .1.reason)]
+    Unfit(String, Diagnosis),
     /// Two names lead to one process.
-    #[error("{master}: it is the same Redis process as {other}; a quorum needs independent masters")]
-    SameProcess {
-        /// The second.
-        master: String,
-        /// The first.
-        other: String,
-    },
-    /// The markers are of more than one old node set.
-    #[error(
-        "{master}: its marker is of node set {set}, another node's of {other}; a set can be left for one other only"
-    )]
-    SeveralSets {
-        /// Where the second was seen.
-        master: String,
-        /// The second, as markers have it.
-        set: String,
-        /// The first.
-        other: String,
-    },
-    /// The old masters that were named are not the node set of the markers.
+    #[error("{0}: it is the same Redis process as {1}; a quorum needs independent masters")]
+    SameProcess(String, String),
+    /// The markers are of more than one old node set: here of one, elsewhere of another.
+    #[error("{0}: its marker is of node set {1}, another node's of {2}; a set can be left for one other only")]
+    SeveralSets(String, String, String),
+    /// The old masters that were named are not the node set of the markers, which is this.
     #[error("the markers are of node set {0}, and the old nodes given are not that set")]
     OtherSet(String),
     /// A majority of the old masters might go on voting.
@@ -117,13 +94,8 @@ pub enum ReconfigureError {
         needed: usize,
     },
     /// A marker was perhaps not written. Some are.
-    #[error("{master}: {error}; run it again")]
-    Interrupted {
-        /// Where.
-        master: String,
-        /// What its link said.
-        error: LinkError,
-    },
+    #[error("{0}: {1}; run it again")]
+    Interrupted(String, LinkError),
 }
 
 /// A change of configuration that can be carried out.
@@ -154,13 +126,13 @@ pub async fn survey(
     let mut seen: Vec<(String, &str)> = Vec::new();
     for master in &change.masters {
         let name = || master.name.clone();
-        let unreachable = |error| ReconfigureError::Unreachable { master: name(), error };
+        let unreachable = |error| ReconfigureError::Unreachable(name(), error);
         let (Look { facts, marker }, _) = master.look(&SystemClock).await.map_err(unreachable)?;
         if let Some(diagnosis) = facts.unfit() {
-            return Err(ReconfigureError::Unfit { master: name(), diagnosis });
+            return Err(ReconfigureError::Unfit(name(), diagnosis));
         }
         if let Some((_, other)) = seen.iter().find(|(run_id, _)| *run_id == facts.run_id) {
-            return Err(ReconfigureError::SameProcess { master: name(), other: (*other).to_owned() });
+            return Err(ReconfigureError::SameProcess(name(), (*other).to_owned()));
         }
         seen.push((facts.run_id, &master.name));
         let config = master.identity.cluster_config();
@@ -171,8 +143,7 @@ pub async fn survey(
         if let Some(set) = ClusterConfig::node_set_of(stands).filter(|set| *set != config.node_set()) {
             let other = change.left.get_or_insert_with(|| set.to_owned());
             if set != other {
-                let (set, other) = (set.to_owned(), other.clone());
-                return Err(ReconfigureError::SeveralSets { master: name(), set, other });
+                return Err(ReconfigureError::SeveralSets(name(), set.to_owned(), other.clone()));
             }
         }
     }
@@ -192,7 +163,7 @@ impl Change {
     /// # Errors
     /// [`ReconfigureError::Interrupted`] only.
     pub async fn carry_out(&self, mut told: impl FnMut(Progress<'_>)) -> Result<(), ReconfigureError> {
-        let interrupted = |master: &Master, error| ReconfigureError::Interrupted { master: master.name.clone(), error };
+        let interrupted = |master: &Master, error| ReconfigureError::Interrupted(master.name.clone(), error);
         let left = self.left.as_deref().unwrap_or(self.masters[0].identity.cluster_config().node_set());
         for master in self.masters.iter().chain(&self.leaving) {
             master.stop_votes(left, self.longest_ttl).await.map_err(|error| interrupted(master, error))?;

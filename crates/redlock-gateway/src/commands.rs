@@ -130,14 +130,17 @@ fn print_progress(progress: Progress<'_>) {
 
 fn reconfigure_error(error: ReconfigureError, old_given: &str) -> String {
     match error {
-        ReconfigureError::Unfit { master, diagnosis } => format!("{master}: {}", in_words(&diagnosis)),
+        ReconfigureError::Unfit(master, diagnosis) => format!("{master}: {}", in_words(&diagnosis)),
         ReconfigureError::OtherSet(left) => format!(
             "--old-node: the markers are of node set {left}, and the nodes given ({old_given}) are not that set; name every \
              node that the gateways used until now (and --old-cluster, if they used a name), so that those which leave stop \
              voting too"
         ),
         error @ ReconfigureError::TooFewStopped { .. } => format!("--old-node: {error}"),
-        error => error.to_string(),
+        error @ (ReconfigureError::Unreachable(..)
+        | ReconfigureError::SameProcess(..)
+        | ReconfigureError::SeveralSets(..)
+        | ReconfigureError::Interrupted(..)) => error.to_string(),
     }
 }
 

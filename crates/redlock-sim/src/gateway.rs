@@ -40,6 +40,7 @@ pub struct Gateway {
 struct State {
     process: Option<Process>,
     started: u16,
+    barred: bool,
 }
 
 struct Process {
@@ -63,10 +64,10 @@ impl Gateway {
         Self { index, clock, plan, masters, network, recorder, state: Mutex::default() }
     }
 
-    /// Starts a process, unless one runs.
+    /// Starts a process, unless one runs or the gateway is barred.
     pub fn start(&self) {
         let mut state = self.state();
-        if state.process.is_some() {
+        if state.process.is_some() || state.barred {
             return;
         }
         state.started += 1;
@@ -75,14 +76,12 @@ impl Gateway {
         let dead = Arc::new(AtomicBool::new(false));
         // Every gateway's first process has the operator's word that the cluster is brand-new.
         let first = state.started == 1;
-        let names: Vec<String> = self.masters.iter().map(|master| format!("n{}", master.index)).collect();
-        let cluster = ClusterConfig::cluster_of_nodes(names.iter().map(String::as_str));
-        let cluster_config = ClusterConfig::new(&cluster, self.plan.max_ttl);
+        let cluster_config = ClusterConfig::new(&cluster_of(&self.masters), self.plan.max_ttl);
         let observer = Watch { gateway: self.index, dead: dead.clone(), recorder: self.recorder.clone() };
         let seams = Seams { clock: self.clock.clone(), entropy, observer: Arc::new(observer) };
         let quarantine = self.plan.node_settings().quarantine(self.plan.max_ttl);
         let node = |master: &Arc<Master>| {
-            let name = format!("n{}", master.index);
+            let name = node_name(master);
             let admission = Admission::new(cluster_config.identity(&name), quarantine).expecting_bootstrap(first);
             let link = SimLink::new(self.index, master.clone(), self.network.clone(), self.recorder.clone());
             let remote = self.plan.worker(&name, link.clone(), admission, seams.clone());
@@ -103,6 +102,19 @@ impl Gateway {
         process.nodes.iter().for_each(|node| node.remote.abort());
         process.requests.iter().for_each(AbortHandle::abort);
         true
+    }
+
+    /// Kills the process, and none is started from now on. A gateway that is let in later has no word that the cluster is
+    /// brand-new.
+    pub fn bar(&self) {
+        self.kill();
+        let mut state = self.state();
+        (state.barred, state.started) = (true, state.started.max(1));
+    }
+
+    /// From now on a process may be started.
+    pub fn unbar(&self) {
+        self.state().barred = false;
     }
 
     /// Begins a request, unless the gateway is down.
@@ -131,8 +143,9 @@ impl Gateway {
 
     /// Breaks the connection to a master, and if wanted the one for hints.
     pub fn cut(&self, master: usize, hints: bool) {
-        if let Some(process) = &self.state().process {
-            process.nodes[master].link.cut("connection reset", hints);
+        let place = self.masters.iter().position(|known| usize::from(known.index) == master);
+        if let (Some(process), Some(place)) = (&self.state().process, place) {
+            process.nodes[place].link.cut("connection reset", hints);
         }
     }
 
@@ -164,6 +177,17 @@ impl Gateway {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What gateways call a master.
+pub fn node_name(master: &Master) -> String {
+    format!("n{}", master.index)
+}
+
+/// What a configuration calls its node set.
+pub fn cluster_of(masters: &[Arc<Master>]) -> String {
+    let names: Vec<String> = masters.iter().map(|master| node_name(master)).collect();
+    ClusterConfig::cluster_of_nodes(names.iter().map(String::as_str))
 }
 
 /// A node of the core; of a process that is dead, what is left of it.

@@ -26,6 +26,7 @@
 //! | [`client`] | all that clients do | masters |
 //! | [`foreign`] | clients of another Redlock library | gateways |
 //! | [`faults`] | what goes wrong, when | clients |
+//! | [`reconfigure`] | what goes wrong while an operator changes the configuration | clients |
 //! | [`history`] | the record | the simulation |
 //! | [`checker`] | the judge | the simulation |
 //! | [`timeline`] | the record as text | right and wrong |
@@ -63,6 +64,7 @@ pub mod link;
 pub mod master;
 pub mod network;
 pub mod plan;
+pub mod reconfigure;
 pub mod rule;
 pub mod run;
 pub mod search;

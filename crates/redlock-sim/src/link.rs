@@ -159,7 +159,7 @@ impl Session for SimSession {
     }
 
     fn set_marker(&self, marker: String) -> Answering<()> {
-        self.link.note(format!("writes marker {marker}"));
+        self.link.recorder.note("operator", format!("writes marker {marker} on n{}", self.link.master.index));
         ask(&self.link.master, &self.connection, Question::SetMarker(marker)).map(|answer| answer.map(drop)).boxed()
     }
 

@@ -24,6 +24,7 @@ Examples:
   redlock-sim --seed 3 --without release-is-a-barrier      the same, to be read
   redlock-sim --seeds 0..50 --scenario rolling             one extended lock, masters restarted empty in turn
   redlock-sim --seeds 0..50 --scenario queue               many who wait for one lock or two
+  redlock-sim --seeds 0..50 --scenario reconfigure         an operator changes the configuration
 
 Rules for --without: retry-rewrites, release-is-a-barrier, release-keeps-newer, clock-is-checked, fence-is-checked,
 marker-is-checked, quarantine-is-waited, missing-is-healed (found by --scenario rolling).
@@ -60,6 +61,8 @@ enum ScenarioArgument {
     Contended,
     /// Many who wait for one or two locks, with few faults or none.
     Queue,
+    /// An operator moves the masters to another configuration.
+    Reconfigure,
 }
 
 fn range(text: &str) -> Result<Range<u64>, String> {
@@ -75,6 +78,7 @@ impl Arguments {
             ScenarioArgument::Rolling => Plan::rolling(seed, false),
             ScenarioArgument::Contended => Plan::rolling(seed, true),
             ScenarioArgument::Queue => Plan::queue(seed),
+            ScenarioArgument::Reconfigure => Plan::reconfigure(seed),
         };
         plan.rules = self.without.map_or(plan.rules, Rule::off);
         plan.masters = self.nodes.unwrap_or(plan.masters);
@@ -93,6 +97,7 @@ impl Arguments {
             ScenarioArgument::Rolling => command += " --scenario rolling",
             ScenarioArgument::Contended => command += " --scenario contended",
             ScenarioArgument::Queue => command += " --scenario queue",
+            ScenarioArgument::Reconfigure => command += " --scenario reconfigure",
         }
         if let Some(nodes) = self.nodes {
             command += &format!(" --nodes {nodes}");

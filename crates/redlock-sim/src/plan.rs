@@ -23,6 +23,8 @@ pub enum Scenario {
     Contended,
     /// Many who wait for one or two locks, with few faults or none.
     Queue,
+    /// An operator moves the masters to another configuration.
+    Reconfigure,
 }
 
 /// Mean gaps between faults of one kind in the whole cluster; `None` for never.
@@ -210,6 +212,22 @@ impl Plan {
             latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 5), spike_percent: 0, spike_ms: 0 },
             faults,
             ..Self::storm(seed)
+        }
+    }
+
+    /// The change of configuration of a seed.
+    pub fn reconfigure(seed: u64) -> Self {
+        let storm = Self::storm(seed);
+        let mut chance = Chance::new(seed, Stream::Plan);
+        let Faults { stop, master_clock, cut, death, gateway_clock, .. } = storm.faults;
+        Self {
+            scenario: Scenario::Reconfigure,
+            masters: chance.pick(&[3, 4, 6, 7]),
+            gateways: 4,
+            clients: 8,
+            length: Duration::from_secs(35),
+            faults: Faults { stop, master_clock, cut, death, gateway_clock, ..Faults::default() },
+            ..storm
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::history::{History, Leftover, Recorder};
 use crate::master::{Left, Master};
 use crate::network::Network;
 use crate::plan::{Plan, Scenario};
+use crate::reconfigure;
 use crate::time::{MAX_RATE_PPM, SimClock};
 
 /// A history and what the checker says of it.
@@ -54,6 +55,7 @@ async fn perform(plan: Arc<Plan>) -> History {
     let start = Instant::now();
     let recorder = Arc::new(Recorder::new(start));
     let stage = set_up(plan.clone(), start, recorder.clone());
+    reconfigure::prepare(&stage);
     stage.gateways.iter().for_each(Gateway::start);
     recorder.situation(match plan.masters {
         1 => "histories of 1 master",
@@ -100,6 +102,10 @@ async fn perform(plan: Arc<Plan>) -> History {
     match plan.scenario {
         Scenario::Storm | Scenario::Queue => stage.begin(),
         Scenario::Rolling | Scenario::Contended => drop(tokio::spawn(roll(stage.clone()))),
+        Scenario::Reconfigure => {
+            stage.begin();
+            drop(tokio::spawn(reconfigure::operate(stage.clone())));
+        }
     }
 
     sleep_until(stage.until).await;
@@ -122,7 +128,7 @@ impl Scenario {
     fn habits(self, client: u8) -> Habits {
         match self {
             Self::Rolling | Self::Contended if client == 0 => Habits::Keeps,
-            Self::Storm | Self::Rolling | Self::Contended => Habits::Any,
+            Self::Storm | Self::Rolling | Self::Contended | Self::Reconfigure => Habits::Any,
             Self::Queue => Habits::Brisk,
         }
     }
@@ -144,7 +150,8 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
         .map(|index| {
             let offset = chance.around(skew / 2);
             let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
-            Gateway::new(index, clock, plan.clone(), masters.clone(), network.clone(), recorder.clone())
+            let (plan, masters) = reconfigure::configuration(&plan, index, &masters);
+            Gateway::new(index, clock, plan, masters, network.clone(), recorder.clone())
         })
         .collect();
     let until = start + plan.length;

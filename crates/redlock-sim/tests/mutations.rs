@@ -57,3 +57,9 @@ fn without_the_quarantine() {
 fn without_healing() {
     is_missed(Rule::MissingIsHealed, "rolling", |seed| Plan::rolling(seed, false), &[Demand::Kept]);
 }
+
+/// Here the rule is the operator's alone: gateways always wait.
+#[test]
+fn without_the_wait_of_a_change_of_configuration() {
+    is_missed(Rule::QuarantineIsWaited, "reconfigure", Plan::reconfigure, &[Demand::Exclusion]);
+}

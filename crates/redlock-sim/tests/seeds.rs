@@ -1,7 +1,9 @@
 //! With all rules on, no seed violates anything. `REDLOCK_SIM_SEEDS` sets how many are run; 300 if it is not set.
 
 use redlock_sim::checker::Demand;
+use redlock_sim::history::{Answer, Operation};
 use redlock_sim::plan::Plan;
+use redlock_sim::run::run;
 use redlock_sim::search::{Found, search};
 
 fn seeds() -> u64 {
@@ -51,6 +53,25 @@ fn lines_keep_their_order_and_leave_nobody_behind() {
         summary.idle.per_mille(500).is_some_and(|median| median < 12),
         "a hand-off takes about one round trip: {summary}"
     );
+}
+
+#[test]
+fn a_change_of_configuration_grants_nothing_twice() {
+    is_clean(&search(0..seeds(), &Demand::ALL, false, Plan::reconfigure, |_, _| {}), "reconfigure");
+    // Both configurations grant, and the operator is interrupted: else nothing was shown.
+    let (mut by_old, mut by_new, mut interrupted) = (0, 0, 0);
+    for history in (0..20).map(|seed| run(&Plan::reconfigure(seed)).history) {
+        let granted = |new: bool| {
+            let by = |operation: &&Operation| {
+                matches!(operation.answer, Some(Answer::Granted { .. })) && (operation.gateway >= 2) == new
+            };
+            history.operations.iter().filter(by).count()
+        };
+        by_old += u32::from(granted(false) > 5);
+        by_new += u32::from(granted(true) > 5);
+        interrupted += history.notes.iter().filter(|note| note.text == "is interrupted").count();
+    }
+    assert!(by_old > 10 && by_new > 10 && interrupted > 10, "{by_old}, {by_new}, {interrupted}");
 }
 
 /// A blank master grants whoever tries next; the undo of that try must take its fence back, or it would refuse the heal.
