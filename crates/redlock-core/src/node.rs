@@ -37,6 +37,7 @@ pub mod memory;
 mod observer;
 mod op;
 mod record;
+#[cfg(feature = "redis")]
 pub mod redis;
 pub mod rules;
 mod status;

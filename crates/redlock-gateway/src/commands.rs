@@ -53,7 +53,7 @@ fn print_probe(url: &RedisUrl, found: &Probe, settings: &RedisSettings, skew: Du
     let facts = &found.facts;
     let marker = match &found.marker {
         None => "marker absent".to_owned(),
-        Some(marker) if marker.starts_with(settings.cluster_config.marker_prefix()) => "marker ours".to_owned(),
+        Some(marker) if marker.starts_with(settings.cluster_config().marker_prefix()) => "marker ours".to_owned(),
         Some(_) => "marker FOREIGN".to_owned(),
     };
     let offset = found.clock_offset_micros as f64 / 1000.0;
@@ -116,7 +116,7 @@ pub async fn reconfigure(config: &Config, old: &Old, really: bool) -> Result<(),
         println!("nothing was changed; with --yes: these nodes give no votes for {wait}, then the new markers count");
         return Ok(());
     }
-    let left = change.left.as_deref().unwrap_or(settings.cluster_config.node_set());
+    let left = change.left.as_deref().unwrap_or(settings.cluster_config().node_set());
     let under_way = NewMarker::UnderWay { longest_ttl: change.longest, left };
     for url in urls.iter().chain(&leaving) {
         overwrite_marker(url, settings, under_way).await.map_err(|why| format!("{url}: {why}; run it again"))?;
@@ -173,9 +173,9 @@ struct Change {
 impl Change {
     fn note(&mut self, url: &RedisUrl, found: &Probe, settings: &RedisSettings) -> Result<(), String> {
         let stands = found.marker.as_deref().unwrap_or_default();
-        println!("{url}: marker is {stands:?}, will be {:?}", settings.cluster_config.marker_prefix());
+        println!("{url}: marker is {stands:?}, will be {:?}", settings.cluster_config().marker_prefix());
         self.longest = self.longest.max(ClusterConfig::max_ttl_of(stands).unwrap_or_default());
-        let other = ClusterConfig::node_set_of(stands).filter(|set| *set != settings.cluster_config.node_set());
+        let other = ClusterConfig::node_set_of(stands).filter(|set| *set != settings.cluster_config().node_set());
         match (other, &self.left) {
             (Some(other), Some(left)) if other != left => Err(format!(
                 "{url}: its marker is of node set {other}, another node's of {left}; a set can be left for one other only"

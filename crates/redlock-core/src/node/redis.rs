@@ -6,6 +6,7 @@ mod codec;
 pub mod internals;
 mod scripts;
 mod session;
+#[cfg(feature = "tls")]
 mod tls;
 mod url;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::session::RedisLink;
+#[cfg(feature = "tls")]
 pub use self::tls::{TlsError, TlsIdentity, TlsSettings};
 pub use self::url::{RedisUrl, RedisUrlError};
 use super::admission::{Admission, ClusterConfig, Facts, NodeIdentity, Step, quarantine};
@@ -29,26 +31,42 @@ const CALL_DEADLINE: Duration = Duration::from_secs(1);
 /// A node whose quickest answer took longer is a far one. In one data centre it is less.
 const FAR: Duration = Duration::from_micros(500);
 
-/// What the link and the worker of a master need to know.
+/// What the link and the worker of a master need to know, from [`Settings::of_masters`](crate::Settings::of_masters): what
+/// masters and locks must agree on stands there once.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct RedisSettings {
     /// What the scripts need.
-    pub node: NodeSettings,
+    pub(crate) node: NodeSettings,
     /// Prefix of all keys; also names the marker.
-    pub key_prefix: String,
+    pub(crate) key_prefix: String,
     /// What the marker must say.
-    pub cluster_config: ClusterConfig,
+    pub(crate) cluster_config: ClusterConfig,
+    /// How long rounds wait for the node.
+    pub(crate) node_timeout: Duration,
     /// What all gateways call the node in its marker; its address when `None`.
     pub node_name: Option<String>,
     /// Whether an operator says that the cluster is brand-new, see [`Redlock::bootstrap`](crate::Redlock::bootstrap).
     pub bootstrap: bool,
-    /// How long rounds wait for the node.
-    pub node_timeout: Duration,
     /// For nodes whose URL wants TLS.
+    #[cfg(feature = "tls")]
     pub tls: TlsSettings,
 }
 
 impl RedisSettings {
+    /// What the marker must say.
+    pub fn cluster_config(&self) -> &ClusterConfig {
+        &self.cluster_config
+    }
+
+    /// With quarantines that end at once.
+    #[cfg(feature = "mutation-testing")]
+    #[doc(hidden)]
+    pub fn without_quarantine(mut self) -> Self {
+        self.node = self.node.with_rules(super::Rules { quarantine_is_waited: false, ..self.node.rules() });
+        self
+    }
+
     fn call_deadline(&self) -> Duration {
         CALL_DEADLINE.max(self.node_timeout * 2)
     }

@@ -13,7 +13,9 @@ use fred::bytes_utils::Str;
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, EventInterface, KeysInterface, LuaInterface, PubsubInterface};
-use fred::types::config::{Config, ServerConfig, TlsConfig};
+#[cfg(feature = "tls")]
+use fred::types::config::TlsConfig;
+use fred::types::config::{Config, ServerConfig};
 use fred::types::scan::ScanType;
 use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value};
 use futures_util::FutureExt;
@@ -24,7 +26,9 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::codec::{self, Header};
-use super::{RedisSettings, RedisUrl, scripts, tls};
+#[cfg(feature = "tls")]
+use super::tls;
+use super::{RedisSettings, RedisUrl, scripts};
 use crate::node::admission::{Facts, SETTINGS, marker_key};
 use crate::node::link::{
     Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, Subscription, Swapped,
@@ -58,6 +62,7 @@ impl RedisLink {
             username: url.username.clone(),
             password: url.password.clone(),
             database: url.database,
+            #[cfg(feature = "tls")]
             tls: if url.tls { Some(secured(settings, deadline / 2).await?) } else { None },
             fail_fast: true,
             // In the older protocol a connection that listens can ask nothing, not even whether anybody is there.
@@ -339,6 +344,7 @@ impl Subscription for RedisSubscription {
     }
 }
 
+#[cfg(feature = "tls")]
 async fn secured(settings: &RedisSettings, deadline: Duration) -> Result<TlsConfig, LinkError> {
     match timeout(deadline, tls::connector(&settings.tls)).await {
         Ok(connector) => connector.map(TlsConfig::from).map_err(|error| LinkError::broken(error.to_string())),
@@ -380,7 +386,10 @@ impl From<Error> for LinkError {
             "OOM" => Some(Remedy::RaiseMaxMemory),
             "MISCONF" => Some(Remedy::MendDisk),
             "WRONGTYPE" => Some(Remedy::ChangeKeyPrefix),
+            #[cfg(feature = "tls")]
             _ => tls::remedy(text),
+            #[cfg(not(feature = "tls"))]
+            _ => None,
         };
         Self { kind, detail, remedy }
     }
