@@ -274,7 +274,7 @@ impl Cluster {
     /// Workers of its own to each server, as another gateway has them.
     pub(crate) async fn remote_nodes(servers: &[RedisServer], settings: NodeSettings) -> Vec<Arc<dyn Node>> {
         let start = |server: &RedisServer| {
-            remote_node_with(&server.url(), redis_settings(settings.clone()), Arc::new(NoObserver)) as Arc<dyn Node>
+            remote_node_with(&server.url(), redis_settings(settings), Arc::new(NoObserver)) as Arc<dyn Node>
         };
         let nodes: Vec<_> = servers.iter().map(start).collect();
         for node in &nodes {

@@ -6,7 +6,6 @@
 //! "unknown", never "not run".
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 use fred::bytes_utils::Str;
@@ -345,7 +344,7 @@ impl Subscription for RedisSubscription {
 }
 
 #[cfg(feature = "tls")]
-async fn secured(settings: &RedisSettings, deadline: Duration) -> Result<TlsConfig, LinkError> {
+async fn secured(settings: &RedisSettings, deadline: std::time::Duration) -> Result<TlsConfig, LinkError> {
     match timeout(deadline, tls::connector(&settings.tls)).await {
         Ok(connector) => connector.map(TlsConfig::from).map_err(|error| LinkError::broken(error.to_string())),
         Err(_) => Err(LinkError::broken("the files of certificates could not be read in time")),
