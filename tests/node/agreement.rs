@@ -19,7 +19,7 @@ async fn gateways_of_other_configurations_are_refused_and_told_both() {
     let stood = marker(&server);
     let longer = ClusterSettings { max_ttl: cluster.max_ttl * 2, ..cluster };
     let other_set = ClusterSettings { name: "other nodes", ..cluster };
-    let set_of = |cluster: &ClusterSettings| cluster.settings().cluster_config.node_set().to_owned();
+    let set_of = |cluster: &ClusterSettings| cluster.settings().cluster_config().node_set().to_owned();
     for other in [&longer, &other_set] {
         let strange = other.remote_node(&server.url());
         let refused = in_state(strange.as_ref(), NodeState::Refused).await;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlock_core::Settings;
 use redlock_core::node::worker::RemoteNode;
-use redlock_core::node::{NoObserver, NodeSettings, NodeState, Vote};
+use redlock_core::node::{NoObserver, NodeState, Vote};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -12,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::support::harness::{PATIENCE, RedisServer};
-use crate::support::nodes::{LONG_MS, Lock, ask, in_state, now, redis_settings, remote_node_with, submit};
+use crate::support::nodes::{LONG_MS, Lock, ask, in_state, now, remote_node_with, submit};
 
 /// Makes the node a far one, and no test slow.
 const DELAY: Duration = Duration::from_millis(3);
@@ -87,10 +88,9 @@ async fn pass_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut gate:
 
 /// A worker that knows how far its master is.
 async fn node_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
-    let mut settings = redis_settings(NodeSettings::default());
     // So that answers that are held back end no session.
-    settings.node_timeout = PATIENCE;
-    let node = remote_node_with(&proxy.url, settings, Arc::new(NoObserver));
+    let settings = Settings { node_timeout: PATIENCE, ..Settings::default() };
+    let node = remote_node_with(&proxy.url, settings.of_masters("tests"), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
     assert_eq!(ask(node.as_ref(), Lock::new("first").acquire(1, now(), LONG_MS)).await, Vote::Granted);
     node

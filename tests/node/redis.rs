@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlock_core::node::admission::ClusterConfig;
-use redlock_core::node::redis::{RedisNode, RedisSettings};
+use redlock_core::Settings;
+use redlock_core::node::redis::RedisNode;
 use redlock_core::node::{Effect, Keys, NoObserver, Node, NodeSettings, NodeState, Op, Reason, Remedy, Vote};
 use tokio::time::Instant;
 
 use crate::node::contract::{assert_held, fencing};
 use crate::support::harness::{DeadPort, RedisOptions, RedisServer, eventually};
 use crate::support::nodes::{
-    LONG_MS, Lock, Recorder, ask, assert_failed, cluster_config, failure, in_state, name, now, record, redis_settings,
-    remote_node, remote_node_with, strict_node, submit, ttl, votes,
+    LONG_MS, Lock, Recorder, ask, assert_failed, failure, in_state, name, now, record, redis_settings, remote_node,
+    remote_node_with, strict_node, submit, ttl, votes,
 };
 use crate::support::resp::Resp;
 
@@ -220,11 +220,9 @@ async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
 async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is_a_master_again() {
     let server = RedisServer::start();
     // Two seconds in quarantine.
-    let settings = RedisSettings {
-        cluster_config: ClusterConfig::new("tests", Duration::from_millis(1_500)),
-        ..redis_settings(NodeSettings::default().with_max_clock_offset(Duration::from_millis(500)))
-    };
-    let node = strict_node(&server.url(), settings, Arc::new(NoObserver));
+    let node = NodeSettings::default().with_max_clock_offset(Duration::from_millis(500));
+    let settings = Settings { max_ttl: ttl(1_500), node, ..Settings::default() };
+    let node = strict_node(&server.url(), settings.of_masters("tests"), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
     // Of a master that is not there: nothing is copied over, so the marker stays.
     let nobody = DeadPort::new();
@@ -270,10 +268,7 @@ async fn an_eviction_policy_that_is_changed_under_an_admitted_node_is_noticed() 
 async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_overwritten() {
     let (server, node, _) = redis_node().await;
     let before = server.cmd(&["GET", "{lock:}:marker"]);
-    let other = RedisSettings {
-        cluster_config: ClusterConfig::new("tests", Duration::from_secs(77)),
-        ..redis_settings(NodeSettings::default())
-    };
+    let other = Settings { max_ttl: ttl(77_000), ..Settings::default() }.of_masters("tests");
     let newcomer = remote_node_with(&server.url(), other.clone(), Arc::new(NoObserver));
     let status = in_state(newcomer.as_ref(), NodeState::Refused).await;
     assert!(status.detail.contains("300000 ms") && status.detail.contains("77000 ms"), "{}", status.detail);
@@ -290,7 +285,7 @@ async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_over
     );
     in_state(newcomer.as_ref(), NodeState::Admitted).await;
     in_state(node.as_ref(), NodeState::Refused).await;
-    assert_ne!(cluster_config(), other.cluster_config);
+    assert_ne!(redis_settings(NodeSettings::default()).cluster_config(), other.cluster_config());
 }
 
 #[tokio::test]
@@ -328,12 +323,8 @@ async fn an_idle_worker_notices_a_hung_node_by_its_heartbeat() {
 #[tokio::test]
 async fn a_prefix_with_its_own_marker_does_not_disturb_another_on_the_same_server() {
     let (server, node, _) = redis_node().await;
-    let other = RedisSettings {
-        key_prefix: String::new(),
-        cluster_config: ClusterConfig::new("others", Duration::from_secs(5)),
-        ..redis_settings(NodeSettings::default())
-    };
-    let plain = remote_node_with(&server.url(), other, Arc::new(NoObserver));
+    let other = Settings { key_prefix: String::new(), max_ttl: ttl(5_000), ..Settings::default() };
+    let plain = remote_node_with(&server.url(), other.of_masters("others"), Arc::new(NoObserver));
     in_state(plain.as_ref(), NodeState::Admitted).await;
     let keys = Keys::new("", &name("a"));
     let op = Op::Acquire { keys, record: record(1, now()), ttl: ttl(LONG_MS), tell: None };

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlock_core::node::admission::{ClusterConfig, quarantine};
-use redlock_core::node::redis::{RedisSettings, TlsSettings};
+use redlock_core::node::admission::quarantine;
+use redlock_core::node::redis::RedisSettings;
 use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{NoObserver, Node, NodeSettings, NodeState, NodeStatus, Rules, Vote};
 use redlock_core::{Redlock, Seams, Settings, Ttl};
@@ -53,14 +53,16 @@ impl ClusterSettings {
     }
 
     pub(crate) fn settings(&self) -> RedisSettings {
-        RedisSettings {
-            node: NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules),
+        self.of_locks(Duration::from_millis(50)).of_masters(self.name)
+    }
+
+    fn of_locks(&self, node_timeout: Duration) -> Settings {
+        Settings {
             key_prefix: PREFIX.into(),
-            cluster_config: ClusterConfig::new(self.name, self.max_ttl),
-            node_name: None,
-            bootstrap: false,
-            node_timeout: Duration::from_millis(50),
-            tls: TlsSettings::default(),
+            max_ttl: Ttl::from_duration(self.max_ttl).expect("whole milliseconds"),
+            node_timeout,
+            node: NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules),
+            ..Settings::default()
         }
     }
 
@@ -76,7 +78,8 @@ impl ClusterSettings {
 
     /// Workers of a gateway that was told that the cluster is brand-new.
     pub(crate) fn nodes_told_new(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
-        let settings = RedisSettings { bootstrap: true, ..self.settings() };
+        let mut settings = self.settings();
+        settings.bootstrap = true;
         let remote = |server: &RedisServer| strict_node(&server.url(), settings.clone(), Arc::new(NoObserver));
         servers.iter().map(|server| remote(server) as Arc<dyn Node>).collect()
     }
@@ -107,14 +110,7 @@ impl ClusterSettings {
     }
 
     pub(crate) fn redlock_with(&self, nodes: Vec<Arc<dyn Node>>, seams: Seams) -> Redlock {
-        let settings = Settings {
-            key_prefix: PREFIX.into(),
-            max_ttl: Ttl::from_duration(self.max_ttl).expect("whole milliseconds"),
-            node_timeout: Duration::from_secs(2),
-            max_clock_offset: self.skew,
-            ..Settings::default()
-        };
-        Redlock::mutated(nodes, settings, seams, self.rules).expect("good settings")
+        Redlock::new(nodes, self.of_locks(Duration::from_secs(2)), seams).expect("good settings")
     }
 
     /// A node that lost its memory at `lost` gives no vote before the end of its quarantine and gives one soon after it;

@@ -22,22 +22,26 @@ use crate::support::secrets::Secrets;
 /// The gateway, built from the present sources: once per run, in the profile of the tests.
 pub(crate) fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        let test = std::env::current_exe().expect("the path of this test");
-        let out = test.ancestors().nth(2).expect("tests lie in <target>/<profile>/deps");
-        let profile = match out.file_name().and_then(|name| name.to_str()).expect("a plain name") {
-            "debug" => "dev",
-            profile => profile,
-        };
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "redlock-gateway", "--profile", profile, "--target-dir"])
-            .arg(out.parent().expect("a target directory"))
-            .current_dir(source_root())
-            .output()
-            .expect("cargo starts");
-        assert!(built.status.success(), "the gateway cannot be built:\n{}", String::from_utf8_lossy(&built.stderr));
-        out.join("redlock-gateway")
-    })
+    BINARY.get_or_init(|| built(&["--package", "redlock-gateway"]).join("redlock-gateway"))
+}
+
+/// Builds what of the workspace is named, and answers the directory that it is in.
+pub(crate) fn built(what: &[&str]) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let out = test.ancestors().nth(2).expect("tests lie in <target>/<profile>/deps");
+    let profile = match out.file_name().and_then(|name| name.to_str()).expect("a plain name") {
+        "debug" => "dev",
+        profile => profile,
+    };
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--profile", profile, "--target-dir"])
+        .arg(out.parent().expect("a target directory"))
+        .args(what)
+        .current_dir(source_root())
+        .output()
+        .expect("cargo starts");
+    assert!(built.status.success(), "{what:?} cannot be built:\n{}", String::from_utf8_lossy(&built.stderr));
+    out.to_owned()
 }
 
 /// The top of the source tree.

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redlock_core::clock::{Clock, SystemClock};
-use redlock_core::node::admission::ClusterConfig;
-use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsSettings};
+use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
 use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{
     Effect, Failure, HandOver, Hint, Keys, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason,
@@ -170,20 +169,8 @@ pub(crate) async fn in_state(node: &dyn Node, state: NodeState) -> NodeStatus {
     }
 }
 
-pub(crate) fn cluster_config() -> ClusterConfig {
-    ClusterConfig::new("tests", Duration::from_secs(300))
-}
-
 pub(crate) fn redis_settings(node: NodeSettings) -> RedisSettings {
-    RedisSettings {
-        node,
-        key_prefix: PREFIX.into(),
-        cluster_config: cluster_config(),
-        node_name: None,
-        bootstrap: false,
-        node_timeout: Duration::from_millis(50),
-        tls: TlsSettings::default(),
-    }
+    Settings { node, ..Settings::default() }.of_masters("tests")
 }
 
 pub(crate) fn remote_node(url: &str) -> Arc<RemoteNode> {
@@ -191,10 +178,8 @@ pub(crate) fn remote_node(url: &str) -> Arc<RemoteNode> {
 }
 
 /// A worker for tests that are not about quarantine: none lasts any time.
-pub(crate) fn remote_node_with(url: &str, mut settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
-    settings.node =
-        settings.node.with_rules(redlock_core::node::Rules { quarantine_is_waited: false, ..settings.node.rules() });
-    strict_node(url, settings, observer)
+pub(crate) fn remote_node_with(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
+    strict_node(url, settings.without_quarantine(), observer)
 }
 
 /// A worker as a gateway has it.

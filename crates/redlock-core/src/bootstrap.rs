@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_all;
+use tokio::sync::watch;
 
-use crate::node::{Node, NodeState};
+use crate::node::{Node, NodeState, NodeStatus};
 
 /// Longer than a gateway that is running takes to notice that a node has lost its data.
 const WITNESSES: Duration = Duration::from_secs(2);
@@ -43,14 +44,19 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
             nodes.iter().for_each(|node| node.confirm_bootstrap());
             return Bootstrap::Confirmed;
         }
-        // A feed whose node is gone never changes again: no node, no answer.
-        let changes = statuses.iter_mut().map(|status| {
-            Box::pin(async {
-                if status.changed().await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            })
-        });
-        select_all(changes).await;
+        any_changed(&mut statuses).await;
     }
+}
+
+/// Waits until one of them is not what was seen of it last.
+pub(crate) async fn any_changed(statuses: &mut [watch::Receiver<NodeStatus>]) {
+    // A feed whose node is gone never changes again: no node, no answer.
+    let changes = statuses.iter_mut().map(|status| {
+        Box::pin(async {
+            if status.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        })
+    });
+    select_all(changes).await;
 }

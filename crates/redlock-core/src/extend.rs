@@ -20,7 +20,7 @@ pub(crate) async fn extend(shared: &Shared, name: &LockName, token: &LockToken, 
     shared.check_ttl(ttl)?;
     let started = shared.seams.clock.monotonic();
     let keys = shared.keys(name);
-    let healing = shared.rules.missing_is_healed.then(|| {
+    let healing = shared.settings.node.rules().missing_is_healed.then(|| {
         Arc::new(Healing {
             nodes: shared.nodes.clone(),
             observer: shared.seams.observer.clone(),

@@ -22,42 +22,41 @@
 //! modules, what states a node has, and a glossary: [`architecture`].
 //!
 //! ```
-//! use std::sync::Arc;
-//! use redlock_core::clock::SystemClock;
-//! use redlock_core::node::{Node, memory::MemoryNode};
+//! use std::time::Duration;
 //! use redlock_core::{AcquireOptions, LockError, LockName, Redlock, Ttl};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let node = |n| Arc::new(MemoryNode::new(format!("embedded-{n}"), Arc::new(SystemClock), Default::default()));
-//! let nodes = (1..=5).map(|n| node(n) as Arc<dyn Node>).collect();
-//! let locks = Redlock::new(nodes, Default::default(), Default::default())?;
+//! // Five masters in this process. On real ones: .redis(["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"])
+//! let locks = Redlock::builder().embedded(5).max_ttl(Ttl::from_millis(60_000)?).connect()?;
 //!
 //! let name = "reports/nightly".parse::<LockName>()?;
-//! let ttl = Ttl::from_millis(10_000).expect("between 10 ms and a day");
-//! let lease = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
-//! println!("held for {:?}, fencing token {}", locks.validity(&lease), lease.token.fencing());
+//! let ttl = Ttl::from_millis(10_000)?;
+//! let at_once = Duration::ZERO;
+//! let mut guard = locks.lock(&name, ttl, AcquireOptions::default(), at_once).await?;
+//! println!("held for {:?}, fencing token {}", guard.validity(), guard.fencing_token());
 //!
-//! let other = locks.acquire(&name, ttl, AcquireOptions::default()).await;
+//! let other = locks.lock(&name, ttl, AcquireOptions::default(), at_once).await;
 //! assert!(matches!(other, Err(LockError::Held(_))));
 //!
-//! locks.extend(&name, &lease.token, ttl).await?;
-//! locks.release(&name, &lease.token).await?;
+//! guard.extend(ttl).await?;
+//! guard.release().await?; // as dropping it would, in the background
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! On real masters a node is a [`node::redis::RedisNode`]; nothing else changes, except that new masters wait before they
-//! vote, see [`Redlock::bootstrap`]. To keep trying for a while:
+//! On real masters nothing else changes, except that new ones wait before they vote, see [`Redlock::bootstrap`] and
+//! [`Redlock::ready`]. The examples `embedded` and `redis` of this crate show what errors mean.
+//!
+//! A host that serves locks to others keeps no guards: what its clients hold is a [`Lease`], whose token travels with them.
+//! To keep trying for a while:
 //!
 //! ```
-//! # use std::sync::Arc;
-//! # use redlock_core::{clock::SystemClock, node::{Node, memory::MemoryNode}, *};
+//! # use redlock_core::*;
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let node = Arc::new(MemoryNode::new("embedded", Arc::new(SystemClock), Default::default()));
-//! # let locks = Redlock::new(vec![node as Arc<dyn Node>], Default::default(), Default::default())?;
-//! # let (name, ttl) = ("a".parse::<LockName>()?, Ttl::from_millis(100).unwrap());
+//! # let locks = Redlock::builder().embedded(1).connect()?;
+//! # let (name, ttl) = ("a".parse::<LockName>()?, Ttl::from_millis(100)?);
 //! let held = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
 //! let policy = RetryPolicy { count: 20, ..RetryPolicy::default() };
 //! let next = locks.acquire_with_retry(&name, ttl, AcquireOptions::default(), &policy).await?;
@@ -69,14 +68,12 @@
 //! To wait for it, in the order of arrival, see [`Redlock::acquire_within`]:
 //!
 //! ```
-//! # use std::sync::Arc;
 //! # use std::time::Duration;
-//! # use redlock_core::{clock::SystemClock, node::{Node, memory::MemoryNode}, *};
+//! # use redlock_core::*;
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let node = Arc::new(MemoryNode::new("embedded", Arc::new(SystemClock), Default::default()));
-//! # let locks = Redlock::new(vec![node as Arc<dyn Node>], Default::default(), Default::default())?;
-//! # let (name, ttl) = ("a".parse::<LockName>()?, Ttl::from_millis(10_000).unwrap());
+//! # let locks = Redlock::builder().embedded(1).connect()?;
+//! # let (name, ttl) = ("a".parse::<LockName>()?, Ttl::from_millis(10_000)?);
 //! let held = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
 //! let waits = locks.acquire_within(&name, ttl, AcquireOptions::default(), Duration::from_secs(5), || ());
 //! let (next, _) = tokio::join!(waits, locks.release(&name, &held.token));
@@ -90,6 +87,7 @@
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
 //! | [`Redlock`] | the facade: everything a user can do | how it is done |
+//! | `builder`, `guard` | a [`Redlock`] from addresses; a lock that is released when it is dropped | how locks are acquired |
 //! | `acquire` | one attempt, and the one loop around attempts: split votes, retries, waiting | Redis, HTTP |
 //! | `extend` | with healing: an extended lock is set again where it was lost | who asked |
 //! | `release` | carries out the plan of a hand-off: release, ask again for the next waiter, tell others | whose turn it is |
@@ -119,9 +117,11 @@ mod acquire;
 #[doc = include_str!("../ARCHITECTURE.md")]
 pub mod architecture {}
 mod bootstrap;
+mod builder;
 pub mod clock;
 pub mod error;
 mod extend;
+mod guard;
 mod inspect;
 #[cfg(feature = "bench-internals")]
 #[doc(hidden)]
@@ -146,13 +146,18 @@ mod wait;
 
 pub use acquire::AcquireOptions;
 pub use bootstrap::Bootstrap;
+pub use builder::RedlockBuilder;
 pub use error::{HeldBy, LockError, NodeAnswer, NodeReport};
+pub use guard::LockGuard;
 pub use inspect::{Inspection, NodeView};
 pub use list::{InvalidCursor, ListCursor, LockPage};
 pub use redlock::Redlock;
 pub use retry::RetryPolicy;
 pub use settings::{Seams, Settings, SettingsError};
-pub use types::{FencingToken, Info, InvalidToken, LockName, LockToken, NameError, Owner, Ttl};
+pub use types::{
+    FencingToken, Info, InfoTooLong, InvalidFencingToken, InvalidToken, InvalidTtl, LockName, LockToken, NameError,
+    Owner, Ttl,
+};
 pub use validity::Lease;
 pub use votes::LockState;
 pub use wait::Waiting;

@@ -43,6 +43,7 @@ mod observer;
 mod op;
 pub mod probe;
 mod record;
+#[cfg(feature = "redis")]
 pub mod redis;
 mod report;
 pub mod rules;

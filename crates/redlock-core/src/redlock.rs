@@ -14,7 +14,7 @@ use crate::error::{HeldBy, LockError};
 use crate::extend;
 use crate::inspect::{self, Inspection};
 use crate::list::{self, ListCursor, LockPage};
-use crate::node::{Listener, Node, NodeStatus, Rules};
+use crate::node::{Listener, Node, NodeStatus};
 use crate::quorum::Quorum;
 use crate::release;
 use crate::retry::RetryPolicy;
@@ -32,30 +32,12 @@ pub struct Redlock {
 }
 
 impl Redlock {
-    /// Puts nodes together. Must be called on a tokio runtime.
+    /// Puts nodes together, which must have been made of the same settings. Must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// The setting, its value and what is allowed.
     pub fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings, seams: Seams) -> Result<Self, SettingsError> {
-        Self::with_rules(nodes, settings, seams, Rules::ALL)
-    }
-
-    /// With only some of the rules on, to prove that the tests notice.
-    #[cfg(feature = "mutation-testing")]
-    #[doc(hidden)]
-    pub fn mutated(
-        nodes: Vec<Arc<dyn Node>>,
-        settings: Settings,
-        seams: Seams,
-        rules: Rules,
-    ) -> Result<Self, SettingsError> {
-        Self::with_rules(nodes, settings, seams, rules)
-    }
-
-    fn with_rules(
-        nodes: Vec<Arc<dyn Node>>,
-        settings: Settings,
-        seams: Seams,
-        rules: Rules,
-    ) -> Result<Self, SettingsError> {
-        let shared = Shared::new(nodes, settings, seams, rules)?;
+        let shared = Shared::new(nodes, settings, seams)?;
         let waiters = Arc::new(WaitRegistry::new(&shared.settings, &shared.seams, shared.fairness.clone()));
         let listener: Arc<dyn Listener> = waiters.clone();
         shared.nodes.iter().for_each(|node| node.listen(Arc::downgrade(&listener)));
@@ -149,8 +131,12 @@ impl Redlock {
     /// owner may have held the lock before, because an earlier answer may have been delivered.
     pub fn abandon(&self, name: &LockName, lease: &Lease) {
         if !lease.renewed {
-            release::release_and_hand_off(&self.shared, &self.waiters, self.shared.keys(name), &lease.token);
+            self.release_in_background(name, lease);
         }
+    }
+
+    pub(crate) fn release_in_background(&self, name: &LockName, lease: &Lease) {
+        release::release_and_hand_off(&self.shared, &self.waiters, self.shared.keys(name), &lease.token);
     }
 
     /// Reads a lock without changing it.
@@ -212,6 +198,16 @@ impl Redlock {
         self.shared.nodes.iter().map(|node| (node.name().to_owned(), node.status())).collect()
     }
 
+    /// Waits until a majority may vote: for as long as masters cannot be reached, are refused, or are in quarantine
+    /// because they are new or have lost data ([`Redlock::nodes`] says which and why).
+    pub async fn ready(&self) {
+        let mut statuses: Vec<_> = self.shared.nodes.iter().map(|node| node.status()).collect();
+        let votes = |status: &mut watch::Receiver<NodeStatus>| status.borrow_and_update().votes();
+        while statuses.iter_mut().map(votes).filter(|votes| *votes).count() < self.shared.quorum.size() {
+            bootstrap::any_changed(&mut statuses).await;
+        }
+    }
+
     /// Whether a majority may vote now.
     pub fn has_quorum(&self) -> bool {
         let admitted = |node: &&Arc<dyn Node>| node.status().borrow().votes();
@@ -234,12 +230,9 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::clock::SystemClock;
-    use crate::node::memory::MemoryNode;
 
     fn one_node() -> (Redlock, LockName, Ttl) {
-        let node = Arc::new(MemoryNode::new("n", Arc::new(SystemClock), Default::default()));
-        let locks = Redlock::new(vec![node], Default::default(), Default::default()).expect("settings");
+        let locks = Redlock::builder().embedded(1).connect().expect("settings");
         (locks, "a".parse::<LockName>().expect("a name"), Ttl::from_millis(1_000).expect("a TTL"))
     }
 

@@ -1,26 +1,29 @@
 //! What a [`Redlock`](crate::Redlock) is made of besides its nodes, checked before anything is started.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::node::Node;
+use crate::node::NodeSettings;
 pub use crate::node::Seams;
+#[cfg(feature = "redis")]
+use crate::node::admission::ClusterConfig;
+#[cfg(feature = "redis")]
+use crate::node::redis::{RedisSettings, RedisUrlError};
 use crate::quorum::{NodeCountError, Quorum};
 use crate::types::Ttl;
 
-/// What all gateways of a cluster must agree on, and how patient this one is.
+/// What all processes of a cluster must agree on (the first three), and how patient this one is.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Put before every lock name to make its key. Must not contain braces.
     pub key_prefix: String,
-    /// The longest TTL anybody may ask for.
+    /// The longest TTL anybody may ask for. With D it sets the quarantine of a node that may have forgotten locks.
     pub max_ttl: Ttl,
+    /// What each node is told; in it D, how far a fencing token may be from a node's own time.
+    pub node: NodeSettings,
     /// How long a round waits for a node; a tenth of the TTL if that is less.
     pub node_timeout: Duration,
     /// Part of a TTL that clocks running at different rates may eat.
     pub drift_factor: f64,
-    /// D: how far a fencing token may be from a node's own time.
-    pub max_clock_offset: Duration,
     /// How many may wait for locks, see [`Redlock::acquire_within`](crate::Redlock::acquire_within).
     pub max_waiters: usize,
     /// How many of them may wait for the same one.
@@ -28,13 +31,29 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The quorum of these nodes, if nodes and settings are fit to hold locks.
-    pub(crate) fn check(&self, nodes: &[Arc<dyn Node>]) -> Result<Quorum, SettingsError> {
+    /// What the masters of this node set are to know: the same as the locks on them.
+    #[cfg(feature = "redis")]
+    pub fn of_masters(&self, cluster: &str) -> RedisSettings {
+        let Self { key_prefix, max_ttl, node_timeout, node, .. } = self.clone();
+        let cluster_config = ClusterConfig::new(cluster, max_ttl.duration());
+        RedisSettings {
+            node,
+            key_prefix,
+            cluster_config,
+            node_timeout,
+            node_name: None,
+            bootstrap: false,
+            #[cfg(feature = "tls")]
+            tls: Default::default(),
+        }
+    }
+
+    /// The quorum of nodes with these names, if nodes and settings are fit to hold locks.
+    pub(crate) fn check<'a>(&self, nodes: impl IntoIterator<Item = &'a str>) -> Result<Quorum, SettingsError> {
+        let nodes: Vec<_> = nodes.into_iter().collect();
         let quorum = Quorum::new(nodes.len())?;
-        for (index, node) in nodes.iter().enumerate() {
-            if nodes[..index].iter().any(|other| other.name() == node.name()) {
-                return Err(SettingsError::DuplicateNode(node.name().into()));
-            }
+        if let Some(at) = (1..nodes.len()).find(|at| nodes[..*at].contains(&nodes[*at])) {
+            return Err(SettingsError::DuplicateNode(nodes[at].into()));
         }
         if !(0.0..=0.5).contains(&self.drift_factor) {
             return Err(SettingsError::DriftFactor(self.drift_factor));
@@ -51,14 +70,14 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// `lock:`, 5 minutes, 50 ms, 1 %, 2 s, 10,000 waiters, 1,024 for one lock.
+    /// `lock:`, 5 minutes, D = 2 s, 50 ms, 1 %, 10,000 waiters, 1,024 for one lock.
     fn default() -> Self {
         Self {
             key_prefix: "lock:".into(),
             max_ttl: Ttl::from_millis(300_000).expect("within the limits of a Ttl"),
+            node: NodeSettings::default(),
             node_timeout: Duration::from_millis(50),
             drift_factor: 0.01,
-            max_clock_offset: Duration::from_secs(2),
             max_waiters: 10_000,
             max_waiters_per_lock: 1_024,
         }
@@ -75,6 +94,15 @@ pub enum SettingsError {
     /// Two nodes with one name are not independent.
     #[error("node {0} is given twice; a quorum needs independent nodes")]
     DuplicateNode(String),
+    /// No address of a master.
+    #[cfg(feature = "redis")]
+    #[error("node number {number}: {error}")]
+    NodeUrl {
+        /// Its place among the addresses, from 1.
+        number: usize,
+        /// What is wrong with it.
+        error: RedisUrlError,
+    },
     /// Outside `0.0..=0.5`.
     #[error("a drift factor of {0} is outside 0.0 to 0.5")]
     DriftFactor(f64),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::clock::HybridClock;
 use crate::error::{LockError, NodeAnswer, NodeReport};
-use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Rules, Vote};
+use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
 use crate::pending_releases::PendingReleases;
 use crate::quorum::Quorum;
 use crate::round::{Outcome, Round};
@@ -23,7 +23,6 @@ pub(crate) struct Shared {
     pub(crate) nodes: Arc<[Arc<dyn Node>]>,
     pub(crate) quorum: Quorum,
     pub(crate) settings: Settings,
-    pub(crate) rules: Rules,
     pub(crate) seams: Seams,
     pub(crate) tokens: HybridClock,
     pub(crate) pending: Arc<PendingReleases>,
@@ -32,18 +31,13 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Must be called on a tokio runtime.
-    pub(crate) fn new(
-        nodes: Vec<Arc<dyn Node>>,
-        settings: Settings,
-        seams: Seams,
-        rules: Rules,
-    ) -> Result<Arc<Self>, SettingsError> {
-        let quorum = settings.check(&nodes)?;
-        let life = settings.max_ttl.duration() + settings.max_clock_offset;
+    pub(crate) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings, seams: Seams) -> Result<Arc<Self>, SettingsError> {
+        let quorum = settings.check(nodes.iter().map(|node| node.name()))?;
+        let life = settings.max_ttl.duration() + settings.node.max_clock_offset;
         let pending = PendingReleases::start(&nodes, seams.observer.clone(), life);
-        let tokens = HybridClock::new(seams.clock.clone(), settings.max_clock_offset);
+        let tokens = HybridClock::new(seams.clock.clone(), settings.node.max_clock_offset);
         let fairness = Arc::new(Fairness::new(seams.entropy.as_ref()));
-        Ok(Arc::new(Self { nodes: nodes.into(), quorum, settings, rules, seams, tokens, pending, fairness }))
+        Ok(Arc::new(Self { nodes: nodes.into(), quorum, settings, seams, tokens, pending, fairness }))
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {

@@ -69,7 +69,7 @@ impl<P: Clone, A> WaitRegistry<P, A> {
             queues: WaitQueues::new(bounds),
             fairness,
             key_prefix: Bytes::copy_from_slice(settings.key_prefix.as_bytes()),
-            max_clock_offset: settings.max_clock_offset,
+            max_clock_offset: settings.node.max_clock_offset,
             clock: seams.clock.clone(),
             entropy: seams.entropy.clone(),
         }

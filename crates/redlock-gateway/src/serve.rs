@@ -9,7 +9,6 @@ use std::time::Duration;
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
 use redlock_core::node::admission::ClusterConfig;
-use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
 use redlock_core::node::{Node, NodeSettings};
 use redlock_core::{Bootstrap, Redlock, Seams, Settings, SettingsError};
@@ -168,7 +167,6 @@ fn http1<A>(server: Server<SocketAddr, A>, config: &Config) -> Server<SocketAddr
 }
 
 fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsError> {
-    let node_settings = NodeSettings::default().with_max_clock_offset(config.settings.clock_skew);
     let names: Vec<String> = match &config.nodes {
         Nodes::Embedded(count) => (1..=*count).map(|n| format!("embedded-{n}")).collect(),
         Nodes::Redis(urls) => urls.iter().map(|url| url.name().to_owned()).collect(),
@@ -176,32 +174,21 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     let cluster = cluster_name(config, &names);
     let telemetry = Arc::new(Telemetry::new(&names));
     let seams = Seams { observer: telemetry.clone(), ..Seams::default() };
-    let nodes: Vec<Arc<dyn Node>> = match &config.nodes {
-        Nodes::Embedded(_) => names
-            .iter()
-            .map(|name| Arc::new(MemoryNode::new(name, seams.clock.clone(), node_settings)) as Arc<dyn Node>)
-            .collect(),
+    let locks = Redlock::builder().settings(settings(config)).seams(seams.clone());
+    let locks = match &config.nodes {
+        Nodes::Embedded(count) => locks.embedded(*count),
         Nodes::Redis(urls) => {
             let start = |(index, url): (usize, &RedisUrl)| {
                 let settings = redis_settings(config, &cluster, index);
-                RedisNode::start(url.clone(), settings, seams.clone())
+                Arc::new(RedisNode::start(url.clone(), settings, seams.clone())) as Arc<dyn Node>
             };
-            urls.iter().enumerate().map(|node| Arc::new(start(node)) as Arc<dyn Node>).collect()
+            locks.nodes(urls.iter().enumerate().map(start).collect())
         }
     };
-    if nodes.len().is_multiple_of(2) {
-        tracing::warn!(nodes = nodes.len(), "an even number of nodes tolerates no more failures than one node fewer");
+    if names.len().is_multiple_of(2) {
+        tracing::warn!(nodes = names.len(), "an even number of nodes tolerates no more failures than one node fewer");
     }
-    let settings = Settings {
-        key_prefix: config.settings.key_prefix.clone(),
-        max_ttl: config.settings.limits.max_ttl,
-        node_timeout: config.settings.node_timeout,
-        drift_factor: config.settings.drift_factor,
-        max_clock_offset: config.settings.clock_skew,
-        max_waiters: config.settings.max_waiters,
-        max_waiters_per_lock: config.settings.max_waiters_per_lock,
-    };
-    let locks = Redlock::new(nodes, settings, seams)?;
+    let locks = locks.connect()?;
     if config.settings.bootstrap && matches!(config.nodes, Nodes::Redis(_)) {
         tokio::spawn(bootstrap(locks.clone()));
     }
@@ -248,16 +235,25 @@ pub(crate) fn named_cluster(name: &str, nodes: usize) -> String {
     format!("{name}/{nodes}")
 }
 
+fn settings(config: &Config) -> Settings {
+    let settings = &config.settings;
+    Settings {
+        key_prefix: settings.key_prefix.clone(),
+        max_ttl: settings.limits.max_ttl,
+        node_timeout: settings.node_timeout,
+        drift_factor: settings.drift_factor,
+        node: NodeSettings::default().with_max_clock_offset(settings.clock_skew),
+        max_waiters: settings.max_waiters,
+        max_waiters_per_lock: settings.max_waiters_per_lock,
+    }
+}
+
 /// Of the node at this place in the list.
 pub(crate) fn redis_settings(config: &Config, cluster: &str, place: usize) -> RedisSettings {
-    RedisSettings {
-        // Where addresses differ from gateway to gateway, the place in the list is what they agree on.
-        bootstrap: config.settings.bootstrap,
-        node_name: config.settings.cluster.as_ref().map(|_| place.to_string()),
-        node: NodeSettings::default().with_max_clock_offset(config.settings.clock_skew),
-        key_prefix: config.settings.key_prefix.clone(),
-        cluster_config: ClusterConfig::new(cluster, config.settings.limits.max_ttl.duration()),
-        node_timeout: config.settings.node_timeout,
-        tls: config.node_tls.clone(),
-    }
+    let mut redis = settings(config).of_masters(cluster);
+    redis.bootstrap = config.settings.bootstrap;
+    // Where addresses differ from gateway to gateway, the place in the list is what they agree on.
+    redis.node_name = config.settings.cluster.as_ref().map(|_| place.to_string());
+    redis.tls = config.node_tls.clone();
+    redis
 }

@@ -89,8 +89,7 @@ impl Gateway {
         };
         let nodes: Vec<_> = self.masters.iter().map(node).collect();
         let all = nodes.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
-        let redlock =
-            Redlock::mutated(all, self.plan.settings(), seams, self.plan.rules).expect("the plan's settings are valid");
+        let redlock = Redlock::new(all, self.plan.settings(), seams).expect("the plan's settings are valid");
         state.process = Some(Process { redlock, nodes, requests: Vec::new(), dead, since: Instant::now() });
     }
 
@@ -266,7 +265,7 @@ impl Plan {
             key_prefix: KEY_PREFIX.into(),
             max_ttl: Ttl::from_duration(self.max_ttl).expect("whole milliseconds"),
             node_timeout: self.node_timeout,
-            max_clock_offset: self.skew,
+            node: self.node_settings().with_rules(self.rules),
             ..Settings::default()
         }
     }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use crate::types::FencingToken;
 
 /// The channel of all gateways that share a prefix and a database. Channels know no databases.
+#[cfg(feature = "redis")]
 pub(crate) fn channel(prefix: &str, database: Option<u8>) -> String {
     match database {
         None | Some(0) => format!("{{{prefix}}}:hints"),

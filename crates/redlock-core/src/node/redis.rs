@@ -7,6 +7,7 @@ pub mod internals;
 mod scripts;
 mod session;
 mod settings;
+#[cfg(feature = "tls")]
 mod tls;
 mod url;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use self::session::RedisLink;
 pub use self::settings::RedisSettings;
+#[cfg(feature = "tls")]
 pub use self::tls::{TlsError, TlsIdentity, TlsSettings};
 pub use self::url::{RedisUrl, RedisUrlError};
 use super::Seams;

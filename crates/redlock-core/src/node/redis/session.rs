@@ -6,14 +6,15 @@
 //! "unknown", never "not run".
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 use fred::bytes_utils::Str;
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, EventInterface, KeysInterface, LuaInterface, PubsubInterface};
-use fred::types::config::{Config, ServerConfig, TlsConfig};
+#[cfg(feature = "tls")]
+use fred::types::config::TlsConfig;
+use fred::types::config::{Config, ServerConfig};
 use fred::types::scan::ScanType;
 use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value};
 use futures_util::FutureExt;
@@ -24,9 +25,11 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::codec::{self, Header};
+use super::scripts;
 use super::settings::RedisSettings;
+#[cfg(feature = "tls")]
+use super::tls;
 use super::url::RedisUrl;
-use super::{scripts, tls};
 use crate::node::admission::{Facts, SETTINGS, marker_key};
 use crate::node::link::{
     Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, Subscription, Swapped,
@@ -60,6 +63,7 @@ impl RedisLink {
             username: url.username.clone(),
             password: url.password.clone(),
             database: url.database,
+            #[cfg(feature = "tls")]
             tls: if url.tls { Some(secured(settings, deadline / 2).await?) } else { None },
             fail_fast: true,
             // In the older protocol a connection that listens can ask nothing, not even whether anybody is there.
@@ -341,7 +345,8 @@ impl Subscription for RedisSubscription {
     }
 }
 
-async fn secured(settings: &RedisSettings, deadline: Duration) -> Result<TlsConfig, LinkError> {
+#[cfg(feature = "tls")]
+async fn secured(settings: &RedisSettings, deadline: std::time::Duration) -> Result<TlsConfig, LinkError> {
     match timeout(deadline, tls::connector(&settings.tls)).await {
         Ok(connector) => connector.map(TlsConfig::from).map_err(|error| LinkError::broken(error.to_string())),
         Err(_) => Err(LinkError::broken("the files of certificates could not be read in time")),
@@ -382,7 +387,10 @@ impl From<Error> for LinkError {
             "OOM" => Some(Remedy::RaiseMaxMemory),
             "MISCONF" => Some(Remedy::MendDisk),
             "WRONGTYPE" => Some(Remedy::ChangeKeyPrefix),
+            #[cfg(feature = "tls")]
             _ => tls::remedy(text),
+            #[cfg(not(feature = "tls"))]
+            _ => None,
         };
         Self { kind, detail, remedy }
     }

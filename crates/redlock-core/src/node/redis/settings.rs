@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "tls")]
 use super::tls::TlsSettings;
 use crate::node::NodeSettings;
 use crate::node::admission::ClusterConfig;
@@ -10,26 +11,43 @@ use crate::node::admission::ClusterConfig;
 /// by then.
 const CALL_DEADLINE: Duration = Duration::from_secs(1);
 
-/// What the link and the worker of a master need to know.
+/// What the link and the worker of a master need to know, from [`Settings::of_masters`](crate::Settings::of_masters): what
+/// masters and locks must agree on stands there once.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct RedisSettings {
     /// What the scripts need.
-    pub node: NodeSettings,
+    pub(crate) node: NodeSettings,
     /// Prefix of all keys; also names the marker.
-    pub key_prefix: String,
+    pub(crate) key_prefix: String,
     /// What the marker must say.
-    pub cluster_config: ClusterConfig,
+    pub(crate) cluster_config: ClusterConfig,
+    /// How long rounds wait for the node.
+    pub(crate) node_timeout: Duration,
     /// What all gateways call the node in its marker; its address when `None`.
     pub node_name: Option<String>,
     /// Whether an operator says that the cluster is brand-new, see [`Redlock::bootstrap`](crate::Redlock::bootstrap).
     pub bootstrap: bool,
-    /// How long rounds wait for the node.
-    pub node_timeout: Duration,
     /// For nodes whose URL wants TLS.
+    #[cfg(feature = "tls")]
     pub tls: TlsSettings,
 }
 
 impl RedisSettings {
+    /// What the marker must say.
+    pub fn cluster_config(&self) -> &ClusterConfig {
+        &self.cluster_config
+    }
+
+    /// With quarantines that end at once.
+    #[cfg(feature = "mutation-testing")]
+    #[doc(hidden)]
+    pub fn without_quarantine(mut self) -> Self {
+        use crate::node::Rules;
+        self.node = self.node.with_rules(Rules { quarantine_is_waited: false, ..self.node.rules() });
+        self
+    }
+
     pub(super) fn call_deadline(&self) -> Duration {
         CALL_DEADLINE.max(self.node_timeout * 2)
     }

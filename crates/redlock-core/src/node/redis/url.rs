@@ -27,7 +27,8 @@ impl RedisUrl {
         let url = Url::parse(text.trim()).map_err(|_| RedisUrlError("not a URL"))?;
         let tls = match url.scheme() {
             "redis" => false,
-            "rediss" => true,
+            "rediss" if cfg!(feature = "tls") => true,
+            "rediss" => return Err(RedisUrlError("this program was built without TLS")),
             _ => return Err(RedisUrlError("the scheme is neither redis nor rediss")),
         };
         let host = url.host_str().filter(|host| !host.is_empty()).ok_or(RedisUrlError("no host"))?;

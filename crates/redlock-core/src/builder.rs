@@ -1,0 +1,169 @@
+//! Locks from addresses. What nodes and locks must agree on is said once, and looked at before anything is started.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::node::Node;
+#[cfg(feature = "redis")]
+use crate::node::admission::ClusterConfig;
+use crate::node::memory::MemoryNode;
+#[cfg(feature = "tls")]
+use crate::node::redis::TlsSettings;
+#[cfg(feature = "redis")]
+use crate::node::redis::{RedisNode, RedisUrl};
+use crate::redlock::Redlock;
+use crate::settings::{Seams, Settings, SettingsError};
+use crate::types::Ttl;
+
+/// Makes a [`Redlock`], see [`Redlock::builder`].
+#[must_use = "nothing is connected before `connect`"]
+#[derive(Default)]
+pub struct RedlockBuilder {
+    nodes: Nodes,
+    settings: Settings,
+    seams: Seams,
+    #[cfg(feature = "redis")]
+    bootstrap: bool,
+    #[cfg(feature = "tls")]
+    tls: TlsSettings,
+}
+
+enum Nodes {
+    Given(Vec<Arc<dyn Node>>),
+    Embedded(usize),
+    #[cfg(feature = "redis")]
+    Redis(Vec<String>),
+}
+
+impl Default for Nodes {
+    fn default() -> Self {
+        Self::Given(Vec::new())
+    }
+}
+
+impl Redlock {
+    /// Begins with the default [`Settings`] and no nodes.
+    pub fn builder() -> RedlockBuilder {
+        RedlockBuilder::default()
+    }
+}
+
+impl RedlockBuilder {
+    /// Redis masters by their addresses, `redis://[[user]:password@]host[:port][/database]` or `rediss://…` for TLS: 3 or 5
+    /// that share no machine. All processes must name the same masters in the same words.
+    #[cfg(feature = "redis")]
+    pub fn redis(self, urls: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self { nodes: Nodes::Redis(urls.into_iter().map(Into::into).collect()), ..self }
+    }
+
+    /// So many masters in this process: its locks are known to nobody else, and end with it.
+    pub fn embedded(self, count: usize) -> Self {
+        Self { nodes: Nodes::Embedded(count), ..self }
+    }
+
+    /// Nodes that were made elsewhere, of the same settings.
+    pub fn nodes(self, nodes: Vec<Arc<dyn Node>>) -> Self {
+        Self { nodes: Nodes::Given(nodes), ..self }
+    }
+
+    /// All settings at once.
+    pub fn settings(self, settings: Settings) -> Self {
+        Self { settings, ..self }
+    }
+
+    /// The longest TTL anybody may ask for, 5 minutes by default. A master that has lost its data gives no votes for this
+    /// long and D.
+    pub fn max_ttl(mut self, max_ttl: Ttl) -> Self {
+        self.settings.max_ttl = max_ttl;
+        self
+    }
+
+    /// Put before every lock name to make its key, `lock:` by default.
+    pub fn key_prefix(mut self, key_prefix: impl Into<String>) -> Self {
+        self.settings.key_prefix = key_prefix.into();
+        self
+    }
+
+    /// How long a round waits for a node, 50 ms by default.
+    pub fn node_timeout(mut self, node_timeout: Duration) -> Self {
+        self.settings.node_timeout = node_timeout;
+        self
+    }
+
+    /// Other clocks, another generator, an observer.
+    pub fn seams(self, seams: Seams) -> Self {
+        Self { seams, ..self }
+    }
+
+    /// Says that the masters have never been used, so that [`Redlock::bootstrap`] can end their quarantine. For the very
+    /// first start only.
+    #[cfg(feature = "redis")]
+    pub fn expecting_bootstrap(self, bootstrap: bool) -> Self {
+        Self { bootstrap, ..self }
+    }
+
+    /// Certificates for `rediss://`; without them the authorities of the system count.
+    #[cfg(feature = "tls")]
+    pub fn tls(self, tls: TlsSettings) -> Self {
+        Self { tls, ..self }
+    }
+
+    /// Starts the nodes and returns at once, see [`Redlock::ready`]. Must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// The setting or address, its value (never a password) and what is allowed. Nothing was started then.
+    pub fn connect(self) -> Result<Redlock, SettingsError> {
+        let Self { settings, seams, .. } = self;
+        let nodes = match self.nodes {
+            Nodes::Given(nodes) => nodes,
+            Nodes::Embedded(count) => {
+                let node = |n| MemoryNode::new(format!("embedded-{n}"), seams.clock.clone(), settings.node);
+                (1..=count).map(|n| Arc::new(node(n)) as Arc<dyn Node>).collect()
+            }
+            #[cfg(feature = "redis")]
+            Nodes::Redis(urls) => {
+                let parse = |(at, url): (usize, &String)| {
+                    RedisUrl::parse(url).map_err(|error| SettingsError::NodeUrl { number: at + 1, error })
+                };
+                let urls = urls.iter().enumerate().map(parse).collect::<Result<Vec<_>, _>>()?;
+                settings.check(urls.iter().map(RedisUrl::name))?;
+                let cluster = ClusterConfig::cluster_of_nodes(urls.iter().map(RedisUrl::name));
+                let mut of_masters = settings.of_masters(&cluster);
+                of_masters.bootstrap = self.bootstrap;
+                #[cfg(feature = "tls")]
+                {
+                    of_masters.tls = self.tls;
+                }
+                let start = |url| Arc::new(RedisNode::start(url, of_masters.clone(), seams.clone())) as Arc<dyn Node>;
+                urls.into_iter().map(start).collect()
+            }
+        };
+        Redlock::new(nodes, settings, seams)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_cannot_be_connected_is_named_with_what_is_allowed_and_without_its_password() {
+        let said = |builder: RedlockBuilder| builder.connect().err().expect("refused").to_string();
+        assert_eq!(said(Redlock::builder()), "0 nodes given; allowed are 1 to 32");
+        assert_eq!(said(Redlock::builder().embedded(33)), "33 nodes given; allowed are 1 to 32");
+        let prefix = said(Redlock::builder().embedded(1).key_prefix("a{b"));
+        assert!(prefix.contains("\"a{b\"") && prefix.contains("255 bytes"), "{prefix}");
+        let timeout = said(Redlock::builder().embedded(1).node_timeout(Duration::ZERO));
+        assert!(timeout.contains("0ns") && timeout.contains("1 ms"), "{timeout}");
+    }
+
+    #[cfg(feature = "redis")]
+    #[tokio::test]
+    async fn an_address_that_is_none_is_named_by_its_number_and_keeps_its_password() {
+        let said = |urls: &[&str]| Redlock::builder().redis(urls.iter().copied()).connect().err().expect("refused");
+        let bad = said(&["redis://one", "http://:hunter2@two"]).to_string();
+        assert!(bad.starts_with("node number 2: ") && bad.contains("expected redis://"), "{bad}");
+        assert!(!bad.contains("hunter2"), "{bad}");
+        assert_eq!(said(&["redis://one", "redis://one:6379/1"]), SettingsError::DuplicateNode("one:6379".into()));
+    }
+}

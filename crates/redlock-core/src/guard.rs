@@ -1,0 +1,137 @@
+//! A lock that is given back when it is no longer wanted, for programs that hold what they acquire.
+
+use std::time::Duration;
+
+use crate::acquire::AcquireOptions;
+use crate::error::LockError;
+use crate::redlock::Redlock;
+use crate::types::{FencingToken, LockName, Ttl};
+use crate::validity::Lease;
+
+/// A lock that was acquired, from [`Redlock::lock`]. It is not extended by itself, and nothing stops its holder at its
+/// deadline: look at [`LockGuard::validity`], and give [`LockGuard::fencing_token`] to the resource.
+///
+/// Dropping it releases the lock in the background; a process that is about to end awaits [`LockGuard::release`], or
+/// [`Redlock::drained`] after the drop, or the lock stays until its TTL has run out.
+#[must_use = "a guard that is dropped releases its lock"]
+pub struct LockGuard {
+    locks: Redlock,
+    name: LockName,
+    lease: Lease,
+    is_released: bool,
+}
+
+impl Redlock {
+    /// Gets the lock as a guard, waiting for as long as `patience` as [`Redlock::acquire_within`] does; without any it is
+    /// tried once.
+    ///
+    /// # Errors
+    /// As [`Redlock::acquire_within`].
+    pub async fn lock(
+        &self,
+        name: &LockName,
+        ttl: Ttl,
+        options: AcquireOptions,
+        patience: Duration,
+    ) -> Result<LockGuard, LockError> {
+        let lease = self.acquire_within(name, ttl, options, patience, || ()).await?;
+        Ok(LockGuard { locks: self.clone(), name: name.clone(), lease, is_released: false })
+    }
+}
+
+impl LockGuard {
+    /// What is locked.
+    pub fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    /// Larger than that of every earlier grant of this lock, and the same after an extension. Not a secret.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.lease.token.fencing()
+    }
+
+    /// For how long the lock may still be trusted; `None`: stop work.
+    pub fn validity(&self) -> Option<Duration> {
+        self.locks.validity(&self.lease)
+    }
+
+    /// See [`Redlock::extend`]. Best at a third of the TTL.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. After any other the old deadline stands.
+    pub async fn extend(&mut self, ttl: Ttl) -> Result<(), LockError> {
+        self.lease = self.locks.extend(&self.name, &self.lease.token, ttl).await?;
+        Ok(())
+    }
+
+    /// See [`Redlock::release`]. A future that is dropped half-way has released the lock in the background.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`] and [`LockError::NotHolder`]: it was gone before. [`LockError::Unknown`]: nodes that did not
+    /// answer are asked again in the background.
+    pub async fn release(mut self) -> Result<(), LockError> {
+        // The release is sent before anything is awaited.
+        self.is_released = true;
+        self.locks.release(&self.name, &self.lease.token).await
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if !self.is_released {
+            self.locks.release_in_background(&self.name, &self.lease);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::LockError::{Held, Lost};
+    use crate::votes::LockState;
+
+    const AT_ONCE: Duration = Duration::ZERO;
+
+    fn locks() -> (Redlock, LockName, Ttl) {
+        let locks = Redlock::builder().embedded(3).connect().expect("settings");
+        (locks, "a".parse().expect("a name"), Ttl::from_millis(60_000).expect("a TTL"))
+    }
+
+    async fn lock(locks: &Redlock, name: &LockName, ttl: Ttl, patience: Duration) -> Result<LockGuard, LockError> {
+        locks.lock(name, ttl, AcquireOptions::default(), patience).await
+    }
+
+    #[tokio::test]
+    async fn a_guard_holds_its_lock_until_it_is_dropped_and_the_next_waiter_gets_it_then() {
+        let (locks, name, ttl) = locks();
+        let first = lock(&locks, &name, ttl, AT_ONCE).await.expect("free");
+        assert!(matches!(lock(&locks, &name, ttl, AT_ONCE).await, Err(Held(_))));
+        let token = first.fencing_token();
+        let waits = lock(&locks, &name, ttl, Duration::from_secs(600));
+        let (next, ()) = tokio::join!(waits, async { drop(first) });
+        assert!(next.expect("released").fencing_token() > token);
+        locks.drained().await;
+        assert_eq!(locks.inspect(&name).await.state, LockState::Free);
+    }
+
+    #[tokio::test]
+    async fn a_guard_extends_and_releases_and_knows_when_its_lock_is_gone() {
+        let (locks, name, ttl) = locks();
+        let short = Ttl::from_millis(1_000).expect("a TTL");
+        let mut guard = lock(&locks, &name, short, AT_ONCE).await.expect("free");
+        let token = guard.fencing_token();
+        guard.extend(ttl).await.expect("held");
+        assert!(guard.validity() > Some(short.duration()));
+        assert_eq!((guard.fencing_token(), guard.name()), (token, &name));
+        guard.release().await.expect("held");
+
+        let mut gone = lock(&locks, &name, ttl, AT_ONCE).await.expect("free again");
+        locks.force_release(&name, |_| ()).await.expect("held");
+        assert_eq!(gone.extend(ttl).await, Err(Lost));
+        let next = lock(&locks, &name, ttl, AT_ONCE).await.expect("free");
+        drop(gone);
+        locks.drained().await;
+        assert!(matches!(locks.inspect(&name).await.state, LockState::Held(_)), "an old guard releases no newer lock");
+        assert!(next.validity().is_some());
+    }
+}
