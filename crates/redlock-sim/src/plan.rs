@@ -223,6 +223,7 @@ impl Plan {
         Self {
             scenario: Scenario::Reconfigure,
             masters: chance.pick(&[3, 4, 6, 7]),
+            foreign_clients: 0,
             gateways: 4,
             clients: 8,
             length: Duration::from_secs(35),

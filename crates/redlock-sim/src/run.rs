@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Builder;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::chance::{Chance, Stream};
@@ -76,29 +77,7 @@ async fn perform(plan: Arc<Plan>) -> History {
         // What is looked at is the line, not the beginning of a cluster.
         let _ = timeout_at(start + Duration::from_secs(10), in_service(&stage)).await;
     }
-    for index in 0..plan.foreign_clients {
-        tokio::spawn(foreign::live(stage.clone(), index));
-    }
-    let registers = Arc::new(Registers::default());
-    let clients: Vec<_> = (0..plan.clients)
-        .map(|index| {
-            let mut chance = Chance::new(plan.seed, Stream::Client(index));
-            let client = Client {
-                index,
-                clock: SimClock::new(start, chance.around(MAX_RATE_PPM), 0),
-                chance,
-                gateways: stage.gateways.clone(),
-                names: plan.names,
-                until: stage.until,
-                recorder: recorder.clone(),
-                registers: registers.clone(),
-                habits: plan.scenario.habits(index),
-                keyed_percent: plan.keyed_percent,
-                waiting_percent: plan.waiting_percent,
-            };
-            tokio::spawn(client.live())
-        })
-        .collect();
+    let clients = begin_clients(&stage, start);
     match plan.scenario {
         Scenario::Storm | Scenario::Queue => stage.begin(),
         Scenario::Rolling | Scenario::Contended => drop(tokio::spawn(roll(stage.clone()))),
@@ -122,6 +101,34 @@ async fn perform(plan: Arc<Plan>) -> History {
     history.reaches = stage.gateways.iter().flat_map(|gateway| gateway.reaches(start)).collect();
     history.end = start.elapsed();
     history
+}
+
+/// Clients of our own, and of other libraries.
+fn begin_clients(stage: &Stage, start: Instant) -> Vec<JoinHandle<()>> {
+    let plan = &stage.plan;
+    for index in 0..plan.foreign_clients {
+        tokio::spawn(foreign::live(stage.clone(), index));
+    }
+    let registers = Arc::new(Registers::default());
+    (0..plan.clients)
+        .map(|index| {
+            let mut chance = Chance::new(plan.seed, Stream::Client(index));
+            let client = Client {
+                index,
+                clock: SimClock::new(start, chance.around(MAX_RATE_PPM), 0),
+                chance,
+                gateways: stage.gateways.clone(),
+                names: plan.names,
+                until: stage.until,
+                recorder: stage.recorder.clone(),
+                registers: registers.clone(),
+                habits: plan.scenario.habits(index),
+                keyed_percent: plan.keyed_percent,
+                waiting_percent: plan.waiting_percent,
+            };
+            tokio::spawn(client.live())
+        })
+        .collect()
 }
 
 impl Scenario {
