@@ -254,6 +254,7 @@ impl Plan {
     fn worker(&self, name: &str, link: SimLink, admission: Admission, seams: Seams) -> RemoteNode {
         let settings = DriverSettings {
             call_deadline: CALL_DEADLINE,
+            question_deadline: CALL_DEADLINE,
             max_clock_offset: self.skew,
             overlap_above: self.overlap_above,
         };

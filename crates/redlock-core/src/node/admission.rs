@@ -17,7 +17,7 @@
 //! A quarantine is written on the node: a marker with a nonce, that admits nobody. At its end exactly this marker is
 //! replaced by the admitting one, in one step that also checks the run_id. So whatever else happened to the node in the
 //! meantime (a second loss of data, an admission by another gateway and a loss after it) leaves another marker or none,
-//! and the count starts anew. A gateway counts only what it has itself seen parsed; one that was restarted counts from
+//! and the count starts anew. A gateway counts only what it has itself seen standing; one that was restarted counts from
 //! the beginning.
 //!
 //! A marker of another configuration is never overwritten: the node is refused, and an operator decides.

@@ -51,8 +51,10 @@ const _: () = assert!(BACKOFF.0.as_millis() < BACKOFF.1.as_millis() && POLL_NEW.
 /// What a driver needs to know beside the admission.
 #[derive(Debug, Clone, Copy)]
 pub struct DriverSettings {
-    /// A question or call that takes longer ends the session. Rounds must have given up by then.
+    /// A call that takes longer ends the session. Rounds must have given up by then.
     pub call_deadline: Duration,
+    /// The same for connecting, and for a question that is no call: a link may need several round trips for one.
+    pub question_deadline: Duration,
     /// D: a clock further than this from ours makes the node refuse our fencing tokens.
     pub max_clock_offset: Duration,
     /// A node whose quickest answer took longer is a far one, with several calls under way.
@@ -203,25 +205,32 @@ impl Driver {
         }
     }
 
+    /// Whether an answer is late that the driver waits for.
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        match &self.phase {
+            Phase::Paused { .. } | Phase::Quarantined { .. } => false,
+            Phase::Asking { until } | Phase::Loading { until, .. } => *until <= now,
+            Phase::Serving(serving) => serving.look_until.is_some_and(|until| until <= now) || self.call_is_late(now),
+        }
+    }
+
     /// Does what is due; nothing when nothing is.
     pub(super) fn tick(&mut self, now: Instant) {
         if now < self.deadline() {
             return;
         }
-        let call_is_late = self.call_is_late(now);
+        if self.is_overdue(now) {
+            return self.timed_out(now);
+        }
         match &mut self.phase {
             Phase::Paused { .. } => self.ask(Action::Connect, now),
             Phase::Quarantined { .. } => self.ask(Action::Look, now),
-            Phase::Asking { .. } | Phase::Loading { .. } => self.timed_out(now),
+            Phase::Asking { .. } | Phase::Loading { .. } => {}
             Phase::Serving(serving) => {
-                let look_is_late = serving.look_until.is_some_and(|until| until <= now);
-                if look_is_late || call_is_late {
-                    return self.timed_out(now);
-                }
                 // As late as it is: a machine that stood still does not make up for what it missed.
                 serving.heartbeat = now + HEARTBEAT;
                 if serving.look_until.is_none() {
-                    serving.look_until = Some(now + self.settings.call_deadline);
+                    serving.look_until = Some(now + self.settings.question_deadline);
                     self.actions.push_back(Action::Look);
                 }
                 // A call without operations: it notices a dead connection, a restart and a lost marker.
@@ -272,7 +281,7 @@ impl Driver {
 
     fn ask(&mut self, action: Action, now: Instant) {
         self.actions.push_back(action);
-        self.phase = Phase::Asking { until: now + self.settings.call_deadline };
+        self.phase = Phase::Asking { until: now + self.settings.question_deadline };
     }
 
     fn looked(&mut self, Look { facts, marker }: Look, now: Instant) -> Result<(), Outage> {
@@ -304,7 +313,7 @@ impl Driver {
             }
             Step::Admit { marker } => {
                 self.actions.push_back(Action::Load { run_id: facts.run_id.clone(), marker: marker.clone() });
-                let until = now + self.settings.call_deadline;
+                let until = now + self.settings.question_deadline;
                 self.phase = Phase::Loading { until, facts: Box::new(facts), marker };
             }
         }
@@ -343,6 +352,10 @@ impl Driver {
         if self.call_is_late(now)
             && let Some(call) = self.calls.answered()
         {
+            if !call.tasks.is_empty() {
+                let elapsed = now.saturating_duration_since(call.at);
+                self.report.seams.observer.node_call(&self.report.name, call.tasks.len(), elapsed);
+            }
             fail_all(call.tasks, Reason::Timeout, Effect::Possible, why);
         }
         self.end_session(Outage::Unreachable(why.into()), now);

@@ -76,9 +76,9 @@ impl HintSubscriber {
             if forbidden && mentioned.is_none_or(|at| at.elapsed() >= MENTION) {
                 mentioned = Some(Instant::now());
                 let advice = Remedy::AllowHints;
-                tracing::warn!(node = %self.name, %error, %advice, "no hints can be heard: waiters poll");
+                tracing::warn!(node = %self.name, why = %error, %advice, "no hints can be heard: waiters poll");
             } else {
-                tracing::debug!(node = %self.name, %error, "hears no hints");
+                tracing::debug!(node = %self.name, why = %error, "hears no hints");
             }
             sleep(pause.mul_f64(0.5 + 0.5 * self.entropy.unit())).await;
             pause = (pause * 2).min(BACKOFF.1);

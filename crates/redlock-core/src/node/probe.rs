@@ -96,7 +96,7 @@ impl Master {
     /// Several questions, each within a deadline of its own if the master is there at all.
     async fn in_time<T>(&self, work: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
         let late = |_| LinkError::broken("no answer in time");
-        tokio::time::timeout(self.call_deadline * 2, work).await.map_err(late)?
+        tokio::time::timeout(self.call_deadline * 6, work).await.map_err(late)?
     }
 
     /// Plays the admission through without the master.

@@ -40,7 +40,13 @@ impl RedisNode {
         let quarantine = settings.quarantine(identity.cluster_config().max_ttl());
         let admission = Admission::new(identity, quarantine).expecting_bootstrap(expects_bootstrap);
         let max_clock_offset = settings.max_clock_offset;
-        let driver = DriverSettings { call_deadline, max_clock_offset, overlap_above: FAR };
+        let driver = DriverSettings {
+            call_deadline,
+            // A look is three questions; files of certificates and the connection take one each.
+            question_deadline: call_deadline * 3,
+            max_clock_offset,
+            overlap_above: FAR,
+        };
         RemoteNode::start(&name, link, admission, QUEUE, driver, seams)
     }
 

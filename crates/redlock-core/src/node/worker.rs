@@ -18,7 +18,7 @@ use super::calls::MAX_BATCH;
 pub use super::driver::DriverSettings;
 use super::driver::{Action, Driver, Event};
 use super::hints::HintSubscriber;
-use super::link::{Answer, Answering, Link, Session};
+use super::link::{Answer, Answering, Link, LinkError, Session};
 use super::observer::Seams;
 use super::op::{Effect, Failure, Op, Reason, Vote};
 use super::status::NodeStatus;
@@ -144,12 +144,13 @@ struct Worker {
 /// What is under way between the worker and its master.
 #[derive(Default)]
 struct Connection {
-    connecting: Option<Answering<Box<dyn Session>>>,
-    session: Option<Box<dyn Session>>,
-    closed: Option<BoxFuture<'static, String>>,
+    // Dropped in this order: futures before what they came from.
+    calls: FuturesOrdered<Answering<Answer>>,
     /// At most one beside the calls.
     question: Option<BoxFuture<'static, Event>>,
-    calls: FuturesOrdered<Answering<Answer>>,
+    closed: Option<BoxFuture<'static, String>>,
+    connecting: Option<Answering<Box<dyn Session>>>,
+    session: Option<Box<dyn Session>>,
 }
 
 impl Worker {
@@ -175,23 +176,22 @@ impl Worker {
             if deadline < timer.deadline() || timer.is_elapsed() {
                 timer.as_mut().reset(deadline);
             }
-            let Connection { connecting, session, closed, question, calls } = &mut connection;
+            let Connection { connecting, closed, question, calls, .. } = &mut connection;
             let event = tokio::select! {
                 // In this order: a word that was given must not count for what the next answer shows, a busy node has to be
                 // looked at, and the same seed of a simulation has to be the same history.
                 biased;
                 () = self.bootstrap.notified(), if !self.driver.is_serving() => Event::BootstrapConfirmed,
                 () = &mut timer => {
-                    self.driver.tick(Instant::now());
+                    let now = Instant::now();
+                    // An answer that is there counts, however late: after this process stood still the timer is as late.
+                    match self.driver.is_overdue(now).then(|| connection.ready()).flatten() {
+                        Some(event) => self.driver.handle(event, now),
+                        None => self.driver.tick(now),
+                    }
                     continue;
                 }
-                Some(connected) = OptionFuture::from(connecting.as_mut()) => {
-                    *connecting = None;
-                    Event::Connected(connected.map(|connected| {
-                        *closed = Some(connected.closed());
-                        *session = Some(connected);
-                    }))
-                }
+                Some(connected) = OptionFuture::from(connecting.as_mut()) => connection.connected(connected),
                 Some(event) = OptionFuture::from(question.as_mut()) => {
                     *question = None;
                     event
@@ -232,13 +232,30 @@ impl Worker {
 }
 
 impl Connection {
+    fn connected(&mut self, connected: Result<Box<dyn Session>, LinkError>) -> Event {
+        self.connecting = None;
+        Event::Connected(connected.map(|session| {
+            self.closed = Some(session.closed());
+            self.session = Some(session);
+        }))
+    }
+
+    /// What has been answered and not been taken yet.
+    fn ready(&mut self) -> Option<Event> {
+        if let Some(connected) = self.connecting.as_mut().and_then(FutureExt::now_or_never) {
+            return Some(self.connected(connected));
+        }
+        if let Some(event) = self.question.as_mut().and_then(FutureExt::now_or_never) {
+            self.question = None;
+            return Some(event);
+        }
+        self.calls.next().now_or_never().flatten().map(Event::Answered)
+    }
+
     fn perform(&mut self, action: Action, driver: &Driver, link: &dyn Link) {
         match (action, &self.session) {
             (Action::Connect, _) => self.connecting = Some(link.connect()),
-            // Futures before what they came from.
-            (Action::Disconnect, _) => {
-                *self = Self::default();
-            }
+            (Action::Disconnect, _) => *self = Self::default(),
             (Action::Look, Some(session)) => self.question = Some(session.look().map(Event::Looked).boxed()),
             (Action::SwapMarker(swap), Some(session)) => {
                 self.question = Some(session.swap_marker(swap).map(Event::Swapped).boxed());
@@ -253,3 +270,5 @@ impl Connection {
         }
     }
 }
+
+mod tests;

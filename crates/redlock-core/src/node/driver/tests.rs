@@ -36,6 +36,7 @@ impl Bench {
         let admission = Admission::new(identity, MAX_TTL).expecting_bootstrap(bootstrap);
         let settings = DriverSettings {
             call_deadline: DEADLINE,
+            question_deadline: DEADLINE,
             max_clock_offset: Duration::from_secs(2),
             overlap_above: Duration::ZERO,
         };

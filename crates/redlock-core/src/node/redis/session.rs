@@ -64,7 +64,7 @@ impl RedisLink {
             password: url.password.clone(),
             database: url.database,
             #[cfg(feature = "tls")]
-            tls: if url.tls { Some(secured(settings, deadline / 2).await?) } else { None },
+            tls: if url.tls { Some(secured(settings, deadline).await?) } else { None },
             fail_fast: true,
             // In the older protocol a connection that listens can ask nothing, not even whether anybody is there.
             version: if listens { RespVersion::RESP3 } else { RespVersion::RESP2 },
@@ -104,7 +104,10 @@ impl RedisLink {
         let Target { url, settings } = self.0.as_ref();
         let (deadline, channel) = (settings.call_deadline(), hint::channel(&settings.key_prefix, url.database));
         let forbidden = |error: LinkError| match error.detail.starts_with("NOPERM") {
-            true => LinkError { remedy: Some(Remedy::AllowHints), ..error },
+            true => {
+                let detail = format!("channel {channel}: {}", error.detail);
+                LinkError { detail, remedy: Some(Remedy::AllowHints), ..error }
+            }
             false => error,
         };
         let late = |_| LinkError::broken("no answer in time");
