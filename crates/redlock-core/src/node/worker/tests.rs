@@ -2,26 +2,28 @@
 
 #![cfg(test)]
 
-use std::sync::Mutex;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::ready;
-use tokio::sync::oneshot;
 
 use super::*;
 use crate::clock::{OsEntropy, SystemClock};
 use crate::node::admission::{ClusterConfig, Durability, Facts};
 use crate::node::link::{Look, MarkerSwap, Subscription, Swapped};
-use crate::node::{Keys, NoObserver, NodeState, Voter};
-use crate::types::LockName;
+use crate::node::{NoObserver, NodeState};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
 
-/// Everything is answered at once, but calls with operations.
+/// Everything is answered at once, but looks while they are held back. An answer that comes wakes nobody: as after a stop of
+/// the process, the timer is what the worker hears first.
 #[derive(Clone, Default)]
 struct Told {
-    sent: Arc<Notify>,
-    answers: Arc<Notify>,
+    connections: Arc<AtomicU32>,
+    looks: Arc<AtomicU32>,
+    holds_back: Arc<AtomicBool>,
 }
 
 fn facts() -> Facts {
@@ -40,6 +42,7 @@ fn facts() -> Facts {
 
 impl Link for Told {
     fn connect(&self) -> Answering<Box<dyn Session>> {
+        self.connections.fetch_add(1, Ordering::Relaxed);
         ready(Ok(Box::new(self.clone()) as Box<dyn Session>)).boxed()
     }
 
@@ -51,7 +54,13 @@ impl Link for Told {
 impl Session for Told {
     fn look(&self) -> Answering<Look> {
         let marker = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&facts(), 7);
-        ready(Ok(Look { facts: facts(), marker: Some(marker) })).boxed()
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        let holds_back = self.holds_back.clone();
+        poll_fn(move |_| match holds_back.load(Ordering::Relaxed) {
+            true => Poll::Pending,
+            false => Poll::Ready(Ok(Look { facts: facts(), marker: Some(marker.clone()) })),
+        })
+        .boxed()
     }
 
     fn swap_marker(&self, _: MarkerSwap) -> Answering<Swapped> {
@@ -71,28 +80,12 @@ impl Session for Told {
     }
 
     fn call(&self, tasks: &[Task]) -> Answering<Answer> {
-        let (told, votes) = (self.clone(), vec![Vote::Missing; tasks.len()]);
-        async move {
-            if !votes.is_empty() {
-                told.sent.notify_one();
-                told.answers.notified().await;
-            }
-            Ok(Answer { votes, time_micros: None, is_admitted: true })
-        }
-        .boxed()
+        let votes = vec![Vote::Missing; tasks.len()];
+        ready(Ok(Answer { votes, time_micros: None, is_admitted: true })).boxed()
     }
 
     fn closed(&self) -> BoxFuture<'static, String> {
         std::future::pending().boxed()
-    }
-}
-
-struct One(Mutex<Option<oneshot::Sender<Vote>>>);
-
-impl Voter for One {
-    fn vote(&self, _: usize, vote: Vote) {
-        let sender = self.0.lock().unwrap().take().expect("one vote");
-        sender.send(vote).expect("somebody waits for it");
     }
 }
 
@@ -110,12 +103,14 @@ async fn an_answer_that_has_come_counts_although_the_process_stood_still_past_it
     let node = RemoteNode::start("a:1", Arc::new(link.clone()), admission, 8, settings, seams);
     node.status().wait_for(|status| status.state == NodeState::Admitted).await.expect("it lives");
 
-    let (sender, vote) = oneshot::channel();
-    let op = Arc::new(Op::Inspect { keys: Keys::new("lock:", &"a".parse::<LockName>().unwrap()) });
-    node.submit(op, Instant::now() + MAX_TTL, Reply::new(Arc::new(One(Mutex::new(Some(sender)))), 0));
-    link.sent.notified().await;
-    link.answers.notify_one();
+    let looks = link.looks.load(Ordering::Relaxed);
+    link.holds_back.store(true, Ordering::Relaxed);
+    while link.looks.load(Ordering::Relaxed) == looks {
+        tokio::time::advance(Duration::from_millis(100)).await;
+    }
+    link.holds_back.store(false, Ordering::Relaxed);
     tokio::time::advance(Duration::from_secs(5)).await;
-    assert_eq!(vote.await, Ok(Vote::Missing));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(link.connections.load(Ordering::Relaxed), 1, "the session was dropped");
     assert_eq!(node.status().borrow().state, NodeState::Admitted);
 }
