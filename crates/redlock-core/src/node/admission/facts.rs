@@ -91,6 +91,22 @@ impl Facts {
         }
     }
 
+    /// A fit master that syncs nothing, for tests of what is done with facts.
+    #[cfg(test)]
+    pub(crate) fn volatile_master() -> Self {
+        Self {
+            run_id: "a".repeat(40),
+            version: "7.0.15".into(),
+            role: "master".into(),
+            policy: "noeviction".into(),
+            evicted_keys: 0,
+            durability: Durability::Volatile("appendonly no"),
+            rewritten: false,
+            replication_id: "c".repeat(40),
+            was_replica: false,
+        }
+    }
+
     /// Why this node must not vote whatever it remembers, if so.
     pub fn unfit(&self) -> Option<Diagnosis> {
         let major: Option<u32> = self.version.split('.').next().and_then(|major| major.parse().ok());

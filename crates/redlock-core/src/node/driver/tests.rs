@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::clock::{OsEntropy, SystemClock};
-use crate::node::admission::{ClusterConfig, Durability};
+use crate::node::admission::ClusterConfig;
 use crate::node::{Keys, NoObserver, Op, Reply, Voter};
 use crate::types::LockName;
 
@@ -65,7 +65,7 @@ impl Bench {
     }
 
     fn sees(&mut self, marker: Option<&str>) -> Vec<Action> {
-        self.on(Event::Looked(Ok(Look { facts: facts(), marker: marker.map(str::to_owned) })))
+        self.on(Event::Looked(Ok(Look { facts: Facts::volatile_master(), marker: marker.map(str::to_owned) })))
     }
 
     /// The marker that is put in the place of none.
@@ -81,7 +81,7 @@ impl Bench {
     fn admitted(bootstrap: bool) -> Self {
         let mut bench = Self::new(bootstrap);
         bench.connect();
-        let marker = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&facts(), 7);
+        let marker = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&Facts::volatile_master(), 7);
         let loads = bench.sees(Some(&marker));
         assert!(matches!(loads.as_slice(), [Action::Load { .. }]), "{loads:?}");
         assert_eq!(bench.on(Event::Loaded(Ok(()))), [Action::Call], "which tells how far the node is");
@@ -117,20 +117,6 @@ impl Bench {
 
     fn state(&self) -> NodeState {
         self.driver.status().borrow().state
-    }
-}
-
-fn facts() -> Facts {
-    Facts {
-        run_id: "a".repeat(40),
-        version: "7.0.15".into(),
-        role: "master".into(),
-        policy: "noeviction".into(),
-        evicted_keys: 0,
-        durability: Durability::Volatile("appendonly no"),
-        rewritten: false,
-        replication_id: "c".repeat(40),
-        was_replica: false,
     }
 }
 

@@ -11,7 +11,7 @@ use futures_util::future::ready;
 
 use super::*;
 use crate::clock::{OsEntropy, SystemClock};
-use crate::node::admission::{ClusterConfig, Durability, Facts};
+use crate::node::admission::{ClusterConfig, Facts};
 use crate::node::link::{Look, MarkerSwap, Subscription, Swapped};
 use crate::node::{NoObserver, NodeState};
 
@@ -24,20 +24,6 @@ struct Told {
     connections: Arc<AtomicU32>,
     looks: Arc<AtomicU32>,
     holds_back: Arc<AtomicBool>,
-}
-
-fn facts() -> Facts {
-    Facts {
-        run_id: "a".repeat(40),
-        version: "7.0.15".into(),
-        role: "master".into(),
-        policy: "noeviction".into(),
-        evicted_keys: 0,
-        durability: Durability::Durable,
-        rewritten: false,
-        replication_id: "c".repeat(40),
-        was_replica: false,
-    }
 }
 
 impl Link for Told {
@@ -53,12 +39,12 @@ impl Link for Told {
 
 impl Session for Told {
     fn look(&self) -> Answering<Look> {
-        let marker = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&facts(), 7);
+        let marker = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&Facts::volatile_master(), 7);
         self.looks.fetch_add(1, Ordering::Relaxed);
         let holds_back = self.holds_back.clone();
         poll_fn(move |_| match holds_back.load(Ordering::Relaxed) {
             true => Poll::Pending,
-            false => Poll::Ready(Ok(Look { facts: facts(), marker: Some(marker.clone()) })),
+            false => Poll::Ready(Ok(Look { facts: Facts::volatile_master(), marker: Some(marker.clone()) })),
         })
         .boxed()
     }
