@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::core::waiting::{acquire, another, line_up, nothing_is_left};
 use crate::support::harness::{PATIENCE, RedisServer};
 use crate::support::nodes::{
-    Cluster, LONG_MS, Lock, PREFIX, ask, in_state, intercepted, name, now, pass_on, redis_settings, redlock,
+    AGAIN, Cluster, LONG_MS, Lock, PREFIX, ask, in_state, intercepted, name, now, pass_on, redis_settings, redlock,
     remote_node_with, telling,
 };
 use crate::support::waiters::median;
@@ -53,14 +53,14 @@ async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_a
     const SILENCE: &str = "";
     for (op, is, said) in [
         (telling(lock.acquire(1, t, LONG_MS), "granted"), "Granted", SILENCE),
-        (telling(lock.acquire(1, t + 1, LONG_MS), "granted again"), "GrantedAgain", SILENCE),
+        (telling(lock.acquire(1 | AGAIN, t + 1, LONG_MS), "its own"), "Yours", SILENCE),
         (telling(lock.acquire(2, t + 2, LONG_MS), "held"), "Held", "held"),
         (lock.acquire(2, t + 2, LONG_MS), "Held", SILENCE),
         // Held is said also to one whose T is too small.
         (telling(lock.acquire(2, t, LONG_MS), "held as well"), "Held", "held as well"),
         (telling(lock.release(2, t + 2), "not the holder"), "Held", SILENCE),
         (telling(lock.undo(2, t + 2), "undone in vain"), "Held", SILENCE),
-        (telling(lock.release(1, t + 1), "released"), "Released", "released"),
+        (telling(lock.release(1, t), "released"), "Released", "released"),
         (telling(lock.release(1, t + 1), "missing"), "Missing", SILENCE),
         (telling(lock.acquire(2, t, LONG_MS), "stale"), "Stale", SILENCE),
         (lock.acquire(2, t + 3, LONG_MS), "Granted", SILENCE),

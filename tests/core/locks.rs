@@ -11,8 +11,8 @@ use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Keys, Node, NodeSettings, NodeState};
 use redlock_core::{
-    AcquireOptions, FencingToken, HeldBy, Info, Lease, LockError, LockName, LockToken, Owner, Redlock, RetryPolicy,
-    Seams, Settings,
+    AcquireOptions, FencingToken, HeldBy, Info, Lease, LockError, LockName, LockToken, Owner, OwnerChoice, Redlock,
+    RetryPolicy, Seams, Settings,
 };
 use tokio::time::Instant;
 
@@ -123,7 +123,7 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
     for server in &cluster.servers[..3] {
         assert_eq!(server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]), Resp::Text("OK".into()));
     }
-    let Err(LockError::Held(HeldBy { info, fencing, expires_in })) = acquire(&locks, &lock, LONG).await else {
+    let Err(LockError::Held(HeldBy { info, fencing, expires_in, .. })) = acquire(&locks, &lock, LONG).await else {
         panic!("granted beside another client")
     };
     assert_eq!((info, fencing), (Vec::new(), None));
@@ -194,26 +194,34 @@ async fn a_cancelled_acquire_that_outlived_its_connections_leaves_no_lock() {
 }
 
 #[tokio::test]
-async fn the_same_owner_gets_its_lock_again_with_a_larger_token() {
+async fn a_repeated_request_is_told_of_the_same_grant_and_makes_no_answer_void() {
     let cluster = Cluster::start(5).await;
     let (locks, lock) = (cluster.redlock(), name("job"));
-    let options =
-        || AcquireOptions { owner: Some(Owner::derive("c", "p", &lock, "idempotency-key-1")), ..labelled("mine") };
-    let first = locks.acquire(&lock, ttl(LONG), options()).await.unwrap();
+    let first = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
     // Another gateway gets the repeated request.
     let other = redlock(Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await, Duration::from_secs(2));
-    let second = other.acquire(&lock, ttl(LONG), options()).await.unwrap();
-    assert!(second.token.fencing() > first.token.fencing());
+    let second = other.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
+    assert_eq!((second.token, second.replayed, first.replayed), (first.token, true, false));
     assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))));
-    // The token of the first answer was replaced: between the two somebody else may have held the lock.
-    assert!(matches!(locks.extend(&lock, &first.token, ttl(LONG)).await, Err(LockError::NotHolder(_))));
-    assert!(matches!(locks.release(&lock, &first.token).await, Err(LockError::NotHolder(_))));
+    locks.extend(&lock, &first.token, ttl(LONG)).await.unwrap();
     other.release(&lock, &second.token).await.unwrap();
+    assert!(matches!(locks.release(&lock, &first.token).await, Err(LockError::Lost)), "both are one grant");
     cluster.clean_for_good(&lock, second.token.fencing().get()).await;
 }
 
+#[tokio::test]
+async fn a_lock_cannot_be_kept_for_longer_than_its_max_hold_by_repeating_the_request() {
+    let cluster = Cluster::start(3).await;
+    let (locks, lock) = (cluster.redlock(), name("job"));
+    locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
+    let options = AcquireOptions { max_hold: Some(Duration::ZERO), ..keyed(&lock) };
+    let refused = locks.acquire(&lock, ttl(LONG), options).await;
+    assert!(matches!(refused, Err(LockError::HeldTooLong { .. })), "{refused:?}");
+}
+
 fn keyed(lock: &LockName) -> AcquireOptions {
-    AcquireOptions { owner: Some(Owner::derive("c", "p", lock, "idempotency-key-1")), ..AcquireOptions::default() }
+    let owner = OwnerChoice::Shared(Owner::derive("c", "p", lock, "idempotency-key-1"));
+    AcquireOptions { owner, ..AcquireOptions::default() }
 }
 
 #[tokio::test]
@@ -273,11 +281,15 @@ async fn a_first_request_with_a_key_that_is_cancelled_or_undelivered_leaves_no_l
     let request = locks.acquire(&cancelled, ttl(LONG), keyed(&cancelled));
     assert!(tokio::time::timeout(Duration::from_millis(100), request).await.is_err(), "the nodes are stopped");
     cluster.servers.iter().for_each(|server| server.cont());
-    cluster.clean_for_good(&cancelled, 1).await;
+    let nothing_is_left = async |lock: &LockName| {
+        locks.drained().await;
+        assert_eq!(cluster.stored_on(lock, |_| true), [0; 0]);
+    };
+    nothing_is_left(&cancelled).await;
 
     let lease = locks.acquire(&undelivered, ttl(LONG), keyed(&undelivered)).await.unwrap();
     locks.abandon(&undelivered, &lease);
-    cluster.clean_for_good(&undelivered, lease.token.fencing().get()).await;
+    nothing_is_left(&undelivered).await;
 }
 
 #[tokio::test]

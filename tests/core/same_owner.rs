@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Keys, Node, NodeSettings, Op, Task};
-use redlock_core::{AcquireOptions, Lease, LockError, LockName, Owner, Redlock};
+use redlock_core::node::{Keys, Node, NodeSettings, Op, Task, Vote};
+use redlock_core::{AcquireOptions, Lease, LockError, LockName, Owner, OwnerChoice, Redlock};
 use tokio::time::timeout;
 
-use crate::support::nodes::{LONG_MS, PREFIX, intercepted, name, now, pass_on, redlock, ttl};
+use crate::support::nodes::{AGAIN, LONG_MS, Lock, PREFIX, intercepted, name, now, pass_on, redlock, ttl};
 
 /// Calls `second` instead of the node for every acquire after the first.
 fn with_second_acquire(
@@ -32,7 +32,7 @@ fn with_second_acquire(
 
 /// Of nodes in memory, which answer at once.
 fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lease, LockError> {
-    let options = AcquireOptions { owner: Some(owner), ..AcquireOptions::default() };
+    let options = AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() };
     let attempt = pin!(locks.acquire(lock, ttl(LONG_MS), options));
     match attempt.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
@@ -73,7 +73,7 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
         with_second_acquire(node(n), move |_, task| unanswered.lock().unwrap().push(task))
     };
     let first = redlock(vec![interrupted, silent(1), silent(2)], Duration::from_secs(1));
-    let options = AcquireOptions { owner: Some(owner), ..AcquireOptions::default() };
+    let options = AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() };
     let cancelled = timeout(Duration::ZERO, first.acquire(&lock, ttl(LONG_MS), options)).await;
     assert!(cancelled.is_err(), "its second try has no majority yet: {cancelled:?}");
 
@@ -81,4 +81,74 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
     let third = redlock(vec![node(0), away(1), node(2)], Duration::from_secs(1));
     let second_holder = third.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await;
     assert!(second_holder.is_err(), "{lease:?} was promised, and now {second_holder:?}");
+}
+
+/// Two such requests, each with a vote on another master, would block the lock for everybody for a whole TTL.
+#[tokio::test]
+async fn a_try_that_met_two_fences_and_was_then_denied_leaves_no_vote_behind() {
+    let lock = name("job");
+    let keys = Keys::new(PREFIX, &lock);
+    let memory: Vec<_> = (0..3)
+        .map(|n| Arc::new(MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default())))
+        .collect();
+    let taken = |n: usize| {
+        let (node, keys) = (memory[n].clone(), keys.clone());
+        let fence = (now() + 300_000).to_string();
+        node.set_foreign(&keys.fence, fence.as_bytes(), Some(Duration::from_secs(60)));
+        // Free for the first try, somebody else's when the second comes.
+        with_second_acquire(memory[n].clone(), move |inner, task| {
+            node.set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(60)));
+            pass_on(inner, task);
+        })
+    };
+    let locks = redlock(vec![memory[0].clone() as Arc<dyn Node>, taken(1), taken(2)], Duration::from_secs(1));
+    let denied = acquire_at_once(&locks, &lock, OsEntropy.owner());
+    assert!(matches!(denied, Err(LockError::Held(_))), "{denied:?}");
+    locks.drained().await;
+    assert_eq!(memory[0].run(&Op::Inspect { keys }), Vote::Missing);
+}
+
+/// Seen under faults: a hedged copy waited in line behind the very lock that its first copy had got, and was told
+/// `lock_held` by itself.
+#[tokio::test]
+async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
+    let locks = Redlock::builder().embedded(3).connect().expect("settings");
+    let lock = name("job");
+    let held = locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
+    let owner = OwnerChoice::Shared(OsEntropy.owner());
+    let wait = |owner| {
+        let (locks, lock) = (locks.clone(), lock.clone());
+        let (sender, waits) = tokio::sync::oneshot::channel();
+        let options = AcquireOptions { owner, ..AcquireOptions::default() };
+        let task = tokio::spawn(async move {
+            locks
+                .acquire_within(&lock, ttl(LONG_MS), options, Duration::from_secs(20), || {
+                    let _ = sender.send(());
+                })
+                .await
+        });
+        async move {
+            waits.await.expect("it waits");
+            task
+        }
+    };
+    let (first, other, copy) = (wait(owner).await, wait(OwnerChoice::Fresh).await, wait(owner).await);
+    locks.release(&lock, &held.token).await.expect("it is held");
+    let first = first.await.expect("no panic").expect("its turn");
+    let copy = timeout(Duration::from_secs(10), copy).await.expect("at once").expect("no panic").expect("its own");
+    assert_eq!((copy.token, copy.replayed), (first.token, true));
+    locks.release(&lock, &copy.token).await.expect("it is held");
+    other.await.expect("no panic").expect("served in its turn");
+}
+
+/// With three masters: two gateways mint one T for one owner, each has a vote, and the other's undo must not take it.
+#[tokio::test]
+async fn the_undo_of_an_equal_t_of_the_same_owner_deletes_no_other_grant() {
+    let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
+    let (lock, t) = (Lock::new("job"), now());
+    assert_eq!(node.run(&lock.acquire(1, t, LONG_MS)), Vote::Granted);
+    assert!(matches!(node.run(&lock.undo(1 | AGAIN, t)), Vote::Held(_)));
+    assert_eq!(node.run(&lock.extend(1, t, LONG_MS)), Vote::Extended);
+    assert!(matches!(node.run(&lock.undo(1, t)), Vote::Held(_)), "it was confirmed, and counted");
+    assert_eq!(node.run(&lock.extend(1, t, LONG_MS)), Vote::Extended);
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{HandOver, Node, NodeSettings, NodeState, Op, Vote};
-use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock, Seams, Settings, Waiting};
+use redlock_core::{AcquireOptions, Lease, LockError, LockName, OwnerChoice, Redlock, Seams, Settings, Waiting};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -294,7 +294,7 @@ async fn a_waiter_with_an_owner_of_its_own_asks_for_the_lock_only_in_its_turn() 
     let held = acquire(&locks, &lock).await;
     let first = line_up(&locks, &lock).await;
     let before = asked.load(Ordering::Relaxed);
-    let options = AcquireOptions { owner: Some(OsEntropy.owner()), ..AcquireOptions::default() };
+    let options = AcquireOptions { owner: OwnerChoice::Shared(OsEntropy.owner()), ..AcquireOptions::default() };
     let keyed = locks.acquire_within(&lock, ttl(LONG_MS), options, Duration::from_millis(100), || ());
     assert!(matches!(keyed.await, Err(LockError::Held(_))));
     assert_eq!(asked.load(Ordering::Relaxed), before);

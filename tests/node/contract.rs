@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::node::subject::{Kind, Subject};
 use crate::support::harness::eventually;
-use crate::support::nodes::{LONG_MS, Lock, assert_failed, failure, now, record, submit, token, ttl, votes};
+use crate::support::nodes::{AGAIN, LONG_MS, Lock, assert_failed, failure, now, record, submit, token, ttl, votes};
 
 /// The remaining life is what was asked for, less what a slow machine may have used up.
 #[track_caller]
@@ -50,10 +50,8 @@ contract! {
     a_free_lock_is_granted_with_exactly_its_record_and_ttl
     a_lock_of_another_owner_is_held_with_what_is_left_of_it
     a_t_not_above_the_fence_is_stale_on_a_free_lock
-    the_same_owner_gets_its_lock_again_in_both_keys_and_never_a_shorter_one
-    the_same_owner_with_an_old_t_is_stale
+    the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed
     an_extension_prolongs_and_never_shortens
-    an_extension_of_a_grant_that_its_owner_has_replaced_is_refused
     a_heal_sets_a_lock_that_was_lost_or_has_ended_after_an_extension
     a_heal_brings_no_lock_back_that_was_released_or_granted_anew
     an_extension_of_an_absent_or_foreign_lock_creates_nothing
@@ -107,33 +105,16 @@ async fn a_t_not_above_the_fence_is_stale_on_a_free_lock(kind: Kind) {
     assert_eq!(subject.ask(lock.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
 }
 
-async fn the_same_owner_gets_its_lock_again_in_both_keys_and_never_a_shorter_one(kind: Kind) {
+async fn the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed(kind: Kind) {
     let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    assert_eq!(subject.ask(lock.acquire(1, t + 5, 100)).await, Vote::GrantedAgain);
-    let (stored, left) = subject.stored(&lock).await.unwrap();
-    assert_eq!((stored, subject.fence(&lock).await), (record(1, t + 5), Some(t + 5)));
-    assert_lives(left, LONG_MS);
-    assert_eq!(subject.ask(lock.acquire(1, t + 6, 2 * LONG_MS)).await, Vote::GrantedAgain);
-    assert_lives(subject.stored(&lock).await.unwrap().1, 2 * LONG_MS);
-}
-
-async fn the_same_owner_with_an_old_t_is_stale(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
-    assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    for old in [t, t - 1] {
-        assert_eq!(subject.ask(lock.acquire(1, old, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
+    for other in [t + 5, t, t - 5] {
+        let vote = subject.ask(lock.acquire(1 | AGAIN, other, 3 * LONG_MS)).await;
+        let Vote::Yours(Holding { record: stored, expires_in }) = vote else { panic!("{vote:?}") };
+        assert_eq!(stored, record(1, t));
+        assert_lives(expires_in, LONG_MS);
     }
-    assert_eq!(subject.stored(&lock).await.unwrap().0, record(1, t));
-}
-
-async fn an_extension_of_a_grant_that_its_owner_has_replaced_is_refused(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
-    assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    assert_eq!(subject.ask(lock.acquire(1, t + 1, LONG_MS)).await, Vote::GrantedAgain);
-    assert!(matches!(subject.ask(lock.extend(1, t, 3 * LONG_MS)).await, Vote::Held(_)));
-    assert_lives(subject.stored(&lock).await.unwrap().1, LONG_MS);
-    assert_eq!(subject.ask(lock.extend(1, t + 1, LONG_MS)).await, Vote::Extended);
+    assert_eq!((subject.stored(&lock).await.unwrap().0, subject.fence(&lock).await), (record(1, t), Some(t)));
 }
 
 async fn an_extension_prolongs_and_never_shortens(kind: Kind) {
@@ -257,8 +238,10 @@ async fn a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing(kind: Kind) {
         assert_eq!((subject.ask(lock.inspect()).await, subject.fence(&lock).await), (Vote::Missing, None));
     }
     // D is 2 s: what lies well within is accepted on both sides.
-    assert_eq!(subject.ask(lock.acquire(1, now() - 500_000, LONG_MS)).await, Vote::Granted);
-    assert_eq!(subject.ask(lock.acquire(1, now() + 1_500_000, LONG_MS)).await, Vote::GrantedAgain);
+    for near in [now() - 500_000, now() + 1_500_000] {
+        assert_eq!(subject.ask(lock.acquire(1, near, LONG_MS)).await, Vote::Granted);
+        assert_eq!(subject.ask(lock.release(1, near)).await, Vote::Released);
+    }
 }
 
 async fn a_release_from_the_far_future_leaves_no_fence(kind: Kind) {

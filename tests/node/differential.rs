@@ -20,7 +20,7 @@ use redlock_core::node::{Hint, Holding, Keys, Listener, Node, NodeSettings, Node
 
 use crate::support::harness::{PATIENCE, RedisServer, Subscription};
 use crate::support::nodes::{
-    LONG_MS, Lock, PREFIX, ask, in_state, now, record, redis_settings, remote_node_with, telling,
+    AGAIN, LONG_MS, Lock, PREFIX, ask, in_state, now, record, redis_settings, remote_node_with, telling,
 };
 
 const CASES: u32 = 400;
@@ -111,7 +111,7 @@ fn any_tell() -> impl Strategy<Value = Tell> {
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
-    let owner = 0..OWNERS;
+    let owner = (0..OWNERS, proptest::bool::ANY).prop_map(|(owner, again)| if again { owner | AGAIN } else { owner });
     let text = proptest::sample::select(TEXTS);
     let value = prop_oneof![
         text.prop_map(Value::Text),
@@ -208,7 +208,9 @@ impl Pair {
         let memory = ask(self.memory.as_ref(), op.clone()).await;
         let redis = ask(self.redis.as_ref(), op_on_redis).await;
         let equal = match (&memory, &redis) {
-            (Vote::Held(memory), Vote::Held(redis)) | (Vote::Found(memory), Vote::Found(redis)) => alike(memory, redis),
+            (Vote::Held(memory), Vote::Held(redis))
+            | (Vote::Yours(memory), Vote::Yours(redis))
+            | (Vote::Found(memory), Vote::Found(redis)) => alike(memory, redis),
             // The script is careful and says that an operation which ended with an error may have had an effect.
             (Vote::Failed(memory), Vote::Failed(redis)) => memory.reason == redis.reason,
             (memory, redis) => memory == redis,

@@ -37,9 +37,13 @@ pub(crate) fn name(text: &str) -> LockName {
     text.parse::<LockName>().expect("a valid name")
 }
 
+/// Another try of the same owner: with another nonce.
+pub(crate) const AGAIN: u8 = 0x80;
+
 /// The token of owner number `owner` with fencing token `t`.
 pub(crate) fn token(owner: u8, t: u64) -> LockToken {
-    format!("1.{t}.{}", format!("{owner:02x}").repeat(20)).parse::<LockToken>().expect("a valid token")
+    let (owner, nonce) = (format!("{:02x}", owner & !AGAIN), format!("{owner:02x}"));
+    format!("1.{t}.{}{}", owner.repeat(16), nonce.repeat(4)).parse::<LockToken>().expect("a valid token")
 }
 
 pub(crate) fn record(owner: u8, t: u64) -> Record {

@@ -15,13 +15,12 @@ use tokio::time::Instant;
 
 pub(crate) use self::attempt::{AcquireParams, Attempt};
 use self::attempts::{Retries, until_granted};
-use self::queued::Queued;
+use self::queued::{Queued, Why};
 use crate::error::LockError;
 use crate::retry::RetryPolicy;
 use crate::shared::Shared;
-use crate::types::{Info, LockName, LockToken, Owner, Ttl};
+use crate::types::{Info, LockName, Owner, Ttl};
 use crate::validity::Lease;
-use crate::votes::found;
 use crate::wait::WaitRegistry;
 
 /// An `Instant` has an end: a waiter with more patience waits for this long.
@@ -35,22 +34,37 @@ pub(crate) type Waiters = WaitRegistry<AcquireParams, Attempt>;
 pub struct AcquireOptions {
     /// Text for people, stored beside the lock.
     pub info: Info,
-    /// The owner; a fresh random one when `None`. The same owner gets its own lock again, with a larger fencing
-    /// token and a full TTL. An attempt with a given owner that fails or is cancelled undoes only what it set on nodes
-    /// where that owner had nothing: an earlier attempt may have been promised the rest.
-    pub owner: Option<Owner>,
-    /// Whether the given owner was drawn for this call alone. Then nobody was promised anything, and an attempt that fails
-    /// undoes all it has set, as that of an owner drawn here does. Never for an owner that a repeated request comes to.
-    pub owner_is_fresh: bool,
+    /// In whose name it is asked for.
+    pub owner: OwnerChoice,
+    /// For how long an earlier request may have held the lock that this one is told of; without end when `None`.
+    pub max_hold: Option<Duration>,
+}
+
+/// In whose name a lock is asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OwnerChoice {
+    /// An owner that is drawn for this request.
+    #[default]
+    Fresh,
+    /// An owner that the caller has drawn for this request alone.
+    Drawn(Owner),
+    /// The owner of all requests with one idempotency key: where an earlier one's grant stands, this one is told of the same
+    /// (see [`Lease::replayed`]), for a full TTL.
+    Shared(Owner),
 }
 
 impl AcquireParams {
     pub(crate) fn new(shared: &Shared, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Self, LockError> {
         shared.check_ttl(ttl)?;
-        let AcquireOptions { info, owner, owner_is_fresh } = options;
-        let owner_is_shared = owner.is_some() && !owner_is_fresh;
-        let owner = owner.unwrap_or_else(|| shared.seams.entropy.owner());
-        Ok(Self { keys: shared.keys(name), owner, owner_is_shared, info, ttl })
+        let AcquireOptions { info, owner: choice, max_hold } = options;
+        let entropy = &shared.seams.entropy;
+        let (owner, nonce) = match choice {
+            OwnerChoice::Fresh => entropy.owner_and_nonce(),
+            OwnerChoice::Drawn(owner) | OwnerChoice::Shared(owner) => (owner, entropy.nonce()),
+        };
+        let owner_is_shared = matches!(choice, OwnerChoice::Shared(_));
+        let (keys, nonce) = (shared.keys(name), Some(nonce));
+        Ok(Self { keys, owner, nonce, owner_is_shared, max_hold, info, ttl })
     }
 }
 
@@ -71,26 +85,11 @@ pub(crate) async fn acquire_within(
     patience: Duration,
     on_wait: impl FnOnce() + Send,
 ) -> Result<Lease, LockError> {
-    let lock = &params.keys.lock;
     let deadline = Instant::now() + patience.min(MAX_PATIENCE);
-    let behind_others = waiters.is_waited_for(lock);
-    let (ticket, first_try) = waiters.enter(lock, params.clone())?;
-    // The lock may be its own: then those in the queue wait for it, and it must not wait behind them.
-    if params.owner_is_shared
-        && behind_others
-        && is_stored_for(shared, &params).await
-        && let Ok(lease) = Attempt::new(shared, params.clone()).run().await
-    {
-        return Ok(lease);
-    }
+    let shared_owner = params.owner_is_shared.then_some(params.owner);
+    let (ticket, first_try) = waiters.enter(&params.keys.lock, params.clone(), shared_owner)?;
     let on_wait = Some(on_wait);
-    let queued = Queued { shared, params, ticket, first_try, deadline, on_wait, fresh: true, splits: 0, cause: None };
+    let queued =
+        Queued { shared, params, ticket, first_try, deadline, on_wait, fresh: true, splits: 0, why: Why::Handed };
     until_granted(queued).await
-}
-
-/// Whether a node has the lock for its owner.
-async fn is_stored_for(shared: &Shared, params: &AcquireParams) -> bool {
-    let outcome = shared.inspect(params.keys.clone(), shared.round_limit(params.ttl)).outcome().await;
-    let is_ours = |(token, _): (LockToken, _)| *token.owner() == params.owner;
-    found(&outcome.votes).any(|holding| holding.record.parse().is_some_and(is_ours))
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::types::{FencingToken, Owner};
+use crate::types::{FencingToken, Nonce, Owner};
 
 /// Where time comes from.
 pub trait Clock: Send + Sync + 'static {
@@ -53,6 +53,23 @@ pub trait Entropy: Send + Sync + 'static {
         let mut raw = [0; Owner::LEN];
         self.fill(&mut raw);
         Owner::from_bytes(raw)
+    }
+
+    /// What tells one try of an owner from its others.
+    fn nonce(&self) -> Nonce {
+        let mut raw = [0; Nonce::LEN];
+        self.fill(&mut raw);
+        Nonce::from_bytes(raw)
+    }
+
+    /// An owner and the nonce of its first try, drawn at once.
+    fn owner_and_nonce(&self) -> (Owner, Nonce) {
+        let mut raw = [0; Owner::LEN + Nonce::LEN];
+        self.fill(&mut raw);
+        let (owner, nonce) = raw.split_at(Owner::LEN);
+        let halves = (owner.try_into(), nonce.try_into());
+        let (Ok(owner), Ok(nonce)) = halves else { unreachable!("both parts have their length") };
+        (Owner::from_bytes(owner), Nonce::from_bytes(nonce))
     }
 
     /// A number in `0.0..1.0`.

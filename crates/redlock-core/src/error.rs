@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::node::{Effect, Failure, Holding};
-use crate::types::{FencingToken, Ttl};
+use crate::types::{FencingToken, Owner, Ttl};
 
 /// The outcome of an operation that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,9 +22,18 @@ pub enum LockError {
     /// Too few nodes gave a usable answer. Nothing is held: whatever was set is being released.
     #[error("no majority of nodes could be reached: {}", Reports(.0))]
     NoQuorum(Vec<NodeReport>),
-    /// Extend, release: too few nodes answered to tell. The old deadline stands; trying again is safe.
+    /// Too few nodes answered to tell: whether a lock was extended or released, or whether an earlier request of the same
+    /// owner holds what was asked for. The old deadline stands; trying again is safe.
     #[error("the outcome is unknown: {}", Reports(.0))]
     Unknown(Vec<NodeReport>),
+    /// An earlier request of the same owner holds the lock, and has done so for longer than is allowed.
+    #[error("held for {held:?} by an earlier request, and {max:?} is the limit")]
+    HeldTooLong {
+        /// Since it was acquired.
+        held: Duration,
+        /// What the asking request allows.
+        max: Duration,
+    },
     /// The TTL is longer than this cluster allows.
     #[error("a ttl of {} ms is longer than the {} ms this cluster allows", .asked.millis(), .max.millis())]
     TtlTooLong {
@@ -48,7 +57,7 @@ impl LockError {
     pub fn effect(&self) -> Effect {
         match self {
             Self::Held(_) | Self::Lost | Self::NotHolder(_) | Self::NoQuorum(_) => Effect::None,
-            Self::TtlTooLong { .. } | Self::TooManyWaiters { .. } => Effect::None,
+            Self::HeldTooLong { .. } | Self::TtlTooLong { .. } | Self::TooManyWaiters { .. } => Effect::None,
             Self::Unknown(_) => Effect::Possible,
         }
     }
@@ -56,6 +65,7 @@ impl LockError {
 
 /// What is known of whoever holds a lock that was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct HeldBy {
     /// The text stored for people; empty when there is none or another Redlock client holds the lock.
     pub info: Vec<u8>,
@@ -63,13 +73,17 @@ pub struct HeldBy {
     pub fencing: Option<FencingToken>,
     /// The earliest time at which a majority can be free without a release; `None` when it never expires.
     pub expires_in: Option<Duration>,
+    /// Half of the holder's token: a secret.
+    pub(crate) owner: Option<Owner>,
 }
 
 impl HeldBy {
     pub(crate) fn from_holding(holding: &Holding, expires_in: Option<Duration>) -> Self {
         match holding.record.parse() {
-            Some((token, info)) => Self { info: info.to_vec(), fencing: Some(token.fencing()), expires_in },
-            None => Self { info: Vec::new(), fencing: None, expires_in },
+            Some((token, info)) => {
+                Self { info: info.to_vec(), fencing: Some(token.fencing()), expires_in, owner: Some(*token.owner()) }
+            }
+            None => Self { info: Vec::new(), fencing: None, expires_in, owner: None },
         }
     }
 }

@@ -8,18 +8,17 @@ use tokio::time::Instant;
 
 use self::healing::Healing;
 use crate::error::LockError;
-use crate::node::{Op, Record};
+use crate::node::{Keys, Op, Record};
 use crate::quorum::Decision;
 use crate::round::{Round, WhenMissing};
 use crate::shared::{ALL_NODES, Shared};
-use crate::types::{Info, LockName, LockToken, Ttl};
+use crate::types::{Info, LockToken, Ttl};
 use crate::validity::{self, Lease};
 use crate::votes::not_held;
 
-pub(crate) async fn extend(shared: &Shared, name: &LockName, token: &LockToken, ttl: Ttl) -> Result<Lease, LockError> {
+pub(crate) async fn extend(shared: &Shared, keys: Keys, token: &LockToken, ttl: Ttl) -> Result<Lease, LockError> {
     shared.check_ttl(ttl)?;
     let started = shared.seams.clock.monotonic();
-    let keys = shared.keys(name);
     let healing = shared.settings.node.rules().missing_is_healed.then(|| {
         Arc::new(Healing {
             nodes: shared.nodes.clone(),

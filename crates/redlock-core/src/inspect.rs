@@ -32,17 +32,12 @@ impl NodeView {
     fn of(vote: Option<&Vote>) -> Self {
         match vote {
             None => Self::Pending,
-            Some(Vote::Found(_) | Vote::Held(_)) => Self::Held,
+            Some(Vote::Found(_) | Vote::Held(_) | Vote::Yours(_)) => Self::Held,
             Some(Vote::Missing) => Self::Free,
             Some(Vote::Failed(failure)) => Self::Failed(failure.clone()),
-            Some(
-                Vote::Granted
-                | Vote::GrantedAgain
-                | Vote::Stale { .. }
-                | Vote::Extended
-                | Vote::Released
-                | Vote::Page { .. },
-            ) => Self::Failed(Failure::new(Reason::Error, Effect::None, "an answer to another question")),
+            Some(Vote::Granted | Vote::Stale { .. } | Vote::Extended | Vote::Released | Vote::Page { .. }) => {
+                Self::Failed(Failure::new(Reason::Error, Effect::None, "an answer to another question"))
+            }
         }
     }
 }

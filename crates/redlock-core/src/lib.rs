@@ -144,7 +144,7 @@ pub mod validity;
 mod votes;
 mod wait;
 
-pub use acquire::AcquireOptions;
+pub use acquire::{AcquireOptions, OwnerChoice};
 pub use bootstrap::Bootstrap;
 pub use builder::RedlockBuilder;
 pub use error::{HeldBy, LockError, NodeAnswer, NodeReport};
@@ -156,7 +156,7 @@ pub use retry::RetryPolicy;
 pub use settings::{Seams, Settings, SettingsError};
 pub use types::{
     FencingToken, Info, InfoTooLong, InvalidFencingToken, InvalidToken, InvalidTtl, LockName, LockToken, NameError,
-    Owner, Ttl,
+    Nonce, Owner, Ttl,
 };
 pub use validity::Lease;
 pub use votes::LockState;

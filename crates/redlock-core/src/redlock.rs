@@ -71,7 +71,7 @@ impl Redlock {
     /// process. Calls `on_wait` when it begins to wait, if it does. Safe to cancel: a future that is dropped leaves the
     /// queue, and what it may have been granted is released.
     ///
-    /// An owner that already has the lock gets it again without waiting.
+    /// An owner that already has the lock is told of its grant without waiting.
     ///
     /// # Errors
     /// At the end of its patience the last one of [`Redlock::acquire`]; [`LockError::TooManyWaiters`] at once.
@@ -104,7 +104,7 @@ impl Redlock {
     /// # Errors
     /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. [`LockError::Unknown`]: the old deadline stands.
     pub async fn extend(&self, name: &LockName, token: &LockToken, ttl: Ttl) -> Result<Lease, LockError> {
-        extend::extend(&self.shared, name, token, ttl).await
+        extend::extend(&self.shared, self.shared.keys(name), token, ttl).await
     }
 
     /// Gives a lock back. Returns when a majority has let go; nodes that did not answer are asked again in the
@@ -127,16 +127,16 @@ impl Redlock {
         release::force_release(&self.shared, &self.waiters, name, on_found).await
     }
 
-    /// Undoes a grant that nobody will use, without waiting: the answer could not be delivered. Does nothing when the
-    /// owner may have held the lock before, because an earlier answer may have been delivered.
+    /// Undoes a grant that nobody will use, without waiting: the answer could not be delivered. Does nothing for one that an
+    /// earlier request was granted, whose answer may have been delivered, and spares what another request has confirmed.
     pub fn abandon(&self, name: &LockName, lease: &Lease) {
-        if !lease.renewed {
-            self.release_in_background(name, lease);
+        if !lease.replayed {
+            release::release_and_hand_off(&self.shared, &self.waiters, self.shared.keys(name), &lease.token, true);
         }
     }
 
     pub(crate) fn release_in_background(&self, name: &LockName, lease: &Lease) {
-        release::release_and_hand_off(&self.shared, &self.waiters, self.shared.keys(name), &lease.token);
+        release::release_and_hand_off(&self.shared, &self.waiters, self.shared.keys(name), &lease.token, false);
     }
 
     /// Reads a lock without changing it.

@@ -18,14 +18,15 @@ pub(crate) async fn release(
     name: &LockName,
     token: &LockToken,
 ) -> Result<(), LockError> {
-    let round = release_and_hand_off(shared, waiters, shared.keys(name), token);
+    let round = release_and_hand_off(shared, waiters, shared.keys(name), token, false);
     let outcome = round.outcome().await;
     let released = count(&outcome.votes, |vote| matches!(vote, Vote::Released));
     let refused = count(&outcome.votes, |vote| matches!(vote, Vote::Held(_) | Vote::Missing));
     match outcome.decision {
         Decision::Yes => Ok(()),
         Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
-        // It was ours somewhere, and with a majority of answers none is left that could hold it still.
+        // With the nodes that were not heard it may have been ours until now: so few have refused. And with a majority of
+        // answers none is left that could hold it still.
         Decision::Neither | Decision::Open if released > 0 && released + refused >= shared.quorum.size() => Ok(()),
         Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
     }
@@ -58,23 +59,25 @@ pub(crate) async fn force_release(
 }
 
 /// Releases a grant on all nodes, and in the same call asks for the lock again for the first waiter, if the plan says so.
+/// A grant that nobody was told of is undone, see [`Op::Release`].
 pub(crate) fn release_and_hand_off(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     keys: Keys,
     token: &LockToken,
+    untold: bool,
 ) -> Arc<Round> {
     let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
     // Wakes the next waiter when it is dropped: after the release has been sent, whichever way.
     let mut plan = waiters.plan_handoff(&keys.lock, token.fencing(), hints_arrive);
     let record = Record::new(token, &Info::default());
-    let op = Arc::new(Op::Release { keys, record, failed_try: false, tell: plan.tell.take() });
+    let op = Arc::new(Op::Release { keys, record, failed_try: untold, tell: plan.tell.take() });
     let Next::First { params, .. } = &plan.next else { return shared.release_on(op, ALL_NODES) };
     let mut attempt = Attempt::new(shared, params.clone());
     match attempt.prepare() {
         Ok(next) => {
             let round = shared.release_round(op);
-            round.ask_both(&shared.nodes, &next);
+            round.ask_before(&shared.nodes, ALL_NODES, &next);
             plan.hand(attempt);
             round
         }

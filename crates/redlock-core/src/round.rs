@@ -43,7 +43,6 @@ struct Ballot {
 struct Abandoned {
     undo: Arc<Op>,
     pending: Arc<PendingReleases>,
-    scope: Scope,
 }
 
 /// What is done for nodes that have no such lock, once a majority has said yes.
@@ -52,24 +51,13 @@ pub(crate) trait WhenMissing: Send + Sync {
     fn missing(self: Arc<Self>, nodes: Vec<usize>, witness: usize);
 }
 
-/// Which votes of an abandoned acquire have to be undone.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Scope {
-    /// Grants, and failures that may have been grants.
-    All,
-    /// Grants on nodes where the owner had no lock before.
-    Fresh,
-}
-
-impl Scope {
-    fn covers(self, vote: &Vote) -> bool {
-        match vote {
-            Vote::Granted => true,
-            Vote::GrantedAgain => self == Self::All,
-            Vote::Failed(failure) => self == Self::All && failure.effect == Effect::Possible,
-            Vote::Held(_) | Vote::Stale { .. } | Vote::Extended => false,
-            Vote::Released | Vote::Missing | Vote::Found(_) | Vote::Page { .. } => false,
-        }
+/// Whether a vote says that an acquire may have set something.
+fn may_have_granted(vote: &Vote) -> bool {
+    match vote {
+        Vote::Granted => true,
+        Vote::Failed(failure) => failure.effect == Effect::Possible,
+        Vote::Held(_) | Vote::Yours(_) | Vote::Stale { .. } | Vote::Extended => false,
+        Vote::Released | Vote::Missing | Vote::Found(_) | Vote::Page { .. } => false,
     }
 }
 
@@ -131,11 +119,12 @@ impl Round {
         }
     }
 
-    /// Asks all nodes this, and right after it another question.
-    pub(crate) fn ask_both(self: &Arc<Self>, nodes: &[Arc<dyn Node>], then: &Arc<Self>) {
-        for (index, node) in nodes.iter().enumerate() {
+    /// Asks all nodes another question; those whose bit is set are asked this right before.
+    pub(crate) fn ask_before(self: &Arc<Self>, nodes: &[Arc<dyn Node>], mask: u32, then: &Arc<Self>) {
+        for (index, node) in nodes.iter().enumerate().filter(|(index, _)| mask & (1 << index) != 0) {
             node.submit_both(self.task(index), then.task(index));
         }
+        then.ask(nodes, !mask);
     }
 
     fn task(self: &Arc<Self>, node: usize) -> Task {
@@ -198,42 +187,26 @@ impl Round {
         self.lock().votes.clone()
     }
 
-    /// The nodes that have done, or may still do, what was asked.
+    /// The nodes where an acquire was granted, or may have been, or may still be.
     pub(crate) fn touched(&self) -> u32 {
-        let ballot = self.lock();
-        let mut mask = 0;
-        for (index, vote) in ballot.votes.iter().enumerate() {
-            let touched = match vote {
-                None => true,
-                Some(Vote::Failed(failure)) => failure.effect == Effect::Possible,
-                Some(Vote::Granted | Vote::GrantedAgain | Vote::Extended | Vote::Released) => true,
-                Some(Vote::Held(_) | Vote::Stale { .. } | Vote::Missing | Vote::Found(_) | Vote::Page { .. }) => false,
-            };
-            mask |= u32::from(touched) << index;
-        }
-        mask
+        let touched = |vote: &Option<Vote>| vote.as_ref().is_none_or(may_have_granted);
+        self.lock().votes.iter().enumerate().fold(0, |mask, (index, vote)| mask | u32::from(touched(vote)) << index)
     }
 
-    /// The nodes that have given this vote so far.
-    pub(crate) fn voted(&self, vote: &Vote) -> u32 {
-        let ballot = self.lock();
-        let given = |(index, found): (usize, &Option<Vote>)| u32::from(found.as_ref() == Some(vote)) << index;
-        ballot.votes.iter().enumerate().map(given).sum()
-    }
-
-    /// From now on, undoes what comes in and is in scope. Gives the nodes where it has come in already. A node that has
-    /// not voted is waited for: a release that is sent ahead would leave its barrier where nothing was set.
-    pub(crate) fn abandon(&self, undo: Arc<Op>, pending: Arc<PendingReleases>, scope: Scope) -> u32 {
+    /// From now on, undoes an acquire where it turns out to have been granted. Gives the nodes where it has already, or may
+    /// have. A node that has not voted is waited for: a release that is sent ahead would leave its barrier where nothing was
+    /// set.
+    pub(crate) fn abandon(&self, undo: Arc<Op>, pending: Arc<PendingReleases>) -> u32 {
         let mut ballot = self.lock();
         let mut due = 0;
         for (index, vote) in ballot.votes.iter().enumerate() {
             match vote {
                 // Counted as under way until it has voted.
                 None => pending.began(),
-                Some(vote) => due |= u32::from(scope.covers(vote)) << index,
+                Some(vote) => due |= u32::from(may_have_granted(vote)) << index,
             }
         }
-        ballot.undo = Some(Abandoned { undo, pending, scope });
+        ballot.undo = Some(Abandoned { undo, pending });
         due
     }
 
@@ -251,9 +224,10 @@ impl Voter for Round {
             pending.ended((!undone).then_some((node, &self.op)));
         }
         let mut ballot = self.lock();
-        let undo = ballot.undo.as_ref().map(|abandoned| {
-            (abandoned.pending.clone(), abandoned.scope.covers(&vote).then(|| abandoned.undo.clone()))
-        });
+        let undo = ballot
+            .undo
+            .as_ref()
+            .map(|abandoned| (abandoned.pending.clone(), may_have_granted(&vote).then(|| abandoned.undo.clone())));
         let missing = vote == Vote::Missing;
         ballot.votes[node] = Some(vote);
         let was_open = ballot.decision == Decision::Open;
@@ -295,7 +269,7 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
     let mut tally = Tally::default();
     for vote in votes.iter().flatten() {
         match (op, vote) {
-            (Op::Acquire { .. }, Vote::Granted | Vote::GrantedAgain)
+            (Op::Acquire { .. }, Vote::Granted)
             | (Op::Extend { .. }, Vote::Extended)
             | (Op::Release { .. }, Vote::Released) => tally.yes += 1,
             (Op::Acquire { .. }, Vote::Held(_))
@@ -303,10 +277,10 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
             | (Op::Inspect { .. }, Vote::Missing) => tally.no += 1,
             // The yes of an inspection is agreement among nodes: counted below.
             (Op::Inspect { .. }, Vote::Found(_)) => {}
-            // A stale T is a refusal of this T, not of the lock: the caller tries again with a larger one.
-            (_, Vote::Failed(_) | Vote::Stale { .. } | Vote::Page { .. }) => tally.failed += 1,
+            // Neither a stale T nor a lock of its own refuses an owner for good: see `acquire/attempt.rs`.
+            (_, Vote::Failed(_) | Vote::Stale { .. } | Vote::Yours(_) | Vote::Page { .. }) => tally.failed += 1,
             // An answer to another question.
-            (_, Vote::Granted | Vote::GrantedAgain | Vote::Held(_) | Vote::Extended) => tally.failed += 1,
+            (_, Vote::Granted | Vote::Held(_) | Vote::Extended) => tally.failed += 1,
             (_, Vote::Released | Vote::Missing | Vote::Found(_)) => tally.failed += 1,
         }
     }

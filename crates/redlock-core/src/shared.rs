@@ -90,7 +90,7 @@ impl Shared {
     }
 
     pub(crate) fn lease(&self, token: LockToken, ttl: Ttl, started: Duration, outcome: &Outcome) -> Lease {
-        let agreed = |vote: &Vote| matches!(vote, Vote::Granted | Vote::GrantedAgain | Vote::Extended);
+        let agreed = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Extended);
         Lease {
             token,
             ttl,
@@ -98,7 +98,7 @@ impl Shared {
             nodes_total: self.nodes.len(),
             rounds: 1,
             ticket: None,
-            renewed: false,
+            replayed: false,
             started,
             drift: validity::drift(ttl, self.settings.drift_factor),
         }

@@ -83,33 +83,29 @@ pub enum NameError {
     },
 }
 
-/// Who holds a lock: 20 bytes nobody else can guess, drawn per acquisition or derived from an idempotency key.
+/// Who asks for a lock: 16 bytes nobody else can guess, drawn per acquisition or derived from an idempotency key.
 ///
-/// Kept as its text, 40 lowercase hexadecimal digits, because that is what every node stores and compares.
+/// Kept as its text, 32 lowercase hexadecimal digits, because that is what every node stores and compares.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Owner([u8; Owner::TEXT_LEN]);
 
 impl Owner {
     /// Bytes of entropy.
-    pub const LEN: usize = 20;
+    pub const LEN: usize = 16;
     /// Characters of the stored text.
     pub const TEXT_LEN: usize = 2 * Self::LEN;
 
     /// An owner from raw bytes, which must come from a cryptographic generator.
     pub fn from_bytes(raw: [u8; Self::LEN]) -> Self {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = [0; Self::TEXT_LEN];
-        for (pair, byte) in text.chunks_exact_mut(2).zip(raw) {
-            pair[0] = DIGITS[usize::from(byte >> 4)];
-            pair[1] = DIGITS[usize::from(byte & 15)];
-        }
+        write_hex(&raw, &mut text);
         Self(text)
     }
 
     /// The owner that belongs to an idempotency key: the same (cluster, principal, lock, key) gives the same owner on
     /// every gateway, so a repeated request meets its own lock.
     ///
-    /// HMAC-SHA-256 over length-prefixed parts (no two lists of parts collide), cut to 20 bytes. It is as hard to guess
+    /// HMAC-SHA-256 over length-prefixed parts (no two lists of parts collide), cut to 16 bytes. It is as hard to guess
     /// as the idempotency key is.
     pub fn derive(cluster: &str, principal: &str, name: &LockName, idempotency_key: &str) -> Self {
         let parts = ["redlock owner v1", principal, name.as_str(), idempotency_key];
@@ -134,13 +130,8 @@ impl Owner {
         Self::from_bytes(std::array::from_fn(|i| digest[i]))
     }
 
-    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
-        let text: [u8; Self::TEXT_LEN] = text.try_into().ok()?;
-        text.iter().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f')).then_some(Self(text))
-    }
-
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.0
+    fn parse(text: &[u8]) -> Option<Self> {
+        read_hex(text).map(Self)
     }
 }
 
@@ -148,6 +139,38 @@ impl fmt::Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Owner(redacted)")
     }
+}
+
+/// Tells the tries of one owner apart: 4 random bytes, drawn for each. Two gateways that ask for the same owner may mint the
+/// same T in the same microsecond, and then only this says whose grant a node stores.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Nonce([u8; Nonce::TEXT_LEN]);
+
+impl Nonce {
+    /// Bytes of entropy.
+    pub const LEN: usize = 4;
+    /// Characters of the stored text.
+    pub const TEXT_LEN: usize = 2 * Self::LEN;
+
+    /// A nonce from raw bytes.
+    pub fn from_bytes(raw: [u8; Self::LEN]) -> Self {
+        let mut text = [0; Self::TEXT_LEN];
+        write_hex(&raw, &mut text);
+        Self(text)
+    }
+}
+
+fn write_hex(raw: &[u8], text: &mut [u8]) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for (pair, byte) in text.chunks_exact_mut(2).zip(raw) {
+        pair[0] = DIGITS[usize::from(byte >> 4)];
+        pair[1] = DIGITS[usize::from(byte & 15)];
+    }
+}
+
+fn read_hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
+    let text: [u8; N] = text.try_into().ok()?;
+    text.iter().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f')).then_some(text)
 }
 
 /// A fencing token T: microseconds since 1970 as minted by a gateway's hybrid clock, below 2^53 so that Lua and
@@ -206,20 +229,28 @@ pub struct InvalidFencingToken {
     pub given: u64,
 }
 
-/// What a holder shows to extend or release: its owner and its fencing token. A secret.
+/// What a holder shows to extend or release: one grant, by its owner, its fencing token and its nonce. A secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LockToken {
     owner: Owner,
+    nonce: Nonce,
     fencing: FencingToken,
 }
 
 impl LockToken {
     const VERSION: &'static str = "1";
-    const TEXT_LEN: usize = Self::VERSION.len() + 1 + FencingToken::TEXT_LEN + 1 + Owner::TEXT_LEN;
+    const TEXT_LEN: usize = Self::VERSION.len() + 1 + FencingToken::TEXT_LEN + 1 + Self::GRANT_LEN;
+    /// Characters of owner and nonce, which stand without anything between them.
+    pub(crate) const GRANT_LEN: usize = Owner::TEXT_LEN + Nonce::TEXT_LEN;
 
     /// The token of a grant.
-    pub fn new(owner: Owner, fencing: FencingToken) -> Self {
-        Self { owner, fencing }
+    pub fn new(owner: Owner, nonce: Nonce, fencing: FencingToken) -> Self {
+        Self { owner, nonce, fencing }
+    }
+
+    /// The same grant, as it is shown by an owner whom the nodes know by another name, see [`Owner::bound_to`].
+    pub fn shown_by(&self, owner: Owner) -> Self {
+        Self { owner, ..*self }
     }
 
     /// The token of the same grant as the nodes know it, see [`Owner::bound_to`].
@@ -229,19 +260,30 @@ impl LockToken {
 
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('.');
-        let (version, fencing, owner) = (parts.next()?, parts.next()?, parts.next()?);
+        let (version, fencing, grant) = (parts.next()?, parts.next()?, parts.next()?);
         if version != Self::VERSION || parts.next().is_some() {
             return None;
         }
-        Some(Self { owner: Owner::parse(owner.as_bytes())?, fencing: FencingToken::parse(fencing.as_bytes())? })
+        Self::of_texts(fencing.as_bytes(), grant.as_bytes())
+    }
+
+    /// From T, and owner and nonce, as a node stores them.
+    pub(crate) fn of_texts(fencing: &[u8], grant: &[u8]) -> Option<Self> {
+        let (owner, nonce) = grant.split_at_checked(Owner::TEXT_LEN)?;
+        Some(Self {
+            owner: Owner::parse(owner)?,
+            nonce: Nonce(read_hex(nonce)?),
+            fencing: FencingToken::parse(fencing)?,
+        })
     }
 
     /// The token's text, to hand to its holder and to nobody else.
     pub fn expose(&self) -> String {
         let mut text = Vec::with_capacity(Self::TEXT_LEN);
-        for part in [Self::VERSION.as_bytes(), b".", &self.fencing.text(), b".", self.owner.as_bytes()] {
+        for part in [Self::VERSION.as_bytes(), b".", &self.fencing.text(), b"."] {
             text.extend_from_slice(part);
         }
+        self.write_grant(&mut text);
         String::from_utf8(text).expect("digits and dots are ASCII")
     }
 
@@ -252,6 +294,11 @@ impl LockToken {
 
     pub(crate) fn owner(&self) -> &Owner {
         &self.owner
+    }
+
+    pub(crate) fn write_grant(&self, text: &mut Vec<u8>) {
+        text.extend_from_slice(&self.owner.0);
+        text.extend_from_slice(&self.nonce.0);
     }
 }
 
@@ -350,10 +397,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn grant(owner: Owner, fencing: FencingToken) -> LockToken {
+        LockToken::new(owner, Nonce::from_bytes([0xb6; 4]), fencing)
+    }
+
     proptest! {
         #[test]
-        fn every_token_survives_its_own_text(raw: [u8; Owner::LEN], t in FencingToken::MIN.0..=FencingToken::MAX.0) {
-            let token = LockToken::new(Owner::from_bytes(raw), FencingToken(t));
+        fn every_token_survives_its_own_text(raw: [u8; Owner::LEN], nonce: [u8; Nonce::LEN], t in FencingToken::MIN.0..=FencingToken::MAX.0) {
+            let token = LockToken::new(Owner::from_bytes(raw), Nonce::from_bytes(nonce), FencingToken(t));
             prop_assert_eq!(token.expose().parse(), Ok(token));
         }
 
@@ -397,7 +448,7 @@ mod tests {
 
     #[test]
     fn a_token_survives_its_own_text_and_nothing_else_parses() {
-        let token = LockToken::new(Owner::from_bytes([0xa5; 20]), FencingToken::new(1_763_725_165_123_456).unwrap());
+        let token = grant(Owner::from_bytes([0xa5; 16]), FencingToken::new(1_763_725_165_123_456).unwrap());
         let text = token.expose();
         assert_eq!(text.parse(), Ok(token));
         let upper = text.to_uppercase();
@@ -417,21 +468,21 @@ mod tests {
 
     #[test]
     fn debug_output_never_shows_the_owner() {
-        let token = LockToken::new(Owner::from_bytes([0xa5; 20]), FencingToken::MIN);
+        let token = grant(Owner::from_bytes([0xa5; 16]), FencingToken::MIN);
         assert!(!format!("{token:?} {:?}", token.owner()).contains("a5"));
     }
 
     #[test]
     fn a_bound_owner_is_another_for_every_principal_and_every_owner() {
-        let (one, two) = (Owner::from_bytes([1; 20]), Owner::from_bytes([2; 20]));
+        let (one, two) = (Owner::from_bytes([1; 16]), Owner::from_bytes([2; 16]));
         assert_eq!(one.bound_to("ci"), one.bound_to("ci"));
         let different = ["ci", "c", "", "ci\0"].map(|principal| one.bound_to(principal));
         let different = [different.as_slice(), &[one, two.bound_to("ci")]].concat();
         for (i, owner) in different.iter().enumerate() {
             assert!(different[..i].iter().all(|other| other != owner), "number {i} is there twice");
         }
-        let token = LockToken::new(one, FencingToken::MIN).bound_to("ci");
-        assert_eq!(token, LockToken::new(one.bound_to("ci"), FencingToken::MIN));
+        let (shown, known) = (grant(one, FencingToken::MIN), grant(one.bound_to("ci"), FencingToken::MIN));
+        assert_eq!((shown.bound_to("ci"), known.shown_by(one)), (known, shown));
     }
 
     #[test]

@@ -30,8 +30,9 @@ pub struct Lease {
     pub rounds: u32,
     /// Its number among all that waited in this process, in the order of arrival; `None` when it did not wait in a queue.
     pub ticket: Option<u64>,
-    /// Whether the owner may have held it before: then an earlier request counts on it.
-    pub(crate) renewed: bool,
+    /// Whether an earlier request of the same owner was granted it, and it has been confirmed by extending it: token and
+    /// fencing token are those of that request.
+    pub replayed: bool,
     /// When the request began and how much of the TTL goes to drift, on the clock that counts suspend.
     pub(crate) started: Duration,
     pub(crate) drift: Duration,

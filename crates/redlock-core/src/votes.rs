@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::error::{HeldBy, LockError, NodeAnswer};
 use crate::node::{Holding, Vote};
 use crate::quorum::{Decision, Quorum};
+use crate::types::LockToken;
 
 /// The majority's view of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,15 +66,50 @@ pub(crate) fn holds(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
 
 /// Whether one of those who have the lock on some nodes may have it on a majority, as far as the votes tell.
 pub(crate) fn can_hold(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
-    let unheard = votes.iter().filter(|vote| matches!(vote, None | Some(Vote::Failed(_)))).count();
-    agreeing(votes).is_some_and(|(_, count)| count + unheard >= quorum.size())
+    agreeing(votes).is_some_and(|(_, count)| count + unheard(votes) >= quorum.size())
 }
 
-/// A majority answered, and every contender has some of it. A node that failed may have the deciding vote.
+/// A majority answered, and every contender has some of it; one that has all of it would have been granted, or refused
+/// the others. A node that failed may have the deciding vote.
 pub(crate) fn is_split(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
-    let granted = count(votes, |vote| matches!(vote, Vote::Granted | Vote::GrantedAgain));
-    let held = count(votes, |vote| matches!(vote, Vote::Held(_)));
-    granted > 0 && held > 0 && granted + held >= quorum.size()
+    let granted = count(votes, |vote| matches!(vote, Vote::Granted));
+    let held = stored(votes).count();
+    held > 0 && granted + held >= quorum.size()
+}
+
+/// What those nodes say that have a lock of the asking owner by another of its grants.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum OwnGrant {
+    /// A majority has this one.
+    Stands(LockToken),
+    /// One may have a majority, with nodes that were not heard.
+    Possible,
+    /// None can have a majority.
+    None,
+}
+
+/// Which grant of the asking owner stands already, if any.
+pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
+    let own = || {
+        votes.iter().flatten().filter_map(|vote| match vote {
+            Vote::Yours(holding) => holding.record.parse().map(|(token, _)| token),
+            _ => None,
+        })
+    };
+    let counted = own().map(|token| (token, own().filter(|other| *other == token).count()));
+    let Some((token, count)) = counted.max_by_key(|(_, count)| *count) else { return OwnGrant::None };
+    if count >= quorum.size() {
+        OwnGrant::Stands(token)
+    } else if count + unheard(votes) >= quorum.size() {
+        OwnGrant::Possible
+    } else {
+        OwnGrant::None
+    }
+}
+
+/// Nodes that have not answered, or not told what they store.
+fn unheard(votes: &[Option<Vote>]) -> usize {
+    votes.iter().filter(|vote| matches!(vote, None | Some(Vote::Failed(_)))).count()
 }
 
 pub(crate) fn count(votes: &[Option<Vote>], is: impl Fn(&Vote) -> bool) -> usize {
@@ -91,7 +127,7 @@ pub(crate) fn found(votes: &[Option<Vote>]) -> impl Iterator<Item = &Holding> {
 /// The same, and what refusals show.
 fn stored(votes: &[Option<Vote>]) -> impl Iterator<Item = &Holding> {
     votes.iter().flatten().filter_map(|vote| match vote {
-        Vote::Found(holding) | Vote::Held(holding) => Some(holding),
+        Vote::Found(holding) | Vote::Held(holding) | Vote::Yours(holding) => Some(holding),
         _ => None,
     })
 }
@@ -130,9 +166,10 @@ pub(crate) fn same_owner(a: &Holding, b: &Holding) -> bool {
 pub(crate) fn answer(vote: Option<&Vote>) -> NodeAnswer {
     match vote {
         None => NodeAnswer::Pending,
-        Some(Vote::Granted | Vote::GrantedAgain | Vote::Extended | Vote::Released) => NodeAnswer::Agreed,
+        Some(Vote::Granted | Vote::Extended | Vote::Released) => NodeAnswer::Agreed,
         Some(Vote::Found(_) | Vote::Page { .. }) => NodeAnswer::Agreed,
         Some(Vote::Held(_)) => NodeAnswer::Refused("held by somebody else"),
+        Some(Vote::Yours(_)) => NodeAnswer::Refused("held by another grant of this owner"),
         Some(Vote::Missing) => NodeAnswer::Refused("has no such lock"),
         Some(Vote::Stale { .. }) => NodeAnswer::Refused("has seen a newer fencing token"),
         Some(Vote::Failed(failure)) => NodeAnswer::Failed(failure.clone()),

@@ -37,7 +37,7 @@ use crate::error::LockError;
 use crate::node::hint::Word;
 use crate::node::{Hint, Listener};
 use crate::settings::{Seams, Settings};
-use crate::types::{FencingToken, LockName};
+use crate::types::{FencingToken, LockName, Owner};
 
 /// The first poll of a queue whose first waiter got the lock at once: those behind it have not been announced yet.
 const FIRST_POLL: Duration = Duration::from_millis(25);
@@ -75,11 +75,17 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         }
     }
 
-    /// To the end of the queue of a lock. Also says when its first attempt may be made at the earliest.
-    pub(crate) fn enter(&self, lock: &Bytes, params: P) -> Result<(WaitTicket<P, A>, Instant), LockError> {
+    /// To the end of the queue of a lock; with its owner, where other requests may ask for the same. Also says when its first
+    /// attempt may be made at the earliest.
+    pub(crate) fn enter(
+        &self,
+        lock: &Bytes,
+        params: P,
+        shared_owner: Option<Owner>,
+    ) -> Result<(WaitTicket<P, A>, Instant), LockError> {
         let now = Instant::now();
         let first_try = self.fairness.yields_until(lock, now).unwrap_or(now);
-        let ticket = self.queues.enter(lock.clone(), params, (first_try, now + FIRST_POLL))?;
+        let ticket = self.queues.enter(lock.clone(), params, shared_owner, (first_try, now + FIRST_POLL))?;
         Ok((ticket, first_try))
     }
 

@@ -62,11 +62,13 @@ fn view() -> LeaseView {
         expires_at: 1_763_725_194_820_579,
         nodes_granted: 3,
         nodes_total: 5,
+        replayed: false,
     }
 }
 
 fn held() -> ApiError {
-    let by = HeldBy { info: INFO.to_vec(), expires_in: Some(Duration::from_millis(21_400)), ..HeldBy::default() };
+    let mut by = HeldBy::default();
+    (by.info, by.expires_in) = (INFO.to_vec(), Some(Duration::from_millis(21_400)));
     LockError::Held(by).into()
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use redlock_core::node::{NodeStatus, Reason};
 use redlock_core::{
     AcquireOptions, HeldBy, Info, Inspection, Lease, ListCursor, LockError, LockName, LockPage, LockState, LockToken,
-    NodeAnswer, Owner, Redlock, Ttl,
+    NodeAnswer, Owner, OwnerChoice, Redlock, Ttl,
 };
 use tokio::sync::Notify;
 
@@ -43,6 +43,8 @@ pub struct AcquireRequest {
     /// The one principal that may use the token; anybody who has it when `None`.
     pub principal: Option<Arc<str>>,
     pub idempotency_key: Option<String>,
+    /// For how long the lock may have been held that an earlier request with the same idempotency key was granted.
+    pub max_hold: Duration,
     /// How long to wait for a holder; `None` to try once.
     pub wait: Option<Duration>,
 }
@@ -93,7 +95,10 @@ pub enum Refusal {
 
 impl From<LockError> for Refusal {
     fn from(error: LockError) -> Self {
-        Self::Lock(error)
+        match error {
+            LockError::HeldTooLong { held, max } => Self::MaxHoldReached { held, max },
+            error => Self::Lock(error),
+        }
     }
 }
 
@@ -109,6 +114,8 @@ pub struct LeaseView {
     pub expires_at: u64,
     pub nodes_granted: usize,
     pub nodes_total: usize,
+    /// Whether an earlier request with the same idempotency key was granted it.
+    pub replayed: bool,
 }
 
 /// A grant on its way to the client. Dropped undelivered, it releases the lock: nobody knows its token.
@@ -172,17 +179,21 @@ impl Gateway {
             return Err(Refusal::Draining);
         }
         let started = Instant::now();
-        let AcquireRequest { name, ttl, info, principal, idempotency_key, wait } = request;
+        let AcquireRequest { name, ttl, info, principal, idempotency_key, max_hold, wait } = request;
         let waits = wait.is_some();
         let mut cancelled = CountCancelled { telemetry: &self.telemetry, started, waits, armed: true };
         // All gateways of a cluster derive the same owner, whichever of them a retry reaches.
         let known_as = principal.as_deref().unwrap_or("anonymous");
         let derived = idempotency_key.map(|key| Owner::derive(&self.cluster, known_as, &name, &key));
-        let owner_is_fresh = derived.is_none();
         // What the client will show: the nodes get to know another owner, which only this principal can come to.
         let shown = principal.as_deref().map(|_| derived.unwrap_or_else(|| self.locks.fresh_owner()));
-        let owner = shown.zip(principal.as_deref()).map(|(shown, principal)| shown.bound_to(principal)).or(derived);
-        let options = AcquireOptions { info, owner, owner_is_fresh };
+        let known = shown.zip(principal.as_deref()).map(|(shown, principal)| shown.bound_to(principal));
+        let owner = match (known, derived) {
+            (None, None) => OwnerChoice::Fresh,
+            (Some(drawn), None) => OwnerChoice::Drawn(drawn),
+            (known, Some(derived)) => OwnerChoice::Shared(known.unwrap_or(derived)),
+        };
+        let options = AcquireOptions { info, owner, max_hold: Some(max_hold) };
         let result = match wait {
             None => self.locks.acquire(&name, ttl, options).await,
             Some(patience) => {
@@ -204,7 +215,7 @@ impl Gateway {
             let so_far = started.elapsed();
             let mut view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
             if let Some(shown) = shown {
-                view.token = LockToken::new(shown, view.token.fencing());
+                view.token = view.token.shown_by(shown);
             }
             let decided_in = view.elapsed;
             // A client takes its own round trip off, less this: what it has waited for was not lost on the way.
@@ -217,7 +228,7 @@ impl Gateway {
                 self.telemetry.acquire(outcome, *decided_in);
                 self.telemetry.waited(WaitEnd::Granted, started.elapsed());
             }
-            (Err(LockError::Held(_) | LockError::NoQuorum(_)), true) => {
+            (Err(LockError::Held(_) | LockError::NoQuorum(_) | LockError::Unknown(_)), true) => {
                 self.telemetry.operation(Operation::Acquire, outcome);
                 self.telemetry.waited(WaitEnd::TimedOut, started.elapsed());
             }
@@ -369,6 +380,7 @@ impl Gateway {
             expires_at,
             nodes_granted: lease.nodes_granted,
             nodes_total: lease.nodes_total,
+            replayed: lease.replayed,
         })
     }
 
@@ -399,7 +411,9 @@ fn outcome_of<T>(result: &Result<T, LockError>, success: Outcome) -> Outcome {
         Err(LockError::Lost) => Outcome::Lost,
         Err(LockError::NotHolder(_)) => Outcome::NotHolder,
         Err(LockError::Unknown(_)) => Outcome::Unknown,
-        Err(LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
+        Err(LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => {
+            Outcome::Refused
+        }
     }
 }
 

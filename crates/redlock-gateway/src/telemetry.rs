@@ -96,9 +96,14 @@ const OUTCOMES: [(Outcome, &str); 12] = [
 /// The outcomes that an operation can have; others are never exported for it.
 fn outcomes_of(operation: Operation) -> &'static [Outcome] {
     match operation {
-        Operation::Acquire => {
-            &[Outcome::Granted, Outcome::Held, Outcome::NoQuorum, Outcome::Cancelled, Outcome::Refused]
-        }
+        Operation::Acquire => &[
+            Outcome::Granted,
+            Outcome::Held,
+            Outcome::NoQuorum,
+            Outcome::Unknown,
+            Outcome::Cancelled,
+            Outcome::Refused,
+        ],
         Operation::Extend => {
             &[Outcome::Extended, Outcome::Lost, Outcome::NotHolder, Outcome::Unknown, Outcome::Refused]
         }
@@ -109,14 +114,14 @@ fn outcomes_of(operation: Operation) -> &'static [Outcome] {
 
 /// All votes in the order of [`vote_index`].
 fn vote_words() -> impl Iterator<Item = &'static str> {
-    let answers = ["granted", "granted_again", "held", "stale", "extended", "released", "missing", "found", "page"];
+    let answers = ["granted", "yours", "held", "stale", "extended", "released", "missing", "found", "page"];
     answers.into_iter().chain(Reason::ALL.map(Reason::as_str))
 }
 
 fn vote_index(vote: &Vote) -> usize {
     match vote {
         Vote::Granted => 0,
-        Vote::GrantedAgain => 1,
+        Vote::Yours(_) => 1,
         Vote::Held(_) => 2,
         Vote::Stale { .. } => 3,
         Vote::Extended => 4,

@@ -3,7 +3,7 @@
 use crate::admission::{Admission, Bounds as AdmissionBounds, NOTHING_FORGOTTEN, ONE_HOLDER};
 use crate::explore::{Outcome, Until, explore};
 use crate::healing::{Healing, NEVER_LOST};
-use crate::locks::{Bounds, FENCING, Locks, MUTUAL_EXCLUSION, NO_LOCKOUT, NO_ORPHAN};
+use crate::locks::{Bounds, FENCING, Locks, MUTUAL_EXCLUSION, NO_LOCKOUT, NO_ORPHAN, PROMISED};
 use crate::rules::Rules;
 
 /// How much is explored.
@@ -72,6 +72,16 @@ static TRIES: Case = Case {
     title: "locks: three tries",
     size: Size::Small,
     model: |rules| AnyModel::Locks(Locks::new(rules, Bounds::TRIES)),
+};
+static REPEATS: Case = Case {
+    title: "locks: three tries, one confirmation",
+    size: Size::Small,
+    model: |rules| {
+        AnyModel::Locks(Locks::new(
+            rules,
+            Bounds { bad_clock: false, renewals: 1, only_confirms: true, ..Bounds::TRIES },
+        ))
+    },
 };
 static LOSS_OF_TWO: Case = Case {
     title: "locks: two tries, one loss of data",
@@ -211,8 +221,9 @@ fn admission(rules: Rules, bounds: AdmissionBounds) -> AnyModel {
 }
 
 /// Everything that is explored with all rules on.
-pub static CASES: [&Case; 21] = [
+pub static CASES: [&Case; 22] = [
     &TRIES,
+    &REPEATS,
     &LOSS_OF_TWO,
     &EVERY_LOSS_OF_TWO,
     &EVERY_EXTENSION,
@@ -248,9 +259,11 @@ macro_rules! mutations {
 }
 
 mutations! {
-    retry_rewrites: TRIES, FENCING;
-    retry_mints_new: EXTENSION, MUTUAL_EXCLUSION;
-    undo_spares_older: TRIES, MUTUAL_EXCLUSION;
+    lock_is_kept: TRIES, PROMISED;
+    grants_have_nonces: REPEATS, PROMISED;
+    undo_is_exact: TRIES, PROMISED;
+    undo_spares_extended: REPEATS, PROMISED;
+    told_again_is_extended: REPEATS, MUTUAL_EXCLUSION;
     release_is_a_barrier: TRIES, NO_ORPHAN;
     release_keeps_newer: TRIES, MUTUAL_EXCLUSION;
     clock_is_checked: TRIES, NO_LOCKOUT;
@@ -276,7 +289,6 @@ mutations! {
     heal_is_timely: PATIENCE, FENCING;
     failed_try_takes_fence_back: HEALING, NEVER_LOST;
     told_fence_stays: TRIES, FENCING;
-    retried_fence_stays: TRIES, NO_ORPHAN;
     plain_fence_stays: TRIES, NO_ORPHAN;
     only_own_fence_goes: TRIES, NO_ORPHAN;
     fence_before_is_restored: EXTENSION, FENCING;

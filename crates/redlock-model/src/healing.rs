@@ -25,7 +25,8 @@ pub const NEVER_LOST: &str = "an extended lock is never lost";
 const T: Token = 1;
 /// Larger, and never granted by a majority.
 const POLLED: Token = 2;
-const HELD: Lock = Lock { owner: Owner::A, token: T, extended: false, guards: 0 };
+const HELD: Lock = Lock { owner: Owner::A, token: T, nonce: 0, extended: false, guards: 0 };
+const POLL: Lock = Lock { owner: Owner::B, token: POLLED, ..HELD };
 
 /// The model and its bounds.
 #[derive(Debug)]
@@ -102,7 +103,7 @@ impl Healing {
                 s.granted = true;
                 let window = Window { oldest: s.oldest };
                 for at in missing.into_iter().filter(|_| self.rules.missing_is_healed) {
-                    s.healed |= s.sites[at].node.heal(&self.rules, window, HELD).grants();
+                    s.healed |= s.sites[at].node.heal(&self.rules, window, HELD) == Vote::Granted;
                 }
             }
             Decision::No => s.lost = true,
@@ -136,8 +137,8 @@ impl Healing {
             }
             Action::Poll(at) => {
                 let (node, window) = (&mut next.sites[usize::from(at)].node, Window { oldest: s.oldest });
-                node.acquire(&self.rules, window, Lock { owner: Owner::B, token: POLLED, ..HELD });
-                node.release(&self.rules, Owner::B, POLLED, true);
+                node.acquire(&self.rules, window, POLL);
+                node.release(&self.rules, POLL, true);
             }
         }
         next

@@ -1,6 +1,7 @@
-//! The locks: one lock name, three nodes, two owners of whom one asks twice, extensions, heals, releases, losses of data.
+//! The locks: one lock name, three nodes, two owners of whom one asks twice (and may confirm what it was granted), extensions, heals, releases, losses of data.
 //!
-//! Promises, at every step of every history: [`MUTUAL_EXCLUSION`], [`FENCING`], [`NO_ORPHAN`], [`NO_LOCKOUT`].
+//! Promises, at every step of every history: [`MUTUAL_EXCLUSION`], [`FENCING`], [`NO_ORPHAN`], [`NO_LOCKOUT`],
+//! [`PROMISED`].
 //!
 //! Every operation on its way to a node may take effect at any later time, or never; so a lost message, a node that is
 //! down and a gateway that dies need no events of their own. A lost answer is an operation that took effect and is not
@@ -20,11 +21,9 @@
 //! - *A lease ends when a key expires or a quarantine needs it*, not before: nothing else gets possible by its end.
 //! - *Tries start at the beginning*, or after a loss of data, or after their owner's other try was granted: in between a
 //!   later start allows nothing that a late delivery does not. The same goes for extensions, which start with the grant.
-//! - *A release in nobody's name*, the barrier with which an owner that may have had the lock gives up, is not sent: it
-//!   does nothing but raise a fence, which takes possibilities away.
 //! - *A blank node does not lose its data*, and a node's answer to an extension that is decided already does not prolong.
 //!
-//! The cases with `every_order` leave out none of these but the barrier, and hold as well.
+//! The cases with `every_order` leave out none of these, and hold as well.
 
 mod bounds;
 mod state;
@@ -37,7 +36,7 @@ pub use self::bounds::{Bounds, Locks, NODES, RENEWALS, TRIES};
 pub use self::state::State;
 use self::state::{Action, Message, Phase, Release, owner};
 use crate::explore::Told;
-use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Window};
+use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Vote, Window};
 
 /// Two owners never believe at once that they hold the lock.
 pub const MUTUAL_EXCLUSION: &str = "mutual exclusion";
@@ -47,6 +46,8 @@ pub const FENCING: &str = "fencing";
 pub const NO_ORPHAN: &str = "no orphan";
 /// When no node holds the lock, a good gateway is granted it.
 pub const NO_LOCKOUT: &str = "no lockout";
+/// Where nothing was lost, a majority stores what a holder believes in, whatever else its owner asks.
+pub const PROMISED: &str = "promised";
 
 impl Locks {
     fn exclusive(&self, s: &State) -> bool {
@@ -55,7 +56,7 @@ impl Locks {
     }
 
     fn fenced(&self, s: &State) -> bool {
-        let granted = |i: &usize| s.tries[*i].phase == Phase::Granted;
+        let granted = |i: &usize| s.was_told(*i);
         let holders = [Owner::A, Owner::B].into_iter().filter_map(|who| {
             let best = (0..TRIES).filter(|i| owner(*i) == who && s.believes(*i)).map(|i| s.tries[i].token).max()?;
             Some((who, best))
@@ -69,11 +70,18 @@ impl Locks {
     fn leaves_no_orphan(&self, s: &State) -> bool {
         s.sites.iter().all(|site| {
             let Some(lock) = site.node.lock else { return true };
-            let undone = |i: usize| {
+            let released = |i: usize| {
                 site.releases[i] == Release::Arrived && lock.owner == owner(i) && lock.token <= s.tries[i].token
             };
-            !(0..TRIES).any(undone)
+            // Once it was extended, another request has confirmed it.
+            let undone = |i: usize| site.undos[i] == Release::Arrived && s.stores(site, i) && !lock.extended;
+            !(0..TRIES).any(|i| released(i) || undone(i))
         })
+    }
+
+    fn keeps_its_promises(&self, s: &State) -> bool {
+        let stands = |i: usize| s.sites.iter().filter(|site| s.stores(site, i)).count() >= self.quorum.size();
+        self.bounds.losses > 0 || (0..TRIES).all(|i| !s.believes(i) || stands(i))
     }
 
     fn is_open_to_all(&self, s: &State) -> bool {
@@ -81,9 +89,9 @@ impl Locks {
             return true;
         }
         // Larger than any token of a good clock so far.
-        let next = Lock { owner: Owner::Nobody, token: TRIES as Token + 1, extended: false, guards: 0 };
-        let grants =
-            |site: &state::Site| { site.node }.acquire(&self.rules, Window { oldest: NO_TOKEN }, next).grants();
+        let next = Lock { owner: Owner::Nobody, token: TRIES as Token + 1, nonce: 0, extended: false, guards: 0 };
+        let window = Window { oldest: NO_TOKEN };
+        let grants = |site: &state::Site| { site.node }.acquire(&self.rules, window, next) == Vote::Granted;
         let yes = s.sites.iter().filter(|site| grants(site)).count();
         self.quorum.decide(Tally { yes, ..Tally::default() }) == Decision::Yes
     }
@@ -105,8 +113,7 @@ impl Locks {
                     let good: Vec<_> =
                         if self.bounds.retry { good } else { [a, b].into_iter().filter(|t| *t != FAR).collect() };
                     let newest = good.iter().copied().max().unwrap_or(newest);
-                    let new = a != again || !self.rules.retry_mints_new || !self.bounds.retry;
-                    if new && (1..=newest).all(|t| good.contains(&t)) {
+                    if (1..=newest).all(|t| good.contains(&t)) {
                         orders.push([a, again, b]);
                     }
                 }
@@ -122,7 +129,7 @@ impl Model for Locks {
 
     fn init_states(&self) -> Vec<State> {
         let mut states: Vec<_> =
-            self.orders().into_iter().map(|tokens| State::initial(tokens, self.bounds.losses)).collect();
+            self.orders().into_iter().map(|tokens| State::initial(tokens, self.bounds.losses, &self.rules)).collect();
         if self.bounds.every_order {
             return states;
         }
@@ -159,6 +166,7 @@ impl Model for Locks {
             Property::<Self>::always(MUTUAL_EXCLUSION, |m, s| m.firsts[0].always(m.exclusive(s))),
             Property::<Self>::always(FENCING, |m, s| m.firsts[1].always(m.fenced(s))),
             Property::<Self>::always(NO_ORPHAN, |m, s| m.firsts[2].always(m.leaves_no_orphan(s))),
+            Property::<Self>::always(PROMISED, |m, s| m.firsts[9].always(m.keeps_its_promises(s))),
             Property::<Self>::always(NO_LOCKOUT, |m, s| m.firsts[3].always(m.is_open_to_all(s))),
             Property::<Self>::sometimes("both owners are granted, one after the other", |m, s| {
                 m.firsts[5].sometimes(s.tries[0].phase == Phase::Granted && s.tries[2].phase == Phase::Granted)
@@ -173,6 +181,13 @@ impl Model for Locks {
             properties.push(Property::<Self>::sometimes("an extension is granted", |m, s| {
                 m.firsts[6].sometimes(s.renewals[0].heard)
             }));
+        }
+        if self.bounds.renewals > 0 && self.bounds.retry {
+            properties.push(Property::<Self>::sometimes("a grant is confirmed", |m, s| {
+                m.firsts[10].sometimes(s.renewals.iter().any(|r| r.confirms && r.heard))
+            }));
+        }
+        if self.bounds.renewals > 0 && (self.bounds.losses > 0 || !self.bounds.only_confirms) {
             properties.push(Property::<Self>::sometimes("a heal is granted", |m, s| {
                 m.firsts[7].sometimes(s.sites.iter().any(|site| site.heals.contains(&Message::Yes)))
             }));

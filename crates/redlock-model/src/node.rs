@@ -32,6 +32,8 @@ pub struct Lock {
     pub owner: Owner,
     /// What it was granted with.
     pub token: Token,
+    /// What tells it from another grant of the owner with the same token.
+    pub nonce: u8,
     /// Whether it was ever extended.
     pub extended: bool,
     /// The leases that gave it its time to live, one bit each: it outlives all of them.
@@ -73,8 +75,8 @@ pub struct Window {
 pub enum Vote {
     /// Set, with exactly this T.
     Granted,
-    /// Set where this owner had it already.
-    GrantedAgain,
+    /// Another grant of the same owner stands.
+    Yours(Lock),
     /// Somebody else's lock (or, to an extension or release, another grant) stands.
     Held(Lock),
     /// The fence is at T or above.
@@ -89,10 +91,10 @@ pub enum Vote {
     Clock,
 }
 
-impl Vote {
-    /// Whether an acquire counts it.
-    pub fn grants(self) -> bool {
-        matches!(self, Self::Granted | Self::GrantedAgain)
+impl Lock {
+    /// Whether both are one grant.
+    pub fn is(&self, other: &Self) -> bool {
+        (self.owner, self.token, self.nonce) == (other.owner, other.token, other.nonce)
     }
 }
 
@@ -103,7 +105,7 @@ impl Default for Node {
 }
 
 impl Node {
-    /// Set the lock if it is free or this owner's, and T is larger than the fence.
+    /// Set the lock if it is free and T is larger than the fence.
     pub fn acquire(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
         if self.refuses(rules) {
             return Vote::Quarantined;
@@ -111,18 +113,15 @@ impl Node {
         if rules.clock_is_checked && (asked.token == FAR || asked.token <= window.oldest) {
             return Vote::Clock;
         }
-        let mine = self.lock.filter(|lock| lock.owner == asked.owner);
-        if let (Some(other), None) = (self.lock, mine) {
-            return Vote::Held(other);
-        }
-        if mine.is_some() && !rules.retry_rewrites {
-            return Vote::Granted;
+        match self.lock {
+            Some(other) if other.owner != asked.owner => return Vote::Held(other),
+            Some(own) if rules.lock_is_kept => return Vote::Yours(own),
+            Some(_) | None => {}
         }
         if rules.fence_is_checked && self.fence >= asked.token {
             return Vote::Stale(self.fence);
         }
-        let guards = asked.guards | mine.map_or(0, |lock| lock.guards);
-        self.lock = Some(Lock { guards, extended: false, ..asked });
+        self.lock = Some(Lock { extended: false, ..asked });
         self.mark = match self.mark {
             _ if self.fence == NO_TOKEN => Mark::Provisional(NO_TOKEN),
             Mark::Extended => Mark::Provisional(self.fence),
@@ -130,7 +129,7 @@ impl Node {
             Mark::Plain | Mark::Provisional(_) => Mark::Plain,
         };
         self.fence = asked.token;
-        if mine.is_some() { Vote::GrantedAgain } else { Vote::Granted }
+        Vote::Granted
     }
 
     /// Prolong the lock if it is this very grant.
@@ -140,7 +139,7 @@ impl Node {
         }
         match &mut self.lock {
             None => Vote::Missing,
-            Some(lock) if (lock.owner, lock.token) != (asked.owner, asked.token) => Vote::Held(*lock),
+            Some(lock) if !lock.is(&asked) => Vote::Held(*lock),
             Some(lock) => {
                 lock.guards |= asked.guards;
                 if !lock.extended && rules.extension_marks {
@@ -164,8 +163,7 @@ impl Node {
             return Vote::Clock;
         }
         if let Some(lock) = self.lock {
-            let same = (lock.owner, lock.token) == (asked.owner, asked.token);
-            return if same { Vote::Extended } else { Vote::Held(lock) };
+            return if lock.is(&asked) { Vote::Extended } else { Vote::Held(lock) };
         }
         let expired = self.mark == Mark::Extended && self.fence == asked.token;
         if rules.fence_is_checked && self.fence >= asked.token && !expired {
@@ -176,12 +174,16 @@ impl Node {
         Vote::Granted
     }
 
-    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above; but take the fence back
-    /// where a failed try, of whose T nobody knows, had been granted.
-    pub fn release(&mut self, rules: &Rules, owner: Owner, token: Token, failed_try: bool) -> Vote {
-        let stood = self.lock;
-        let mine = stood.filter(|lock| lock.owner == owner);
-        let same = mine.is_some_and(|lock| lock.token == token);
+    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above. The undo of a failed try
+    /// deletes nothing but exactly its grant, and not once it was extended; where it deletes, it takes the fence back.
+    pub fn release(&mut self, rules: &Rules, asked: Lock, failed_try: bool) -> Vote {
+        let (stood, token) = (self.lock, asked.token);
+        let same = stood.is_some_and(|lock| lock.is(&asked));
+        if let Some(extended) = stood.filter(|lock| failed_try && rules.undo_spares_extended && same && lock.extended) {
+            return Vote::Held(extended);
+        }
+        let exact = failed_try && rules.undo_is_exact;
+        let mine = stood.filter(|lock| if exact { same } else { lock.owner == asked.owner });
         let deleted = mine.is_some_and(|lock| !rules.release_keeps_newer || lock.token <= token);
         if deleted {
             self.lock = None;
@@ -195,7 +197,7 @@ impl Node {
         }
         if rules.release_is_a_barrier {
             if same || token != FAR {
-                let marked = self.mark == Mark::Extended && self.fence == token && rules.release_unmarks;
+                let marked = self.mark == Mark::Extended && self.fence == token && rules.release_unmarks && !exact;
                 if marked || self.fence < token {
                     (self.fence, self.mark) = (token, Mark::Plain);
                 } else if rules.release_settles_fence {

@@ -17,8 +17,8 @@ macro_rules! rules {
 }
 
 rules! {
-    /// A retry by the same owner takes a new T, rewrites both keys, and counts only grants with exactly that T.
-    retry_rewrites
+    /// A node never overwrites a lock, not even for its owner.
+    lock_is_kept
     /// A release leaves the fence at T or above.
     release_is_a_barrier
     /// A release deletes only a lock whose T is not newer than its own.
@@ -66,17 +66,18 @@ rules! {
     release_unmarks
     /// No heal is sent after the lease has ended that its extension gave.
     heal_is_timely
-    /// Two tries of one owner never ask with the same T, whichever gateways make them.
-    retry_mints_new
-    /// A failed try of an owner that may have been granted the lock before undoes only what it set where that owner had
-    /// nothing.
-    undo_spares_older
+    /// Two tries of one owner that ask with the same T, at two gateways, are told apart all the same.
+    grants_have_nonces
+    /// The undo of a failed try takes nothing but exactly its grant: nothing that the owner has by another.
+    undo_is_exact
+    /// And not once it was extended: another request of the same owner has confirmed it.
+    undo_spares_extended
+    /// A grant of an earlier request is told again only when it has been extended on a majority.
+    told_again_is_extended
     /// The undo of a failed try takes the fence back to what it was before the try was granted.
     failed_try_takes_fence_back
     /// It does so only where nobody was told of its T: never the release of a lock that was held.
     told_fence_stays
-    /// And only where its owner has asked with no other T, whose acquire may still be under way.
-    retried_fence_stays
     /// A fence can be taken back only where it took the place of none, or of one with the mark of an extension.
     plain_fence_stays
     /// A try takes back only the fence that it has left itself.
@@ -90,11 +91,7 @@ rules! {
 impl Rules {
     /// Whether what counts on a fence can count on it for good.
     pub fn fences_last(&self) -> bool {
-        self.told_fence_stays
-            && self.retried_fence_stays
-            && self.plain_fence_stays
-            && self.only_own_fence_goes
-            && self.release_settles_fence
+        self.told_fence_stays && self.plain_fence_stays && self.only_own_fence_goes && self.release_settles_fence
     }
 
     /// Whether a node refuses what was sent before it lost its data.

@@ -29,13 +29,16 @@ impl Clock for Fixed {
     }
 }
 
+/// Owner, T and nonce.
+type Grant = (Owner, Token, u8);
+
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    Acquire(Owner, Token),
-    Extend(Owner, Token),
-    Heal(Owner, Token),
+    Acquire(Grant),
+    Extend(Grant),
+    Heal(Grant),
     /// And whether it is the undo of a try that failed.
-    Release(Owner, Token, bool),
+    Release(Grant, bool),
     Expire,
     Wipe,
     Admit,
@@ -44,11 +47,12 @@ enum Event {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let owner = || prop_oneof![Just(Owner::A), Just(Owner::B), Just(Owner::Nobody)];
     let token = || prop_oneof![8 => 1..=6u8, 1 => Just(FAR)];
+    let grant = || (owner(), token(), 0..2u8);
     let event = prop_oneof![
-        6 => (owner(), token()).prop_map(|(owner, token)| Event::Acquire(owner, token)),
-        4 => (owner(), token()).prop_map(|(owner, token)| Event::Extend(owner, token)),
-        3 => (owner(), token()).prop_map(|(owner, token)| Event::Heal(owner, token)),
-        6 => (owner(), token(), any::<bool>()).prop_map(|(owner, token, failed)| Event::Release(owner, token, failed)),
+        6 => grant().prop_map(Event::Acquire),
+        4 => grant().prop_map(Event::Extend),
+        3 => grant().prop_map(Event::Heal),
+        6 => (grant(), any::<bool>()).prop_map(|(grant, failed)| Event::Release(grant, failed)),
         1 => Just(Event::Expire),
         1 => Just(Event::Wipe),
         2 => Just(Event::Admit),
@@ -65,20 +69,20 @@ fn micros(token: Token, oldest: Token) -> u64 {
     }
 }
 
-fn record(owner: Owner, token: Token, oldest: Token) -> Record {
+fn record((owner, token, nonce): Grant, oldest: Token) -> Record {
     let digit = match owner {
         Owner::A => "a",
         Owner::B => "b",
         Owner::Nobody => "0",
     };
-    let text = format!("1.{}.{}", micros(token, oldest), digit.repeat(40));
+    let text = format!("1.{}.{}{nonce:08x}", micros(token, oldest), digit.repeat(32));
     Record::new(&text.parse::<LockToken>().expect("a token"), &Info::default())
 }
 
 fn translate(vote: Vote, oldest: Token) -> String {
     let held = |lock: Lock| {
         // An extension marks the record: ';' for ':' after the owner.
-        let mut text = record(lock.owner, lock.token, oldest).as_bytes().to_vec();
+        let mut text = record((lock.owner, lock.token, lock.nonce), oldest).as_bytes().to_vec();
         if lock.extended {
             text[16 + 1 + 40] = b';';
         }
@@ -86,7 +90,7 @@ fn translate(vote: Vote, oldest: Token) -> String {
     };
     match vote {
         Vote::Granted => "granted".into(),
-        Vote::GrantedAgain => "granted again".into(),
+        Vote::Yours(lock) => format!("of its own, {}", held(lock)),
         Vote::Held(lock) => held(lock),
         Vote::Stale(fence) => format!("stale {}", micros(fence, oldest)),
         Vote::Extended => "extended".into(),
@@ -100,7 +104,7 @@ fn translate(vote: Vote, oldest: Token) -> String {
 fn read(vote: CoreVote) -> String {
     match vote {
         CoreVote::Granted => "granted".into(),
-        CoreVote::GrantedAgain => "granted again".into(),
+        CoreVote::Yours(Holding { record, .. }) => format!("of its own, held by {record:?}"),
         CoreVote::Held(Holding { record, .. }) => format!("held by {record:?}"),
         CoreVote::Stale { fence } => format!("stale {}", fence.get()),
         CoreVote::Extended => "extended".into(),
@@ -129,24 +133,24 @@ impl Code {
 fn happens(event: Event, model: &mut Node, code: &Code, oldest: Token) -> Result<(), TestCaseError> {
     let keys = Keys::new("lock:", &"a".parse::<LockName>().expect("a name"));
     let ttl = Ttl::from_millis(TTL_MS).expect("a TTL");
-    let asked = |owner, token| Lock { owner, token, extended: false, guards: 0 };
+    let asked = |(owner, token, nonce)| Lock { owner, token, nonce, extended: false, guards: 0 };
     let (rules, window) = (&Rules::ALL, Window { oldest });
     let (answer, op) = match event {
-        Event::Acquire(owner, token) => {
-            let op = Op::Acquire { keys, record: record(owner, token, oldest), ttl, tell: None };
-            (model.acquire(rules, window, asked(owner, token)), op)
+        Event::Acquire(grant) => {
+            let op = Op::Acquire { keys, record: record(grant, oldest), ttl, tell: None };
+            (model.acquire(rules, window, asked(grant)), op)
         }
-        Event::Extend(owner, token) => {
-            let op = Op::Extend { keys, record: record(owner, token, oldest), ttl };
-            (model.extend(rules, asked(owner, token)), op)
+        Event::Extend(grant) => {
+            let op = Op::Extend { keys, record: record(grant, oldest), ttl };
+            (model.extend(rules, asked(grant)), op)
         }
-        Event::Heal(owner, token) => {
-            let op = Op::Heal { keys, record: record(owner, token, oldest), ttl };
-            (model.heal(rules, window, asked(owner, token)), op)
+        Event::Heal(grant) => {
+            let op = Op::Heal { keys, record: record(grant, oldest), ttl };
+            (model.heal(rules, window, asked(grant)), op)
         }
-        Event::Release(owner, token, failed_try) => {
-            let op = Op::Release { keys, record: record(owner, token, oldest), failed_try, tell: None };
-            (model.release(rules, owner, token, failed_try), op)
+        Event::Release(grant, failed_try) => {
+            let op = Op::Release { keys, record: record(grant, oldest), failed_try, tell: None };
+            (model.release(rules, asked(grant), failed_try), op)
         }
         Event::Expire => {
             model.expire();
@@ -185,10 +189,11 @@ proptest! {
 #[test]
 fn both_nodes_give_the_same_answers_in_every_state() {
     let mut events = vec![Event::Expire, Event::Wipe, Event::Admit];
-    for owner in [Owner::A, Owner::B] {
+    for (owner, nonce) in [(Owner::A, 0), (Owner::A, 1), (Owner::B, 0)] {
         for token in [1, 2, 3, FAR] {
-            events.extend([Event::Acquire(owner, token), Event::Extend(owner, token), Event::Heal(owner, token)]);
-            events.extend([Event::Release(owner, token, false), Event::Release(owner, token, true)]);
+            let grant = (owner, token, nonce);
+            events.extend([Event::Acquire(grant), Event::Extend(grant), Event::Heal(grant)]);
+            events.extend([Event::Release(grant, false), Event::Release(grant, true)]);
         }
     }
     let code = Code::new();

@@ -47,9 +47,11 @@ macro_rules! each_is_missed {
 }
 
 each_is_missed! {
-    retry_rewrites
-    retry_mints_new
-    undo_spares_older
+    lock_is_kept
+    grants_have_nonces
+    undo_is_exact
+    undo_spares_extended
+    told_again_is_extended
     release_is_a_barrier
     release_keeps_newer
     clock_is_checked
@@ -75,7 +77,6 @@ each_is_missed! {
     heal_is_timely
     failed_try_takes_fence_back
     told_fence_stays
-    retried_fence_stays
     plain_fence_stays
     only_own_fence_goes
     fence_before_is_restored

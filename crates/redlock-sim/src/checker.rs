@@ -14,7 +14,8 @@
 //! 6. *Kept*, where the history says that it is possible: a lock that was extended in time all along is not lost.
 //! 7. *Order*: of those who wait for a lock in one process, whoever came first has the smaller T.
 //! 8. *Answered*: whoever waits is answered when its patience ends, and in the end no process counts anybody who waits.
-//! 9. *Idle*: where nothing is broken, a lock that somebody waits for is not free for longer than a poll takes.
+//! 9. *Promised*: what an answer has promised is not undone by what else is asked for the same owner.
+//! 10. *Idle*: where nothing is broken, a lock that somebody waits for is not free for longer than a poll takes.
 //!
 //! What it does not judge is counted in [`Summary`].
 
@@ -46,6 +47,7 @@ pub fn check(history: &History) -> Vec<Violation> {
     orphans(history, &mut found);
     unpaid(history, &mut found);
     kept(history, &mut found);
+    promised(history, &mut found);
     waiting::check(history, &mut found);
     found.sort_by_key(|violation| (violation.at, violation.demand));
     found
@@ -90,7 +92,8 @@ fn fencing(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
         while let Some(earlier) = answered.next_if(|earlier| earlier.answered < later.asked) {
             largest = Some(largest.filter(|grant| grant.fencing >= earlier.grant.fencing).unwrap_or(earlier.grant));
         }
-        if let Some(earlier) = largest.filter(|earlier| earlier.fencing >= later.grant.fencing) {
+        let again = |earlier: &Grant| later.replayed && *earlier == later.grant;
+        if let Some(earlier) = largest.filter(|earlier| earlier.fencing >= later.grant.fencing && !again(earlier)) {
             let text = format!("lock-{name}: {} was answered before the request for {} was sent", earlier, later.grant);
             found.push(Violation { demand: Demand::Fencing, at: later.answered.at, text });
         }
@@ -133,6 +136,7 @@ fn extension(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
 
 fn orphans(history: &History, found: &mut Vec<Violation>) {
     let mut released: BTreeMap<(u8, u8, u64), Landing> = BTreeMap::new();
+    let mut undone: BTreeMap<(u8, u8, Grant), Landing> = BTreeMap::new();
     for landing in &history.landings {
         let Some(grant) = landing.grant else { continue };
         let key = (landing.master, landing.name, grant.owner);
@@ -141,7 +145,22 @@ fn orphans(history: &History, found: &mut Vec<Violation>) {
             (Kind::Release, Cast::Released | Cast::Missing | Cast::Held) if before.is_none() => {
                 released.insert(key, *landing);
             }
-            (Kind::Acquire | Kind::Heal, Cast::Granted | Cast::GrantedAgain) => {
+            (Kind::Undo, Cast::Released | Cast::Missing | Cast::Held) => {
+                undone.insert((landing.master, landing.name, grant), *landing);
+            }
+            (Kind::Acquire | Kind::Heal, Cast::Granted) => {
+                // Another request may have confirmed it, and heals it: not its own acquire, late.
+                let undo = undone.get(&(landing.master, landing.name, grant));
+                if let (Kind::Acquire, Some(undo)) = (landing.kind, undo) {
+                    let text = format!(
+                        "n{} sets lock-{} {grant} again after its undo at {} ms, which it answered with {:?}",
+                        landing.master,
+                        landing.name,
+                        undo.moment.at.as_millis(),
+                        undo.cast
+                    );
+                    found.push(Violation { demand: Demand::Orphan, at: landing.moment.at, text });
+                }
                 if let Some(release) = before {
                     let text = format!(
                         "n{} sets lock-{} {grant} again after a release at {} ms, which it answered with {:?} when that T \
@@ -210,6 +229,25 @@ fn kept(history: &History, found: &mut Vec<Violation>) {
         {
             let text = format!("lock-{} {grant} was extended in time and is lost", operation.name);
             found.push(Violation { demand: Demand::Kept, at: end.at, text });
+        }
+    }
+}
+
+/// What was answered stands, whatever is asked for the same owner meanwhile: as long as nothing was lost, a holder in time
+/// is not told that its lock is gone.
+fn promised(history: &History, found: &mut Vec<Violation>) {
+    let is_quiet = |by: Moment| history.faults.is_empty() && !history.losses.iter().any(|(lost, _)| *lost < by);
+    for (name, locks) in by_name::split(history) {
+        for asked in history.operations.iter().filter(|asked| asked.name == name) {
+            let (Request::Extend { grant, .. }, Some(answered)) = (asked.request, asked.end) else { continue };
+            let gone = matches!(asked.answer, Some(Answer::Lost | Answer::NotHolder));
+            let holds =
+                |hold: &by_name::Hold| hold.grant == grant && hold.from < asked.start && answered.at < hold.until;
+            if gone && is_quiet(answered) && locks.holds.iter().any(holds) {
+                let text =
+                    format!("lock-{name} {grant} was promised for longer, and its holder is told that it is gone");
+                found.push(Violation { demand: Demand::Promised, at: answered.at, text });
+            }
         }
     }
 }

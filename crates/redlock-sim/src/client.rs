@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redlock_core::{AcquireOptions, Info, Lease, LockError, LockToken, Owner, RetryPolicy, Ttl};
+use redlock_core::{AcquireOptions, Info, Lease, LockError, LockToken, Owner, OwnerChoice, RetryPolicy, Ttl};
 use tokio::time::Instant;
 
 use crate::chance::Chance;
 use crate::gateway::Gateway;
 use crate::history::{Answer, Grant, Recorder, Request, Waited};
-use crate::master::lock_name;
+use crate::master::{grant, lock_name};
 use crate::time::SimClock;
 
 /// What the locks protect: registers that refuse tokens smaller than the largest they have seen.
@@ -196,13 +196,13 @@ impl Client {
         self.let_go(hold, wish).await;
     }
 
-    /// The same owner once more. A client that is told a larger token goes on with that; a copy of an old request for
-    /// the smaller one may still be about.
+    /// The same owner once more, which is told of the same grant as long as that stands. A client that is told of another
+    /// goes on with that.
     async fn ask_again(&mut self, hold: Hold, wish: Wish) -> Hold {
         let gateway = self.any_gateway();
         let hangs_up = self.chance.percent(25).then(|| self.chance.millis(1, 40));
         let Some(again) = self.acquire(gateway, Wish { hangs_up, ..wish }).await else { return hold };
-        if self.chance.percent(40) {
+        if again.grant != hold.grant && self.chance.percent(40) {
             let gateway = self.any_gateway();
             self.release(gateway, &hold, 1).await;
         }
@@ -256,7 +256,11 @@ impl Client {
         let work = move |redlock: redlock_core::Redlock| async move {
             let (name, options) = (
                 lock_name(name),
-                AcquireOptions { info, owner: owner.map(|chosen| chosen.0), ..AcquireOptions::default() },
+                AcquireOptions {
+                    info,
+                    owner: owner.map_or(OwnerChoice::Fresh, |chosen| OwnerChoice::Shared(chosen.0)),
+                    ..AcquireOptions::default()
+                },
             );
             match how {
                 How::Once => redlock.acquire(&name, ttl, options).await,
@@ -300,7 +304,7 @@ impl Client {
         };
         let held_for = self.held_for(gateway, &lease);
         let grant = grant(&lease.token);
-        self.recorder.end(number, Answer::Granted { grant, held_for });
+        self.recorder.end(number, Answer::Granted { grant, held_for, replayed: lease.replayed });
         if patience_ms.is_some() {
             self.recorder.waited(number, Waited { ticket: lease.ticket, rounds: lease.rounds });
         }
@@ -429,13 +433,7 @@ fn answer(error: &LockError) -> Answer {
         LockError::Lost => Answer::Lost,
         LockError::NotHolder(_) => Answer::NotHolder,
         LockError::NoQuorum(_) | LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. } => Answer::NoQuorum,
+        LockError::HeldTooLong { .. } => Answer::Held,
         LockError::Unknown(_) => Answer::Unknown,
     }
-}
-
-fn grant(token: &LockToken) -> Grant {
-    let text = token.expose();
-    let owner = text.rsplit('.').next().and_then(|owner| owner.get(..16));
-    let owner = owner.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or_default();
-    Grant { owner, fencing: token.fencing().get() }
 }

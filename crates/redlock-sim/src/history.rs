@@ -28,6 +28,8 @@ pub struct Grant {
     pub owner: u64,
     /// T, in microseconds since 1970.
     pub fencing: u64,
+    /// What tells it from another grant of the owner with the same T.
+    pub nonce: u32,
 }
 
 /// What a client asked a gateway for.
@@ -64,6 +66,8 @@ pub enum Answer {
         grant: Grant,
         /// From the answer on.
         held_for: Duration,
+        /// It is the grant of an earlier request for the same owner.
+        replayed: bool,
     },
     /// It keeps the lock for so long of true time.
     Extended {
@@ -145,6 +149,8 @@ pub enum Kind {
     Heal,
     Extend,
     Release,
+    /// Of a try that failed: of exactly its grant.
+    Undo,
     Inspect,
 }
 
@@ -152,8 +158,8 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cast {
     Granted,
-    /// Set again for the owner that had it.
-    GrantedAgain,
+    /// Another grant of the same owner stands.
+    Yours,
     /// Somebody else has it.
     Held,
     /// T is not larger than the fence.

@@ -26,7 +26,7 @@ Examples:
   redlock-sim --seeds 0..50 --scenario queue               many who wait for one lock or two
   redlock-sim --seeds 0..50 --scenario reconfigure         an operator changes the configuration
 
-Rules for --without: retry-rewrites, release-is-a-barrier, release-keeps-newer, clock-is-checked, fence-is-checked,
+Rules for --without: lock-is-kept, release-is-a-barrier, release-keeps-newer, undo-is-exact, clock-is-checked, fence-is-checked,
 marker-is-checked, quarantine-is-waited, missing-is-healed (found by --scenario rolling).
 
 Exit status: 0 no violation, 1 violations, 2 wrong usage.")]

@@ -17,7 +17,7 @@ use redlock_core::node::admission::{Durability, Facts};
 use redlock_core::node::link::{Answer, MarkerSwap, Swapped};
 use redlock_core::node::memory::{MemoryNode, Snapshot};
 use redlock_core::node::{Effect, Failure, Hint, Keys, NodeSettings, Op, Reason, Record, Rules, Vote};
-use redlock_core::types::LockName;
+use redlock_core::types::{LockName, LockToken, Owner};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::chance::Chance;
@@ -354,7 +354,9 @@ impl Master {
             Op::Acquire { keys, record, .. } => (Kind::Acquire, keys, Some(record)),
             Op::Heal { keys, record, .. } => (Kind::Heal, keys, Some(record)),
             Op::Extend { keys, record, .. } => (Kind::Extend, keys, Some(record)),
-            Op::Release { keys, record, .. } => (Kind::Release, keys, Some(record)),
+            Op::Release { keys, record, failed_try, .. } => {
+                (if *failed_try { Kind::Undo } else { Kind::Release }, keys, Some(record))
+            }
             Op::Inspect { keys } => (Kind::Inspect, keys, None),
             Op::Scan { .. } => return vote,
         };
@@ -417,9 +419,17 @@ fn run_id_of(index: u8, run: u64) -> String {
 /// Owner and token of a record of ours.
 pub fn grant_of(record: &Record) -> Option<Grant> {
     let (token, _) = record.parse()?;
-    let owner = record.as_bytes().get(17..33)?;
-    let owner = u64::from_str_radix(std::str::from_utf8(owner).ok()?, 16).ok()?;
-    Some(Grant { owner, fencing: token.fencing().get() })
+    Some(grant(&token))
+}
+
+/// What a history calls it.
+pub fn grant(token: &LockToken) -> Grant {
+    let text = token.expose();
+    let digits = text.rsplit('.').next().unwrap_or_default();
+    let number =
+        |digits: Option<&str>| digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or_default();
+    let (owner, nonce) = (number(digits.get(..16)), number(digits.get(2 * Owner::LEN..)));
+    Grant { owner, fencing: token.fencing().get(), nonce: nonce as u32 }
 }
 
 fn name_of(key: &Bytes) -> u8 {
@@ -430,7 +440,7 @@ fn name_of(key: &Bytes) -> u8 {
 fn cast(vote: &Vote) -> Cast {
     match vote {
         Vote::Granted => Cast::Granted,
-        Vote::GrantedAgain => Cast::GrantedAgain,
+        Vote::Yours(_) => Cast::Yours,
         Vote::Held(_) => Cast::Held,
         Vote::Stale { .. } => Cast::Stale,
         Vote::Extended => Cast::Extended,

@@ -9,12 +9,14 @@ use redlock_core::node::Rules;
 /// A rule of the core that can be switched off, to see what it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// A retry by the same owner takes a new T and rewrites both keys.
-    RetryRewrites,
+    /// A node never overwrites a lock, not even for its owner.
+    LockIsKept,
     /// A release leaves the fence at T or above.
     ReleaseIsABarrier,
     /// A release deletes only a lock whose T is not newer than its own.
     ReleaseKeepsNewer,
+    /// The undo of a try takes nothing but exactly its grant, and not once it was extended.
+    UndoIsExact,
     /// A node refuses a T too far from its own time.
     ClockIsChecked,
     /// A node grants only a T larger than the last it has stored for the lock.
@@ -28,10 +30,11 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 8] = [
-        Self::RetryRewrites,
+    pub const ALL: [Self; 9] = [
+        Self::LockIsKept,
         Self::ReleaseIsABarrier,
         Self::ReleaseKeepsNewer,
+        Self::UndoIsExact,
         Self::ClockIsChecked,
         Self::FenceIsChecked,
         Self::MarkerIsChecked,
@@ -42,9 +45,10 @@ impl Rule {
     /// Its name, as `--without` takes it.
     pub fn name(self) -> &'static str {
         match self {
-            Self::RetryRewrites => "retry-rewrites",
+            Self::LockIsKept => "lock-is-kept",
             Self::ReleaseIsABarrier => "release-is-a-barrier",
             Self::ReleaseKeepsNewer => "release-keeps-newer",
+            Self::UndoIsExact => "undo-is-exact",
             Self::ClockIsChecked => "clock-is-checked",
             Self::FenceIsChecked => "fence-is-checked",
             Self::MarkerIsChecked => "marker-is-checked",
@@ -57,9 +61,10 @@ impl Rule {
     pub fn off(self) -> Rules {
         let mut rules = Rules::ALL;
         let rule = match self {
-            Self::RetryRewrites => &mut rules.retry_rewrites,
+            Self::LockIsKept => &mut rules.lock_is_kept,
             Self::ReleaseIsABarrier => &mut rules.release_is_a_barrier,
             Self::ReleaseKeepsNewer => &mut rules.release_keeps_newer,
+            Self::UndoIsExact => &mut rules.undo_is_exact,
             Self::ClockIsChecked => &mut rules.clock_is_checked,
             Self::FenceIsChecked => &mut rules.fence_is_checked,
             Self::MarkerIsChecked => &mut rules.marker_is_checked,

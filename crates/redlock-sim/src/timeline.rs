@@ -40,6 +40,7 @@ pub fn render(history: &History) -> String {
             Kind::Heal => "heal",
             Kind::Extend => "extend",
             Kind::Release => "release",
+            Kind::Undo => "undo",
             Kind::Inspect => "inspect",
         };
         let grant = landing.grant.map(|grant| format!(" {grant}")).unwrap_or_default();
@@ -90,7 +91,9 @@ struct Heard(Answer);
 impl fmt::Display for Heard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Answer::Granted { grant, held_for } => write!(f, "GRANTED {grant} for {}", Millis(held_for)),
+            Answer::Granted { grant, held_for, replayed } => {
+                write!(f, "GRANTED {grant}{} for {}", if replayed { " again" } else { "" }, Millis(held_for))
+            }
             Answer::Extended { held_for } => write!(f, "extended for {}", Millis(held_for)),
             Answer::Released => f.write_str("released"),
             Answer::Held => f.write_str("held by somebody else"),

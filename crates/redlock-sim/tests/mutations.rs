@@ -24,8 +24,8 @@ fn is_missed(rule: Rule, scenario: &str, plan: fn(u64) -> Plan, wanted: &[Demand
 const SAFETY: [Demand; 3] = [Demand::Exclusion, Demand::Fencing, Demand::Register];
 
 #[test]
-fn without_rewriting_on_a_retry() {
-    is_missed(Rule::RetryRewrites, "storm", Plan::storm, &SAFETY);
+fn without_keeping_a_lock_for_its_owner() {
+    is_missed(Rule::LockIsKept, "storm", Plan::storm, &SAFETY);
 }
 
 #[test]
@@ -36,6 +36,11 @@ fn without_the_barrier_of_a_release() {
 #[test]
 fn without_the_scope_of_a_release() {
     is_missed(Rule::ReleaseKeepsNewer, "storm", Plan::storm, &SAFETY);
+}
+
+#[test]
+fn without_an_exact_undo() {
+    is_missed(Rule::UndoIsExact, "storm", Plan::storm, &[Demand::Exclusion, Demand::Promised]);
 }
 
 #[test]

@@ -1,40 +1,51 @@
 //! One attempt to get a lock: a round, and another one with a larger token where nodes have seen a later T than ours.
+//!
+//! Several requests may ask for one owner at once: an idempotency key that is sent again makes them. Nodes never overwrite a
+//! lock, so each asks for a grant of its own, and one that meets another's on a majority of the nodes undoes its own and
+//! *confirms* that one: success of an extension on a majority proves that it stands, as it does for its holder. So nothing that
+//! was promised is ever replaced, and all of them are told the same token.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::LockError;
+use crate::extend;
 use crate::node::{Hint, Keys, Op, Reason, Record, Vote};
 use crate::quorum::Decision;
-use crate::round::{Round, Scope};
+use crate::round::{Outcome, Round};
 use crate::shared::{ALL_NODES, Shared};
-use crate::types::{FencingToken, Info, LockToken, Owner, Ttl};
+use crate::types::{FencingToken, Info, LockToken, Nonce, Owner, Ttl};
 use crate::validity::Lease;
-use crate::votes::{can_hold, held_by, is_split};
+use crate::votes::{OwnGrant, can_hold, held_by, is_split, own_grant};
 
 /// Tries with a new fencing token within one attempt, when nodes have seen a larger one. Each try learns from the last,
 /// so more than a few mean that other gateways outrun us; then the attempt fails like any other.
-const MAX_FENCING_TRIES: usize = 8;
+const MAX_FENCING_TRIES: u32 = 8;
 
 /// What is acquired, and for whom.
 #[derive(Clone)]
 pub(crate) struct AcquireParams {
     pub(crate) keys: Keys,
     pub(crate) owner: Owner,
-    /// Other attempts may act for the same owner, at the same time or before.
+    /// Of the first try, where owner and nonce were drawn together.
+    pub(crate) nonce: Option<Nonce>,
+    /// Other requests may ask for the same owner, before or at the same time.
     pub(crate) owner_is_shared: bool,
+    /// For how long an earlier request of the same owner may have held the lock; without end when `None`.
+    pub(crate) max_hold: Option<Duration>,
     pub(crate) info: Info,
     pub(crate) ttl: Ttl,
 }
 
-/// Dropped before it has ended, an attempt releases what it has set or may still set.
+/// Dropped before it has ended, an attempt undoes what it has set or may still set.
 pub(crate) struct Attempt {
     shared: Arc<Shared>,
     params: AcquireParams,
     tell: Option<Hint>,
     started: Duration,
-    /// All so far, until they are of no concern any more.
-    tries: Vec<Try>,
+    /// The last one, until it is of no concern any more. Those before it are undone already.
+    current: Option<Try>,
+    tries: u32,
     /// It has an outcome: it is not cancelled.
     ended: bool,
 }
@@ -59,7 +70,7 @@ impl Attempt {
     /// The lease counts from now.
     pub(crate) fn new(shared: &Arc<Shared>, params: AcquireParams) -> Self {
         let started = shared.seams.clock.monotonic();
-        Self { shared: shared.clone(), params, tell: None, started, tries: Vec::new(), ended: false }
+        Self { shared: shared.clone(), params, tell: None, started, current: None, tries: 0, ended: false }
     }
 
     /// With something that nodes tell everybody when they refuse.
@@ -68,32 +79,40 @@ impl Attempt {
         self
     }
 
-    /// A round for the next try. It has to be asked, on all nodes.
+    /// A round for the first try. It has to be asked, on all nodes.
     pub(crate) fn prepare(&mut self) -> Result<Arc<Round>, LockError> {
+        let next = self.next_try()?;
+        let round = next.round.clone();
+        self.current = Some(next);
+        Ok(round)
+    }
+
+    fn next_try(&mut self) -> Result<Try, LockError> {
         let shared = &self.shared;
         let Some(fencing) = shared.tokens.mint() else {
             let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
             return Err(LockError::NoQuorum(reports));
         };
-        let AcquireParams { keys, owner, info, ttl, .. } = &self.params;
-        let token = LockToken::new(*owner, fencing);
+        let AcquireParams { keys, owner, nonce, info, ttl, .. } = &mut self.params;
+        let nonce = nonce.take().unwrap_or_else(|| shared.seams.entropy.nonce());
+        let token = LockToken::new(*owner, nonce, fencing);
         let record = Record::new(&token, info);
         let op = Op::Acquire { keys: keys.clone(), record: record.clone(), ttl: *ttl, tell: self.tell.clone() };
         let round = Round::new(shared.quorum, op, shared.round_limit(*ttl), &shared.seams.observer, None);
-        self.tries.push(Try { record, token, round: round.clone() });
-        Ok(round)
+        self.tries += 1;
+        Ok(Try { record, token, round })
     }
 
     /// Goes on to the end, from the beginning or from a try that has been asked already.
     pub(crate) async fn run(mut self) -> Result<Lease, AttemptError> {
-        if self.tries.is_empty() {
+        if self.current.is_none() {
             self.ask()?;
         }
         loop {
-            let last = self.tries.len() >= MAX_FENCING_TRIES;
+            let last = self.tries >= MAX_FENCING_TRIES;
             let shared = &self.shared;
-            let Some(Try { token, round, .. }) = self.tries.last() else { unreachable!("asked at least once") };
-            let outcome = round.outcome().await;
+            let Some(Try { token, round, .. }) = &self.current else { unreachable!("asked at least once") };
+            let mut outcome = round.outcome().await;
 
             let mut fences = stale_fences(&outcome.votes).peekable();
             let saw_fence = fences.peek().is_some();
@@ -108,9 +127,8 @@ impl Attempt {
                         let error = LockError::NoQuorum(shared.reports(&outcome));
                         return Err(self.failed(error, false));
                     }
-                    lease.renewed = self.renews();
-                    lease.rounds = self.tries.len() as u32;
-                    self.tries.clear();
+                    lease.rounds = self.tries;
+                    self.current = None;
                     return Ok(lease);
                 }
                 Decision::No => {
@@ -118,78 +136,103 @@ impl Attempt {
                     let (held, split) = (held_by(shared.quorum, &votes), !can_hold(shared.quorum, &votes));
                     return Err(self.failed(LockError::Held(held), split));
                 }
-                Decision::Neither | Decision::Open if saw_fence && believable && !last => self.ask()?,
-                Decision::Neither | Decision::Open => {
-                    let error = LockError::NoQuorum(shared.reports(&outcome));
-                    let split = is_split(shared.quorum, &outcome.votes);
-                    return Err(self.failed(error, split));
+                Decision::Neither | Decision::Open => {}
+            }
+            if outcome.votes.iter().flatten().any(|vote| matches!(vote, Vote::Yours(_))) {
+                // The votes that are still out may make a majority of what stands.
+                let clear = |votes: &[Option<Vote>]| own_grant(shared.quorum, votes) != OwnGrant::Possible;
+                outcome = Outcome { votes: round.votes_until(clear).await, ..outcome };
+                match own_grant(shared.quorum, &outcome.votes) {
+                    OwnGrant::Stands(grant) => return self.confirm(grant).await,
+                    OwnGrant::Possible => {
+                        let error = LockError::Unknown(shared.reports(&outcome));
+                        return Err(self.failed(error, false));
+                    }
+                    OwnGrant::None => {}
                 }
             }
+            if saw_fence && believable && !last {
+                self.ask()?;
+                continue;
+            }
+            let split = is_split(shared.quorum, &outcome.votes);
+            let error = LockError::NoQuorum(shared.reports(&outcome));
+            return Err(self.failed(error, split));
+        }
+    }
+
+    /// Extends what an earlier request of the same owner was granted. A success is the proof that it stands; after any other
+    /// outcome somebody may still have been promised it.
+    async fn confirm(mut self, grant: LockToken) -> Result<Lease, AttemptError> {
+        self.ended = true;
+        self.undo();
+        let (shared, AcquireParams { keys, ttl, max_hold, .. }) = (self.shared.clone(), self.params.clone());
+        let held = shared.tokens.age(grant.fencing());
+        if let Some(max) = max_hold.filter(|max| held > *max) {
+            return Err(self.failed(LockError::HeldTooLong { held, max }, false));
+        }
+        match extend::extend(&shared, keys.clone(), &grant, ttl).await {
+            Ok(lease) => Ok(Lease { replayed: true, rounds: self.tries + 1, ..lease }),
+            // It cannot have a majority any more. Nothing that this has marked as extended may be left behind, for its own
+            // request spares that.
+            Err(LockError::Lost | LockError::NotHolder(_)) => {
+                let record = Record::new(&grant, &Info::default());
+                let release = Op::Release { keys, record, failed_try: false, tell: None };
+                shared.release_on(Arc::new(release), ALL_NODES);
+                Err(self.failed(LockError::Held(Default::default()), true))
+            }
+            Err(error) => Err(self.failed(error, false)),
         }
     }
 
     fn failed(&mut self, error: LockError, split: bool) -> AttemptError {
         self.ended = true;
-        AttemptError { error, split, rounds: self.tries.len() as u32 }
+        AttemptError { error, split, rounds: self.tries }
     }
 
+    /// Asks with a new T. Where the try before was granted, or may have been, it is undone in the same call: a node
+    /// overwrites no lock.
     fn ask(&mut self) -> Result<(), AttemptError> {
-        match self.prepare() {
-            Ok(round) => round.ask(&self.shared.nodes, ALL_NODES),
+        let next = match self.next_try() {
+            Ok(next) => next,
             Err(error) => return Err(self.failed(error, false)),
+        };
+        let nodes = &self.shared.nodes;
+        match self.current.replace(next) {
+            None => self.round().ask(nodes, ALL_NODES),
+            Some(before) => {
+                let undo = self.shared.release_round(self.undo_of(before.record, None));
+                undo.ask_before(nodes, before.round.touched(), self.round());
+            }
         }
         Ok(())
     }
 
-    /// Whether the owner may have had the lock before, on a node at least. Where an earlier try of our own was granted,
-    /// another attempt for the same owner may have been so too before the next.
-    fn renews(&self) -> bool {
-        self.params.owner_is_shared && self.tries.iter().any(|tried| tried.round.voted(&Vote::GrantedAgain) != 0)
+    fn round(&self) -> &Arc<Round> {
+        let Some(Try { round, .. }) = &self.current else { unreachable!("asked at least once") };
+        round
+    }
+
+    fn undo_of(&self, record: Record, tell: Option<Hint>) -> Arc<Op> {
+        Arc::new(Op::Release { keys: self.params.keys.clone(), record, failed_try: true, tell })
+    }
+
+    fn undo(&mut self) {
+        let Some(Try { record, token, round }) = self.current.take() else { return };
+        // Cancelled in the middle, it may have been granted the lock, while others wait elsewhere.
+        let fairness = &self.shared.fairness;
+        let tell = if self.ended { None } else { fairness.given_up(&self.params.keys.lock, token.fencing()) };
+        let undo = self.undo_of(record, tell);
+        let due = round.abandon(undo.clone(), self.shared.pending.clone());
+        if due != 0 {
+            self.shared.release_on(undo, due);
+        }
     }
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        let Some(Try { record, token, .. }) = self.tries.last() else { return };
-        // With several tries, or several attempts of one owner, an earlier acquire may still be in flight on a connection
-        // that broke: the fence has to stay.
-        let failed_try = self.tries.len() == 1 && !self.params.owner_is_shared;
-        // Cancelled in the middle, it may have been granted the lock, while others wait elsewhere.
-        let tell =
-            if self.ended { None } else { self.shared.fairness.given_up(&self.params.keys.lock, token.fencing()) };
-        let release = |record: Record| {
-            let tell = tell.clone();
-            Arc::new(Op::Release { keys: self.params.keys.clone(), record, failed_try, tell })
-        };
-        let pending = &self.shared.pending;
-        if !self.params.owner_is_shared {
-            // The release of the last T covers the earlier ones: they are smaller and of the same owner.
-            let undo = release(record.clone());
-            let abandon = |tried: &Try| tried.round.abandon(undo.clone(), pending.clone(), Scope::All);
-            let due = self.tries.iter().fold(0, |mask, tried| mask | abandon(tried));
-            if due != 0 {
-                self.shared.release_on(undo, due);
-            }
-            return;
-        }
-        // Each try with its own T: between two of them another attempt of this owner may have been granted the lock where
-        // the first of them had set it, and the second took it over.
-        let mut due = 0;
-        for tried in &self.tries {
-            let undo = release(tried.record.clone());
-            due = tried.round.abandon(undo.clone(), pending.clone(), Scope::Fresh);
-            if due != 0 {
-                self.shared.release_on(undo, due);
-            }
-        }
-        // Nodes that may have had the lock already: what they store must stay, but an acquire that is still in flight
-        // must not take effect any more. A release for nobody deletes nothing and leaves the fence at T.
-        let touched = self.tries.iter().fold(0, |mask, tried| mask | tried.round.touched());
-        let unknown = touched & !due;
-        if unknown != 0 {
-            let nobody = LockToken::new(self.shared.seams.entropy.owner(), token.fencing());
-            self.shared.release_on(release(Record::new(&nobody, &Info::default())), unknown);
-        }
+        self.undo();
     }
 }
 

@@ -88,7 +88,7 @@ impl<'a> Retries<'a> {
                 tracing::debug!(lock = %self.params.keys.lock.escape_ascii(), tries, %error, "the votes were split");
                 Some(pauses.after_split(round.max(SHORTEST_ROUND), tries))
             }
-            Some(policy) if matches!(error, LockError::Held(_) | LockError::NoQuorum(_)) => {
+            Some(policy) if matches!(error, LockError::Held(_) | LockError::NoQuorum(_) | LockError::Unknown(_)) => {
                 policy.pause(tries, self.started.elapsed(), pauses.0.unit())
             }
             None | Some(_) => None,

@@ -41,13 +41,15 @@ impl Pauses<'_> {
                 Some(left) => (poll_due.min(self.after_expiry(now + left)), quick),
                 None => (poll_due, quick),
             },
-            LockError::NoQuorum(_) => {
+            LockError::NoQuorum(_) | LockError::Unknown(_) => {
                 let retry = now + self.between(NO_QUORUM);
                 (retry, retry)
             }
             // An acquire has none of these outcomes.
-            LockError::Lost | LockError::NotHolder(_) | LockError::Unknown(_) => (poll_due, poll_due),
-            LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. } => (poll_due, poll_due),
+            LockError::Lost | LockError::NotHolder(_) => (poll_due, poll_due),
+            LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. } => {
+                (poll_due, poll_due)
+            }
         };
         Refusal { error, retry, quick, poll_due, round }
     }

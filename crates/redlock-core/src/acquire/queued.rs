@@ -33,8 +33,18 @@ pub(super) struct Queued<'a, F> {
     pub(super) fresh: bool,
     /// Attempts in a row that split the votes.
     pub(super) splits: u32,
-    /// Why the last attempt was made; `None` when it was handed over.
-    pub(super) cause: Option<Cause>,
+    pub(super) why: Why,
+}
+
+/// Why the last attempt was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// The lock was handed over.
+    Handed,
+    /// It was its turn.
+    Turn(Cause),
+    /// An earlier request of its owner seems to have the lock; it asks beside the line.
+    IsOwn,
 }
 
 /// Until something has changed for this waiter, or until then.
@@ -55,11 +65,15 @@ impl<F: FnOnce() + Send> Pacing for Queued<'_, F> {
             let in_time = now < self.deadline || self.fresh;
             let attempt = match self.ticket.step(now, in_time) {
                 Step::Handed(attempt) => {
-                    self.cause = None;
+                    self.why = Why::Handed;
                     attempt
                 }
+                Step::AskForOwn => {
+                    self.why = Why::IsOwn;
+                    Attempt::new(self.shared, self.params.clone())
+                }
                 Step::Try(cause) => {
-                    self.cause = Some(cause);
+                    self.why = Why::Turn(cause);
                     let hint = self.shared.fairness.waiting(&self.params.keys.lock);
                     Attempt::new(self.shared, self.params.clone()).announcing(hint)
                 }
@@ -83,6 +97,13 @@ impl<F: FnOnce() + Send> Pacing for Queued<'_, F> {
     }
 
     fn failed(&mut self, failed: AttemptError, round: Duration, now: Instant) -> Result<(), LockError> {
+        if let error @ LockError::HeldTooLong { .. } = failed.error {
+            return Err(error);
+        }
+        // Nobody's turn was used up.
+        if self.why == Why::IsOwn {
+            return Ok(());
+        }
         self.fresh = false;
         self.splits = if failed.split { self.splits + 1 } else { 0 };
         let round = round.max(SHORTEST_ROUND);
@@ -105,15 +126,18 @@ impl<F: FnOnce() + Send> Pacing for Queued<'_, F> {
     fn granted(self, lease: &mut Lease, round: Duration, now: Instant) {
         lease.ticket = Some(self.ticket.number());
         let observer = &self.shared.seams.observer;
-        match self.cause {
-            None | Some(Cause::Release) => observer.handed_over(HandOver::Local),
-            Some(Cause::Hint) => observer.handed_over(HandOver::Remote),
-            Some(Cause::Poll) => {}
+        match self.why {
+            Why::Handed | Why::Turn(Cause::Release) => observer.handed_over(HandOver::Local),
+            Why::Turn(Cause::Hint) => observer.handed_over(HandOver::Remote),
+            Why::Turn(Cause::Poll) => {}
+            // Beside the line, which goes on as it was.
+            Why::IsOwn => return,
         }
-        if matches!(self.cause, Some(Cause::Hint | Cause::Poll)) {
+        if matches!(self.why, Why::Turn(Cause::Hint | Cause::Poll)) {
             self.shared.fairness.turn_begins(&self.params.keys.lock, now);
         }
         let ends = self.pauses().after_expiry(now + self.params.ttl.duration());
-        self.ticket.granted(now, Success { ends, round: round.max(SHORTEST_ROUND) });
+        let shared_owner = self.params.owner_is_shared.then_some(self.params.owner);
+        self.ticket.granted(now, Success { shared_owner, ends, round: round.max(SHORTEST_ROUND) });
     }
 }

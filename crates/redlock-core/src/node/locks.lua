@@ -4,17 +4,17 @@
 -- KEYS[1]  the marker of this node
 -- ARGV[1]  the marker that admits this gateway     ARGV[2]  D in microseconds     ARGV[3]  fence retention in ms
 -- then for each operation, its arguments from ARGV[4] and its keys from KEYS[2]:
---   A record ttl_ms | lock fence     acquire; record = T:owner:info, T 16 digits, owner 40 characters
+--   A record ttl_ms | lock fence     acquire; record = T:grant:info, T 16 digits, grant 40: owner 32, nonce 8
 --   W record ttl_ms channel hint | lock fence    the same, and when it is held: publish the hint
---   E T:owner ttl_ms | lock fence    extend
+--   E T:grant ttl_ms | lock fence    extend
 --   H record ttl_ms | lock fence     heal: set an extended lock again where it is gone
---   R T:owner       | lock fence     release
---   N T:owner channel hint | lock fence          the same, and when it was released: publish the hint
---   U T:owner       | lock fence     release of a try that failed, whose T nobody has seen
---   V T:owner channel hint | lock fence          the same, and when it was released: publish the hint
+--   R T:grant       | lock fence     release
+--   N T:grant channel hint | lock fence          the same, and when it was released: publish the hint
+--   U T:grant       | lock fence     undo of a try that failed, whose T nobody has seen: of exactly this grant, unless it was extended
+--   V T:grant channel hint | lock fence          the same, and when it was released: publish the hint
 --   I               | lock           inspect
 -- Answers: this node's time in microseconds, 1 or 0 for whether the marker admits the gateway, then for each operation a number or a list that begins with one:
---   1 granted   11 granted again, to the owner that had it   2 held (pttl, record)   3 stale (fence)   4 extended   5 released   6 missing   7 found (pttl, record)
+--   1 granted   2 held (pttl, record)   11 held by another grant of the same owner (pttl, record)   3 stale (fence)   4 extended   5 released   6 missing   7 found (pttl, record)
 --   8 quarantined   9 clock   10 error (text)
 --
 -- A fence is T, or T and a mark:
@@ -24,9 +24,10 @@
 
 local call, sub, num = redis.pcall, string.sub, tonumber
 
-local RULE_RETRY_REWRITES = true
+local RULE_LOCK_IS_KEPT = true
 local RULE_RELEASE_IS_A_BARRIER = true
 local RULE_RELEASE_KEEPS_NEWER = true
+local RULE_UNDO_IS_EXACT = true
 local RULE_CLOCK_IS_CHECKED = true
 local RULE_FENCE_IS_CHECKED = true
 local RULE_MARKER_IS_CHECKED = true
@@ -50,12 +51,17 @@ local function fence_number(text)
   return num(text) or num(sub(text, 1, 16))
 end
 
+-- A lock is never overwritten, not even for its owner: what was promised to an earlier request stands.
+local function refuse(lock, current, record)
+  if sub(current, 18, 49) ~= sub(record, 18, 49) then return held(2, lock, current) end
+  if RULE_LOCK_IS_KEPT then return held(11, lock, current) end
+end
+
 local function acquire(lock, fence, record, ttl)
   if not admitted then return 8 end
   local t = sub(record, 1, 16)
   local t_num = num(t)
   if RULE_CLOCK_IS_CHECKED and (t_num - now > max_offset or now - t_num > max_offset) then return 9 end
-  local owner = sub(record, 18, 57)
 
   local last = call('GET', fence)
   if failed(last) then return { 10, last.err } end
@@ -64,21 +70,15 @@ local function acquire(lock, fence, record, ttl)
   if RULE_FENCE_IS_CHECKED and last and last_num >= t_num then
     local current = call('GET', lock)
     if failed(current) then return { 10, current.err } end
-    if current and sub(current, 18, 57) ~= owner then return held(2, lock, current) end
-    if current and not RULE_RETRY_REWRITES then return 1 end
-    return { 3, last }
+    return current and refuse(lock, current, record) or { 3, last }
   end
 
   local current = call('SET', lock, record, 'NX', 'GET', 'PX', ttl)
   if failed(current) then return { 10, current.err } end
   if current then
-    if sub(current, 18, 57) ~= owner then return held(2, lock, current) end
-    if not RULE_RETRY_REWRITES then return 1 end
-    -- The same owner tries again: a new T in both keys, a full TTL, and never less than it had.
-    local left = call('PTTL', lock)
-    if failed(left) then return { 10, left.err } end
-    local set = call('SET', lock, record, 'PX', left > num(ttl) and left or ttl)
-    if failed(set) then return { 10, set.err } end
+    local refused = refuse(lock, current, record)
+    if refused then return refused end
+    call('SET', lock, record, 'PX', ttl)
   end
   local text = t
   if not last then
@@ -88,10 +88,10 @@ local function acquire(lock, fence, record, ttl)
   end
   local set = call('SET', fence, text, 'PX', retention)
   if failed(set) then
-    if not current then call('DEL', lock) end
+    call('DEL', lock)
     return { 10, set.err }
   end
-  return current and 11 or 1
+  return 1
 end
 
 -- The first extension marks the lock (';' for ':' after the owner) and the fence ('+' after T). The marks are what a heal
@@ -175,8 +175,11 @@ local function release(lock, fence, grant, failed_try)
     -- outlived its fence, T is so old that the clock rule refuses whatever is still in flight.)
     return 5
   end
+  local exact = failed_try and RULE_UNDO_IS_EXACT
+  -- Extended, so confirmed: another request of the same owner counts on it.
+  if exact and same then return held(2, lock, current) end
   local t_num = num(sub(grant, 1, 16))
-  local mine = current and sub(current, 18, 57) == sub(grant, 18, 57)
+  local mine = current and not exact and sub(current, 18, 49) == sub(grant, 18, 49)
   if same or mine and (not RULE_RELEASE_KEEPS_NEWER or (num(sub(current, 1, 16)) or 0) <= t_num) then
     local del = call('DEL', lock)
     if failed(del) then return { 10, del.err } end
@@ -188,10 +191,10 @@ local function release(lock, fence, grant, failed_try)
     if same or t_num - now <= max_offset / 2 then
       local last = call('GET', fence)
       if failed(last) then return { 10, last.err } end
-      -- The mark of this T goes too: a heal may be in flight. And a fence that could be taken back stays from now on, or
+      -- The mark of this T goes too: a heal may be in flight, which the undo of a try has nothing against. And a fence that could be taken back stays from now on, or
       -- this barrier would go with it.
       local t, text = sub(grant, 1, 16), nil
-      if not last or last == t .. '+' or (fence_number(last) or 0) < t_num then
+      if not last or not exact and last == t .. '+' or (fence_number(last) or 0) < t_num then
         text = t
       elseif sub(last, 17, 17) == '!' then
         text = sub(last, 1, 16)

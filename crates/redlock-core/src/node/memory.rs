@@ -304,7 +304,8 @@ mod tests {
         let ttl = Ttl::from_millis(30_000).unwrap();
         let now = SystemClock.wall_micros();
         for cycle in 0..1_000 {
-            let token = LockToken::new(OsEntropy.owner(), FencingToken::new(now + cycle).unwrap());
+            let (owner, nonce) = OsEntropy.owner_and_nonce();
+            let token = LockToken::new(owner, nonce, FencingToken::new(now + cycle).unwrap());
             let record = Record::new(&token, &Info::default());
             assert_eq!(
                 node.run(&Op::Acquire { keys: keys.clone(), record: record.clone(), ttl, tell: None }),

@@ -38,18 +38,19 @@ impl Keys {
 /// What a node is asked to do.
 #[derive(Debug, Clone)]
 pub enum Op {
-    /// Set the lock if it is free (or this owner's) and T is larger than the fence; store T in both keys.
+    /// Set the lock if it is free and T is larger than the fence; store T in both keys. A lock is never overwritten, not even
+    /// for its owner, who is told which of its grants stands.
     Acquire {
         /// The lock's keys.
         keys: Keys,
-        /// Owner, T and the text for people.
+        /// The grant and the text for people.
         record: Record,
         /// The time to live that it is set with.
         ttl: Ttl,
         /// What to tell everybody when somebody else holds the lock.
         tell: Option<Hint>,
     },
-    /// Prolong the lock if it is this very grant, owner and T; never shorten it.
+    /// Prolong the lock if it is this very grant; never shorten it.
     Extend {
         /// The lock's keys.
         keys: Keys,
@@ -74,7 +75,9 @@ pub enum Op {
         keys: Keys,
         /// The grant to undo.
         record: Record,
-        /// Whether nobody has been told of this T: then the fence that the grant has left is taken back as well.
+        /// Whether it undoes a try that failed: then it takes nothing but exactly this grant, and not once it was extended,
+        /// for another request of the same owner has confirmed it; and as nobody has been told of this T, the fence that
+        /// the grant has left is taken back as well.
         failed_try: bool,
         /// What to tell everybody when the lock was released.
         tell: Option<Hint>,
@@ -110,9 +113,8 @@ impl Op {
 pub enum Vote {
     /// The lock was free and is set with exactly the T that was asked for.
     Granted,
-    /// The same, on a node where this owner had the lock already. Undoing such a grant would take away what an earlier
-    /// request of the same owner was promised.
-    GrantedAgain,
+    /// Another grant of the same owner stands, and nothing was changed.
+    Yours(Holding),
     /// Somebody else's lock stands.
     Held(Holding),
     /// Free, but the node has seen this T or a larger one.

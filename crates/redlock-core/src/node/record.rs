@@ -4,22 +4,22 @@ use bytes::Bytes;
 
 use crate::types::{FencingToken, Info, LockToken, Owner};
 
-/// What a node stores for a held lock: `T:owner:info`, T and owner of fixed width. The first extension puts a `;` after the
-/// owner, see `node/locks.lua`.
+/// What a node stores for a held lock: `T:grant:info`, T and grant of fixed width, where grant is owner and nonce. The first
+/// extension puts a `;` after the grant, see `node/locks.lua`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record(Bytes);
 
 impl Record {
     const OWNER_AT: usize = FencingToken::TEXT_LEN + 1;
-    /// Length of `T:owner`, which names one grant and is what a release compares.
-    pub(crate) const GRANT_LEN: usize = Self::OWNER_AT + Owner::TEXT_LEN;
+    /// Length of `T:grant`, which names one grant and is what an extension or release compares.
+    pub(crate) const GRANT_LEN: usize = Self::OWNER_AT + LockToken::GRANT_LEN;
 
     /// The record of a grant.
     pub fn new(token: &LockToken, info: &Info) -> Self {
         let mut text = Vec::with_capacity(Self::GRANT_LEN + 1 + info.0.len());
         text.extend_from_slice(&token.fencing().text());
         text.push(b':');
-        text.extend_from_slice(token.owner().as_bytes());
+        token.write_grant(&mut text);
         text.push(b':');
         text.extend_from_slice(&info.0);
         Self(Bytes::from(text))
@@ -35,18 +35,18 @@ impl Record {
         &self.0
     }
 
-    /// `T:owner`, for a record of our own.
+    /// `T:grant`, for a record of our own.
     pub fn grant(&self) -> Bytes {
         self.0.slice(..Self::GRANT_LEN)
     }
 
     /// The parts, or `None` when another client's value is stored.
     pub fn parse(&self) -> Option<(LockToken, &[u8])> {
-        let fencing = FencingToken::parse(self.0.get(..FencingToken::TEXT_LEN)?)?;
-        let owner = Owner::parse(self.0.get(Self::OWNER_AT..Self::GRANT_LEN)?)?;
+        let fencing = self.0.get(..FencingToken::TEXT_LEN)?;
+        let token = LockToken::of_texts(fencing, self.0.get(Self::OWNER_AT..Self::GRANT_LEN)?)?;
         let separators = (self.0.get(FencingToken::TEXT_LEN)?, self.0.get(Self::GRANT_LEN)?);
         let info = self.0.get(Self::GRANT_LEN + 1..)?;
-        matches!(separators, (b':', b':' | b';')).then(|| (LockToken::new(owner, fencing), info))
+        matches!(separators, (b':', b':' | b';')).then_some((token, info))
     }
 
     /// Whether it has been extended on the node that stores it.
@@ -63,7 +63,7 @@ impl Record {
     }
 
     pub(crate) fn owner_text(&self) -> &[u8] {
-        self.0.get(Self::OWNER_AT..Self::GRANT_LEN).unwrap_or_default()
+        self.0.get(Self::OWNER_AT..Self::OWNER_AT + Owner::TEXT_LEN).unwrap_or_default()
     }
 
     pub(crate) fn fencing(&self) -> Option<FencingToken> {
@@ -74,10 +74,11 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::Nonce;
 
     #[test]
     fn a_record_gives_back_what_went_in_and_foreign_values_do_not_parse() {
-        let token = LockToken::new(Owner::from_bytes([7; 20]), FencingToken::MIN);
+        let token = LockToken::new(Owner::from_bytes([7; 16]), Nonce::from_bytes([8; 4]), FencingToken::MIN);
         let record = Record::new(&token, &Info::new("x:y").unwrap());
         assert_eq!(record.parse(), Some((token, &b"x:y"[..])));
         assert_eq!(record.grant().len(), Record::GRANT_LEN);

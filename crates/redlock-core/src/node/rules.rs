@@ -104,21 +104,17 @@ impl<S: KeySpace> RulesOn<'_, S> {
         if fence == Some(None) {
             return Ok(error("ERR the fence holds no number"));
         }
-        let current = self.space.get(&keys.lock);
-        if let Some(value) = &current {
-            if Record::foreign(value.clone()).owner_text() != record.owner_text() {
-                return Ok(Vote::Held(self.holding(keys, value.clone())));
-            }
-            if !rules.retry_rewrites {
-                return Ok(Vote::Granted);
+        if let Some(value) = self.space.get(&keys.lock) {
+            let is_own = Record::foreign(value.clone()).owner_text() == record.owner_text();
+            if !is_own || rules.lock_is_kept {
+                let holding = self.holding(keys, value);
+                return Ok(if is_own { Vote::Yours(holding) } else { Vote::Held(holding) });
             }
         }
         if let Some(fence) = fence.flatten().filter(|fence| rules.fence_is_checked && *fence >= t) {
             return Ok(Vote::Stale { fence });
         }
-        // A full TTL, and never less than the owner had.
-        let life = if current.is_some() { self.at_least(keys, ttl) } else { u64::from(ttl.millis()) };
-        self.space.set(&keys.lock, record.as_bytes().clone(), Expiry::In(life))?;
+        self.space.set(&keys.lock, record.as_bytes().clone(), Expiry::In(u64::from(ttl.millis())))?;
         let fence = match last {
             None => format!("{t}!").into(),
             Some(last) if &last[FencingToken::TEXT_LEN..] == b"+" => {
@@ -127,12 +123,10 @@ impl<S: KeySpace> RulesOn<'_, S> {
             Some(_) => fence_text(t),
         };
         if let Err(out_of_memory) = self.set_fence(keys, fence) {
-            if current.is_none() {
-                self.space.delete(&keys.lock);
-            }
+            self.space.delete(&keys.lock);
             return Err(out_of_memory);
         }
-        Ok(if current.is_some() { Vote::GrantedAgain } else { Vote::Granted })
+        Ok(Vote::Granted)
     }
 
     fn extend(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, OutOfMemory> {
@@ -184,9 +178,14 @@ impl<S: KeySpace> RulesOn<'_, S> {
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
         let current = self.space.get(&keys.lock).map(Record::foreign);
         let (mut same, mut deleted) = (false, false);
+        let exact = failed_try && rules.undo_is_exact;
         if let Some(current) = &current {
-            let mine = current.owner_text() == record.owner_text();
-            same = mine && current.fencing() == Some(t);
+            same = current.as_bytes().starts_with(&record.grant());
+            // Confirmed: another request of the same owner counts on it.
+            if exact && same && current.is_extended() {
+                return Ok(Vote::Held(self.holding(keys, current.as_bytes().clone())));
+            }
+            let mine = same || !exact && current.owner_text() == record.owner_text();
             if mine && (!rules.release_keeps_newer || current.fencing().is_none_or(|stored| stored <= t)) {
                 self.space.delete(&keys.lock);
                 deleted = true;
@@ -202,7 +201,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
             if !same && t.get().saturating_sub(self.space.now_micros()) > self.max_offset() / 2 {
                 return Ok(clock_refusal());
             }
-            if let Err(out_of_memory) = self.set_barrier(keys, t)
+            if let Err(out_of_memory) = self.set_barrier(keys, t, exact)
                 && !deleted
             {
                 return Err(out_of_memory);
@@ -215,11 +214,12 @@ impl<S: KeySpace> RulesOn<'_, S> {
         })
     }
 
-    /// The mark of this T goes: a heal may be in flight. A fence that could be taken back stays from now on.
-    fn set_barrier(&mut self, keys: &Keys, t: FencingToken) -> Result<(), OutOfMemory> {
+    /// The mark of this T goes: a heal may be in flight, which the undo of a try has nothing against. A fence that could be
+    /// taken back stays from now on.
+    fn set_barrier(&mut self, keys: &Keys, t: FencingToken, keeps_mark: bool) -> Result<(), OutOfMemory> {
         let stands = self.space.get(&keys.fence);
         match stands.as_ref().and_then(|text| fence_of(text)) {
-            Some(fence) if fence >= t && stands != Some(marked(t)) => {
+            Some(fence) if fence >= t && (keeps_mark || stands != Some(marked(t))) => {
                 let provisional = stands.is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));
                 if provisional { self.set_fence(keys, fence_text(fence)) } else { Ok(()) }
             }
@@ -286,12 +286,14 @@ fn error(detail: &str) -> Vote {
 /// `mutation-testing` can switch single ones off, to prove that the tests notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// A retry by the same owner takes a new T and rewrites both keys.
-    pub retry_rewrites: bool,
+    /// A node never overwrites a lock, not even for its owner.
+    pub lock_is_kept: bool,
     /// A release leaves the fence at T or above, where no heal passes it.
     pub release_is_a_barrier: bool,
     /// A release deletes only a lock whose T is not newer than its own.
     pub release_keeps_newer: bool,
+    /// The undo of a try takes nothing but exactly its grant, and not once it was extended.
+    pub undo_is_exact: bool,
     /// A node refuses a T too far from its own time.
     pub clock_is_checked: bool,
     /// A node grants only a T larger than the last it has stored for the lock.
@@ -307,9 +309,10 @@ pub struct Rules {
 impl Rules {
     /// Every rule on: what ships.
     pub const ALL: Self = Self {
-        retry_rewrites: true,
+        lock_is_kept: true,
         release_is_a_barrier: true,
         release_keeps_newer: true,
+        undo_is_exact: true,
         clock_is_checked: true,
         fence_is_checked: true,
         marker_is_checked: true,

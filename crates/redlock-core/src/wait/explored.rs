@@ -167,7 +167,7 @@ impl World {
 
     fn enter(&self, id: u64) -> Result<Ticket, LockError> {
         let now = self.now();
-        self.queues.enter(lock(), id, (now, now + NEVER))
+        self.queues.enter(lock(), id, None, (now, now + NEVER))
     }
 
     /// Asks for the lock, in the call that releases the grant `releasing`.
@@ -246,6 +246,7 @@ impl World {
             let (mut asked, cause) = match ticket.step(now, true) {
                 Step::Handed(asked) => (asked, None),
                 Step::Try(cause) => (self.ask(id, None), Some(cause)),
+                Step::AskForOwn => unreachable!("no two waiters have one owner here"),
                 // A pause for others is over at some time.
                 Step::WaitUntil(then) if then < self.base + NEVER / 2 => {
                     yield_now().await;
@@ -284,7 +285,7 @@ impl World {
             }
             asked.taken = true;
             self.goes_in(ticket.number());
-            ticket.granted(now, Success { ends: now + NEVER, round: ROUND });
+            ticket.granted(now, Success { shared_owner: None, ends: now + NEVER, round: ROUND });
             yield_now().await;
             self.nodes().inside -= 1;
             let number = asked.number;
@@ -457,7 +458,7 @@ fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
             let world = world.clone();
             spawn(async move {
                 let now = world.now();
-                let ticket = world.queues.enter(Bytes::from_static(name), 0, (now, now + NEVER));
+                let ticket = world.queues.enter(Bytes::from_static(name), 0, None, (now, now + NEVER));
                 let (waiters, _) = world.queues.count();
                 assert!(waiters <= 3, "{waiters} wait");
                 let inside = world.prepared.fetch_add(usize::from(ticket.is_ok()), Ordering::Relaxed);

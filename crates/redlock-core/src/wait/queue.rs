@@ -8,6 +8,9 @@
 //! - at most one attempt of a queue is under way, or about to be handed over: `competing` is its ticket;
 //! - what was prepared for a waiter that has left in the meantime is dropped, which undoes it, and then the next one is woken;
 //! - an empty queue does not exist.
+//!
+//! A waiter whose owner is that of the holder, by another request with the same idempotency key, does not wait for itself: it
+//! asks beside the line, once for each time that its owner is seen to have the lock.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -21,6 +24,7 @@ use tokio::time::Instant;
 use super::sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::error::LockError;
 use crate::node::Hint;
+use crate::types::Owner;
 
 const SHARDS: usize = 16;
 
@@ -65,12 +69,20 @@ struct WaitQueue<P, A> {
     last_refusal: Option<(LockError, Instant)>,
     /// The token of the last release that others told of.
     last_hint: u64,
+    /// Who has the lock, as far as is known.
+    holder: Option<Owner>,
+    /// Waiters whose owner may be that of another request.
+    shared_owners: usize,
     /// How long a round takes.
     round: Duration,
 }
 
 struct Waiter<P, A> {
     params: P,
+    /// Where another request may have the same.
+    shared_owner: Option<Owner>,
+    /// Its owner seems to have the lock, and it has not asked since.
+    is_holders: bool,
     handed: Option<A>,
     waker: Option<Waker>,
     signalled: bool,
@@ -98,6 +110,8 @@ pub(crate) enum Step<A> {
     Try(Cause),
     /// The same, and the first request has been sent already.
     Handed(A),
+    /// Its owner seems to have the lock: try, and leave with it or wait on.
+    AskForOwn,
 }
 
 /// What becomes of a lock that is released here.
@@ -158,6 +172,8 @@ pub(crate) struct Refusal {
 /// How the first of a queue got the lock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Success {
+    /// Of the new holder, where another request may have the same.
+    pub(crate) shared_owner: Option<Owner>,
     /// When the lock ends if nobody releases it.
     pub(crate) ends: Instant,
     pub(crate) round: Duration,
@@ -189,6 +205,7 @@ impl<P: Clone, A> WaitQueues<P, A> {
         self: &Arc<Self>,
         lock: Bytes,
         params: P,
+        shared_owner: Option<Owner>,
         (first_try, first_poll): (Instant, Instant),
     ) -> Result<WaitTicket<P, A>, LockError> {
         let Bounds { total, of_one_lock } = self.bounds;
@@ -208,7 +225,10 @@ impl<P: Clone, A> WaitQueues<P, A> {
         });
         // Not before the shard is locked: a queue is in the order of its tickets.
         let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        queue.waiters.insert(number, Waiter { params, handed: None, waker: None, signalled: false });
+        let is_holders = shared_owner.is_some() && shared_owner == queue.holder;
+        queue.shared_owners += usize::from(shared_owner.is_some());
+        let waiter = Waiter { params, shared_owner, is_holders, handed: None, waker: None, signalled: false };
+        queue.waiters.insert(number, waiter);
         drop(shard);
         Ok(WaitTicket { queues: self.clone(), lock, number, left: false })
     }
@@ -217,6 +237,7 @@ impl<P: Clone, A> WaitQueues<P, A> {
     pub(crate) fn release(self: &Arc<Self>, lock: &Bytes, now: Instant, pause: Option<Pause>) -> Handoff<P, A> {
         let mut next = Next::Nobody;
         self.update(lock, |queue| {
+            queue.holder = None;
             if queue.competing.is_some() {
                 queue.released_meanwhile = Some(Cause::Release);
                 next = Next::Competing;
@@ -295,6 +316,7 @@ impl<P, A> WaitQueues<P, A> {
         let queue = shard.get_mut(lock)?;
         let was_first = queue.is_first(ticket);
         let waiter = queue.waiters.remove(&ticket)?;
+        queue.shared_owners -= usize::from(waiter.shared_owner.is_some());
         change(queue);
         let wake = if queue.waiters.is_empty() {
             shard.remove(lock);
@@ -324,6 +346,8 @@ impl<P, A> WaitQueue<P, A> {
             quick_left: 0,
             last_refusal: None,
             last_hint: 0,
+            holder: None,
+            shared_owners: 0,
             round: Duration::from_millis(1),
         }
     }
@@ -336,6 +360,22 @@ impl<P, A> WaitQueue<P, A> {
     fn schedule(&mut self, cause: Cause, at: Instant) -> Option<Waker> {
         (self.cause, self.next_try) = (cause, at);
         self.signal_first()
+    }
+
+    /// Somebody has got the lock, or is seen to have it: other requests of that owner ask for it. To be woken when the shard
+    /// is not locked any more.
+    fn held_by(&mut self, holder: Option<Owner>) -> Vec<Waker> {
+        let is_known = self.holder == holder;
+        self.holder = holder;
+        if is_known || holder.is_none() || self.shared_owners == 0 {
+            return Vec::new();
+        }
+        let own = self.waiters.iter_mut().map(|(_, waiter)| waiter).filter(|waiter| waiter.shared_owner == holder);
+        own.filter_map(|waiter| {
+            (waiter.is_holders, waiter.signalled) = (true, true);
+            waiter.waker.take()
+        })
+        .collect()
     }
 
     /// To be woken when the shard is not locked any more.
@@ -402,6 +442,9 @@ impl<P, A> WaitTicket<P, A> {
         if let Some(prepared) = waiter.handed.take() {
             return Step::Handed(prepared);
         }
+        if may_try && std::mem::take(&mut waiter.is_holders) {
+            return Step::AskForOwn;
+        }
         match competing {
             _ if !first => Step::Wait,
             Some(_) => Step::Wait,
@@ -433,6 +476,8 @@ impl<P, A> WaitTicket<P, A> {
         let Some(queue) = shard.get_mut(&self.lock) else { return };
         queue.competing = None;
         queue.round = refusal.round;
+        let holder = if let LockError::Held(by) = &refusal.error { by.owner } else { None };
+        let own = queue.held_by(holder);
         queue.last_refusal = Some((refusal.error, now));
         queue.poll_due = refusal.poll_due;
         queue.next_try = if let Some(cause) = queue.released_meanwhile.take() {
@@ -446,11 +491,14 @@ impl<P, A> WaitTicket<P, A> {
             queue.cause = Cause::Poll;
             refusal.retry
         };
+        drop(shard);
+        own.into_iter().for_each(Waker::wake);
     }
 
     /// The attempt had success: the place is left, and the next one waits until the lock is released.
     pub(crate) fn granted(mut self, now: Instant, success: Success) {
         self.left = true;
+        let mut own = Vec::new();
         self.queues.remove(&self.lock, self.number, |queue| {
             queue.competing = None;
             // Of what was before.
@@ -460,7 +508,9 @@ impl<P, A> WaitTicket<P, A> {
             queue.round = success.round;
             queue.next_try = success.ends.min(queue.poll_due).max(now);
             queue.last_refusal = None;
+            own = queue.held_by(success.shared_owner);
         });
+        own.into_iter().for_each(Waker::wake);
     }
 
     /// What was last heard of the lock, and how long ago.

@@ -27,7 +27,7 @@ fn lock() -> Bytes {
 
 /// Into the queue, where the first poll is due after 25 ms.
 fn enter(queue: &Queues, params: &'static str, now: Instant) -> Ticket {
-    queue.enter(lock(), params, (now, now + 25 * MS)).expect("there is room")
+    queue.enter(lock(), params, None, (now, now + 25 * MS)).expect("there is room")
 }
 
 fn refused(ticket: &Ticket, now: Instant) {
@@ -36,7 +36,7 @@ fn refused(ticket: &Ticket, now: Instant) {
 }
 
 fn success(now: Instant) -> Success {
-    Success { ends: now + TTL, round: MS }
+    Success { shared_owner: None, ends: now + TTL, round: MS }
 }
 
 /// The turn of those who wait here is over.
@@ -51,6 +51,7 @@ fn step(ticket: &Ticket, now: Instant) -> (&'static str, Option<Duration>) {
         Step::Try(Cause::Hint) => ("hint", None),
         Step::Try(Cause::Release) => ("again", None),
         Step::Handed(what) => (what, None),
+        Step::AskForOwn => ("own", None),
     }
 }
 
@@ -90,7 +91,7 @@ fn refused_one(queue: &Queues, now: Instant) -> Ticket {
 #[test]
 fn the_first_of_an_empty_queue_tries_at_first_try_and_the_next_one_waits() {
     let (queue, now) = (queue(), Instant::now());
-    let first = queue.enter(lock(), "a", (now + 3 * MS, now + 25 * MS)).expect("there is room");
+    let first = queue.enter(lock(), "a", None, (now + 3 * MS, now + 25 * MS)).expect("there is room");
     let second = enter(&queue, "b", now);
     assert_eq!(step(&first, now), ("until", Some(3 * MS)));
     assert_eq!(step(&first, now + 3 * MS), ("poll", None));
@@ -122,7 +123,7 @@ fn the_end_of_the_lock_comes_before_a_later_poll() {
     let (queue, now) = (queue(), Instant::now());
     let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
     assert_eq!(step(&first, now), ("poll", None));
-    first.granted(now, Success { ends: now + 5 * MS, round: MS });
+    first.granted(now, Success { shared_owner: None, ends: now + 5 * MS, round: MS });
     assert_eq!(step(&second, now), ("until", Some(5 * MS)));
 }
 
@@ -274,7 +275,7 @@ fn a_waiter_that_leaves_before_its_turn_changes_nothing_for_the_others() {
 #[test]
 fn a_bound_of_none_leaves_no_queue_behind() {
     let (queue, now) = (WaitQueues::<(), ()>::new(Bounds { total: 10, of_one_lock: 0 }), Instant::now());
-    assert!(queue.enter(lock(), (), (now, now)).is_err());
+    assert!(queue.enter(lock(), (), None, (now, now)).is_err());
     assert_eq!(queue.count(), (0, 0));
 }
 

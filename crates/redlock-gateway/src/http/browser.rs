@@ -54,6 +54,7 @@ pub(super) fn open_to(origins: &[Origin], routes: Router) -> Router {
             header::RETRY_AFTER,
             header("lock-token"),
             header("x-request-id"),
+            header("idempotency-replayed"),
             header("preference-applied"),
         ]);
     routes.layer(cors)

@@ -238,10 +238,11 @@ impl From<LockError> for ApiError {
                 NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes)
             }
             LockError::Unknown(nodes) => {
-                let detail = "too few nodes answered to tell whether this was done; the old deadline still stands, and \
+                let detail = "too few nodes answered to tell whether this was done; an old deadline still stands, and \
                               trying again is safe";
                 OUTCOME_UNKNOWN.because(detail).retry_after(SOON).nodes(nodes)
             }
+            LockError::HeldTooLong { .. } => Refusal::from(error).into(),
             LockError::TtlTooLong { asked, max } => {
                 let (asked, min, max) = (asked.millis(), Ttl::MIN.millis(), max.millis());
                 INVALID_TTL.because(format!("ttl_ms is {asked}; allowed are {min} to {max}"))

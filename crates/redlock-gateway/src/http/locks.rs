@@ -15,6 +15,7 @@ use crate::auth::Verb;
 use crate::gateway::{AcquireRequest, InFlight, PresentedToken, ResolvedToken};
 use crate::info::label_of;
 
+static IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
 /// Acquire a lock
@@ -27,7 +28,7 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
     params(
         ("name" = String, Path, description = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded", example = "reports/nightly", min_length = 1, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]+$"),
-        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key gets the same lock again, with a larger fencing token and a full TTL.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
+        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key is answered with the same grant, if that stands: the same token and fencing token, a full TTL, and Idempotency-Replayed.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
         ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body wins. Answered with Preference-Applied."),
     ),
     request_body(content = AcquireBody, description = "May be left out."),
@@ -36,14 +37,15 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
             ("Location" = String, description = "Path of the lock"),
             ("Lock-Token" = String, description = "The token, as in the body"),
             ("Cache-Control" = String, description = "no-store"),
+            ("Idempotency-Replayed" = String, description = "true, when an earlier request with the same Idempotency-Key was granted the lock"),
             ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer asked for it and the body did not"),
         )),
         (status = 400, description = "invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
-        (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms"),
+        (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms; max_hold_reached, by an earlier request with the same Idempotency-Key"),
         (status = 429, description = "too_many_waiters, rate_limited"),
-        (status = 503, description = "quorum_unavailable (nothing is held), draining, overloaded"),
+        (status = 503, description = "quorum_unavailable (nothing is held); outcome_unknown (an earlier request with the same Idempotency-Key may hold it: try again); draining, overloaded"),
     )
 )]
 pub(super) async fn acquire(
@@ -64,6 +66,7 @@ pub(super) async fn acquire(
         info: stored(&metadata)?,
         principal: access.caller().principal().map(Into::into),
         idempotency_key: head.idempotency_key.clone(),
+        max_hold: limits.max_hold,
         wait,
     };
     let (view, guard) = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await?;
@@ -76,6 +79,9 @@ pub(super) async fn acquire(
     // The slash is the one character of a name that would end a path segment.
     headers.insert(header::LOCATION, header_value(format!("/locks/{}", name.as_str().replace('/', "%2F")))?);
     headers.insert(LOCK_TOKEN.clone(), header_value(lease.token)?);
+    if view.replayed {
+        headers.insert(IDEMPOTENCY_REPLAYED.clone(), http::HeaderValue::from_static("true"));
+    }
     if let Some(seconds) = applied {
         headers.insert(PREFERENCE_APPLIED.clone(), header_value(format!("wait={seconds}"))?);
     }
@@ -85,7 +91,7 @@ pub(super) async fn acquire(
 /// Extend a lock
 ///
 /// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
-/// gap. A request that was repeated with an Idempotency-Key has a newer token; the older one is `not_holder`. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+/// gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
 #[utoipa::path(
     patch, path = "/locks/{name}", operation_id = "extendLock", tag = "locks",
     params(

@@ -23,6 +23,8 @@ pub struct Bounds {
     pub renewals: usize,
     /// Whether the gateway of B may have a clock that is far ahead.
     pub bad_clock: bool,
+    /// Whether extensions are only those by which one request of A confirms the grant of its other.
+    pub only_confirms: bool,
     /// Whether tries may be given up and locks released.
     pub releases: bool,
     /// Whether every order of events is explored, instead of those that cover the others.
@@ -31,8 +33,15 @@ pub struct Bounds {
 
 impl Bounds {
     /// All three tries, nothing else.
-    pub const TRIES: Self =
-        Self { retry: true, losses: 0, renewals: 0, bad_clock: true, releases: true, every_order: false };
+    pub const TRIES: Self = Self {
+        retry: true,
+        losses: 0,
+        renewals: 0,
+        bad_clock: true,
+        only_confirms: false,
+        releases: true,
+        every_order: false,
+    };
 }
 
 /// The model.
@@ -41,7 +50,7 @@ pub struct Locks {
     pub(super) rules: Rules,
     pub(super) bounds: Bounds,
     pub(super) quorum: Quorum,
-    pub(super) firsts: [First; 9],
+    pub(super) firsts: [First; 11],
 }
 
 impl Locks {

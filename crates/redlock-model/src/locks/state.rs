@@ -23,6 +23,7 @@ pub(super) struct Site {
     pub node: Node,
     pub doubt: Option<Doubt>,
     pub acquires: [Message; TRIES],
+    pub undos: [Release; TRIES],
     pub releases: [Release; TRIES],
     pub extends: [Message; RENEWALS],
     pub heals: [Message; RENEWALS],
@@ -45,8 +46,8 @@ pub(super) enum Message {
     Sent,
     /// Answered: granted, or extended.
     Yes,
-    /// Answered: granted to an owner that had the lock.
-    Again,
+    /// Answered: the owner's other try has it.
+    Yours,
     /// Answered: held by another.
     No,
     /// Answered, but of no use.
@@ -70,6 +71,7 @@ pub(super) enum Release {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Try {
     pub token: Token,
+    pub nonce: u8,
     pub phase: Phase,
     /// The lease that begins when the try does has run out, and with it the holder's belief.
     pub ended: bool,
@@ -95,6 +97,8 @@ pub enum Phase {
 pub(super) struct Renewal {
     /// The try whose grant it prolongs.
     pub of: Option<u8>,
+    /// It is the other request of the owner that asks for it.
+    pub confirms: bool,
     /// A majority has extended: missing nodes are healed.
     pub proved: bool,
     pub heard: bool,
@@ -119,11 +123,20 @@ pub enum Action {
     },
     GiveUp(u8),
     Release(u8),
+    UndoArrives {
+        try_: u8,
+        site: u8,
+    },
     ReleaseArrives {
         try_: u8,
         site: u8,
     },
     Renew {
+        renewal: u8,
+        try_: u8,
+    },
+    /// This try gives up for that of the same owner which a majority has, and extends that.
+    Confirm {
         renewal: u8,
         try_: u8,
     },
@@ -148,7 +161,7 @@ pub(super) fn owner(try_: usize) -> Owner {
 }
 
 /// The other try of the same owner, if there is one.
-fn sibling(try_: usize) -> Option<usize> {
+pub(super) fn sibling(try_: usize) -> Option<usize> {
     [Some(1), Some(0), None][try_]
 }
 
@@ -167,20 +180,29 @@ impl Try {
 }
 
 impl State {
-    pub(super) fn initial(tokens: [Token; TRIES], losses_left: u8) -> Self {
+    pub(super) fn initial(tokens: [Token; TRIES], losses_left: u8, rules: &Rules) -> Self {
         let site = Site {
             node: Node::default(),
             doubt: None,
             acquires: [Message::Unsent; TRIES],
+            undos: [Release::Unsent; TRIES],
             releases: [Release::Unsent; TRIES],
             extends: [Message::Unsent; RENEWALS],
             heals: [Message::Unsent; RENEWALS],
         };
-        let idle = |token| Try { token, phase: Phase::Idle, ended: false, dropped: false, after_own: false };
+        let nonce = |i| u8::from(i == 1 && rules.grants_have_nonces);
+        let idle = |i: usize| Try {
+            token: tokens[i],
+            nonce: nonce(i),
+            phase: Phase::Idle,
+            ended: false,
+            dropped: false,
+            after_own: false,
+        };
         Self {
             sites: [site; NODES],
-            tries: tokens.map(idle),
-            renewals: [Renewal { of: None, proved: false, heard: false, ended: false }; RENEWALS],
+            tries: std::array::from_fn(idle),
+            renewals: [Renewal { of: None, confirms: false, proved: false, heard: false, ended: false }; RENEWALS],
             losses_left,
             oldest: NO_TOKEN,
         }
@@ -190,7 +212,18 @@ impl State {
     pub fn believes(&self, try_: usize) -> bool {
         let t = &self.tries[try_];
         let renewed = |r: &Renewal| r.of == Some(try_ as u8) && r.heard && !r.ended;
-        t.phase == Phase::Granted && !t.dropped && (!t.ended || self.renewals.iter().any(renewed))
+        !t.dropped && (t.phase == Phase::Granted && !t.ended || self.renewals.iter().any(renewed))
+    }
+
+    /// Whether this try's owner was ever told that it holds the lock by it.
+    pub fn was_told(&self, try_: usize) -> bool {
+        let heard = |r: &Renewal| r.of == Some(try_ as u8) && r.heard;
+        self.tries[try_].phase == Phase::Granted || self.renewals.iter().any(heard)
+    }
+
+    /// Whether a node stores the grant of this try.
+    pub(super) fn stores(&self, site: &Site, try_: usize) -> bool {
+        site.node.lock.is_some_and(|lock| lock.is(&self.asked(try_)))
     }
 
     fn ended_leases(&self) -> u8 {
@@ -241,6 +274,11 @@ impl State {
         }
     }
 
+    /// Its answers matter no more.
+    fn send_no_more(&mut self, renewal: usize) {
+        settle(self, |site| &mut site.extends[renewal]);
+    }
+
     fn window(&self) -> Window {
         Window { oldest: self.oldest }
     }
@@ -248,15 +286,16 @@ impl State {
     fn votes(&self, of: impl Fn(&Site) -> Message) -> Tally {
         let count = |wanted: &[Message]| self.sites.iter().filter(|site| wanted.contains(&of(site))).count();
         Tally {
-            yes: count(&[Message::Yes, Message::Again]),
+            yes: count(&[Message::Yes]),
             no: count(&[Message::No, Message::Missing]),
-            failed: count(&[Message::Failed]),
+            failed: count(&[Message::Failed, Message::Yours]),
         }
     }
 
-    fn asked(&self, try_: usize) -> Lock {
-        let guards = if self.tries[try_].ended { 0 } else { try_lease(try_) };
-        Lock { owner: owner(try_), token: self.tries[try_].token, extended: false, guards }
+    pub(super) fn asked(&self, try_: usize) -> Lock {
+        let Try { token, nonce, ended, .. } = self.tries[try_];
+        let guards = if ended { 0 } else { try_lease(try_) };
+        Lock { owner: owner(try_), token, nonce, extended: false, guards }
     }
 
     pub(super) fn asked_again(&self, renewal: usize) -> Option<Lock> {
@@ -277,38 +316,22 @@ impl Locks {
         }
     }
 
-    /// The clean-up: a release goes to every node where the try was granted or may still be. An owner that may have had
-    /// the lock before spares what an earlier try may have been promised: what is not answered yet is released when it
-    /// turns out to be a fresh grant.
+    /// The clean-up: an undo goes to every node where the try was granted or may still be.
     fn give_up(&self, s: &mut State, i: usize) {
         s.tries[i].phase = Phase::GivenUp;
-        let spares = !self.is_lone(i) && self.rules.undo_spares_older;
         for site in &mut s.sites {
-            let fresh = site.acquires[i] == Message::Yes;
-            if fresh || (!spares && matches!(site.acquires[i], Message::Sent | Message::Again)) {
-                site.releases[i] = Release::Sent;
+            if matches!(site.acquires[i], Message::Sent | Message::Yes) {
+                site.undos[i] = Release::Sent;
             }
         }
         settle(s, |site| &mut site.acquires[i]);
-    }
-
-    /// Whether the owner asks only once: then nobody else can have been promised what this try has set.
-    fn is_lone(&self, i: usize) -> bool {
-        !self.bounds.retry || sibling(i).is_none()
-    }
-
-    /// Whether the release of a try is that of a failed one, of whose token nobody knows.
-    pub(super) fn takes_fence_back(&self, s: &State, i: usize) -> bool {
-        let untold = s.tries[i].phase == Phase::GivenUp || !self.rules.told_fence_stays;
-        untold && (self.is_lone(i) || !self.rules.retried_fence_stays)
     }
 
     /// Whether a try's release may still take the fence back that it has left with this lock.
     fn may_take_fence_back(&self, tries: &[Try; TRIES], lock: Lock) -> bool {
         let may = |(i, t): (usize, &Try)| {
             let untold = t.phase != Phase::Granted || !self.rules.told_fence_stays;
-            let alone = self.is_lone(i) || !self.rules.retried_fence_stays;
-            (owner(i), t.token) == (lock.owner, lock.token) && untold && alone
+            (owner(i), t.token, t.nonce) == (lock.owner, lock.token, lock.nonce) && untold
         };
         !lock.extended && tries.iter().enumerate().any(may)
     }
@@ -324,7 +347,7 @@ impl Locks {
         let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
         let free = self.bounds.renewals - begun;
         for i in (0..TRIES).filter(|i| decided(*i)) {
-            let most = if self.bounds.every_order { 0 } else { free };
+            let most = if self.bounds.every_order || self.bounds.only_confirms { 0 } else { free };
             actions.extend((0..=most).map(|renewals| Action::Grant { try_: i as u8, renewals: renewals as u8 }));
             if !self.bounds.every_order {
                 return;
@@ -332,16 +355,21 @@ impl Locks {
         }
         for (i, t) in s.tries.iter().enumerate() {
             let try_ = i as u8;
+            let told = s.was_told(i) && !t.dropped;
+            if told && self.bounds.releases {
+                actions.push(Action::Release(try_));
+            }
+            let confirms = || s.sites.iter().filter(|site| site.acquires[i] == Message::Yours).count();
+            if t.phase == Phase::Open && free > 0 && !t.dropped && confirms() >= self.quorum.size() {
+                actions.push(Action::Confirm { renewal: begun as u8, try_ });
+            }
             match t.phase {
                 Phase::Idle if self.may_start(s, i) => {
                     let fates = if self.bounds.every_order { &[Phase::Open] } else { self.fates() };
                     actions.extend(fates.iter().map(|phase| Action::Start { try_, phase: *phase }));
                 }
                 Phase::Open if self.bounds.every_order && self.bounds.releases => actions.push(Action::GiveUp(try_)),
-                Phase::Granted if !t.dropped => {
-                    if self.bounds.releases {
-                        actions.push(Action::Release(try_));
-                    }
+                Phase::Granted if told && !self.bounds.only_confirms => {
                     if free > 0 && (self.bounds.every_order || s.losses_left < self.bounds.losses) {
                         actions.push(Action::Renew { renewal: begun as u8, try_ });
                     }
@@ -392,10 +420,14 @@ impl Locks {
             if site.acquires[i] == Message::Sent {
                 let mut node = site.node;
                 let vote = node.acquire(&self.rules, s.window(), s.asked(i));
-                let counts = s.tries[i].phase == Phase::Open && (vote.grants() || self.bounds.every_order);
+                let heeded = matches!(vote, Vote::Granted | Vote::Yours(_)) || self.bounds.every_order;
+                let counts = s.tries[i].phase == Phase::Open && heeded;
                 if counts || node != site.node {
                     actions.push(Action::Acquire { try_, site: at });
                 }
+            }
+            if site.undos[i] == Release::Sent {
+                actions.push(Action::UndoArrives { try_, site: at });
             }
             if site.releases[i] == Release::Sent {
                 actions.push(Action::ReleaseArrives { try_, site: at });
@@ -407,7 +439,9 @@ impl Locks {
             if site.extends[i] == Message::Sent {
                 let mut node = site.node;
                 let vote = node.extend(&self.rules, asked);
-                let counts = !s.renewals[i].proved && (vote == Vote::Extended || self.bounds.every_order);
+                // A confirmation that is refused for certain has a consequence.
+                let heeded = vote == Vote::Extended || s.renewals[i].confirms || self.bounds.every_order;
+                let counts = !s.renewals[i].proved && heeded;
                 let heals = vote == Vote::Missing && self.rules.missing_is_healed;
                 // To keep a lock for longer keeps others out, and matters to its owner only if it extends again.
                 let again =
@@ -416,7 +450,7 @@ impl Locks {
                     actions.push(Action::Extend { renewal, site: at });
                 }
             }
-            if site.heals[i] == Message::Sent && self.heal(s, &mut { site.node }, i).grants() {
+            if site.heals[i] == Message::Sent && self.heal(s, &mut { site.node }, i) == Vote::Granted {
                 actions.push(Action::Heal { renewal, site: at });
             }
         }
@@ -461,9 +495,16 @@ impl Locks {
             Action::ReleaseArrives { try_, site } => {
                 let i = usize::from(try_);
                 let site = &mut next.sites[usize::from(site)];
-                site.node.release(&self.rules, owner(i), s.tries[i].token, self.takes_fence_back(s, i));
+                site.node.release(&self.rules, s.asked(i), !self.rules.told_fence_stays);
                 site.releases[i] = Release::Arrived;
             }
+            Action::UndoArrives { try_, site } => {
+                let i = usize::from(try_);
+                let site = &mut next.sites[usize::from(site)];
+                site.node.release(&self.rules, s.asked(i), true);
+                site.undos[i] = Release::Arrived;
+            }
+            Action::Confirm { renewal, try_ } => self.confirm(&mut next, renewal.into(), try_.into()),
             Action::Renew { renewal, try_ } => next.renew(renewal.into(), try_, &self.rules),
             Action::Extend { renewal, site } => self.extend(&mut next, renewal.into(), site.into()),
             Action::Heal { renewal, site } => {
@@ -486,7 +527,8 @@ impl Locks {
                 site.node.wipe();
                 site.doubt = Some(Doubt { leases: s.running_leases(), newest: s.newest() });
                 next.losses_left -= 1;
-                for release in site.releases.iter_mut().filter(|release| **release == Release::Arrived) {
+                let arrived = site.releases.iter_mut().chain(&mut site.undos);
+                for release in arrived.filter(|release| **release == Release::Arrived) {
                     *release = Release::Unsent;
                 }
                 if self.rules.tells_admissions_apart() {
@@ -516,13 +558,23 @@ impl Locks {
         let vote = site.node.acquire(&self.rules, window, asked);
         site.acquires[i] = match (phase, vote) {
             (Phase::Open, Vote::Granted) => Message::Yes,
-            (Phase::Open, Vote::GrantedAgain) => Message::Again,
+            (Phase::Open, Vote::Yours(_)) => Message::Yours,
             (Phase::Open, Vote::Held(_)) => Message::No,
             (Phase::Open, _) => Message::Failed,
             (Phase::Idle | Phase::Granted | Phase::GivenUp, _) => Message::Done,
         };
-        if phase == Phase::GivenUp && vote == Vote::Granted && site.releases[i] != Release::Arrived {
-            site.releases[i] = Release::Sent;
+    }
+
+    /// A majority has what the owner's other try was granted.
+    fn confirm(&self, s: &mut State, renewal: usize, i: usize) {
+        let Some(other) = sibling(i) else { return };
+        self.give_up(s, i);
+        s.renewals[renewal].confirms = true;
+        if self.rules.told_again_is_extended {
+            s.renew(renewal, other as u8, &self.rules);
+        } else {
+            let told = Renewal { of: Some(other as u8), confirms: true, proved: true, heard: true, ended: false };
+            s.renewals[renewal] = told;
         }
     }
 
@@ -536,7 +588,14 @@ impl Locks {
             _ => Message::Failed,
         };
         let r = s.renewals[i];
-        if r.proved || self.quorum.decide(s.votes(|site| site.extends[i])) == Decision::Yes {
+        let decision = self.quorum.decide(s.votes(|site| site.extends[i]));
+        if let (Decision::No, true, false, Some(of)) = (decision, r.confirms, r.proved, r.of) {
+            // Nothing that is marked as extended may be left behind: its own request spares that.
+            s.sites.iter_mut().for_each(|site| site.releases[usize::from(of)] = Release::Sent);
+            s.send_no_more(i);
+            return;
+        }
+        if r.proved || decision == Decision::Yes {
             let dropped = r.of.is_some_and(|of| s.tries[usize::from(of)].dropped);
             s.renewals[i].proved = true;
             s.renewals[i].heard = r.heard || !r.ended && !dropped;
@@ -558,7 +617,7 @@ impl Locks {
         let (tries, oldest, losses_left) = (s.tries, s.oldest, s.losses_left);
         let rules = &self.rules;
         let fenced = rules.fence_is_checked
-            && rules.retry_rewrites
+            && rules.lock_is_kept
             && rules.release_is_a_barrier
             && rules.release_keeps_newer
             && rules.fences_last();
@@ -591,6 +650,13 @@ impl Locks {
                 // A loss of data makes an arrived release as if it had never come.
                 if idle && (site.releases[i] == Release::Arrived || barred) {
                     site.releases[i] = Release::Unsent;
+                }
+                let stored = site
+                    .node
+                    .lock
+                    .is_some_and(|lock| (lock.owner, lock.token, lock.nonce) == (owner(i), t.token, t.nonce));
+                if of && stale && !stored && (site.undos[i] == Release::Arrived || barred) {
+                    site.undos[i] = Release::Unsent;
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Counter-examples in words.
 
 use super::bounds::{Locks, NODES};
-use super::state::{Action, Message, Phase, Release, State, owner};
+use super::state::{Action, Message, Phase, Release, State, owner, sibling};
 use crate::node::{FAR, Owner, Token, Vote};
 
 impl Locks {
@@ -35,7 +35,7 @@ impl Locks {
                 let i = usize::from(try_);
                 let verb = match next.sites[usize::from(site)].acquires[i] {
                     Message::No | Message::Failed => "refuses",
-                    Message::Again => "grants again to",
+                    Message::Yours => "already has another grant of",
                     _ => "grants",
                 };
                 let stored = next.sites[usize::from(site)].node.lock.map_or(String::new(), |lock| {
@@ -57,21 +57,33 @@ impl Locks {
                 format!("{}: a majority, it holds the lock{extends}", who(try_))
             }
             Action::GiveUp(try_) => {
-                let at = |site: &u8| next.sites[usize::from(*site)].releases[usize::from(try_)] == Release::Sent;
+                let at = |site: &u8| next.sites[usize::from(*site)].undos[usize::from(try_)] == Release::Sent;
                 let nodes: Vec<_> = (0..NODES as u8).filter(at).map(node).collect();
                 let releases =
-                    if nodes.is_empty() { String::new() } else { format!("; a release goes to {}", nodes.join(", ")) };
+                    if nodes.is_empty() { String::new() } else { format!("; an undo goes to {}", nodes.join(", ")) };
                 format!("{} gives up{releases}", who(try_))
             }
             Action::Release(try_) => format!("{} releases: all nodes are told", who(try_)),
             Action::ReleaseArrives { try_, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(try_);
-                let failed_try = self.takes_fence_back(s, i);
-                let deletes = at.release(&self.rules, owner(i), s.tries[i].token, failed_try) == Vote::Released;
+                let deletes = at.release(&self.rules, s.asked(i), !self.rules.told_fence_stays) == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
                 let fence = next.sites[usize::from(site)].node.fence;
                 format!("the release of {} reaches {}{effect}; its fence is {}", who(try_), node(site), token(fence))
+            }
+            Action::UndoArrives { try_, site } => {
+                let mut at = s.sites[usize::from(site)].node;
+                let i = usize::from(try_);
+                let deletes = at.release(&self.rules, s.asked(i), true) == Vote::Released;
+                let effect = if deletes { ": the lock is deleted" } else { "" };
+                let fence = next.sites[usize::from(site)].node.fence;
+                format!("the undo of {} reaches {}{effect}; its fence is {}", who(try_), node(site), token(fence))
+            }
+            Action::Confirm { renewal, try_ } => {
+                let other = sibling(usize::from(try_)).unwrap_or_default() as u8;
+                let asked = if self.rules.told_again_is_extended { ", and asks all nodes to extend it" } else { "" };
+                format!("{} hears that a majority has {}{asked}{}", who(try_), who(other), nth(renewal))
             }
             Action::Renew { renewal, try_ } => format!("{}{} extends: all nodes are asked", who(try_), nth(renewal)),
             Action::Extend { renewal, site } => {

@@ -21,6 +21,8 @@ pub(super) struct Granted {
     pub(super) grant: Grant,
     pub(super) asked: Moment,
     pub(super) answered: Moment,
+    /// It was granted to an earlier request, and proved to stand by an extension.
+    pub(super) replayed: bool,
 }
 
 /// A time in which a client believes, rightly, that it holds the lock.
@@ -52,8 +54,8 @@ pub(super) fn split(history: &History) -> BTreeMap<u8, Locks> {
         let locks = all.entry(operation.name).or_default();
         let (Some(from), Some(answer)) = (operation.end, operation.answer) else { continue };
         let (grant, held_for) = match (operation.request, answer) {
-            (Request::Acquire { .. }, Answer::Granted { grant, held_for }) => {
-                locks.granted.push(Granted { grant, asked: operation.start, answered: from });
+            (Request::Acquire { .. }, Answer::Granted { grant, held_for, replayed }) => {
+                locks.granted.push(Granted { grant, asked: operation.start, answered: from, replayed });
                 (grant, held_for)
             }
             (Request::Extend { grant, .. }, Answer::Extended { held_for }) => (grant, held_for),
@@ -62,7 +64,8 @@ pub(super) fn split(history: &History) -> BTreeMap<u8, Locks> {
         // A release gives back what its owner has up to its T; a newer grant of the same owner stays.
         let sent = releases.get(&(operation.name, grant.owner)).into_iter().flatten();
         let given_back = sent.filter(|(_, fencing)| *fencing >= grant.fencing).map(|(moment, _)| *moment).min();
-        let extends = matches!(operation.request, Request::Extend { .. });
+        let extends = matches!(operation.request, Request::Extend { .. })
+            || matches!(answer, Answer::Granted { replayed: true, .. });
         if extends && given_back.is_none_or(|back| from < back) {
             locks.extended.push((grant, from));
         }

@@ -13,6 +13,8 @@ use crate::time::EPOCH_MICROS;
 pub struct Summary {
     pub histories: u64,
     pub grants: u64,
+    /// Of these, answers that told of the grant of an earlier request.
+    pub replays: u64,
     pub extensions: u64,
     /// Releases that the gateway confirmed.
     pub releases: u64,
@@ -101,8 +103,9 @@ impl Summary {
         ended.sort_by_key(|(end, _)| *end);
         for (end, answer) in ended {
             match answer {
-                Answer::Granted { grant, .. } => {
+                Answer::Granted { grant, replayed, .. } => {
                     summary.grants += 1;
+                    summary.replays += u64::from(replayed);
                     let micros = grant.fencing as i64 - EPOCH_MICROS as i64;
                     summary.tokens = Some(
                         summary.tokens.map_or((micros, micros), |(low, high)| (low.min(micros), high.max(micros))),
@@ -153,6 +156,7 @@ impl Summary {
         *self = Self {
             histories: self.histories + other.histories,
             grants: self.grants + other.grants,
+            replays: self.replays + other.replays,
             extensions: self.extensions + other.extensions,
             releases: self.releases + other.releases,
             executed: self.executed + other.executed,
@@ -191,7 +195,8 @@ impl fmt::Display for Summary {
         let Counts { handed_locally, handed_remotely, hints_sent, hints_lost, .. } = self.counts;
         let Waits { granted, held, no_quorum, cancelled, gateway_died } = self.waits;
         writeln!(f, "histories   {}", self.histories)?;
-        writeln!(f, "grants      {}; extensions {}; releases {}", self.grants, self.extensions, self.releases)?;
+        let Self { grants, replays, extensions, releases, .. } = self;
+        writeln!(f, "grants      {grants}, {replays} of them again; extensions {extensions}; releases {releases}")?;
         writeln!(f, "executed    {} operations on masters, {} of them late", self.executed, self.late)?;
         writeln!(f, "faults      {faults}; quarantines seen {quarantines}; admissions {admissions}")?;
         writeln!(f, "heals       {heals}; releases given up {abandoned}")?;

@@ -24,13 +24,15 @@ pub enum Demand {
     Order,
     /// A waiter without an answer.
     Answered,
+    /// An answer that was made void.
+    Promised,
     /// A lock that stays free while somebody waits.
     Idle,
 }
 
 impl Demand {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Exclusion,
         Self::Fencing,
         Self::Register,
@@ -39,6 +41,7 @@ impl Demand {
         Self::Kept,
         Self::Order,
         Self::Answered,
+        Self::Promised,
         Self::Idle,
     ];
 }

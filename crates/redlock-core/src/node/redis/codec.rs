@@ -105,8 +105,8 @@ pub(super) fn decode(reply: Value) -> Vote {
     };
     match (code, rest.as_mut_slice()) {
         (1, []) => Vote::Granted,
-        (11, []) => Vote::GrantedAgain,
         (2, [left, record]) => Vote::Held(holding(left, record)),
+        (11, [left, record]) => Vote::Yours(holding(left, record)),
         // Perhaps with the mark of an extension after it.
         (3, [fence]) => {
             match fence.as_bytes().and_then(|text| FencingToken::parse(text.get(..FencingToken::TEXT_LEN)?)) {
@@ -185,8 +185,7 @@ mod tests {
                 Vote::Extended => 4,
                 Vote::Released => 5,
                 Vote::Missing => 6,
-                Vote::GrantedAgain => 11,
-                Vote::Held(_) | Vote::Found(_) | Vote::Stale { .. } | Vote::Page { .. } | Vote::Failed(_) => return Ok(()),
+                Vote::Held(_) | Vote::Yours(_) | Vote::Found(_) | Vote::Stale { .. } | Vote::Page { .. } | Vote::Failed(_) => return Ok(()),
             };
             prop_assert!(says(&reply, code), "{reply:?} was taken for {code}");
         }

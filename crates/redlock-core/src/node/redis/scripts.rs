@@ -14,9 +14,10 @@ pub(super) fn locks(run_id: &str, rules: Rules) -> String {
         return text;
     }
     let switches = [
-        ("RULE_RETRY_REWRITES", rules.retry_rewrites),
+        ("RULE_LOCK_IS_KEPT", rules.lock_is_kept),
         ("RULE_RELEASE_IS_A_BARRIER", rules.release_is_a_barrier),
         ("RULE_RELEASE_KEEPS_NEWER", rules.release_keeps_newer),
+        ("RULE_UNDO_IS_EXACT", rules.undo_is_exact),
         ("RULE_CLOCK_IS_CHECKED", rules.clock_is_checked),
         ("RULE_FENCE_IS_CHECKED", rules.fence_is_checked),
         ("RULE_MARKER_IS_CHECKED", rules.marker_is_checked),
