@@ -127,12 +127,14 @@ async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
                 })
                 .await
         });
-        async move {
-            waits.await.expect("it waits");
-            task
-        }
+        (task, waits)
     };
-    let (first, other, copy) = (wait(owner).await, wait(OwnerChoice::Fresh).await, wait(owner).await);
+    let (first, waits) = wait(owner);
+    waits.await.expect("it waits");
+    let (other, waits) = wait(OwnerChoice::Fresh);
+    waits.await.expect("it waits");
+    let (copy, waits) = wait(owner);
+    waits.await.expect("it waits");
     locks.release(&lock, &held.token).await.expect("it is held");
     let first = first.await.expect("no panic").expect("its turn");
     let copy = timeout(Duration::from_secs(10), copy).await.expect("at once").expect("no panic").expect("its own");

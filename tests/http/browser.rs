@@ -127,7 +127,8 @@ async fn pages_of_the_origins_that_are_named_may_call_and_others_may_not() {
         from_page(Method::DELETE, "/locks/job").send().await,
     ] {
         assert_eq!(allowed_origin(&answer), PAGE, "a page must be able to read why it was refused: {answer:?}");
-        let exposed = ["location", "lock-token", "preference-applied", "retry-after", "x-request-id"];
+        let exposed =
+            ["idempotency-replayed", "location", "lock-token", "preference-applied", "retry-after", "x-request-id"];
         assert_eq!(words(&answer.headers, "access-control-expose-headers"), exposed);
     }
 }

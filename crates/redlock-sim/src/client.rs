@@ -20,7 +20,8 @@ use tokio::time::Instant;
 use crate::chance::Chance;
 use crate::gateway::Gateway;
 use crate::history::{Answer, Grant, Recorder, Request, Waited};
-use crate::master::{grant, lock_name};
+use crate::master::lock_name;
+use crate::seen::grant;
 use crate::time::SimClock;
 
 /// What the locks protect: registers that refuse tokens smaller than the largest they have seen.

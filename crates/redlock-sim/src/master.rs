@@ -16,13 +16,14 @@ use redlock_core::clock::Clock;
 use redlock_core::node::admission::{Durability, Facts};
 use redlock_core::node::link::{Answer, MarkerSwap, Swapped};
 use redlock_core::node::memory::{MemoryNode, Snapshot};
-use redlock_core::node::{Effect, Failure, Hint, Keys, NodeSettings, Op, Reason, Record, Rules, Vote};
-use redlock_core::types::{LockName, LockToken, Owner};
+use redlock_core::node::{Effect, Failure, Hint, Keys, NodeSettings, Op, Reason, Rules, Vote};
+use redlock_core::types::LockName;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::chance::Chance;
-use crate::history::{Cast, Grant, Kind, Landing, Moment, Recorder};
+use crate::history::{Grant, Kind, Landing, Moment, Recorder};
 use crate::network::Connection;
+use crate::seen::{cast, grant_of};
 use crate::time::SimClock;
 
 /// Put before every lock name.
@@ -416,39 +417,7 @@ fn run_id_of(index: u8, run: u64) -> String {
     format!("{index:020x}{run:020x}")
 }
 
-/// Owner and token of a record of ours.
-pub fn grant_of(record: &Record) -> Option<Grant> {
-    let (token, _) = record.parse()?;
-    Some(grant(&token))
-}
-
-/// What a history calls it.
-pub fn grant(token: &LockToken) -> Grant {
-    let text = token.expose();
-    let digits = text.rsplit('.').next().unwrap_or_default();
-    let number =
-        |digits: Option<&str>| digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or_default();
-    let (owner, nonce) = (number(digits.get(..16)), number(digits.get(2 * Owner::LEN..)));
-    Grant { owner, fencing: token.fencing().get(), nonce: nonce as u32 }
-}
-
 fn name_of(key: &Bytes) -> u8 {
     let number = key.strip_prefix(b"lock:lock-").and_then(|digits| std::str::from_utf8(digits).ok());
     number.and_then(|digits| digits.parse().ok()).unwrap_or(u8::MAX)
-}
-
-fn cast(vote: &Vote) -> Cast {
-    match vote {
-        Vote::Granted => Cast::Granted,
-        Vote::Yours(_) => Cast::Yours,
-        Vote::Held(_) => Cast::Held,
-        Vote::Stale { .. } => Cast::Stale,
-        Vote::Extended => Cast::Extended,
-        Vote::Released => Cast::Released,
-        Vote::Missing => Cast::Missing,
-        Vote::Found(_) => Cast::Found,
-        Vote::Failed(Failure { reason: Reason::Quarantined, .. }) => Cast::Quarantined,
-        Vote::Failed(Failure { reason: Reason::Clock, .. }) => Cast::Clock,
-        Vote::Failed(_) | Vote::Page { .. } => Cast::Error,
-    }
 }
