@@ -68,6 +68,6 @@ pub mod reconfigure;
 pub mod rule;
 pub mod run;
 pub mod search;
-mod seen;
+pub mod seen;
 pub mod time;
 pub mod timeline;

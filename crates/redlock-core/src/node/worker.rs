@@ -202,7 +202,8 @@ impl Worker {
                     self.driver.submit(inbox.drain(..).flat_map(Job::tasks));
                     continue;
                 }
-                Some(why) = OptionFuture::from(closed.as_mut()), if !self.driver.has_calls() => {
+                // Last: what has been answered before the end counts, and nothing will be after it.
+                Some(why) = OptionFuture::from(closed.as_mut()) => {
                     *closed = None;
                     Event::Closed(why)
                 }

@@ -3,17 +3,19 @@
 #![cfg(test)]
 
 use std::future::poll_fn;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::ready;
+use tokio::sync::oneshot;
 
 use super::*;
 use crate::clock::{OsEntropy, SystemClock};
 use crate::node::admission::{ClusterConfig, Facts};
 use crate::node::link::{Look, MarkerSwap, Subscription, Swapped};
-use crate::node::{NoObserver, NodeState};
+use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, Voter};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
 
@@ -24,6 +26,9 @@ struct Told {
     connections: Arc<AtomicU32>,
     looks: Arc<AtomicU32>,
     holds_back: Arc<AtomicBool>,
+    /// No call is answered any more, and the connection ends.
+    breaks: Arc<Notify>,
+    is_broken: Arc<AtomicBool>,
 }
 
 impl Link for Told {
@@ -67,17 +72,24 @@ impl Session for Told {
 
     fn call(&self, tasks: &[Task]) -> Answering<Answer> {
         let votes = vec![Vote::Missing; tasks.len()];
+        if self.is_broken.load(Ordering::Relaxed) {
+            self.breaks.notify_one();
+            return std::future::pending().boxed();
+        }
         ready(Ok(Answer { votes, time_micros: None, is_admitted: true })).boxed()
     }
 
     fn closed(&self) -> BoxFuture<'static, String> {
-        std::future::pending().boxed()
+        let breaks = self.breaks.clone();
+        async move {
+            breaks.notified().await;
+            "the connection was closed".into()
+        }
+        .boxed()
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn an_answer_that_has_come_counts_although_the_process_stood_still_past_its_deadline() {
-    let link = Told::default();
+async fn admitted(link: &Told) -> RemoteNode {
     let settings = DriverSettings {
         call_deadline: Duration::from_secs(1),
         question_deadline: Duration::from_secs(1),
@@ -88,7 +100,37 @@ async fn an_answer_that_has_come_counts_although_the_process_stood_still_past_it
     let admission = Admission::new(ClusterConfig::new("a:1", MAX_TTL).identity("a:1"), MAX_TTL);
     let node = RemoteNode::start("a:1", Arc::new(link.clone()), admission, 8, settings, seams);
     node.status().wait_for(|status| status.state == NodeState::Admitted).await.expect("it lives");
+    node
+}
 
+struct Ballot(Mutex<Option<oneshot::Sender<Vote>>>);
+
+impl Voter for Ballot {
+    fn vote(&self, _: usize, vote: Vote) {
+        let sender = self.0.lock().expect("no panic").take().expect("one vote");
+        let _ = sender.send(vote);
+    }
+}
+
+/// A request that comes at this moment would wait for its whole time limit, and report a time-out where the node is down.
+#[tokio::test(start_paused = true)]
+async fn a_call_on_a_connection_that_has_ended_fails_at_once() {
+    let link = Told::default();
+    let node = admitted(&link).await;
+    link.is_broken.store(true, Ordering::Relaxed);
+    let (sender, vote) = oneshot::channel();
+    let op = Op::Inspect { keys: Keys::new("lock:", &"a".parse().expect("a name")) };
+    let asked = Instant::now();
+    let reply = Reply::new(Arc::new(Ballot(Mutex::new(Some(sender)))), 0);
+    node.submit(Arc::new(op), asked + Duration::from_secs(60), reply);
+    let Ok(Vote::Failed(failure)) = vote.await else { panic!("no failure") };
+    assert_eq!((failure.reason, failure.effect, asked.elapsed()), (Reason::Down, Effect::Possible, Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_has_come_counts_although_the_process_stood_still_past_its_deadline() {
+    let link = Told::default();
+    let node = admitted(&link).await;
     let looks = link.looks.load(Ordering::Relaxed);
     link.holds_back.store(true, Ordering::Relaxed);
     while link.looks.load(Ordering::Relaxed) == looks {
