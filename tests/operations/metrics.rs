@@ -146,6 +146,7 @@ async fn every_family_is_there_and_prometheus_accepts_the_whole() {
         ("redlock_operations_total", "counter"),
         ("redlock_quorum_failures_total", "counter"),
         ("redlock_releases_abandoned_total", "counter"),
+        ("redlock_fences_out_of_reach_total", "counter"),
         ("redlock_node_request_duration_seconds", "histogram"),
         ("redlock_node_votes_total", "counter"),
         ("redlock_node_state", "gauge"),

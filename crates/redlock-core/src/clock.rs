@@ -4,7 +4,9 @@
 //! [`HybridClock`] mints the fencing tokens. It promises strictly increasing tokens within one process
 //! (unless the wall clock steps back by more than D, see [`HybridClock::mint`]), and it learns:
 //! a token seen on a node that lies ahead of our own wall clock moves our clock forward, at most by [`MAX_LEAD`], so that
-//! the slower of two gateways does not lose every first try. It does not promise agreement between gateways; the fence
+//! the slower of two gateways does not lose every first try. The lead is forgotten again, half of it every [`LEAD_HALF_LIFE`]:
+//! one gateway that was ahead for a minute must not move the tokens of all others for ever, from one to the next, until
+//! nodes whose clocks are a little behind refuse them. It does not promise agreement between gateways; the fence
 //! keys on the nodes do that.
 
 use std::sync::Arc;
@@ -98,8 +100,48 @@ impl Entropy for OsEntropy {
     }
 }
 
-/// The most that tokens seen on nodes may move our own clock ahead for good.
+/// The most that tokens seen on nodes may move our own clock ahead.
 pub const MAX_LEAD: Duration = Duration::from_secs(1);
+
+/// In which half of a lead is forgotten.
+pub const LEAD_HALF_LIFE: Duration = Duration::from_secs(60);
+
+/// What is left of a lead after some time. It falls slower than time passes, so that wall clock and lead together never go
+/// back; and steadily, so that gateways which learn it from each other forget it all the same.
+pub(crate) fn lead_left(lead_micros: u64, since: Duration) -> u64 {
+    if lead_micros == 0 {
+        return 0;
+    }
+    (lead_micros as f64 * (-since.as_secs_f64() / LEAD_HALF_LIFE.as_secs_f64()).exp2()) as u64
+}
+
+/// A lead and when it was learned, in one word: the low bits are its microseconds, at most [`MAX_LEAD`], the others the
+/// milliseconds of the monotonic clock.
+#[derive(Default)]
+struct Lead(AtomicU64);
+
+impl Lead {
+    const BITS: u32 = 20;
+
+    fn left(word: u64, now: Duration) -> u64 {
+        let learned = Duration::from_millis(word >> Self::BITS);
+        lead_left(word & ((1 << Self::BITS) - 1), now.saturating_sub(learned))
+    }
+
+    fn micros(&self, now: impl FnOnce() -> Duration) -> u64 {
+        match self.0.load(Ordering::Relaxed) {
+            0 => 0,
+            word => Self::left(word, now()),
+        }
+    }
+
+    fn learn(&self, micros: u64, now: Duration) {
+        let word = (now.as_millis() as u64) << Self::BITS | micros.min(MAX_LEAD.as_micros() as u64);
+        let larger = |known| (Self::left(known, now) < micros).then_some(word);
+        // Unchanged where what is known is more.
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, larger);
+    }
+}
 
 /// Mints fencing tokens: T = max(last T minted or seen + 1, wall clock + learned lead).
 pub struct HybridClock {
@@ -107,18 +149,13 @@ pub struct HybridClock {
     /// D: a node refuses a T further than this from its own time, so we do not believe one either.
     max_offset_micros: u64,
     last: AtomicU64,
-    lead: AtomicU64,
+    lead: Lead,
 }
 
 impl HybridClock {
     /// `max_offset` is D, the distance between a T and a node's own time beyond which the node refuses it.
     pub fn new(clock: Arc<dyn Clock>, max_offset: Duration) -> Self {
-        Self {
-            clock,
-            max_offset_micros: max_offset.as_micros() as u64,
-            last: AtomicU64::new(0),
-            lead: AtomicU64::new(0),
-        }
+        Self { clock, max_offset_micros: max_offset.as_micros() as u64, last: AtomicU64::new(0), lead: Lead::default() }
     }
 
     /// A token larger than all that this clock has minted or observed, as long as those are within D of the wall clock:
@@ -126,7 +163,7 @@ impl HybridClock {
     /// order of each lock all the same. `None` when the wall clock is outside the years
     /// 2001 to 2255.
     pub fn mint(&self) -> Option<FencingToken> {
-        let now = self.clock.wall_micros() + self.lead.load(Ordering::Relaxed);
+        let now = self.clock.wall_micros() + self.lead.micros(|| self.clock.monotonic());
         let mut last = self.last.load(Ordering::Relaxed);
         loop {
             let next = if last > now + self.max_offset_micros { now } else { now.max(last + 1) };
@@ -146,9 +183,16 @@ impl HybridClock {
         if ahead > self.max_offset_micros / 4 * 3 {
             return false;
         }
-        self.lead.fetch_max(ahead.min(MAX_LEAD.as_micros() as u64), Ordering::Relaxed);
+        if ahead > 0 {
+            self.lead.learn(ahead, self.clock.monotonic());
+        }
         self.last.fetch_max(seen.get(), Ordering::Relaxed);
         true
+    }
+
+    /// How far a token lies ahead of our wall clock.
+    pub(crate) fn ahead(&self, token: FencingToken) -> Duration {
+        Duration::from_micros(token.get().saturating_sub(self.clock.wall_micros()))
     }
 
     /// Whether a token may have been granted by a node whose time is like ours: it is at most D ahead.
@@ -199,11 +243,36 @@ mod tests {
         let (wall, clock) = clock();
         assert!(clock.observe(FencingToken::new(WALL + 500_000).unwrap()));
         assert_eq!(clock.mint().unwrap().get(), WALL + 500_001);
-        wall.0.store(WALL + 10_000_000, Ordering::Relaxed);
-        assert_eq!(clock.mint().unwrap().get(), WALL + 10_500_000, "the learned lead of 0.5 s remains");
-        assert!(clock.observe(FencingToken::new(WALL + 11_400_000).unwrap()));
-        wall.0.store(WALL + 20_000_000, Ordering::Relaxed);
-        assert_eq!(clock.mint().unwrap().get(), WALL + 21_000_000, "the lead is capped at 1 s");
+        wall.0.store(WALL + 1_000_000, Ordering::Relaxed);
+        let lead = clock.mint().unwrap().get() - WALL - 1_000_000;
+        assert!((490_000..500_000).contains(&lead), "nearly all of the 0.5 s remains: {lead}");
+        assert!(clock.observe(FencingToken::new(WALL + 2_400_000).unwrap()));
+        wall.0.store(WALL + 3_000_000, Ordering::Relaxed);
+        let lead = clock.mint().unwrap().get() - WALL - 3_000_000;
+        assert!((970_000..1_000_000).contains(&lead), "it is capped at 1 s: {lead}");
+    }
+
+    /// One gateway is a second ahead for a moment. All learn it from its fences, and then from each other's, across restarts.
+    #[test]
+    fn a_lead_that_gateways_learn_from_each_other_is_forgotten_all_the_same() {
+        let (wall, one) = clock();
+        assert!(one.observe(FencingToken::new(WALL + 1_000_000).unwrap()));
+        let mut others = [HybridClock::new(wall.clone(), Duration::from_secs(2)), one];
+        for minute in 1..=20u64 {
+            for tenth in 0..600u64 {
+                wall.0.store(WALL + minute * 60_000_000 + tenth * 100_000, Ordering::Relaxed);
+                let [one, other] = &others;
+                assert!(one.observe(other.mint().unwrap()) && other.observe(one.mint().unwrap()));
+            }
+            // A rolling restart.
+            others = others.map(|old| {
+                let new = HybridClock::new(wall.clone(), Duration::from_secs(2));
+                assert!(new.observe(old.mint().unwrap()));
+                new
+            });
+        }
+        let lead = others[0].mint().unwrap().get() - wall.wall_micros();
+        assert!(lead < 1_000, "{lead} µs after 20 minutes");
     }
 
     #[test]

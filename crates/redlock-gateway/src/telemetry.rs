@@ -7,8 +7,8 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::str::FromStr;
-use std::sync::{PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Label, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
@@ -165,7 +165,12 @@ pub struct Telemetry {
     http: RwLock<HashMap<RequestLabels, Histogram>>,
     nodes: Vec<NodeMetrics>,
     handles: Handles,
+    /// When it was last said that a fence is out of reach.
+    last_mention: Mutex<Option<Instant>>,
 }
+
+/// How often a warning that many requests could cause is said.
+const MENTION: Duration = Duration::from_secs(10);
 
 /// Method, route and status.
 type RequestLabels = (&'static str, Cow<'static, str>, u16);
@@ -200,7 +205,7 @@ impl Telemetry {
             metrics::gauge!("redlock_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
             (process, nodes.iter().map(|node| NodeMetrics::new(node)).collect(), Handles::new())
         });
-        Self { recorder, handle, process, http: RwLock::default(), nodes, handles }
+        Self { recorder, handle, process, http: RwLock::default(), nodes, handles, last_mention: Mutex::default() }
     }
 
     pub fn operation(&self, operation: Operation, outcome: Outcome) {
@@ -305,6 +310,19 @@ impl Observer for Telemetry {
         tracing::warn!(node, "a release could not be delivered; the lock's ttl bounds what is left on that node");
     }
 
+    fn fence_out_of_reach(&self, ahead: Duration) {
+        self.handles.out_of_reach.increment(1);
+        let mut last = self.last_mention.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| last.elapsed() >= MENTION) {
+            *last = Some(Instant::now());
+            let ahead_ms = ahead.as_millis() as u64;
+            tracing::warn!(
+                ahead_ms,
+                "a lock has a fence that this machine's clock has not come near: its clock is behind, or another was ahead"
+            );
+        }
+    }
+
     fn healed(&self, node: usize) {
         if let Some(node) = self.nodes.get(node) {
             node.heals.increment(1);
@@ -348,6 +366,7 @@ struct Handles {
     quorum_failures: [[Counter; Reason::ALL.len()]; OPERATIONS.len()],
     batch: Histogram,
     abandoned: Counter,
+    out_of_reach: Counter,
     waits: [Histogram; WAIT_ENDS.len()],
     waiters: Gauge,
     waiting_locks: Gauge,
@@ -377,6 +396,7 @@ impl Handles {
             }),
             batch: metrics::histogram!("redlock_batch_operations"),
             abandoned: metrics::counter!("redlock_releases_abandoned_total"),
+            out_of_reach: metrics::counter!("redlock_fences_out_of_reach_total"),
             waits: WAIT_ENDS.map(|(_, end)| metrics::histogram!("redlock_wait_duration_seconds", "outcome" => end)),
             waiters: metrics::gauge!("redlock_waiters"),
             waiting_locks: metrics::gauge!("redlock_waiting_locks"),
@@ -398,6 +418,10 @@ fn describe() {
     counter!("redlock_operations_total", "Lock operations by outcome.");
     counter!("redlock_quorum_failures_total", "Unusable node answers in operations that lacked a majority, by reason.");
     counter!("redlock_releases_abandoned_total", "Releases that a node never confirmed and that were given up.");
+    counter!(
+        "redlock_fences_out_of_reach_total",
+        "Fences so far ahead of this machine's clock that its tokens cannot pass them yet."
+    );
     histogram!(
         "redlock_node_request_duration_seconds",
         Unit::Seconds,

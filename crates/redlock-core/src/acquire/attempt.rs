@@ -118,7 +118,10 @@ impl Attempt {
             let saw_fence = fences.peek().is_some();
             let mut believable = true;
             for fence in fences {
-                believable &= shared.tokens.observe(fence);
+                if !shared.tokens.observe(fence) {
+                    believable = false;
+                    shared.seams.observer.fence_out_of_reach(shared.tokens.ahead(fence));
+                }
             }
             match outcome.decision {
                 Decision::Yes => {

@@ -26,9 +26,11 @@ use super::admission::{Admission, Doubt, Facts, Step};
 use super::calls::{Call, Calls, fail_all, is_scan};
 use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
 use super::observer::Seams;
-use super::op::{Effect, Failure, Reason, Vote};
+use super::op::{Effect, Failure, Op, Reason, Vote};
 use super::report::Reporter;
 use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
+use crate::clock::lead_left;
+use crate::types::FencingToken;
 
 /// How often a node is asked about itself again, and an idle connection is tried. A client's own watch does not fire while
 /// the socket's send buffer is full.
@@ -158,6 +160,8 @@ pub(super) struct Driver {
     /// Markers put since the last quarantine or connection.
     puts: u32,
     calls: Calls,
+    /// How far fencing tokens were ahead of our wall clock when one was last sent, in microseconds.
+    lead: (u64, Instant),
 }
 
 impl Driver {
@@ -180,6 +184,7 @@ impl Driver {
             bootstrap_confirmed: None,
             puts: 0,
             calls: Calls::new(settings.overlap_above),
+            lead: (0, now),
         }
     }
 
@@ -476,7 +481,11 @@ impl Driver {
         if let Some(node_time) = answer.time_micros {
             // The node read its clock somewhere between our sending and now; the middle is the best guess.
             let ours = self.report.seams.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
-            self.report.clock_offset(node_time - ours);
+            if let Some(t) = tasks.iter().rev().find_map(acquired_with) {
+                self.lead = (t.get().saturating_sub(ours.unsigned_abs()), now);
+            }
+            let (lead, since) = self.lead;
+            self.report.clock_offset(node_time - ours, lead_left(lead, now.saturating_duration_since(since)));
         }
         let mut unfit = (!answer.is_admitted).then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
@@ -503,6 +512,11 @@ fn failed_call(tasks: Vec<Task>, is_scan: bool, error: LinkError) -> Result<(), 
             Err(error.into())
         }
     }
+}
+
+/// With which token a lock is asked for. Later operations of a call have larger ones.
+fn acquired_with(task: &Task) -> Option<FencingToken> {
+    if let Op::Acquire { record, .. } = task.op.as_ref() { record.fencing() } else { None }
 }
 
 /// Why a node that gives this vote must be looked at again before it may go on voting.

@@ -39,6 +39,9 @@ pub trait Observer: Send + Sync + 'static {
     fn release_abandoned(&self, node: usize);
     /// A lock that a node had lost was set there again.
     fn healed(&self, node: usize);
+    /// A node stores a fence so far ahead of our wall clock that no token of ours can pass it yet: whoever asks for that lock
+    /// here has to wait until the clock has come near.
+    fn fence_out_of_reach(&self, _ahead: Duration) {}
     /// Somebody who waited has got the lock from one who released it.
     fn handed_over(&self, kind: HandOver);
 }

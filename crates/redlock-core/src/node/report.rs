@@ -94,15 +94,21 @@ impl Reporter {
         }
     }
 
-    pub(super) fn clock_offset(&mut self, offset_micros: i64) {
+    /// `lead_micros` is how far our fencing tokens are ahead of our wall clock: what a node refuses is them.
+    pub(super) fn clock_offset(&mut self, offset_micros: i64, lead_micros: u64) {
         self.seams.observer.clock_offset(&self.name, offset_micros);
         let max = self.max_clock_offset;
-        let offset = Duration::from_micros(offset_micros.unsigned_abs());
-        let (is_far, is_off, offset_ms) = (offset > max / 2, offset > max, offset_micros / 1000);
+        let apart = Duration::from_micros(offset_micros.unsigned_abs());
+        let from_tokens = Duration::from_micros((offset_micros - lead_micros as i64).unsigned_abs());
+        let (is_far, is_off, offset_ms) = (apart > max / 2, apart.max(from_tokens) > max, offset_micros / 1000);
+        let lead_ms = lead_micros / 1000;
         if is_off != self.status().clock_is_off {
             self.status.send_modify(|status| {
                 status.clock_is_off = is_off;
-                let why = format!("its clock is {offset_ms} ms from this machine's: it refuses all fencing tokens");
+                let why = format!(
+                    "its clock is {offset_ms} ms from this machine's, and fencing tokens are {lead_ms} ms ahead: it \
+                     refuses them all"
+                );
                 status.detail = if is_off { why } else { String::new() };
                 status.remedy = is_off.then_some(Remedy::MendClock);
             });

@@ -5,10 +5,10 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::clock::{OsEntropy, SystemClock};
+use crate::clock::{Clock, Entropy, OsEntropy, SystemClock};
 use crate::node::admission::ClusterConfig;
-use crate::node::{Keys, NoObserver, Op, Reply, Voter};
-use crate::types::LockName;
+use crate::node::{Keys, NoObserver, Record, Reply, Voter};
+use crate::types::{Info, LockName, LockToken, Ttl};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
 const DEADLINE: Duration = Duration::from_secs(1);
@@ -210,4 +210,34 @@ fn pauses_between_connections_double_up_to_a_second() {
     for (pause, most) in pauses.iter().zip([50, 100, 200, 400, 800, 1_000, 1_000, 1_000].map(Duration::from_millis)) {
         assert!((most / 2..=most).contains(pause), "{pauses:?}");
     }
+}
+
+/// A master whose clock is a little behind refuses the tokens of a gateway that has learned a lead, while it looked fit.
+#[test]
+fn a_node_that_refuses_all_tokens_for_their_lead_does_not_count_as_one_that_votes() {
+    let mut bench = Bench::admitted(false);
+    let wall = SystemClock.wall_micros();
+    let token = |ahead: u64| {
+        let (owner, nonce) = OsEntropy.owner_and_nonce();
+        LockToken::new(owner, nonce, FencingToken::new(wall + ahead).unwrap())
+    };
+    let mut ask = |ahead| {
+        let op = Op::Acquire {
+            keys: Keys::new("lock:", &"a".parse::<LockName>().unwrap()),
+            record: Record::new(&token(ahead), &Info::default()),
+            ttl: Ttl::from_millis(1_000).unwrap(),
+            tell: None,
+        };
+        let reply = Reply::new(bench.votes.clone(), 0);
+        let task = Task { op: Arc::new(op), not_after: bench.now + DEADLINE, reply };
+        bench.driver.submit(std::iter::once(task));
+        bench.call();
+        let answer =
+            Answer { votes: vec![Vote::Granted], time_micros: Some(wall as i64 - 1_300_000), is_admitted: true };
+        bench.on(Event::Answered(Ok(answer)));
+        bench.driver.status().borrow().votes()
+    };
+    assert!(ask(0), "1.3 s behind is within D");
+    assert!(!ask(1_000_000), "and 2.3 s behind the tokens is not");
+    assert!(ask(100_000), "the lead has been forgotten");
 }
