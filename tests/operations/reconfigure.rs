@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::operations::config::{assert_refused, assert_refused_after_output};
@@ -172,4 +173,78 @@ async fn reconfigure_refuses_one_master_under_two_names() {
     let refused = Launch::bare(&["reconfigure", "--yes"]).nodes(&names).finish().await;
     assert_refused_after_output(&refused, &["same Redis process"]);
     assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), Resp::Nil);
+}
+
+/// Of two operators at once one is told no; one that was stopped while it waited, and overtaken, ends nothing.
+#[tokio::test]
+async fn a_run_that_sleeps_while_another_finishes_writes_nothing_when_it_wakes() {
+    let servers = masters(3);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let times = |launch: Launch, max_ttl: &str| {
+        launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "500ms").flag("--clock-skew", "100ms")
+    };
+    let reconfigure = |max_ttl: &str| times(Launch::bare(&["reconfigure", "--yes"]).nodes(&urls), max_ttl);
+    drop(times(Launch::over(&servers), "2s").ready().await);
+    let slow = reconfigure("500ms").spawn_only();
+    eventually("all votes are stopped", async || {
+        markers(&servers).iter().all(|marker| marker.starts_with("v1:leaving-")).then_some(())
+    })
+    .await;
+    slow.signal(Signal::STOP);
+    // Another target is refused; the same is taken over.
+    let other = reconfigure("700ms").finish().await;
+    assert_refused_after_output(&other, &["another configuration is under way"]);
+    let second = reconfigure("500ms").finish().await;
+    assert_eq!(second.code, Some(0), "{second:?}");
+    let new = times(Launch::over(&servers), "500ms").ready().await;
+    let lease = new.acquire_for("job", 500).await;
+    let before = markers(&servers);
+    slow.signal(Signal::CONT);
+    let woken = slow.finish().await;
+    assert_eq!(woken.code, Some(1), "{woken:?}");
+    assert!(woken.stderr.contains("changed meanwhile"), "{woken:?}");
+    assert_eq!(markers(&servers), before);
+    assert_eq!(new.delete("job", &lease.token).await.status, 204);
+}
+
+/// Nothing on entirely new masters tells of the old ones, which would go on granting.
+#[tokio::test]
+async fn entirely_new_masters_want_the_old_ones_named_and_stop_them() {
+    let servers = masters(6);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let times = |launch: Launch, max_ttl: &str| {
+        launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "500ms").flag("--clock-skew", "100ms")
+    };
+    let old = times(Launch::over(&servers[..3]), "1500ms").ready().await;
+    let reconfigure = |words: &[&str]| {
+        let mut launch = Launch::bare(&["reconfigure", "--yes"]).nodes(&urls[3..]);
+        for pair in words.chunks_exact(2) {
+            launch = launch.more(pair[0], pair[1]);
+        }
+        times(launch, "500ms").finish()
+    };
+    let unnamed = reconfigure(&[]).await;
+    assert_refused_after_output(&unnamed, &["--old-node", "--no-old-nodes"]);
+    assert_eq!(old.post("job", json!({ "ttl_ms": 1500 })).await.status, 201, "nothing was changed");
+    let twice = reconfigure(&["--old-node", &urls[0], "--old-node", &urls[0], "--old-node", &urls[1]]).await;
+    assert_ne!(twice.code, Some(0), "one node named twice is no majority: {twice:?}");
+
+    let since = Instant::now();
+    let named: Vec<&str> = urls[..3].iter().flat_map(|url| ["--old-node", url]).collect();
+    let done = reconfigure(&named).await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(since.elapsed().as_millis() >= 1_600, "a lock of 1.5 s may still have lived: {done:?}");
+    old.post("job", json!({ "ttl_ms": 500 })).await.problem(503, "quorum_unavailable");
+    let new = times(Launch::over(&servers[3..]), "500ms").ready().await;
+    assert_eq!(new.post("job", json!({ "ttl_ms": 500 })).await.status, 201);
+}
+
+#[tokio::test]
+async fn first_masters_are_moved_when_it_is_said_that_there_were_none_before() {
+    let servers = masters(3);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let launch = Launch::bare(&["reconfigure", "--yes", "--no-old-nodes"]).nodes(&urls);
+    let done = launch.flag("--max-ttl", "500ms").flag("--default-ttl", "500ms").flag("--clock-skew", "100ms");
+    let done = done.finish().await;
+    assert_eq!(done.code, Some(0), "{done:?}");
 }

@@ -176,9 +176,7 @@ impl Launch {
 
     /// Runs to the end, as commands and refused configurations do.
     pub(crate) async fn finish(self) -> Finished {
-        let mut process = self.spawn();
-        let status = process.ended().await;
-        Finished { code: status.code(), stdout: process.stdout.all(), stderr: process.stderr.all() }
+        self.spawn().finish().await
     }
 
     /// Serves; returns when it listens, whatever its nodes do.
@@ -277,6 +275,22 @@ impl Process {
         status
     }
 
+    /// To its end, as [`Launch::finish`] does it.
+    pub(crate) async fn finish(mut self) -> Finished {
+        let status = self.ended().await;
+        Finished { code: status.code(), stdout: self.stdout.all(), stderr: self.stderr.all() }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("the process lives");
+        // Until it has stopped it may still answer.
+        if signal == Signal::STOP {
+            let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child").expect("a blocking wait");
+            assert!(status.stopped(), "the process ended instead of stopping");
+        }
+    }
+
     /// The first line of the log with this message.
     fn logged(&self, message: &str) -> Option<Value> {
         let text = self.stdout.text();
@@ -371,13 +385,7 @@ impl Gateway {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.process.child);
-        kill_process(pid, signal).expect("the process lives");
-        // Until it has stopped it may still answer.
-        if signal == Signal::STOP {
-            let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child").expect("a blocking wait");
-            assert!(status.stopped(), "the process ended instead of stopping");
-        }
+        self.process.signal(signal);
     }
 
     /// Waits for the end; returns the exit code.

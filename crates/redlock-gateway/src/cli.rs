@@ -42,12 +42,18 @@ pub enum Command {
         /// Do it. Without this flag it only says what it would do.
         #[arg(long)]
         yes: bool,
-        /// When the node set changes: a node that the gateways used until now; repeat for each, also for those that stay.
+        /// When the node set changes, in part or wholly: a node that the gateways used until now; repeat for each, also for those that stay.
         #[arg(long = "old-node", value_name = "URL")]
         old_nodes: Vec<String>,
         /// The --cluster that the gateways used until now, if they used one.
         #[arg(long, value_name = "NAME")]
         old_cluster: Option<String>,
+        /// The --max-ttl that the gateways used until now; wanted when no marker of theirs is left that tells it.
+        #[arg(long, value_name = "TIME")]
+        old_max_ttl: Option<String>,
+        /// Say that no nodes were used before these. Otherwise nodes that tell of none want the old ones named.
+        #[arg(long, conflicts_with_all = ["old_nodes", "old_cluster", "old_max_ttl"])]
+        no_old_nodes: bool,
         #[command(flatten)]
         settings: Settings,
     },

@@ -7,7 +7,7 @@ use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::probe::{Master, Probe, Verdict};
 use redlock_core::node::redis::{RedisNode, RedisUrl};
 use redlock_core::quorum::Quorum;
-use redlock_core::reconfigure::{OldNodes, Progress, ReconfigureError, survey};
+use redlock_core::reconfigure::{Old, OldNodes, Progress, ReconfigureError, survey};
 
 use crate::auth::{Keys, Secret, Verb};
 use crate::config::{Config, Nodes, show};
@@ -87,17 +87,24 @@ fn print_probe(master: &Master, found: &Probe, skew: Duration) {
 
 /// Moves all nodes to this configuration's markers, as [`reconfigure`](redlock_core::reconfigure) does it; without `really`
 /// only says what would be done.
-pub async fn reconfigure(config: &Config, old: &Old, really: bool) -> Result<(), String> {
+pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Result<(), String> {
     let Nodes::Redis(urls) = &config.nodes else {
         return Err("--node: none given; embedded nodes have no markers".into());
     };
     let old_urls = old.urls()?;
     old.check_name(config, urls, &old_urls)?;
-    let old_cluster = match &old.cluster {
+    let old_cluster = match &old.name {
         Some(name) => named_cluster(name, old_urls.len()),
         None => ClusterConfig::cluster_of_nodes(old_urls.iter().map(RedisUrl::name)),
     };
-    let old_nodes = OldNodes { cluster: old_cluster.clone(), masters: masters(config, &old_urls) };
+    let max_ttl = old.max_ttl()?;
+    let old_nodes = match (old.is_none, old_urls.is_empty()) {
+        (true, _) => Old::Nobody,
+        (false, true) => Old::Unsaid,
+        (false, false) => {
+            Old::Nodes(OldNodes { cluster: old_cluster.clone(), masters: masters(config, &old_urls), max_ttl })
+        }
+    };
     let in_words = |error| reconfigure_error(error, if old_urls.is_empty() { "none" } else { &old_cluster });
     let change = survey(masters(config, urls), old_nodes, print_progress).await.map_err(in_words)?;
     if !really {
@@ -105,7 +112,7 @@ pub async fn reconfigure(config: &Config, old: &Old, really: bool) -> Result<(),
         println!("nothing was changed; with --yes: these nodes give no votes for {wait}, then the new markers count");
         return Ok(());
     }
-    change.carry_out(print_progress).await.map_err(in_words)?;
+    change.carry_out(&OsEntropy, print_progress).await.map_err(in_words)?;
     println!("done: {} nodes carry the new marker", urls.len());
     Ok(())
 }
@@ -137,7 +144,19 @@ fn reconfigure_error(error: ReconfigureError, old_given: &str) -> String {
              voting too"
         ),
         error @ ReconfigureError::TooFewStopped { .. } => format!("--old-node: {error}"),
+        ReconfigureError::OldUnknown => {
+            "--old-node: no marker on these nodes tells which nodes the gateways used until now; name every one of those, or \
+             say --no-old-nodes"
+                .into()
+        }
+        ReconfigureError::MaxTtlUnknown => {
+            "--old-max-ttl: no marker is left that tells how long a lock of the old nodes may live; say the --max-ttl that the \
+             gateways used until now"
+                .into()
+        }
         error @ (ReconfigureError::Unreachable(..)
+        | ReconfigureError::OtherChange(..)
+        | ReconfigureError::Overtaken(..)
         | ReconfigureError::SameProcess(..)
         | ReconfigureError::SeveralSets(..)
         | ReconfigureError::Interrupted(..)) => error.to_string(),
@@ -145,12 +164,21 @@ fn reconfigure_error(error: ReconfigureError, old_given: &str) -> String {
 }
 
 /// The configuration that is being left, as far as markers do not tell it.
-pub struct Old {
+pub struct OldCluster {
     pub nodes: Vec<String>,
-    pub cluster: Option<String>,
+    pub name: Option<String>,
+    pub max_ttl: Option<String>,
+    /// There was none.
+    pub is_none: bool,
 }
 
-impl Old {
+impl OldCluster {
+    fn max_ttl(&self) -> Result<Option<Duration>, String> {
+        let Some(text) = &self.max_ttl else { return Ok(None) };
+        let no_time = |error| format!("--old-max-ttl: {text:?} is no time: {error}; expected, for example, 5m");
+        humantime::parse_duration(text).map(Some).map_err(no_time)
+    }
+
     fn urls(&self) -> Result<Vec<RedisUrl>, String> {
         let parse = |text: &String| RedisUrl::parse(text).map_err(|error| format!("--old-node: {error}"));
         self.nodes.iter().map(parse).collect()
@@ -159,7 +187,7 @@ impl Old {
     /// Under one name, markers cannot tell one list of nodes from another.
     fn check_name(&self, config: &Config, urls: &[RedisUrl], old: &[RedisUrl]) -> Result<(), String> {
         let Some(name) = &config.settings.cluster else { return Ok(()) };
-        let same_name = self.cluster.as_ref().is_none_or(|old| old == name);
+        let same_name = self.name.as_ref().is_none_or(|old| old == name);
         let other_list =
             old.len() != urls.len() || old.iter().any(|old| urls.iter().all(|url| url.name() != old.name()));
         if same_name && !old.is_empty() && other_list {

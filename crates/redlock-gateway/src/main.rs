@@ -26,8 +26,13 @@ fn main() -> ExitCode {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
         }),
-        Command::Reconfigure { yes, old_nodes, old_cluster, settings } => {
-            let old = commands::Old { nodes: old_nodes, cluster: old_cluster };
+        Command::Reconfigure { yes, old_nodes, old_cluster, old_max_ttl, no_old_nodes, settings } => {
+            let old = commands::OldCluster {
+                nodes: old_nodes,
+                name: old_cluster,
+                max_ttl: old_max_ttl,
+                is_none: no_old_nodes,
+            };
             on_runtime(settings, async |config| match commands::reconfigure(&config, &old, yes).await {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => fail(&error),

@@ -158,11 +158,6 @@ impl Session for SimSession {
         .boxed()
     }
 
-    fn set_marker(&self, marker: String) -> Answering<()> {
-        self.link.recorder.note("operator", format!("writes marker {marker} on n{}", self.link.master.index));
-        ask(&self.link.master, &self.connection, Question::SetMarker(marker)).map(|answer| answer.map(drop)).boxed()
-    }
-
     /// What every call is answered with.
     fn time_micros(&self) -> Answering<i64> {
         let answer = self.call(&[]);

@@ -41,8 +41,6 @@ pub enum Question {
     Look,
     /// Put one marker in the place of another.
     Swap(MarkerSwap),
-    /// Put a marker, whatever stands there.
-    SetMarker(String),
     /// Lock operations, under the marker that admits the gateway; one script call, so nothing comes between them.
     Call { marker: String, ops: Vec<Arc<Op>> },
     /// From now on, what is published.
@@ -54,7 +52,7 @@ pub enum Question {
 pub enum Reply {
     /// To `Look`.
     Seen(Facts, Option<String>),
-    /// To `Swap` and `SetMarker`.
+    /// To `Swap`.
     Swapped(Swapped),
     /// To `Call`.
     Answer(Answer),
@@ -316,11 +314,6 @@ impl Master {
                 } else {
                     Swapped::OtherMarker
                 })
-            }
-            Question::SetMarker(marker) => {
-                let stands = self.memory.marker();
-                self.memory.swap_marker(stands.as_deref(), marker);
-                Reply::Swapped(Swapped::Done)
             }
             Question::Call { marker, ops } => {
                 let is_admitted = !self.marker_is_checked || self.memory.marker().as_deref() == Some(marker);

@@ -1,7 +1,8 @@
 //! An operator moves the masters to another configuration, by the protocol that ships: another `max_ttl`, and in most
 //! histories another node set. The first half of the gateways has the old configuration, the second half the new one. The old
 //! ones are stopped before, but for one sometimes, which runs on for a while; the operator's connections break, the command is
-//! interrupted and run again, and a master loses its data meanwhile. Then the new gateways start, and any number of masters
+//! interrupted and run again, somebody else runs it at the same time, for the same or another target, and a master loses its
+//! data meanwhile. Then the new gateways start, and any number of masters
 //! may lose their data, as the new configuration's own quarantine need not cover locks of the old one.
 //!
 //! What the protocol does not promise is not done here: while an old gateway runs only one master loses its data, and no new
@@ -13,10 +14,10 @@ use std::time::Duration;
 
 use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::probe;
-use redlock_core::reconfigure::{OldNodes, Progress, survey};
+use redlock_core::reconfigure::{Old, OldNodes, Progress, ReconfigureError, survey};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::chance::{Chance, Stream};
+use crate::chance::{Chance, SimEntropy, Stream};
 use crate::faults::Stage;
 use crate::gateway::{cluster_of, node_name};
 use crate::link::{CALL_DEADLINE, SimLink};
@@ -25,8 +26,8 @@ use crate::plan::{Plan, Scenario};
 
 type Masters = Arc<[Arc<Master>]>;
 
-/// By this number the network knows the operator.
-const OPERATOR: u8 = u8::MAX;
+/// By these numbers the network knows the operators.
+const OPERATORS: [u8; 2] = [u8::MAX, u8::MAX - 1];
 
 /// Longer than any history.
 const FOREVER: Duration = Duration::from_secs(3_600);
@@ -42,12 +43,13 @@ impl Config {
         let mut chance = Chance::new(plan.seed, Stream::Fault(u8::MAX - 2));
         let max_ttl = Duration::from_millis(chance.pick(&[1_000, 2_000, 3_000, 4_000]));
         let all = usize::from(plan.masters);
-        let other = if chance.percent(60) { all / 3 } else { 0 };
-        if is_new {
-            Self { masters: other..all, max_ttl }
-        } else {
-            Self { masters: 0..all - other, max_ttl: plan.max_ttl }
-        }
+        // The same masters, some others, or entirely others.
+        let (old, new) = match chance.below(10) {
+            0..=3 => (0..all, 0..all),
+            4..=7 => (0..all - all / 3, all / 3..all),
+            _ => (0..all - all / 2, (all - all / 2).min(all - 1)..all),
+        };
+        if is_new { Self { masters: new, max_ttl } } else { Self { masters: old, max_ttl: plan.max_ttl } }
     }
 }
 
@@ -85,7 +87,22 @@ pub async fn operate(stage: Stage) {
         let (victim, pause) = (chance.below(stage.masters.len() as u64) as usize, chance.millis(0, 8_000));
         tokio::spawn(lose(stage.clone(), victim, pause, chance.millis(5, 800)));
     }
-    move_masters(&stage, &mut chance).await;
+    let other = chance.percent(50).then(|| {
+        let (stage, pause) = (stage.clone(), chance.millis(0, 6_000));
+        let kind = if chance.percent(60) { Kind::Second } else { Kind::Mistaken };
+        tokio::spawn(async move {
+            sleep(pause).await;
+            Operator::new(&stage, kind).run().await
+        })
+    });
+    let done = Operator::new(&stage, Kind::First).run().await;
+    // Told no by one who has another configuration in mind, he waits for that, and then moves the masters on from there.
+    if let Some(other) = other
+        && let Ok(true) = other.await
+        && !done
+    {
+        Operator::new(&stage, Kind::Later).run().await;
+    }
     for gateway in &stage.gateways[half..] {
         gateway.unbar();
         gateway.start();
@@ -99,44 +116,92 @@ pub async fn operate(stage: Stage) {
     }
 }
 
-/// Until it has been done once without an interruption.
-async fn move_masters(stage: &Stage, chance: &mut Chance) {
-    let links: Vec<_> = stage
-        .masters
-        .iter()
-        .map(|master| SimLink::new(OPERATOR, master.clone(), stage.network.clone(), stage.recorder.clone()))
-        .collect();
-    let cuts = tokio::spawn(cut(stage.clone(), links.clone()));
-    let masters = |is_new| -> (String, Vec<probe::Master>) {
-        let config = Config::of(&stage.plan, is_new);
-        let cluster = cluster_of(&stage.masters[config.masters.clone()]);
-        let cluster_config = ClusterConfig::new(&cluster, config.max_ttl);
+/// Who runs the command.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    First,
+    /// The same, at the same time.
+    Second,
+    /// At the same time, with another `max_ttl` than the new gateways have.
+    Mistaken,
+    /// After that one has finished.
+    Later,
+}
+
+struct Operator<'a> {
+    stage: &'a Stage,
+    links: Vec<SimLink>,
+    chance: Chance,
+    entropy: SimEntropy,
+    kind: Kind,
+}
+
+impl<'a> Operator<'a> {
+    fn new(stage: &'a Stage, kind: Kind) -> Self {
+        let number = OPERATORS[usize::from(matches!(kind, Kind::Second | Kind::Mistaken))];
+        let chance = Chance::new(stage.plan.seed, Stream::Fault(u8::MAX - 6 - kind as u8));
+        let link =
+            |master: &Arc<Master>| SimLink::new(number, master.clone(), stage.network.clone(), stage.recorder.clone());
+        let links = stage.masters.iter().map(link).collect();
+        let entropy = SimEntropy::new(Chance::new(stage.plan.seed, Stream::Fault(u8::MAX - 10 - kind as u8)));
+        Self { stage, links, chance, entropy, kind }
+    }
+
+    fn masters(&self, is_new: bool) -> (String, Vec<probe::Master>, Duration) {
+        let stage = self.stage;
+        let Config { masters, mut max_ttl } = Config::of(&stage.plan, is_new);
+        if is_new && self.kind == Kind::Mistaken {
+            max_ttl += Duration::from_millis(500);
+        }
+        let cluster = cluster_of(&stage.masters[masters.clone()]);
+        let cluster_config = ClusterConfig::new(&cluster, max_ttl);
         let master = |index: usize| probe::Master {
             name: node_name(&stage.masters[index]),
             identity: cluster_config.identity(&node_name(&stage.masters[index])),
             settings: stage.plan.node_settings(),
             call_deadline: CALL_DEADLINE,
-            link: Arc::new(links[index].clone()),
+            link: Arc::new(self.links[index].clone()),
         };
-        (cluster, config.masters.map(master).collect())
-    };
-    let told = |progress: Progress<'_>| note(stage, format!("{progress:?}"));
-    loop {
-        let attempt = async {
-            let (cluster, old) = masters(false);
-            let change = survey(masters(true).1, OldNodes { cluster, masters: old }, told).await?;
-            change.carry_out(told).await
-        };
-        let patience = if chance.percent(35) { chance.millis(5, 6_000) } else { FOREVER };
-        match timeout(patience, attempt).await {
-            Ok(Ok(())) => break,
-            Ok(Err(error)) => note(stage, error.to_string()),
-            Err(_) => note(stage, "is interrupted"),
-        }
-        sleep(chance.millis(50, 2_000)).await;
+        (cluster, masters.map(master).collect(), max_ttl)
     }
-    cuts.abort();
-    note(stage, "has moved the masters");
+
+    /// Until it has been done once without an interruption. Whether it was: somebody else may be about it.
+    async fn run(mut self) -> bool {
+        let cuts = tokio::spawn(cut(self.stage.clone(), self.links.clone()));
+        let told = |progress: Progress<'_>| note(self.stage, format!("{progress:?}"));
+        let done = loop {
+            let patience = if self.chance.percent(35) { self.chance.millis(5, 6_000) } else { FOREVER };
+            let attempt = async {
+                let (cluster, masters, max_ttl) = self.masters(false);
+                let old = match self.kind {
+                    Kind::Later => Old::Unsaid,
+                    _ => Old::Nodes(OldNodes { cluster, masters, max_ttl: Some(max_ttl) }),
+                };
+                let change = survey(self.masters(true).1, old, told).await?;
+                change.carry_out(&self.entropy, told).await
+            };
+            match timeout(patience, attempt).await {
+                Ok(Ok(())) => break true,
+                Ok(Err(error)) => {
+                    note(self.stage, error.to_string());
+                    let is_over = match error {
+                        ReconfigureError::OtherChange(..) | ReconfigureError::OtherSet(..) => true,
+                        // Both would take it over from each other for ever.
+                        ReconfigureError::Overtaken(_) => self.kind == Kind::Second,
+                        _ => false,
+                    };
+                    if is_over {
+                        break false;
+                    }
+                }
+                Err(_) => note(self.stage, "is interrupted"),
+            }
+            sleep(self.chance.millis(50, 2_000)).await;
+        };
+        cuts.abort();
+        note(self.stage, if done { "has moved the masters" } else { "was told no" });
+        done
+    }
 }
 
 /// The operator's connections break.

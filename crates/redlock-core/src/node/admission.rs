@@ -179,7 +179,7 @@ impl Admission {
     }
 }
 
-fn nonce(entropy: &dyn Entropy) -> u64 {
+pub(crate) fn nonce(entropy: &dyn Entropy) -> u64 {
     let mut raw = [0; 8];
     entropy.fill(&mut raw);
     u64::from_le_bytes(raw)
@@ -491,7 +491,7 @@ mod tests {
             Bench::new(Some(marker)).assert_waits(&volatile(), 0, 302, Doubt::Unreadable);
         }
         let other = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&volatile(), 0);
-        for foreign in [&other, "", "hello", &ClusterConfig::marker_under_way("x", MAX_TTL)] {
+        for foreign in [&other, "", "hello", &cluster_config().marker_under_way("x", MAX_TTL, 1)] {
             assert!(matches!(Bench::new(Some(foreign.to_owned())).look(&volatile(), 0), Step::Refuse(_)), "{foreign}");
         }
     }
@@ -512,7 +512,7 @@ mod tests {
         assert_ne!(base, other_ttl);
         assert_ne!(base, ClusterConfig::new("a:1", MAX_TTL));
         let conflict = base.conflict(&other_ttl.identity("a:1").admitting(&volatile(), 0)).to_string();
-        let under_way = ClusterConfig::marker_under_way(base.node_set(), MAX_TTL * 3);
+        let under_way = base.marker_under_way(base.node_set(), MAX_TTL * 3, 1);
         assert_eq!(ClusterConfig::node_set_of(&under_way), Some(base.node_set()));
         assert_eq!(ClusterConfig::max_ttl_of(&under_way), Some(MAX_TTL * 3));
         assert!(base.conflict(&under_way).reason.contains("under way"));

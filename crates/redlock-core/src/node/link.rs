@@ -36,9 +36,6 @@ pub trait Session: Send + 'static {
     /// Puts one marker in the place of another, in one step, if the process is the one that was looked at.
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped>;
 
-    /// Puts a marker, whatever stands there.
-    fn set_marker(&self, marker: String) -> Answering<()>;
-
     /// The master's wall clock, in microseconds since 1970.
     fn time_micros(&self) -> Answering<i64>;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::{Admission, ClusterConfig, Facts, NodeIdentity, Step};
-use super::link::{Link, LinkError, Look};
+use super::admission::{Admission, Facts, NodeIdentity, Step};
+use super::link::{Link, LinkError, Look, MarkerSwap, Swapped};
 use super::{Diagnosis, NodeSettings};
 use crate::clock::{Clock, Entropy};
 
@@ -70,27 +70,9 @@ impl Master {
         .await
     }
 
-    /// Writes the marker that admits it, whatever stands there: from now on it votes. Sound only when no lock that it may
-    /// have forgotten can live, see [`reconfigure`](crate::reconfigure).
-    ///
-    /// # Errors
-    /// What its link says, or that it did not answer in time. The marker may be written all the same, now or later.
-    pub async fn admit(&self) -> Result<(), LinkError> {
-        self.in_time(async {
-            let session = self.link.connect().await?;
-            // Every marker is another one: the node's time serves as the nonce.
-            let nonce = session.time_micros().await?.unsigned_abs();
-            let marker = self.identity.admitting(&session.look().await?.facts, nonce);
-            session.set_marker(marker).await
-        })
-        .await
-    }
-
-    /// Writes a marker that no gateway accepts, whatever stands there. It keeps what a change of configuration that is
-    /// interrupted and taken up again has to know: the node set that is being left, and its longest TTL.
-    pub(crate) async fn stop_votes(&self, left: &str, longest_ttl: Duration) -> Result<(), LinkError> {
-        let marker = ClusterConfig::marker_under_way(left, longest_ttl);
-        self.in_time(async { self.link.connect().await?.set_marker(marker).await }).await
+    /// Puts a marker in the place of the one that was seen, if the process is still the one that was looked at.
+    pub(crate) async fn swap(&self, swap: MarkerSwap) -> Result<Swapped, LinkError> {
+        self.in_time(async { self.link.connect().await?.swap_marker(swap).await }).await
     }
 
     /// Several questions, each within a deadline of its own if the master is there at all.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlock_core::node::admission::{Admission as Decisions, ClusterConfig, Doubt, Step};
+use redlock_core::node::admission::{Admission as Decisions, Doubt, Step};
 use redlock_core::quorum::{Decision, Tally};
 
 use super::bounds::{Admission, GATEWAYS, QUARANTINE};
@@ -241,15 +241,20 @@ impl Admission {
                 s.gateways[gateway].is_stopped = true;
             }
         }
-        for site in &mut s.sites {
-            let left = self.identity(false).cluster_config();
-            site.put(ClusterConfig::marker_under_way(left.node_set(), left.max_ttl()));
-        }
+        s.sites.iter_mut().for_each(|site| site.put(self.under_way()));
+    }
+
+    fn under_way(&self) -> String {
+        let (left, target) = (self.identity(false), self.identity(true));
+        let (left, target) = (left.cluster_config(), target.cluster_config());
+        target.marker_under_way(left.node_set(), left.max_ttl(), 0)
     }
 
     fn reconfigured(&self, s: &mut State) {
         s.change = Change::Done;
-        for site in &mut s.sites {
+        let under_way = self.under_way();
+        // From nothing else than what was written before.
+        for site in s.sites.iter_mut().filter(|site| site.memory.marker.as_deref() == Some(&*under_way)) {
             let nonce = site.fresh_nonce().0;
             site.put(self.identity(true).admitting(&site.facts(&self.rules), nonce));
         }

@@ -47,10 +47,26 @@ impl ClusterConfig {
         Self::node_set_of(&self.config).unwrap_or_default()
     }
 
-    /// The marker that stands while a change of configuration is under way: of no node set, so that nobody accepts it,
-    /// with the node set that is being left and the longest TTL that its locks can have.
-    pub fn marker_under_way(left: &str, longest_ttl: Duration) -> String {
-        format!("v1:{UNDER_WAY}{left}:{}:", longest_ttl.as_millis())
+    /// The marker that stands while a change to this configuration is under way: of no node set, so that nobody accepts it,
+    /// with the node set that is being left and the longest TTL that its locks can have. The nonce is that of one run.
+    pub fn marker_under_way(&self, left: &str, longest_ttl: Duration, nonce: u64) -> String {
+        let (target, max_ttl) = (self.node_set(), self.max_ttl().as_millis());
+        format!("v1:{UNDER_WAY}{left}:{}:{target}-{max_ttl}:{nonce:x}", longest_ttl.as_millis())
+    }
+
+    /// Whether a marker tells of a change under way, and whether that is one to this configuration.
+    pub fn is_target_of(&self, marker: &str) -> Option<bool> {
+        let mut parts = marker.strip_prefix("v1:")?.split(':');
+        let target = parts.next().filter(|node_set| node_set.starts_with(UNDER_WAY)).and_then(|_| parts.nth(1))?;
+        Some(target == format!("{}-{}", self.node_set(), self.max_ttl().as_millis()))
+    }
+
+    /// Whether a marker has admitted a node to this node set, whatever the maximum TTL.
+    pub fn has_admitted(&self, marker: &str) -> bool {
+        let parts: Vec<_> = marker.splitn(4, ':').collect();
+        let [_, node_set, _, rest] = parts.as_slice() else { return false };
+        let parsed = || ParsedMarker::parse(rest);
+        *node_set == self.node_set() && parsed().is_some_and(|marker| matches!(marker.state, State::Admitted { .. }))
     }
 
     /// The node set that a marker was written for; of a change under way, the one that is being left.

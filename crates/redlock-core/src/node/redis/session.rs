@@ -214,11 +214,6 @@ impl Session for RedisSession {
         .boxed()
     }
 
-    fn set_marker(&self, marker: String) -> Answering<()> {
-        let (client, key) = (self.client.clone(), marker_key(self.prefix()));
-        async move { Ok(client.set(key, marker, None, None, false).await?) }.boxed()
-    }
-
     fn time_micros(&self) -> Answering<i64> {
         let client = self.client.clone();
         async move {

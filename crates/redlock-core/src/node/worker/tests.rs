@@ -58,10 +58,6 @@ impl Session for Told {
         ready(Ok(Swapped::Done)).boxed()
     }
 
-    fn set_marker(&self, _: String) -> Answering<()> {
-        ready(Ok(())).boxed()
-    }
-
     fn time_micros(&self) -> Answering<i64> {
         ready(Ok(0)).boxed()
     }
