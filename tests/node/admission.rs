@@ -144,11 +144,10 @@ async fn a_master_that_kept_an_old_snapshot_is_quarantined_although_its_marker_s
     let (cluster, mut server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
     let remote = cluster.admitted(&server.url()).await;
     let (before, after) = (Lock::new("before"), Lock::new("after"));
-    let t = now();
-    assert_eq!(ask(remote.as_ref(), before.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(ask(remote.as_ref(), before.acquire(1, now(), LONG_MS)).await, Vote::Granted);
     server.cmd(&["SAVE"]);
     let stood = marker(&server);
-    assert_eq!(ask(remote.as_ref(), after.acquire(1, t + 1, LONG_MS)).await, Vote::Granted);
+    assert_eq!(ask(remote.as_ref(), after.acquire(1, now(), LONG_MS)).await, Vote::Granted);
     server.kill();
     let lost = Instant::now();
     server.restart();

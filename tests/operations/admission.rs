@@ -410,3 +410,28 @@ async fn a_gateway_that_sleeps_from_the_votes_until_after_the_ttl_answers_503_an
         }
     }
 }
+
+/// They answer everything, and grant nothing: traffic must not be sent here.
+#[tokio::test]
+async fn a_majority_of_masters_that_take_no_writes_is_not_ready_and_says_why() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    let refuse = [["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "min-replicas-to-write", "1"]];
+    let allow = [["CONFIG", "SET", "maxmemory", "0"], ["CONFIG", "SET", "min-replicas-to-write", "0"]];
+    servers.iter().zip(refuse).for_each(|(server, command)| drop(server.cmd(&command)));
+    let health = eventually("the gateway is not ready", async || {
+        let answer = gateway.readyz().await;
+        (answer.status == 503).then(|| answer.json())
+    })
+    .await;
+    assert_eq!(health["status"], "no_quorum");
+    for (at, word, advice) in [(0, "OOM", "maxmemory"), (1, "NOREPLICAS", "min-replicas-to-write")] {
+        let node = &health["nodes"][at];
+        assert!(node["detail"].as_str().is_some_and(|why| why.contains(word)), "{node:#}");
+        assert!(node["advice"].as_str().is_some_and(|what| what.contains(advice)), "{node:#}");
+    }
+    gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    servers.iter().zip(allow).for_each(|(server, command)| drop(server.cmd(&command)));
+    eventually("it is ready again", async || (gateway.readyz().await.status == 200).then_some(())).await;
+    assert_eq!(gateway.post("job", json!({})).await.status, 201);
+}

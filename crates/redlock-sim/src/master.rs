@@ -319,7 +319,8 @@ impl Master {
                 let is_admitted = !self.marker_is_checked || self.memory.marker().as_deref() == Some(marker);
                 let time_micros = Some(self.clock.wall_micros() as i64);
                 let votes = ops.iter().map(|op| self.execute(marker, op, &arrival.connection)).collect();
-                Reply::Answer(Answer { votes, time_micros, is_admitted })
+                let write_error = (ops.is_empty() && self.memory.is_full()).then(|| "OOM no memory left".to_owned());
+                Reply::Answer(Answer { votes, time_micros, is_admitted, write_error })
             }
             Question::Listen(listener) => {
                 self.process().listeners.push((Arc::downgrade(&arrival.connection), listener.clone()));

@@ -27,7 +27,7 @@ use super::calls::{Call, Calls, fail_all, is_scan};
 use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
 use super::observer::Seams;
 use super::op::{Effect, Failure, Op, Reason, Vote};
-use super::report::Reporter;
+use super::report::{Reporter, remedy_of_write_error};
 use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
 use crate::clock::lead_left;
 use crate::types::FencingToken;
@@ -126,8 +126,6 @@ struct Serving {
     heartbeat: Instant,
     /// When a look that is under way beside the calls has taken too long.
     look_until: Option<Instant>,
-    /// Nothing was sent since the last heartbeat.
-    is_idle: bool,
 }
 
 /// Why there is no session.
@@ -238,8 +236,9 @@ impl Driver {
                     serving.look_until = Some(now + self.settings.question_deadline);
                     self.actions.push_back(Action::Look);
                 }
-                // A call without operations: it notices a dead connection, a restart and a lost marker.
-                if std::mem::replace(&mut serving.is_idle, true) && self.calls.none_under_way() {
+                // A call without operations: it notices a dead connection, a restart, a lost marker, and that nothing can be
+                // written. Where calls are under way, they tell.
+                if self.calls.none_under_way() {
                     self.send(Vec::new(), now);
                 }
             }
@@ -346,8 +345,7 @@ impl Driver {
             unreachable!("only a script that was asked for is loaded")
         };
         self.report.admitted(&facts);
-        self.phase =
-            Phase::Serving(Serving { since: now, marker, heartbeat: now + HEARTBEAT, look_until: None, is_idle: true });
+        self.phase = Phase::Serving(Serving { since: now, marker, heartbeat: now + HEARTBEAT, look_until: None });
         // Tells how far the node is before there is work that would make it look farther.
         self.send(Vec::new(), now);
     }
@@ -441,10 +439,7 @@ impl Driver {
     /// Sends as much of what waits as goes into one call.
     pub(super) fn call(&mut self, now: Instant) {
         let tasks = self.calls.next(now);
-        if let Phase::Serving(serving) = &mut self.phase
-            && !tasks.is_empty()
-        {
-            serving.is_idle = false;
+        if self.is_serving() && !tasks.is_empty() {
             self.send(tasks, now);
         }
     }
@@ -487,9 +482,21 @@ impl Driver {
             let (lead, since) = self.lead;
             self.report.clock_offset(node_time - ours, lead_left(lead, now.saturating_duration_since(since)));
         }
+        if tasks.is_empty() {
+            self.report.writes(answer.write_error.as_deref());
+        }
         let mut unfit = (!answer.is_admitted).then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
             unfit = unfit.or(unfit_by(&vote));
+            match &vote {
+                Vote::Granted => self.report.writes(None),
+                Vote::Failed(Failure { reason: Reason::Error, detail, .. })
+                    if remedy_of_write_error(detail).is_some() =>
+                {
+                    self.report.writes(Some(detail));
+                }
+                _ => {}
+            }
             task.reply.send(vote);
         }
         unfit.map_or(Ok(()), |why| Err(Outage::Unreachable(why.into())))

@@ -100,12 +100,14 @@ pub struct Answer {
     pub time_micros: Option<i64>,
     /// Whether the marker still stands under which the call was made. A scan does not need it.
     pub is_admitted: bool,
+    /// The error that a write ends with, in the answer to a call without operations.
+    pub write_error: Option<String>,
 }
 
 impl Answer {
     /// The answer to a scan, which tells neither time nor marker.
     pub fn page(keys: Vec<Bytes>, next: Option<Bytes>) -> Self {
-        Self { votes: vec![Vote::Page { keys, next }], time_micros: None, is_admitted: true }
+        Self { votes: vec![Vote::Page { keys, next }], time_micros: None, is_admitted: true, write_error: None }
     }
 }
 

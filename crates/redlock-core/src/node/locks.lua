@@ -1,5 +1,6 @@
 -- Many lock operations in one call. Each stands alone: an error in one is reported for it and touches no other. A call
--- without operations is the heartbeat.
+-- without operations is the heartbeat: it writes the marker that stands there once more, and answers with the error if this
+-- master takes no writes (it has no memory left, its disk is full, it has lost its replicas).
 --
 -- KEYS[1]  the marker of this node
 -- ARGV[1]  the marker that admits this gateway     ARGV[2]  D in microseconds     ARGV[3]  fence retention in ms
@@ -34,7 +35,8 @@ local RULE_MARKER_IS_CHECKED = true
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local admitted = not RULE_MARKER_IS_CHECKED or call('GET', KEYS[1]) == ARGV[1]
+local stands = call('GET', KEYS[1]) == ARGV[1]
+local admitted = not RULE_MARKER_IS_CHECKED or stands
 local max_offset, retention = num(ARGV[2]), ARGV[3]
 
 local function failed(reply)
@@ -227,6 +229,10 @@ local function publish(vote, when, channel, hint)
 end
 
 local out, n, k, a = { now, admitted and 1 or 0 }, 2, 2, 4
+if not ARGV[4] and stands then
+  local set = call('SET', KEYS[1], ARGV[1])
+  if failed(set) then out[3] = set.err end
+end
 while ARGV[a] do
   local op = ARGV[a]
   n = n + 1

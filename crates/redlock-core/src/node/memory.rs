@@ -86,6 +86,11 @@ impl MemoryNode {
         self.lock().sets_left = left;
     }
 
+    /// Whether nothing can be set any more.
+    pub fn is_full(&self) -> bool {
+        self.lock().sets_left == Some(0)
+    }
+
     /// Everything that is stored now, the marker included.
     pub fn snapshot(&self) -> Snapshot {
         let store = self.lock();

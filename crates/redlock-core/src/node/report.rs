@@ -22,13 +22,15 @@ pub(super) struct Reporter {
     /// When the quarantine was last mentioned on this connection.
     mentioned: Option<Duration>,
     clock_is_far: bool,
+    refuses_writes: bool,
 }
 
 impl Reporter {
     pub(super) fn new(name: Arc<str>, max_clock_offset: Duration, seams: Seams) -> Self {
         let first = NodeStatus::new(NodeState::Connecting, seams.clock.wall_micros());
         let status = watch::Sender::new(NodeStatus { detail: "connecting for the first time".into(), ..first });
-        Self { name, seams, status, max_clock_offset, run_id: None, mentioned: None, clock_is_far: false }
+        let (run_id, mentioned, clock_is_far, refuses_writes) = (None, None, false, false);
+        Self { name, seams, status, max_clock_offset, run_id, mentioned, clock_is_far, refuses_writes }
     }
 
     pub(super) fn feed(&self) -> watch::Receiver<NodeStatus> {
@@ -59,7 +61,8 @@ impl Reporter {
             .send_if_modified(|status| std::mem::replace(&mut status.evicted_keys, evicted_keys) != evicted_keys);
     }
 
-    pub(super) fn admitted(&self, facts: &Facts) {
+    pub(super) fn admitted(&mut self, facts: &Facts) {
+        self.refuses_writes = false;
         self.enter(NodeState::Admitted, &Diagnosis::default());
         self.status.send_modify(|status| status.evicted_keys = facts.evicted_keys);
         tracing::info!(node = %self.name, version = %facts.version, durability = %facts.durability, "node admitted");
@@ -91,6 +94,25 @@ impl Reporter {
             let seconds_left = left.as_secs();
             let (why, advice) = (&diagnosis.reason, diagnosis.remedy.map(tracing::field::display));
             tracing::warn!(node = %self.name, why, advice, seconds_left, "node in quarantine");
+        }
+    }
+
+    /// Whether the node takes writes: an error that tells of all of them, or one that it has done.
+    pub(super) fn writes(&mut self, error: Option<&str>) {
+        let refuses = error.is_some();
+        if std::mem::replace(&mut self.refuses_writes, refuses) == refuses {
+            return;
+        }
+        self.status.send_modify(|status| {
+            status.refuses_writes = refuses;
+            status.detail = error.map_or_else(String::new, |error| format!("it takes no writes: {error}"));
+            status.remedy = error.and_then(remedy_of_write_error);
+        });
+        self.observe();
+        let node = &self.name;
+        match error {
+            Some(error) => tracing::warn!(%node, error, "the node takes no writes: it grants no locks"),
+            None => tracing::info!(%node, "the node takes writes again"),
         }
     }
 
@@ -143,6 +165,16 @@ impl Reporter {
 
     fn observe(&self) {
         self.seams.observer.node_status(&self.name, &self.status());
+    }
+}
+
+/// What an operator can do about an error that every write ends with; `None` for any other.
+pub(super) fn remedy_of_write_error(error: &str) -> Option<Remedy> {
+    match error.split_whitespace().next()? {
+        "OOM" => Some(Remedy::RaiseMaxMemory),
+        "MISCONF" => Some(Remedy::MendDisk),
+        "NOREPLICAS" => Some(Remedy::WantNoReplicas),
+        _ => None,
     }
 }
 

@@ -47,6 +47,8 @@ pub struct NodeStatus {
     pub is_bootstrapping: bool,
     /// Whether its clock and this machine's differ by more than D: then it refuses our fencing tokens.
     pub clock_is_off: bool,
+    /// Whether it takes no writes: then it grants no locks.
+    pub refuses_writes: bool,
     /// How many times a restart was seen.
     pub restarts: u64,
     /// Keys it has evicted, as it reported last; anything but zero means that locks may be lost.
@@ -64,6 +66,7 @@ impl NodeStatus {
             remedy: None,
             is_bootstrapping: false,
             clock_is_off: false,
+            refuses_writes: false,
             restarts: 0,
             evicted_keys: 0,
         }
@@ -75,13 +78,14 @@ impl NodeStatus {
         self.until_micros = None;
         self.is_bootstrapping = false;
         self.clock_is_off = false;
+        self.refuses_writes = false;
         self.detail.clone_from(&diagnosis.reason);
         self.remedy = diagnosis.remedy;
     }
 
     /// Whether it can be expected to grant locks.
     pub fn votes(&self) -> bool {
-        self.state == NodeState::Admitted && !self.clock_is_off
+        self.state == NodeState::Admitted && !self.clock_is_off && !self.refuses_writes
     }
 }
 
@@ -142,6 +146,8 @@ pub enum Remedy {
     RaiseMaxMemory,
     /// The server cannot write to its disk.
     MendDisk,
+    /// The server takes no writes without replicas.
+    WantNoReplicas,
     /// Another program uses the key of the marker.
     ChangeKeyPrefix,
     /// Two names lead to one process, or nodes have changed places.
@@ -190,6 +196,7 @@ impl fmt::Display for Remedy {
             Self::ForbidEvictions => "CONFIG SET maxmemory-policy noeviction",
             Self::RaiseMaxMemory => "raise maxmemory",
             Self::MendDisk => "look into the server's log: it cannot write to its disk",
+            Self::WantNoReplicas => "CONFIG SET min-replicas-to-write 0",
             Self::ChangeKeyPrefix => "another program uses the key of the marker: choose another key prefix",
             Self::NameEachNodeOnce => {
                 "give every master once; with a cluster name, list the nodes in the same order everywhere; after an intended \

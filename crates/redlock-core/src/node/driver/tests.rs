@@ -26,6 +26,8 @@ struct Bench {
     driver: Driver,
     now: Instant,
     votes: Arc<Votes>,
+    /// That has admitted it.
+    marker: String,
 }
 
 impl Bench {
@@ -41,7 +43,12 @@ impl Bench {
             overlap_above: Duration::ZERO,
         };
         let now = Instant::now();
-        Self { driver: Driver::new("a:1".into(), admission, settings, seams, now), now, votes: Arc::default() }
+        Self {
+            driver: Driver::new("a:1".into(), admission, settings, seams, now),
+            now,
+            votes: Arc::default(),
+            marker: String::new(),
+        }
     }
 
     fn actions(&mut self) -> Vec<Action> {
@@ -83,6 +90,7 @@ impl Bench {
         bench.connect();
         let marker = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&Facts::volatile_master(), 7);
         let loads = bench.sees(Some(&marker));
+        bench.marker = marker;
         assert!(matches!(loads.as_slice(), [Action::Load { .. }]), "{loads:?}");
         assert_eq!(bench.on(Event::Loaded(Ok(()))), [Action::Call], "which tells how far the node is");
         bench.now += Duration::from_millis(2);
@@ -121,7 +129,7 @@ impl Bench {
 }
 
 fn answer(votes: Vec<Vote>) -> Answer {
-    Answer { votes, time_micros: None, is_admitted: true }
+    Answer { votes, time_micros: None, is_admitted: true, write_error: None }
 }
 
 #[test]
@@ -232,12 +240,33 @@ fn a_node_that_refuses_all_tokens_for_their_lead_does_not_count_as_one_that_vote
         let task = Task { op: Arc::new(op), not_after: bench.now + DEADLINE, reply };
         bench.driver.submit(std::iter::once(task));
         bench.call();
-        let answer =
-            Answer { votes: vec![Vote::Granted], time_micros: Some(wall as i64 - 1_300_000), is_admitted: true };
+        let answer = Answer { time_micros: Some(wall as i64 - 1_300_000), ..answer(vec![Vote::Granted]) };
         bench.on(Event::Answered(Ok(answer)));
         bench.driver.status().borrow().votes()
     };
     assert!(ask(0), "1.3 s behind is within D");
     assert!(!ask(1_000_000), "and 2.3 s behind the tokens is not");
     assert!(ask(100_000), "the lead has been forgotten");
+}
+
+/// It answers everything else, so that a look sees nothing.
+#[test]
+fn a_node_that_takes_no_writes_does_not_count_as_one_that_votes_until_it_takes_them_again() {
+    let mut bench = Bench::admitted(false);
+    let votes = |bench: &Bench| bench.driver.status().borrow().votes();
+    let mut heartbeat = |error: Option<&str>| {
+        let actions = bench.at_deadline();
+        assert!(actions.contains(&Action::Call) && actions.contains(&Action::Look), "{actions:?}");
+        bench.on(Event::Answered(Ok(Answer { write_error: error.map(str::to_owned), ..answer(Vec::new()) })));
+        let look = Look { facts: Facts::volatile_master(), marker: Some(bench.marker.clone()) };
+        assert_eq!(bench.on(Event::Looked(Ok(look))), []);
+        votes(&bench)
+    };
+    assert!(!heartbeat(Some("OOM command not allowed when used memory > 'maxmemory'.")));
+    assert!(heartbeat(None));
+    assert!(!heartbeat(Some("NOREPLICAS Not enough good replicas to write.")));
+    bench.submit(1);
+    bench.call();
+    bench.on(Event::Answered(Ok(answer(vec![Vote::Granted]))));
+    assert!(votes(&bench), "what was granted was written");
 }

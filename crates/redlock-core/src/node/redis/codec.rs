@@ -83,12 +83,13 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
     (keys, arguments)
 }
 
-/// What the script says to one call; `None` when it does not say whether the marker stands.
-pub(super) fn answer(replies: Vec<Value>) -> Option<Answer> {
+/// What the script says to one call of so many operations; `None` when it does not say whether the marker stands.
+pub(super) fn answer(operations: usize, replies: Vec<Value>) -> Option<Answer> {
     let mut replies = replies.into_iter();
     let time_micros = replies.next()?.as_i64();
     let is_admitted = replies.next()?.as_i64() == Some(1);
-    Some(Answer { votes: replies.map(decode).collect(), time_micros, is_admitted })
+    let write_error = if operations == 0 { replies.next().and_then(|error| error.as_string()) } else { None };
+    Some(Answer { votes: replies.map(decode).collect(), time_micros, is_admitted, write_error })
 }
 
 /// One reply of the script.

@@ -252,12 +252,13 @@ impl Session for RedisSession {
         let Some(Loaded { header, digest }) = self.loaded.get() else {
             return async { Err(LinkError::new(LinkErrorKind::NoScript, "no script was loaded")) }.boxed();
         };
+        let operations = tasks.len();
         let (digest, (keys, arguments)) = (digest.clone(), codec::encode(header, tasks.iter().map(|task| &task.op)));
         async move {
             let Value::Array(replies) = client.evalsha(digest, keys, Value::Array(arguments)).await? else {
                 return Err(error("the script gave no list"));
             };
-            codec::answer(replies).ok_or_else(|| error("the script did not tell the time"))
+            codec::answer(operations, replies).ok_or_else(|| error("the script did not tell the time"))
         }
         .boxed()
     }
@@ -291,7 +292,8 @@ async fn scan(client: Client, op: Arc<Op>) -> Result<Answer, LinkError> {
         Ok(cursor) if cursor.bytes().all(|b| b.is_ascii_digit()) => cursor,
         _ => {
             let failure = Failure::new(Reason::Error, Effect::None, "not a cursor of this node");
-            return Ok(Answer { votes: vec![Vote::Failed(failure)], time_micros: None, is_admitted: true });
+            let votes = vec![Vote::Failed(failure)];
+            return Ok(Answer { votes, time_micros: None, is_admitted: true, write_error: None });
         }
     };
     let mut pattern = String::with_capacity(prefix.len() + 1);

@@ -72,7 +72,7 @@ impl Session for Told {
             self.breaks.notify_one();
             return std::future::pending().boxed();
         }
-        ready(Ok(Answer { votes, time_micros: None, is_admitted: true })).boxed()
+        ready(Ok(Answer { votes, time_micros: None, is_admitted: true, write_error: None })).boxed()
     }
 
     fn closed(&self) -> BoxFuture<'static, String> {
