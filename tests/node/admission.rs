@@ -170,11 +170,7 @@ async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quar
     server.cmd(&["REPLICAOF", "127.0.0.1", &source.port().to_string()]);
     let refused = in_state(remote.as_ref(), NodeState::Refused).await;
     assert!(refused.detail.contains("slave") && refused.remedy == Some(Remedy::MakeMaster), "{refused:?}");
-    assert_failed(
-        ask(remote.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
-        Reason::Quarantined,
-        Effect::None,
-    );
+    assert_failed(ask(remote.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Reason::Refused, Effect::None);
     eventually("the data is the other's", async || (marker(&server) == marker(&source)).then_some(())).await;
     assert_ne!(marker(&server), mine);
     let lost = Instant::now();
@@ -394,11 +390,7 @@ async fn where_info_is_forbidden_the_master_is_refused_with_what_to_do() {
         (status.detail.contains("NOPERM") || status.detail.contains("INFO")).then_some(status)
     })
     .await;
-    assert_failed(
-        ask(remote.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
-        Reason::Quarantined,
-        Effect::None,
-    );
+    assert_failed(ask(remote.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Reason::Refused, Effect::None);
     assert_eq!(told.state, NodeState::Refused, "{told:?}");
     assert!(told.remedy == Some(Remedy::AllowInfo), "{told:?}");
     // Mended without a restart of anybody.

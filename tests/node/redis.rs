@@ -184,7 +184,7 @@ async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
         assert_eq!(status.state, NodeState::Refused);
         assert!(status.remedy == Some(Remedy::GiveCredentials), "{status:?}");
         let vote = failure(ask(node.as_ref(), Lock::new("free").inspect()).await);
-        assert_eq!((vote.reason, vote.effect), (Reason::Quarantined, Effect::None));
+        assert_eq!((vote.reason, vote.effect), (Reason::Refused, Effect::None));
         for text in [status.detail, vote.detail, node.name().into()] {
             assert!(!text.contains("hunter2"), "{text}");
         }
@@ -205,11 +205,7 @@ async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
     let node = remote_node(&server.url());
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     assert!(status.detail.contains("slave") && status.remedy == Some(Remedy::MakeMaster), "{status:?}");
-    assert_failed(
-        ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
-        Reason::Quarantined,
-        Effect::None,
-    );
+    assert_failed(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Reason::Refused, Effect::None);
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
     in_state(node.as_ref(), NodeState::Admitted).await;
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);

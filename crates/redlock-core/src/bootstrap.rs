@@ -23,26 +23,32 @@ pub enum Bootstrap {
 
 pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
     let mut statuses: Vec<_> = nodes.iter().map(|node| node.status()).collect();
-    let mut waited = false;
+    // How many times each node had been looked at when the pause was over. What was seen before it may be what a witness has
+    // put right in it.
+    let mut before: Option<Vec<u64>> = None;
     loop {
-        let mut all_new = true;
+        let (mut all_new, mut looks) = (true, Vec::with_capacity(nodes.len()));
         for (node, status) in nodes.iter().zip(&mut statuses) {
             let status = status.borrow_and_update();
+            looks.push(status.looks);
             match status.state {
                 NodeState::Quarantined if status.is_bootstrapping => {}
                 NodeState::Quarantined | NodeState::Admitted => return Bootstrap::Refuted(node.name().to_owned()),
                 NodeState::Connecting | NodeState::Refused => all_new = false,
             }
         }
-        if all_new && !waited {
-            tokio::time::sleep(WITNESSES).await;
-            waited = true;
-            continue;
-        }
-        waited = false;
-        if all_new {
-            nodes.iter().for_each(|node| node.confirm_bootstrap());
-            return Bootstrap::Confirmed;
+        match &before {
+            _ if !all_new => before = None,
+            None => {
+                tokio::time::sleep(WITNESSES).await;
+                before = Some(statuses.iter().map(|status| status.borrow().looks).collect());
+                continue;
+            }
+            Some(before) if looks.iter().zip(before).all(|(now, before)| now > before) => {
+                nodes.iter().for_each(|node| node.confirm_bootstrap());
+                return Bootstrap::Confirmed;
+            }
+            Some(_) => {}
         }
         any_changed(&mut statuses).await;
     }
@@ -59,4 +65,63 @@ pub(crate) async fn any_changed(statuses: &mut [watch::Receiver<NodeStatus>]) {
         })
     });
     select_all(changes).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::node::{Listener, Op, Reply, Task};
+
+    /// A node of which only the status is known.
+    struct Seen {
+        status: watch::Sender<NodeStatus>,
+        confirmed: AtomicU32,
+    }
+
+    impl Node for Seen {
+        fn name(&self) -> &str {
+            "seen"
+        }
+
+        fn status(&self) -> watch::Receiver<NodeStatus> {
+            self.status.subscribe()
+        }
+
+        fn submit(&self, _: Arc<Op>, _: Instant, _: Reply) {}
+
+        fn submit_both(&self, _: Task, _: Task) {}
+
+        fn listen(&self, _: Weak<dyn Listener>) {}
+
+        fn is_subscribed(&self) -> bool {
+            false
+        }
+
+        fn confirm_bootstrap(&self) {
+            self.confirmed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// One node hangs, so that it still looks new when the pause is over, although a witness has put that right.
+    #[tokio::test(start_paused = true)]
+    async fn what_was_seen_before_the_pause_for_witnesses_is_not_believed_after_it() {
+        let new = NodeStatus { is_bootstrapping: true, looks: 1, ..NodeStatus::new(NodeState::Quarantined, 0) };
+        let node = || Arc::new(Seen { status: watch::Sender::new(new.clone()), confirmed: AtomicU32::new(0) });
+        let seen: Vec<_> = (0..3).map(|_| node()).collect();
+        let nodes: Vec<_> = seen.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
+        let look = |node: &Seen| node.status.send_modify(|status| status.looks += 1);
+        let mut word = std::pin::pin!(bootstrap(&nodes));
+        assert!(tokio::time::timeout(WITNESSES * 2, &mut word).await.is_err());
+        seen[..2].iter().for_each(|node| look(node));
+        let early = tokio::time::timeout(WITNESSES, &mut word).await;
+        assert!(early.is_err(), "the third has not been looked at again");
+        seen[2].status.send_modify(|status| status.is_bootstrapping = false);
+        assert_eq!(word.await, Bootstrap::Refuted("seen".into()));
+        assert!(seen.iter().all(|node| node.confirmed.load(Ordering::Relaxed) == 0));
+    }
 }

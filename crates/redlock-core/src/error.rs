@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::node::{Effect, Failure, Holding};
-use crate::types::{FencingToken, Owner, Ttl};
+use crate::types::{FencingToken, LockToken, Owner, Ttl};
 
 /// The outcome of an operation that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -78,6 +78,11 @@ pub struct HeldBy {
 }
 
 impl HeldBy {
+    /// Whether it is an owner's, by whichever of its grants.
+    pub fn is_of(&self, token: &LockToken) -> bool {
+        self.owner.as_ref() == Some(token.owner())
+    }
+
     pub(crate) fn from_holding(holding: &Holding, expires_in: Option<Duration>) -> Self {
         match holding.record.parse() {
             Some((token, info)) => {

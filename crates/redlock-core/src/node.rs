@@ -28,6 +28,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -64,6 +65,11 @@ pub trait Node: Send + Sync + 'static {
 
     /// Whether it may vote, and why not.
     fn status(&self) -> watch::Receiver<NodeStatus>;
+
+    /// The longest TTL that its quarantine covers, if it has one: that of the locks has to be the same.
+    fn max_ttl(&self) -> Option<Duration> {
+        None
+    }
 
     /// Takes an operation; the vote goes to `reply`, at once or later. Operations that the node has not begun by
     /// `not_after` may be answered `Failed` without being run.

@@ -236,6 +236,19 @@ mod tests {
         (locks, "a".parse::<LockName>().expect("a name"), Ttl::from_millis(1_000).expect("a TTL"))
     }
 
+    #[cfg(feature = "redis")]
+    #[tokio::test]
+    async fn nodes_that_were_made_for_another_max_ttl_are_refused_with_both() {
+        use crate::node::redis::{RedisNode, RedisUrl};
+
+        let of_nodes = Settings { max_ttl: Ttl::from_millis(10_000).expect("a ttl"), ..Settings::default() };
+        let url = RedisUrl::parse("redis://127.0.0.1:1").expect("an address");
+        let node = RedisNode::start(url, of_nodes.of_masters("c"), Seams::default());
+        let refused = Redlock::new(vec![Arc::new(node) as Arc<dyn Node>], Settings::default(), Seams::default());
+        let said = refused.err().expect("refused").to_string();
+        assert!(said.contains("10s") && said.contains("300s"), "{said}");
+    }
+
     // What went wrong once.
 
     #[tokio::test]

@@ -103,6 +103,18 @@ pub enum SettingsError {
         /// What is wrong with it.
         error: RedisUrlError,
     },
+    /// A node would be let in again before the longest locks of the others have ended.
+    #[error(
+        "node {node} was made for a max_ttl of {of_node:?}, and locks may live for {of_locks:?}; both must be the same"
+    )]
+    MaxTtl {
+        /// The node.
+        node: String,
+        /// What its quarantine covers.
+        of_node: Duration,
+        /// What is asked for.
+        of_locks: Duration,
+    },
     /// Outside `0.0..=0.5`.
     #[error("a drift factor of {0} is outside 0.0 to 0.5")]
     DriftFactor(f64),

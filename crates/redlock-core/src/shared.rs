@@ -33,6 +33,12 @@ impl Shared {
     /// Must be called on a tokio runtime.
     pub(crate) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings, seams: Seams) -> Result<Arc<Self>, SettingsError> {
         let quorum = settings.check(nodes.iter().map(|node| node.name()))?;
+        let of_locks = settings.max_ttl.duration();
+        for node in &nodes {
+            if let Some(of_node) = node.max_ttl().filter(|of_node| *of_node != of_locks) {
+                return Err(SettingsError::MaxTtl { node: node.name().to_owned(), of_node, of_locks });
+            }
+        }
         let life = settings.max_ttl.duration() + settings.node.max_clock_offset;
         let pending = PendingReleases::start(&nodes, seams.observer.clone(), life);
         let tokens = HybridClock::new(seams.clock.clone(), settings.node.max_clock_offset);

@@ -4,6 +4,7 @@
 //! Knows nothing of status codes, of axum or of how nodes are asked.
 
 mod in_flight;
+mod tokens;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,14 +13,14 @@ use std::time::{Duration, Instant};
 use redlock_core::node::{NodeStatus, Reason};
 use redlock_core::{
     AcquireOptions, HeldBy, Info, Inspection, Lease, ListCursor, LockError, LockName, LockPage, LockState, LockToken,
-    NodeAnswer, Owner, OwnerChoice, Redlock, Ttl,
+    NodeAnswer, NodeReport, Redlock, Ttl,
 };
 use tokio::sync::Notify;
 
 pub use self::in_flight::InFlight;
 use self::in_flight::Requests;
+pub use self::tokens::{PresentedToken, ResolvedToken};
 use crate::config::Limits;
-use crate::info::LockMetadata;
 use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
 
 /// The lock service, as the routes call it. One per process.
@@ -49,38 +50,18 @@ pub struct AcquireRequest {
     pub wait: Option<Duration>,
 }
 
-/// A token, and the principal that shows it.
-#[derive(Debug)]
-pub struct PresentedToken {
-    pub token: LockToken,
-    pub principal: Option<Arc<str>>,
-    /// Whether a token that is bound to somebody else is good enough.
-    pub may_force: bool,
-    /// Whether it is to release, and not to extend.
-    pub releases: bool,
-}
-
-/// Whose grant a token is taken for.
-#[derive(Debug)]
-pub struct ResolvedToken {
-    shown: LockToken,
-    /// As the nodes know it.
-    known: LockToken,
-    /// Whether it is somebody else's than the one who shows it.
-    pub is_forced: bool,
-}
-
-impl ResolvedToken {
-    /// Where there are no principals.
-    pub fn of(token: LockToken) -> Self {
-        Self { shown: token, known: token, is_forced: false }
-    }
-}
-
 /// Why a request was not served.
 #[derive(Debug)]
 pub enum Refusal {
     Lock(LockError),
+    /// Too few nodes may vote, and some of those that may not will do so by themselves.
+    InQuarantine {
+        nodes: Vec<NodeReport>,
+        /// Until a majority may vote, if no more happens.
+        left: Duration,
+        /// Why one of them waits.
+        why: String,
+    },
     MaxHoldReached {
         held: Duration,
         max: Duration,
@@ -182,17 +163,8 @@ impl Gateway {
         let AcquireRequest { name, ttl, info, principal, idempotency_key, max_hold, wait } = request;
         let waits = wait.is_some();
         let mut cancelled = CountCancelled { telemetry: &self.telemetry, started, waits, armed: true };
-        // All gateways of a cluster derive the same owner, whichever of them a retry reaches.
-        let known_as = principal.as_deref().unwrap_or("anonymous");
-        let derived = idempotency_key.map(|key| Owner::derive(&self.cluster, known_as, &name, &key));
-        // What the client will show: the nodes get to know another owner, which only this principal can come to.
-        let shown = principal.as_deref().map(|_| derived.unwrap_or_else(|| self.locks.fresh_owner()));
-        let known = shown.zip(principal.as_deref()).map(|(shown, principal)| shown.bound_to(principal));
-        let owner = match (known, derived) {
-            (None, None) => OwnerChoice::Fresh,
-            (Some(drawn), None) => OwnerChoice::Drawn(drawn),
-            (known, Some(derived)) => OwnerChoice::Shared(known.unwrap_or(derived)),
-        };
+        let (owner, shown) =
+            tokens::owner(&self.locks, &self.cluster, &name, principal.as_deref(), idempotency_key.as_deref());
         let options = AcquireOptions { info, owner, max_hold: Some(max_hold) };
         let result = match wait {
             None => self.locks.acquire(&name, ttl, options).await,
@@ -221,21 +193,47 @@ impl Gateway {
             // A client takes its own round trip off, less this: what it has waited for was not lost on the way.
             Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, guard, decided_in))
         });
-        let outcome = outcome_of(&result, Outcome::Granted);
-        match (&result, waits) {
-            (_, false) => self.telemetry.acquire(outcome, started.elapsed()),
-            (Ok((_, _, decided_in)), true) => {
-                self.telemetry.acquire(outcome, *decided_in);
-                self.telemetry.waited(WaitEnd::Granted, started.elapsed());
+        self.count_acquire(result.as_ref().map(|(_, _, decided_in)| *decided_in), waits, started.elapsed());
+        result.map(|(view, guard, _)| (view, guard)).map_err(|error| match error {
+            LockError::NoQuorum(nodes) => self.without_quorum(nodes),
+            error => error.into(),
+        })
+    }
+
+    fn count_acquire(&self, result: Result<Duration, &LockError>, waits: bool, elapsed: Duration) {
+        let outcome = outcome_of(result, Outcome::Granted);
+        match (result, waits) {
+            (_, false) => self.telemetry.acquire(outcome, elapsed),
+            (Ok(decided_in), true) => {
+                self.telemetry.acquire(outcome, decided_in);
+                self.telemetry.waited(WaitEnd::Granted, elapsed);
             }
             (Err(LockError::Held(_) | LockError::NoQuorum(_) | LockError::Unknown(_)), true) => {
                 self.telemetry.operation(Operation::Acquire, outcome);
-                self.telemetry.waited(WaitEnd::TimedOut, started.elapsed());
+                self.telemetry.waited(WaitEnd::TimedOut, elapsed);
             }
             (Err(_), true) => self.telemetry.operation(Operation::Acquire, outcome),
         }
-        let result = result.inspect_err(|error| self.count_failures(Operation::Acquire, error));
-        Ok(result.map(|(view, guard, _)| (view, guard))?)
+        result.err().into_iter().for_each(|error| self.count_failures(Operation::Acquire, error));
+    }
+
+    /// Why there is no quorum: where quarantines are the reason, until when.
+    fn without_quorum(&self, nodes: Vec<NodeReport>) -> Refusal {
+        let (quorum, now) = (self.locks.quorum(), self.locks.wall_micros());
+        let statuses: Vec<_> = self.locks.nodes().into_iter().map(|(_, status)| status.borrow().clone()).collect();
+        let voting = statuses.iter().filter(|status| status.votes()).count();
+        let mut waiting: Vec<_> = statuses.iter().filter_map(|status| Some((status.until_micros?, status))).collect();
+        waiting.sort_by_key(|(until, _)| *until);
+        // The one whose end makes up a majority.
+        let last = quorum.size().checked_sub(voting + 1).and_then(|missing| waiting.get(missing));
+        match last {
+            Some((until, status)) => Refusal::InQuarantine {
+                nodes,
+                left: Duration::from_micros(until.saturating_sub(now)),
+                why: status.detail.clone(),
+            },
+            None => LockError::NoQuorum(nodes).into(),
+        }
     }
 
     /// Prolongs a lock that has been held for no longer than `max_hold`.
@@ -269,37 +267,12 @@ impl Gateway {
 
     /// Whose grant a token is taken for: that of the principal that shows it, or, where it may use the tokens of others,
     /// that of the lock's holder.
-    ///
-    /// Where there are principals the lock is looked at first, and a token that cannot be the principal's is not sent to the
-    /// nodes: a release leaves its mark on a lock's fence also where it is refused, and neither healing nor fencing tokens
-    /// are to be at the mercy of everybody who may release some lock.
     pub async fn resolve(&self, name: &LockName, presented: PresentedToken) -> Result<ResolvedToken, Refusal> {
-        let PresentedToken { token: shown, principal, may_force, releases } = presented;
-        let Some(principal) = principal else { return Ok(ResolvedToken::of(shown)) };
-        let own = ResolvedToken { shown, known: shown.bound_to(&principal), is_forced: false };
-        // An extension that is refused leaves nothing behind.
-        if !releases && !may_force {
-            return Ok(own);
-        }
-        let operation = if releases { Operation::Release } else { Operation::Extend };
-        let is_of_the_future = shown.fencing().get() > self.locks.wall_micros();
-        match self.locks.inspect(name).await.state {
-            LockState::Held(by) => {
-                let key = LockMetadata::read(&by.info).key;
-                let is_own = key.as_deref() == Some(&*principal);
-                if !is_own && !may_force || is_of_the_future && by.fencing != Some(shown.fencing()) {
-                    self.telemetry.operation(operation, Outcome::NotHolder);
-                    return Err(LockError::NotHolder(by).into());
-                }
-                let known = key.map_or(shown, |key| shown.bound_to(&key));
-                Ok(ResolvedToken { known, is_forced: !is_own, ..own })
-            }
-            LockState::Free if is_of_the_future => {
-                self.telemetry.operation(operation, Outcome::Lost);
-                Err(LockError::Lost.into())
-            }
-            LockState::Free | LockState::Unknown => Ok(own),
-        }
+        let operation = if presented.releases { Operation::Release } else { Operation::Extend };
+        let resolved = tokens::resolve(&self.locks, name, presented).await;
+        Ok(resolved.inspect_err(|error| {
+            self.telemetry.operation(operation, outcome_of(Err::<(), _>(error), Outcome::Found))
+        })?)
     }
 
     /// What the nodes know of a lock; counted as an operation.
@@ -385,7 +358,7 @@ impl Gateway {
     }
 
     fn counted<T>(&self, operation: Operation, success: Outcome, result: Result<T, LockError>) -> Result<T, Refusal> {
-        self.telemetry.operation(operation, outcome_of(&result, success));
+        self.telemetry.operation(operation, outcome_of(result.as_ref(), success));
         Ok(result.inspect_err(|error| self.count_failures(operation, error))?)
     }
 
@@ -403,7 +376,7 @@ impl Gateway {
     }
 }
 
-fn outcome_of<T>(result: &Result<T, LockError>, success: Outcome) -> Outcome {
+fn outcome_of<T>(result: Result<T, &LockError>, success: Outcome) -> Outcome {
     match result {
         Ok(_) => success,
         Err(LockError::Held(_)) => Outcome::Held,

@@ -298,7 +298,7 @@ impl Observer for Watch {
             Reason::Overloaded => self.recorder.situation("overloaded"),
             Reason::Timeout => self.recorder.situation("timeouts"),
             Reason::Clock => self.recorder.situation("clock refusals"),
-            Reason::Down | Reason::Quarantined | Reason::Error => {}
+            Reason::Down | Reason::Quarantined | Reason::Refused | Reason::Error => {}
         }
     }
 

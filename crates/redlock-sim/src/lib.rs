@@ -30,6 +30,7 @@
 //! | [`history`] | the record | the simulation |
 //! | [`checker`] | the judge | the simulation |
 //! | [`timeline`] | the record as text | right and wrong |
+//! | [`seen`] | grants and votes in the words of a history | everything else |
 //! | [`rule`] | switches single rules of the core off | |
 //! | [`search`] | many seeds on all cores | |
 //! | [`chance`], [`time`] | where numbers and clocks come from | everything else |

@@ -93,6 +93,11 @@ impl Admission {
         Self { identity, quarantine, expects_bootstrap: false, seen: None, admitted_by: None }
     }
 
+    /// The longest TTL of the configuration that nodes are admitted for.
+    pub fn max_ttl(&self) -> Duration {
+        self.identity.cluster_config().max_ttl()
+    }
+
     /// With an operator's word that the cluster is brand-new. It counts until the node is admitted for the first time: what
     /// is blank after that has lost its data.
     pub fn expecting_bootstrap(self, expects_bootstrap: bool) -> Self {

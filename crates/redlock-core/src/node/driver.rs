@@ -425,7 +425,8 @@ impl Driver {
         }
         let status = self.report.status();
         let reason = match status.state {
-            NodeState::Quarantined | NodeState::Refused => Reason::Quarantined,
+            NodeState::Quarantined => Reason::Quarantined,
+            NodeState::Refused => Reason::Refused,
             NodeState::Admitted | NodeState::Connecting => Reason::Down,
         };
         fail_all(tasks, reason, Effect::None, &status.detail);

@@ -189,8 +189,10 @@ pub enum Reason {
     Timeout,
     /// There is no connection, or it broke before the answer.
     Down,
-    /// Connected, but not admitted to vote.
+    /// Connected, but not admitted to vote yet.
     Quarantined,
+    /// Connected, and unfit to vote until somebody mends it.
+    Refused,
     /// The T is too far from the node's own time.
     Clock,
     /// The node's queue is full.
@@ -201,8 +203,8 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics that have a series for each.
-    pub const ALL: [Self; 6] =
-        [Self::Timeout, Self::Down, Self::Quarantined, Self::Clock, Self::Overloaded, Self::Error];
+    pub const ALL: [Self; 7] =
+        [Self::Timeout, Self::Down, Self::Quarantined, Self::Refused, Self::Clock, Self::Overloaded, Self::Error];
 
     /// A word for metrics and answers.
     pub fn as_str(self) -> &'static str {
@@ -210,6 +212,7 @@ impl Reason {
             Self::Timeout => "timeout",
             Self::Down => "down",
             Self::Quarantined => "quarantined",
+            Self::Refused => "refused",
             Self::Clock => "clock",
             Self::Overloaded => "overloaded",
             Self::Error => "error",

@@ -77,6 +77,7 @@ impl Reporter {
 
     /// `is_new` says that another quarantine, or none, was reported before.
     pub(super) fn quarantined(&mut self, diagnosis: &Diagnosis, doubt: Doubt, left: Duration, is_new: bool) {
+        self.status.send_modify(|status| status.looks += 1);
         if is_new || self.status().state != NodeState::Quarantined {
             let now = self.seams.clock.wall_micros();
             // In one step: nobody may see a new node as one that is not.

@@ -49,6 +49,8 @@ pub struct NodeStatus {
     pub clock_is_off: bool,
     /// Whether it takes no writes: then it grants no locks.
     pub refuses_writes: bool,
+    /// How many times it was looked at in quarantine.
+    pub looks: u64,
     /// How many times a restart was seen.
     pub restarts: u64,
     /// Keys it has evicted, as it reported last; anything but zero means that locks may be lost.
@@ -67,6 +69,7 @@ impl NodeStatus {
             is_bootstrapping: false,
             clock_is_off: false,
             refuses_writes: false,
+            looks: 0,
             restarts: 0,
             evicted_keys: 0,
         }

@@ -5,6 +5,7 @@
 use std::iter;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, OptionFuture};
@@ -34,6 +35,7 @@ const ALONE: u32 = 32;
 /// A master behind a link. The worker ends when this is dropped and what was submitted is answered.
 pub struct RemoteNode {
     name: Arc<str>,
+    max_ttl: Duration,
     queue: mpsc::Sender<Job>,
     status: watch::Receiver<NodeStatus>,
     bootstrap: Arc<Notify>,
@@ -73,12 +75,13 @@ impl RemoteNode {
     ) -> Self {
         let name: Arc<str> = name.into();
         let hints = HintSubscriber::new(name.clone(), link.clone(), settings.call_deadline, seams.entropy.clone());
+        let max_ttl = admission.max_ttl();
         let driver = Driver::new(name.clone(), admission, settings, seams, Instant::now());
         let (queue, jobs) = mpsc::channel(queue);
         let (status, bootstrap) = (driver.status(), Arc::new(Notify::new()));
         let worker = Worker { driver, link, jobs, bootstrap: bootstrap.clone(), alone: 0 };
         let worker = tokio::spawn(worker.run()).abort_handle();
-        Self { name, queue, status, bootstrap, hints, worker }
+        Self { name, max_ttl, queue, status, bootstrap, hints, worker }
     }
 
     /// Ends the worker at once, as the death of the process would; what was submitted is answered with "unknown".
@@ -103,6 +106,10 @@ impl Node for RemoteNode {
 
     fn status(&self) -> watch::Receiver<NodeStatus> {
         self.status.clone()
+    }
+
+    fn max_ttl(&self) -> Option<Duration> {
+        Some(self.max_ttl)
     }
 
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {

@@ -206,6 +206,14 @@ impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Lock(error) => error.into(),
+            Refusal::InQuarantine { nodes, left, why } => {
+                let detail = format!(
+                    "too few nodes may vote: some are in quarantine ({why}), and the first moment at which a majority may vote \
+                     again is in {}; this request holds nothing, and whatever it set is being released",
+                    show(Duration::from_secs(left.as_secs() + 1))
+                );
+                NO_QUORUM.because(detail).retry_after(left.max(SOON)).nodes(nodes)
+            }
             Refusal::MaxHoldReached { held, max } => {
                 let (held, max) = (show(Duration::from_secs(held.as_secs())), show(max));
                 MAX_HOLD_REACHED.because(format!(

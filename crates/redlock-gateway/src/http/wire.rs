@@ -169,7 +169,7 @@ pub struct NodeAnswerBody {
     /// `host:port`.
     pub node: String,
     /// `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there was none: `timeout`,
-    /// `down`, `quarantined`, `clock`, `overloaded`, `error`.
+    /// `down`, `quarantined`, `clock` (the times are too far apart), `overloaded`, `error`.
     pub state: String,
     /// A sentence for people.
     #[serde(skip_serializing_if = "Option::is_none")]

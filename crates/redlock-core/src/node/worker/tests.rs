@@ -6,7 +6,6 @@ use std::future::poll_fn;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
-use std::time::Duration;
 
 use futures_util::future::ready;
 use tokio::sync::oneshot;
