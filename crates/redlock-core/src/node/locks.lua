@@ -98,15 +98,15 @@ end
 
 -- The first extension marks the lock (';' for ':' after the owner) and the fence ('+' after T). The marks are what a heal
 -- and a release tell each other by, see there; a lock that is never extended costs nothing for it.
+-- The lock before the fence: the release of an unmarked lock counts on an unmarked fence.
 local function mark(lock, fence, current)
+  local set = call('SET', lock, sub(current, 1, 57) .. ';' .. sub(current, 59), 'KEEPTTL')
+  if failed(set) then return set end
   local t = sub(current, 1, 16)
   local last = call('GET', fence)
   if failed(last) then return last end
-  if not last or sub(last, 1, 16) == t then
-    local set = call('SET', fence, t .. '+', 'PX', retention)
-    if failed(set) then return set end
-  end
-  return call('SET', lock, sub(current, 1, 57) .. ';' .. sub(current, 59), 'KEEPTTL')
+  if last and sub(last, 1, 16) ~= t then return set end
+  return call('SET', fence, t .. '+', 'PX', retention)
 end
 
 local function extend(lock, fence, grant, ttl)

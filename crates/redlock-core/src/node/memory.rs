@@ -302,6 +302,30 @@ mod tests {
     use crate::node::{Keys, Record};
     use crate::types::{FencingToken, Info, LockName, LockToken, Ttl};
 
+    /// An extension that ran out of memory between its marks left the fence with one and the lock without: the release of
+    /// such a lock counted on an unmarked fence, and a late heal passed it.
+    #[test]
+    fn a_heal_brings_no_lock_back_that_was_released_after_an_extension_without_memory() {
+        let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
+        let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
+        let ttl = Ttl::from_millis(30_000).unwrap();
+        for sets in 0..4 {
+            let (owner, nonce) = OsEntropy.owner_and_nonce();
+            let t = FencingToken::new(SystemClock.wall_micros() + sets).unwrap();
+            let record = Record::new(&LockToken::new(owner, nonce, t), &Info::default());
+            let acquire = Op::Acquire { keys: keys.clone(), record: record.clone(), ttl, tell: None };
+            assert_eq!(node.run(&acquire), Vote::Granted);
+            node.limit_sets(Some(sets as u32));
+            let extended = node.run(&Op::Extend { keys: keys.clone(), record: record.clone(), ttl });
+            node.limit_sets(None);
+            assert_eq!(extended == Vote::Extended, sets >= 2, "{extended:?}");
+            let release = Op::Release { keys: keys.clone(), record: record.clone(), failed_try: false, tell: None };
+            assert_eq!(node.run(&release), Vote::Released);
+            let healed = node.run(&Op::Heal { keys: keys.clone(), record, ttl });
+            assert!(matches!(healed, Vote::Stale { .. }), "with memory for {sets} keys: {healed:?}");
+        }
+    }
+
     #[test]
     fn using_one_name_again_and_again_takes_no_more_memory() {
         let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());

@@ -142,10 +142,11 @@ impl<S: KeySpace> RulesOn<'_, S> {
             self.space.expire(&keys.lock, life);
         }
         if let (true, Some(t)) = (is_first, stored.fencing()) {
+            // The lock before the fence: the release of an unmarked lock counts on an unmarked fence.
+            self.space.set(&keys.lock, stored.extended().as_bytes().clone(), Expiry::Keep)?;
             if self.space.get(&keys.fence).is_none_or(|fence| fence_of(&fence) == Some(t)) {
                 self.set_fence(keys, marked(t))?;
             }
-            self.space.set(&keys.lock, stored.extended().as_bytes().clone(), Expiry::Keep)?;
         }
         Ok(Vote::Extended)
     }
