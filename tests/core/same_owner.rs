@@ -143,6 +143,22 @@ async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
     other.await.expect("no panic").expect("served in its turn");
 }
 
+/// A duplicate that met B on a majority finds it undone, and gone; meanwhile a third request of the same owner was promised A,
+/// with a smaller T, for the undo took the fence back. What it then releases is B and nothing else.
+#[tokio::test]
+async fn the_release_after_a_confirmation_in_vain_spares_an_older_grant_that_was_promised_meanwhile() {
+    let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
+    let (lock, t) = (Lock::new("job"), now());
+    assert_eq!(node.run(&lock.acquire(1, t + 1, LONG_MS)), Vote::Granted);
+    assert_eq!(node.run(&lock.undo(1, t + 1)), Vote::Released);
+    assert_eq!(node.run(&lock.acquire(1 | AGAIN, t, LONG_MS)), Vote::Granted);
+    assert!(matches!(node.run(&lock.extend(1, t + 1, LONG_MS)), Vote::Held(_)));
+    assert!(matches!(node.run(&lock.release_exactly(1, t + 1)), Vote::Held(_)));
+    assert_eq!(node.run(&lock.extend(1 | AGAIN, t, LONG_MS)), Vote::Extended);
+    // It takes away what it has marked as extended, which an undo would spare.
+    assert_eq!(node.run(&lock.release_exactly(1 | AGAIN, t)), Vote::Released);
+}
+
 /// With three masters: two gateways mint one T for one owner, each has a vote, and the other's undo must not take it.
 #[tokio::test]
 async fn the_undo_of_an_equal_t_of_the_same_owner_deletes_no_other_grant() {

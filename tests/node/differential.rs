@@ -15,6 +15,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
+use redlock_core::node::ReleaseScope;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Hint, Holding, Keys, Listener, Node, NodeSettings, NodeState, Op, Vote};
 
@@ -23,6 +24,7 @@ use crate::support::nodes::{
     AGAIN, LONG_MS, Lock, PREFIX, ask, in_state, now, record, redis_settings, remote_node_with, telling,
 };
 
+const SCOPES: [ReleaseScope; 3] = [ReleaseScope::Holder, ReleaseScope::Grant, ReleaseScope::Try];
 const CASES: u32 = 400;
 const STEPS: usize = 30;
 const NAMES: u8 = 3;
@@ -61,7 +63,7 @@ enum Step {
     Release {
         owner: u8,
         t: i64,
-        failed_try: bool,
+        scope: ReleaseScope,
         tell: Tell,
     },
     /// SET by another client.
@@ -122,8 +124,8 @@ fn any_step() -> impl Strategy<Value = Step> {
             .prop_map(|(owner, t, life_ms, tell)| Step::Acquire { owner, t, life_ms, tell }),
         4 => (owner.clone(), any_life()).prop_map(|(owner, life_ms)| Step::Extend { owner, life_ms }),
         4 => (owner.clone(), any_t(), any_life()).prop_map(|(owner, t, life_ms)| Step::Heal { owner, t, life_ms }),
-        9 => (owner, any_t(), proptest::bool::ANY, any_tell())
-            .prop_map(|(owner, t, failed_try, tell)| Step::Release { owner, t, failed_try, tell }),
+        9 => (owner, any_t(), proptest::sample::select(&SCOPES[..]), any_tell())
+            .prop_map(|(owner, t, scope, tell)| Step::Release { owner, t, scope, tell }),
         1 => (value, proptest::option::of(any_life())).prop_map(|(value, life_ms)| Step::Foreign { value, life_ms }),
         1 => Just(Step::BadFence),
         1 => Just(Step::NoFence),
@@ -236,8 +238,13 @@ impl Pair {
             }
             Step::Extend { owner, life_ms } => drop(self.both(lock.extend(owner, at(0), life_ms)).await?),
             Step::Heal { owner, t, life_ms } => drop(self.both(lock.heal(owner, at(t), life_ms)).await?),
-            Step::Release { owner, t, failed_try, tell } => {
-                let release = if failed_try { lock.undo(owner, at(t)) } else { lock.release(owner, at(t)) };
+            Step::Release { owner, t, scope, tell } => {
+                let release = match scope {
+                    ReleaseScope::Holder => lock.release(owner, at(t)),
+                    ReleaseScope::Try => lock.undo(owner, at(t)),
+                    // Which has nobody to tell.
+                    ReleaseScope::Grant => return self.both(lock.release_exactly(owner, at(t))).await.map(drop),
+                };
                 self.both_telling(release, tell).await?;
             }
             Step::Foreign { value: Value::Text(text), life_ms } => self.set(&lock.keys.lock, text, life_ms),
@@ -249,7 +256,13 @@ impl Pair {
                 // The shortest way to have a key deleted in memory is to release a lock of that name.
                 let fence = Keys { lock: lock.keys.fence.clone(), fence: Bytes::from_static(b"unused") };
                 self.set(&fence.lock, record(0, base).as_bytes(), None);
-                self.both(Op::Release { keys: fence, record: record(0, base), failed_try: false, tell: None }).await?;
+                self.both(Op::Release {
+                    keys: fence,
+                    record: record(0, base),
+                    scope: ReleaseScope::Holder,
+                    tell: None,
+                })
+                .await?;
             }
         }
         self.settle(lock).await?;

@@ -11,7 +11,7 @@ use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
 use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{
     Effect, Failure, HandOver, Hint, Keys, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason,
-    Record, Reply, Task, Vote, Voter,
+    Record, ReleaseScope, Reply, Task, Vote, Voter,
 };
 use redlock_core::{Info, LockName, LockToken, Redlock, Seams, Settings, Ttl};
 use tokio::sync::{oneshot, watch};
@@ -74,11 +74,15 @@ impl Lock {
     }
 
     pub(crate) fn release(&self, owner: u8, t: u64) -> Op {
-        Op::Release { keys: self.keys.clone(), record: record(owner, t), failed_try: false, tell: None }
+        Op::Release { keys: self.keys.clone(), record: record(owner, t), scope: ReleaseScope::Holder, tell: None }
     }
 
     pub(crate) fn undo(&self, owner: u8, t: u64) -> Op {
-        Op::Release { keys: self.keys.clone(), record: record(owner, t), failed_try: true, tell: None }
+        Op::Release { keys: self.keys.clone(), record: record(owner, t), scope: ReleaseScope::Try, tell: None }
+    }
+
+    pub(crate) fn release_exactly(&self, owner: u8, t: u64) -> Op {
+        Op::Release { keys: self.keys.clone(), record: record(owner, t), scope: ReleaseScope::Grant, tell: None }
     }
 
     pub(crate) fn inspect(&self) -> Op {

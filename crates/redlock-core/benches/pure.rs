@@ -10,7 +10,7 @@ use divan::counter::ItemsCount;
 use divan::{AllocProfiler, Bencher, black_box};
 use redlock_core::clock::{HybridClock, SystemClock};
 use redlock_core::internals::{Codec, Replies, tally};
-use redlock_core::node::{Hint, Holding, Keys, Op, Record, Vote};
+use redlock_core::node::{Hint, Holding, Keys, Op, Record, ReleaseScope, Vote};
 use redlock_core::quorum::Quorum;
 use redlock_core::validity::{drift, validity};
 use redlock_core::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
@@ -151,7 +151,7 @@ mod batch {
         Op::Release {
             keys: keys(),
             record: Record::new(&token(), &Info::default()),
-            failed_try: false,
+            scope: ReleaseScope::Holder,
             tell: Some(hint),
         }
     }

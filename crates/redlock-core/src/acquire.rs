@@ -87,7 +87,8 @@ pub(crate) async fn acquire_within(
 ) -> Result<Lease, LockError> {
     let deadline = Instant::now() + patience.min(MAX_PATIENCE);
     let shared_owner = params.owner_is_shared.then_some(params.owner);
-    let (ticket, first_try) = waiters.enter(&params.keys.lock, params.clone(), shared_owner)?;
+    let (ticket, first_try) =
+        waiters.enter(&params.keys.lock, AcquireParams { nonce: None, ..params.clone() }, shared_owner)?;
     let on_wait = Some(on_wait);
     let queued =
         Queued { shared, params, ticket, first_try, deadline, on_wait, fresh: true, splits: 0, why: Why::Handed };

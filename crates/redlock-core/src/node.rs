@@ -53,7 +53,7 @@ pub mod worker;
 
 pub use self::hint::Hint;
 pub use self::observer::{HandOver, NoObserver, Observer, Seams};
-pub use self::op::{Effect, Failure, Holding, Keys, Op, Reason, Vote};
+pub use self::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 pub use self::record::Record;
 pub use self::rules::{NodeSettings, Rules};
 pub use self::status::{Diagnosis, NodeState, NodeStatus, Remedy};

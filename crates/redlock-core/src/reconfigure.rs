@@ -103,7 +103,7 @@ pub enum ReconfigureError {
     #[error("the markers are of node set {0}, and the old nodes given are not that set")]
     OtherSet(String),
     /// Nothing tells which masters were used before.
-    #[error("no marker tells which nodes were used before: name them, or say that there were none")]
+    #[error("not all nodes tell which were used before: name them, or say that there were none")]
     OldUnknown,
     /// Nothing tells how long locks of the old configuration may live.
     #[error("no marker tells how long a lock of the old nodes may live: say their max_ttl")]
@@ -180,7 +180,8 @@ pub async fn survey(
     let leaving = match (old, &survey.left) {
         (Old::Nodes(old), _) => survey.leave(old, &seen, told).await?,
         (Old::Unsaid | Old::Nobody, Some(left)) => return Err(ReconfigureError::OtherSet(left.clone())),
-        (Old::Unsaid, None) if !seen.iter().any(goes_on) => return Err(ReconfigureError::OldUnknown),
+        // All of them: one that was added tells of no other, and a name can stand for more nodes than these.
+        (Old::Unsaid, None) if !seen.iter().all(goes_on) => return Err(ReconfigureError::OldUnknown),
         (Old::Unsaid | Old::Nobody, None) => Vec::new(),
     };
     let Survey { config, longest_ttl, left, .. } = survey;

@@ -14,7 +14,7 @@ use crate::error::{HeldBy, LockError};
 use crate::extend;
 use crate::inspect::{self, Inspection};
 use crate::list::{self, ListCursor, LockPage};
-use crate::node::{Listener, Node, NodeStatus};
+use crate::node::{Listener, Node, NodeStatus, ReleaseScope};
 use crate::quorum::Quorum;
 use crate::release;
 use crate::retry::RetryPolicy;
@@ -48,7 +48,8 @@ impl Redlock {
     /// have a majority, it tries again, after a random pause longer than a round.
     ///
     /// # Errors
-    /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then), [`LockError::TtlTooLong`].
+    /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then), [`LockError::TtlTooLong`]; for a shared owner also
+    /// [`LockError::Unknown`] and [`LockError::HeldTooLong`].
     pub async fn acquire(&self, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Lease, LockError> {
         acquire::acquire(&self.shared, AcquireParams::new(&self.shared, name, ttl, options)?, None).await
     }
@@ -128,15 +129,28 @@ impl Redlock {
     }
 
     /// Undoes a grant that nobody will use, without waiting: the answer could not be delivered. Does nothing for one that an
-    /// earlier request was granted, whose answer may have been delivered, and spares what another request has confirmed.
+    /// earlier request was granted, whose answer may have been delivered, and spares what another request has confirmed by
+    /// extending it: so only for a lease that its own user has never extended.
     pub fn abandon(&self, name: &LockName, lease: &Lease) {
         if !lease.replayed {
-            release::release_and_hand_off(&self.shared, &self.waiters, self.shared.keys(name), &lease.token, true);
+            release::release_and_hand_off(
+                &self.shared,
+                &self.waiters,
+                self.shared.keys(name),
+                &lease.token,
+                ReleaseScope::Try,
+            );
         }
     }
 
     pub(crate) fn release_in_background(&self, name: &LockName, lease: &Lease) {
-        release::release_and_hand_off(&self.shared, &self.waiters, self.shared.keys(name), &lease.token, false);
+        release::release_and_hand_off(
+            &self.shared,
+            &self.waiters,
+            self.shared.keys(name),
+            &lease.token,
+            ReleaseScope::Holder,
+        );
     }
 
     /// Reads a lock without changing it.

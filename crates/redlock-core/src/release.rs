@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::acquire::{Attempt, Waiters};
 use crate::error::{HeldBy, LockError};
-use crate::node::{Keys, Op, Record, Vote};
+use crate::node::{Keys, Op, Record, ReleaseScope, Vote};
 use crate::quorum::Decision;
 use crate::round::Round;
 use crate::shared::{ALL_NODES, Shared};
@@ -18,7 +18,7 @@ pub(crate) async fn release(
     name: &LockName,
     token: &LockToken,
 ) -> Result<(), LockError> {
-    let round = release_and_hand_off(shared, waiters, shared.keys(name), token, false);
+    let round = release_and_hand_off(shared, waiters, shared.keys(name), token, ReleaseScope::Holder);
     let outcome = round.outcome().await;
     let released = count(&outcome.votes, |vote| matches!(vote, Vote::Released));
     let refused = count(&outcome.votes, |vote| matches!(vote, Vote::Held(_) | Vote::Missing));
@@ -65,13 +65,13 @@ pub(crate) fn release_and_hand_off(
     waiters: &Waiters,
     keys: Keys,
     token: &LockToken,
-    untold: bool,
+    scope: ReleaseScope,
 ) -> Arc<Round> {
     let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
     // Wakes the next waiter when it is dropped: after the release has been sent, whichever way.
     let mut plan = waiters.plan_handoff(&keys.lock, token.fencing(), hints_arrive);
     let record = Record::new(token, &Info::default());
-    let op = Arc::new(Op::Release { keys, record, failed_try: untold, tell: plan.tell.take() });
+    let op = Arc::new(Op::Release { keys, record, scope, tell: plan.tell.take() });
     let Next::First { params, .. } = &plan.next else { return shared.release_on(op, ALL_NODES) };
     let mut attempt = Attempt::new(shared, params.clone());
     match attempt.prepare() {

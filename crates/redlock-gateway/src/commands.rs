@@ -145,7 +145,7 @@ fn reconfigure_error(error: ReconfigureError, old_given: &str) -> String {
         ),
         error @ ReconfigureError::TooFewStopped { .. } => format!("--old-node: {error}"),
         ReconfigureError::OldUnknown => {
-            "--old-node: no marker on these nodes tells which nodes the gateways used until now; name every one of those, or \
+            "--old-node: not all of these nodes have a marker that tells which nodes the gateways used until now; name every one of those, or \
              say --no-old-nodes"
                 .into()
         }

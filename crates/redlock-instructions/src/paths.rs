@@ -14,7 +14,7 @@ use http::{HeaderValue, Request, StatusCode};
 use redlock_core::clock::{Clock, Entropy};
 use redlock_core::internals::{Codec, Replies};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Keys, NoObserver, Node, NodeSettings, Observer, Op, Record};
+use redlock_core::node::{Keys, NoObserver, Node, NodeSettings, Observer, Op, Record, ReleaseScope};
 use redlock_core::{AcquireOptions, Info, LockError, LockName, LockToken, Redlock, Seams, Settings, Ttl};
 use redlock_gateway::audit::Audit;
 use redlock_gateway::config::{Limits, LogFormat};
@@ -129,7 +129,7 @@ fn batch(times: u32) {
     for (at, name) in names.iter().enumerate().take(HALF) {
         let keys = Keys::new("lock:", name);
         ops.push(Arc::new(Op::Acquire { keys: keys.clone(), record: record.clone(), ttl: ttl(), tell: None }));
-        ops.push(Arc::new(Op::Release { keys, record: record.clone(), failed_try: false, tell: None }));
+        ops.push(Arc::new(Op::Release { keys, record: record.clone(), scope: ReleaseScope::Holder, tell: None }));
         // A few are refused, as in life.
         if at % 4 == 0 {
             replies.held(&record, 20_000)

@@ -11,6 +11,7 @@
 //!
 //! Meanwhile another client polls: a node that lost the lock grants it, and the try fails elsewhere and is undone.
 
+use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Quorum, Tally};
 use stateright::{Model, Property};
 
@@ -138,7 +139,7 @@ impl Healing {
             Action::Poll(at) => {
                 let (node, window) = (&mut next.sites[usize::from(at)].node, Window { oldest: s.oldest });
                 node.acquire(&self.rules, window, POLL);
-                node.release(&self.rules, POLL, true);
+                node.release(&self.rules, POLL, ReleaseScope::Try);
             }
         }
         next

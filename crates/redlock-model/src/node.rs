@@ -5,6 +5,8 @@
 //!
 //! What it leaves out: other clients' values, errors, the text for people.
 
+use redlock_core::node::ReleaseScope;
+
 use crate::rules::Rules;
 
 /// A fencing token. Real ones are microseconds; only their order matters.
@@ -176,13 +178,14 @@ impl Node {
 
     /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above. The undo of a failed try
     /// deletes nothing but exactly its grant, and not once it was extended; where it deletes, it takes the fence back.
-    pub fn release(&mut self, rules: &Rules, asked: Lock, failed_try: bool) -> Vote {
+    pub fn release(&mut self, rules: &Rules, asked: Lock, scope: ReleaseScope) -> Vote {
         let (stood, token) = (self.lock, asked.token);
         let same = stood.is_some_and(|lock| lock.is(&asked));
+        let failed_try = scope == ReleaseScope::Try;
         if let Some(extended) = stood.filter(|lock| failed_try && rules.undo_spares_extended && same && lock.extended) {
             return Vote::Held(extended);
         }
-        let exact = failed_try && rules.undo_is_exact;
+        let exact = scope != ReleaseScope::Holder && rules.undo_is_exact;
         let mine = stood.filter(|lock| if exact { same } else { lock.owner == asked.owner });
         let deleted = mine.is_some_and(|lock| !rules.release_keeps_newer || lock.token <= token);
         if deleted {
@@ -197,7 +200,10 @@ impl Node {
         }
         if rules.release_is_a_barrier {
             if same || token != FAR {
-                let marked = self.mark == Mark::Extended && self.fence == token && rules.release_unmarks && !exact;
+                let marked = self.mark == Mark::Extended
+                    && self.fence == token
+                    && rules.release_unmarks
+                    && !(failed_try && exact);
                 if marked || self.fence < token {
                     (self.fence, self.mark) = (token, Mark::Plain);
                 } else if rules.release_settles_fence {

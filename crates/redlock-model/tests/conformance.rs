@@ -8,7 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use redlock_core::clock::Clock;
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Holding, Keys, NodeSettings, Op, Reason, Record, Vote as CoreVote};
+use redlock_core::node::{Holding, Keys, NodeSettings, Op, Reason, Record, ReleaseScope, Vote as CoreVote};
 use redlock_core::{Info, LockName, LockToken, Ttl};
 use redlock_model::node::{FAR, Lock, Mark, NO_TOKEN, Node, Owner, Token, Vote, Window};
 use redlock_model::rules::Rules;
@@ -29,6 +29,8 @@ impl Clock for Fixed {
     }
 }
 
+const SCOPES: [ReleaseScope; 3] = [ReleaseScope::Holder, ReleaseScope::Grant, ReleaseScope::Try];
+
 /// Owner, T and nonce.
 type Grant = (Owner, Token, u8);
 
@@ -37,8 +39,7 @@ enum Event {
     Acquire(Grant),
     Extend(Grant),
     Heal(Grant),
-    /// And whether it is the undo of a try that failed.
-    Release(Grant, bool),
+    Release(Grant, ReleaseScope),
     Expire,
     Wipe,
     Admit,
@@ -52,7 +53,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         6 => grant().prop_map(Event::Acquire),
         4 => grant().prop_map(Event::Extend),
         3 => grant().prop_map(Event::Heal),
-        6 => (grant(), any::<bool>()).prop_map(|(grant, failed)| Event::Release(grant, failed)),
+        6 => (grant(), 0..3usize).prop_map(|(grant, scope)| Event::Release(grant, SCOPES[scope])),
         1 => Just(Event::Expire),
         1 => Just(Event::Wipe),
         2 => Just(Event::Admit),
@@ -148,9 +149,9 @@ fn happens(event: Event, model: &mut Node, code: &Code, oldest: Token) -> Result
             let op = Op::Heal { keys, record: record(grant, oldest), ttl };
             (model.heal(rules, window, asked(grant)), op)
         }
-        Event::Release(grant, failed_try) => {
-            let op = Op::Release { keys, record: record(grant, oldest), failed_try, tell: None };
-            (model.release(rules, asked(grant), failed_try), op)
+        Event::Release(grant, scope) => {
+            let op = Op::Release { keys, record: record(grant, oldest), scope, tell: None };
+            (model.release(rules, asked(grant), scope), op)
         }
         Event::Expire => {
             model.expire();
@@ -193,7 +194,7 @@ fn both_nodes_give_the_same_answers_in_every_state() {
         for token in [1, 2, 3, FAR] {
             let grant = (owner, token, nonce);
             events.extend([Event::Acquire(grant), Event::Extend(grant), Event::Heal(grant)]);
-            events.extend([Event::Release(grant, false), Event::Release(grant, true)]);
+            events.extend(SCOPES.map(|scope| Event::Release(grant, scope)));
         }
     }
     let code = Code::new();

@@ -16,7 +16,7 @@ use redlock_core::clock::Clock;
 use redlock_core::node::admission::{Durability, Facts};
 use redlock_core::node::link::{Answer, MarkerSwap, Swapped};
 use redlock_core::node::memory::{MemoryNode, Snapshot};
-use redlock_core::node::{Effect, Failure, Hint, Keys, NodeSettings, Op, Reason, Rules, Vote};
+use redlock_core::node::{Effect, Failure, Hint, Keys, NodeSettings, Op, Reason, ReleaseScope, Rules, Vote};
 use redlock_core::types::LockName;
 use tokio::sync::{mpsc, oneshot};
 
@@ -349,8 +349,8 @@ impl Master {
             Op::Acquire { keys, record, .. } => (Kind::Acquire, keys, Some(record)),
             Op::Heal { keys, record, .. } => (Kind::Heal, keys, Some(record)),
             Op::Extend { keys, record, .. } => (Kind::Extend, keys, Some(record)),
-            Op::Release { keys, record, failed_try, .. } => {
-                (if *failed_try { Kind::Undo } else { Kind::Release }, keys, Some(record))
+            Op::Release { keys, record, scope, .. } => {
+                (if *scope == ReleaseScope::Holder { Kind::Release } else { Kind::Undo }, keys, Some(record))
             }
             Op::Inspect { keys } => (Kind::Inspect, keys, None),
             Op::Scan { .. } => return vote,

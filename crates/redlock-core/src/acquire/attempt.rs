@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::error::LockError;
 use crate::extend;
-use crate::node::{Hint, Keys, Op, Reason, Record, Vote};
+use crate::node::{Hint, Keys, Op, Reason, Record, ReleaseScope, Vote};
 use crate::quorum::Decision;
 use crate::round::{Outcome, Round};
 use crate::shared::{ALL_NODES, Shared};
@@ -35,6 +35,15 @@ pub(crate) struct AcquireParams {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) info: Info,
     pub(crate) ttl: Ttl,
+}
+
+impl AcquireParams {
+    /// For one attempt. Each draws nonces of its own, but for the first, whose nonce came with the owner.
+    pub(crate) fn for_attempt(&mut self) -> Self {
+        let params = self.clone();
+        self.nonce = None;
+        params
+    }
 }
 
 /// Dropped before it has ended, an attempt undoes what it has set or may still set.
@@ -141,7 +150,9 @@ impl Attempt {
                 }
                 Decision::Neither | Decision::Open => {}
             }
-            if outcome.votes.iter().flatten().any(|vote| matches!(vote, Vote::Yours(_))) {
+            // Otherwise it is a try of this very request, whose undo is on its way.
+            let is_known = self.params.owner_is_shared;
+            if is_known && outcome.votes.iter().flatten().any(|vote| matches!(vote, Vote::Yours(_))) {
                 // The votes that are still out may make a majority of what stands.
                 let clear = |votes: &[Option<Vote>]| own_grant(shared.quorum, votes) != OwnGrant::Possible;
                 outcome = Outcome { votes: round.votes_until(clear).await, ..outcome };
@@ -177,10 +188,10 @@ impl Attempt {
         match extend::extend(&shared, keys.clone(), &grant, ttl).await {
             Ok(lease) => Ok(Lease { replayed: true, rounds: self.tries + 1, ..lease }),
             // It cannot have a majority any more. Nothing that this has marked as extended may be left behind, for its own
-            // request spares that.
+            // request spares that; but another grant of this owner, perhaps with a smaller T, may have been promised.
             Err(LockError::Lost | LockError::NotHolder(_)) => {
                 let record = Record::new(&grant, &Info::default());
-                let release = Op::Release { keys, record, failed_try: false, tell: None };
+                let release = Op::Release { keys, record, scope: ReleaseScope::Grant, tell: None };
                 shared.release_on(Arc::new(release), ALL_NODES);
                 Err(self.failed(LockError::Held(Default::default()), true))
             }
@@ -217,7 +228,7 @@ impl Attempt {
     }
 
     fn undo_of(&self, record: Record, tell: Option<Hint>) -> Arc<Op> {
-        Arc::new(Op::Release { keys: self.params.keys.clone(), record, failed_try: true, tell })
+        Arc::new(Op::Release { keys: self.params.keys.clone(), record, scope: ReleaseScope::Try, tell })
     }
 
     fn undo(&mut self) {

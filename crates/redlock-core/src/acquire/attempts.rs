@@ -101,7 +101,7 @@ impl Pacing for Retries<'_> {
         if self.tries > 0 {
             sleep(self.pause).await;
         }
-        Ok((Attempt::new(self.shared, self.params.clone()), None))
+        Ok((Attempt::new(self.shared, self.params.for_attempt()), None))
     }
 
     fn failed(&mut self, failed: AttemptError, round: Duration, _: Instant) -> Result<(), LockError> {

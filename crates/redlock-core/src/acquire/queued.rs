@@ -70,12 +70,12 @@ impl<F: FnOnce() + Send> Pacing for Queued<'_, F> {
                 }
                 Step::AskForOwn => {
                     self.why = Why::IsOwn;
-                    Attempt::new(self.shared, self.params.clone())
+                    Attempt::new(self.shared, self.params.for_attempt())
                 }
                 Step::Try(cause) => {
                     self.why = Why::Turn(cause);
                     let hint = self.shared.fairness.waiting(&self.params.keys.lock);
-                    Attempt::new(self.shared, self.params.clone()).announcing(hint)
+                    Attempt::new(self.shared, self.params.for_attempt()).announcing(hint)
                 }
                 // A moment for others comes before the first try, however short the patience.
                 Step::WaitUntil(next) if self.fresh && next == self.first_try => {

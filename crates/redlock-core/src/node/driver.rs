@@ -238,7 +238,7 @@ impl Driver {
                 }
                 // A call without operations: it notices a dead connection, a restart, a lost marker, and that nothing can be
                 // written. Where calls are under way, they tell.
-                if self.calls.none_under_way() {
+                if self.calls.none_under_way() || self.report.refuses_writes() {
                     self.send(Vec::new(), now);
                 }
             }
@@ -478,7 +478,9 @@ impl Driver {
             // The node read its clock somewhere between our sending and now; the middle is the best guess.
             let ours = self.report.seams.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
             if let Some(t) = tasks.iter().rev().find_map(acquired_with) {
-                self.lead = (t.get().saturating_sub(ours.unsigned_abs()), now);
+                // A step of our own clock is no lead.
+                let most = self.settings.max_clock_offset.as_micros() as u64;
+                self.lead = (t.get().saturating_sub(ours.unsigned_abs()).min(most), now);
             }
             let (lead, since) = self.lead;
             self.report.clock_offset(node_time - ours, lead_left(lead, now.saturating_duration_since(since)));
@@ -489,14 +491,12 @@ impl Driver {
         let mut unfit = (!answer.is_admitted).then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
             unfit = unfit.or(unfit_by(&vote));
-            match &vote {
-                Vote::Granted => self.report.writes(None),
-                Vote::Failed(Failure { reason: Reason::Error, detail, .. })
-                    if remedy_of_write_error(detail).is_some() =>
-                {
-                    self.report.writes(Some(detail));
-                }
-                _ => {}
+            // A grant proves nothing against it: after a write that needs no memory a script may go on writing. Only the
+            // heartbeat tells that it is over.
+            if let Vote::Failed(Failure { reason: Reason::Error, detail, .. }) = &vote
+                && remedy_of_write_error(detail).is_some()
+            {
+                self.report.writes(Some(detail));
             }
             task.reply.send(vote);
         }

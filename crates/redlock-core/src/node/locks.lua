@@ -13,6 +13,7 @@
 --   N T:grant channel hint | lock fence          the same, and when it was released: publish the hint
 --   U T:grant       | lock fence     undo of a try that failed, whose T nobody has seen: of exactly this grant, unless it was extended
 --   V T:grant channel hint | lock fence          the same, and when it was released: publish the hint
+--   X T:grant       | lock fence     release of exactly this grant, extended or not
 --   I               | lock           inspect
 -- Answers: this node's time in microseconds, 1 or 0 for whether the marker admits the gateway, then for each operation a number or a list that begins with one:
 --   1 granted   2 held (pttl, record)   11 held by another grant of the same owner (pttl, record)   3 stale (fence)   4 extended   5 released   6 missing   7 found (pttl, record)
@@ -164,7 +165,7 @@ end
 
 -- Needs no admission: taking a lock away can never produce a second holder. Deletes before it sets anything: the
 -- deletion works, and lets the rest of the script write, when Redis is out of memory.
-local function release(lock, fence, grant, failed_try)
+local function release(lock, fence, grant, failed_try, only_this)
   local current = call('GET', lock)
   if failed(current) then return { 10, current.err } end
   local deleted = false
@@ -177,9 +178,10 @@ local function release(lock, fence, grant, failed_try)
     -- outlived its fence, T is so old that the clock rule refuses whatever is still in flight.)
     return 5
   end
-  local exact = failed_try and RULE_UNDO_IS_EXACT
+  local spares = failed_try and RULE_UNDO_IS_EXACT
+  local exact = spares or only_this and RULE_UNDO_IS_EXACT
   -- Extended, so confirmed: another request of the same owner counts on it.
-  if exact and same then return held(2, lock, current) end
+  if spares and same then return held(2, lock, current) end
   local t_num = num(sub(grant, 1, 16))
   local mine = current and not exact and sub(current, 18, 49) == sub(grant, 18, 49)
   if same or mine and (not RULE_RELEASE_KEEPS_NEWER or (num(sub(current, 1, 16)) or 0) <= t_num) then
@@ -196,7 +198,7 @@ local function release(lock, fence, grant, failed_try)
       -- The mark of this T goes too: a heal may be in flight, which the undo of a try has nothing against. And a fence that could be taken back stays from now on, or
       -- this barrier would go with it.
       local t, text = sub(grant, 1, 16), nil
-      if not last or not exact and last == t .. '+' or (fence_number(last) or 0) < t_num then
+      if not last or not spares and last == t .. '+' or (fence_number(last) or 0) < t_num then
         text = t
       elseif sub(last, 17, 17) == '!' then
         text = sub(last, 1, 16)
@@ -239,8 +241,8 @@ while ARGV[a] do
   if op == 'A' then
     out[n] = acquire(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])
     k, a = k + 2, a + 3
-  elseif op == 'R' or op == 'U' then
-    out[n] = release(KEYS[k], KEYS[k + 1], ARGV[a + 1], op == 'U')
+  elseif op == 'R' or op == 'U' or op == 'X' then
+    out[n] = release(KEYS[k], KEYS[k + 1], ARGV[a + 1], op == 'U', op == 'X')
     k, a = k + 2, a + 2
   elseif op == 'W' then
     out[n] = publish(acquire(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2]), 2, ARGV[a + 3], ARGV[a + 4])

@@ -299,7 +299,7 @@ fn is_past(expires_at: Option<u64>, now: u64) -> bool {
 mod tests {
     use super::*;
     use crate::clock::{Entropy, OsEntropy, SystemClock};
-    use crate::node::{Keys, Record};
+    use crate::node::{Keys, Record, ReleaseScope};
     use crate::types::{FencingToken, Info, LockName, LockToken, Ttl};
 
     /// An extension that ran out of memory between its marks left the fence with one and the lock without: the release of
@@ -319,7 +319,8 @@ mod tests {
             let extended = node.run(&Op::Extend { keys: keys.clone(), record: record.clone(), ttl });
             node.limit_sets(None);
             assert_eq!(extended == Vote::Extended, sets >= 2, "{extended:?}");
-            let release = Op::Release { keys: keys.clone(), record: record.clone(), failed_try: false, tell: None };
+            let release =
+                Op::Release { keys: keys.clone(), record: record.clone(), scope: ReleaseScope::Holder, tell: None };
             assert_eq!(node.run(&release), Vote::Released);
             let healed = node.run(&Op::Heal { keys: keys.clone(), record, ttl });
             assert!(matches!(healed, Vote::Stale { .. }), "with memory for {sets} keys: {healed:?}");
@@ -342,7 +343,7 @@ mod tests {
             );
             assert_eq!(node.run(&Op::Extend { keys: keys.clone(), record: record.clone(), ttl }), Vote::Extended);
             assert_eq!(
-                node.run(&Op::Release { keys: keys.clone(), record, failed_try: false, tell: None }),
+                node.run(&Op::Release { keys: keys.clone(), record, scope: ReleaseScope::Holder, tell: None }),
                 Vote::Released
             );
         }

@@ -75,10 +75,8 @@ pub enum Op {
         keys: Keys,
         /// The grant to undo.
         record: Record,
-        /// Whether it undoes a try that failed: then it takes nothing but exactly this grant, and not once it was extended,
-        /// for another request of the same owner has confirmed it; and as nobody has been told of this T, the fence that
-        /// the grant has left is taken back as well.
-        failed_try: bool,
+        /// What goes.
+        scope: ReleaseScope,
         /// What to tell everybody when the lock was released.
         tell: Option<Hint>,
     },
@@ -106,6 +104,19 @@ impl Op {
             _ => None,
         }
     }
+}
+
+/// What a release takes away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ReleaseScope {
+    /// For a holder: whatever its owner has with this T or an older one.
+    Holder,
+    /// Exactly this grant: for one that was confirmed, and turned out to have no majority. Another grant of the same owner
+    /// may have been promised.
+    Grant,
+    /// For a try that failed: exactly this grant, and not once it was extended, for another request of the same owner has
+    /// confirmed it. As nobody has been told of this T, the fence that the grant has left is taken back as well.
+    Try,
 }
 
 /// A node's answer.

@@ -77,16 +77,19 @@ impl Reporter {
 
     /// `is_new` says that another quarantine, or none, was reported before.
     pub(super) fn quarantined(&mut self, diagnosis: &Diagnosis, doubt: Doubt, left: Duration, is_new: bool) {
-        self.status.send_modify(|status| status.looks += 1);
-        if is_new || self.status().state != NodeState::Quarantined {
-            let now = self.seams.clock.wall_micros();
-            // In one step: nobody may see a new node as one that is not.
-            self.status.send_modify(|status| {
+        let has_changed = is_new || self.status().state != NodeState::Quarantined;
+        let now = self.seams.clock.wall_micros();
+        // In one step: nobody may see a new node as one that is not, nor count a look without what it has seen.
+        self.status.send_modify(|status| {
+            status.looks += 1;
+            if has_changed {
                 status.enter(NodeState::Quarantined, diagnosis);
                 status.since_micros = now;
                 status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
                 status.is_bootstrapping = doubt == Doubt::New;
-            });
+            }
+        });
+        if has_changed {
             self.observe();
         }
         let now = self.seams.clock.monotonic();
@@ -98,7 +101,12 @@ impl Reporter {
         }
     }
 
-    /// Whether the node takes writes: an error that tells of all of them, or one that it has done.
+    /// Whether it was last seen to take no writes.
+    pub(super) fn refuses_writes(&self) -> bool {
+        self.refuses_writes
+    }
+
+    /// Whether the node takes writes: an error that tells of all of them, or none.
     pub(super) fn writes(&mut self, error: Option<&str>) {
         let refuses = error.is_some();
         if std::mem::replace(&mut self.refuses_writes, refuses) == refuses {

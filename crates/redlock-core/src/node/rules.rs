@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::admission::quarantine;
-use super::op::{Effect, Failure, Holding, Keys, Op, Reason, Vote};
+use super::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 use super::record::Record;
 use crate::types::{FencingToken, Ttl};
 
@@ -77,7 +77,7 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
         Op::Extend { keys, record, ttl } => node.extend(keys, record, *ttl),
         Op::Heal { keys, record, ttl } => node.heal(keys, record, *ttl),
         // Needs no admission: taking a lock away can never produce a second holder.
-        Op::Release { keys, record, failed_try, .. } => node.release(keys, record, *failed_try),
+        Op::Release { keys, record, scope, .. } => node.release(keys, record, *scope),
         Op::Inspect { keys } => Ok(match node.space.get(&keys.lock) {
             Some(value) => Vote::Found(node.holding(keys, value)),
             None => Vote::Missing,
@@ -174,16 +174,17 @@ impl<S: KeySpace> RulesOn<'_, S> {
     }
 
     /// Deletes before it sets anything, which works without memory.
-    fn release(&mut self, keys: &Keys, record: &Record, failed_try: bool) -> Result<Vote, OutOfMemory> {
+    fn release(&mut self, keys: &Keys, record: &Record, scope: ReleaseScope) -> Result<Vote, OutOfMemory> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
         let current = self.space.get(&keys.lock).map(Record::foreign);
         let (mut same, mut deleted) = (false, false);
-        let exact = failed_try && rules.undo_is_exact;
+        let exact = scope != ReleaseScope::Holder && rules.undo_is_exact;
+        let spares = scope == ReleaseScope::Try && rules.undo_is_exact;
         if let Some(current) = &current {
             same = current.as_bytes().starts_with(&record.grant());
             // Confirmed: another request of the same owner counts on it.
-            if exact && same && current.is_extended() {
+            if spares && same && current.is_extended() {
                 return Ok(Vote::Held(self.holding(keys, current.as_bytes().clone())));
             }
             let mine = same || !exact && current.owner_text() == record.owner_text();
@@ -192,7 +193,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
                 deleted = true;
             }
             if same && !current.is_extended() {
-                if failed_try {
+                if scope == ReleaseScope::Try {
                     self.take_fence_back(keys, t);
                 }
                 return Ok(Vote::Released);
@@ -202,7 +203,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
             if !same && t.get().saturating_sub(self.space.now_micros()) > self.max_offset() / 2 {
                 return Ok(clock_refusal());
             }
-            if let Err(out_of_memory) = self.set_barrier(keys, t, exact)
+            if let Err(out_of_memory) = self.set_barrier(keys, t, spares)
                 && !deleted
             {
                 return Err(out_of_memory);

@@ -237,7 +237,7 @@ impl<P: Clone, A> WaitQueues<P, A> {
     pub(crate) fn release(self: &Arc<Self>, lock: &Bytes, now: Instant, pause: Option<Pause>) -> Handoff<P, A> {
         let mut next = Next::Nobody;
         self.update(lock, |queue| {
-            queue.holder = None;
+            queue.free();
             if queue.competing.is_some() {
                 queue.released_meanwhile = Some(Cause::Release);
                 next = Next::Competing;
@@ -263,6 +263,7 @@ impl<P: Clone, A> WaitQueues<P, A> {
                 return None;
             }
             queue.last_hint = t;
+            queue.free();
             queue.quick_left = QUICK;
             if queue.competing.is_some() {
                 queue.released_meanwhile = Some(Cause::Hint);
@@ -362,12 +363,18 @@ impl<P, A> WaitQueue<P, A> {
         self.signal_first()
     }
 
+    /// The lock is released: nobody is known to have it, and nobody asks for it as its own.
+    fn free(&mut self) {
+        if self.holder.take().is_some() && self.shared_owners > 0 {
+            self.waiters.iter_mut().for_each(|(_, waiter)| waiter.is_holders = false);
+        }
+    }
+
     /// Somebody has got the lock, or is seen to have it: other requests of that owner ask for it. To be woken when the shard
     /// is not locked any more.
     fn held_by(&mut self, holder: Option<Owner>) -> Vec<Waker> {
-        let is_known = self.holder == holder;
         self.holder = holder;
-        if is_known || holder.is_none() || self.shared_owners == 0 {
+        if holder.is_none() || self.shared_owners == 0 {
             return Vec::new();
         }
         let own = self.waiters.iter_mut().map(|(_, waiter)| waiter).filter(|waiter| waiter.shared_owner == holder);

@@ -1,5 +1,6 @@
 //! What is, and what each event makes of it.
 
+use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Tally};
 
 use super::bounds::{Locks, NODES, RENEWALS, TRIES};
@@ -63,6 +64,8 @@ pub(super) enum Message {
 pub(super) enum Release {
     Unsent,
     Sent,
+    /// Of exactly this grant, which was confirmed in vain.
+    SentExactly,
     /// It has reached the node, and the node has kept its data since.
     Arrived,
 }
@@ -327,6 +330,15 @@ impl Locks {
         settle(s, |site| &mut site.acquires[i]);
     }
 
+    /// What a release that is on its way takes away.
+    pub(super) fn scope(&self, release: Release) -> ReleaseScope {
+        match release {
+            Release::SentExactly => ReleaseScope::Grant,
+            _ if !self.rules.told_fence_stays => ReleaseScope::Try,
+            Release::Unsent | Release::Sent | Release::Arrived => ReleaseScope::Holder,
+        }
+    }
+
     /// Whether a try's release may still take the fence back that it has left with this lock.
     fn may_take_fence_back(&self, tries: &[Try; TRIES], lock: Lock) -> bool {
         let may = |(i, t): (usize, &Try)| {
@@ -429,7 +441,7 @@ impl Locks {
             if site.undos[i] == Release::Sent {
                 actions.push(Action::UndoArrives { try_, site: at });
             }
-            if site.releases[i] == Release::Sent {
+            if matches!(site.releases[i], Release::Sent | Release::SentExactly) {
                 actions.push(Action::ReleaseArrives { try_, site: at });
             }
         }
@@ -495,13 +507,16 @@ impl Locks {
             Action::ReleaseArrives { try_, site } => {
                 let i = usize::from(try_);
                 let site = &mut next.sites[usize::from(site)];
-                site.node.release(&self.rules, s.asked(i), !self.rules.told_fence_stays);
-                site.releases[i] = Release::Arrived;
+                let scope = self.scope(site.releases[i]);
+                site.node.release(&self.rules, s.asked(i), scope);
+                // What is demanded where a holder's release has arrived is not where one of a single grant has.
+                site.releases[i] =
+                    if site.releases[i] == Release::SentExactly { Release::Unsent } else { Release::Arrived };
             }
             Action::UndoArrives { try_, site } => {
                 let i = usize::from(try_);
                 let site = &mut next.sites[usize::from(site)];
-                site.node.release(&self.rules, s.asked(i), true);
+                site.node.release(&self.rules, s.asked(i), ReleaseScope::Try);
                 site.undos[i] = Release::Arrived;
             }
             Action::Confirm { renewal, try_ } => self.confirm(&mut next, renewal.into(), try_.into()),
@@ -591,7 +606,9 @@ impl Locks {
         let decision = self.quorum.decide(s.votes(|site| site.extends[i]));
         if let (Decision::No, true, false, Some(of)) = (decision, r.confirms, r.proved, r.of) {
             // Nothing that is marked as extended may be left behind: its own request spares that.
-            s.sites.iter_mut().for_each(|site| site.releases[usize::from(of)] = Release::Sent);
+            for site in s.sites.iter_mut().filter(|site| site.releases[usize::from(of)] == Release::Unsent) {
+                site.releases[usize::from(of)] = Release::SentExactly;
+            }
             s.send_no_more(i);
             return;
         }

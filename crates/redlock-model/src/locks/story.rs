@@ -1,5 +1,7 @@
 //! Counter-examples in words.
 
+use redlock_core::node::ReleaseScope;
+
 use super::bounds::{Locks, NODES};
 use super::state::{Action, Message, Phase, Release, State, owner, sibling};
 use crate::node::{FAR, Owner, Token, Vote};
@@ -67,7 +69,8 @@ impl Locks {
             Action::ReleaseArrives { try_, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(try_);
-                let deletes = at.release(&self.rules, s.asked(i), !self.rules.told_fence_stays) == Vote::Released;
+                let deletes = at.release(&self.rules, s.asked(i), self.scope(s.sites[usize::from(site)].releases[i]))
+                    == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
                 let fence = next.sites[usize::from(site)].node.fence;
                 format!("the release of {} reaches {}{effect}; its fence is {}", who(try_), node(site), token(fence))
@@ -75,7 +78,7 @@ impl Locks {
             Action::UndoArrives { try_, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(try_);
-                let deletes = at.release(&self.rules, s.asked(i), true) == Vote::Released;
+                let deletes = at.release(&self.rules, s.asked(i), ReleaseScope::Try) == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
                 let fence = next.sites[usize::from(site)].node.fence;
                 format!("the undo of {} reaches {}{effect}; its fence is {}", who(try_), node(site), token(fence))

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use fred::types::{Key, Value};
 
 use crate::node::link::Answer;
-use crate::node::{Effect, Failure, Holding, NodeSettings, Op, Reason, Record, Vote};
+use crate::node::{Effect, Failure, Holding, NodeSettings, Op, Reason, Record, ReleaseScope, Vote};
 use crate::types::FencingToken;
 
 /// What is equal in every call of a session.
@@ -47,11 +47,13 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
             Op::Acquire { keys, tell, .. } => (keys, if tell.is_some() { b"W" } else { b"A" }),
             Op::Heal { keys, .. } => (keys, b"H"),
             Op::Extend { keys, .. } => (keys, b"E"),
-            Op::Release { keys, failed_try, tell, .. } => match (failed_try, tell.is_some()) {
-                (true, true) => (keys, b"V"),
-                (true, false) => (keys, b"U"),
-                (false, true) => (keys, b"N"),
-                (false, false) => (keys, b"R"),
+            Op::Release { keys, scope, tell, .. } => match (scope, tell.is_some()) {
+                (ReleaseScope::Try, true) => (keys, b"V"),
+                (ReleaseScope::Try, false) => (keys, b"U"),
+                // Nobody waits for what had no majority.
+                (ReleaseScope::Grant, _) => (keys, b"X"),
+                (ReleaseScope::Holder, true) => (keys, b"N"),
+                (ReleaseScope::Holder, false) => (keys, b"R"),
             },
             Op::Inspect { keys } => (keys, b"I"),
             Op::Scan { .. } => unreachable!("a scan is a call by itself"),
@@ -75,7 +77,10 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
             }
             Op::Inspect { .. } | Op::Scan { .. } => {}
         }
-        if let Op::Acquire { tell: Some(hint), .. } | Op::Release { tell: Some(hint), .. } = op.as_ref() {
+        let tells = !matches!(op.as_ref(), Op::Release { scope: ReleaseScope::Grant, .. });
+        if let Op::Acquire { tell: Some(hint), .. } | Op::Release { tell: Some(hint), .. } = op.as_ref()
+            && tells
+        {
             arguments.push(header.channel.clone());
             arguments.push(text(hint.as_bytes().clone()));
         }
