@@ -413,7 +413,7 @@ impl Driver {
         self.calls.none_under_way() && self.calls.waiting() == 0
     }
 
-    /// Whether calls are under way, whose answers tell more of the connection's end than its end does.
+    /// Whether calls are under way.
     pub(super) fn has_calls(&self) -> bool {
         !self.calls.none_under_way()
     }
