@@ -72,7 +72,7 @@ impl RedlockBuilder {
     }
 
     /// The longest TTL anybody may ask for, 5 minutes by default. A master that has lost its data gives no votes for this
-    /// long and D.
+    /// long, D and a moment more.
     pub fn max_ttl(mut self, max_ttl: Ttl) -> Self {
         self.settings.max_ttl = max_ttl;
         self

@@ -17,6 +17,7 @@
 //! | [`rules`] | the rules of one node, over a small key space | where the keys are |
 //! | [`memory`] | that key space in this process | |
 //! | [`admission`] | whether a master may vote: facts and marker in, one step out | connections, time |
+//! | `processes` | which process each name leads to | what follows from it |
 //! | `calls` | what waits to be sent, and what is under way | what is said beside it |
 //! | `driver` | what the worker of a master does next: events in, actions out, one deadline | tasks, sockets, Redis |
 //! | `report` | what operators are told of a master | what it is told |
@@ -43,6 +44,7 @@ pub mod memory;
 mod observer;
 mod op;
 pub mod probe;
+mod processes;
 mod record;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -54,6 +56,7 @@ pub mod worker;
 pub use self::hint::Hint;
 pub use self::observer::{HandOver, NoObserver, Observer, Seams};
 pub use self::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
+pub use self::processes::Processes;
 pub use self::record::Record;
 pub use self::rules::{NodeSettings, Rules};
 pub use self::status::{Diagnosis, NodeState, NodeStatus, Remedy};

@@ -41,6 +41,7 @@ impl Settings {
             key_prefix,
             cluster_config,
             node_timeout,
+            processes: Default::default(),
             node_name: None,
             bootstrap: false,
             #[cfg(feature = "tls")]

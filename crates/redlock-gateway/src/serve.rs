@@ -178,9 +178,9 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     let locks = match &config.nodes {
         Nodes::Embedded(count) => locks.embedded(*count),
         Nodes::Redis(urls) => {
-            let start = |(index, url): (usize, &RedisUrl)| {
-                let settings = redis_settings(config, &cluster, index);
-                Arc::new(RedisNode::start(url.clone(), settings, seams.clone())) as Arc<dyn Node>
+            let settings = redis_settings(config, &cluster);
+            let start = |(place, url): (usize, &RedisUrl)| {
+                Arc::new(RedisNode::start(url.clone(), settings(place), seams.clone())) as Arc<dyn Node>
             };
             locks.nodes(urls.iter().enumerate().map(start).collect())
         }
@@ -248,12 +248,16 @@ fn settings(config: &Config) -> Settings {
     }
 }
 
-/// Of the node at this place in the list.
-pub(crate) fn redis_settings(config: &Config, cluster: &str, place: usize) -> RedisSettings {
+/// By the node's place in the list.
+pub(crate) fn redis_settings(config: &Config, cluster: &str) -> impl Fn(usize) -> RedisSettings {
     let mut redis = settings(config).of_masters(cluster);
     redis.bootstrap = config.settings.bootstrap;
-    // Where addresses differ from gateway to gateway, the place in the list is what they agree on.
-    redis.node_name = config.settings.cluster.as_ref().map(|_| place.to_string());
     redis.tls = config.node_tls.clone();
-    redis
+    let is_named = config.settings.cluster.is_some();
+    // Where addresses differ from gateway to gateway, the place in the list is what they agree on.
+    move |place| {
+        let mut redis = redis.clone();
+        redis.node_name = is_named.then(|| place.to_string());
+        redis
+    }
 }

@@ -76,7 +76,11 @@ impl Link for SimLink {
         let link = self.clone();
         async move {
             let connection = link.clone().open().await?;
-            link.current().calls = Some(connection.clone());
+            let mut current = link.current();
+            if current.calls.as_ref().is_none_or(|calls| calls.has_ended()) {
+                current.calls = Some(connection.clone());
+            }
+            drop(current);
             Ok(Box::new(SimSession { calls: Arc::default(), link, connection, marker: Arc::default() })
                 as Box<dyn Session>)
         }
@@ -167,11 +171,13 @@ impl Session for SimSession {
     /// A real session loads its script here; looking stands for that round trip.
     fn load(&self, _run_id: &str, marker: &str) -> Answering<()> {
         let (look, link) = (self.look(), self.link.clone());
-        let (loaded, marker) = (self.marker.clone(), marker.to_owned());
+        let (loaded, connection, marker) = (self.marker.clone(), self.connection.clone(), marker.to_owned());
         async move {
             look.await?;
             drop(loaded.set(marker));
-            link.current().admitted = Some(Instant::now());
+            let mut current = link.current();
+            (current.calls, current.admitted) = (Some(connection), Some(Instant::now()));
+            drop(current);
             link.recorder.count(|counts| counts.admissions += 1);
             Ok(())
         }
@@ -211,7 +217,10 @@ impl Drop for SimSession {
     fn drop(&mut self) {
         self.connection.end("the gateway dropped the connection");
         let mut current = self.link.current();
-        (current.calls, current.admitted) = (None, None);
+        // Not one over which a name was followed.
+        if current.calls.as_ref().is_some_and(|calls| Arc::ptr_eq(calls, &self.connection)) {
+            (current.calls, current.admitted) = (None, None);
+        }
     }
 }
 

@@ -397,6 +397,7 @@ impl Master {
             durability,
             rewritten: false,
             was_replica: process.was_replica,
+            time_micros: self.clock.wall_micros(),
             // The part that is looked at comes first.
             replication_id: format!("{:08x}", process.run << 8 | process.promotions),
         }

@@ -17,8 +17,9 @@
 //! A quarantine is written on the node: a marker with a nonce, that admits nobody. At its end exactly this marker is
 //! replaced by the admitting one, in one step that also checks the run_id. So whatever else happened to the node in the
 //! meantime (a second loss of data, an admission by another gateway and a loss after it) leaves another marker or none,
-//! and the count starts anew. A gateway counts only what it has itself seen standing; one that was restarted counts from
-//! the beginning.
+//! and the count starts anew. A gateway counts by its own monotonic clock what it has itself seen standing. The marker also
+//! says when it was put, by the node's clock and by the gateway's: what both say has passed, and agree on within D, a gateway
+//! that comes later need not wait again. So short-lived processes do not keep a node out for ever.
 //!
 //! A marker of another configuration is never overwritten: the node is refused, and an operator decides.
 //!
@@ -34,16 +35,41 @@ mod marker;
 use std::time::Duration;
 
 pub use self::facts::{Durability, Facts, SETTINGS};
-pub use self::marker::{ClusterConfig, Doubt, NodeIdentity, marker_key};
+pub use self::marker::{ClusterConfig, Doubt, NodeIdentity, database_key, marker_key};
 use self::marker::{ParsedMarker, State, short};
-use crate::clock::Entropy;
+use crate::clock::{Clock, Entropy};
 use crate::node::status::{Diagnosis, Remedy};
+
+/// How often a name is followed again, over a connection of its own, to see that it still leads to the process that votes.
+pub const NAME_IS_FOLLOWED_EVERY: Duration = Duration::from_secs(2);
+/// What takes longer tells nothing.
+pub const NAME_IS_FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
+/// After so long every gateway has left the process that a name led to before.
+pub const NAME_MOVES_WITHIN: Duration =
+    Duration::from_secs(NAME_IS_FOLLOWED_EVERY.as_secs() + NAME_IS_FOLLOWED_WITHIN.as_secs());
 
 /// How long a node whose memory is doubtful gives no votes: the longest lock it may have forgotten, and S, the skew
 /// between gateways' clocks, for the fencing tokens it has forgotten too. A token may also be ahead of its own gateway's
-/// clock by as much as D, which is S here, so a short maximum TTL does not shorten the wait below 2 S.
+/// clock by as much as D, which is S here, so a short maximum TTL does not shorten the wait below 2 S. And another gateway may
+/// still talk to the process that had the name before.
 pub fn quarantine(max_ttl: Duration, clock_skew: Duration) -> Duration {
-    max_ttl.max(clock_skew) + clock_skew
+    max_ttl.max(clock_skew) + clock_skew + NAME_MOVES_WITHIN
+}
+
+/// When something was seen.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Moment {
+    /// On this gateway's monotonic clock.
+    pub monotonic: Duration,
+    /// By its wall clock, in microseconds since 1970.
+    pub wall_micros: u64,
+}
+
+impl Moment {
+    /// Now.
+    pub fn of(clock: &dyn Clock) -> Self {
+        Self { monotonic: clock.monotonic(), wall_micros: clock.wall_micros() }
+    }
 }
 
 /// What to do next with a node that was looked at.
@@ -80,17 +106,19 @@ pub enum Step {
 pub struct Admission {
     identity: NodeIdentity,
     quarantine: Duration,
+    /// D.
+    clock_skew: Duration,
     expects_bootstrap: bool,
-    /// The quarantine that stands, and when this gateway first saw it.
+    /// The quarantine that stands, and when it ends on this gateway's monotonic clock.
     seen: Option<(String, Duration)>,
     /// The marker that admitted the node when it was last looked at.
     admitted_by: Option<String>,
 }
 
 impl Admission {
-    /// `quarantine` is how long a doubtful node waits: [`quarantine`].
-    pub fn new(identity: NodeIdentity, quarantine: Duration) -> Self {
-        Self { identity, quarantine, expects_bootstrap: false, seen: None, admitted_by: None }
+    /// `quarantine` is how long a doubtful node waits: [`quarantine`]; `clock_skew` is D.
+    pub fn new(identity: NodeIdentity, quarantine: Duration, clock_skew: Duration) -> Self {
+        Self { identity, quarantine, clock_skew, expects_bootstrap: false, seen: None, admitted_by: None }
     }
 
     /// The longest TTL of the configuration that nodes are admitted for.
@@ -104,14 +132,14 @@ impl Admission {
         Self { expects_bootstrap, ..self }
     }
 
-    /// The step that follows from what a node said and which marker stood there. `now` is this gateway's monotonic clock,
-    /// read after the answers came. `brand_new` is the operator's word, confirmed by looking at all nodes: it ends the
+    /// The step that follows from what a node said and which marker stood there. `now` was read after the answers came.
+    /// `brand_new` is the operator's word, confirmed by looking at all nodes: it ends the
     /// quarantine of a new node.
     pub fn look(
         &mut self,
         facts: &Facts,
         marker: Option<&str>,
-        now: Duration,
+        now: Moment,
         brand_new: bool,
         entropy: &dyn Entropy,
     ) -> Step {
@@ -124,7 +152,7 @@ impl Admission {
         }
         let put = |to: String| Step::Put { from: marker.map(str::to_owned), to };
         let admit = || put(self.identity.admitting(facts, nonce(entropy)));
-        let doubtful = |doubt| put(self.identity.quarantining(facts, doubt, nonce(entropy)));
+        let doubtful = |doubt| put(self.identity.quarantining(facts, doubt, now.wall_micros, nonce(entropy)));
         let Some(stands) = marker else {
             return doubtful(if self.expects_bootstrap { Doubt::New } else { Doubt::Blank });
         };
@@ -141,7 +169,7 @@ impl Admission {
                 _ if !same_node || facts.was_replica => doubtful(Doubt::Copied),
                 _ if facts.evicted_keys > 0 => doubtful(Doubt::Evicted),
                 State::Admitted { durable: true, .. } if synced && is_newest => admit(),
-                State::Admitted { .. } | State::Quarantined(_) => doubtful(Doubt::Restarted),
+                State::Admitted { .. } | State::Quarantined { .. } => doubtful(Doubt::Restarted),
             };
         }
         if !same_node {
@@ -170,11 +198,18 @@ impl Admission {
                 }
             },
             // Another gateway was told that the node is new. This one was not, or has admitted it before.
-            State::Quarantined(Doubt::New) if !self.expects_bootstrap => doubtful(Doubt::Blank),
-            State::Quarantined(doubt) => {
-                let since = self.seen.get_or_insert_with(|| (stands.to_owned(), now)).1;
-                let until = since + self.quarantine;
-                if now >= until || (brand_new && doubt == Doubt::New) {
+            State::Quarantined { doubt: Doubt::New, .. } if !self.expects_bootstrap => doubtful(Doubt::Blank),
+            // It came with the data of another.
+            State::Quarantined { replication_id, .. }
+                if facts.was_replica && replication_id != short(&facts.replication_id) =>
+            {
+                doubtful(Doubt::Copied)
+            }
+            State::Quarantined { doubt, since, .. } => {
+                let passed = || since.passed(facts.time_micros, now.wall_micros, self.clock_skew).min(self.quarantine);
+                let ends = || (stands.to_owned(), now.monotonic + self.quarantine - passed());
+                let until = self.seen.get_or_insert_with(ends).1;
+                if now.monotonic >= until || (brand_new && doubt == Doubt::New) {
                     admit()
                 } else {
                     Step::Wait { until, doubt, diagnosis: doubt.diagnosis(&facts.durability) }
@@ -197,7 +232,7 @@ mod tests {
 
     const NEXT_RUN: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
     const MAX_TTL: Duration = Duration::from_secs(300);
-    const WAIT: Duration = Duration::from_secs(302);
+    const SKEW: Duration = Duration::from_secs(2);
 
     const INFO: &str = "# Server\r\nredis_version:7.0.15\r\nrun_id:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n# Replication\r\n\
         role:master\r\nmaster_replid:cccccccccccccccccccccccccccccccccccccccc\r\nmaster_replid2:0000000000000000000000000000000000000000\r\nmaxmemory_policy:noeviction\r\n\
@@ -221,6 +256,11 @@ mod tests {
         ClusterConfig::new("a:1,b:2,c:3", MAX_TTL)
     }
 
+    /// A gateway whose wall clock began at 1,000,000 s.
+    fn moment(at: u64) -> Moment {
+        Moment { monotonic: Duration::from_secs(at), wall_micros: (1_000_000 + at) * 1_000_000 }
+    }
+
     /// One gateway's admission of node a, and a marker that obeys it.
     struct Bench {
         admission: Admission,
@@ -230,14 +270,13 @@ mod tests {
     impl Bench {
         fn new(marker: Option<String>) -> Self {
             Self {
-                admission: Admission::new(cluster_config().identity("a:1"), quarantine(MAX_TTL, WAIT - MAX_TTL)),
+                admission: Admission::new(cluster_config().identity("a:1"), quarantine(MAX_TTL, SKEW), SKEW),
                 marker,
             }
         }
 
         fn look(&mut self, facts: &Facts, at: u64) -> Step {
-            let now = Duration::from_secs(at);
-            self.admission.look(facts, self.marker.as_deref(), now, false, &OsEntropy)
+            self.admission.look(facts, self.marker.as_deref(), moment(at), false, &OsEntropy)
         }
 
         /// Looks and puts markers until there is something else to do.
@@ -321,46 +360,46 @@ mod tests {
     #[test]
     fn a_blank_node_waits_and_is_admitted_at_the_end_and_not_before() {
         let mut node = Bench::new(None);
-        node.assert_waits(&volatile(), 10, 312, Doubt::Blank);
-        node.assert_waits(&volatile(), 311, 312, Doubt::Blank);
-        assert!(node.is_admitted(&volatile(), 312));
+        node.assert_waits(&volatile(), 10, 315, Doubt::Blank);
+        node.assert_waits(&volatile(), 314, 315, Doubt::Blank);
+        assert!(node.is_admitted(&volatile(), 315));
         assert!(node.is_admitted(&volatile(), 400), "and stays so");
     }
 
     #[test]
     fn the_word_of_an_operator_admits_a_new_node_and_no_other() {
         let told = |node: &mut Bench| {
-            node.admission.look(&volatile(), node.marker.as_deref(), Duration::ZERO, true, &OsEntropy)
+            node.admission.look(&volatile(), node.marker.as_deref(), Moment::default(), true, &OsEntropy)
         };
         let mut new = Bench::new(None);
         new.admission = new.admission.expecting_bootstrap(true);
-        new.assert_waits(&volatile(), 0, 302, Doubt::New);
+        new.assert_waits(&volatile(), 0, 305, Doubt::New);
         let step = told(&mut new);
         assert!(
             matches!(&step, Step::Put { from, to } if *from == new.marker && to.contains(":volatile.")),
             "{step:?}"
         );
-        assert!(new.is_admitted(&volatile(), 302));
+        assert!(new.is_admitted(&volatile(), 305));
         new.marker = None;
-        new.assert_waits(&volatile(), 303, 605, Doubt::Blank);
+        new.assert_waits(&volatile(), 306, 611, Doubt::Blank);
 
         // A gateway without that word puts it right.
         let mut witness = Bench::new(None);
         witness.admission = witness.admission.expecting_bootstrap(true);
-        witness.assert_waits(&volatile(), 0, 302, Doubt::New);
+        witness.assert_waits(&volatile(), 0, 305, Doubt::New);
         witness.admission = witness.admission.expecting_bootstrap(false);
-        witness.assert_waits(&volatile(), 1, 303, Doubt::Blank);
+        witness.assert_waits(&volatile(), 1, 306, Doubt::Blank);
 
         // Seen blank by a gateway without that word first.
         let mut seen = Bench::new(None);
-        seen.assert_waits(&volatile(), 0, 302, Doubt::Blank);
+        seen.assert_waits(&volatile(), 0, 305, Doubt::Blank);
         seen.admission = seen.admission.expecting_bootstrap(true);
         assert!(matches!(told(&mut seen), Step::Wait { .. }));
 
         let mut restarted = admitted(&volatile());
         let next = Facts { run_id: NEXT_RUN.into(), ..volatile() };
-        restarted.assert_waits(&next, 0, 302, Doubt::Restarted);
-        let step = restarted.admission.look(&next, restarted.marker.as_deref(), Duration::ZERO, true, &OsEntropy);
+        restarted.assert_waits(&next, 0, 305, Doubt::Restarted);
+        let step = restarted.admission.look(&next, restarted.marker.as_deref(), Moment::default(), true, &OsEntropy);
         assert!(matches!(step, Step::Wait { .. }), "{step:?}");
     }
 
@@ -375,28 +414,28 @@ mod tests {
         assert!(admitted(&durable()).is_admitted(&next(durable()), 5));
         // Then the file may hold what came from an old snapshot.
         let rewritten = Facts { rewritten: true, ..next(durable()) };
-        admitted(&durable()).assert_waits(&rewritten, 5, 307, Doubt::Restarted);
-        admitted(&durable()).assert_waits(&next(volatile()), 5, 307, Doubt::Restarted);
-        admitted(&volatile()).assert_waits(&next(durable()), 5, 307, Doubt::Restarted);
+        admitted(&durable()).assert_waits(&rewritten, 5, 310, Doubt::Restarted);
+        admitted(&durable()).assert_waits(&next(volatile()), 5, 310, Doubt::Restarted);
+        admitted(&volatile()).assert_waits(&next(durable()), 5, 310, Doubt::Restarted);
         let unknown = Facts { durability: Durability::Unknown("NOPERM".into()), ..next(durable()) };
-        admitted(&durable()).assert_waits(&unknown, 5, 307, Doubt::Restarted);
+        admitted(&durable()).assert_waits(&unknown, 5, 310, Doubt::Restarted);
         let promoted = Facts { was_replica: true, ..next(durable()) };
-        admitted(&durable()).assert_waits(&promoted, 5, 307, Doubt::Copied);
+        admitted(&durable()).assert_waits(&promoted, 5, 310, Doubt::Copied);
     }
 
     #[test]
     fn a_marker_that_came_from_another_node_waits_however_durable_both_are() {
         let copied = cluster_config().identity("b:2").admitting(&durable(), 0);
         let other = Facts { run_id: NEXT_RUN.into(), ..durable() };
-        Bench::new(Some(copied)).assert_waits(&other, 0, 302, Doubt::Copied);
+        Bench::new(Some(copied)).assert_waits(&other, 0, 305, Doubt::Copied);
     }
 
     #[test]
     fn a_failover_and_back_waits_although_the_marker_came_back_too() {
         let mut node = admitted(&durable());
         let back = Facts { replication_id: "b".repeat(40), was_replica: true, ..durable() };
-        node.assert_waits(&back, 0, 302, Doubt::Copied);
-        assert!(node.is_admitted(&back, 302), "and not again for the same one");
+        node.assert_waits(&back, 0, 305, Doubt::Copied);
+        assert!(node.is_admitted(&back, 305), "and not again for the same one");
         let alone = Facts { replication_id: "b".repeat(40), ..durable() };
         assert!(admitted(&durable()).is_admitted(&alone, 0), "a new id because its replicas have left means nothing");
     }
@@ -411,7 +450,7 @@ mod tests {
     fn a_change_of_durability_changes_the_marker_of_an_admitted_node() {
         let mut node = admitted(&durable());
         assert!(node.is_admitted(&volatile(), 0));
-        node.assert_waits(&Facts { run_id: NEXT_RUN.into(), ..durable() }, 1, 303, Doubt::Restarted);
+        node.assert_waits(&Facts { run_id: NEXT_RUN.into(), ..durable() }, 1, 306, Doubt::Restarted);
         let mut node = admitted(&volatile());
         let settling = Facts { durability: Durability::Settling, ..durable() };
         assert!(node.is_admitted(&settling, 0));
@@ -424,14 +463,14 @@ mod tests {
     fn a_node_that_evicted_keys_waits() {
         let evicted = Facts { evicted_keys: 1, ..volatile() };
         let mut node = admitted(&volatile());
-        node.assert_waits(&evicted, 0, 302, Doubt::Evicted);
-        assert!(node.is_admitted(&evicted, 302), "with what it had evicted by then");
+        node.assert_waits(&evicted, 0, 305, Doubt::Evicted);
+        assert!(node.is_admitted(&evicted, 305), "with what it had evicted by then");
     }
 
     #[test]
     fn a_durable_node_that_evicted_keys_since_its_restart_waits() {
         let evicted = Facts { evicted_keys: 1, run_id: NEXT_RUN.into(), ..durable() };
-        admitted(&durable()).assert_waits(&evicted, 0, 302, Doubt::Evicted);
+        admitted(&durable()).assert_waits(&evicted, 0, 305, Doubt::Evicted);
     }
 
     #[test]
@@ -448,34 +487,58 @@ mod tests {
         let in_file = node.marker.clone();
         assert!(node.is_admitted(&volatile(), 1));
         node.marker = in_file;
-        node.assert_waits(&Facts { run_id: NEXT_RUN.into(), ..durable() }, 2, 304, Doubt::Restarted);
+        node.assert_waits(&Facts { run_id: NEXT_RUN.into(), ..durable() }, 2, 307, Doubt::Restarted);
     }
 
     #[test]
     fn a_quarantine_that_comes_back_after_an_admission_starts_anew() {
         let mut node = Bench::new(None);
-        node.assert_waits(&volatile(), 0, 302, Doubt::Blank);
+        node.assert_waits(&volatile(), 0, 305, Doubt::Blank);
         let quarantine = node.marker.clone();
-        assert!(node.is_admitted(&volatile(), 302));
+        assert!(node.is_admitted(&volatile(), 305));
         node.marker = quarantine;
-        node.assert_waits(&volatile(), 303, 605, Doubt::Blank);
+        node.assert_waits(&volatile(), 306, 611, Doubt::Blank);
     }
 
     #[test]
     fn a_second_loss_during_the_quarantine_starts_the_count_anew_also_after_an_admission_by_others() {
         let mut first = Bench::new(None);
-        first.assert_waits(&volatile(), 0, 302, Doubt::Blank);
+        first.assert_waits(&volatile(), 0, 305, Doubt::Blank);
         // Another gateway, which had seen the node earlier, admits it; then all data is lost again. The first gateway has
         // looked at nothing in the meantime.
         first.marker = None;
-        first.assert_waits(&volatile(), 300, 602, Doubt::Blank);
+        first.assert_waits(&volatile(), 303, 608, Doubt::Blank);
     }
 
     #[test]
-    fn a_gateway_that_was_restarted_counts_from_the_beginning() {
+    fn a_gateway_that_was_restarted_counts_from_the_beginning_when_the_node_does_not_tell_the_time() {
         let mut before = Bench::new(None);
-        before.assert_waits(&volatile(), 0, 302, Doubt::Blank);
-        Bench::new(before.marker).assert_waits(&volatile(), 300, 602, Doubt::Blank);
+        before.assert_waits(&volatile(), 0, 305, Doubt::Blank);
+        Bench::new(before.marker).assert_waits(&volatile(), 300, 605, Doubt::Blank);
+    }
+
+    /// Each in a process of its own, which lives for a minute; their machines' clocks differ by a second.
+    #[test]
+    fn processes_too_short_lived_to_count_a_quarantine_end_it_together() {
+        let says = |at: u64| Facts { time_micros: (999_999 + at) * 1_000_000, ..volatile() };
+        let mut first = Bench::new(None);
+        first.assert_waits(&says(0), 0, 305, Doubt::Blank);
+        let marker = first.marker;
+        for at in (60..=300).step_by(60) {
+            Bench::new(marker.clone()).assert_waits(&says(at), at, 305, Doubt::Blank);
+        }
+        assert!(!Bench::new(marker.clone()).is_admitted(&says(304), 304));
+        assert!(Bench::new(marker.clone()).is_admitted(&says(305), 305));
+
+        // What only one of the clocks says has not passed, and a jump of both after the first look is none of it.
+        Bench::new(marker.clone()).assert_waits(&says(308), 300, 605, Doubt::Blank);
+        Bench::new(marker.clone()).assert_waits(&says(0), 400, 705, Doubt::Blank);
+        let mut jumped = Bench::new(marker.clone());
+        jumped.assert_waits(&says(10), 10, 305, Doubt::Blank);
+        jumped.assert_waits(&says(500), 20, 305, Doubt::Blank);
+
+        let copied = Facts { replication_id: "b".repeat(40), was_replica: true, ..says(400) };
+        Bench::new(marker).assert_waits(&copied, 400, 705, Doubt::Copied);
     }
 
     #[test]
@@ -491,9 +554,12 @@ mod tests {
             "x:y:volatile.0.a",
             "x:y:volatile.0.a.0:z",
             "x:y:blank.0.a",
+            "x:y:blank.0.a.0",
+            "x:y:blank.0.a.0.g",
+            "x:y:blank.0.a.0.0.0",
         ] {
             let marker = format!("{}{rest}", cluster_config().marker_prefix());
-            Bench::new(Some(marker)).assert_waits(&volatile(), 0, 302, Doubt::Unreadable);
+            Bench::new(Some(marker)).assert_waits(&volatile(), 0, 305, Doubt::Unreadable);
         }
         let other = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&volatile(), 0);
         for foreign in [&other, "", "hello", &cluster_config().marker_under_way("x", MAX_TTL, 1)] {
@@ -504,8 +570,8 @@ mod tests {
     #[test]
     fn the_wait_covers_what_tokens_may_be_ahead_however_short_locks_are() {
         let s = Duration::from_secs(2);
-        assert_eq!(quarantine(MAX_TTL, s), WAIT);
-        assert_eq!(quarantine(Duration::from_millis(100), s), s * 2);
+        assert_eq!(quarantine(MAX_TTL, s), Duration::from_secs(305));
+        assert_eq!(quarantine(Duration::from_millis(100), s), s * 2 + NAME_MOVES_WITHIN);
     }
 
     #[test]

@@ -10,6 +10,9 @@
 //!    └────────────────── any error, any unfit node ◄────┴──────────────┘
 //! ```
 //!
+//! A session that votes begins on a connection that was just opened, and ends when the node's name is seen to lead to
+//! another process: two processes under one name must not vote side by side.
+//!
 //! While a node does not serve, what is submitted is refused at once, as not sent. At the first error the connection is
 //! dropped, what was under way on it is answered with "unknown", and everything begins again. What is known of the node
 //! (which quarantine stands, and since when this process has seen it) outlives connections.
@@ -22,11 +25,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Task;
-use super::admission::{Admission, Doubt, Facts, Step};
+use super::admission::{Admission, Doubt, Facts, Moment, NAME_IS_FOLLOWED_EVERY, Step};
 use super::calls::{Call, Calls, fail_all, is_scan};
 use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
 use super::observer::Seams;
 use super::op::{Effect, Failure, Op, Reason, Vote};
+use super::processes::Processes;
 use super::report::{Reporter, remedy_of_write_error};
 use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
 use crate::clock::lead_left;
@@ -51,7 +55,7 @@ const MAX_PUTS: u32 = 8;
 const _: () = assert!(BACKOFF.0.as_millis() < BACKOFF.1.as_millis() && POLL_NEW.as_millis() < POLL.as_millis());
 
 /// What a driver needs to know beside the admission.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct DriverSettings {
     /// A call that takes longer ends the session. Rounds must have given up by then.
     pub call_deadline: Duration,
@@ -61,6 +65,10 @@ pub struct DriverSettings {
     pub max_clock_offset: Duration,
     /// A node whose quickest answer took longer is a far one, with several calls under way.
     pub overlap_above: Duration,
+    /// Shared with the drivers of the other masters.
+    pub processes: Arc<Processes>,
+    /// Whether a name is followed again while its process votes; always, but in a test that shows what it is good for.
+    pub follows_name: bool,
 }
 
 /// What happened to the connection.
@@ -76,6 +84,8 @@ pub(super) enum Event {
     Loaded(Result<(), LinkError>),
     /// To the oldest [`Action::Call`] that is under way.
     Answered(Result<Answer, LinkError>),
+    /// To [`Action::Follow`].
+    Followed(Result<Look, LinkError>),
     /// The connection has ended by itself.
     Closed(String),
     /// An operator's word that the cluster is brand-new was confirmed by looking at all nodes.
@@ -94,6 +104,8 @@ pub(super) enum Action {
     },
     /// What to say is [`Driver::newest_call`].
     Call,
+    /// Look over a connection of its own, which ends then. The look before it is given up.
+    Follow,
     /// The connection goes, with all that is under way on it.
     Disconnect,
 }
@@ -122,7 +134,10 @@ enum Phase {
 
 struct Serving {
     since: Instant,
+    run_id: String,
     marker: String,
+    /// When the name is followed again.
+    follow: Instant,
     heartbeat: Instant,
     /// When a look that is under way beside the calls has taken too long.
     look_until: Option<Instant>,
@@ -149,6 +164,8 @@ pub(super) struct Driver {
     admission: Admission,
     phase: Phase,
     actions: VecDeque<Action>,
+    /// When the connection was opened.
+    connected: Instant,
     /// The next back-off.
     pause: Duration,
     /// The quarantine marker that was last reported.
@@ -171,17 +188,19 @@ impl Driver {
         now: Instant,
     ) -> Self {
         let report = Reporter::new(name, settings.max_clock_offset, seams);
+        let calls = Calls::new(settings.overlap_above);
         Self {
             settings,
             report,
             admission,
             phase: Phase::Paused { until: now },
             actions: VecDeque::new(),
+            connected: now,
             pause: BACKOFF.0,
             reported: None,
             bootstrap_confirmed: None,
             puts: 0,
-            calls: Calls::new(settings.overlap_above),
+            calls,
             lead: (0, now),
         }
     }
@@ -201,9 +220,9 @@ impl Driver {
             | Phase::Asking { until }
             | Phase::Loading { until, .. }
             | Phase::Quarantined { until } => *until,
-            Phase::Serving(Serving { heartbeat, look_until, .. }) => {
+            Phase::Serving(Serving { heartbeat, follow, look_until, .. }) => {
                 let call = self.calls.oldest().map(|at| at + self.settings.call_deadline);
-                [*look_until, call].into_iter().flatten().fold(*heartbeat, Instant::min)
+                [*look_until, call].into_iter().flatten().fold(*heartbeat.min(follow), Instant::min)
             }
         }
     }
@@ -231,6 +250,13 @@ impl Driver {
             Phase::Asking { .. } | Phase::Loading { .. } => {}
             Phase::Serving(serving) => {
                 // As late as it is: a machine that stood still does not make up for what it missed.
+                if serving.follow <= now {
+                    serving.follow = now + NAME_IS_FOLLOWED_EVERY;
+                    self.actions.extend(self.settings.follows_name.then_some(Action::Follow));
+                }
+                if serving.heartbeat > now {
+                    return;
+                }
                 serving.heartbeat = now + HEARTBEAT;
                 if serving.look_until.is_none() {
                     serving.look_until = Some(now + self.settings.question_deadline);
@@ -249,6 +275,7 @@ impl Driver {
         let outcome = match event {
             Event::Connected(Ok(())) => {
                 self.puts = 0;
+                self.connected = now;
                 self.report.connected();
                 self.ask(Action::Look, now);
                 Ok(())
@@ -264,6 +291,7 @@ impl Driver {
                 Ok(())
             }
             Event::Answered(answer) => self.answered(answer, now),
+            Event::Followed(looked) => self.followed(looked),
             Event::Closed(why) => Err(Outage::Unreachable(why)),
             Event::BootstrapConfirmed => {
                 // Also while it reconnects: the word is for the quarantine that was reported, and for no other.
@@ -293,9 +321,13 @@ impl Driver {
             return self.looked_while_serving(&facts, marker.as_deref());
         }
         self.report.process(&facts);
-        let monotonic = self.report.seams.clock.monotonic();
+        if let Err(other) = self.settings.processes.claim(&self.report.name, &facts.run_id) {
+            let why = format!("the process that answers here answers as {other} too; a quorum needs independent masters");
+            return Err(Outage::Unfit(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
+        }
+        let seen = Moment::of(self.report.seams.clock.as_ref());
         let bootstrap = marker.is_some() && self.bootstrap_confirmed == marker;
-        match self.admission.look(&facts, marker.as_deref(), monotonic, bootstrap, self.report.seams.entropy.as_ref()) {
+        match self.admission.look(&facts, marker.as_deref(), seen, bootstrap, self.report.seams.entropy.as_ref()) {
             Step::Refuse(diagnosis) => return Err(Outage::Unfit(diagnosis)),
             Step::Put { from, to } => {
                 self.puts += 1;
@@ -307,13 +339,18 @@ impl Driver {
             }
             Step::Wait { until, diagnosis, doubt } => {
                 self.puts = 0;
-                let left = until.saturating_sub(monotonic);
+                let left = until.saturating_sub(seen.monotonic);
                 // What was said of one quarantine does not count for another.
                 let is_new = self.reported != marker;
                 self.reported = marker;
                 self.report.quarantined(&diagnosis, doubt, left, is_new);
                 let poll = if doubt == Doubt::New { POLL_NEW } else { POLL };
                 self.phase = Phase::Quarantined { until: now + left.min(poll).max(Duration::from_millis(1)) };
+            }
+            // The name may have moved while the node waited.
+            Step::Admit { .. } if self.connected + NAME_IS_FOLLOWED_EVERY <= now => {
+                self.actions.push_back(Action::Disconnect);
+                self.ask(Action::Connect, now);
             }
             Step::Admit { marker } => {
                 self.actions.push_back(Action::Load { run_id: facts.run_id.clone(), marker: marker.clone() });
@@ -329,8 +366,8 @@ impl Driver {
         let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
         serving.look_until = None;
         self.report.evictions(facts.evicted_keys);
-        let monotonic = self.report.seams.clock.monotonic();
-        match self.admission.look(facts, marker, monotonic, false, self.report.seams.entropy.as_ref()) {
+        let seen = Moment::of(self.report.seams.clock.as_ref());
+        match self.admission.look(facts, marker, seen, false, self.report.seams.entropy.as_ref()) {
             Step::Admit { marker } if marker == serving.marker => Ok(()),
             Step::Refuse(diagnosis) => Err(Outage::Unfit(diagnosis)),
             Step::Admit { .. } | Step::Put { .. } | Step::Wait { .. } => {
@@ -339,13 +376,29 @@ impl Driver {
         }
     }
 
+    /// What cannot be seen tells nothing: a node that takes no more connections votes on.
+    fn followed(&mut self, looked: Result<Look, LinkError>) -> Result<(), Outage> {
+        let (Phase::Serving(serving), Ok(Look { facts, .. })) = (&self.phase, looked) else { return Ok(()) };
+        if facts.run_id.is_empty() || facts.run_id == serving.run_id {
+            return Ok(());
+        }
+        Err(Outage::Unreachable("its name leads to another process now".into()))
+    }
+
     fn loaded(&mut self, now: Instant) {
         let phase = std::mem::replace(&mut self.phase, Phase::Paused { until: now });
         let Phase::Loading { facts, marker, .. } = phase else {
             unreachable!("only a script that was asked for is loaded")
         };
         self.report.admitted(&facts);
-        self.phase = Phase::Serving(Serving { since: now, marker, heartbeat: now + HEARTBEAT, look_until: None });
+        self.phase = Phase::Serving(Serving {
+            since: now,
+            run_id: facts.run_id,
+            marker,
+            follow: self.connected + NAME_IS_FOLLOWED_EVERY,
+            heartbeat: now + HEARTBEAT,
+            look_until: None,
+        });
         // Tells how far the node is before there is work that would make it look farther.
         self.send(Vec::new(), now);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::{Admission, Facts, NodeIdentity, Step};
+use super::admission::{Admission, Facts, Moment, NodeIdentity, Step};
 use super::link::{Link, LinkError, Look, MarkerSwap, Swapped};
 use super::{Diagnosis, NodeSettings};
 use crate::clock::{Clock, Entropy};
@@ -54,7 +54,7 @@ impl Master {
     /// What its link says, or that it did not answer in time.
     pub async fn probe(&self, clock: &dyn Clock, entropy: &dyn Entropy) -> Result<Probe, LinkError> {
         let (Look { facts, marker }, clock_offset_micros) = self.look(clock).await?;
-        let verdict = self.verdict(&facts, marker.clone(), entropy);
+        let verdict = self.verdict(&facts, marker.clone(), Moment { monotonic: Duration::ZERO, ..Moment::of(clock) }, entropy);
         Ok(Probe { facts, marker, verdict, clock_offset_micros })
     }
 
@@ -82,11 +82,11 @@ impl Master {
     }
 
     /// Plays the admission through without the master.
-    fn verdict(&self, facts: &Facts, mut marker: Option<String>, entropy: &dyn Entropy) -> Verdict {
+    fn verdict(&self, facts: &Facts, mut marker: Option<String>, now: Moment, entropy: &dyn Entropy) -> Verdict {
         let quarantine = self.settings.quarantine(self.identity.cluster_config().max_ttl());
-        let mut admission = Admission::new(self.identity.clone(), quarantine);
+        let mut admission = Admission::new(self.identity.clone(), quarantine, self.settings.max_clock_offset);
         loop {
-            match admission.look(facts, marker.as_deref(), Duration::ZERO, false, entropy) {
+            match admission.look(facts, marker.as_deref(), now, false, entropy) {
                 Step::Put { to, .. } => marker = Some(to),
                 Step::Admit { .. } => return Verdict::Admitted,
                 Step::Wait { until, diagnosis, .. } => return Verdict::Quarantined(until, diagnosis),

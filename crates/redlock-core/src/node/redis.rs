@@ -35,10 +35,10 @@ pub struct RedisNode;
 impl RedisNode {
     /// Starts the worker of a master; must be called on a tokio runtime.
     pub fn start(url: RedisUrl, settings: RedisSettings, seams: Seams) -> RemoteNode {
-        let expects_bootstrap = settings.bootstrap;
+        let (expects_bootstrap, processes) = (settings.bootstrap, settings.processes.clone());
         let Master { name, identity, settings, call_deadline, link } = Self::master(url, settings);
         let quarantine = settings.quarantine(identity.cluster_config().max_ttl());
-        let admission = Admission::new(identity, quarantine).expecting_bootstrap(expects_bootstrap);
+        let admission = Admission::new(identity, quarantine, settings.max_clock_offset).expecting_bootstrap(expects_bootstrap);
         let max_clock_offset = settings.max_clock_offset;
         let driver = DriverSettings {
             call_deadline,
@@ -46,6 +46,8 @@ impl RedisNode {
             question_deadline: call_deadline * 3,
             max_clock_offset,
             overlap_above: FAR,
+            follows_name: settings.rules().name_is_followed,
+            processes,
         };
         RemoteNode::start(&name, link, admission, QUEUE, driver, seams)
     }

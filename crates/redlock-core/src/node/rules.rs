@@ -304,6 +304,8 @@ pub struct Rules {
     pub marker_is_checked: bool,
     /// A node whose memory of locks is doubtful is quarantined before it votes.
     pub quarantine_is_waited: bool,
+    /// A process votes no longer when its name leads to another one.
+    pub name_is_followed: bool,
     /// A successful extension sets the lock again on nodes that lost it.
     pub missing_is_healed: bool,
 }
@@ -319,6 +321,7 @@ impl Rules {
         fence_is_checked: true,
         marker_is_checked: true,
         quarantine_is_waited: true,
+        name_is_followed: true,
         missing_is_healed: true,
     };
 }

@@ -155,6 +155,8 @@ pub enum Remedy {
     ChangeKeyPrefix,
     /// Two names lead to one process, or nodes have changed places.
     NameEachNodeOnce,
+    /// Another gateway of the cluster uses another database of this node.
+    UseOneDatabase,
     /// The marker is of another configuration.
     Reconfigure,
     /// Processes disagree about the node.
@@ -204,6 +206,10 @@ impl fmt::Display for Remedy {
             Self::NameEachNodeOnce => {
                 "give every master once; with a cluster name, list the nodes in the same order everywhere; after an intended \
                  change reconfigure the nodes"
+            }
+            Self::UseOneDatabase => {
+                "give every gateway the same database; to move the cluster to another one, stop all gateways, wait for the \
+                 longest TTL and delete that key from database 0 of every node"
             }
             Self::Reconfigure => "after an intended change reconfigure the nodes",
             Self::ReadOtherLogs => "look at the other gateways' logs",

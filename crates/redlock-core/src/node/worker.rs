@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::TryFutureExt;
 use futures_util::future::{BoxFuture, OptionFuture};
 use futures_util::stream::{FuturesOrdered, StreamExt};
 use tokio::sync::{Notify, mpsc, watch};
@@ -155,6 +156,7 @@ struct Connection {
     calls: FuturesOrdered<Answering<Answer>>,
     /// At most one beside the calls.
     question: Option<BoxFuture<'static, Event>>,
+    following: Option<BoxFuture<'static, Event>>,
     closed: Option<BoxFuture<'static, String>>,
     connecting: Option<Answering<Box<dyn Session>>>,
     session: Option<Box<dyn Session>>,
@@ -183,7 +185,7 @@ impl Worker {
             if deadline < timer.deadline() || timer.is_elapsed() {
                 timer.as_mut().reset(deadline);
             }
-            let Connection { connecting, closed, question, calls, .. } = &mut connection;
+            let Connection { connecting, closed, question, following, calls, .. } = &mut connection;
             let event = tokio::select! {
                 // In this order: a word that was given must not count for what the next answer shows, a busy node has to be
                 // looked at, and the same seed of a simulation has to be the same history.
@@ -201,6 +203,10 @@ impl Worker {
                 Some(connected) = OptionFuture::from(connecting.as_mut()) => connection.connected(connected),
                 Some(event) = OptionFuture::from(question.as_mut()) => {
                     *question = None;
+                    event
+                }
+                Some(event) = OptionFuture::from(following.as_mut()) => {
+                    *following = None;
                     event
                 }
                 Some(answer) = calls.next(), if self.driver.has_calls() => Event::Answered(answer),
@@ -263,6 +269,14 @@ impl Connection {
     fn perform(&mut self, action: Action, driver: &Driver, link: &dyn Link) {
         match (action, &self.session) {
             (Action::Connect, _) => self.connecting = Some(link.connect()),
+            (Action::Follow, _) => {
+                // The connection lives until its answer has come.
+                let look = |session: Box<dyn Session>| {
+                    let look = session.look();
+                    async move { look.await.inspect(|_| drop(session)) }
+                };
+                self.following = Some(link.connect().and_then(look).map(Event::Followed).boxed());
+            }
             (Action::Disconnect, _) => *self = Self::default(),
             (Action::Look, Some(session)) => self.question = Some(session.look().map(Event::Looked).boxed()),
             (Action::SwapMarker(swap), Some(session)) => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlock_core::node::admission::{Admission as Decisions, Doubt, Step};
+use redlock_core::node::admission::{Admission as Decisions, Doubt, Moment, Step};
 use redlock_core::quorum::{Decision, Tally};
 
 use super::bounds::{Admission, GATEWAYS, QUARANTINE};
@@ -43,7 +43,7 @@ pub enum Action {
 impl Admission {
     /// As a gateway begins.
     pub(super) fn sight(&self, gateway: Gateway) -> Sight {
-        let admission = Decisions::new(self.identity(gateway.is_new).clone(), QUARANTINE);
+        let admission = Decisions::new(self.identity(gateway.is_new).clone(), QUARANTINE, Duration::ZERO);
         let admission = admission.expecting_bootstrap(gateway.bootstrap);
         Sight { admission, session: None, put: None, waits: None, told_new: None }
     }
@@ -77,6 +77,7 @@ impl Admission {
         let is_this = sight.told_new == marker || !self.rules.word_names_quarantine;
         let told_new = sight.told_new.is_some() && is_this;
         (sight.session, sight.put, sight.waits) = (None, None, None);
+        let now = Moment { monotonic: now, wall_micros: 0 };
         match sight.admission.look(&facts, marker.as_deref(), now, told_new, &nonce) {
             Step::Refuse(_) => {}
             Step::Put { from, to } => sight.put = Some((from, to)),
@@ -89,7 +90,7 @@ impl Admission {
                 g.knows_better |= self.rules.word_ends_with_admission;
                 sight.session = Some(marker);
                 if !self.rules.newest_marker_is_known {
-                    sight.admission = Decisions::new(self.identity(g.is_new).clone(), QUARANTINE);
+                    sight.admission = Decisions::new(self.identity(g.is_new).clone(), QUARANTINE, Duration::ZERO);
                 }
             }
         }

@@ -228,6 +228,7 @@ impl Site {
             rewritten: self.rewritten && rules.rewrite_is_noticed,
             replication_id: "0".repeat(40),
             was_replica: false,
+            time_micros: 0,
         }
     }
 

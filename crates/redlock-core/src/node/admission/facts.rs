@@ -25,6 +25,8 @@ pub struct Facts {
     pub replication_id: String,
     /// Whether this process has been a replica: then its data may be another node's, or lag behind.
     pub was_replica: bool,
+    /// Its wall clock, in microseconds since 1970; 0 when the node did not say.
+    pub time_micros: u64,
 }
 
 /// What a crash of a node would lose.
@@ -88,6 +90,7 @@ impl Facts {
             rewritten: rewriting || field("aof_rewrites") != "0",
             replication_id: field("master_replid").into(),
             was_replica: field("master_replid2").bytes().any(|byte| byte != b'0'),
+            time_micros: field("server_time_usec").parse().unwrap_or(0),
         }
     }
 
@@ -104,6 +107,7 @@ impl Facts {
             rewritten: false,
             replication_id: "c".repeat(40),
             was_replica: false,
+            time_micros: 0,
         }
     }
 

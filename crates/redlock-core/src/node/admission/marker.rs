@@ -120,10 +120,16 @@ pub fn marker_key(prefix: &str) -> String {
     format!("{{{prefix}}}:marker")
 }
 
+/// The key, in database 0, that says which database the cluster of a marker uses.
+pub fn database_key(prefix: &str, marker: &str) -> String {
+    format!("{{{prefix}}}:database:{}", ClusterConfig::node_set_of(marker).unwrap_or_default())
+}
+
 /// One node in one configuration: what its markers say.
 ///
-/// `v1:<node set>:<max_ttl_ms>:<node>:<run_id>:<state>.<number>`; the state is the word of a [`Doubt`] with a nonce, or
-/// `durable` or `volatile` with the number of evicted keys at admission, the replication id and a nonce, with dots between.
+/// `v1:<node set>:<max_ttl_ms>:<node>:<run_id>:<state>`; the state is `durable` or `volatile` with the number of evicted keys
+/// at admission, the replication id and a nonce, with dots between; or the word of a [`Doubt`] with a nonce, the replication
+/// id, and when it was put in milliseconds since 1970, by the node's clock and by the gateway's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NodeIdentity {
     cluster_config: ClusterConfig,
@@ -144,16 +150,17 @@ impl NodeIdentity {
     /// a command from before a loss of data must not find its marker standing again.
     pub fn admitting(&self, facts: &Facts, nonce: u64) -> String {
         let durable = if facts.durability == Durability::Durable { "durable" } else { "volatile" };
-        let text = self.text(&facts.run_id, durable, facts.evicted_keys);
-        format!("{text}.{}.{nonce:x}", short(&facts.replication_id))
+        format!("{}.{nonce:x}", self.text(facts, durable, facts.evicted_keys))
     }
 
-    pub(super) fn quarantining(&self, facts: &Facts, doubt: Doubt, nonce: u64) -> String {
-        self.text(&facts.run_id, doubt.word(), nonce)
+    pub(super) fn quarantining(&self, facts: &Facts, doubt: Doubt, wall_micros: u64, nonce: u64) -> String {
+        let (node_ms, wall_ms) = (facts.time_micros / 1_000, wall_micros / 1_000);
+        format!("{}.{node_ms:x}.{wall_ms:x}", self.text(facts, doubt.word(), nonce))
     }
 
-    fn text(&self, run_id: &str, state: &str, number: u64) -> String {
-        format!("{}{}:{run_id}:{state}.{number:x}", self.cluster_config.config, self.node)
+    fn text(&self, facts: &Facts, state: &str, number: u64) -> String {
+        let (config, node, run_id) = (&self.cluster_config.config, &self.node, &facts.run_id);
+        format!("{config}{node}:{run_id}:{state}.{number:x}.{}", short(&facts.replication_id))
     }
 }
 
@@ -220,24 +227,49 @@ pub(super) struct ParsedMarker<'a> {
 
 pub(super) enum State<'a> {
     Admitted { durable: bool, evicted_keys: u64, replication_id: &'a str },
-    Quarantined(Doubt),
+    Quarantined { doubt: Doubt, replication_id: &'a str, since: Since },
+}
+
+/// When a quarantine began, in milliseconds since 1970; 0 is unknown.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Since {
+    node_ms: u64,
+    wall_ms: u64,
+}
+
+impl Since {
+    /// How much of it has passed for certain: both clocks say so, and agree within D.
+    pub(super) fn passed(self, node_micros: u64, wall_micros: u64, clock_skew: Duration) -> Duration {
+        let by = |began: u64, now: u64| Some(now / 1_000).filter(|_| began > 0)?.checked_sub(began);
+        let (node, wall) = (by(self.node_ms, node_micros), by(self.wall_ms, wall_micros));
+        let (Some(node), Some(wall)) = (node, wall) else { return Duration::ZERO };
+        let agree = u128::from(node.abs_diff(wall)) <= clock_skew.as_millis();
+        if agree { Duration::from_millis(node.min(wall)) } else { Duration::ZERO }
+    }
 }
 
 impl<'a> ParsedMarker<'a> {
     pub(super) fn parse(rest: &'a str) -> Option<Self> {
         let mut parts = rest.split(':');
         let (node, run_id, state) = (parts.next()?, parts.next()?, parts.next()?);
-        let (word, numbers) = state.split_once('.')?;
-        let (number, rest) = numbers.split_once('.').map_or((numbers, None), |(number, rest)| (number, Some(rest)));
-        let number = u64::from_str_radix(number, 16).ok()?;
-        let state = match (word, rest) {
-            ("durable" | "volatile", Some(rest)) => {
-                let (replication_id, _nonce) = rest.split_once('.')?;
+        let mut words = state.split('.');
+        let word = words.next()?;
+        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+        let (number, replication_id) = (hex(words.next()?)?, words.next()?);
+        let last = hex(words.next()?)?;
+        let state = match (word, words.next()) {
+            ("durable" | "volatile", None) => {
                 State::Admitted { durable: word == "durable", evicted_keys: number, replication_id }
             }
-            (_, Some(_)) => return None,
-            (_, None) => State::Quarantined(Doubt::ALL.into_iter().find(|doubt| doubt.word() == word)?),
+            (_, Some(wall)) => {
+                let doubt = Doubt::ALL.into_iter().find(|doubt| doubt.word() == word)?;
+                State::Quarantined { doubt, replication_id, since: Since { node_ms: last, wall_ms: hex(wall)? } }
+            }
+            (_, None) => return None,
         };
+        if words.next().is_some() {
+            return None;
+        }
         parts.next().is_none().then_some(Self { node, run_id, state })
     }
 }

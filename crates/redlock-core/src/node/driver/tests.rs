@@ -35,12 +35,14 @@ impl Bench {
         let seams =
             Seams { clock: Arc::new(SystemClock), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) };
         let identity = ClusterConfig::new("a:1", MAX_TTL).identity("a:1");
-        let admission = Admission::new(identity, MAX_TTL).expecting_bootstrap(bootstrap);
+        let admission = Admission::new(identity, MAX_TTL, Duration::from_secs(2)).expecting_bootstrap(bootstrap);
         let settings = DriverSettings {
             call_deadline: DEADLINE,
             question_deadline: DEADLINE,
             max_clock_offset: Duration::from_secs(2),
             overlap_above: Duration::ZERO,
+        follows_name: true,
+        processes: Arc::default(),
         };
         let now = Instant::now();
         Self {
@@ -174,6 +176,63 @@ fn the_oldest_call_has_timed_out_and_those_behind_it_are_lost_with_the_connectio
     let lost = [(Reason::Timeout, Effect::Possible), (Reason::Down, Effect::Possible), (Reason::Down, Effect::None)];
     assert_eq!(bench.failures(), lost);
     assert_eq!(bench.state(), NodeState::Connecting);
+}
+
+/// An old process may live on behind connections that were opened before its name moved.
+#[test]
+fn a_process_votes_no_longer_when_its_name_leads_to_another() {
+    let mut bench = Bench::admitted(false);
+    let follow = |bench: &mut Bench| {
+        for _ in 0..4 {
+            let actions = bench.at_deadline();
+            let look = Look { facts: Facts::volatile_master(), marker: Some(bench.marker.clone()) };
+            bench.on(Event::Looked(Ok(look)));
+            bench.on(Event::Answered(Ok(answer(Vec::new()))));
+            if actions.contains(&Action::Follow) {
+                return;
+            }
+        }
+        panic!("the name is not followed");
+    };
+    let begin = bench.now;
+    let other = Facts { run_id: "b".repeat(40), ..Facts::volatile_master() };
+    for facts in [Ok(Facts::volatile_master()), Err(LinkError::broken("max number of clients reached"))] {
+        follow(&mut bench);
+        assert_eq!(bench.on(Event::Followed(facts.map(|facts| Look { facts, marker: None }))), []);
+    }
+    follow(&mut bench);
+    assert!(bench.now - begin <= NAME_IS_FOLLOWED_EVERY * 3);
+    let moved = Event::Followed(Ok(Look { facts: other, marker: None }));
+    assert_eq!(bench.on(moved), [Action::Disconnect]);
+    assert_eq!(bench.state(), NodeState::Connecting);
+}
+
+/// Its name may have moved while it waited, and the process that is there now waits no longer than this one.
+#[test]
+fn a_node_whose_wait_is_over_votes_on_a_connection_that_was_just_opened() {
+    let mut bench = Bench::new(false);
+    bench.connect();
+    bench.quarantined();
+    bench.now += NAME_IS_FOLLOWED_EVERY;
+    let admits = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&Facts::volatile_master(), 7);
+    bench.driver.tick(bench.now);
+    assert_eq!(bench.actions(), [Action::Look]);
+    assert_eq!(bench.sees(Some(&admits)), [Action::Disconnect, Action::Connect]);
+    assert_eq!(bench.on(Event::Connected(Ok(()))), [Action::Look]);
+    assert!(matches!(bench.sees(Some(&admits)).as_slice(), [Action::Load { .. }]));
+}
+
+/// Two database numbers, for instance.
+#[test]
+fn one_process_under_two_names_is_refused_under_the_second_whatever_its_marker() {
+    let (mut first, mut second) = (Bench::new(false), Bench::new(false));
+    first.driver.settings.processes.claim(&"b:2".into(), &Facts::volatile_master().run_id).unwrap();
+    first.connect();
+    assert_eq!(first.sees(None), [Action::Disconnect]);
+    assert_eq!(first.state(), NodeState::Refused);
+    assert!(first.driver.status().borrow().detail.contains("answers as b:2 too"));
+    second.connect();
+    second.quarantined();
 }
 
 #[test]

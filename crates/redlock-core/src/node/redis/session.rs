@@ -30,7 +30,7 @@ use super::settings::RedisSettings;
 #[cfg(feature = "tls")]
 use super::tls;
 use super::url::RedisUrl;
-use crate::node::admission::{Facts, SETTINGS, marker_key};
+use crate::node::admission::{Facts, SETTINGS, database_key, marker_key};
 use crate::node::link::{
     Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, Subscription, Swapped,
 };
@@ -203,12 +203,21 @@ impl Session for RedisSession {
 
     fn swap_marker(&self, MarkerSwap { run_id, from, to }: MarkerSwap) -> Answering<Swapped> {
         let (client, key) = (self.client.clone(), marker_key(self.prefix()));
+        let database = self.target.0.url.database.unwrap_or_default().to_string();
+        let database_key = database_key(self.prefix(), &to);
         async move {
-            match client.eval(scripts::ADMIT, vec![key], vec![run_id, from.unwrap_or_default(), to]).await? {
-                1 => Ok(Swapped::Done),
-                2 => Ok(Swapped::OtherMarker),
-                3 => Ok(Swapped::OtherProcess),
-                other => Err(error(format!("the admission script answered {other}, which it cannot"))),
+            let keys = vec![key, database_key.clone()];
+            let arguments = vec![run_id, from.unwrap_or_default(), to, database.clone()];
+            match client.eval(scripts::ADMIT, keys, arguments).await? {
+                Value::Integer(1) => Ok(Swapped::Done),
+                Value::Integer(2) => Ok(Swapped::OtherMarker),
+                Value::Integer(3) => Ok(Swapped::OtherProcess),
+                Value::String(used) => Err(LinkError {
+                    kind: LinkErrorKind::Refused,
+                    detail: format!("the cluster uses database {used} here (its key {database_key}), not {database}"),
+                    remedy: Some(Remedy::UseOneDatabase),
+                }),
+                other => Err(error(format!("the admission script answered {other:?}, which it cannot"))),
             }
         }
         .boxed()

@@ -1,10 +1,12 @@
 //! What a real master's link and worker are told.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(feature = "tls")]
 use super::tls::TlsSettings;
 use crate::node::NodeSettings;
+use crate::node::Processes;
 use crate::node::admission::ClusterConfig;
 
 /// A question or call that takes longer, or longer than twice the node time-out, ends the session: rounds have given up
@@ -24,6 +26,8 @@ pub struct RedisSettings {
     pub(crate) cluster_config: ClusterConfig,
     /// How long rounds wait for the node.
     pub(crate) node_timeout: Duration,
+    /// Shared by the masters of one gateway.
+    pub(crate) processes: Arc<Processes>,
     /// What all gateways call the node in its marker; its address when `None`.
     pub node_name: Option<String>,
     /// Whether an operator says that the cluster is brand-new, see [`Redlock::bootstrap`](crate::Redlock::bootstrap).

@@ -90,9 +90,11 @@ async fn admitted(link: &Told) -> RemoteNode {
         question_deadline: Duration::from_secs(1),
         max_clock_offset: Duration::from_secs(2),
         overlap_above: Duration::ZERO,
+        follows_name: true,
+        processes: Arc::default(),
     };
     let seams = Seams { clock: Arc::new(SystemClock), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) };
-    let admission = Admission::new(ClusterConfig::new("a:1", MAX_TTL).identity("a:1"), MAX_TTL);
+    let admission = Admission::new(ClusterConfig::new("a:1", MAX_TTL).identity("a:1"), MAX_TTL, Duration::from_secs(2));
     let node = RemoteNode::start("a:1", Arc::new(link.clone()), admission, 8, settings, seams);
     node.status().wait_for(|status| status.state == NodeState::Admitted).await.expect("it lives");
     node
