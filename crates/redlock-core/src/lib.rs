@@ -92,6 +92,7 @@
 //! | `extend` | with healing: an extended lock is set again where it was lost | who asked |
 //! | `release` | carries out the plan of a hand-off: release, ask again for the next waiter, tell others | whose turn it is |
 //! | `inspect`, `list` | for people | that locks are acquired |
+//! | `adoption` | a master that has forgotten its locks is told by the others | rounds, who holds what |
 //! | `bootstrap` | the first start of a cluster | locks |
 //! | [`reconfigure`] | the operator's way from one configuration to another | locks |
 //! | `wait` | the queue of waiters of each lock, fairness between processes, the plan of a hand-off | votes, nodes, [`Redlock`] |
@@ -114,6 +115,7 @@
 #![warn(missing_docs)]
 
 mod acquire;
+mod adoption;
 #[doc = include_str!("../ARCHITECTURE.md")]
 pub mod architecture {}
 mod bootstrap;

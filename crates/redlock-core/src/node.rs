@@ -54,6 +54,7 @@ mod status;
 pub mod worker;
 
 pub use self::hint::Hint;
+use self::link::Link;
 pub use self::observer::{HandOver, NoObserver, Observer, Seams};
 pub use self::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 pub use self::processes::Processes;
@@ -98,6 +99,17 @@ pub trait Node: Send + Sync + 'static {
     /// All nodes were looked at, and the cluster is brand-new: a node that is quarantined as new is admitted at once.
     /// Does nothing to any other node.
     fn confirm_bootstrap(&self) {}
+
+    /// The way to it, for what is no lock operation; `None` for a node of this process.
+    fn link(&self) -> Option<Arc<dyn Link>> {
+        None
+    }
+
+    /// It was given back all that counts of what it had forgotten, while this marker of its quarantine stood: it need not
+    /// wait any longer.
+    fn adopted(&self, marker: &str) {
+        let _ = marker;
+    }
 }
 
 /// An operation with its deadline and its return address, see [`Node::submit`].

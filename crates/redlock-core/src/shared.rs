@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::adoption::{self, Adoptions};
 use crate::clock::HybridClock;
 use crate::error::{LockError, NodeAnswer, NodeReport};
 use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
@@ -27,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) tokens: HybridClock,
     pub(crate) pending: Arc<PendingReleases>,
     pub(crate) fairness: Arc<Fairness>,
+    /// Ends with this.
+    _adoptions: Adoptions,
 }
 
 impl Shared {
@@ -43,7 +46,8 @@ impl Shared {
         let pending = PendingReleases::start(&nodes, seams.observer.clone(), life);
         let tokens = HybridClock::new(seams.clock.clone(), settings.node.max_clock_offset);
         let fairness = Arc::new(Fairness::new(seams.entropy.as_ref()));
-        Ok(Arc::new(Self { nodes: nodes.into(), quorum, settings, seams, tokens, pending, fairness }))
+        let _adoptions = adoption::start(&nodes, quorum, &settings, &seams);
+        Ok(Arc::new(Self { nodes: nodes.into(), quorum, settings, seams, tokens, pending, fairness, _adoptions }))
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {
@@ -58,6 +62,13 @@ impl Shared {
     /// Never above a tenth of the TTL, so that a round with hung nodes leaves most of the lease.
     pub(crate) fn round_limit(&self, ttl: Ttl) -> Duration {
         self.settings.node_timeout.min(ttl.duration() / 10)
+    }
+
+    /// Whether the answers to what was begun then count. Later, a master that has forgotten its vote may have been given back
+    /// what others had told before theirs.
+    pub(crate) fn counts(&self, started: Duration) -> bool {
+        let longest = adoption::longest_round(self.settings.node.max_clock_offset);
+        self.seams.clock.monotonic().saturating_sub(started) <= longest
     }
 
     /// Asks all nodes what they have of a lock.

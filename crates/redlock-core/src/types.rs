@@ -95,6 +95,9 @@ impl Owner {
     /// Characters of the stored text.
     pub const TEXT_LEN: usize = 2 * Self::LEN;
 
+    /// No request's: nobody can extend or release what has it.
+    pub const NOBODY: Self = Self([b'0'; Self::TEXT_LEN]);
+
     /// An owner from raw bytes, which must come from a cryptographic generator.
     pub fn from_bytes(raw: [u8; Self::LEN]) -> Self {
         let mut text = [0; Self::TEXT_LEN];

@@ -43,6 +43,7 @@ enum Kind {
     Memory,
     GatewayStop,
     Freeze,
+    Name,
 }
 
 impl Stage {
@@ -62,6 +63,7 @@ impl Stage {
             (Kind::Memory, faults.memory),
             (Kind::GatewayStop, faults.gateway_stop),
             (Kind::Freeze, faults.freeze),
+            (Kind::Name, faults.name),
         ];
         for (kind, gap) in kinds {
             if let Some(gap) = gap {
@@ -78,6 +80,7 @@ impl Stage {
             master.clock.set_offset(0);
             master.promote();
             master.limit_sets(None);
+            master.end_former();
             master.start(Left::All, false);
             master.go_on(&mut chance);
         }
@@ -106,6 +109,7 @@ impl Stage {
                 Kind::Memory => self.memory(&mut chance),
                 Kind::GatewayStop => self.gateway_stop(&mut chance),
                 Kind::Freeze => self.freeze(&mut chance).await,
+                Kind::Name => self.name(&mut chance),
             }
         }
     }
@@ -249,6 +253,19 @@ impl Stage {
             sleep(pause).await;
             stage.masters[victim].promote();
             stage.note(format!("n{victim}"), "is a master again");
+        });
+    }
+
+    /// For longer than gateways take to notice.
+    fn name(&self, chance: &mut Chance) {
+        let victim = chance.below(self.masters.len() as u64) as usize;
+        self.masters[victim].move_name();
+        self.note(format!("n{victim}"), "is another process from now on; open connections lead to the old one");
+        let (stage, pause) = (self.clone(), chance.millis(100, 12_000));
+        tokio::spawn(async move {
+            sleep(pause).await;
+            stage.masters[victim].end_former();
+            stage.note(format!("n{victim}"), "the old process is gone");
         });
     }
 

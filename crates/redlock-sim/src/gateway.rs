@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use redlock_core::node::admission::{Admission, ClusterConfig};
+use redlock_core::node::link::Link;
 use redlock_core::node::worker::{DriverSettings, RemoteNode};
 use redlock_core::node::{
     HandOver, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Reply, Task, Vote,
@@ -242,6 +243,14 @@ impl Node for SimNode {
 
     fn confirm_bootstrap(&self) {
         self.remote.confirm_bootstrap();
+    }
+
+    fn link(&self) -> Option<Arc<dyn Link>> {
+        self.remote.link()
+    }
+
+    fn adopted(&self, marker: &str) {
+        self.remote.adopted(marker);
     }
 }
 

@@ -4,10 +4,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use redlock_core::node::link::{
-    Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, Subscription, Swapped,
+    Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, StoredPage, Subscription,
+    Swapped,
 };
 use redlock_core::node::{Hint, Task};
 use tokio::sync::{mpsc, oneshot};
@@ -156,6 +158,29 @@ impl Session for SimSession {
         async {
             match answer.await? {
                 Reply::Swapped(swapped) => Ok(swapped),
+                _ => Err(confused()),
+            }
+        }
+        .boxed()
+    }
+
+    fn stored(&self, _cursor: Option<Bytes>) -> Answering<StoredPage> {
+        let answer = ask(&self.link.master, &self.connection, Question::Stored);
+        async {
+            match answer.await? {
+                Reply::Stored(stored) => Ok(StoredPage { stored, next: None }),
+                _ => Err(confused()),
+            }
+        }
+        .boxed()
+    }
+
+    fn adopt(&self, adoption: Adoption) -> Answering<bool> {
+        self.link.note(format!("gives {} locks back", adoption.changes.len()));
+        let answer = ask(&self.link.master, &self.connection, Question::Adopt(adoption));
+        async {
+            match answer.await? {
+                Reply::Adopted(adopted) => Ok(adopted),
                 _ => Err(confused()),
             }
         }

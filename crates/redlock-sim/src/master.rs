@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redlock_core::clock::Clock;
 use redlock_core::node::admission::{Durability, Facts};
-use redlock_core::node::link::{Answer, MarkerSwap, Swapped};
+use redlock_core::node::link::{Adoption, Answer, MarkerSwap, Stored, Swapped};
 use redlock_core::node::memory::{MemoryNode, Snapshot};
 use redlock_core::node::{Effect, Failure, Hint, Keys, NodeSettings, Op, Reason, ReleaseScope, Rules, Vote};
 use redlock_core::types::LockName;
@@ -41,6 +41,10 @@ pub enum Question {
     Look,
     /// Put one marker in the place of another.
     Swap(MarkerSwap),
+    /// The locks that it stores.
+    Stored,
+    /// Give locks back.
+    Adopt(Adoption),
     /// Lock operations, under the marker that admits the gateway; one script call, so nothing comes between them.
     Call { marker: String, ops: Vec<Arc<Op>> },
     /// From now on, what is published.
@@ -54,6 +58,10 @@ pub enum Reply {
     Seen(Facts, Option<String>),
     /// To `Swap`.
     Swapped(Swapped),
+    /// To `Stored`.
+    Stored(Vec<Stored>),
+    /// To `Adopt`.
+    Adopted(bool),
     /// To `Call`.
     Answer(Answer),
     /// To `Call`: the script is not known, another process of this master answers.
@@ -85,6 +93,7 @@ pub struct Master {
     pub index: u8,
     pub clock: Arc<SimClock>,
     memory: MemoryNode,
+    settings: NodeSettings,
     marker_is_checked: bool,
     recorder: Arc<Recorder>,
     process: Mutex<Process>,
@@ -101,6 +110,8 @@ struct Process {
     is_replica: bool,
     was_replica: bool,
     promotions: u64,
+    /// The process that had the name before and still has connections, with its data.
+    former: Option<(u64, Arc<MemoryNode>)>,
     connections: Vec<Weak<Connection>>,
     listeners: Vec<(Weak<Connection>, mpsc::UnboundedSender<Hint>)>,
 }
@@ -115,7 +126,8 @@ impl Master {
         recorder: Arc<Recorder>,
     ) -> Self {
         let marker_is_checked = rules.marker_is_checked;
-        let memory = MemoryNode::new(format!("n{index}"), clock.clone(), settings.with_rules(rules));
+        let settings = settings.with_rules(rules);
+        let memory = MemoryNode::new(format!("n{index}"), clock.clone(), settings);
         memory.wipe();
         let process = Process {
             run: 1,
@@ -127,10 +139,11 @@ impl Master {
             is_replica: false,
             was_replica: false,
             promotions: 0,
+            former: None,
             connections: Vec::new(),
             listeners: Vec::new(),
         };
-        Self { index, clock, memory, marker_is_checked, recorder, process: Mutex::new(process) }
+        Self { index, clock, memory, settings, marker_is_checked, recorder, process: Mutex::new(process) }
     }
 
     /// The process that would accept a connection now.
@@ -157,6 +170,10 @@ impl Master {
         if !process.up {
             return;
         }
+        if let Some((run, memory)) = process.former.clone().filter(|(run, _)| *run == arrival.connection.run) {
+            drop(process);
+            return self.serve(arrival, run, &memory);
+        }
         if process.run != arrival.connection.run {
             // Something between the two (a proxy, a client's own reconnect) led it to the new process.
             drop(process);
@@ -169,8 +186,36 @@ impl Master {
             process.backlog.push(arrival);
             return;
         }
+        let run = process.run;
         drop(process);
-        self.serve(arrival);
+        self.serve(arrival, run, &self.memory);
+    }
+
+    /// Its name leads to another process from now on, which has no data. Connections that are open lead to the old one.
+    pub fn move_name(&self) {
+        let mut process = self.process();
+        if !process.up || process.stopped {
+            return;
+        }
+        let memory = MemoryNode::new(format!("former n{}", self.index), self.clock.clone(), self.settings);
+        memory.restore(self.memory.snapshot());
+        process.former = Some((process.run, Arc::new(memory)));
+        process.run += 1;
+        (process.durable, process.was_replica) = (false, false);
+        self.memory.wipe();
+        self.recorder.loss(self.index);
+        self.recorder.situation("names that moved");
+    }
+
+    /// The process that had the name before ends.
+    pub fn end_former(&self) {
+        let mut process = self.process();
+        let Some((run, _)) = process.former.take() else { return };
+        let connections: Vec<_> = process.connections.iter().filter_map(Weak::upgrade).collect();
+        drop(process);
+        for connection in connections.iter().filter(|connection| connection.run == run) {
+            connection.end("the connection was closed by the node");
+        }
     }
 
     /// SIGSTOP.
@@ -182,6 +227,7 @@ impl Master {
     pub fn go_on(&self, chance: &mut Chance) {
         let mut process = self.process();
         process.stopped = false;
+        let run = process.run;
         let mut queues: BTreeMap<u64, Vec<Arrival>> = BTreeMap::new();
         for arrival in process.backlog.drain(..) {
             queues.entry(arrival.connection.id).or_default().push(arrival);
@@ -191,7 +237,7 @@ impl Master {
         while !queues.is_empty() {
             let turn = chance.below(queues.len() as u64) as usize;
             match queues[turn].next() {
-                Some(arrival) => self.serve(arrival),
+                Some(arrival) => self.serve(arrival, run, &self.memory),
                 None => drop(queues.swap_remove(turn)),
             }
         }
@@ -200,7 +246,7 @@ impl Master {
     /// kill -9. Gateways notice after a while, each at its own time.
     pub fn crash(&self, chance: &mut Chance) {
         let mut process = self.process();
-        (process.up, process.stopped) = (false, false);
+        (process.up, process.stopped, process.former) = (false, false, None);
         process.backlog.clear();
         process.listeners.clear();
         let connections = std::mem::take(&mut process.connections);
@@ -303,23 +349,34 @@ impl Master {
         }
     }
 
-    fn serve(&self, arrival: Arrival) {
+    fn serve(&self, arrival: Arrival, run: u64, memory: &MemoryNode) {
         let reply = match &arrival.question {
-            Question::Look => Reply::Seen(self.facts(), self.memory.marker()),
+            Question::Look => Reply::Seen(self.facts(run), memory.marker()),
             Question::Swap(MarkerSwap { run_id, from, to }) => {
-                Reply::Swapped(if *run_id != run_id_of(self.index, self.process().run) {
+                Reply::Swapped(if *run_id != run_id_of(self.index, run) {
                     Swapped::OtherProcess
-                } else if self.memory.swap_marker(from.as_deref(), to) {
+                } else if memory.swap_marker(from.as_deref(), to) {
                     Swapped::Done
                 } else {
                     Swapped::OtherMarker
                 })
             }
+            Question::Stored => Reply::Stored(memory.stored(KEY_PREFIX)),
+            Question::Adopt(adoption) => {
+                let adopted = memory.adopt(KEY_PREFIX, adoption);
+                if adopted {
+                    self.recorder.situation("adoptions");
+                    if adoption.changes.iter().any(|(_, put)| put.is_some()) {
+                        self.recorder.situation("locks given back");
+                    }
+                }
+                Reply::Adopted(adopted)
+            }
             Question::Call { marker, ops } => {
-                let is_admitted = !self.marker_is_checked || self.memory.marker().as_deref() == Some(marker);
+                let is_admitted = !self.marker_is_checked || memory.marker().as_deref() == Some(marker);
                 let time_micros = Some(self.clock.wall_micros() as i64);
-                let votes = ops.iter().map(|op| self.execute(marker, op, &arrival.connection)).collect();
-                let write_error = (ops.is_empty() && self.memory.is_full()).then(|| "OOM no memory left".to_owned());
+                let votes = ops.iter().map(|op| self.execute(memory, marker, op, &arrival.connection)).collect();
+                let write_error = (ops.is_empty() && memory.is_full()).then(|| "OOM no memory left".to_owned());
                 Reply::Answer(Answer { votes, time_micros, is_admitted, write_error })
             }
             Question::Listen(listener) => {
@@ -330,14 +387,14 @@ impl Master {
         arrival.connection.answer(reply, arrival.answer);
     }
 
-    fn execute(&self, marker: &str, op: &Op, connection: &Connection) -> Vote {
+    fn execute(&self, memory: &MemoryNode, marker: &str, op: &Op, connection: &Connection) -> Vote {
         let writes = !matches!(op, Op::Inspect { .. } | Op::Scan { .. });
         let vote = if writes && self.process().is_replica {
             self.recorder.situation("READONLY");
             let detail = "READONLY You can't write against a read only replica.".into();
             Vote::Failed(Failure { reason: Reason::Error, effect: Effect::Possible, detail })
         } else {
-            self.memory.run_with(marker, op)
+            memory.run_with(marker, op)
         };
         if matches!(&vote, Vote::Failed(failure) if failure.detail.starts_with("OOM")) {
             self.recorder.situation("out of memory");
@@ -385,11 +442,11 @@ impl Master {
         }
     }
 
-    fn facts(&self) -> Facts {
+    fn facts(&self, run: u64) -> Facts {
         let process = self.process();
         let durability = if process.durable { Durability::Durable } else { Durability::Volatile("appendonly no") };
         Facts {
-            run_id: run_id_of(self.index, process.run),
+            run_id: run_id_of(self.index, run),
             version: "7.4.0".into(),
             role: if process.is_replica { "slave" } else { "master" }.into(),
             policy: "noeviction".into(),
@@ -399,7 +456,7 @@ impl Master {
             was_replica: process.was_replica,
             time_micros: self.clock.wall_micros(),
             // The part that is looked at comes first.
-            replication_id: format!("{:08x}", process.run << 8 | process.promotions),
+            replication_id: format!("{:08x}", run << 8 | process.promotions),
         }
     }
 

@@ -34,6 +34,8 @@ pub struct Faults {
     pub crash: Option<Duration>,
     /// FLUSHALL.
     pub flush: Option<Duration>,
+    /// The name of a master moves to another process, while connections still lead to the old one.
+    pub name: Option<Duration>,
     /// A master is stopped for a while.
     pub stop: Option<Duration>,
     /// A master's wall clock jumps.
@@ -98,8 +100,10 @@ pub struct Plan {
     pub faults: Faults,
 }
 
-/// The longest TTL in all histories, so that quarantines are a matter of seconds.
+/// The longest TTL in most histories, so that quarantines are a matter of seconds.
 const MAX_TTL: Duration = Duration::from_secs(3);
+/// In the others a quarantine lasts for most of the history, but for masters that are given back what they forgot.
+const LONG_MAX_TTL: Duration = Duration::from_secs(40);
 
 /// Milliseconds that no answer takes.
 const NEVER: u64 = 1_000_000;
@@ -125,6 +129,7 @@ impl Plan {
             memory: fault(30, 4_000, 15_000),
             gateway_stop: fault(30, 4_000, 15_000),
             freeze: fault(30, 6_000, 25_000),
+            name: fault(25, 8_000, 25_000),
         };
         // A client of another library does not wait for masters that lost their data, so neither does what excludes it.
         let foreign_clients = if chance.percent(15) { 2 } else { 0 };
@@ -132,6 +137,7 @@ impl Plan {
         let faults = Faults {
             crash: faults.crash.filter(|_| forgets),
             flush: faults.flush.filter(|_| forgets),
+            name: faults.name.filter(|_| forgets),
             replica: faults.replica.filter(|_| forgets),
             ..faults
         };
@@ -147,7 +153,7 @@ impl Plan {
             names: chance.between(2, 4) as u8,
             keyed_percent: 35,
             length: Duration::from_secs(60),
-            max_ttl: MAX_TTL,
+            max_ttl: chance.pick(&[MAX_TTL, MAX_TTL, LONG_MAX_TTL]),
             skew: chance.pick(&[500, 700, 1_000]).millis(),
             node_timeout: Duration::from_millis(50),
             overlap_above: chance.pick(&[NEVER, NEVER, 0, 8]).millis(),
@@ -175,6 +181,7 @@ impl Plan {
             foreign_clients: 0,
             bootstrap_cuts: false,
             names: 1,
+            max_ttl: MAX_TTL,
             keyed_percent: 0,
             latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 6), spike_percent: 0, spike_ms: 0 },
             faults: Faults::default(),
@@ -206,6 +213,7 @@ impl Plan {
             foreign_clients: 0,
             bootstrap_cuts: false,
             names: chance.pick(&[1, 1, 2]),
+            max_ttl: MAX_TTL,
             keyed_percent: 10,
             waiting_percent: 95,
             length: Duration::from_secs(20),
@@ -226,6 +234,7 @@ impl Plan {
             foreign_clients: 0,
             gateways: 4,
             clients: 8,
+            max_ttl: MAX_TTL,
             length: Duration::from_secs(35),
             faults: Faults { stop, master_clock, cut, death, gateway_clock, ..Faults::default() },
             ..storm

@@ -25,12 +25,16 @@ pub enum Rule {
     MarkerIsChecked,
     /// A node whose memory of locks is doubtful is quarantined before it votes.
     QuarantineIsWaited,
+    /// A node whose quarantine is cut short was given back what the others know of the locks that it forgot.
+    ForgottenIsGivenBack,
+    /// A process votes no longer when its name leads to another one.
+    NameIsFollowed,
     /// A successful extension sets the lock again on nodes that lost it.
     MissingIsHealed,
 }
 
 impl Rule {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::LockIsKept,
         Self::ReleaseIsABarrier,
         Self::ReleaseKeepsNewer,
@@ -39,6 +43,8 @@ impl Rule {
         Self::FenceIsChecked,
         Self::MarkerIsChecked,
         Self::QuarantineIsWaited,
+        Self::ForgottenIsGivenBack,
+        Self::NameIsFollowed,
         Self::MissingIsHealed,
     ];
 
@@ -53,6 +59,8 @@ impl Rule {
             Self::FenceIsChecked => "fence-is-checked",
             Self::MarkerIsChecked => "marker-is-checked",
             Self::QuarantineIsWaited => "quarantine-is-waited",
+            Self::ForgottenIsGivenBack => "forgotten-is-given-back",
+            Self::NameIsFollowed => "name-is-followed",
             Self::MissingIsHealed => "missing-is-healed",
         }
     }
@@ -69,6 +77,8 @@ impl Rule {
             Self::FenceIsChecked => &mut rules.fence_is_checked,
             Self::MarkerIsChecked => &mut rules.marker_is_checked,
             Self::QuarantineIsWaited => &mut rules.quarantine_is_waited,
+            Self::ForgottenIsGivenBack => &mut rules.forgotten_is_given_back,
+            Self::NameIsFollowed => &mut rules.name_is_followed,
             Self::MissingIsHealed => &mut rules.missing_is_healed,
         };
         *rule = false;

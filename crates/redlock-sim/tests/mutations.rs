@@ -59,6 +59,16 @@ fn without_the_quarantine() {
 }
 
 #[test]
+fn without_giving_back_what_was_forgotten() {
+    is_missed(Rule::ForgottenIsGivenBack, "storm", Plan::storm, &SAFETY);
+}
+
+#[test]
+fn without_following_names() {
+    is_missed(Rule::NameIsFollowed, "storm", Plan::storm, &SAFETY);
+}
+
+#[test]
 fn without_healing() {
     is_missed(Rule::MissingIsHealed, "rolling", |seed| Plan::rolling(seed, false), &[Demand::Kept]);
 }

@@ -135,7 +135,7 @@ impl Attempt {
             match outcome.decision {
                 Decision::Yes => {
                     let mut lease = shared.lease(*token, self.params.ttl, self.started, &outcome);
-                    if lease.validity(shared.seams.clock.monotonic()).is_none() {
+                    if !shared.counts(self.started) || lease.validity(shared.seams.clock.monotonic()).is_none() {
                         let error = LockError::NoQuorum(shared.reports(&outcome));
                         return Err(self.failed(error, false));
                     }

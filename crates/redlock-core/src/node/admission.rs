@@ -72,6 +72,15 @@ impl Moment {
     }
 }
 
+/// Why a quarantine need not be waited to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Early {
+    /// The operator's word that the cluster is new, confirmed by looking at all nodes: for a new node.
+    BrandNew,
+    /// The node was given back what it had forgotten.
+    Adopted,
+}
+
 /// What to do next with a node that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -133,14 +142,13 @@ impl Admission {
     }
 
     /// The step that follows from what a node said and which marker stood there. `now` was read after the answers came.
-    /// `brand_new` is the operator's word, confirmed by looking at all nodes: it ends the
-    /// quarantine of a new node.
+    /// `early` is what was said of exactly this marker's quarantine.
     pub fn look(
         &mut self,
         facts: &Facts,
         marker: Option<&str>,
         now: Moment,
-        brand_new: bool,
+        early: Option<Early>,
         entropy: &dyn Entropy,
     ) -> Step {
         if let Some(diagnosis) = facts.unfit() {
@@ -209,7 +217,12 @@ impl Admission {
                 let passed = || since.passed(facts.time_micros, now.wall_micros, self.clock_skew).min(self.quarantine);
                 let ends = || (stands.to_owned(), now.monotonic + self.quarantine - passed());
                 let until = self.seen.get_or_insert_with(ends).1;
-                if now.monotonic >= until || (brand_new && doubt == Doubt::New) {
+                let ends_early = match early {
+                    Some(Early::Adopted) => true,
+                    Some(Early::BrandNew) => doubt == Doubt::New,
+                    None => false,
+                };
+                if now.monotonic >= until || ends_early {
                     admit()
                 } else {
                     Step::Wait { until, doubt, diagnosis: doubt.diagnosis(&facts.durability) }
@@ -276,7 +289,7 @@ mod tests {
         }
 
         fn look(&mut self, facts: &Facts, at: u64) -> Step {
-            self.admission.look(facts, self.marker.as_deref(), moment(at), false, &OsEntropy)
+            self.admission.look(facts, self.marker.as_deref(), moment(at), None, &OsEntropy)
         }
 
         /// Looks and puts markers until there is something else to do.
@@ -369,7 +382,7 @@ mod tests {
     #[test]
     fn the_word_of_an_operator_admits_a_new_node_and_no_other() {
         let told = |node: &mut Bench| {
-            node.admission.look(&volatile(), node.marker.as_deref(), Moment::default(), true, &OsEntropy)
+            node.admission.look(&volatile(), node.marker.as_deref(), Moment::default(), Some(Early::BrandNew), &OsEntropy)
         };
         let mut new = Bench::new(None);
         new.admission = new.admission.expecting_bootstrap(true);
@@ -399,7 +412,7 @@ mod tests {
         let mut restarted = admitted(&volatile());
         let next = Facts { run_id: NEXT_RUN.into(), ..volatile() };
         restarted.assert_waits(&next, 0, 305, Doubt::Restarted);
-        let step = restarted.admission.look(&next, restarted.marker.as_deref(), Moment::default(), true, &OsEntropy);
+        let step = restarted.admission.look(&next, restarted.marker.as_deref(), Moment::default(), Some(Early::BrandNew), &OsEntropy);
         assert!(matches!(step, Step::Wait { .. }), "{step:?}");
     }
 

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Task;
-use super::admission::{Admission, Doubt, Facts, Moment, NAME_IS_FOLLOWED_EVERY, Step};
+use super::admission::{Admission, Doubt, Early, Facts, Moment, NAME_IS_FOLLOWED_EVERY, Step};
 use super::calls::{Call, Calls, fail_all, is_scan};
 use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
 use super::observer::Seams;
@@ -90,6 +90,8 @@ pub(super) enum Event {
     Closed(String),
     /// An operator's word that the cluster is brand-new was confirmed by looking at all nodes.
     BootstrapConfirmed,
+    /// While this marker stood, the node was given back what it had forgotten.
+    Adopted(String),
 }
 
 /// What is to be done with the connection.
@@ -170,6 +172,8 @@ pub(super) struct Driver {
     pause: Duration,
     /// The quarantine marker that was last reported.
     reported: Option<String>,
+    /// The quarantine marker under which the node was given back what it had forgotten.
+    adopted: Option<String>,
     /// The quarantine marker of which it was confirmed that the node is new. A connection that breaks must not lose the word.
     bootstrap_confirmed: Option<String>,
     /// Markers put since the last quarantine or connection.
@@ -198,6 +202,7 @@ impl Driver {
             connected: now,
             pause: BACKOFF.0,
             reported: None,
+            adopted: None,
             bootstrap_confirmed: None,
             puts: 0,
             calls,
@@ -301,6 +306,13 @@ impl Driver {
                 }
                 Ok(())
             }
+            Event::Adopted(marker) => {
+                self.adopted = Some(marker);
+                if let Phase::Quarantined { .. } = self.phase {
+                    self.ask(Action::Look, now);
+                }
+                Ok(())
+            }
             Event::Connected(Err(error))
             | Event::Looked(Err(error))
             | Event::Swapped(Err(error))
@@ -326,8 +338,13 @@ impl Driver {
             return Err(Outage::Unfit(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
         }
         let seen = Moment::of(self.report.seams.clock.as_ref());
-        let bootstrap = marker.is_some() && self.bootstrap_confirmed == marker;
-        match self.admission.look(&facts, marker.as_deref(), seen, bootstrap, self.report.seams.entropy.as_ref()) {
+        let is_of = |word: &Option<String>| marker.is_some() && *word == marker;
+        let early = match () {
+            () if is_of(&self.adopted) => Some(Early::Adopted),
+            () if is_of(&self.bootstrap_confirmed) => Some(Early::BrandNew),
+            () => None,
+        };
+        match self.admission.look(&facts, marker.as_deref(), seen, early, self.report.seams.entropy.as_ref()) {
             Step::Refuse(diagnosis) => return Err(Outage::Unfit(diagnosis)),
             Step::Put { from, to } => {
                 self.puts += 1;
@@ -341,9 +358,8 @@ impl Driver {
                 self.puts = 0;
                 let left = until.saturating_sub(seen.monotonic);
                 // What was said of one quarantine does not count for another.
-                let is_new = self.reported != marker;
+                self.report.quarantined(&diagnosis, doubt, left, marker.as_deref());
                 self.reported = marker;
-                self.report.quarantined(&diagnosis, doubt, left, is_new);
                 let poll = if doubt == Doubt::New { POLL_NEW } else { POLL };
                 self.phase = Phase::Quarantined { until: now + left.min(poll).max(Duration::from_millis(1)) };
             }
@@ -367,7 +383,7 @@ impl Driver {
         serving.look_until = None;
         self.report.evictions(facts.evicted_keys);
         let seen = Moment::of(self.report.seams.clock.as_ref());
-        match self.admission.look(facts, marker, seen, false, self.report.seams.entropy.as_ref()) {
+        match self.admission.look(facts, marker, seen, None, self.report.seams.entropy.as_ref()) {
             Step::Admit { marker } if marker == serving.marker => Ok(()),
             Step::Refuse(diagnosis) => Err(Outage::Unfit(diagnosis)),
             Step::Admit { .. } | Step::Put { .. } | Step::Wait { .. } => {
@@ -390,7 +406,7 @@ impl Driver {
         let Phase::Loading { facts, marker, .. } = phase else {
             unreachable!("only a script that was asked for is loaded")
         };
-        self.report.admitted(&facts);
+        self.report.admitted(&facts, &marker);
         self.phase = Phase::Serving(Serving {
             since: now,
             run_id: facts.run_id,

@@ -6,6 +6,8 @@
 //!
 //! Deadlines are the driver's. A future of a session that is dropped unfinished may have been sent, and may still run.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
@@ -13,7 +15,9 @@ use super::Task;
 use super::admission::Facts;
 use super::hint::Hint;
 use super::op::Vote;
+use super::record::Record;
 use super::status::{Diagnosis, Remedy};
+use crate::types::LockName;
 
 /// What a link answers, once it does.
 pub type Answering<T> = BoxFuture<'static, Result<T, LinkError>>;
@@ -35,6 +39,12 @@ pub trait Session: Send + 'static {
 
     /// Puts one marker in the place of another, in one step, if the process is the one that was looked at.
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped>;
+
+    /// A page of the locks that are stored, other clients' too; those without expiry are left out.
+    fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage>;
+
+    /// Changes locks, all or none, if that marker stands; false when another one does.
+    fn adopt(&self, adoption: Adoption) -> Answering<bool>;
 
     /// The master's wall clock, in microseconds since 1970.
     fn time_micros(&self) -> Answering<i64>;
@@ -78,6 +88,46 @@ pub struct MarkerSwap {
     pub from: Option<String>,
     /// What shall stand.
     pub to: String,
+}
+
+/// A lock as a master stores it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// Its name.
+    pub name: LockName,
+    /// Whose it is.
+    pub record: Record,
+    /// For how long.
+    pub expires_in: Duration,
+}
+
+/// A page of what a master stores.
+#[derive(Debug, Default)]
+pub struct StoredPage {
+    /// The locks.
+    pub stored: Vec<Stored>,
+    /// Where the next page begins; `None` at the end.
+    pub next: Option<Bytes>,
+}
+
+/// What a master in quarantine is given back, see [`Session::adopt`].
+#[derive(Debug, Clone)]
+pub struct Adoption {
+    /// The marker that must stand.
+    pub marker: String,
+    /// By lock, what it is to have; nothing when `None`.
+    pub changes: Vec<(LockName, Option<Put>)>,
+}
+
+/// A lock that is given back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Put {
+    /// Whose it is.
+    pub record: Record,
+    /// For how long.
+    pub expires_in: Duration,
+    /// The fence beside it, with its mark; `None` leaves what is there.
+    pub fence: Option<Bytes>,
 }
 
 /// What became of a change of marker.

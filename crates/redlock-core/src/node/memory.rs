@@ -16,8 +16,9 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::link::{Adoption, Put, Stored};
 use super::rules::{self, Expiry, KeySpace, NodeSettings, OutOfMemory};
-use super::{Listener, Node, NodeState, NodeStatus, Op, Reply, Vote};
+use super::{Keys, Listener, Node, NodeState, NodeStatus, Op, Record, Reply, Vote};
 use crate::clock::Clock;
 
 /// An in-process master.
@@ -59,6 +60,38 @@ impl MemoryNode {
             store.marker = Some(to.to_owned());
         }
         stands
+    }
+
+    /// All locks under a prefix that expire, as a simulated link tells them.
+    pub fn stored(&self, prefix: &str) -> Vec<Stored> {
+        let mut store = self.lock();
+        let mut keys: Vec<_> = store.entries.keys().cloned().collect();
+        keys.sort_unstable();
+        let lock = |key: Bytes| {
+            let name = std::str::from_utf8(&key).ok()?.strip_prefix(prefix)?.parse().ok()?;
+            let record = Record::foreign(store.get(&key)?);
+            Some(Stored { name, record, expires_in: Duration::from_millis(store.time_to_live(&key)?) })
+        };
+        keys.into_iter().filter_map(lock).collect()
+    }
+
+    /// Gives locks back while a marker stands, as the script does; false when another one stands or there is no memory left.
+    pub fn adopt(&self, prefix: &str, adoption: &Adoption) -> bool {
+        let mut store = self.lock();
+        if store.marker.as_ref() != Some(&adoption.marker) {
+            return false;
+        }
+        let retention = Expiry::In(millis(store.settings.fence_retention));
+        adoption.changes.iter().all(|(name, put)| {
+            let keys = Keys::new(prefix, name);
+            let Some(Put { record, expires_in, fence }) = put else {
+                store.delete(&keys.lock);
+                return true;
+            };
+            let set = store.set(&keys.lock, record.as_bytes().clone(), Expiry::In(millis(*expires_in)));
+            let set = set.and_then(|()| fence.clone().map_or(Ok(()), |fence| store.set(&keys.fence, fence, retention)));
+            set.is_ok()
+        })
     }
 
     /// Sets a key as another client would, overwriting what is there; false when there is no memory left.
@@ -299,7 +332,7 @@ fn is_past(expires_at: Option<u64>, now: u64) -> bool {
 mod tests {
     use super::*;
     use crate::clock::{Entropy, OsEntropy, SystemClock};
-    use crate::node::{Keys, Record, ReleaseScope};
+    use crate::node::ReleaseScope;
     use crate::types::{FencingToken, Info, LockName, LockToken, Ttl};
 
     /// An extension that ran out of memory between its marks left the fence with one and the lock without: the release of

@@ -86,7 +86,7 @@ impl Master {
         let quarantine = self.settings.quarantine(self.identity.cluster_config().max_ttl());
         let mut admission = Admission::new(self.identity.clone(), quarantine, self.settings.max_clock_offset);
         loop {
-            match admission.look(facts, marker.as_deref(), now, false, entropy) {
+            match admission.look(facts, marker.as_deref(), now, None, entropy) {
                 Step::Put { to, .. } => marker = Some(to),
                 Step::Admit { .. } => return Verdict::Admitted,
                 Step::Wait { until, diagnosis, .. } => return Verdict::Quarantined(until, diagnosis),

@@ -49,6 +49,25 @@ impl Record {
         matches!(separators, (b':', b':' | b';')).then_some((token, info))
     }
 
+    /// Whether both are of one grant, extended or not; of another client's, whether they are equal.
+    pub(crate) fn is_grant_of(&self, other: &Self) -> bool {
+        match (self.parse(), other.parse()) {
+            (None, None) => self == other,
+            (Some((this, _)), Some((other, _))) => this == other,
+            (Some(_), None) | (None, Some(_)) => false,
+        }
+    }
+
+    /// T, of a record of our own.
+    pub(crate) fn fencing_of_ours(&self) -> Option<FencingToken> {
+        self.parse().map(|(token, _)| token.fencing())
+    }
+
+    /// Whether it keeps a lock free, see [`Owner::NOBODY`].
+    pub(crate) fn is_nobodys(&self) -> bool {
+        self.parse().is_some() && self.owner_text() == [b'0'; Owner::TEXT_LEN]
+    }
+
     /// Whether it has been extended on the node that stores it.
     pub(crate) fn is_extended(&self) -> bool {
         self.0.get(Self::GRANT_LEN) == Some(&b';')

@@ -61,10 +61,13 @@ impl Reporter {
             .send_if_modified(|status| std::mem::replace(&mut status.evicted_keys, evicted_keys) != evicted_keys);
     }
 
-    pub(super) fn admitted(&mut self, facts: &Facts) {
+    pub(super) fn admitted(&mut self, facts: &Facts, marker: &str) {
         self.refuses_writes = false;
         self.enter(NodeState::Admitted, &Diagnosis::default());
-        self.status.send_modify(|status| status.evicted_keys = facts.evicted_keys);
+        self.status.send_modify(|status| {
+            status.evicted_keys = facts.evicted_keys;
+            marker.clone_into(&mut status.marker);
+        });
         tracing::info!(node = %self.name, version = %facts.version, durability = %facts.durability, "node admitted");
     }
 
@@ -75,15 +78,17 @@ impl Reporter {
         }
     }
 
-    /// `is_new` says that another quarantine, or none, was reported before.
-    pub(super) fn quarantined(&mut self, diagnosis: &Diagnosis, doubt: Doubt, left: Duration, is_new: bool) {
-        let has_changed = is_new || self.status().state != NodeState::Quarantined;
+    /// `marker` is that of another quarantine than the one that was reported last.
+    pub(super) fn quarantined(&mut self, diagnosis: &Diagnosis, doubt: Doubt, left: Duration, marker: Option<&str>) {
+        let has_changed = marker.is_some() || self.status().state != NodeState::Quarantined;
         let now = self.seams.clock.wall_micros();
         // In one step: nobody may see a new node as one that is not, nor count a look without what it has seen.
         self.status.send_modify(|status| {
             status.looks += 1;
             if has_changed {
+                let marker = marker.map_or_else(|| std::mem::take(&mut status.marker), str::to_owned);
                 status.enter(NodeState::Quarantined, diagnosis);
+                status.marker = marker;
                 status.since_micros = now;
                 status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
                 status.is_bootstrapping = doubt == Doubt::New;

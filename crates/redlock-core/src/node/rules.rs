@@ -304,6 +304,8 @@ pub struct Rules {
     pub marker_is_checked: bool,
     /// A node whose memory of locks is doubtful is quarantined before it votes.
     pub quarantine_is_waited: bool,
+    /// A node whose quarantine is cut short was given back what the others know of the locks that it forgot.
+    pub forgotten_is_given_back: bool,
     /// A process votes no longer when its name leads to another one.
     pub name_is_followed: bool,
     /// A successful extension sets the lock again on nodes that lost it.
@@ -321,6 +323,7 @@ impl Rules {
         fence_is_checked: true,
         marker_is_checked: true,
         quarantine_is_waited: true,
+        forgotten_is_given_back: true,
         name_is_followed: true,
         missing_is_healed: true,
     };

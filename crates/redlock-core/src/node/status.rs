@@ -43,6 +43,8 @@ pub struct NodeStatus {
     pub detail: String,
     /// What an operator can do, where there is anything.
     pub remedy: Option<Remedy>,
+    /// The marker that stands on it, as it was seen last: of its quarantine, or the one by which it votes.
+    pub marker: String,
     /// Whether it is quarantined as a node of a cluster that an operator calls brand-new.
     pub is_bootstrapping: bool,
     /// Whether its clock and this machine's differ by more than D: then it refuses our fencing tokens.
@@ -66,6 +68,7 @@ impl NodeStatus {
             until_micros: None,
             detail: String::new(),
             remedy: None,
+            marker: String::new(),
             is_bootstrapping: false,
             clock_is_off: false,
             refuses_writes: false,
@@ -79,6 +82,7 @@ impl NodeStatus {
     pub(crate) fn enter(&mut self, state: NodeState, diagnosis: &Diagnosis) {
         self.state = state;
         self.until_micros = None;
+        self.marker.clear();
         self.is_bootstrapping = false;
         self.clock_is_off = false;
         self.refuses_writes = false;

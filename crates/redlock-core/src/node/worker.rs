@@ -40,6 +40,8 @@ pub struct RemoteNode {
     queue: mpsc::Sender<Job>,
     status: watch::Receiver<NodeStatus>,
     bootstrap: Arc<Notify>,
+    adopted: watch::Sender<String>,
+    link: Arc<dyn Link>,
     hints: HintSubscriber,
     worker: AbortHandle,
 }
@@ -80,9 +82,10 @@ impl RemoteNode {
         let driver = Driver::new(name.clone(), admission, settings, seams, Instant::now());
         let (queue, jobs) = mpsc::channel(queue);
         let (status, bootstrap) = (driver.status(), Arc::new(Notify::new()));
-        let worker = Worker { driver, link, jobs, bootstrap: bootstrap.clone(), alone: 0 };
+        let (adopted, told) = watch::channel(String::new());
+        let worker = Worker { driver, link: link.clone(), jobs, bootstrap: bootstrap.clone(), adopted: told, alone: 0 };
         let worker = tokio::spawn(worker.run()).abort_handle();
-        Self { name, max_ttl, queue, status, bootstrap, hints, worker }
+        Self { name, max_ttl, queue, status, bootstrap, adopted, link, hints, worker }
     }
 
     /// Ends the worker at once, as the death of the process would; what was submitted is answered with "unknown".
@@ -132,6 +135,14 @@ impl Node for RemoteNode {
     fn confirm_bootstrap(&self) {
         self.bootstrap.notify_one();
     }
+
+    fn link(&self) -> Option<Arc<dyn Link>> {
+        Some(self.link.clone())
+    }
+
+    fn adopted(&self, marker: &str) {
+        self.adopted.send_replace(marker.to_owned());
+    }
 }
 
 impl Drop for RemoteNode {
@@ -145,6 +156,7 @@ struct Worker {
     link: Arc<dyn Link>,
     jobs: mpsc::Receiver<Job>,
     bootstrap: Arc<Notify>,
+    adopted: watch::Receiver<String>,
     /// Calls in a row that found no company, see `gather`.
     alone: u32,
 }
@@ -191,6 +203,9 @@ impl Worker {
                 // looked at, and the same seed of a simulation has to be the same history.
                 biased;
                 () = self.bootstrap.notified(), if !self.driver.is_serving() => Event::BootstrapConfirmed,
+                Ok(()) = self.adopted.changed(), if !self.driver.is_serving() => {
+                    Event::Adopted(self.adopted.borrow_and_update().clone())
+                }
                 () = &mut timer => {
                     let now = Instant::now();
                     // An answer that is there counts, however late: after this process stood still the timer is as late.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlock_core::node::admission::{Admission as Decisions, Doubt, Moment, Step};
+use redlock_core::node::admission::{Admission as Decisions, Doubt, Early, Moment, Step};
 use redlock_core::quorum::{Decision, Tally};
 
 use super::bounds::{Admission, GATEWAYS, QUARANTINE};
@@ -78,6 +78,7 @@ impl Admission {
         let told_new = sight.told_new.is_some() && is_this;
         (sight.session, sight.put, sight.waits) = (None, None, None);
         let now = Moment { monotonic: now, wall_micros: 0 };
+        let told_new = told_new.then_some(Early::BrandNew);
         match sight.admission.look(&facts, marker.as_deref(), now, told_new, &nonce) {
             Step::Refuse(_) => {}
             Step::Put { from, to } => sight.put = Some((from, to)),

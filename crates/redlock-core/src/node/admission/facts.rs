@@ -111,6 +111,12 @@ impl Facts {
         }
     }
 
+    /// Whether nothing has happened between the two that makes a node's memory doubtful while its marker stands.
+    pub(crate) fn same_history(&self, later: &Self) -> bool {
+        let of = |facts: &Self| (facts.run_id.clone(), facts.role.clone(), facts.replication_id.clone(), facts.evicted_keys);
+        of(self) == of(later)
+    }
+
     /// Why this node must not vote whatever it remembers, if so.
     pub fn unfit(&self) -> Option<Diagnosis> {
         let major: Option<u32> = self.version.split('.').next().and_then(|major| major.parse().ok());

@@ -1,6 +1,8 @@
 //! The scripts, and what they are called with.
 
 pub(super) const ADMIT: &str = include_str!("../admit.lua");
+pub(super) const STORED: &str = include_str!("../stored.lua");
+pub(super) const ADOPT: &str = include_str!("../adopt.lua");
 const LOCKS: &str = include_str!("../locks.lua");
 
 use crate::node::Rules;

@@ -7,13 +7,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
 
+use bytes::Bytes;
 use futures_util::future::ready;
 use tokio::sync::oneshot;
 
 use super::*;
 use crate::clock::{OsEntropy, SystemClock};
 use crate::node::admission::{ClusterConfig, Facts};
-use crate::node::link::{Look, MarkerSwap, Subscription, Swapped};
+use crate::node::link::{Adoption, Look, MarkerSwap, StoredPage, Subscription, Swapped};
 use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, Voter};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
@@ -22,7 +23,7 @@ const MAX_TTL: Duration = Duration::from_secs(300);
 /// the process, the timer is what the worker hears first.
 #[derive(Clone, Default)]
 struct Told {
-    connections: Arc<AtomicU32>,
+    sessions: Arc<AtomicU32>,
     looks: Arc<AtomicU32>,
     holds_back: Arc<AtomicBool>,
     /// No call is answered any more, and the connection ends.
@@ -32,7 +33,6 @@ struct Told {
 
 impl Link for Told {
     fn connect(&self) -> Answering<Box<dyn Session>> {
-        self.connections.fetch_add(1, Ordering::Relaxed);
         ready(Ok(Box::new(self.clone()) as Box<dyn Session>)).boxed()
     }
 
@@ -57,11 +57,20 @@ impl Session for Told {
         ready(Ok(Swapped::Done)).boxed()
     }
 
+    fn stored(&self, _: Option<Bytes>) -> Answering<StoredPage> {
+        ready(Ok(StoredPage::default())).boxed()
+    }
+
+    fn adopt(&self, _: Adoption) -> Answering<bool> {
+        ready(Ok(true)).boxed()
+    }
+
     fn time_micros(&self) -> Answering<i64> {
         ready(Ok(0)).boxed()
     }
 
     fn load(&self, _: &str, _: &str) -> Answering<()> {
+        self.sessions.fetch_add(1, Ordering::Relaxed);
         ready(Ok(())).boxed()
     }
 
@@ -136,6 +145,6 @@ async fn an_answer_that_has_come_counts_although_the_process_stood_still_past_it
     link.holds_back.store(false, Ordering::Relaxed);
     tokio::time::advance(Duration::from_secs(5)).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(link.connections.load(Ordering::Relaxed), 1, "the session was dropped");
+    assert_eq!(link.sessions.load(Ordering::Relaxed), 1, "the session was dropped");
     assert_eq!(node.status().borrow().state, NodeState::Admitted);
 }
