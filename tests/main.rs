@@ -31,6 +31,7 @@ mod node {
 
 /// Whole locks by the interface of the core.
 mod core {
+    mod adoption;
     mod examples;
     mod failures;
     mod fencing;

@@ -103,13 +103,13 @@ pub(super) const CLUSTER: ClusterSettings =
     ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
 
 /// Extends a lock for as long as this lives, and keeps the error that ended it.
-struct Extender {
+pub(super) struct Extender {
     lost: Arc<Mutex<Option<LockError>>>,
     stop: Arc<AtomicBool>,
 }
 
 impl Extender {
-    fn start(locks: &Redlock, lock: &LockName, lease: &Lease, ttl: Ttl, every: Duration) -> Self {
+    pub(super) fn start(locks: &Redlock, lock: &LockName, lease: &Lease, ttl: Ttl, every: Duration) -> Self {
         let (lost, stop) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
         let (ends, stopped, locks, lock, mut lease) =
             (lost.clone(), stop.clone(), locks.clone(), lock.clone(), lease.clone());
@@ -130,7 +130,7 @@ impl Extender {
         Self { lost, stop }
     }
 
-    fn lost(&self) -> Option<LockError> {
+    pub(super) fn lost(&self) -> Option<LockError> {
         self.lost.lock().unwrap().clone()
     }
 }
@@ -142,7 +142,7 @@ impl Drop for Extender {
 }
 
 /// Somebody who wants the lock all the time; says how often it was granted.
-fn poll_for(locks: &Redlock, lock: &LockName, every: Duration) -> (Arc<AtomicU32>, tokio::task::AbortHandle) {
+pub(super) fn poll_for(locks: &Redlock, lock: &LockName, every: Duration) -> (Arc<AtomicU32>, tokio::task::AbortHandle) {
     let granted = Arc::new(AtomicU32::new(0));
     let (counted, locks, lock) = (granted.clone(), locks.clone(), lock.clone());
     let task = tokio::spawn(async move {

@@ -17,7 +17,8 @@
 //! | [`rules`] | the rules of one node, over a small key space | where the keys are |
 //! | [`memory`] | that key space in this process | |
 //! | [`admission`] | whether a master may vote: facts and marker in, one step out | connections, time |
-//! | `processes` | which process each name leads to | what follows from it |
+//! | `rate` | whether a master's clock runs ahead of ours | whose fault it is |
+//! | `peers` | what the workers of one gateway know of each other: processes, clocks | what follows from it |
 //! | `calls` | what waits to be sent, and what is under way | what is said beside it |
 //! | `driver` | what the worker of a master does next: events in, actions out, one deadline | tasks, sockets, Redis |
 //! | `report` | what operators are told of a master | what it is told |
@@ -44,7 +45,8 @@ pub mod memory;
 mod observer;
 mod op;
 pub mod probe;
-mod processes;
+mod peers;
+mod rate;
 mod record;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -57,7 +59,7 @@ pub use self::hint::Hint;
 use self::link::Link;
 pub use self::observer::{HandOver, NoObserver, Observer, Seams};
 pub use self::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
-pub use self::processes::Processes;
+pub use self::peers::Peers;
 pub use self::record::Record;
 pub use self::rules::{NodeSettings, Rules};
 pub use self::status::{Diagnosis, NodeState, NodeStatus, Remedy};

@@ -34,14 +34,15 @@ impl Settings {
     /// What the masters of this node set are to know: the same as the locks on them.
     #[cfg(feature = "redis")]
     pub fn of_masters(&self, cluster: &str) -> RedisSettings {
-        let Self { key_prefix, max_ttl, node_timeout, node, .. } = self.clone();
+        let Self { key_prefix, max_ttl, node_timeout, drift_factor, node, .. } = self.clone();
         let cluster_config = ClusterConfig::new(cluster, max_ttl.duration());
         RedisSettings {
             node,
             key_prefix,
             cluster_config,
             node_timeout,
-            processes: Default::default(),
+            drift_factor,
+            peers: Default::default(),
             node_name: None,
             bootstrap: false,
             #[cfg(feature = "tls")]

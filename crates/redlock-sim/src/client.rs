@@ -54,6 +54,8 @@ pub struct Client {
     pub habits: Habits,
     /// How many of a hundred requests name an owner of their own, as those with an idempotency key do.
     pub keyed_percent: u64,
+    /// The longest TTL that it may ask for.
+    pub longest_ttl: Duration,
     /// How many of a hundred requests wait in the queue.
     pub waiting_percent: u64,
 }
@@ -413,7 +415,12 @@ impl Client {
     }
 
     fn ttl(&mut self) -> Ttl {
-        let millis = self.chance.pick(&[300, 500, 800, 1_200, 2_000, 3_000]);
+        let millis = match self.longest_ttl {
+            longest if longest > Duration::from_secs(3) && self.chance.percent(25) => {
+                self.chance.between(8_000, longest.as_millis() as u64)
+            }
+            _ => self.chance.pick(&[300, 500, 800, 1_200, 2_000, 3_000]),
+        };
         Ttl::from_millis(millis).expect("within the limits")
     }
 

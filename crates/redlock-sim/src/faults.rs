@@ -44,6 +44,7 @@ enum Kind {
     GatewayStop,
     Freeze,
     Name,
+    Slew,
 }
 
 impl Stage {
@@ -64,6 +65,7 @@ impl Stage {
             (Kind::GatewayStop, faults.gateway_stop),
             (Kind::Freeze, faults.freeze),
             (Kind::Name, faults.name),
+            (Kind::Slew, faults.slew),
         ];
         for (kind, gap) in kinds {
             if let Some(gap) = gap {
@@ -81,6 +83,7 @@ impl Stage {
             master.promote();
             master.limit_sets(None);
             master.end_former();
+            master.clock.slew(0);
             master.start(Left::All, false);
             master.go_on(&mut chance);
         }
@@ -110,6 +113,7 @@ impl Stage {
                 Kind::GatewayStop => self.gateway_stop(&mut chance),
                 Kind::Freeze => self.freeze(&mut chance).await,
                 Kind::Name => self.name(&mut chance),
+                Kind::Slew => self.slew(&mut chance),
             }
         }
     }
@@ -253,6 +257,21 @@ impl Stage {
             sleep(pause).await;
             stage.masters[victim].promote();
             stage.note(format!("n{victim}"), "is a master again");
+        });
+    }
+
+    /// What it has run ahead it is put back afterwards, which ends no lock. As much as chrony may, or a little.
+    fn slew(&self, chance: &mut Chance) {
+        let victim = chance.below(self.masters.len() as u64) as usize;
+        let (ppm, pause) = (chance.pick(&[5_000, 20_000, 83_000]), chance.millis(500, 10_000));
+        self.masters[victim].clock.slew(ppm);
+        self.recorder.situation("clocks that ran fast");
+        self.note(format!("n{victim}"), format!("its clock runs {ppm} ppm fast for {} ms", pause.as_millis()));
+        let stage = self.clone();
+        tokio::spawn(async move {
+            sleep(pause).await;
+            stage.masters[victim].clock.slew(0);
+            stage.note(format!("n{victim}"), "its clock has its own rate again");
         });
     }
 

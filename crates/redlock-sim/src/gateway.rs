@@ -266,8 +266,9 @@ impl Plan {
             question_deadline: CALL_DEADLINE,
             max_clock_offset: self.skew,
             overlap_above: self.overlap_above,
+            drift_factor: Settings::default().drift_factor,
             follows_name: self.rules.name_is_followed,
-            processes: Arc::default(),
+            peers: Arc::default(),
         };
         RemoteNode::start(name, Arc::new(link), admission, self.queue, settings, seams)
     }

@@ -40,6 +40,8 @@ pub struct Faults {
     pub stop: Option<Duration>,
     /// A master's wall clock jumps.
     pub master_clock: Option<Duration>,
+    /// A master's clock runs fast for a while.
+    pub slew: Option<Duration>,
     /// One connection between a gateway and a master breaks.
     pub cut: Option<Duration>,
     /// A path is dark for a while.
@@ -130,6 +132,7 @@ impl Plan {
             gateway_stop: fault(30, 4_000, 15_000),
             freeze: fault(30, 6_000, 25_000),
             name: fault(25, 8_000, 25_000),
+            slew: fault(25, 8_000, 25_000),
         };
         // A client of another library does not wait for masters that lost their data, so neither does what excludes it.
         let foreign_clients = if chance.percent(15) { 2 } else { 0 };

@@ -3,9 +3,11 @@
 //!
 //! A clock's monotonic side runs at a rate of its own, within what the drift factor allows for. Its wall side is true time
 //! plus an offset, as if it were disciplined by NTP; the offset can be moved, which is a jump. Locks on a simulated master
-//! expire by its monotonic side, so a jump of a master's wall clock changes what it thinks of tokens and nothing else.
+//! expire by its monotonic side, so a jump of a master's wall clock changes what it thinks of tokens and nothing else. A clock
+//! that is slewed runs at another rate for a while, on both sides.
 
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use redlock_core::clock::Clock;
@@ -23,17 +25,48 @@ pub struct SimClock {
     start: Instant,
     rate_ppm: i64,
     offset_micros: AtomicI64,
+    slew: Mutex<Slew>,
+}
+
+/// By how much a clock has run ahead of its own rate.
+struct Slew {
+    since: Instant,
+    ppm: u64,
+    before: Duration,
+}
+
+impl Slew {
+    fn ahead(&self) -> Duration {
+        self.before + self.since.elapsed() * self.ppm as u32 / 1_000_000
+    }
 }
 
 impl SimClock {
     /// A clock that began with the history.
     pub fn new(start: Instant, rate_ppm: i64, offset_micros: i64) -> Self {
-        Self { start, rate_ppm, offset_micros: AtomicI64::new(offset_micros) }
+        let slew = Mutex::new(Slew { since: start, ppm: 0, before: Duration::ZERO });
+        Self { start, rate_ppm, offset_micros: AtomicI64::new(offset_micros), slew }
     }
 
     /// Moves the wall clock to another distance from true time.
     pub fn set_offset(&self, micros: i64) {
         self.offset_micros.store(micros, Ordering::Relaxed);
+    }
+
+    /// From now on it runs faster by so many millionths.
+    pub fn slew(&self, ppm: u64) {
+        let mut slew = self.slew.lock().unwrap_or_else(PoisonError::into_inner);
+        *slew = Slew { since: Instant::now(), ppm, before: slew.ahead() };
+    }
+
+    fn slewed(&self) -> Duration {
+        self.slew.lock().unwrap_or_else(PoisonError::into_inner).ahead()
+    }
+
+    /// What the wall clock shows of it: it is put back when the slew ends.
+    fn slewing(&self) -> Duration {
+        let slew = self.slew.lock().unwrap_or_else(PoisonError::into_inner);
+        slew.ahead() - slew.before
     }
 
     /// How long it truly takes until this clock has advanced by `shown`.
@@ -46,11 +79,11 @@ impl SimClock {
 impl Clock for SimClock {
     fn monotonic(&self) -> Duration {
         let nanos = self.start.elapsed().as_nanos() * (1_000_000 + self.rate_ppm) as u128 / 1_000_000;
-        Duration::from_nanos(nanos as u64)
+        Duration::from_nanos(nanos as u64) + self.slewed()
     }
 
     fn wall_micros(&self) -> u64 {
-        (EPOCH_MICROS + self.start.elapsed().as_micros() as u64)
+        (EPOCH_MICROS + (self.start.elapsed() + self.slewing()).as_micros() as u64)
             .saturating_add_signed(self.offset_micros.load(Ordering::Relaxed))
     }
 }

@@ -122,12 +122,14 @@ pub struct Admission {
     seen: Option<(String, Duration)>,
     /// The marker that admitted the node when it was last looked at.
     admitted_by: Option<String>,
+    /// Its clock ran ahead while this marker stood, or none.
+    distrusted: Option<Option<String>>,
 }
 
 impl Admission {
     /// `quarantine` is how long a doubtful node waits: [`quarantine`]; `clock_skew` is D.
     pub fn new(identity: NodeIdentity, quarantine: Duration, clock_skew: Duration) -> Self {
-        Self { identity, quarantine, clock_skew, expects_bootstrap: false, seen: None, admitted_by: None }
+        Self { identity, quarantine, clock_skew, expects_bootstrap: false, seen: None, admitted_by: None, distrusted: None }
     }
 
     /// The longest TTL of the configuration that nodes are admitted for.
@@ -139,6 +141,11 @@ impl Admission {
     /// is blank after that has lost its data.
     pub fn expecting_bootstrap(self, expects_bootstrap: bool) -> Self {
         Self { expects_bootstrap, ..self }
+    }
+
+    /// Its clock ran ahead while this marker stood, so that locks may have ended early: from now on it is quarantined.
+    pub fn distrust(&mut self, stood: Option<String>) {
+        self.distrusted = Some(stood);
     }
 
     /// The step that follows from what a node said and which marker stood there. `now` was read after the answers came.
@@ -185,6 +192,14 @@ impl Admission {
                 "this very process is admitted as another node of the cluster; a quorum needs independent masters",
                 Remedy::NameEachNodeOnce,
             ));
+        }
+        if let Some(stood) = &self.distrusted {
+            let is_admitted = matches!(parsed.state, State::Admitted { .. });
+            if is_admitted || stood.as_deref() == Some(stands) {
+                return doubtful(Doubt::RanAhead);
+            }
+            // A quarantine that began since.
+            self.distrusted = None;
         }
         match parsed.state {
             State::Admitted { evicted_keys, .. } if evicted_keys < facts.evicted_keys => doubtful(Doubt::Evicted),

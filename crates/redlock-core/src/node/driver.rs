@@ -30,7 +30,8 @@ use super::calls::{Call, Calls, fail_all, is_scan};
 use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
 use super::observer::Seams;
 use super::op::{Effect, Failure, Op, Reason, Vote};
-use super::processes::Processes;
+use super::peers::Peers;
+use super::rate::{RanAhead, Rate, Reading};
 use super::report::{Reporter, remedy_of_write_error};
 use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
 use crate::clock::lead_left;
@@ -43,6 +44,8 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How soon a node that is unfit is looked at again.
 const UNFIT_PAUSE: Duration = Duration::from_secs(1);
+/// How long a node whose clock ran ahead gives no votes at once: the clocks of all others are read in that time.
+const COMPARE: Duration = Duration::from_millis(2_500);
 /// A session that lasted this long was a good one: the next back-off begins small.
 const GOOD_SESSION: Duration = Duration::from_secs(5);
 /// How often a node in quarantine is looked at. Another process may have admitted it, or it may have lost its data again.
@@ -65,8 +68,10 @@ pub struct DriverSettings {
     pub max_clock_offset: Duration,
     /// A node whose quickest answer took longer is a far one, with several calls under way.
     pub overlap_above: Duration,
+    /// By how much of the time that passes a clock may run ahead.
+    pub drift_factor: f64,
     /// Shared with the drivers of the other masters.
-    pub processes: Arc<Processes>,
+    pub peers: Arc<Peers>,
     /// Whether a name is followed again while its process votes; always, but in a test that shows what it is good for.
     pub follows_name: bool,
 }
@@ -148,6 +153,8 @@ struct Serving {
 /// Why there is no session.
 enum Outage {
     Unreachable(String),
+    /// Its clock ran ahead of ours.
+    RanAhead(RanAhead),
     Unfit(Diagnosis),
 }
 
@@ -179,6 +186,11 @@ pub(super) struct Driver {
     /// Markers put since the last quarantine or connection.
     puts: u32,
     calls: Calls,
+    rate: Rate,
+    /// When the look that is under way was asked for, on the monotonic clock.
+    look_asked: Duration,
+    /// Its clock did, and the others' are waited for; with the marker that stood then.
+    ran_ahead: Option<(RanAhead, Option<String>)>,
     /// How far fencing tokens were ahead of our wall clock when one was last sent, in microseconds.
     lead: (u64, Instant),
 }
@@ -193,6 +205,7 @@ impl Driver {
     ) -> Self {
         let report = Reporter::new(name, settings.max_clock_offset, seams);
         let calls = Calls::new(settings.overlap_above);
+        let rate = Rate::new(settings.drift_factor, admission.max_ttl());
         Self {
             settings,
             report,
@@ -206,6 +219,9 @@ impl Driver {
             bootstrap_confirmed: None,
             puts: 0,
             calls,
+            rate,
+            look_asked: Duration::ZERO,
+            ran_ahead: None,
             lead: (0, now),
         }
     }
@@ -215,7 +231,11 @@ impl Driver {
     }
 
     pub(super) fn next_action(&mut self) -> Option<Action> {
-        self.actions.pop_front()
+        let action = self.actions.pop_front();
+        if action == Some(Action::Look) {
+            self.look_asked = self.report.seams.clock.monotonic();
+        }
+        action
     }
 
     /// When [`Driver::tick`] has something to do, if nothing happens before.
@@ -329,11 +349,12 @@ impl Driver {
     }
 
     fn looked(&mut self, Look { facts, marker }: Look, now: Instant) -> Result<(), Outage> {
+        self.read_clock(&facts, marker.as_deref())?;
         if self.is_serving() {
             return self.looked_while_serving(&facts, marker.as_deref());
         }
         self.report.process(&facts);
-        if let Err(other) = self.settings.processes.claim(&self.report.name, &facts.run_id) {
+        if let Err(other) = self.settings.peers.claim(&self.report.name, &facts.run_id) {
             let why = format!("the process that answers here answers as {other} too; a quorum needs independent masters");
             return Err(Outage::Unfit(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
         }
@@ -389,6 +410,34 @@ impl Driver {
             Step::Admit { .. } | Step::Put { .. } | Step::Wait { .. } => {
                 Err(Outage::Unreachable("its state has changed: it is looked at again".into()))
             }
+        }
+    }
+
+    /// Locks end by the node's clock: when that runs ahead they end early, and it may have forgotten them. It gives no votes
+    /// until the other clocks were read, which tell whether it was ours that ran slow.
+    fn read_clock(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
+        if facts.time_micros == 0 {
+            return Ok(());
+        }
+        let (name, asked) = (&self.report.name, self.look_asked);
+        let answered = self.report.seams.clock.monotonic();
+        let ran_ahead = self.rate.read(Reading { asked, answered, node_micros: facts.time_micros });
+        self.settings.peers.read(name, answered, ran_ahead);
+        if let Some((ran, stood)) = self.ran_ahead.take() {
+            if self.settings.peers.ran_alike(name, ran) {
+                self.report.our_clock_ran_slow(ran.by);
+            } else {
+                self.report.clock_ran_ahead(ran.by);
+                self.admission.distrust(stood);
+            }
+        }
+        match ran_ahead {
+            Some(ran) => {
+                self.rate.forget();
+                self.ran_ahead = Some((ran, marker.map(str::to_owned)));
+                Err(Outage::RanAhead(ran))
+            }
+            None => Ok(()),
         }
     }
 
@@ -448,12 +497,18 @@ impl Driver {
         }
         let pause = match &outage {
             Outage::Unreachable(_) => self.pause.mul_f64(0.5 + 0.5 * self.report.seams.entropy.unit()),
+            Outage::RanAhead(_) => COMPARE,
             Outage::Unfit(_) => UNFIT_PAUSE,
         };
         self.pause = (self.pause * 2).min(BACKOFF.1);
         self.phase = Phase::Paused { until: now + pause };
         let (state, diagnosis) = match outage {
             Outage::Unreachable(why) => (NodeState::Connecting, Diagnosis::without_remedy(why)),
+            Outage::RanAhead(ran) => {
+                let (ms, seconds) = (ran.by.as_millis(), (ran.to - ran.from).as_secs_f64());
+                let why = format!("its clock ran {ms} ms ahead of ours in {seconds:.1} s: it is compared with the others'");
+                (NodeState::Connecting, Diagnosis::without_remedy(why))
+            }
             Outage::Unfit(diagnosis) => (NodeState::Refused, diagnosis),
         };
         self.report.cannot_vote(state, &diagnosis);

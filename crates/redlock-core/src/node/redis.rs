@@ -35,7 +35,8 @@ pub struct RedisNode;
 impl RedisNode {
     /// Starts the worker of a master; must be called on a tokio runtime.
     pub fn start(url: RedisUrl, settings: RedisSettings, seams: Seams) -> RemoteNode {
-        let (expects_bootstrap, processes) = (settings.bootstrap, settings.processes.clone());
+        let (expects_bootstrap, drift_factor) = (settings.bootstrap, settings.drift_factor);
+        let peers = settings.peers.clone();
         let Master { name, identity, settings, call_deadline, link } = Self::master(url, settings);
         let quarantine = settings.quarantine(identity.cluster_config().max_ttl());
         let admission = Admission::new(identity, quarantine, settings.max_clock_offset).expecting_bootstrap(expects_bootstrap);
@@ -46,8 +47,9 @@ impl RedisNode {
             question_deadline: call_deadline * 3,
             max_clock_offset,
             overlap_above: FAR,
+            drift_factor,
             follows_name: settings.rules().name_is_followed,
-            processes,
+            peers,
         };
         RemoteNode::start(&name, link, admission, QUEUE, driver, seams)
     }

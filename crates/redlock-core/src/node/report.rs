@@ -106,6 +106,16 @@ impl Reporter {
         }
     }
 
+    pub(super) fn clock_ran_ahead(&self, by: Duration) {
+        let (node, ms) = (&self.name, by.as_millis() as u64);
+        tracing::warn!(%node, ms, "the node's clock ran ahead, so that locks ended early on it: it is quarantined");
+    }
+
+    pub(super) fn our_clock_ran_slow(&self, by: Duration) {
+        let (node, ms) = (&self.name, by.as_millis() as u64);
+        tracing::error!(%node, ms, "all nodes' clocks ran ahead of this machine's alike: this machine's clock ran slow; mend it");
+    }
+
     /// Whether it was last seen to take no writes.
     pub(super) fn refuses_writes(&self) -> bool {
         self.refuses_writes

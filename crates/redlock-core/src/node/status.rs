@@ -135,6 +135,8 @@ pub enum Remedy {
     WaitThenMakeDurable,
     /// The same, and evictions have to end.
     WaitWithoutEvictions,
+    /// The same, and its clock has to be steady.
+    WaitWithSteadyClock,
     /// A brand-new cluster is admitted when all nodes are seen to be new.
     ReachAllNodes,
     /// INFO is forbidden.
@@ -193,6 +195,9 @@ impl fmt::Display for Remedy {
                 "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart needs none"
             }
             Self::WaitWithoutEvictions => "wait; keep maxmemory-policy at noeviction",
+            Self::WaitWithSteadyClock => {
+                "wait; keep its clock from jumping and running fast (chrony: maxslewrate at most 5000, makestep at start only)"
+            }
             Self::ReachAllNodes => "all nodes are admitted at once when every one of them answers and is new",
             Self::AllowInfo => "allow INFO for the user of this connection",
             Self::AllowCommands => {

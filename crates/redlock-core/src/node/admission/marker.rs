@@ -177,13 +177,16 @@ pub enum Doubt {
     Copied,
     /// It has evicted keys since it was admitted.
     Evicted,
+    /// Its clock ran ahead, so that locks ended early.
+    RanAhead,
     /// Its marker could not be read.
     Unreadable,
 }
 
 impl Doubt {
     /// Every doubt that a marker can name.
-    pub const ALL: [Self; 6] = [Self::New, Self::Blank, Self::Restarted, Self::Copied, Self::Evicted, Self::Unreadable];
+    pub const ALL: [Self; 7] =
+        [Self::New, Self::Blank, Self::Restarted, Self::Copied, Self::Evicted, Self::RanAhead, Self::Unreadable];
 
     fn word(self) -> &'static str {
         match self {
@@ -192,6 +195,7 @@ impl Doubt {
             Self::Restarted => "restarted",
             Self::Copied => "copied",
             Self::Evicted => "evicted",
+            Self::RanAhead => "ran-ahead",
             Self::Unreadable => "unreadable",
         }
     }
@@ -212,6 +216,9 @@ impl Doubt {
             },
             Self::Copied => ("its data came from another node, or it was a replica", Remedy::Wait),
             Self::Evicted => ("it has evicted keys, perhaps locks", Remedy::WaitWithoutEvictions),
+            Self::RanAhead => {
+                ("its clock ran ahead of what was promised, so that locks ended early", Remedy::WaitWithSteadyClock)
+            }
             Self::Unreadable => ("its marker could not be read", Remedy::Wait),
         };
         Diagnosis::new(reason, remedy)

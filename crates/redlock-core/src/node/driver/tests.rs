@@ -41,8 +41,9 @@ impl Bench {
             question_deadline: DEADLINE,
             max_clock_offset: Duration::from_secs(2),
             overlap_above: Duration::ZERO,
+            drift_factor: 0.01,
         follows_name: true,
-        processes: Arc::default(),
+        peers: Arc::default(),
         };
         let now = Instant::now();
         Self {
@@ -226,7 +227,7 @@ fn a_node_whose_wait_is_over_votes_on_a_connection_that_was_just_opened() {
 #[test]
 fn one_process_under_two_names_is_refused_under_the_second_whatever_its_marker() {
     let (mut first, mut second) = (Bench::new(false), Bench::new(false));
-    first.driver.settings.processes.claim(&"b:2".into(), &Facts::volatile_master().run_id).unwrap();
+    first.driver.settings.peers.claim(&"b:2".into(), &Facts::volatile_master().run_id).unwrap();
     first.connect();
     assert_eq!(first.sees(None), [Action::Disconnect]);
     assert_eq!(first.state(), NodeState::Refused);

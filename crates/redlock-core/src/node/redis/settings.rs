@@ -6,7 +6,7 @@ use std::time::Duration;
 #[cfg(feature = "tls")]
 use super::tls::TlsSettings;
 use crate::node::NodeSettings;
-use crate::node::Processes;
+use crate::node::Peers;
 use crate::node::admission::ClusterConfig;
 
 /// A question or call that takes longer, or longer than twice the node time-out, ends the session: rounds have given up
@@ -26,8 +26,10 @@ pub struct RedisSettings {
     pub(crate) cluster_config: ClusterConfig,
     /// How long rounds wait for the node.
     pub(crate) node_timeout: Duration,
+    /// By how much of the time that passes clocks may run apart.
+    pub(crate) drift_factor: f64,
     /// Shared by the masters of one gateway.
-    pub(crate) processes: Arc<Processes>,
+    pub(crate) peers: Arc<Peers>,
     /// What all gateways call the node in its marker; its address when `None`.
     pub node_name: Option<String>,
     /// Whether an operator says that the cluster is brand-new, see [`Redlock::bootstrap`](crate::Redlock::bootstrap).

@@ -99,8 +99,9 @@ async fn admitted(link: &Told) -> RemoteNode {
         question_deadline: Duration::from_secs(1),
         max_clock_offset: Duration::from_secs(2),
         overlap_above: Duration::ZERO,
+            drift_factor: 0.01,
         follows_name: true,
-        processes: Arc::default(),
+        peers: Arc::default(),
     };
     let seams = Seams { clock: Arc::new(SystemClock), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) };
     let admission = Admission::new(ClusterConfig::new("a:1", MAX_TTL).identity("a:1"), MAX_TTL, Duration::from_secs(2));

@@ -1,0 +1,94 @@
+//! What the workers of one gateway's masters know of each other: which process each name leads to, and whose clock ran
+//! ahead of ours.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::rate::RanAhead;
+
+/// Two clocks that are read once a second show one event within this.
+const ALIKE: Duration = Duration::from_secs(3);
+
+/// Shared by the workers of one gateway's masters.
+#[derive(Debug, Default)]
+pub struct Peers(Mutex<BTreeMap<Arc<str>, Peer>>);
+
+#[derive(Debug, Default)]
+struct Peer {
+    run_id: String,
+    /// When its clock was last read, on our monotonic one.
+    read: Duration,
+    ran_ahead: Option<RanAhead>,
+}
+
+impl Peers {
+    /// Notes that a name leads to a process. One process under two names (two addresses, two database numbers) would be two
+    /// votes that are lost together.
+    ///
+    /// # Errors
+    /// The other name that leads there: it was first, and keeps the process until it is seen to lead to another one.
+    pub(super) fn claim(&self, name: &Arc<str>, run_id: &str) -> Result<(), Arc<str>> {
+        let mut peers = self.lock();
+        if let Some((other, _)) = peers.iter().find(|(other, peer)| *other != name && peer.run_id == run_id) {
+            return Err(other.clone());
+        }
+        run_id.clone_into(&mut peers.entry(name.clone()).or_default().run_id);
+        Ok(())
+    }
+
+    /// Notes what was read of a clock.
+    pub(super) fn read(&self, name: &Arc<str>, at: Duration, ran_ahead: Option<RanAhead>) {
+        let mut peers = self.lock();
+        let peer = peers.entry(name.clone()).or_default();
+        peer.read = at;
+        peer.ran_ahead = ran_ahead.or(peer.ran_ahead);
+    }
+
+    /// Whether all clocks that were read since have done the same: then it was ours that ran slow.
+    pub(super) fn ran_alike(&self, name: &Arc<str>, ran: RanAhead) -> bool {
+        let peers = self.lock();
+        let since = |(other, peer): &(&Arc<str>, &Peer)| *other != name && peer.read >= ran.to;
+        let alike = |other: &RanAhead| other.to.abs_diff(ran.to) <= ALIKE && other.by * 2 >= ran.by;
+        let mut others = peers.iter().filter(since).map(|(_, peer)| peer.ran_ahead.is_some_and(|ran| alike(&ran))).peekable();
+        others.peek().is_some() && others.all(|alike| alike)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Peer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_the_name_under_which_it_was_seen_first_until_that_leads_to_another() {
+        let (peers, a, b) = (Peers::default(), Arc::from("a"), Arc::from("b"));
+        assert_eq!(peers.claim(&a, "1"), Ok(()));
+        assert_eq!(peers.claim(&a, "1"), Ok(()));
+        assert_eq!(peers.claim(&b, "1"), Err(a.clone()));
+        assert_eq!(peers.claim(&a, "2"), Ok(()));
+        assert_eq!(peers.claim(&b, "1"), Ok(()));
+        assert_eq!(peers.claim(&a, "1"), Err(b));
+    }
+
+    #[test]
+    fn a_clock_that_ran_ahead_alone_is_to_blame_and_when_all_did_it_was_ours() {
+        let (peers, a, b, c): (_, Arc<str>, Arc<str>, Arc<str>) =
+            (Peers::default(), Arc::from("a"), Arc::from("b"), Arc::from("c"));
+        let seconds = Duration::from_secs;
+        let ran = |to| RanAhead { from: seconds(to - 1), to: seconds(to), by: Duration::from_millis(50) };
+        assert!(!peers.ran_alike(&a, ran(10)), "nobody else is there");
+        peers.read(&b, seconds(9), Some(ran(9)));
+        assert!(!peers.ran_alike(&a, ran(10)), "it was not read since");
+        peers.read(&b, seconds(11), None);
+        assert!(peers.ran_alike(&a, ran(10)), "a second before");
+        assert!(!peers.ran_alike(&a, RanAhead { by: seconds(1), ..ran(10) }), "by much less");
+        peers.read(&c, seconds(12), None);
+        assert!(!peers.ran_alike(&a, ran(10)), "the third did not");
+        peers.read(&c, seconds(40), Some(ran(40)));
+        assert!(!peers.ran_alike(&a, ran(10)), "long after");
+    }
+}

@@ -1,0 +1,157 @@
+//! Masters that are restarted without their data vote again in seconds, because the others tell them what they forgot; and
+//! no lock is granted twice for it, nor lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlock_core::node::{Node, NodeState, Rules};
+use redlock_core::{AcquireOptions, LockError, Redlock};
+use tokio::time::Instant;
+
+use super::healing::{Extender, poll_for};
+use crate::support::cluster::{ClusterSettings, marker, repeated};
+use crate::support::harness::{RedisServer, eventually, masters};
+use crate::support::nodes::{in_state, name, ttl};
+use crate::support::resp::Resp;
+
+/// A quarantine that outlasts every test: 65 s.
+const CLUSTER: ClusterSettings =
+    ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
+
+/// The same, and what is waited before the others are read is 4 s and not 9.
+const BRISK: ClusterSettings = ClusterSettings { skew: Duration::from_millis(300), ..CLUSTER };
+
+/// As long as it is from a restart to the vote, whatever the machine is busy with.
+const SOON: Duration = Duration::from_secs(15);
+
+struct Five {
+    servers: Vec<RedisServer>,
+    /// Of two gateways.
+    remotes: [Vec<Arc<dyn Node>>; 2],
+    locks: [Redlock; 2],
+}
+
+impl Five {
+    async fn start(cluster: &ClusterSettings) -> Self {
+        let servers = masters(5);
+        cluster.mark(&servers).await;
+        let remotes = [(); 2].map(|()| cluster.remote_nodes(&servers));
+        for remote in remotes.iter().flatten() {
+            in_state(remote.as_ref(), NodeState::Admitted).await;
+        }
+        let locks = remotes.clone().map(|remotes| cluster.redlock(remotes));
+        Self { servers, remotes, locks }
+    }
+
+    /// Restarts masters without their data. Answers how long it took until both gateways let all of them vote.
+    async fn restart_empty(&mut self, victims: &[usize]) -> Duration {
+        victims.iter().for_each(|at| self.servers[*at].kill());
+        victims.iter().for_each(|at| self.servers[*at].restart());
+        let lost = Instant::now();
+        for state in [NodeState::Quarantined, NodeState::Admitted] {
+            for remotes in &self.remotes {
+                for at in victims {
+                    in_state(remotes[*at].as_ref(), state).await;
+                }
+            }
+        }
+        lost.elapsed()
+    }
+}
+
+struct Outcome {
+    slowest: Duration,
+    second_holders: u32,
+    lost: Option<LockError>,
+}
+
+/// One lock is held for its whole TTL, one is extended; somebody else wants both all the time, while groups of masters are
+/// restarted without their data, one after the other.
+async fn restarts(cluster: &ClusterSettings, groups: &[&[usize]]) -> Outcome {
+    let mut five = Five::start(cluster).await;
+    let (held, extended) = (name("held"), name("extended"));
+    let longest = five.locks[0].acquire(&held, ttl(60_000), AcquireOptions::default()).await.expect("it is free");
+    let lease = five.locks[0].acquire(&extended, ttl(2_000), AcquireOptions::default()).await.expect("it is free");
+    let extender = Extender::start(&five.locks[0], &extended, &lease, ttl(2_000), Duration::from_millis(250));
+    let pollers = [&held, &extended].map(|lock| poll_for(&five.locks[1], lock, Duration::from_millis(20)));
+    let mut slowest = Duration::ZERO;
+    for group in groups {
+        slowest = slowest.max(five.restart_empty(group).await);
+    }
+    pollers.iter().for_each(|(_, task)| task.abort());
+    let second_holders = pollers.iter().map(|(granted, _)| granted.load(std::sync::atomic::Ordering::Relaxed)).sum();
+    let still = five.locks[1].extend(&held, &longest.token, ttl(1_000)).await;
+    Outcome { slowest, second_holders, lost: extender.lost().or(still.err()) }
+}
+
+fn assert_good(outcomes: &[Outcome]) {
+    for outcome in outcomes {
+        assert_eq!(outcome.second_holders, 0);
+        assert!(outcome.lost.is_none(), "{:?}", outcome.lost);
+        assert!(outcome.slowest < SOON, "{:?}", outcome.slowest);
+    }
+    let slowest = outcomes.iter().map(|outcome| outcome.slowest).max();
+    println!("{} runs: 0 second holders, 0 locks lost, the slowest master voted again after {slowest:?}", outcomes.len());
+}
+
+fn runs(few: usize) -> usize {
+    if std::env::var_os("REDLOCK_LONG_TESTS").is_some() { 20 } else { few }
+}
+
+#[test]
+fn one_master_of_five_that_lost_its_data_votes_again_in_seconds() {
+    assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0]]).await));
+}
+
+#[test]
+fn two_masters_of_five_that_lost_their_data_vote_again_in_seconds() {
+    assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0, 1]]).await));
+}
+
+/// All that the lock was granted on has been lost in the end.
+#[test]
+fn a_lock_outlives_the_loss_of_all_masters_that_granted_it_group_by_group() {
+    assert_good(&repeated(runs(2), 2, async || restarts(&BRISK, &[&[0, 1], &[2, 3], &[4, 0]]).await));
+}
+
+#[test]
+fn a_lock_is_granted_twice_when_masters_vote_again_without_being_told() {
+    let off = ClusterSettings { rules: Rules { forgotten_is_given_back: false, ..Rules::ALL }, ..BRISK };
+    let outcomes = repeated(2, 2, async || restarts(&off, &[&[0, 1], &[2, 3]]).await);
+    assert!(outcomes.iter().all(|outcome| outcome.second_holders > 0), "without it nothing is worse");
+}
+
+/// Three of five: those that are left cannot know of all majorities.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn where_too_few_masters_remember_the_full_quarantine_is_waited() {
+    let mut five = Five::start(&BRISK).await;
+    for victim in 0..3 {
+        five.servers[victim].kill();
+        five.servers[victim].restart();
+    }
+    let waits = |at: usize| in_state(five.remotes[0][at].as_ref(), NodeState::Quarantined);
+    let (first, ..) = tokio::join!(waits(0), waits(1), waits(2));
+    assert!(first.until_micros.expect("an end") - first.since_micros > 60_000_000, "{first:?}");
+    // Nobody has told them anything after what would be enough time for it.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!((0..3).all(|at| five.remotes[0][at].status().borrow().state == NodeState::Quarantined));
+}
+
+/// It votes at once for those who know of no quarantine.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_vote_of_another_client_is_not_taken_from_a_master_that_lost_its_data() {
+    let mut five = Five::start(&BRISK).await;
+    let lock = name("job");
+    let lease = five.locks[0].acquire(&lock, ttl(60_000), AcquireOptions::default()).await.expect("it is free");
+    five.servers[2].kill();
+    five.servers[2].restart();
+    in_state(five.remotes[0][2].as_ref(), NodeState::Quarantined).await;
+    five.servers[2].cmd(&["SET", "lock:job", "their-uuid", "PX", "8000"]);
+    let told = eventually("it is admitted when the other client's lock has ended", async || {
+        five.remotes[0][2].status().borrow().votes().then(|| five.servers[2].cmd(&["GET", "lock:job"]))
+    })
+    .await;
+    assert_ne!(told, Resp::Nil);
+    assert!(told.text().starts_with(&lease.token.fencing().to_string()), "{told:?}");
+    assert!(marker(&five.servers[2]).is_some());
+}
