@@ -5,7 +5,7 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::clock::{Clock, Entropy, OsEntropy, SystemClock};
+use crate::clock::{Clock, Entropy, OsEntropy};
 use crate::node::admission::ClusterConfig;
 use crate::node::{Keys, NoObserver, Record, Reply, Voter};
 use crate::types::{Info, LockName, LockToken, Ttl};
@@ -22,8 +22,29 @@ impl Voter for Votes {
     }
 }
 
+/// What it shows is set by hand.
+#[derive(Clone)]
+struct HandClock(Arc<Mutex<Duration>>);
+
+impl HandClock {
+    fn advance(&self, by: Duration) {
+        *self.0.lock().unwrap() += by;
+    }
+}
+
+impl Clock for HandClock {
+    fn monotonic(&self) -> Duration {
+        *self.0.lock().unwrap()
+    }
+
+    fn wall_micros(&self) -> u64 {
+        1_700_000_000_000_000 + self.monotonic().as_micros() as u64
+    }
+}
+
 struct Bench {
     driver: Driver,
+    clock: HandClock,
     now: Instant,
     votes: Arc<Votes>,
     /// That has admitted it.
@@ -32,8 +53,9 @@ struct Bench {
 
 impl Bench {
     fn new(bootstrap: bool) -> Self {
+        let clock = HandClock(Arc::new(Mutex::new(Duration::from_secs(100))));
         let seams =
-            Seams { clock: Arc::new(SystemClock), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) };
+            Seams { clock: Arc::new(clock.clone()), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) };
         let identity = ClusterConfig::new("a:1", MAX_TTL).identity("a:1");
         let admission = Admission::new(identity, MAX_TTL, Duration::from_secs(2)).expecting_bootstrap(bootstrap);
         let settings = DriverSettings {
@@ -48,6 +70,7 @@ impl Bench {
         let now = Instant::now();
         Self {
             driver: Driver::new("a:1".into(), admission, settings, seams, now),
+            clock,
             now,
             votes: Arc::default(),
             marker: String::new(),
@@ -179,6 +202,54 @@ fn the_oldest_call_has_timed_out_and_those_behind_it_are_lost_with_the_connectio
     assert_eq!(bench.state(), NodeState::Connecting);
 }
 
+/// A node whose time the test says; looks are answered at once.
+struct Clocked(Bench);
+
+impl Clocked {
+    /// Waits for so long, and is told the node's time at the next look: by how much it is ahead of ours.
+    fn look_after(&mut self, millis: u64, ahead_micros: u64) -> Vec<Action> {
+        let bench = &mut self.0;
+        bench.clock.advance(Duration::from_millis(millis));
+        bench.driver.look_asked = bench.clock.monotonic();
+        let facts = Facts { time_micros: bench.clock.wall_micros() + ahead_micros, ..Facts::volatile_master() };
+        bench.on(Event::Looked(Ok(Look { facts, marker: Some(bench.marker.clone()) })))
+    }
+
+    /// What it does when it has been left for running ahead, and has been connected to again.
+    fn compared(&mut self) -> Vec<Action> {
+        assert_eq!(self.0.state(), NodeState::Connecting);
+        let left = self.0.now;
+        self.0.connect();
+        assert!(self.0.now - left >= HEARTBEAT * 2, "time for the others to be read");
+        self.look_after(3_000, 60_000)
+    }
+}
+
+/// Every lock on it has ended 50 ms early.
+#[test]
+fn a_node_whose_clock_jumps_ahead_votes_no_longer_and_is_quarantined() {
+    let mut node = Clocked(Bench::admitted(false));
+    assert_eq!(node.look_after(1_000, 10_000), []);
+    assert_eq!(node.look_after(1_000, 15_000), [], "5 ms in a second are within the drift factor");
+    assert_eq!(node.look_after(1_000, 65_000), [Action::Disconnect]);
+    let actions = node.compared();
+    assert!(
+        matches!(actions.as_slice(), [Action::SwapMarker(MarkerSwap { to, .. })] if to.contains(":ran-ahead.")),
+        "{actions:?}"
+    );
+}
+
+#[test]
+fn when_all_clocks_run_ahead_alike_it_was_ours_and_no_node_is_blamed() {
+    let mut node = Clocked(Bench::admitted(false));
+    assert_eq!(node.look_after(1_000, 0), []);
+    assert_eq!(node.look_after(1_000, 50_000), [Action::Disconnect]);
+    let to = node.0.clock.monotonic();
+    let ran = RanAhead { from: to - HEARTBEAT, to, by: Duration::from_millis(49) };
+    node.0.driver.settings.peers.read(&"b:2".into(), to + HEARTBEAT, Some(ran));
+    assert!(matches!(node.compared().as_slice(), [Action::Load { .. }]));
+}
+
 /// An old process may live on behind connections that were opened before its name moved.
 #[test]
 fn a_process_votes_no_longer_when_its_name_leads_to_another() {
@@ -284,7 +355,7 @@ fn pauses_between_connections_double_up_to_a_second() {
 #[test]
 fn a_node_that_refuses_all_tokens_for_their_lead_does_not_count_as_one_that_votes() {
     let mut bench = Bench::admitted(false);
-    let wall = SystemClock.wall_micros();
+    let wall = bench.clock.wall_micros();
     let token = |ahead: u64| {
         let (owner, nonce) = OsEntropy.owner_and_nonce();
         LockToken::new(owner, nonce, FencingToken::new(wall + ahead).unwrap())
