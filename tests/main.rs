@@ -56,6 +56,7 @@ mod http {
     mod locks;
     mod openapi;
     mod retries;
+    mod swallowed;
     mod tls;
     mod waiting;
     mod waiting_gateways;

@@ -1,0 +1,176 @@
+//! Clients whose answers are lost, while masters stop and connections break: what an answer has promised once, heard or not,
+//! is what every repetition of its request is told, at whichever gateway.
+//!
+//! Every run draws anew who asks what and which faults there are, and prints the seed; `SWALLOWED_SEED=<seed>` makes the same
+//! ones.
+
+mod history;
+mod order;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::Method;
+use serde_json::json;
+use tokio::time::sleep;
+
+use self::history::History;
+use self::order::{Order, Run};
+use crate::support::chance::{Chance, seed};
+use crate::support::client::{Answer, Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, eventually, masters};
+
+const ORDERS: usize = 1_000;
+const CLIENTS: usize = 40;
+const LOCKS: usize = 48;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keyed_post_whose_answer_was_swallowed_is_answered_again_with_the_same_grant_under_faults() {
+    let seed = seed("SWALLOWED_SEED");
+    let servers = masters(5);
+    let mut gateways = Vec::new();
+    for _ in 0..3 {
+        // A talkative log would be searched for a thousand keys.
+        let launch = Launch::over(&servers).flag("--node-timeout", "500ms").env("RUST_LOG", "info");
+        gateways.push(launch.ready().await);
+    }
+    let run = Arc::new(Run { gateways, locks: LOCKS, seed, began: Instant::now() });
+    let clients: Vec<_> = (0..CLIENTS).map(|first| tokio::spawn(share(run.clone(), first))).collect();
+    let faults = faults(&servers, seed, || clients.iter().all(|client| client.is_finished())).await;
+    let mut history = History::default();
+    for client in clients {
+        history.add(client.await.unwrap_or_else(|_| panic!("replay with SWALLOWED_SEED={seed}")));
+    }
+    let (took, plain) = (run.began.elapsed(), history.plain_denials());
+    println!("{ORDERS} orders in {took:.1?} with {faults} faults: {:#?}", history.counts);
+    println!("of {} denials {plain} while another client knew that it held the lock", history.denials.len());
+    let wrong = history.judged();
+    assert!(wrong.is_empty(), "{} things are wrong: {}", wrong.len(), wrong[..wrong.len().min(9)].join("\n\n"));
+    assert_something_was_met(&history, faults);
+    for gateway in &run.gateways {
+        eventually("no lock is left behind", async || {
+            let page = gateway.get("/locks?prefix=stock%2F&limit=1000").await.json();
+            page["locks"].as_array().expect("a list").is_empty().then_some(())
+        })
+        .await;
+    }
+}
+
+/// Every so many-th order of the run, one after the other.
+async fn share(run: Arc<Run>, first: usize) -> History {
+    let mut history = History::default();
+    for number in (first..ORDERS).step_by(CLIENTS) {
+        history.add(Order::new(&run, number).carried_out().await);
+    }
+    history
+}
+
+/// A run in which nothing was swallowed, refused or broken would show nothing.
+fn assert_something_was_met(history: &History, faults: usize) {
+    let of = |what: &str| history.how_often(what);
+    assert_eq!(history.holds.len(), ORDERS);
+    assert_eq!(of("swallowed: read and forgotten") + of("swallowed: closed without reading"), ORDERS);
+    assert_eq!(of("PATCH: 200"), ORDERS);
+    for (what, least) in [
+        ("swallowed: read and forgotten", ORDERS / 3),
+        ("swallowed: closed without reading", ORDERS / 3),
+        ("told again: the same grant", ORDERS / 3),
+        ("told first: the grant of one that was lost", 10),
+        ("told first: a grant of its own after one that was lost", 10),
+        ("POST: 409 lock_held", 10),
+        ("POST: 503 quorum_unavailable", 1),
+    ] {
+        assert!(of(what) >= least, "{what}: {}, of at least {least}", of(what));
+    }
+    assert!(faults >= 5, "{faults}");
+}
+
+/// One after the other, until all is `over`: masters that hang, connections that break, or both. At most two of five masters
+/// hang at a time, and none forgets anything.
+async fn faults(servers: &[RedisServer], seed: u64, over: impl Fn() -> bool) -> usize {
+    let mut chance = Chance::of(seed, ORDERS);
+    let mut count = 0;
+    while !over() {
+        let first = chance.below(servers.len());
+        let turned = |n: usize| &servers[(first + n) % servers.len()];
+        let stopped = chance.below(3);
+        let cut = chance.below(servers.len() - stopped + 1).max(usize::from(stopped == 0));
+        (0..stopped).for_each(|n| turned(n).stop());
+        for n in (stopped..servers.len()).take(cut) {
+            turned(n).cmd(&["CLIENT", "KILL", "TYPE", "normal"]);
+        }
+        sleep(Duration::from_millis(10 + chance.below(200) as u64)).await;
+        (0..stopped).for_each(|n| turned(n).cont());
+        sleep(Duration::from_millis(50 + chance.below(500) as u64)).await;
+        count += 1;
+    }
+    count
+}
+
+const KEY: &str = "reservation-4711";
+const HOLD: Duration = Duration::from_secs(2);
+
+async fn keyed(gateway: &Gateway, name: &str) -> Answer {
+    let call = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", KEY);
+    call.json(&json!({ "ttl_ms": 1_000 })).send().await
+}
+
+/// Repeats the request at both gateways in turn until it is refused: told the same grant, and only as long as it may be held.
+async fn kept_by_repeating(gateways: [&Gateway; 2], name: &str) -> (Lease, Answer) {
+    let first = keyed(gateways[0], name).await;
+    let lease = Lease::from(&first);
+    let mut turn = 0;
+    let refused = eventually("a repetition is refused", async || {
+        turn += 1;
+        let sent = Instant::now();
+        let answer = keyed(gateways[turn % 2], name).await;
+        if answer.status != 201 {
+            return Some(answer);
+        }
+        assert_eq!((Lease::from(&answer), answer.header("idempotency-replayed")), (lease.clone(), "true"));
+        assert!(sent < first.at + HOLD, "told again {:?} after its grant", sent - first.at);
+        None
+    })
+    .await;
+    assert!(turn > 2, "only {turn} repetitions");
+    (lease, refused)
+}
+
+#[tokio::test]
+async fn a_lock_is_not_kept_beyond_the_longest_hold_by_repeating_the_request() {
+    let servers = masters(3);
+    let launch = || {
+        let times = [("--max-ttl", "1s"), ("--default-ttl", "1s"), ("--max-hold", "2s")];
+        times.into_iter().fold(Launch::over(&servers), |launch, (flag, time)| launch.flag(flag, time))
+    };
+    let gateways = [&launch().ready().await, &launch().ready().await];
+    let since = Instant::now();
+    for (name, released) in [("released", true), ("left-alone", false)] {
+        let (lease, refused) = kept_by_repeating(gateways, name).await;
+        let problem = refused.problem(409, "max_hold_reached");
+        assert_eq!(problem["title"], "The lock has been held for too long");
+        let detail = problem["detail"].as_str().expect("a text");
+        assert!(detail.contains("for 2s and may be for 2s; release and compete again"), "{detail}");
+        assert_eq!(refused.header("idempotency-replayed"), "");
+
+        // Refused, it was not extended either; until it ends, it is its holder's to release.
+        gateways[0].post(name, json!({})).await.problem(409, "lock_held");
+        if released {
+            assert_eq!(gateways[1].delete(name, &lease.token).await.status, 204);
+        }
+        let next = eventually("the key competes again", async || {
+            let answer = keyed(gateways[0], name).await;
+            assert!(answer.status == 201 || !released, "{answer:?}");
+            if answer.status == 201 {
+                return Some(answer);
+            }
+            answer.problem(409, "max_hold_reached");
+            None
+        })
+        .await;
+        assert_eq!(next.header("idempotency-replayed"), "");
+        assert!(Lease::from(&next).fencing > lease.fencing);
+    }
+    println!("both in {:?}", since.elapsed());
+}
