@@ -72,7 +72,7 @@ impl<'a> Order<'a> {
             self.extend().await;
             held_until = self.run.began.elapsed();
             self.release().await;
-        } else {
+        } else if self.seen.wrong.is_empty() {
             self.wrong("no grant in time");
         }
         let (until, order, lock) = (self.run.began.elapsed(), self.label, self.lock);
@@ -161,10 +161,10 @@ impl<'a> Order<'a> {
     /// Repeats the request, each time at another gateway, until it is granted.
     async fn is_told(&mut self) -> bool {
         let since = Instant::now();
-        while since.elapsed() < PATIENCE {
+        while since.elapsed() < PATIENCE && self.seen.wrong.is_empty() {
             self.another_gateway();
             if self.ask().await {
-                return true;
+                return self.seen.wrong.is_empty();
             }
         }
         false
