@@ -23,8 +23,8 @@ use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, eventually, masters};
 
 const ORDERS: usize = 1_000;
-const CLIENTS: usize = 40;
-const LOCKS: usize = 48;
+const CLIENTS: usize = 24;
+const LOCKS: usize = 36;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keyed_post_whose_answer_was_swallowed_is_answered_again_with_the_same_grant_under_faults() {
@@ -90,29 +90,44 @@ fn assert_something_was_met(history: &History, faults: usize) {
     assert!(faults >= 5, "{faults}");
 }
 
-/// One after the other, until all is `over`: masters or a gateway that hang, connections that break, or all of it. At most two
-/// of five masters hang at a time, and none forgets anything.
+/// One spell of bad weather after the other, until all is `over`. Each has two masters of five that hang and whose
+/// connections break, now and then with a gateway that hangs, too; then the connections to all masters break at once, and there
+/// is time to come back. No master forgets anything.
 async fn faults(servers: &[RedisServer], run: &Run, over: impl Fn() -> bool) -> usize {
     let mut chance = Chance::of(run.seed, ORDERS);
     let mut count = 0;
     while !over() {
-        let first = chance.below(servers.len());
-        let turned = |n: usize| &servers[(first + n) % servers.len()];
-        let stopped = chance.below(3);
-        let cut = chance.below(servers.len() - stopped + 1).max(usize::from(stopped == 0));
-        let hangs = chance.one_in(2).then(|| &run.gateways[chance.below(run.gateways.len())]);
-        (0..stopped).for_each(|n| turned(n).stop());
-        hangs.inspect(|gateway| gateway.signal(Signal::STOP));
-        for n in (stopped..servers.len()).take(cut) {
-            turned(n).cmd(&["CLIENT", "KILL", "TYPE", "normal"]);
+        let (first, apart) = (chance.below(servers.len()), 1 + chance.below(servers.len() - 1));
+        let pair = [&servers[first], &servers[(first + apart) % servers.len()]];
+        for _ in 0..4 {
+            hang(&pair, run, &mut chance).await;
+            count += 1;
         }
-        sleep(Duration::from_millis(10 + chance.below(200) as u64)).await;
-        (0..stopped).for_each(|n| turned(n).cont());
-        hangs.inspect(|gateway| gateway.signal(Signal::CONT));
-        sleep(Duration::from_millis(50 + chance.below(600) as u64)).await;
+        servers.iter().for_each(cut);
         count += 1;
+        sleep(COMES_BACK).await;
     }
     count
+}
+
+/// The longest pause of a gateway before it connects again.
+const COMES_BACK: Duration = Duration::from_secs(1);
+
+async fn hang(pair: &[&RedisServer], run: &Run, chance: &mut Chance) {
+    let stopped = &pair[..chance.below(pair.len() + 1)];
+    let gateway = chance.one_in(2).then(|| &run.gateways[chance.below(run.gateways.len())]);
+    pair[stopped.len()..].iter().copied().for_each(cut);
+    stopped.iter().for_each(|server| server.stop());
+    gateway.inspect(|gateway| gateway.signal(Signal::STOP));
+    sleep(Duration::from_millis(10 + chance.below(200) as u64)).await;
+    stopped.iter().for_each(|server| server.cont());
+    gateway.inspect(|gateway| gateway.signal(Signal::CONT));
+    sleep(Duration::from_millis(50 + chance.below(300) as u64)).await;
+}
+
+/// Breaks all connections to a server but those that listen to hints.
+fn cut(server: &RedisServer) {
+    server.cmd(&["CLIENT", "KILL", "TYPE", "normal"]);
 }
 
 const KEY: &str = "reservation-4711";

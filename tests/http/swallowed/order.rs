@@ -37,6 +37,8 @@ pub(super) struct Order<'a> {
     known: Option<(Lease, Duration)>,
     /// The first request was swallowed, or refused: others may know more of this key than its client.
     asked_before: bool,
+    /// The last answer that was none it could use.
+    refused: String,
     seen: History,
 }
 
@@ -47,8 +49,8 @@ impl<'a> Order<'a> {
         let wait_ms = if chance.one_in(3) { 2_000 } else { 0 };
         let body = json!({ "ttl_ms": TTL_MS, "wait_ms": wait_ms, "owner": label });
         let at = chance.below(run.gateways.len());
-        let (known, asked_before) = (None, false);
-        Self { run, chance, label, lock, body, at, known, asked_before, seen: History::default() }
+        let (known, asked_before, refused) = (None, false, String::new());
+        Self { run, chance, label, lock, body, at, known, asked_before, refused, seen: History::default() }
     }
 
     /// All of it.
@@ -66,6 +68,8 @@ impl<'a> Order<'a> {
         let mut told = true;
         for _ in 0..repetitions {
             told = told && self.is_told().await;
+            // It works under its lock.
+            sleep(Duration::from_millis(self.chance.below(60) as u64)).await;
         }
         let mut held_until = self.run.began.elapsed();
         if told {
@@ -97,7 +101,11 @@ impl<'a> Order<'a> {
     }
 
     fn wrong(&mut self, what: &str) {
-        self.seen.wrong.push(format!("{} on {}: {what}; knows {:?}", self.label, self.lock, self.known));
+        let Self { run, label, lock, known, refused, .. } = self;
+        let at = run.began.elapsed();
+        self.seen
+            .wrong
+            .push(format!("{label} on {lock} after {at:.3?}: {what}; knows {known:?}, last refused: {refused}"));
     }
 
     /// The client is gone before it has read anything: anywhere between before the request is read and after the answer is
@@ -119,6 +127,9 @@ impl<'a> Order<'a> {
         let call = self.gateway().call(Method::POST, lock_path(&self.lock)).header("idempotency-key", self.key());
         let answer = call.json(&self.body).send().await;
         let asked_before = std::mem::replace(&mut self.asked_before, true);
+        if answer.status != 201 {
+            self.refused = answer.text();
+        }
         match answer.status {
             201 => self.is_granted(&answer, asked_before),
             409 => {
