@@ -70,6 +70,7 @@ mod operations {
     mod lifecycle;
     mod masters_tls;
     mod metrics;
+    mod quarantine;
     mod reconfigure;
 }
 
