@@ -110,8 +110,9 @@ async fn faults(servers: &[RedisServer], run: &Run, over: impl Fn() -> bool) -> 
     count
 }
 
-/// The longest pause of a gateway before it connects again.
-const COMES_BACK: Duration = Duration::from_secs(1);
+/// A gateway pauses for up to a second before it connects again, and a client that was refused as long before it asks again:
+/// then there is clear weather for both.
+const COMES_BACK: Duration = Duration::from_millis(2_500);
 
 async fn hang(pair: &[&RedisServer], run: &Run, chance: &mut Chance) {
     let stopped = &pair[..chance.below(pair.len() + 1)];

@@ -11,10 +11,12 @@ use super::history::{Denial, History, Hold, Life};
 use crate::support::chance::Chance;
 use crate::support::client::{Answer, Lease, lock_path};
 use crate::support::gateway::Gateway;
-use crate::support::harness::PATIENCE;
 
-/// Nothing expires while a client is patient, with three things to get done.
+/// For how long a client tries to get one thing done: others come first, and each of them meets with bad weather.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Nothing expires meanwhile.
 const TTL_MS: u64 = 120_000;
+const _: () = assert!(TTL_MS > 3 * PATIENCE.as_millis() as u64);
 
 /// What all clients of a run share.
 pub(super) struct Run {
