@@ -57,6 +57,7 @@ mod http {
     mod locks;
     mod openapi;
     mod retries;
+    mod swallowed;
     mod tls;
     mod waiting;
     mod waiting_gateways;
@@ -70,6 +71,7 @@ mod operations {
     mod lifecycle;
     mod masters_tls;
     mod metrics;
+    mod quarantine;
     mod reconfigure;
 }
 

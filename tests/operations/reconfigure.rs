@@ -12,8 +12,12 @@ use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::nodes::stored_on;
 use crate::support::resp::Resp;
 
+fn marker(server: &RedisServer) -> String {
+    server.cmd(&["GET", "{lock:}:marker"]).text()
+}
+
 fn markers(servers: &[RedisServer]) -> Vec<String> {
-    servers.iter().map(|server| server.cmd(&["GET", "{lock:}:marker"]).text()).collect()
+    servers.iter().map(marker).collect()
 }
 
 fn times(launch: Launch, max_ttl: &str) -> Launch {
@@ -241,4 +245,78 @@ async fn first_masters_are_moved_when_it_is_said_that_there_were_none_before() {
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let done = times(Launch::bare(&["reconfigure", "--yes", "--no-old-nodes"]).nodes(&urls), "500ms").finish().await;
     assert_eq!(done.code, Some(0), "{done:?}");
+}
+
+/// The old masters have lost everything, and with their markers the word of how long their locks may live.
+#[tokio::test]
+async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_for() {
+    let servers = masters(6);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    drop(times(Launch::over(&servers[..3]), "2s").ready().await);
+    let reconfigure = |words: &[&str]| {
+        let named = |launch: Launch, url: &String| launch.more("--old-node", url);
+        let launch = urls[..3].iter().fold(Launch::bare(&["reconfigure"]).nodes(&urls[3..]), named);
+        times(words.iter().fold(launch, |launch, word| launch.word(word)), "500ms")
+    };
+    servers[..2].iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
+    let told = reconfigure(&[]).finish().await;
+    assert!(told.code == Some(0) && told.stdout.contains("no votes for 2s 100ms"), "one marker is enough: {told:?}");
+    servers[2].cmd(&["FLUSHALL"]);
+    for yes in [&["--yes"][..], &[]] {
+        let refused = reconfigure(yes).finish().await;
+        assert_refused_after_output(&refused, &["--old-max-ttl", "no marker is left", "used until now"]);
+    }
+    for no_time in ["soon", "", "5", "-1s", "1s 2"] {
+        let refused = reconfigure(&["--yes", &format!("--old-max-ttl={no_time}")]).finish().await;
+        assert_refused(no_time, &refused, &["--old-max-ttl", &format!("{no_time:?} is no time"), "for example, 5m"]);
+    }
+    for (old, wait) in [("2s", "2s 100ms"), ("700ms", "800ms"), ("100ms", "600ms")] {
+        let asked = reconfigure(&["--old-max-ttl", old]).finish().await;
+        assert_eq!(asked.code, Some(0), "{asked:?}");
+        assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{old}: {asked:?}");
+    }
+    let untouched = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer() == 0;
+    assert!(servers.iter().all(untouched), "nothing was to be changed");
+
+    // Said once, it stands in the markers: a run that is interrupted need not be told again.
+    let first = reconfigure(&["--yes", "--old-max-ttl", "2s"]).spawn_only();
+    eventually("all votes are stopped", async || {
+        let left = |server: &RedisServer| !untouched(server) && marker(server).starts_with("v1:leaving-");
+        servers.iter().all(left).then_some(())
+    })
+    .await;
+    drop(first);
+    let since = Instant::now();
+    let done = reconfigure(&["--yes"]).finish().await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(since.elapsed().as_millis() >= 2_100, "locks of 2 s may still have lived: {done:?}");
+    let new = times(Launch::over(&servers[3..]), "500ms").ready().await;
+    assert_eq!(new.post("job", json!({ "ttl_ms": 500 })).await.status, 201);
+}
+
+#[tokio::test]
+async fn an_old_max_ttl_that_is_said_lengthens_the_wait_that_markers_ask_for_and_never_shortens_it() {
+    let servers = masters(3);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    drop(times(Launch::over(&servers), "1s").ready().await);
+    let before = markers(&servers);
+    let reconfigure = |words: &[&str]| {
+        let launch = Launch::bare(&["reconfigure"]).nodes(&urls);
+        times(words.iter().fold(launch, |launch, word| launch.word(word)), "500ms").finish()
+    };
+    let old: Vec<&str> = urls.iter().flat_map(|url| ["--old-node", url]).collect();
+    for (said, wait) in [("1500ms", "1s 600ms"), ("600ms", "1s 100ms")] {
+        let asked = reconfigure(&[&old[..], &["--old-max-ttl", said]].concat()).await;
+        assert_eq!(asked.code, Some(0), "{asked:?}");
+        assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{said}: {asked:?}");
+    }
+    let both = reconfigure(&["--yes", "--no-old-nodes", "--old-max-ttl", "1s"]).await;
+    assert_refused("there were none, and they had locks", &both, &["--no-old-nodes", "--old-max-ttl"]);
+    assert_eq!(markers(&servers), before);
+
+    let since = Instant::now();
+    let done = reconfigure(&[&old[..], &["--yes", "--old-max-ttl", "1500ms"]].concat()).await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(since.elapsed().as_millis() >= 1_600, "it was said that locks of 1.5 s may live: {done:?}");
+    times(Launch::over(&servers), "500ms").ready().await;
 }

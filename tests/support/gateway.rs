@@ -124,6 +124,12 @@ impl Launch {
         self
     }
 
+    /// One argument as it stands.
+    pub(crate) fn word(mut self, word: &str) -> Self {
+        self.args.push(word.into());
+        self
+    }
+
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.env.insert(name.into(), value.into());
         self
