@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use redlock_core::node::{Node, NodeState, Rules};
-use redlock_core::{AcquireOptions, LockError, Redlock};
+use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock};
 use tokio::time::Instant;
 
 use super::healing::{Extender, poll_for};
@@ -18,9 +18,6 @@ use crate::support::resp::Resp;
 /// A quarantine that outlasts every test: 65 s.
 const CLUSTER: ClusterSettings =
     ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
-
-/// The same, and what is waited before the others are read is 4 s and not 9.
-const BRISK: ClusterSettings = ClusterSettings { skew: Duration::from_millis(300), ..CLUSTER };
 
 /// As long as it is from a restart to the vote, whatever the machine is busy with.
 const SOON: Duration = Duration::from_secs(15);
@@ -42,6 +39,11 @@ impl Five {
         }
         let locks = remotes.clone().map(|remotes| cluster.redlock(remotes));
         Self { servers, remotes, locks }
+    }
+
+    async fn granted(&self, lock: &LockName, millis: u64) -> Lease {
+        let options = AcquireOptions::default;
+        eventually("it is granted", async || self.locks[0].acquire(lock, ttl(millis), options()).await.ok()).await
     }
 
     /// Restarts masters without their data. Answers how long it took until both gateways let all of them vote.
@@ -71,9 +73,9 @@ struct Outcome {
 async fn restarts(cluster: &ClusterSettings, groups: &[&[usize]]) -> Outcome {
     let mut five = Five::start(cluster).await;
     let (held, extended) = (name("held"), name("extended"));
-    let longest = five.locks[0].acquire(&held, ttl(60_000), AcquireOptions::default()).await.expect("it is free");
-    let lease = five.locks[0].acquire(&extended, ttl(2_000), AcquireOptions::default()).await.expect("it is free");
-    let extender = Extender::start(&five.locks[0], &extended, &lease, ttl(2_000), Duration::from_millis(250));
+    let longest = five.granted(&held, 60_000).await;
+    let lease = five.granted(&extended, 4_000).await;
+    let extender = Extender::start(&five.locks[0], &extended, &lease, ttl(4_000), Duration::from_millis(250));
     let pollers = [&held, &extended].map(|lock| poll_for(&five.locks[1], lock, Duration::from_millis(20)));
     let mut slowest = Duration::ZERO;
     for group in groups {
@@ -114,12 +116,12 @@ fn two_masters_of_five_that_lost_their_data_vote_again_in_seconds() {
 /// All that the lock was granted on has been lost in the end.
 #[test]
 fn a_lock_outlives_the_loss_of_all_masters_that_granted_it_group_by_group() {
-    assert_good(&repeated(runs(2), 2, async || restarts(&BRISK, &[&[0, 1], &[2, 3], &[4, 0]]).await));
+    assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0, 1], &[2, 3], &[4, 0]]).await));
 }
 
 #[test]
 fn a_lock_is_granted_twice_when_masters_vote_again_without_being_told() {
-    let off = ClusterSettings { rules: Rules { forgotten_is_given_back: false, ..Rules::ALL }, ..BRISK };
+    let off = ClusterSettings { rules: Rules { forgotten_is_given_back: false, ..Rules::ALL }, ..CLUSTER };
     let outcomes = repeated(2, 2, async || restarts(&off, &[&[0, 1], &[2, 3]]).await);
     assert!(outcomes.iter().all(|outcome| outcome.second_holders > 0), "without it nothing is worse");
 }
@@ -127,7 +129,7 @@ fn a_lock_is_granted_twice_when_masters_vote_again_without_being_told() {
 /// Three of five: those that are left cannot know of all majorities.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn where_too_few_masters_remember_the_full_quarantine_is_waited() {
-    let mut five = Five::start(&BRISK).await;
+    let mut five = Five::start(&CLUSTER).await;
     for victim in 0..3 {
         five.servers[victim].kill();
         five.servers[victim].restart();
@@ -136,20 +138,20 @@ async fn where_too_few_masters_remember_the_full_quarantine_is_waited() {
     let (first, ..) = tokio::join!(waits(0), waits(1), waits(2));
     assert!(first.until_micros.expect("an end") - first.since_micros > 60_000_000, "{first:?}");
     // Nobody has told them anything after what would be enough time for it.
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    tokio::time::sleep(Duration::from_secs(11)).await;
     assert!((0..3).all(|at| five.remotes[0][at].status().borrow().state == NodeState::Quarantined));
 }
 
 /// It votes at once for those who know of no quarantine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_vote_of_another_client_is_not_taken_from_a_master_that_lost_its_data() {
-    let mut five = Five::start(&BRISK).await;
+    let mut five = Five::start(&CLUSTER).await;
     let lock = name("job");
-    let lease = five.locks[0].acquire(&lock, ttl(60_000), AcquireOptions::default()).await.expect("it is free");
+    let lease = five.granted(&lock, 60_000).await;
     five.servers[2].kill();
     five.servers[2].restart();
     in_state(five.remotes[0][2].as_ref(), NodeState::Quarantined).await;
-    five.servers[2].cmd(&["SET", "lock:job", "their-uuid", "PX", "8000"]);
+    five.servers[2].cmd(&["SET", "lock:job", "their-uuid", "PX", "11000"]);
     let told = eventually("it is admitted when the other client's lock has ended", async || {
         five.remotes[0][2].status().borrow().votes().then(|| five.servers[2].cmd(&["GET", "lock:job"]))
     })

@@ -332,7 +332,7 @@ async fn a_grant_that_came_too_late_to_be_of_use_is_no_grant_and_is_released() {
     assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
     locks.drained().await;
     assert_eq!(cluster.stored_on(&lock, |_| true), Vec::<usize>::new());
-    let lease = acquire(&locks, &lock, 60_000).await.unwrap();
+    let lease = acquire(&cluster.redlock(), &lock, 60_000).await.unwrap();
     let late = locks.extend(&lock, &lease.token, ttl(30_000)).await;
     assert!(matches!(late, Err(LockError::Unknown(_))), "{late:?}");
 }

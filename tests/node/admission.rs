@@ -277,7 +277,7 @@ async fn a_master_that_evicted_keys_unseen_is_quarantined_when_that_shows() {
     assert!(seen.detail.contains(EVICTED), "{seen:?}");
     in_state(remote.as_ref(), NodeState::Admitted).await;
     // It is held against it once.
-    assert!(timeout(cluster.quarantine() * 6, in_state(remote.as_ref(), NodeState::Quarantined)).await.is_err());
+    assert!(timeout(cluster.quarantine() * 3, in_state(remote.as_ref(), NodeState::Quarantined)).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

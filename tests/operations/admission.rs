@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use http::Method;
+use redlock_core::node::admission::NAME_MOVES_WITHIN;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -17,14 +18,14 @@ use crate::support::nodes::stored_on;
 
 const MAX_TTL: Duration = Duration::from_secs(3);
 const SKEW: Duration = Duration::from_secs(1);
-/// max_ttl + S.
-const QUARANTINE: Duration = Duration::from_secs(4);
+/// max_ttl, S, and what it takes until a name is followed again.
+const QUARANTINE: Duration = Duration::from_secs(7);
 
 fn urls(servers: &[RedisServer]) -> Vec<String> {
     servers.iter().map(RedisServer::url).collect()
 }
 
-/// A quarantine of four seconds.
+/// A quarantine of seven seconds.
 fn short(launch: Launch) -> Launch {
     launch.flag("--max-ttl", "3s").flag("--default-ttl", "2s").flag("--clock-skew", "1s")
 }
@@ -91,7 +92,7 @@ fn refused_for_quarantine(problem: &Value) {
 
 #[tokio::test]
 async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quarantine_ends() {
-    assert_eq!(MAX_TTL + SKEW, QUARANTINE);
+    assert_eq!(MAX_TTL + SKEW + NAME_MOVES_WITHIN, QUARANTINE);
     let mut servers = masters(3);
     let gateway = short(Launch::over(&servers)).ready().await;
     gateway.acquire_for("job", 3_000).await;
@@ -104,7 +105,7 @@ async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quaranti
         assert!(text(&node, "advice").contains("wait"), "{node:#}");
         let day = 86_400.0;
         let lasts = (seconds(&node, "until") - seconds(&node, "since") + day) % day;
-        assert!((lasts - QUARANTINE.as_secs_f64()).abs() < 0.002, "{lasts} s in {node:#}");
+        assert!((lasts - QUARANTINE.as_secs_f64()).abs() < 0.5, "{lasts} s in {node:#}");
         assert_eq!(node["restarts"], 1, "{node:#}");
     }
     let ready = gateway.readyz().await;
@@ -212,7 +213,7 @@ async fn check_tells_who_would_wait_and_why() {
 
     let new = check().await;
     assert_eq!(new.code, Some(1), "{new:?}");
-    assert_eq!(new.stdout.matches("WOULD WAIT 4s").count(), 3, "{}", new.stdout);
+    assert_eq!(new.stdout.matches("WOULD WAIT 7s").count(), 3, "{}", new.stdout);
     for word in ["all its data was lost", "--bootstrap", "0 of 3 nodes would be admitted now, 3 after a quarantine"] {
         assert!(new.stdout.contains(word), "no {word:?} in\n{}", new.stdout);
     }
@@ -228,7 +229,7 @@ async fn check_tells_who_would_wait_and_why() {
     let one = check().await;
     assert_eq!(one.code, Some(0), "{one:?}");
     assert_eq!(one.stdout.matches("would be admitted at once").count(), 2, "{}", one.stdout);
-    assert_eq!(one.stdout.matches("WOULD WAIT 4s").count(), 1, "{}", one.stdout);
+    assert_eq!(one.stdout.matches("WOULD WAIT 7s").count(), 1, "{}", one.stdout);
     for word in ["it was restarted and may have forgotten locks", "appendonly no", "1 after a quarantine"] {
         assert!(one.stdout.contains(word), "no {word:?} in\n{}", one.stdout);
     }
@@ -335,8 +336,8 @@ async fn a_master_whose_clock_jumps_refuses_is_reported_and_is_used_again_when_m
     };
     assert!(offset().await.abs() < 1.0);
     // Beyond D/2 and within D: it votes, and an operator is warned.
-    clock.set_ahead(1_500);
-    eventually("the offset shows", async || (offset().await > 1.0).then_some(())).await;
+    clock.set_ahead(-1_500);
+    eventually("the offset shows", async || (offset().await < -1.0).then_some(())).await;
     let far = "the node's clock and this machine's are far apart: mend one";
     let warned = eventually("the log warns", async || logged(&gateway, far, &servers[2])).await;
     assert_eq!(warned["level"], "WARN", "{warned}");
@@ -348,8 +349,8 @@ async fn a_master_whose_clock_jumps_refuses_is_reported_and_is_used_again_when_m
     })
     .await;
 
-    clock.set_ahead(60_000);
-    eventually("the offset shows", async || (offset().await > 50.0).then_some(())).await;
+    clock.set_ahead(-60_000);
+    eventually("the offset shows", async || (offset().await < -50.0).then_some(())).await;
     let refusals = async || {
         let samples = Samples::of(&gateway).await;
         samples.get("redlock_node_votes_total", &[("node", &node), ("vote", "clock")])
@@ -363,12 +364,11 @@ async fn a_master_whose_clock_jumps_refuses_is_reported_and_is_used_again_when_m
     let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     assert_eq!(answers(&problem).get(&node).map(String::as_str), Some("clock"), "{problem:#}");
 
+    // Forward again: that ended its locks a minute early.
     clock.set_ahead(0);
-    let mended = "the node's clock and this machine's agree again";
-    eventually("the log says that it is mended", async || logged(&gateway, mended, &servers[2])).await;
-    assert!(offset().await.abs() < 1.0);
-    let lease = gateway.acquire("job").await;
-    assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
+    let waits = until_state(&gateway, &servers[2], "quarantined").await;
+    assert!(text(&waits, "detail").contains("its clock ran ahead"), "{waits:#}");
+    assert!(text(&waits, "advice").contains("maxslewrate"), "{waits:#}");
 }
 
 /// All masters and then the gateway are stopped with an acquire on its way; the masters go on and set the lock, and it runs

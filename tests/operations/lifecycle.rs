@@ -54,7 +54,7 @@ async fn the_banner_has_a_line_that_works_and_says_what_is_not_safe() {
         let banner =
             eventually("the banner is complete", async || Some(gateway.stderr()).filter(|text| text.contains("/docs")))
                 .await;
-        for word in ["votes after 3m 4s", "appendfsync always", "2 nodes survive no more failures than 1"] {
+        for word in ["votes after 3m 7s", "appendfsync always", "2 nodes survive no more failures than 1"] {
             assert!(banner.contains(word), "no {word:?} in\n{banner}");
         }
         assert!(servers.iter().all(|server| banner.contains(&format!("127.0.0.1:{}", server.port()))), "{banner}");

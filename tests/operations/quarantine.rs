@@ -50,3 +50,26 @@ async fn with_one_of_three_masters_in_quarantine_the_others_grant_and_readyz_say
     assert!(states.contains(&&json!("quarantined")), "{problem:#}");
     eventually("the gateway is not ready", async || (gateway.readyz().await.status == 503).then_some(())).await;
 }
+
+/// One of three is in quarantine for minutes, and another only hangs for a moment: nobody is to be sent away for minutes.
+#[tokio::test]
+async fn a_master_that_is_away_for_a_moment_is_not_waited_for_as_long_as_one_in_quarantine() {
+    let mut servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    servers[2].restart();
+    eventually("the master is in quarantine", async || {
+        (node_of(&gateway, &servers[2]).await["state"] == "quarantined").then_some(())
+    })
+    .await;
+    servers[1].stop();
+    eventually("the other one is missed", async || {
+        (node_of(&gateway, &servers[1]).await["state"] == "connecting").then_some(())
+    })
+    .await;
+    let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    servers[1].cont();
+    let since = std::time::Instant::now();
+    eventually("locks are granted", async || (gateway.post("job", json!({})).await.status == 201).then_some(())).await;
+    println!("granted again after {:?}", since.elapsed());
+    assert!(problem["retry_after_ms"].as_u64() <= Some(5_000), "{problem:#}");
+}

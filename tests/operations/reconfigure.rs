@@ -55,7 +55,7 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
     let reconfigure = |words: &[&str]| times(Launch::bare(words).nodes(&urls), "2s").finish();
     let asked = reconfigure(&["reconfigure"]).await;
     assert_eq!(asked.code, Some(0), "{asked:?}");
-    for word in ["nothing was changed", "--yes", "2s 200ms"] {
+    for word in ["nothing was changed", "--yes", "5s 200ms"] {
         assert!(asked.stdout.contains(word), "no {word:?} in\n{}", asked.stdout);
     }
     assert_eq!(markers(&servers), before);
@@ -260,7 +260,7 @@ async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_
     };
     servers[..2].iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let told = reconfigure(&[]).finish().await;
-    assert!(told.code == Some(0) && told.stdout.contains("no votes for 2s 100ms"), "one marker is enough: {told:?}");
+    assert!(told.code == Some(0) && told.stdout.contains("no votes for 5s 100ms"), "one marker is enough: {told:?}");
     servers[2].cmd(&["FLUSHALL"]);
     for yes in [&["--yes"][..], &[]] {
         let refused = reconfigure(yes).finish().await;
@@ -270,7 +270,7 @@ async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_
         let refused = reconfigure(&["--yes", &format!("--old-max-ttl={no_time}")]).finish().await;
         assert_refused(no_time, &refused, &["--old-max-ttl", &format!("{no_time:?} is no time"), "for example, 5m"]);
     }
-    for (old, wait) in [("2s", "2s 100ms"), ("700ms", "800ms"), ("100ms", "600ms")] {
+    for (old, wait) in [("2s", "5s 100ms"), ("700ms", "3s 800ms"), ("100ms", "3s 600ms")] {
         let asked = reconfigure(&["--old-max-ttl", old]).finish().await;
         assert_eq!(asked.code, Some(0), "{asked:?}");
         assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{old}: {asked:?}");
@@ -305,7 +305,7 @@ async fn an_old_max_ttl_that_is_said_lengthens_the_wait_that_markers_ask_for_and
         times(words.iter().fold(launch, |launch, word| launch.word(word)), "500ms").finish()
     };
     let old: Vec<&str> = urls.iter().flat_map(|url| ["--old-node", url]).collect();
-    for (said, wait) in [("1500ms", "1s 600ms"), ("600ms", "1s 100ms")] {
+    for (said, wait) in [("1500ms", "4s 600ms"), ("600ms", "4s 100ms")] {
         let asked = reconfigure(&[&old[..], &["--old-max-ttl", said]].concat()).await;
         assert_eq!(asked.code, Some(0), "{asked:?}");
         assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{said}: {asked:?}");
@@ -319,4 +319,27 @@ async fn an_old_max_ttl_that_is_said_lengthens_the_wait_that_markers_ask_for_and
     assert_eq!(done.code, Some(0), "{done:?}");
     assert!(since.elapsed().as_millis() >= 1_600, "it was said that locks of 1.5 s may live: {done:?}");
     times(Launch::over(&servers), "500ms").ready().await;
+}
+
+/// The same masters are named as the old ones; they have lost everything, and nobody asks for how long old locks may live.
+#[tokio::test]
+async fn masters_that_stay_and_have_lost_all_markers_want_the_old_max_ttl_as_others_do() {
+    let servers = masters(3);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let old = times(Launch::over(&servers), "10s").ready().await;
+    let first = old.post("job", json!({ "ttl_ms": 10_000 })).await;
+    let validity = std::time::Duration::from_millis(first.json()["validity_ms"].as_u64().unwrap());
+    drop(old);
+    servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
+    let mut launch = Launch::bare(&["reconfigure", "--yes"]).nodes(&urls);
+    for url in &urls {
+        launch = launch.more("--old-node", url);
+    }
+    let done = times(launch, "500ms").finish().await;
+    println!("{done:?}");
+    let new = times(Launch::over(&servers), "500ms").ready().await;
+    let second = new.post("job", json!({ "ttl_ms": 500 })).await;
+    let (after, what) = (first.at.elapsed(), "a second holder");
+    assert!(second.status != 201 || after >= validity, "{what} {after:?} after the first, who holds it for {validity:?}");
+    assert_refused_after_output(&done, &["--old-max-ttl"]);
 }

@@ -27,6 +27,7 @@ use crate::node::{Node, NodeSettings, NodeState, Seams};
 use crate::quorum::Quorum;
 use crate::settings::Settings;
 use crate::types::FencingToken;
+use crate::validity::longest_round;
 
 /// What is done in one step on a connection takes no longer.
 const STEP: Duration = Duration::from_secs(5);
@@ -36,11 +37,6 @@ const PAUSE: Duration = Duration::from_secs(3);
 const MAX_LOCKS: usize = 200_000;
 /// Locks that are given back in one step.
 const CHUNK: usize = 256;
-
-/// A round that has taken longer is not believed, see [`wait`].
-pub(crate) fn longest_round(max_clock_offset: Duration) -> Duration {
-    max_clock_offset * 3
-}
 
 /// From the first sight of the loss until the others are read. Until then
 ///

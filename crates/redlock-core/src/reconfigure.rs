@@ -266,7 +266,8 @@ impl Survey {
             return Err(ReconfigureError::OtherSet(left.clone()));
         }
         // A marker of the old set, or of a change that leaves it, tells of its longest TTL.
-        if self.left.is_none() && set != self.config.node_set() && old.max_ttl.is_none() {
+        let told = self.left.is_some() || set == self.config.node_set() && !self.longest_ttl.is_zero();
+        if !told && old.max_ttl.is_none() {
             return Err(ReconfigureError::MaxTtlUnknown);
         }
         self.left = Some(set);

@@ -10,6 +10,7 @@ use crate::node::admission::ClusterConfig;
 use crate::node::redis::{RedisSettings, RedisUrlError};
 use crate::quorum::{NodeCountError, Quorum};
 use crate::types::Ttl;
+use crate::validity::longest_round;
 
 /// What all processes of a cluster must agree on (the first three), and how patient this one is.
 #[derive(Debug, Clone)]
@@ -62,6 +63,10 @@ impl Settings {
         }
         if self.node_timeout < Duration::from_millis(1) {
             return Err(SettingsError::NodeTimeout(self.node_timeout));
+        }
+        let longest = longest_round(self.node.max_clock_offset);
+        if self.node_timeout > longest {
+            return Err(SettingsError::LongNodeTimeout { given: self.node_timeout, longest });
         }
         let prefix = &self.key_prefix;
         if prefix.contains(['{', '}']) || prefix.chars().any(char::is_control) || prefix.len() > 255 {
@@ -123,6 +128,14 @@ pub enum SettingsError {
     /// Nothing could ever answer in time.
     #[error("a node time-out of {0:?} is below 1 ms")]
     NodeTimeout(Duration),
+    /// Rounds that take longer are not believed.
+    #[error("a node time-out of {given:?} is longer than a round may take: {longest:?}, 3 times what clocks may differ by and at least 5 s")]
+    LongNodeTimeout {
+        /// What was asked for.
+        given: Duration,
+        /// The most.
+        longest: Duration,
+    },
     /// Braces would mix up lock keys with the keys kept beside them.
     #[error("the key prefix {0:?} contains a brace or a control character, or is longer than 255 bytes")]
     KeyPrefix(String),

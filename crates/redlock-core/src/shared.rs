@@ -67,7 +67,7 @@ impl Shared {
     /// Whether the answers to what was begun then count. Later, a master that has forgotten its vote may have been given back
     /// what others had told before theirs.
     pub(crate) fn counts(&self, started: Duration) -> bool {
-        let longest = adoption::longest_round(self.settings.node.max_clock_offset);
+        let longest = validity::longest_round(self.settings.node.max_clock_offset);
         self.seams.clock.monotonic().saturating_sub(started) <= longest
     }
 

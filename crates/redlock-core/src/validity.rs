@@ -15,6 +15,12 @@ pub fn validity(ttl: Ttl, elapsed: Duration, drift: Duration) -> Option<Duration
     ttl.duration().checked_sub(elapsed)?.checked_sub(drift).filter(|left| !left.is_zero())
 }
 
+/// A round that has taken longer is not believed: a master that has forgotten its vote may have been told by others what it
+/// forgot, before they gave theirs. All gateways of a cluster have to agree on it, so it cannot follow the node time-out.
+pub fn longest_round(max_clock_offset: Duration) -> Duration {
+    (max_clock_offset * 3).max(Duration::from_secs(5))
+}
+
 /// A lock that is held, or was when a majority said so.
 #[derive(Debug, Clone)]
 pub struct Lease {

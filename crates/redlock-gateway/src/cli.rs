@@ -1,9 +1,10 @@
 //! The command line: what the program can be told to do.
 
 use clap::{Parser, Subcommand};
+use redlock_core::Ttl;
 
 use crate::auth::{Verb, is_key_name};
-use crate::config::Settings;
+use crate::config::{Settings, ttl};
 
 /// Distributed locks over plain HTTP, on independent Redis masters.
 ///
@@ -49,8 +50,8 @@ pub enum Command {
         #[arg(long, value_name = "NAME")]
         old_cluster: Option<String>,
         /// The --max-ttl that the gateways used until now; wanted when no marker of theirs is left that tells it.
-        #[arg(long, value_name = "TIME")]
-        old_max_ttl: Option<String>,
+        #[arg(long, value_name = "TIME", requires = "old_nodes", value_parser = ttl)]
+        old_max_ttl: Option<Ttl>,
         /// Say that no nodes were used before these. Otherwise nodes that tell of none want the old ones named.
         #[arg(long, conflicts_with_all = ["old_nodes", "old_cluster", "old_max_ttl"])]
         no_old_nodes: bool,

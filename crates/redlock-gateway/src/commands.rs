@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redlock_core::Ttl;
 use redlock_core::clock::{OsEntropy, SystemClock};
 use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::probe::{Master, Probe, Verdict};
@@ -97,7 +98,7 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
         Some(name) => named_cluster(name, old_urls.len()),
         None => ClusterConfig::cluster_of_nodes(old_urls.iter().map(RedisUrl::name)),
     };
-    let max_ttl = old.max_ttl()?;
+    let max_ttl = old.max_ttl.map(|ttl| ttl.duration());
     let old_nodes = match (old.is_none, old_urls.is_empty()) {
         (true, _) => Old::Nobody,
         (false, true) => Old::Unsaid,
@@ -167,18 +168,12 @@ fn reconfigure_error(error: ReconfigureError, old_given: &str) -> String {
 pub struct OldCluster {
     pub nodes: Vec<String>,
     pub name: Option<String>,
-    pub max_ttl: Option<String>,
+    pub max_ttl: Option<Ttl>,
     /// There was none.
     pub is_none: bool,
 }
 
 impl OldCluster {
-    fn max_ttl(&self) -> Result<Option<Duration>, String> {
-        let Some(text) = &self.max_ttl else { return Ok(None) };
-        let no_time = |error| format!("--old-max-ttl: {text:?} is no time: {error}; expected, for example, 5m");
-        humantime::parse_duration(text).map(Some).map_err(no_time)
-    }
-
     fn urls(&self) -> Result<Vec<RedisUrl>, String> {
         let parse = |text: &String| RedisUrl::parse(text).map_err(|error| format!("--old-node: {error}"));
         self.nodes.iter().map(parse).collect()

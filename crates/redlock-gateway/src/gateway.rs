@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use redlock_core::node::{NodeStatus, Reason};
+use redlock_core::node::{NodeState, NodeStatus, Reason};
 use redlock_core::{
     AcquireOptions, HeldBy, Info, Inspection, Lease, ListCursor, LockError, LockName, LockPage, LockState, LockToken,
     NodeAnswer, NodeReport, Redlock, Ttl,
@@ -221,7 +221,9 @@ impl Gateway {
     fn without_quorum(&self, nodes: Vec<NodeReport>) -> Refusal {
         let (quorum, now) = (self.locks.quorum(), self.locks.wall_micros());
         let statuses: Vec<_> = self.locks.nodes().into_iter().map(|(_, status)| status.borrow().clone()).collect();
-        let voting = statuses.iter().filter(|status| status.votes()).count();
+        // What is not connected may be back at any moment.
+        let may_vote = |status: &&NodeStatus| status.votes() || status.state == NodeState::Connecting;
+        let voting = statuses.iter().filter(may_vote).count();
         let mut waiting: Vec<_> = statuses.iter().filter_map(|status| Some((status.until_micros?, status))).collect();
         waiting.sort_by_key(|(until, _)| *until);
         // The one whose end makes up a majority.

@@ -48,7 +48,7 @@ pub(super) fn duration(allowed: RangeInclusive<Duration>) -> impl Fn(&str) -> Re
     }
 }
 
-pub(super) fn ttl(text: &str) -> Result<Ttl, String> {
+pub fn ttl(text: &str) -> Result<Ttl, String> {
     let value = duration(Ttl::MIN.duration()..=Ttl::MAX.duration())(text)?;
     Ttl::from_duration(value).map_err(|_| "expected whole milliseconds".into())
 }
