@@ -216,12 +216,64 @@ static HEALING: Case = Case {
     model: |rules| AnyModel::Healing(Healing::new(rules, 9, true)),
 };
 
+static ADOPTION_OF_TWO: Case = Case {
+    title: "adoption: two tries, one loss of data",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, ..Bounds::TRIES }),
+};
+static EVERY_ADOPTION: Case = Case {
+    title: "adoption: two tries, one loss of data, every order",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, every_order: true, ..Bounds::TRIES }),
+};
+static ADOPTION_AND_EXTENSION: Case = Case {
+    title: "adoption: two tries, one loss of data, one extension",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, renewals: 1, ..Bounds::TRIES }),
+};
+static ADOPTION_AND_TWO_LOSSES: Case = Case {
+    title: "adoption: two tries, two losses of data",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, losses: 2, ..Bounds::TRIES }),
+};
+static ADOPTION: Case = Case {
+    title: "adoption: three tries, one loss of data",
+    size: Size::Large,
+    model: |rules| adoption(rules, Bounds { bad_clock: false, ..Bounds::TRIES }),
+};
+static ADOPTION_AND_REPEATS: Case = Case {
+    title: "adoption: three tries, one loss of data, one confirmation",
+    size: Size::Large,
+    model: |rules| adoption(rules, Bounds { bad_clock: false, renewals: 1, only_confirms: true, ..Bounds::TRIES }),
+};
+static PATIENT_ADOPTION: Case = Case {
+    title: "adoption: three tries without releases, one loss of data, one confirmation",
+    size: Size::Small,
+    model: |rules| {
+        let bounds = Bounds { bad_clock: false, releases: false, renewals: 1, only_confirms: true, ..Bounds::TRIES };
+        adoption(rules, bounds)
+    },
+};
+static TWO_ADOPTIONS: Case = Case {
+    title: "adoption: three tries without releases, two losses of data, one confirmation",
+    size: Size::Large,
+    model: |rules| {
+        let bounds = Bounds { bad_clock: false, releases: false, renewals: 1, only_confirms: true, ..Bounds::TRIES };
+        adoption(rules, Bounds { losses: 2, ..bounds })
+    },
+};
+
 fn admission(rules: Rules, bounds: AdmissionBounds) -> AnyModel {
     AnyModel::Admission(Admission::new(rules, bounds))
 }
 
+/// With one loss of data, if the bounds say nothing else.
+fn adoption(rules: Rules, bounds: Bounds) -> AnyModel {
+    AnyModel::Locks(Locks::new(rules, Bounds { adoption: true, losses: bounds.losses.max(1), ..bounds }))
+}
+
 /// Everything that is explored with all rules on.
-pub static CASES: [&Case; 22] = [
+pub static CASES: [&Case; 30] = [
     &TRIES,
     &REPEATS,
     &LOSS_OF_TWO,
@@ -239,6 +291,14 @@ pub static CASES: [&Case; 22] = [
     &CHANGE,
     &EVERY_LOOK,
     &HEALING,
+    &ADOPTION_OF_TWO,
+    &EVERY_ADOPTION,
+    &ADOPTION_AND_EXTENSION,
+    &ADOPTION_AND_TWO_LOSSES,
+    &PATIENT_ADOPTION,
+    &ADOPTION,
+    &ADOPTION_AND_REPEATS,
+    &TWO_ADOPTIONS,
     &EXTENSION,
     &TWO_EXTENSIONS,
     &TWO_LOSSES,
@@ -293,6 +353,15 @@ mutations! {
     only_own_fence_goes: TRIES, NO_ORPHAN;
     fence_before_is_restored: EXTENSION, FENCING;
     release_settles_fence: TRIES, NO_ORPHAN;
+    adoption_waits_for_clocks: ADOPTION_OF_TWO, FENCING;
+    adoption_waits_for_rounds: ADOPTION_AND_EXTENSION, MUTUAL_EXCLUSION;
+    adoption_needs_enough: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
+    adoption_adopts: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
+    adoption_blocks_ambiguous: PATIENT_ADOPTION, MUTUAL_EXCLUSION;
+    adoption_remembers_blockers: TWO_ADOPTIONS, MUTUAL_EXCLUSION;
+    adoption_checks_survivors: TWO_ADOPTIONS, MUTUAL_EXCLUSION;
+    adoption_carries_extended: ADOPTION_AND_REPEATS, MUTUAL_EXCLUSION;
+    adoption_minds_releases: ADOPTION_OF_TWO, NO_ORPHAN;
 }
 
 /// The mutation of a rule.

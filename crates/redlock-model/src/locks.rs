@@ -25,6 +25,7 @@
 //!
 //! The cases with `every_order` leave out none of these, and hold as well.
 
+mod adoption;
 mod bounds;
 mod state;
 mod story;
@@ -196,6 +197,12 @@ impl Model for Locks {
             properties.push(Property::<Self>::sometimes("a node that lost its data votes again", |m, s| {
                 m.firsts[8]
                     .sometimes(s.losses_left < m.bounds.losses && s.sites.iter().all(|site| site.doubt.is_none()))
+            }));
+        }
+        if self.bounds.adoption {
+            properties.push(Property::<Self>::sometimes("a node has adopted a lock", |m, s| {
+                let adopted = |site: &state::Site| site.doubt.is_some_and(|doubt| doubt.adopts.flatten().is_some());
+                m.firsts[11].sometimes(s.sites.iter().any(adopted))
             }));
         }
         properties

@@ -86,6 +86,24 @@ rules! {
     fence_before_is_restored
     /// A release that finds a fence which keeps out what it must keep out makes it stay.
     release_settles_fence
+    /// What a node that lost its data adopts is read only when no node takes a token any more that it may have stored.
+    adoption_waits_for_clocks
+    /// And when no round that was open at the loss counts an answer any more.
+    adoption_waits_for_rounds
+    /// It is read from so many others that one of them has what the lost node has voted for.
+    adoption_needs_enough
+    /// What is found there is set again.
+    adoption_adopts
+    /// Where it is unknown which of two grants the lost vote was for, the node gets neither, and nobody gets the lock there.
+    adoption_blocks_ambiguous
+    /// That a node is kept from voting so is remembered like a grant.
+    adoption_remembers_blockers
+    /// A loss of data on another node, meanwhile, ends it.
+    adoption_checks_survivors
+    /// A lock that was extended is adopted as one that was.
+    adoption_carries_extended
+    /// Where a release has come meanwhile, what it may have been for is not set again.
+    adoption_minds_releases
 }
 
 impl Rules {

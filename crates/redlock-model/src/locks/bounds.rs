@@ -27,6 +27,8 @@ pub struct Bounds {
     pub only_confirms: bool,
     /// Whether tries may be given up and locks released.
     pub releases: bool,
+    /// Whether a node that lost its data may adopt what the others store, instead of waiting until all leases have ended.
+    pub adoption: bool,
     /// Whether every order of events is explored, instead of those that cover the others.
     pub every_order: bool,
 }
@@ -40,6 +42,7 @@ impl Bounds {
         bad_clock: true,
         only_confirms: false,
         releases: true,
+        adoption: false,
         every_order: false,
     };
 }
@@ -50,7 +53,7 @@ pub struct Locks {
     pub(super) rules: Rules,
     pub(super) bounds: Bounds,
     pub(super) quorum: Quorum,
-    pub(super) firsts: [First; 11],
+    pub(super) firsts: [First; 12],
 }
 
 impl Locks {
