@@ -361,6 +361,7 @@ mutations! {
     adoption_remembers_blockers: TWO_ADOPTIONS, MUTUAL_EXCLUSION;
     adoption_checks_survivors: TWO_ADOPTIONS, MUTUAL_EXCLUSION;
     adoption_carries_extended: ADOPTION_AND_REPEATS, MUTUAL_EXCLUSION;
+    adoption_minds_fences: ADOPTION_AND_EXTENSION, FENCING;
     adoption_minds_releases: ADOPTION_OF_TWO, NO_ORPHAN;
 }
 

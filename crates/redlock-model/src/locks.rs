@@ -201,7 +201,9 @@ impl Model for Locks {
         }
         if self.bounds.adoption {
             properties.push(Property::<Self>::sometimes("a node has adopted a lock", |m, s| {
-                let adopted = |site: &state::Site| site.doubt.is_some_and(|doubt| doubt.adopts.flatten().is_some());
+                let adopted = |site: &state::Site| {
+                    site.doubt.is_some_and(|doubt| doubt.adopts.is_some_and(|found| found.lock.is_some()))
+                };
                 m.firsts[11].sometimes(s.sites.iter().any(adopted))
             }));
         }

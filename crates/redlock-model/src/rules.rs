@@ -102,6 +102,8 @@ rules! {
     adoption_checks_survivors
     /// A lock that was extended is adopted as one that was.
     adoption_carries_extended
+    /// A lock below a fence that was read is not set again: a later one was held, maybe.
+    adoption_minds_fences
     /// Where a release has come meanwhile, what it may have been for is not set again.
     adoption_minds_releases
 }

@@ -6,7 +6,7 @@
 //! leaves nothing on any node, so only those are explored that end, or that a loss of data ends.
 
 use super::bounds::{Locks, NODES};
-use super::state::{Action, Doubt, Phase, State, renewal_lease, try_lease};
+use super::state::{Action, Doubt, Found, Phase, State, renewal_lease, try_lease};
 use crate::node::{Lock, Owner};
 
 impl State {
@@ -70,21 +70,24 @@ impl Locks {
         let Some(mut doubt) = s.sites[adopter].doubt else { return };
         let found = doubt.adopts.unwrap_or_else(|| self.begin_adoption(s, doubt));
         s.sites[at].read = true;
+        let node = s.sites[at].node;
         // A newer grant has not counted the lost vote.
-        let seen = s.sites[at].node.lock.filter(|lock| lock.token <= doubt.newest);
-        doubt.adopts = Some(self.either(found, seen));
+        let seen = node.lock.filter(|lock| lock.token <= doubt.newest);
+        let own = seen.is_some_and(|lock| lock.token == node.fence);
+        let fence = if own { found.fence } else { found.fence.max(node.fence) };
+        doubt.adopts = Some(Found { lock: self.either(found.lock, seen), fence });
         doubt.rounds = 0;
         s.sites[adopter].doubt = Some(doubt);
     }
 
-    fn begin_adoption(&self, s: &mut State, doubt: Doubt) -> Option<Lock> {
+    fn begin_adoption(&self, s: &mut State, doubt: Doubt) -> Found {
         if self.rules.adoption_waits_for_clocks {
             s.oldest = s.oldest.max(doubt.newest);
         }
         if self.rules.adoption_waits_for_rounds {
             s.close_rounds(doubt.rounds);
         }
-        None
+        Found::default()
     }
 
     /// What may have been the lost node's, of all that was read.
@@ -104,8 +107,9 @@ impl Locks {
     /// The node is admitted with what was found.
     pub(super) fn adopt(&self, s: &mut State) {
         let Some(at) = self.adopter(s) else { return };
-        let found = s.sites[at].doubt.take().and_then(|doubt| doubt.adopts).flatten();
-        s.sites[at].node.adopt(&self.rules, found.filter(|_| self.rules.adoption_adopts));
+        let Some(found) = s.sites[at].doubt.take().and_then(|doubt| doubt.adopts) else { return };
+        let lock = found.lock.filter(|_| self.rules.adoption_adopts);
+        s.sites[at].node.adopt(&self.rules, lock, found.fence);
         s.abandon_adoption();
     }
 }

@@ -42,7 +42,15 @@ pub(super) struct Doubt {
     /// The rounds that were open at the time, if the node may adopt.
     pub rounds: u8,
     /// It has begun to adopt, and so far has found this.
-    pub adopts: Option<Option<Lock>>,
+    pub adopts: Option<Found>,
+}
+
+/// What was read for a node that adopts.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Found {
+    pub lock: Option<Lock>,
+    /// The largest that the lock next to it has not left.
+    pub fence: Token,
 }
 
 /// An operation on its way to one node, then its answer as far as the gateway still cares.
@@ -682,8 +690,8 @@ impl Locks {
             if let Some(doubt) = &mut site.doubt {
                 doubt.leases &= !ended;
                 doubt.rounds &= open;
-                if let Some(Some(found)) = &mut doubt.adopts {
-                    found.guards &= !ended;
+                if let Some(Found { lock: Some(lock), .. }) = &mut doubt.adopts {
+                    lock.guards &= !ended;
                 }
             }
             // What is adopted may come back below any fence.
