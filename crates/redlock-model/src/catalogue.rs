@@ -236,29 +236,53 @@ static ADOPTION_AND_TWO_LOSSES: Case = Case {
     size: Size::Small,
     model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, losses: 2, ..Bounds::TRIES }),
 };
+static PATIENT_ADOPTION: Case = Case {
+    title: "adoption: three tries without releases, one loss of data",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { bad_clock: false, releases: false, ..Bounds::TRIES }),
+};
+static TWO_ADOPTIONS: Case = Case {
+    title: "adoption: three tries in one order of tokens without releases, two losses of data",
+    size: Size::Small,
+    model: |rules| {
+        let tokens = Some([1, 3, 2]);
+        adoption(rules, Bounds { bad_clock: false, releases: false, losses: 2, tokens, ..Bounds::TRIES })
+    },
+};
+static ADOPTION_AND_REPEATS: Case = Case {
+    title: "adoption: three tries in one order of tokens, one loss of data, one confirmation",
+    size: Size::Large,
+    model: |rules| {
+        let tokens = Some([1, 2, 3]);
+        adoption(rules, Bounds { bad_clock: false, renewals: 1, only_confirms: true, tokens, ..Bounds::TRIES })
+    },
+};
 static ADOPTION: Case = Case {
     title: "adoption: three tries, one loss of data",
     size: Size::Large,
     model: |rules| adoption(rules, Bounds { bad_clock: false, ..Bounds::TRIES }),
 };
-static ADOPTION_AND_REPEATS: Case = Case {
-    title: "adoption: three tries, one loss of data, one confirmation",
-    size: Size::Large,
-    model: |rules| adoption(rules, Bounds { bad_clock: false, renewals: 1, only_confirms: true, ..Bounds::TRIES }),
-};
-static PATIENT_ADOPTION: Case = Case {
+static PATIENT_ADOPTION_AND_REPEATS: Case = Case {
     title: "adoption: three tries without releases, one loss of data, one confirmation",
-    size: Size::Small,
+    size: Size::Large,
     model: |rules| {
         let bounds = Bounds { bad_clock: false, releases: false, renewals: 1, only_confirms: true, ..Bounds::TRIES };
         adoption(rules, bounds)
     },
 };
-static TWO_ADOPTIONS: Case = Case {
-    title: "adoption: three tries without releases, two losses of data, one confirmation",
+static TWO_ADOPTIONS_AND_REPEATS: Case = Case {
+    title: "adoption: three tries in one order of tokens without releases, two losses of data, one confirmation",
     size: Size::Large,
     model: |rules| {
         let bounds = Bounds { bad_clock: false, releases: false, renewals: 1, only_confirms: true, ..Bounds::TRIES };
+        adoption(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..bounds })
+    },
+};
+static TWO_ADOPTIONS_AND_EXTENSION: Case = Case {
+    title: "adoption: two tries without releases, two losses of data, one extension",
+    size: Size::Large,
+    model: |rules| {
+        let bounds = Bounds { retry: false, bad_clock: false, releases: false, renewals: 1, ..Bounds::TRIES };
         adoption(rules, Bounds { losses: 2, ..bounds })
     },
 };
@@ -273,7 +297,7 @@ fn adoption(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// Everything that is explored with all rules on.
-pub static CASES: [&Case; 30] = [
+pub static CASES: [&Case; 33] = [
     &TRIES,
     &REPEATS,
     &LOSS_OF_TWO,
@@ -296,9 +320,12 @@ pub static CASES: [&Case; 30] = [
     &ADOPTION_AND_EXTENSION,
     &ADOPTION_AND_TWO_LOSSES,
     &PATIENT_ADOPTION,
-    &ADOPTION,
-    &ADOPTION_AND_REPEATS,
     &TWO_ADOPTIONS,
+    &ADOPTION_AND_REPEATS,
+    &ADOPTION,
+    &PATIENT_ADOPTION_AND_REPEATS,
+    &TWO_ADOPTIONS_AND_REPEATS,
+    &TWO_ADOPTIONS_AND_EXTENSION,
     &EXTENSION,
     &TWO_EXTENSIONS,
     &TWO_LOSSES,

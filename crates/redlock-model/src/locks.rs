@@ -104,6 +104,9 @@ impl Locks {
 
     /// Which tokens the tries ask with: every order, equal ones included. Only the order matters.
     fn orders(&self) -> Vec<[Token; TRIES]> {
+        if let Some(tokens) = self.bounds.tokens {
+            return vec![tokens];
+        }
         let mut orders = Vec::new();
         let tokens = 1..=TRIES as Token;
         for a in tokens.clone() {

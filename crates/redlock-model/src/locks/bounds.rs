@@ -3,6 +3,7 @@
 use redlock_core::quorum::Quorum;
 
 use crate::explore::First;
+use crate::node::Token;
 use crate::rules::Rules;
 
 /// Masters.
@@ -29,6 +30,8 @@ pub struct Bounds {
     pub releases: bool,
     /// Whether a node that lost its data may adopt what the others store, instead of waiting until all leases have ended.
     pub adoption: bool,
+    /// The only tokens that the tries ask with, instead of all orders of them.
+    pub tokens: Option<[Token; TRIES]>,
     /// Whether every order of events is explored, instead of those that cover the others.
     pub every_order: bool,
 }
@@ -43,6 +46,7 @@ impl Bounds {
         only_confirms: false,
         releases: true,
         adoption: false,
+        tokens: None,
         every_order: false,
     };
 }
