@@ -384,11 +384,9 @@ mutations! {
     adoption_waits_for_rounds: ADOPTION_AND_EXTENSION, MUTUAL_EXCLUSION;
     adoption_needs_enough: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
     adoption_adopts: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
-    adoption_blocks_ambiguous: PATIENT_ADOPTION, MUTUAL_EXCLUSION;
+    adoption_needs_majority: ADOPTION_AND_EXTENSION, FENCING;
+    adoption_blocks_longest: PATIENT_ADOPTION, MUTUAL_EXCLUSION;
     adoption_remembers_blockers: TWO_ADOPTIONS, MUTUAL_EXCLUSION;
-    adoption_checks_survivors: TWO_ADOPTIONS, MUTUAL_EXCLUSION;
-    adoption_carries_extended: ADOPTION_AND_REPEATS, MUTUAL_EXCLUSION;
-    adoption_minds_fences: ADOPTION_AND_EXTENSION, FENCING;
     adoption_minds_releases: ADOPTION_OF_TWO, NO_ORPHAN;
 }
 

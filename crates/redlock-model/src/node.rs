@@ -260,20 +260,16 @@ impl Node {
         self.mark == Mark::Extended && self.fence == token || self.mark == Mark::Provisional(token)
     }
 
-    /// Admission with a lock that others store, or with one of nobody's that keeps everybody out. The largest
-    /// fence there that another lock has left, or one that a release has left here meanwhile, tells whether it may be over.
-    pub fn adopt(&mut self, rules: &Rules, found: Option<Lock>, fence: Token) {
+    /// Admission with a lock that others store, if they are a majority without this node and no release of it has come
+    /// here meanwhile; else with one of nobody's that keeps everybody out for as long.
+    pub fn adopt(&mut self, rules: &Rules, found: Option<Lock>, stands: bool) {
         self.admitted = true;
         self.lock = found;
         let Some(lock) = &mut self.lock else { return };
-        let over = fence >= lock.token && rules.adoption_minds_fences
-            || self.fence >= lock.token && rules.adoption_minds_releases;
-        if over || lock.owner == Owner::Nobody {
+        let released = self.fence >= lock.token && rules.adoption_minds_releases;
+        if !stands || released || lock.owner == Owner::Nobody {
             *lock = Lock::blocker(lock.guards);
-            return;
-        }
-        lock.extended &= rules.adoption_carries_extended;
-        if self.fence <= lock.token {
+        } else if self.fence <= lock.token {
             (self.fence, self.mark) = (lock.token, if lock.extended { Mark::Extended } else { Mark::Plain });
         }
     }

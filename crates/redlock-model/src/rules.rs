@@ -92,18 +92,14 @@ rules! {
     adoption_waits_for_rounds
     /// It is read from so many others that one of them has what the lost node has voted for.
     adoption_needs_enough
-    /// What is found there is set again.
+    /// What is found there keeps others out of the node that adopts.
     adoption_adopts
-    /// Where it is unknown which of two grants the lost vote was for, the node gets neither, and nobody gets the lock there.
-    adoption_blocks_ambiguous
+    /// A grant is adopted only if a majority stores it without the node: none gets a majority by adoption.
+    adoption_needs_majority
+    /// Where it is unknown which of several grants the lost vote was for, nobody gets the lock until all of them have ended.
+    adoption_blocks_longest
     /// That a node is kept from voting so is remembered like a grant.
     adoption_remembers_blockers
-    /// A loss of data on another node, meanwhile, ends it.
-    adoption_checks_survivors
-    /// A lock that was extended is adopted as one that was.
-    adoption_carries_extended
-    /// A lock below a fence that was read is not set again: a later one was held, maybe.
-    adoption_minds_fences
     /// Where a release has come meanwhile, what it may have been for is not set again.
     adoption_minds_releases
 }

@@ -73,9 +73,7 @@ impl Locks {
         let node = s.sites[at].node;
         // A newer grant has not counted the lost vote.
         let seen = node.lock.filter(|lock| lock.token <= doubt.newest);
-        let own = seen.is_some_and(|lock| lock.token == node.fence);
-        let fence = if own { found.fence } else { found.fence.max(node.fence) };
-        doubt.adopts = Some(Found { lock: self.either(found.lock, seen), fence });
+        doubt.adopts = Some(self.either(found, seen));
         doubt.rounds = 0;
         s.sites[adopter].doubt = Some(doubt);
     }
@@ -91,16 +89,17 @@ impl Locks {
     }
 
     /// What may have been the lost node's, of all that was read.
-    fn either(&self, found: Option<Lock>, seen: Option<Lock>) -> Option<Lock> {
+    fn either(&self, found: Found, seen: Option<Lock>) -> Found {
         let seen = seen.filter(|lock| lock.owner != Owner::Nobody || self.rules.adoption_remembers_blockers);
-        match (found, seen) {
-            (Some(one), Some(other)) if one.is(&other) => {
-                Some(Lock { extended: one.extended || other.extended, guards: one.guards | other.guards, ..one })
-            }
-            (Some(one), Some(_)) if !self.rules.adoption_blocks_ambiguous => Some(one),
-            // Which of two grants the lost vote was for is not known.
-            (Some(one), Some(other)) => Some(Lock::blocker(one.guards | other.guards)),
-            (one, other) => one.or(other),
+        let Some(seen) = seen else { return found };
+        let Some(lock) = found.lock else { return Found { lock: Some(seen), copies: 1 } };
+        let guards = if self.rules.adoption_blocks_longest { lock.guards | seen.guards } else { lock.guards };
+        if lock.is(&seen) {
+            let extended = lock.extended || seen.extended;
+            Found { lock: Some(Lock { extended, guards, ..lock }), copies: found.copies + 1 }
+        } else {
+            // Which of the two the lost vote was for is not known.
+            Found { lock: Some(Lock::blocker(guards)), copies: 1 }
         }
     }
 
@@ -108,8 +107,9 @@ impl Locks {
     pub(super) fn adopt(&self, s: &mut State) {
         let Some(at) = self.adopter(s) else { return };
         let Some(found) = s.sites[at].doubt.take().and_then(|doubt| doubt.adopts) else { return };
+        let stands = usize::from(found.copies) >= self.quorum.size() || !self.rules.adoption_needs_majority;
         let lock = found.lock.filter(|_| self.rules.adoption_adopts);
-        s.sites[at].node.adopt(&self.rules, lock, found.fence);
+        s.sites[at].node.adopt(&self.rules, lock, stands);
         s.abandon_adoption();
     }
 }

@@ -49,8 +49,8 @@ pub(super) struct Doubt {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Found {
     pub lock: Option<Lock>,
-    /// The largest that the lock next to it has not left.
-    pub fence: Token,
+    /// How many store exactly this.
+    pub copies: u8,
 }
 
 /// An operation on its way to one node, then its answer as far as the gateway still cares.
@@ -389,7 +389,7 @@ impl Locks {
         for (i, t) in s.tries.iter().enumerate() {
             let try_ = i as u8;
             let told = s.was_told(i) && !t.dropped;
-            if told && self.bounds.releases {
+            if told && self.bounds.releases && !self.bounds.only_undos {
                 actions.push(Action::Release(try_));
             }
             let confirms = || s.sites.iter().filter(|site| site.acquires[i] == Message::Yours).count();
@@ -560,9 +560,7 @@ impl Locks {
                 next.end_leases(guards);
             }
             Action::Lose(site) => {
-                if self.rules.adoption_checks_survivors {
-                    next.abandon_adoption();
-                }
+                next.abandon_adoption();
                 let rounds = if self.bounds.adoption { s.open_rounds() } else { 0 };
                 let site = &mut next.sites[usize::from(site)];
                 site.node.wipe();
