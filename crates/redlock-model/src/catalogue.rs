@@ -226,66 +226,50 @@ static EVERY_ADOPTION: Case = Case {
     size: Size::Small,
     model: |rules| adoption(rules, Bounds { retry: false, every_order: true, ..Bounds::TRIES }),
 };
-static ADOPTION_AND_EXTENSION: Case = Case {
-    title: "adoption: two tries, one loss of data, one extension",
-    size: Size::Small,
-    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, renewals: 1, ..Bounds::TRIES }),
-};
-static ADOPTION_AND_TWO_LOSSES: Case = Case {
-    title: "adoption: two tries, two losses of data",
-    size: Size::Small,
-    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, losses: 2, ..Bounds::TRIES }),
-};
 static PATIENT_ADOPTION: Case = Case {
     title: "adoption: three tries without releases, one loss of data",
     size: Size::Small,
-    model: |rules| adoption(rules, Bounds { bad_clock: false, releases: false, ..Bounds::TRIES }),
+    model: |rules| adoption(rules, PATIENT),
+};
+static ADOPTION_AND_PATIENCE: Case = Case {
+    title: "adoption: two tries without releases, one loss of data, one extension",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, renewals: 1, ..PATIENT }),
+};
+static TWO_ADOPTIONS_AND_PATIENCE: Case = Case {
+    title: "adoption: two tries without releases, two losses of data, one extension",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, losses: 2, renewals: 1, ..PATIENT }),
 };
 static TWO_ADOPTIONS: Case = Case {
     title: "adoption: three tries in one order of tokens without releases, two losses of data",
     size: Size::Small,
-    model: |rules| {
-        let tokens = Some([1, 3, 2]);
-        adoption(rules, Bounds { bad_clock: false, releases: false, losses: 2, tokens, ..Bounds::TRIES })
-    },
+    model: |rules| adoption(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..PATIENT }),
+};
+static ADOPTION_AND_TWO_LOSSES: Case = Case {
+    title: "adoption: two tries, two losses of data",
+    size: Size::Large,
+    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, losses: 2, ..Bounds::TRIES }),
+};
+static ADOPTION_AND_EXTENSION: Case = Case {
+    title: "adoption: two tries, one loss of data, one extension",
+    size: Size::Large,
+    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, renewals: 1, ..Bounds::TRIES }),
 };
 static ADOPTION_AND_REPEATS: Case = Case {
-    title: "adoption: three tries in one order of tokens, one loss of data, one confirmation",
-    size: Size::Large,
-    model: |rules| {
-        let tokens = Some([1, 2, 3]);
-        adoption(rules, Bounds { bad_clock: false, renewals: 1, only_confirms: true, tokens, ..Bounds::TRIES })
-    },
-};
-static ADOPTION: Case = Case {
-    title: "adoption: three tries, one loss of data",
-    size: Size::Large,
-    model: |rules| adoption(rules, Bounds { bad_clock: false, ..Bounds::TRIES }),
-};
-static PATIENT_ADOPTION_AND_REPEATS: Case = Case {
     title: "adoption: three tries without releases, one loss of data, one confirmation",
     size: Size::Large,
-    model: |rules| {
-        let bounds = Bounds { bad_clock: false, releases: false, renewals: 1, only_confirms: true, ..Bounds::TRIES };
-        adoption(rules, bounds)
-    },
+    model: |rules| adoption(rules, Bounds { renewals: 1, only_confirms: true, ..PATIENT }),
 };
 static TWO_ADOPTIONS_AND_REPEATS: Case = Case {
     title: "adoption: three tries in one order of tokens without releases, two losses of data, one confirmation",
     size: Size::Large,
     model: |rules| {
-        let bounds = Bounds { bad_clock: false, releases: false, renewals: 1, only_confirms: true, ..Bounds::TRIES };
+        let bounds = Bounds { renewals: 1, only_confirms: true, ..PATIENT };
         adoption(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..bounds })
     },
 };
-static TWO_ADOPTIONS_AND_EXTENSION: Case = Case {
-    title: "adoption: two tries without releases, two losses of data, one extension",
-    size: Size::Large,
-    model: |rules| {
-        let bounds = Bounds { retry: false, bad_clock: false, releases: false, renewals: 1, ..Bounds::TRIES };
-        adoption(rules, Bounds { losses: 2, ..bounds })
-    },
-};
+const PATIENT: Bounds = Bounds { bad_clock: false, releases: false, ..Bounds::TRIES };
 
 fn admission(rules: Rules, bounds: AdmissionBounds) -> AnyModel {
     AnyModel::Admission(Admission::new(rules, bounds))
@@ -297,7 +281,7 @@ fn adoption(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// Everything that is explored with all rules on.
-pub static CASES: [&Case; 33] = [
+pub static CASES: [&Case; 32] = [
     &TRIES,
     &REPEATS,
     &LOSS_OF_TWO,
@@ -317,20 +301,19 @@ pub static CASES: [&Case; 33] = [
     &HEALING,
     &ADOPTION_OF_TWO,
     &EVERY_ADOPTION,
-    &ADOPTION_AND_EXTENSION,
-    &ADOPTION_AND_TWO_LOSSES,
     &PATIENT_ADOPTION,
+    &ADOPTION_AND_PATIENCE,
+    &TWO_ADOPTIONS_AND_PATIENCE,
     &TWO_ADOPTIONS,
-    &ADOPTION_AND_REPEATS,
-    &ADOPTION,
-    &PATIENT_ADOPTION_AND_REPEATS,
-    &TWO_ADOPTIONS_AND_REPEATS,
-    &TWO_ADOPTIONS_AND_EXTENSION,
     &EXTENSION,
     &TWO_EXTENSIONS,
     &TWO_LOSSES,
     &EVERY_ORDER,
     &MORE_ADMISSION,
+    &ADOPTION_AND_TWO_LOSSES,
+    &ADOPTION_AND_EXTENSION,
+    &ADOPTION_AND_REPEATS,
+    &TWO_ADOPTIONS_AND_REPEATS,
 ];
 
 macro_rules! mutations {
@@ -381,10 +364,10 @@ mutations! {
     fence_before_is_restored: EXTENSION, FENCING;
     release_settles_fence: TRIES, NO_ORPHAN;
     adoption_waits_for_clocks: ADOPTION_OF_TWO, FENCING;
-    adoption_waits_for_rounds: ADOPTION_AND_EXTENSION, MUTUAL_EXCLUSION;
+    adoption_waits_for_rounds: ADOPTION_AND_PATIENCE, MUTUAL_EXCLUSION;
     adoption_needs_enough: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
     adoption_adopts: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
-    adoption_needs_majority: ADOPTION_AND_EXTENSION, FENCING;
+    adoption_needs_majority: ADOPTION_AND_PATIENCE, FENCING;
     adoption_blocks_longest: PATIENT_ADOPTION, MUTUAL_EXCLUSION;
     adoption_remembers_blockers: TWO_ADOPTIONS, MUTUAL_EXCLUSION;
     adoption_minds_releases: ADOPTION_OF_TWO, NO_ORPHAN;

@@ -1,4 +1,5 @@
-//! The locks: one lock name, three nodes, two owners of whom one asks twice (and may confirm what it was granted), extensions, heals, releases, losses of data.
+//! The locks: one lock name, three nodes, two owners of whom one asks twice (and may confirm what it was granted), extensions, heals, releases,
+//! losses of data, and what a node that lost its data adopts from the others.
 //!
 //! Promises, at every step of every history: [`MUTUAL_EXCLUSION`], [`FENCING`], [`NO_ORPHAN`], [`NO_LOCKOUT`],
 //! [`PROMISED`].

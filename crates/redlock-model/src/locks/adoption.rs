@@ -1,9 +1,16 @@
 //! Back in seconds: a node that lost its data votes again when it has adopted what the others store.
 //!
-//! The readings are a step each, and the admission is another: whatever may happen happens in between. Before the first
-//! reading 2D + S pass, so that no node takes a token any more that the lost one may have stored, and no round counts an
-//! answer that was open at the loss; its messages may arrive all the same. A reading that is given up and begun again
-//! leaves nothing on any node, so only those are explored that end, or that a loss of data ends.
+//! Each reading is a step, and the admission is another: whatever may happen happens in between. Before the first reading
+//! 2D + S pass, so that no node takes a token any more that the lost one may have stored, and no round counts an answer
+//! that was open at the loss; its messages may arrive all the same. (Of acquires the first says as much already. The second
+//! is for extensions, whose T may be of any age.)
+//!
+//! What was read keeps others out, and no more: a grant that only a minority stores could otherwise get a majority by
+//! adoption, and be extended or confirmed when a later one was held long ago. That others have a larger fence would not
+//! tell so, as fences are lost too. So fences are not read: the tokens that they kept out are too old by now.
+//!
+//! A reading that is given up and begun again leaves nothing on any node, so only those are explored that end, or that a
+//! loss of data ends.
 
 use super::bounds::{Locks, NODES};
 use super::state::{Action, Doubt, Found, Phase, State, renewal_lease, try_lease};
@@ -70,9 +77,8 @@ impl Locks {
         let Some(mut doubt) = s.sites[adopter].doubt else { return };
         let found = doubt.adopts.unwrap_or_else(|| self.begin_adoption(s, doubt));
         s.sites[at].read = true;
-        let node = s.sites[at].node;
         // A newer grant has not counted the lost vote.
-        let seen = node.lock.filter(|lock| lock.token <= doubt.newest);
+        let seen = s.sites[at].node.lock.filter(|lock| lock.token <= doubt.newest);
         doubt.adopts = Some(self.either(found, seen));
         doubt.rounds = 0;
         s.sites[adopter].doubt = Some(doubt);

@@ -28,8 +28,6 @@ pub struct Bounds {
     pub only_confirms: bool,
     /// Whether tries may be given up and locks released.
     pub releases: bool,
-    /// Whether they are only given up, and what was granted is never released.
-    pub only_undos: bool,
     /// Whether a node that lost its data may adopt what the others store, instead of waiting until all leases have ended.
     pub adoption: bool,
     /// The only tokens that the tries ask with, instead of all orders of them.
@@ -47,7 +45,6 @@ impl Bounds {
         bad_clock: true,
         only_confirms: false,
         releases: true,
-        only_undos: false,
         adoption: false,
         tokens: None,
         every_order: false,

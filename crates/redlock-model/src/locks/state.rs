@@ -389,7 +389,7 @@ impl Locks {
         for (i, t) in s.tries.iter().enumerate() {
             let try_ = i as u8;
             let told = s.was_told(i) && !t.dropped;
-            if told && self.bounds.releases && !self.bounds.only_undos {
+            if told && self.bounds.releases {
                 actions.push(Action::Release(try_));
             }
             let confirms = || s.sites.iter().filter(|site| site.acquires[i] == Message::Yours).count();
@@ -478,8 +478,9 @@ impl Locks {
                 let counts = !s.renewals[i].proved && !s.renewals[i].closed && heeded;
                 let heals = vote == Vote::Missing && !s.renewals[i].closed && self.rules.missing_is_healed;
                 // To keep a lock for longer keeps others out, and matters to its owner only if it extends again.
-                let again =
-                    s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none()) || self.bounds.every_order;
+                let again = s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none())
+                    || self.bounds.every_order
+                    || self.bounds.adoption;
                 if counts || heals || (again && node != site.node) {
                     actions.push(Action::Extend { renewal, site: at });
                 }
