@@ -216,12 +216,72 @@ static HEALING: Case = Case {
     model: |rules| AnyModel::Healing(Healing::new(rules, 9, true)),
 };
 
+static ADOPTION_OF_TWO: Case = Case {
+    title: "adoption: two tries, one loss of data",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, ..Bounds::TRIES }),
+};
+static EVERY_ADOPTION: Case = Case {
+    title: "adoption: two tries, one loss of data, every order",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, every_order: true, ..Bounds::TRIES }),
+};
+static PATIENT_ADOPTION: Case = Case {
+    title: "adoption: three tries without releases, one loss of data",
+    size: Size::Small,
+    model: |rules| adoption(rules, PATIENT),
+};
+static ADOPTION_AND_PATIENCE: Case = Case {
+    title: "adoption: two tries without releases, one loss of data, one extension",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, renewals: 1, ..PATIENT }),
+};
+static TWO_ADOPTIONS_AND_PATIENCE: Case = Case {
+    title: "adoption: two tries without releases, two losses of data, one extension",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, losses: 2, renewals: 1, ..PATIENT }),
+};
+static TWO_ADOPTIONS: Case = Case {
+    title: "adoption: three tries in one order of tokens without releases, two losses of data",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..PATIENT }),
+};
+static ADOPTION_AND_TWO_LOSSES: Case = Case {
+    title: "adoption: two tries, two losses of data",
+    size: Size::Large,
+    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, losses: 2, ..Bounds::TRIES }),
+};
+static ADOPTION_AND_EXTENSION: Case = Case {
+    title: "adoption: two tries, one loss of data, one extension",
+    size: Size::Large,
+    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, renewals: 1, ..Bounds::TRIES }),
+};
+static ADOPTION_AND_REPEATS: Case = Case {
+    title: "adoption: three tries without releases, one loss of data, one confirmation",
+    size: Size::Large,
+    model: |rules| adoption(rules, Bounds { renewals: 1, only_confirms: true, ..PATIENT }),
+};
+static TWO_ADOPTIONS_AND_REPEATS: Case = Case {
+    title: "adoption: three tries in one order of tokens without releases, two losses of data, one confirmation",
+    size: Size::Large,
+    model: |rules| {
+        let bounds = Bounds { renewals: 1, only_confirms: true, ..PATIENT };
+        adoption(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..bounds })
+    },
+};
+const PATIENT: Bounds = Bounds { bad_clock: false, releases: false, ..Bounds::TRIES };
+
 fn admission(rules: Rules, bounds: AdmissionBounds) -> AnyModel {
     AnyModel::Admission(Admission::new(rules, bounds))
 }
 
+/// With one loss of data, if the bounds say nothing else.
+fn adoption(rules: Rules, bounds: Bounds) -> AnyModel {
+    AnyModel::Locks(Locks::new(rules, Bounds { adoption: true, losses: bounds.losses.max(1), ..bounds }))
+}
+
 /// Everything that is explored with all rules on.
-pub static CASES: [&Case; 22] = [
+pub static CASES: [&Case; 32] = [
     &TRIES,
     &REPEATS,
     &LOSS_OF_TWO,
@@ -239,11 +299,21 @@ pub static CASES: [&Case; 22] = [
     &CHANGE,
     &EVERY_LOOK,
     &HEALING,
+    &ADOPTION_OF_TWO,
+    &EVERY_ADOPTION,
+    &PATIENT_ADOPTION,
+    &ADOPTION_AND_PATIENCE,
+    &TWO_ADOPTIONS_AND_PATIENCE,
+    &TWO_ADOPTIONS,
     &EXTENSION,
     &TWO_EXTENSIONS,
     &TWO_LOSSES,
     &EVERY_ORDER,
     &MORE_ADMISSION,
+    &ADOPTION_AND_TWO_LOSSES,
+    &ADOPTION_AND_EXTENSION,
+    &ADOPTION_AND_REPEATS,
+    &TWO_ADOPTIONS_AND_REPEATS,
 ];
 
 macro_rules! mutations {
@@ -293,6 +363,14 @@ mutations! {
     only_own_fence_goes: TRIES, NO_ORPHAN;
     fence_before_is_restored: EXTENSION, FENCING;
     release_settles_fence: TRIES, NO_ORPHAN;
+    adoption_waits_for_clocks: ADOPTION_OF_TWO, FENCING;
+    adoption_waits_for_rounds: ADOPTION_AND_PATIENCE, MUTUAL_EXCLUSION;
+    adoption_needs_enough: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
+    adoption_adopts: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
+    adoption_needs_majority: ADOPTION_AND_PATIENCE, FENCING;
+    adoption_blocks_longest: PATIENT_ADOPTION, MUTUAL_EXCLUSION;
+    adoption_remembers_blockers: TWO_ADOPTIONS, MUTUAL_EXCLUSION;
+    adoption_minds_releases: ADOPTION_OF_TWO, NO_ORPHAN;
 }
 
 /// The mutation of a rule.

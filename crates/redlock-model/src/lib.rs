@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | [`rules`] | the switches |
 //! | [`node`] | one master, held to the code's own by `tests/conformance.rs` |
-//! | [`locks`] | two owners on three nodes: messages in any order, expiry, extensions, heals, losses of data |
+//! | [`locks`] | two owners on three nodes: messages in any order, expiry, extensions, heals, losses of data, adoption |
 //! | [`admission`] | two gateways with the code's own admission, and nodes that fail in every way they can |
 //! | [`healing`] | a lock that outlives one fault after the other |
 //! | [`catalogue`] | which model is run within which bounds |
@@ -24,7 +24,8 @@
 //!   of them. Tokens are compared and never calculated with, so every order of three tokens is every order.
 //! - *One or two extensions and losses of data at a time.* More of them follow each other in [`healing`] and
 //!   [`admission`], which leave out what the other models show. This is the weakest of the bounds: a history that
-//!   needs three tries, two losses and two extensions at once is not explored, not even in the large size.
+//!   needs three tries, two losses and two extensions at once is not explored, not even in the large size. Adoption with
+//!   three tries is explored without releases, and with two losses in one order of tokens.
 //! - *One lock name.* Names share nothing on a node but the marker.
 //!
 //! # What time is
@@ -35,6 +36,8 @@
 //! quarantine ends when every lease has ended that ran at the loss, and so has every try with a token that is not larger
 //! than all that were asked for until then; from then on nobody mints such a token. That is what waiting for
 //! `max_ttl + S` means, and the assumption that gateways' clocks agree within S is in it.
+//! A node that adopts waits for less: until no node takes a token that was asked for before the loss, and the rounds have
+//! ended that were open then. Its copy of a lock outlives the leases that the copy it was read from outlives.
 //!
 //! # What is left out
 //!

@@ -1,4 +1,5 @@
-//! The locks: one lock name, three nodes, two owners of whom one asks twice (and may confirm what it was granted), extensions, heals, releases, losses of data.
+//! The locks: one lock name, three nodes, two owners of whom one asks twice (and may confirm what it was granted), extensions, heals, releases,
+//! losses of data, and what a node that lost its data adopts from the others.
 //!
 //! Promises, at every step of every history: [`MUTUAL_EXCLUSION`], [`FENCING`], [`NO_ORPHAN`], [`NO_LOCKOUT`],
 //! [`PROMISED`].
@@ -25,6 +26,7 @@
 //!
 //! The cases with `every_order` leave out none of these, and hold as well.
 
+mod adoption;
 mod bounds;
 mod state;
 mod story;
@@ -103,6 +105,9 @@ impl Locks {
 
     /// Which tokens the tries ask with: every order, equal ones included. Only the order matters.
     fn orders(&self) -> Vec<[Token; TRIES]> {
+        if let Some(tokens) = self.bounds.tokens {
+            return vec![tokens];
+        }
         let mut orders = Vec::new();
         let tokens = 1..=TRIES as Token;
         for a in tokens.clone() {
@@ -196,6 +201,14 @@ impl Model for Locks {
             properties.push(Property::<Self>::sometimes("a node that lost its data votes again", |m, s| {
                 m.firsts[8]
                     .sometimes(s.losses_left < m.bounds.losses && s.sites.iter().all(|site| site.doubt.is_none()))
+            }));
+        }
+        if self.bounds.adoption {
+            properties.push(Property::<Self>::sometimes("a node has adopted a lock", |m, s| {
+                let adopted = |site: &state::Site| {
+                    site.doubt.is_some_and(|doubt| doubt.adopts.is_some_and(|found| found.lock.is_some()))
+                };
+                m.firsts[11].sometimes(s.sites.iter().any(adopted))
             }));
         }
         properties

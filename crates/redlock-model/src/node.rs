@@ -24,7 +24,7 @@ pub enum Owner {
     A,
     /// Asks for itself, once.
     B,
-    /// In whose name a release is only a barrier.
+    /// In whose name a release is only a barrier, and a lock keeps everybody out.
     Nobody,
 }
 
@@ -97,6 +97,11 @@ impl Lock {
     /// Whether both are one grant.
     pub fn is(&self, other: &Self) -> bool {
         (self.owner, self.token, self.nonce) == (other.owner, other.token, other.nonce)
+    }
+
+    /// It is nobody's and keeps everybody out.
+    pub const fn blocker(guards: u8) -> Self {
+        Self { owner: Owner::Nobody, token: NO_TOKEN, nonce: 0, extended: false, guards }
     }
 }
 
@@ -253,6 +258,20 @@ impl Node {
     /// Whether a heal with this T passes the fence, now or when it has been taken back.
     pub fn is_healable(&self, token: Token) -> bool {
         self.mark == Mark::Extended && self.fence == token || self.mark == Mark::Provisional(token)
+    }
+
+    /// Admission with a lock that others store, if they are a majority without this node and no release of it has come
+    /// here meanwhile; else with one of nobody's that keeps everybody out for as long.
+    pub fn adopt(&mut self, rules: &Rules, found: Option<Lock>, stands: bool) {
+        self.admitted = true;
+        self.lock = found;
+        let Some(lock) = &mut self.lock else { return };
+        let released = self.fence >= lock.token && rules.adoption_minds_releases;
+        if !stands || released || lock.owner == Owner::Nobody {
+            *lock = Lock::blocker(lock.guards);
+        } else if self.fence <= lock.token {
+            (self.fence, self.mark) = (lock.token, if lock.extended { Mark::Extended } else { Mark::Plain });
+        }
     }
 
     /// The lock's time to live is over.

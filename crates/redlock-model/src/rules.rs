@@ -86,6 +86,22 @@ rules! {
     fence_before_is_restored
     /// A release that finds a fence which keeps out what it must keep out makes it stay.
     release_settles_fence
+    /// What a node that lost its data adopts is read only when no node takes a token any more that it may have stored.
+    adoption_waits_for_clocks
+    /// And when no round that was open at the loss counts an answer any more.
+    adoption_waits_for_rounds
+    /// It is read from so many others that one of them has what the lost node has voted for.
+    adoption_needs_enough
+    /// What is found there keeps others out of the node that adopts.
+    adoption_adopts
+    /// A grant is adopted only if a majority stores it without the node: none gets a majority by adoption.
+    adoption_needs_majority
+    /// Where it is unknown which of several grants the lost vote was for, nobody gets the lock until all of them have ended.
+    adoption_blocks_longest
+    /// That a node is kept from voting so is remembered like a grant.
+    adoption_remembers_blockers
+    /// Where a release has come meanwhile, what it may have been for is not set again.
+    adoption_minds_releases
 }
 
 impl Rules {

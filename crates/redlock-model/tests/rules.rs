@@ -81,6 +81,14 @@ each_is_missed! {
     only_own_fence_goes
     fence_before_is_restored
     release_settles_fence
+    adoption_waits_for_clocks
+    adoption_waits_for_rounds
+    adoption_needs_enough
+    adoption_adopts
+    adoption_needs_majority
+    adoption_blocks_longest
+    adoption_remembers_blockers
+    adoption_minds_releases
 }
 
 fn fields(debug: &str) -> Vec<&str> {

@@ -3,6 +3,7 @@
 use redlock_core::quorum::Quorum;
 
 use crate::explore::First;
+use crate::node::Token;
 use crate::rules::Rules;
 
 /// Masters.
@@ -27,6 +28,10 @@ pub struct Bounds {
     pub only_confirms: bool,
     /// Whether tries may be given up and locks released.
     pub releases: bool,
+    /// Whether a node that lost its data may adopt what the others store, instead of waiting until all leases have ended.
+    pub adoption: bool,
+    /// The only tokens that the tries ask with, instead of all orders of them.
+    pub tokens: Option<[Token; TRIES]>,
     /// Whether every order of events is explored, instead of those that cover the others.
     pub every_order: bool,
 }
@@ -40,6 +45,8 @@ impl Bounds {
         bad_clock: true,
         only_confirms: false,
         releases: true,
+        adoption: false,
+        tokens: None,
         every_order: false,
     };
 }
@@ -50,7 +57,7 @@ pub struct Locks {
     pub(super) rules: Rules,
     pub(super) bounds: Bounds,
     pub(super) quorum: Quorum,
-    pub(super) firsts: [First; 11],
+    pub(super) firsts: [First; 12],
 }
 
 impl Locks {

@@ -23,6 +23,8 @@ pub struct State {
 pub(super) struct Site {
     pub node: Node,
     pub doubt: Option<Doubt>,
+    /// A node that adopts has read this one.
+    pub read: bool,
     pub acquires: [Message; TRIES],
     pub undos: [Release; TRIES],
     pub releases: [Release; TRIES],
@@ -37,6 +39,18 @@ pub(super) struct Doubt {
     pub leases: u8,
     /// The newest token that it may have stored.
     pub newest: Token,
+    /// The rounds that were open at the time, if the node may adopt.
+    pub rounds: u8,
+    /// It has begun to adopt, and so far has found this.
+    pub adopts: Option<Found>,
+}
+
+/// What was read for a node that adopts.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Found {
+    pub lock: Option<Lock>,
+    /// How many store exactly this.
+    pub copies: u8,
 }
 
 /// An operation on its way to one node, then its answer as far as the gateway still cares.
@@ -104,6 +118,8 @@ pub(super) struct Renewal {
     pub confirms: bool,
     /// A majority has extended: missing nodes are healed.
     pub proved: bool,
+    /// Its gateway counts no answer any more.
+    pub closed: bool,
     pub heard: bool,
     pub ended: bool,
 }
@@ -156,6 +172,9 @@ pub enum Action {
     Expire(u8),
     Lose(u8),
     Readmit(u8),
+    /// What this node stores is read, for the one that adopts.
+    Read(u8),
+    Adopt,
 }
 
 /// Which try is whose: the first two are one owner's, which asks again.
@@ -168,11 +187,11 @@ pub(super) fn sibling(try_: usize) -> Option<usize> {
     [Some(1), Some(0), None][try_]
 }
 
-const fn try_lease(try_: usize) -> u8 {
+pub(super) const fn try_lease(try_: usize) -> u8 {
     1 << try_
 }
 
-const fn renewal_lease(renewal: usize) -> u8 {
+pub(super) const fn renewal_lease(renewal: usize) -> u8 {
     1 << (TRIES + renewal)
 }
 
@@ -187,6 +206,7 @@ impl State {
         let site = Site {
             node: Node::default(),
             doubt: None,
+            read: false,
             acquires: [Message::Unsent; TRIES],
             undos: [Release::Unsent; TRIES],
             releases: [Release::Unsent; TRIES],
@@ -194,6 +214,7 @@ impl State {
             heals: [Message::Unsent; RENEWALS],
         };
         let nonce = |i| u8::from(i == 1 && rules.grants_have_nonces);
+        let renewal = Renewal { of: None, confirms: false, proved: false, closed: false, heard: false, ended: false };
         let idle = |i: usize| Try {
             token: tokens[i],
             nonce: nonce(i),
@@ -205,7 +226,7 @@ impl State {
         Self {
             sites: [site; NODES],
             tries: std::array::from_fn(idle),
-            renewals: [Renewal { of: None, confirms: false, proved: false, heard: false, ended: false }; RENEWALS],
+            renewals: [renewal; RENEWALS],
             losses_left,
             oldest: NO_TOKEN,
         }
@@ -403,6 +424,7 @@ impl Locks {
                 self.enabled_at(s, at as u8, site, actions);
             }
         }
+        self.enabled_adoption(s, actions);
     }
 
     fn may_start(&self, s: &State, i: usize) -> bool {
@@ -453,11 +475,12 @@ impl Locks {
                 let vote = node.extend(&self.rules, asked);
                 // A confirmation that is refused for certain has a consequence.
                 let heeded = vote == Vote::Extended || s.renewals[i].confirms || self.bounds.every_order;
-                let counts = !s.renewals[i].proved && heeded;
-                let heals = vote == Vote::Missing && self.rules.missing_is_healed;
+                let counts = !s.renewals[i].proved && !s.renewals[i].closed && heeded;
+                let heals = vote == Vote::Missing && !s.renewals[i].closed && self.rules.missing_is_healed;
                 // To keep a lock for longer keeps others out, and matters to its owner only if it extends again.
-                let again =
-                    s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none()) || self.bounds.every_order;
+                let again = s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none())
+                    || self.bounds.every_order
+                    || self.bounds.adoption;
                 if counts || heals || (again && node != site.node) {
                     actions.push(Action::Extend { renewal, site: at });
                 }
@@ -538,9 +561,11 @@ impl Locks {
                 next.end_leases(guards);
             }
             Action::Lose(site) => {
+                next.abandon_adoption();
+                let rounds = if self.bounds.adoption { s.open_rounds() } else { 0 };
                 let site = &mut next.sites[usize::from(site)];
                 site.node.wipe();
-                site.doubt = Some(Doubt { leases: s.running_leases(), newest: s.newest() });
+                site.doubt = Some(Doubt { leases: s.running_leases(), newest: s.newest(), rounds, adopts: None });
                 next.losses_left -= 1;
                 let arrived = site.releases.iter_mut().chain(&mut site.undos);
                 for release in arrived.filter(|release| **release == Release::Arrived) {
@@ -552,6 +577,9 @@ impl Locks {
                 }
             }
             Action::Readmit(site) => {
+                if next.sites[usize::from(site)].doubt.is_some_and(|doubt| doubt.adopts.is_some()) {
+                    next.abandon_adoption();
+                }
                 let site = &mut next.sites[usize::from(site)];
                 site.node.admitted = true;
                 if let Some(doubt) = site.doubt.take()
@@ -562,6 +590,8 @@ impl Locks {
                     next.oldest = next.oldest.max(doubt.newest);
                 }
             }
+            Action::Read(site) => self.read(&mut next, site.into()),
+            Action::Adopt => self.adopt(&mut next),
         }
         self.forget(&mut next);
         next
@@ -588,8 +618,8 @@ impl Locks {
         if self.rules.told_again_is_extended {
             s.renew(renewal, other as u8, &self.rules);
         } else {
-            let told = Renewal { of: Some(other as u8), confirms: true, proved: true, heard: true, ended: false };
-            s.renewals[renewal] = told;
+            let r = &mut s.renewals[renewal];
+            (r.of, r.proved, r.heard) = (Some(other as u8), true, true);
         }
     }
 
@@ -603,6 +633,10 @@ impl Locks {
             _ => Message::Failed,
         };
         let r = s.renewals[i];
+        if r.closed {
+            s.send_no_more(i);
+            return;
+        }
         let decision = self.quorum.decide(s.votes(|site| site.extends[i]));
         if let (Decision::No, true, false, Some(of)) = (decision, r.confirms, r.proved, r.of) {
             // Nothing that is marked as extended may be left behind: its own request spares that.
@@ -631,7 +665,7 @@ impl Locks {
     /// refused from now on, or do nothing, is as good as gone.
     fn forget(&self, s: &mut State) {
         let ended = s.ended_leases();
-        let (tries, oldest, losses_left) = (s.tries, s.oldest, s.losses_left);
+        let (tries, oldest, losses_left, open) = (s.tries, s.oldest, s.losses_left, s.open_rounds());
         let rules = &self.rules;
         let fenced = rules.fence_is_checked
             && rules.lock_is_kept
@@ -643,7 +677,8 @@ impl Locks {
             || rules.clock_is_checked
                 && rules.marker_is_checked
                 && rules.quarantine_is_waited
-                && self.bounds.renewals == 0;
+                && self.bounds.renewals == 0
+                && !self.bounds.adoption;
         for site in &mut s.sites {
             if let Some(lock) = &mut site.node.lock {
                 lock.guards &= !ended;
@@ -653,7 +688,14 @@ impl Locks {
             }
             if let Some(doubt) = &mut site.doubt {
                 doubt.leases &= !ended;
+                doubt.rounds &= open;
+                if let Some(Found { lock: Some(lock), .. }) = &mut doubt.adopts {
+                    lock.guards &= !ended;
+                }
             }
+            // What is adopted may come back below any fence.
+            let adopts = self.bounds.adoption && site.doubt.is_some();
+            let barred = barred && !adopts;
             for (i, t) in tries.iter().enumerate() {
                 let stale = fenced && t.token <= site.node.lasting_fence(rules);
                 let healable = site.node.is_healable(t.token);
@@ -665,14 +707,14 @@ impl Locks {
                 let left = site.node.lock.is_some_and(|lock| lock.owner == owner(i) && lock.token <= t.token);
                 let idle = of && stale && !left && !healable;
                 // A loss of data makes an arrived release as if it had never come.
-                if idle && (site.releases[i] == Release::Arrived || barred) {
+                if idle && (site.releases[i] == Release::Arrived && !adopts || barred) {
                     site.releases[i] = Release::Unsent;
                 }
                 let stored = site
                     .node
                     .lock
                     .is_some_and(|lock| (lock.owner, lock.token, lock.nonce) == (owner(i), t.token, t.nonce));
-                if of && stale && !stored && (site.undos[i] == Release::Arrived || barred) {
+                if of && stale && !stored && (site.undos[i] == Release::Arrived && !adopts || barred) {
                     site.undos[i] = Release::Unsent;
                 }
             }

@@ -4,7 +4,7 @@ use redlock_core::node::ReleaseScope;
 
 use super::bounds::{Locks, NODES};
 use super::state::{Action, Message, Phase, Release, State, owner, sibling};
-use crate::node::{FAR, Owner, Token, Vote};
+use crate::node::{FAR, Node, Owner, Token, Vote};
 
 impl Locks {
     /// A path, step by step. The states' nodes are sorted; the story gives each node one name throughout.
@@ -109,6 +109,15 @@ impl Locks {
             Action::EndRenewal(renewal) => format!("the lease of {}{} ends", who(of(renewal)), nth(renewal)),
             Action::Expire(site) => format!("the lock expires on {}", node(site)),
             Action::Lose(site) => format!("{} loses all its data", node(site)),
+            Action::Read(site) => {
+                let begun = self.adopter(s).is_some_and(|at| s.sites[at].doubt.is_some_and(|d| d.adopts.is_some()));
+                let wait = if begun { "" } else { "2D + S have passed since the loss; " };
+                format!("{wait}what {} stores is read: {}", node(site), stored(&s.sites[usize::from(site)].node))
+            }
+            Action::Adopt => {
+                let at = self.adopter(s).unwrap_or_default();
+                format!("{} is admitted again, and adopts {}", node(at as u8), stored(&next.sites[at].node))
+            }
             Action::Readmit(site) => format!("{} is admitted again", node(site)),
         }
     }
@@ -129,6 +138,14 @@ fn start(s: &State, i: usize, phase: Phase) -> String {
 /// Which of the extensions, when it matters.
 fn nth(renewal: u8) -> String {
     format!(" (extension {})", renewal + 1)
+}
+
+fn stored(at: &Node) -> String {
+    let lock = at.lock.map_or("nothing".to_owned(), |lock| match lock.owner {
+        Owner::Nobody => "a lock of nobody's".to_owned(),
+        owner => format!("{} with {}{}", name(owner), token(lock.token), if lock.extended { ", extended" } else { "" }),
+    });
+    format!("{lock}; its fence is {}", token(at.fence))
 }
 
 fn name(owner: Owner) -> &'static str {

@@ -1,0 +1,121 @@
+//! Back in seconds: a node that lost its data votes again when it has adopted what the others store.
+//!
+//! Each reading is a step, and the admission is another: whatever may happen happens in between. Before the first reading
+//! 2D + S pass, so that no node takes a token any more that the lost one may have stored, and no round counts an answer
+//! that was open at the loss; its messages may arrive all the same. (Of acquires the first says as much already. The second
+//! is for extensions, whose T may be of any age.)
+//!
+//! What was read keeps others out, and no more: a grant that only a minority stores could otherwise get a majority by
+//! adoption, and be extended or confirmed when a later one was held long ago. That others have a larger fence would not
+//! tell so, as fences are lost too. So fences are not read: the tokens that they kept out are too old by now.
+//!
+//! A reading that is given up and begun again leaves nothing on any node, so only those are explored that end, or that a
+//! loss of data ends.
+
+use super::bounds::{Locks, NODES};
+use super::state::{Action, Doubt, Found, Phase, State, renewal_lease, try_lease};
+use crate::node::{Lock, Owner};
+
+impl State {
+    /// Rounds whose gateway still counts answers.
+    pub(super) fn open_rounds(&self) -> u8 {
+        let tries = self.tries.iter().enumerate().filter(|(_, t)| t.phase == Phase::Open).map(|(i, _)| try_lease(i));
+        let open = self.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some() && !r.proved && !r.closed);
+        tries.chain(open.map(|(i, _)| renewal_lease(i))).fold(0, |mask, bit| mask | bit)
+    }
+
+    /// Their gateways count no answer any more. That they send undos is another history: of a try given up before.
+    fn close_rounds(&mut self, rounds: u8) {
+        for (i, t) in self.tries.iter_mut().enumerate() {
+            if rounds & try_lease(i) != 0 && t.phase == Phase::Open {
+                t.phase = Phase::GivenUp;
+            }
+        }
+        for (i, r) in self.renewals.iter_mut().enumerate() {
+            r.closed |= rounds & renewal_lease(i) != 0;
+        }
+    }
+
+    /// What was read is of no use any more.
+    pub(super) fn abandon_adoption(&mut self) {
+        for site in &mut self.sites {
+            site.read = false;
+            if let Some(doubt) = &mut site.doubt {
+                doubt.adopts = None;
+            }
+        }
+    }
+}
+
+impl Locks {
+    /// The node that adopts, or may: with enough others there is but one.
+    pub(super) fn adopter(&self, s: &State) -> Option<usize> {
+        let under_way = s.sites.iter().position(|site| site.doubt.is_some_and(|doubt| doubt.adopts.is_some()));
+        under_way.or_else(|| s.sites.iter().position(|site| site.doubt.is_some()))
+    }
+
+    /// How many others must be read: one of them has what the lost node has voted for.
+    fn readers(&self) -> usize {
+        NODES - self.quorum.size() + usize::from(self.rules.adoption_needs_enough)
+    }
+
+    pub(super) fn enabled_adoption(&self, s: &State, actions: &mut Vec<Action>) {
+        let admitted = s.sites.iter().filter(|site| site.doubt.is_none()).count();
+        let Some(adopter) = self.adopter(s).filter(|_| self.bounds.adoption) else { return };
+        let adopts = s.sites[adopter].doubt.and_then(|doubt| doubt.adopts).is_some();
+        if adopts || admitted >= self.readers() {
+            let unread = s.sites.iter().enumerate().filter(|(_, site)| site.doubt.is_none() && !site.read);
+            actions.extend(unread.map(|(at, _)| Action::Read(at as u8)));
+        }
+        if adopts && s.sites.iter().filter(|site| site.read).count() >= self.readers() {
+            actions.push(Action::Adopt);
+        }
+    }
+
+    pub(super) fn read(&self, s: &mut State, at: usize) {
+        let Some(adopter) = self.adopter(s) else { return };
+        let Some(mut doubt) = s.sites[adopter].doubt else { return };
+        let found = doubt.adopts.unwrap_or_else(|| self.begin_adoption(s, doubt));
+        s.sites[at].read = true;
+        // A newer grant has not counted the lost vote.
+        let seen = s.sites[at].node.lock.filter(|lock| lock.token <= doubt.newest);
+        doubt.adopts = Some(self.either(found, seen));
+        doubt.rounds = 0;
+        s.sites[adopter].doubt = Some(doubt);
+    }
+
+    fn begin_adoption(&self, s: &mut State, doubt: Doubt) -> Found {
+        if self.rules.adoption_waits_for_clocks {
+            s.oldest = s.oldest.max(doubt.newest);
+        }
+        if self.rules.adoption_waits_for_rounds {
+            s.close_rounds(doubt.rounds);
+        }
+        Found::default()
+    }
+
+    /// What may have been the lost node's, of all that was read.
+    fn either(&self, found: Found, seen: Option<Lock>) -> Found {
+        let seen = seen.filter(|lock| lock.owner != Owner::Nobody || self.rules.adoption_remembers_blockers);
+        let Some(seen) = seen else { return found };
+        let Some(lock) = found.lock else { return Found { lock: Some(seen), copies: 1 } };
+        let guards = if self.rules.adoption_blocks_longest { lock.guards | seen.guards } else { lock.guards };
+        if lock.is(&seen) {
+            let extended = lock.extended || seen.extended;
+            Found { lock: Some(Lock { extended, guards, ..lock }), copies: found.copies + 1 }
+        } else {
+            // Which of the two the lost vote was for is not known.
+            Found { lock: Some(Lock::blocker(guards)), copies: 1 }
+        }
+    }
+
+    /// The node is admitted with what was found.
+    pub(super) fn adopt(&self, s: &mut State) {
+        let Some(at) = self.adopter(s) else { return };
+        let Some(found) = s.sites[at].doubt.take().and_then(|doubt| doubt.adopts) else { return };
+        let stands = usize::from(found.copies) >= self.quorum.size() || !self.rules.adoption_needs_majority;
+        let lock = found.lock.filter(|_| self.rules.adoption_adopts);
+        s.sites[at].node.adopt(&self.rules, lock, stands);
+        s.abandon_adoption();
+    }
+}
