@@ -96,7 +96,10 @@ fn assert_good(outcomes: &[Outcome]) {
         assert!(outcome.slowest < SOON, "{:?}", outcome.slowest);
     }
     let slowest = outcomes.iter().map(|outcome| outcome.slowest).max();
-    println!("{} runs: 0 second holders, 0 locks lost, the slowest master voted again after {slowest:?}", outcomes.len());
+    println!(
+        "{} runs: 0 second holders, 0 locks lost, the slowest master voted again after {slowest:?}",
+        outcomes.len()
+    );
 }
 
 fn runs(few: usize) -> usize {

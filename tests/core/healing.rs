@@ -142,7 +142,11 @@ impl Drop for Extender {
 }
 
 /// Somebody who wants the lock all the time; says how often it was granted.
-pub(super) fn poll_for(locks: &Redlock, lock: &LockName, every: Duration) -> (Arc<AtomicU32>, tokio::task::AbortHandle) {
+pub(super) fn poll_for(
+    locks: &Redlock,
+    lock: &LockName,
+    every: Duration,
+) -> (Arc<AtomicU32>, tokio::task::AbortHandle) {
     let granted = Arc::new(AtomicU32::new(0));
     let (counted, locks, lock) = (granted.clone(), locks.clone(), lock.clone());
     let task = tokio::spawn(async move {

@@ -7,7 +7,6 @@ use redlock_core::node::{Node, NodeState, Remedy, Vote};
 use redlock_core::{AcquireOptions, Bootstrap, LockError, Ttl};
 use tokio::time::{Instant, timeout};
 
-use crate::node::admission::BLANK;
 use crate::support::cluster::{ClusterSettings, first_vote, marker, repeated};
 use crate::support::harness::{PATIENCE, RedisServer, masters};
 use crate::support::nodes::{LONG_MS, Lock, ask, in_state, name, now};

@@ -340,6 +340,9 @@ async fn masters_that_stay_and_have_lost_all_markers_want_the_old_max_ttl_as_oth
     let new = times(Launch::over(&servers), "500ms").ready().await;
     let second = new.post("job", json!({ "ttl_ms": 500 })).await;
     let (after, what) = (first.at.elapsed(), "a second holder");
-    assert!(second.status != 201 || after >= validity, "{what} {after:?} after the first, who holds it for {validity:?}");
+    assert!(
+        second.status != 201 || after >= validity,
+        "{what} {after:?} after the first, who holds it for {validity:?}"
+    );
     assert_refused_after_output(&done, &["--old-max-ttl"]);
 }

@@ -41,7 +41,9 @@ pub(crate) async fn extend(shared: &Shared, keys: Keys, token: &LockToken, ttl: 
             let lease = shared.lease(*token, ttl, started, &outcome);
             // The nodes have the lock, but the answer took so long that nothing can be promised of it.
             let left = lease.validity(shared.seams.clock.monotonic());
-            left.filter(|_| shared.counts(started)).map(|_| lease).ok_or_else(|| LockError::Unknown(shared.reports(&outcome)))
+            left.filter(|_| shared.counts(started))
+                .map(|_| lease)
+                .ok_or_else(|| LockError::Unknown(shared.reports(&outcome)))
         }
         Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
         Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),

@@ -44,8 +44,8 @@ pub mod link;
 pub mod memory;
 mod observer;
 mod op;
-pub mod probe;
 mod peers;
+pub mod probe;
 mod rate;
 mod record;
 #[cfg(feature = "redis")]

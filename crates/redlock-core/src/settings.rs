@@ -129,7 +129,9 @@ pub enum SettingsError {
     #[error("a node time-out of {0:?} is below 1 ms")]
     NodeTimeout(Duration),
     /// Rounds that take longer are not believed.
-    #[error("a node time-out of {given:?} is longer than a round may take: {longest:?}, 3 times what clocks may differ by and at least 5 s")]
+    #[error(
+        "a node time-out of {given:?} is longer than a round may take: {longest:?}, 3 times what clocks may differ by and at least 5 s"
+    )]
     LongNodeTimeout {
         /// What was asked for.
         given: Duration,

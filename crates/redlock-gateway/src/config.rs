@@ -24,8 +24,8 @@ pub use self::file::parse;
 pub use self::origin::Origin;
 pub use self::tls::TlsFiles;
 use self::tls::TlsFlags;
-pub use self::value::show;
 use self::value::{DAY, count, duration, listed};
+pub use self::value::{show, ttl};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// More of anything is a mistake.

@@ -83,7 +83,8 @@ impl Gateway {
         let quarantine = self.plan.node_settings().quarantine(self.plan.max_ttl);
         let node = |master: &Arc<Master>| {
             let name = node_name(master);
-            let admission = Admission::new(cluster_config.identity(&name), quarantine, self.plan.skew).expecting_bootstrap(first);
+            let admission =
+                Admission::new(cluster_config.identity(&name), quarantine, self.plan.skew).expecting_bootstrap(first);
             let link = SimLink::new(self.index, master.clone(), self.network.clone(), self.recorder.clone());
             let remote = self.plan.worker(&name, link.clone(), admission, seams.clone());
             Arc::new(SimNode { remote, link, dead: dead.clone() })

@@ -20,6 +20,10 @@ struct Candidate {
 /// Each list is what one master stores. A majority that counted a vote which is forgotten has `quorum - 1` votes more, on any
 /// of the other masters: a grant that was read on fewer than are left of those when all that were not read have it is none.
 ///
+/// What the others hold on a majority without this master comes back as it is. Anything else keeps the lock free of all until
+/// it has ended: given back as it is, it might have a majority for the first time, and an extension or a repeated request
+/// would prove it, after a larger T was granted and forgotten.
+///
 /// `newest` is the largest T that may have been forgotten: what has a larger one was granted without this master.
 pub(super) fn plan(quorum: Quorum, newest: FencingToken, read: Vec<Vec<Stored>>) -> BTreeMap<LockName, Put> {
     let not_read = (quorum.nodes() - 1).saturating_sub(read.len());
@@ -41,22 +45,28 @@ pub(super) fn plan(quorum: Quorum, newest: FencingToken, read: Vec<Vec<Stored>>)
             None => candidates.push(Candidate { record, seen: 1, longest: expires_in }),
         }
     }
-    locks.into_iter().filter_map(|(name, candidates)| Some((name, put(least, candidates)?))).collect()
+    locks.into_iter().filter_map(|(name, candidates)| Some((name, put(least, quorum.size(), candidates)?))).collect()
 }
 
-fn put(least: usize, mut candidates: Vec<Candidate>) -> Option<Put> {
+fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<Put> {
     candidates.retain(|candidate| candidate.seen >= least || candidate.record.is_nobodys());
     let longest = candidates.iter().map(|candidate| candidate.longest).max()?;
-    let [Candidate { record, .. }] = candidates.as_slice() else {
-        // Whose the forgotten vote was cannot be told, and given to the wrong one it may make a majority that never was: a
-        // request that is repeated is told of what a majority stores. So nobody gets it until all of them have ended.
+    let stands = match candidates.as_slice() {
+        [only] if only.seen >= majority => only.record.fencing_of_ours().filter(|_| !only.record.is_nobodys()),
+        // It has no T, and nothing of ours extends or confirms it.
+        [Candidate { record, .. }] if record.parse().is_none() => {
+            return Some(Put { record: record.clone(), expires_in: longest, fence: None });
+        }
+        _ => None,
+    };
+    let Some(t) = stands else {
         let t = candidates.iter().filter_map(|candidate| candidate.record.fencing_of_ours()).max();
         let token = LockToken::new(Owner::NOBODY, Nonce::from_bytes([0; Nonce::LEN]), t.unwrap_or(FencingToken::MIN));
         return Some(Put { record: Record::new(&token, &Info::default()), expires_in: longest, fence: None });
     };
+    let record = candidates.swap_remove(0).record;
     let mark = if record.is_extended() { "+" } else { "" };
-    let fence = record.fencing_of_ours().filter(|_| !record.is_nobodys()).map(|t| Bytes::from(format!("{t}{mark}")));
-    Some(Put { record: record.clone(), expires_in: longest, fence })
+    Some(Put { record, expires_in: longest, fence: Some(Bytes::from(format!("{t}{mark}"))) })
 }
 
 #[cfg(test)]
@@ -85,11 +95,23 @@ mod tests {
 
     #[test]
     fn a_grant_that_may_have_counted_the_forgotten_vote_comes_back_for_its_longest_life_and_as_extended_as_anywhere() {
-        let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5).extended(), 70)]]).expect("it is back");
+        let put =
+            back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5).extended(), 70)]]).expect("it is back");
         assert_eq!((put.record, put.expires_in), (of(1, 5).extended(), Duration::from_millis(100)));
         assert_eq!(put.fence.as_deref(), Some(format!("{}+", of(1, 5).fencing().unwrap()).as_bytes()));
-        let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![]]).expect("one is enough of three");
+        let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5), 90)]]).expect("it is back");
         assert_eq!(put.fence.as_deref(), Some(of(1, 5).fencing().unwrap().to_string().as_bytes()));
+    }
+
+    /// A larger T may have been granted with the forgotten vote since, and have ended.
+    #[test]
+    fn a_grant_that_has_no_majority_without_the_forgotten_vote_gets_none_by_it() {
+        let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![]]).expect("kept free");
+        assert!(put.record.is_nobodys() && put.fence.is_none() && put.expires_in == Duration::from_millis(100));
+        let two = || vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5), 90)], vec![], vec![]];
+        assert!(back(5, two()).is_some_and(|put| put.record.is_nobodys()));
+        let three = [two()[..2].to_vec(), vec![vec![stored(of(1, 5), 100)]]].concat();
+        assert_eq!(back(5, three).map(|put| put.record), Some(of(1, 5)));
     }
 
     #[test]
@@ -103,7 +125,7 @@ mod tests {
     fn a_grant_that_is_newer_than_the_loss_counted_no_forgotten_vote() {
         assert_eq!(back(3, vec![vec![stored(of(1, 1_001), 100)], vec![]]), None);
         let put = back(3, vec![vec![stored(of(1, 1_001), 900)], vec![stored(of(2, 5), 100)]]).expect("the older one");
-        assert_eq!(put.record, of(2, 5));
+        assert_eq!(put.expires_in, Duration::from_millis(100));
     }
 
     #[test]

@@ -129,7 +129,15 @@ pub struct Admission {
 impl Admission {
     /// `quarantine` is how long a doubtful node waits: [`quarantine`]; `clock_skew` is D.
     pub fn new(identity: NodeIdentity, quarantine: Duration, clock_skew: Duration) -> Self {
-        Self { identity, quarantine, clock_skew, expects_bootstrap: false, seen: None, admitted_by: None, distrusted: None }
+        Self {
+            identity,
+            quarantine,
+            clock_skew,
+            expects_bootstrap: false,
+            seen: None,
+            admitted_by: None,
+            distrusted: None,
+        }
     }
 
     /// The longest TTL of the configuration that nodes are admitted for.
@@ -397,7 +405,13 @@ mod tests {
     #[test]
     fn the_word_of_an_operator_admits_a_new_node_and_no_other() {
         let told = |node: &mut Bench| {
-            node.admission.look(&volatile(), node.marker.as_deref(), Moment::default(), Some(Early::BrandNew), &OsEntropy)
+            node.admission.look(
+                &volatile(),
+                node.marker.as_deref(),
+                Moment::default(),
+                Some(Early::BrandNew),
+                &OsEntropy,
+            )
         };
         let mut new = Bench::new(None);
         new.admission = new.admission.expecting_bootstrap(true);
@@ -427,7 +441,13 @@ mod tests {
         let mut restarted = admitted(&volatile());
         let next = Facts { run_id: NEXT_RUN.into(), ..volatile() };
         restarted.assert_waits(&next, 0, 305, Doubt::Restarted);
-        let step = restarted.admission.look(&next, restarted.marker.as_deref(), Moment::default(), Some(Early::BrandNew), &OsEntropy);
+        let step = restarted.admission.look(
+            &next,
+            restarted.marker.as_deref(),
+            Moment::default(),
+            Some(Early::BrandNew),
+            &OsEntropy,
+        );
         assert!(matches!(step, Step::Wait { .. }), "{step:?}");
     }
 

@@ -355,7 +355,8 @@ impl Driver {
         }
         self.report.process(&facts);
         if let Err(other) = self.settings.peers.claim(&self.report.name, &facts.run_id) {
-            let why = format!("the process that answers here answers as {other} too; a quorum needs independent masters");
+            let why =
+                format!("the process that answers here answers as {other} too; a quorum needs independent masters");
             return Err(Outage::Unfit(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
         }
         let seen = Moment::of(self.report.seams.clock.as_ref());
@@ -506,7 +507,8 @@ impl Driver {
             Outage::Unreachable(why) => (NodeState::Connecting, Diagnosis::without_remedy(why)),
             Outage::RanAhead(ran) => {
                 let (ms, seconds) = (ran.by.as_millis(), (ran.to - ran.from).as_secs_f64());
-                let why = format!("its clock ran {ms} ms ahead of ours in {seconds:.1} s: it is compared with the others'");
+                let why =
+                    format!("its clock ran {ms} ms ahead of ours in {seconds:.1} s: it is compared with the others'");
                 (NodeState::Connecting, Diagnosis::without_remedy(why))
             }
             Outage::Unfit(diagnosis) => (NodeState::Refused, diagnosis),

@@ -20,6 +20,7 @@ use super::link::{Adoption, Put, Stored};
 use super::rules::{self, Expiry, KeySpace, NodeSettings, OutOfMemory};
 use super::{Keys, Listener, Node, NodeState, NodeStatus, Op, Record, Reply, Vote};
 use crate::clock::Clock;
+use crate::types::{FencingToken, Info, LockToken, Nonce, Owner};
 
 /// An in-process master.
 pub struct MemoryNode {
@@ -88,9 +89,20 @@ impl MemoryNode {
                 store.delete(&keys.lock);
                 return true;
             };
-            let set = store.set(&keys.lock, record.as_bytes().clone(), Expiry::In(millis(*expires_in)));
-            let set = set.and_then(|()| fence.clone().map_or(Ok(()), |fence| store.set(&keys.fence, fence, retention)));
-            set.is_ok()
+            let life = Expiry::In(millis(*expires_in));
+            let Some((t, fence)) = record.fencing().zip(fence.clone()) else {
+                return store.set(&keys.lock, record.as_bytes().clone(), life).is_ok();
+            };
+            // As for a heal: what a release has reached is not set again.
+            let (last, current) = (store.get(&keys.fence), store.get(&keys.lock).map(Record::foreign));
+            let passes = |last: Bytes| last == format!("{t}+") || last[..FencingToken::TEXT_LEN] < t.text()[..];
+            if !last.is_none_or(passes) && !current.is_some_and(|current| current.is_grant_of(record)) {
+                let nobodys = LockToken::new(Owner::NOBODY, Nonce::from_bytes([0; Nonce::LEN]), t);
+                let record = Record::new(&nobodys, &Info::default());
+                return store.set(&keys.lock, record.as_bytes().clone(), life).is_ok();
+            }
+            let set = store.set(&keys.lock, record.as_bytes().clone(), life);
+            set.and_then(|()| store.set(&keys.fence, fence, retention)).is_ok()
         })
     }
 
@@ -333,7 +345,7 @@ mod tests {
     use super::*;
     use crate::clock::{Entropy, OsEntropy, SystemClock};
     use crate::node::ReleaseScope;
-    use crate::types::{FencingToken, Info, LockName, LockToken, Ttl};
+    use crate::types::{LockName, Ttl};
 
     /// An extension that ran out of memory between its marks left the fence with one and the lock without: the release of
     /// such a lock counted on an unmarked fence, and a late heal passed it.

@@ -50,7 +50,8 @@ impl Peers {
         let peers = self.lock();
         let since = |(other, peer): &(&Arc<str>, &Peer)| *other != name && peer.read >= ran.to;
         let alike = |other: &RanAhead| other.to.abs_diff(ran.to) <= ALIKE && other.by * 2 >= ran.by;
-        let mut others = peers.iter().filter(since).map(|(_, peer)| peer.ran_ahead.is_some_and(|ran| alike(&ran))).peekable();
+        let mut others =
+            peers.iter().filter(since).map(|(_, peer)| peer.ran_ahead.is_some_and(|ran| alike(&ran))).peekable();
         others.peek().is_some() && others.all(|alike| alike)
     }
 

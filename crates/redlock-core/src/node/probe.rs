@@ -54,7 +54,8 @@ impl Master {
     /// What its link says, or that it did not answer in time.
     pub async fn probe(&self, clock: &dyn Clock, entropy: &dyn Entropy) -> Result<Probe, LinkError> {
         let (Look { facts, marker }, clock_offset_micros) = self.look(clock).await?;
-        let verdict = self.verdict(&facts, marker.clone(), Moment { monotonic: Duration::ZERO, ..Moment::of(clock) }, entropy);
+        let verdict =
+            self.verdict(&facts, marker.clone(), Moment { monotonic: Duration::ZERO, ..Moment::of(clock) }, entropy);
         Ok(Probe { facts, marker, verdict, clock_offset_micros })
     }
 

@@ -113,7 +113,8 @@ impl Facts {
 
     /// Whether nothing has happened between the two that makes a node's memory doubtful while its marker stands.
     pub(crate) fn same_history(&self, later: &Self) -> bool {
-        let of = |facts: &Self| (facts.run_id.clone(), facts.role.clone(), facts.replication_id.clone(), facts.evicted_keys);
+        let of =
+            |facts: &Self| (facts.run_id.clone(), facts.role.clone(), facts.replication_id.clone(), facts.evicted_keys);
         of(self) == of(later)
     }
 

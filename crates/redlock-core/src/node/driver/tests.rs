@@ -64,8 +64,8 @@ impl Bench {
             max_clock_offset: Duration::from_secs(2),
             overlap_above: Duration::ZERO,
             drift_factor: 0.01,
-        follows_name: true,
-        peers: Arc::default(),
+            follows_name: true,
+            peers: Arc::default(),
         };
         let now = Instant::now();
         Self {

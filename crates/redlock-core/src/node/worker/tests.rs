@@ -99,7 +99,7 @@ async fn admitted(link: &Told) -> RemoteNode {
         question_deadline: Duration::from_secs(1),
         max_clock_offset: Duration::from_secs(2),
         overlap_above: Duration::ZERO,
-            drift_factor: 0.01,
+        drift_factor: 0.01,
         follows_name: true,
         peers: Arc::default(),
     };
