@@ -83,7 +83,7 @@ impl Stage {
             master.promote();
             master.limit_sets(None);
             master.end_former();
-            master.clock.slew(0);
+            master.clock.slew(None);
             master.start(Left::All, false);
             master.go_on(&mut chance);
         }
@@ -260,17 +260,17 @@ impl Stage {
         });
     }
 
-    /// What it has run ahead it is put back afterwards, which ends no lock. As much as chrony may, or a little.
+    /// What it has run ahead it is put back afterwards, which ends no lock.
     fn slew(&self, chance: &mut Chance) {
         let victim = chance.below(self.masters.len() as u64) as usize;
-        let (ppm, pause) = (chance.pick(&[5_000, 20_000, 83_000]), chance.millis(500, 10_000));
-        self.masters[victim].clock.slew(ppm);
+        let (ppm, pause) = (self.plan.slewed_ppm, chance.millis(500, 10_000));
+        self.masters[victim].clock.slew(Some(ppm));
         self.recorder.situation("clocks that ran fast");
         self.note(format!("n{victim}"), format!("its clock runs {ppm} ppm fast for {} ms", pause.as_millis()));
         let stage = self.clone();
         tokio::spawn(async move {
             sleep(pause).await;
-            stage.masters[victim].clock.slew(0);
+            stage.masters[victim].clock.slew(None);
             stage.note(format!("n{victim}"), "its clock has its own rate again");
         });
     }

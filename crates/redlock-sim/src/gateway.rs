@@ -267,7 +267,7 @@ impl Plan {
             question_deadline: CALL_DEADLINE,
             max_clock_offset: self.skew,
             overlap_above: self.overlap_above,
-            drift_factor: Settings::default().drift_factor,
+            drift_factor: if self.rules.rate_is_checked { Settings::default().drift_factor } else { 1e3 },
             follows_name: self.rules.name_is_followed,
             peers: Arc::default(),
         };

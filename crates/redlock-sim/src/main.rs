@@ -25,9 +25,11 @@ Examples:
   redlock-sim --seeds 0..50 --scenario rolling             one extended lock, masters restarted empty in turn
   redlock-sim --seeds 0..50 --scenario queue               many who wait for one lock or two
   redlock-sim --seeds 0..50 --scenario reconfigure         an operator changes the configuration
+  redlock-sim --seeds 0..500 --scenario fast-clocks        what clocks that break their promise can do
 
 Rules for --without: lock-is-kept, release-is-a-barrier, release-keeps-newer, undo-is-exact, clock-is-checked, fence-is-checked,
-marker-is-checked, quarantine-is-waited, missing-is-healed (found by --scenario rolling).
+marker-is-checked, quarantine-is-waited, forgotten-is-given-back, name-is-followed, rate-is-checked (see --scenario
+fast-clocks), missing-is-healed (found by --scenario rolling).
 
 Exit status: 0 no violation, 1 violations, 2 wrong usage.")]
 struct Arguments {
@@ -63,6 +65,9 @@ enum ScenarioArgument {
     Queue,
     /// An operator moves the masters to another configuration.
     Reconfigure,
+    /// The storm with clocks of masters that run faster than promised: not without violations, but with fewer of them
+    /// than --without rate-is-checked.
+    FastClocks,
 }
 
 fn range(text: &str) -> Result<Range<u64>, String> {
@@ -79,6 +84,7 @@ impl Arguments {
             ScenarioArgument::Contended => Plan::rolling(seed, true),
             ScenarioArgument::Queue => Plan::queue(seed),
             ScenarioArgument::Reconfigure => Plan::reconfigure(seed),
+            ScenarioArgument::FastClocks => Plan::fast_clocks(seed),
         };
         plan.rules = self.without.map_or(plan.rules, Rule::off);
         plan.masters = self.nodes.unwrap_or(plan.masters);
@@ -98,6 +104,7 @@ impl Arguments {
             ScenarioArgument::Contended => command += " --scenario contended",
             ScenarioArgument::Queue => command += " --scenario queue",
             ScenarioArgument::Reconfigure => command += " --scenario reconfigure",
+            ScenarioArgument::FastClocks => command += " --scenario fast-clocks",
         }
         if let Some(nodes) = self.nodes {
             command += &format!(" --nodes {nodes}");

@@ -10,6 +10,7 @@ use redlock_core::node::Rules;
 
 use crate::chance::{Chance, Stream};
 use crate::network::Latency;
+use crate::time::MAX_SLEWED_PPM;
 
 /// What a history is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +99,8 @@ pub struct Plan {
     /// Operations that may wait for one master.
     pub queue: usize,
     pub latency: Latency,
+    /// How much too fast a master's clock runs that is slewed, in millionths.
+    pub slewed_ppm: u64,
     /// How often each kind of fault happens.
     pub faults: Faults,
 }
@@ -167,10 +170,19 @@ impl Plan {
                 spike_percent: chance.pick(&[0, 1, 3]),
                 spike_ms: chance.pick(&[30, 200, 900]),
             },
+            slewed_ppm: MAX_SLEWED_PPM,
             faults,
             waiting_percent: 45,
             hint_loss_percent: chance.pick(&HINT_LOSS),
         }
+    }
+
+    /// The storm of a seed with clocks of masters that break their promise, as much as chrony may by default. It takes a
+    /// gateway a look or two to find that out, and locks that end early until then are not excluded.
+    pub fn fast_clocks(seed: u64) -> Self {
+        let storm = Self::storm(seed);
+        let faults = Faults { slew: Some(Duration::from_secs(5)), ..storm.faults };
+        Self { slewed_ppm: 83_000, faults, ..storm }
     }
 
     /// The rolling restart of a seed, with or without others that want the lock.

@@ -29,12 +29,14 @@ pub enum Rule {
     ForgottenIsGivenBack,
     /// A process votes no longer when its name leads to another one.
     NameIsFollowed,
+    /// A node whose clock runs faster than promised is quarantined.
+    RateIsChecked,
     /// A successful extension sets the lock again on nodes that lost it.
     MissingIsHealed,
 }
 
 impl Rule {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::LockIsKept,
         Self::ReleaseIsABarrier,
         Self::ReleaseKeepsNewer,
@@ -45,6 +47,7 @@ impl Rule {
         Self::QuarantineIsWaited,
         Self::ForgottenIsGivenBack,
         Self::NameIsFollowed,
+        Self::RateIsChecked,
         Self::MissingIsHealed,
     ];
 
@@ -61,6 +64,7 @@ impl Rule {
             Self::QuarantineIsWaited => "quarantine-is-waited",
             Self::ForgottenIsGivenBack => "forgotten-is-given-back",
             Self::NameIsFollowed => "name-is-followed",
+            Self::RateIsChecked => "rate-is-checked",
             Self::MissingIsHealed => "missing-is-healed",
         }
     }
@@ -79,6 +83,7 @@ impl Rule {
             Self::QuarantineIsWaited => &mut rules.quarantine_is_waited,
             Self::ForgottenIsGivenBack => &mut rules.forgotten_is_given_back,
             Self::NameIsFollowed => &mut rules.name_is_followed,
+            Self::RateIsChecked => &mut rules.rate_is_checked,
             Self::MissingIsHealed => &mut rules.missing_is_healed,
         };
         *rule = false;

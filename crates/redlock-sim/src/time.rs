@@ -20,6 +20,9 @@ pub const EPOCH_MICROS: u64 = 1_763_725_165_000_000;
 /// client), so their sum must stay below the drift factor of 1 %.
 pub const MAX_RATE_PPM: u64 = 3_000;
 
+/// The most of a master's clock that is slewed. The sum of the three is 1 % then, and 2 ms are left.
+pub const MAX_SLEWED_PPM: u64 = 4_000;
+
 /// The clock of one gateway, master or client.
 pub struct SimClock {
     start: Instant,
@@ -53,8 +56,9 @@ impl SimClock {
         self.offset_micros.store(micros, Ordering::Relaxed);
     }
 
-    /// From now on it runs faster by so many millionths.
-    pub fn slew(&self, ppm: u64) {
+    /// From now on it runs faster than true time by so many millionths; at its own rate with `None`.
+    pub fn slew(&self, ppm: Option<u64>) {
+        let ppm = ppm.map_or(0, |ppm| ppm.saturating_add_signed(-self.rate_ppm));
         let mut slew = self.slew.lock().unwrap_or_else(PoisonError::into_inner);
         *slew = Slew { since: Instant::now(), ppm, before: slew.ahead() };
     }

@@ -308,6 +308,8 @@ pub struct Rules {
     pub forgotten_is_given_back: bool,
     /// A process votes no longer when its name leads to another one.
     pub name_is_followed: bool,
+    /// A node whose clock runs faster than promised is quarantined.
+    pub rate_is_checked: bool,
     /// A successful extension sets the lock again on nodes that lost it.
     pub missing_is_healed: bool,
 }
@@ -325,6 +327,7 @@ impl Rules {
         quarantine_is_waited: true,
         forgotten_is_given_back: true,
         name_is_followed: true,
+        rate_is_checked: true,
         missing_is_healed: true,
     };
 }
