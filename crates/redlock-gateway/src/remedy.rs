@@ -8,7 +8,7 @@ use redlock_core::node::{Diagnosis, Remedy};
 pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
     Cow::Borrowed(match remedy {
         Remedy::WaitOrBootstrap => {
-            "wait; a gateway that is restarted counts anew (a brand-new cluster need not wait, if its first gateway is \
+            "wait (a brand-new cluster need not, if its first gateway is \
              started with --bootstrap)"
         }
         Remedy::GiveCredentials => "give user and password in the URL of --node",

@@ -188,7 +188,7 @@ impl fmt::Display for Remedy {
         f.write_str(match self {
             Self::Wait => "wait",
             Self::WaitOrBootstrap => {
-                "wait; a process that is restarted counts anew (a brand-new cluster need not wait, if its first process is \
+                "wait (a brand-new cluster need not, if its first process is \
                  told so)"
             }
             Self::WaitThenMakeDurable => {
