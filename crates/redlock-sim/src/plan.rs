@@ -134,7 +134,7 @@ impl Plan {
             memory: fault(30, 4_000, 15_000),
             gateway_stop: fault(30, 4_000, 15_000),
             freeze: fault(30, 6_000, 25_000),
-            name: fault(25, 8_000, 25_000),
+            name: fault(50, 4_000, 15_000),
             slew: fault(25, 8_000, 25_000),
         };
         // A client of another library does not wait for masters that lost their data, so neither does what excludes it.

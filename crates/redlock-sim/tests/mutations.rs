@@ -8,7 +8,7 @@ use redlock_sim::plan::Plan;
 use redlock_sim::rule::Rule;
 use redlock_sim::search::search;
 
-const MOST: u64 = 200;
+const MOST: u64 = 400;
 
 #[track_caller]
 fn is_missed(rule: Rule, scenario: &str, plan: fn(u64) -> Plan, wanted: &[Demand]) {

@@ -2,8 +2,9 @@
 
 local out = {}
 for i, key in ipairs(KEYS) do
-  if redis.call('STRLEN', key) > tonumber(ARGV[1]) then return redis.error_reply('ERR the value of a lock is too long: ' .. key) end
-  out[2 * i - 1] = redis.call('GET', key)
+  local value = redis.call('GET', key)
+  if value and #value > tonumber(ARGV[1]) then return redis.error_reply('ERR the value of a lock is too long: ' .. key) end
+  out[2 * i - 1] = value
   out[2 * i] = redis.call('PTTL', key)
 end
 return out
