@@ -19,6 +19,7 @@ mod support {
 /// One node by its seam.
 mod node {
     mod admission;
+    mod adopted;
     mod agreement;
     mod batches;
     mod contract;
