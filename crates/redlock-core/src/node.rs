@@ -13,6 +13,7 @@
 //! | `op`, `record` | what is asked and answered; what is stored | how it travels |
 //! | `hint` | what gateways tell each other | who hears it |
 //! | `observer` | what is measured, and what is taken from outside | what comes of it |
+//! | `task` | an operation on its way, and the way back of its vote | who votes |
 //! | `status` | what a node is doing, why, and what can be done about it | flags |
 //! | [`rules`] | the rules of one node, over a small key space | where the keys are |
 //! | [`memory`] | that key space in this process | |
@@ -28,7 +29,6 @@
 //! | [`redis`] | the link to a real master | when it is used |
 //! | [`probe`] | one master as an operator's command talks to it | workers, other masters |
 
-use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -53,6 +53,7 @@ pub mod redis;
 mod report;
 pub mod rules;
 mod status;
+mod task;
 pub mod worker;
 
 pub use self::hint::Hint;
@@ -63,6 +64,7 @@ pub use self::peers::Peers;
 pub use self::record::Record;
 pub use self::rules::{NodeSettings, Rules};
 pub use self::status::{Diagnosis, NodeState, NodeStatus, Remedy};
+pub use self::task::{Reply, Task, Voter};
 
 /// One master, as a round sees it.
 pub trait Node: Send + Sync + 'static {
@@ -114,82 +116,8 @@ pub trait Node: Send + Sync + 'static {
     }
 }
 
-/// An operation with its deadline and its return address, see [`Node::submit`].
-#[derive(Debug)]
-pub struct Task {
-    /// What to do.
-    pub op: Arc<Op>,
-    /// When it need not be begun any more.
-    pub not_after: Instant,
-    /// Where the vote goes.
-    pub reply: Reply,
-}
-
 /// Hears what other processes say through a node. A hint may be lost, repeated or late: nothing may rest on it.
 pub trait Listener: Send + Sync {
     /// Called for every hint, one's own included. Must not block.
     fn hear(&self, hint: &Hint);
-}
-
-/// Receives the votes of one round.
-pub trait Voter: Send + Sync {
-    /// Node number `node` has voted. Called exactly once for each submitted [`Reply`].
-    fn vote(&self, node: usize, vote: Vote);
-}
-
-/// The return address of one operation. Dropping it unanswered votes `Failed` with a possible effect, so no node can
-/// lose a vote.
-pub struct Reply {
-    voter: Option<Arc<dyn Voter>>,
-    node: usize,
-}
-
-impl Reply {
-    /// A reply that reaches `voter` as node number `node`.
-    pub fn new(voter: Arc<dyn Voter>, node: usize) -> Self {
-        Self { voter: Some(voter), node }
-    }
-
-    /// Delivers the vote.
-    pub fn send(mut self, vote: Vote) {
-        if let Some(voter) = self.voter.take() {
-            voter.vote(self.node, vote);
-        }
-    }
-}
-
-impl Drop for Reply {
-    fn drop(&mut self) {
-        if let Some(voter) = self.voter.take() {
-            let failure = Failure::new(Reason::Down, Effect::Possible, "the node's task ended without an answer");
-            voter.vote(self.node, Vote::Failed(failure));
-        }
-    }
-}
-
-impl fmt::Debug for Reply {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reply(node {})", self.node)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reply_dropped_without_an_answer_still_votes() {
-        struct Count(std::sync::Mutex<Vec<(usize, Vote)>>);
-        impl Voter for Count {
-            fn vote(&self, node: usize, vote: Vote) {
-                self.0.lock().unwrap().push((node, vote));
-            }
-        }
-        let voter = Arc::new(Count(Default::default()));
-        drop(Reply::new(voter.clone(), 3));
-        Reply::new(voter.clone(), 4).send(Vote::Granted);
-        let votes = voter.0.lock().unwrap();
-        assert!(matches!(&votes[0], (3, Vote::Failed(Failure { effect: Effect::Possible, .. }))));
-        assert_eq!(&votes[1..], &[(4, Vote::Granted)]);
-    }
 }

@@ -11,12 +11,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-use super::Task;
 use super::admission::Facts;
 use super::hint::Hint;
 use super::op::Vote;
 use super::record::Record;
 use super::status::{Diagnosis, Remedy};
+use super::task::Task;
 use crate::types::LockName;
 
 /// What a link answers, once it does.

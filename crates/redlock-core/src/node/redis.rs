@@ -7,6 +7,7 @@ pub mod internals;
 mod scripts;
 mod session;
 mod settings;
+mod stored;
 #[cfg(feature = "tls")]
 mod tls;
 mod url;

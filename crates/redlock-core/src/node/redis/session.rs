@@ -6,7 +6,6 @@
 //! "unknown", never "not run".
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 use fred::bytes_utils::Str;
@@ -28,20 +27,18 @@ use tokio::time::timeout;
 use super::codec::{self, Header};
 use super::scripts;
 use super::settings::RedisSettings;
+use super::stored;
 #[cfg(feature = "tls")]
 use super::tls;
 use super::url::RedisUrl;
 use crate::node::admission::{Facts, SETTINGS, database_key, marker_key};
 use crate::node::link::{
-    Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Put, Session, Stored, StoredPage,
-    Subscription, Swapped,
+    Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, StoredPage, Subscription,
+    Swapped,
 };
 use crate::node::op::{Effect, Failure, Op, Reason, Vote};
-use crate::node::{Hint, Keys, Record, Remedy, Task, hint};
-use crate::types::{Info, LockName};
+use crate::node::{Hint, Remedy, Task, hint};
 
-/// Keys that are looked at for a page of what is stored.
-const PAGE: u32 = 500;
 /// Messages of a subscription that are kept for a reader that comes late.
 const MESSAGES: usize = 1024;
 
@@ -229,45 +226,11 @@ impl Session for RedisSession {
     }
 
     fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage> {
-        let (client, prefix) = (self.client.clone(), self.prefix().to_owned());
-        async move {
-            let cursor = cursor.map_or_else(|| "0".to_owned(), |cursor| String::from_utf8_lossy(&cursor).into_owned());
-            let page = client.scan_page(cursor, pattern(prefix.as_bytes()), Some(PAGE), Some(ScanType::String));
-            let (next, keys): (String, Vec<Bytes>) = page.await?;
-            let name = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(&prefix)?.parse::<LockName>().ok();
-            let locks: Vec<_> = keys.into_iter().filter_map(|key| Some((name(&key)?, key))).collect();
-            let next = (next != "0").then(|| Bytes::from(next));
-            if locks.is_empty() {
-                return Ok(StoredPage { stored: Vec::new(), next });
-            }
-            let (names, keys): (Vec<_>, Vec<_>) = locks.into_iter().unzip();
-            let values: Vec<Value> = client.eval(scripts::STORED, keys, vec![Info::MAX_LEN + 256]).await?;
-            let stored = |(name, pair): (LockName, &[Value])| {
-                let millis = pair[1].as_u64().filter(|millis| *millis > 0)?;
-                let record = Record::foreign(pair[0].clone().into_bytes()?);
-                Some(Stored { name, record, expires_in: Duration::from_millis(millis) })
-            };
-            Ok(StoredPage { stored: names.into_iter().zip(values.chunks_exact(2)).filter_map(stored).collect(), next })
-        }
-        .boxed()
+        stored::page(self.client.clone(), self.prefix().to_owned(), cursor).boxed()
     }
 
-    fn adopt(&self, Adoption { marker, changes }: Adoption) -> Answering<bool> {
-        let settings = &self.target.0.settings;
-        let retention = settings.node.fence_retention.as_millis().to_string();
-        let mut keys = vec![Bytes::from(marker_key(self.prefix()))];
-        let mut arguments = vec![Bytes::from(marker), retention.into()];
-        for (name, put) in changes {
-            let Keys { lock, fence } = Keys::new(self.prefix(), &name);
-            keys.extend([lock, fence]);
-            let text = |put: Put| {
-                let millis = put.expires_in.as_millis().max(1).to_string();
-                [put.record.as_bytes().clone(), millis.into(), put.fence.unwrap_or_default()]
-            };
-            arguments.extend(put.map_or_else(Default::default, text));
-        }
-        let client = self.client.clone();
-        async move { Ok(client.eval::<i64, _, _, _>(scripts::ADOPT, keys, arguments).await? == 1) }.boxed()
+    fn adopt(&self, adoption: Adoption) -> Answering<bool> {
+        stored::adopt(self.client.clone(), &self.target.0.settings, adoption).boxed()
     }
 
     fn time_micros(&self) -> Answering<i64> {
@@ -352,22 +315,9 @@ async fn scan(client: Client, op: Arc<Op>) -> Result<Answer, LinkError> {
             return Ok(Answer { votes, time_micros: None, is_admitted: true, write_error: None });
         }
     };
-    let page = client.scan_page(cursor.to_owned(), pattern(prefix), Some(*count), Some(ScanType::String));
+    let page = client.scan_page(cursor.to_owned(), stored::pattern(prefix), Some(*count), Some(ScanType::String));
     let (next, keys): (String, Vec<Bytes>) = page.await?;
     Ok(Answer::page(keys, (next != "0").then(|| Bytes::from(next))))
-}
-
-/// What MATCH wants, for keys that begin with this.
-fn pattern(prefix: &[u8]) -> String {
-    let mut pattern = String::with_capacity(prefix.len() + 1);
-    for c in String::from_utf8_lossy(prefix).chars() {
-        if "*?[]^\\".contains(c) {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern.push('*');
-    pattern
 }
 
 /// A connection on which hints come.

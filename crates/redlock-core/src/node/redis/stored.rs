@@ -1,0 +1,72 @@
+//! What a master stores, and what it is given back: beside the calls, for a master that has forgotten its locks.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fred::clients::Client;
+use fred::interfaces::{KeysInterface, LuaInterface};
+use fred::types::Value;
+use fred::types::scan::ScanType;
+
+use super::scripts;
+use super::settings::RedisSettings;
+use crate::node::admission::marker_key;
+use crate::node::link::{Adoption, LinkError, Put, Stored, StoredPage};
+use crate::node::{Keys, Record};
+use crate::types::{Info, LockName};
+
+/// Keys that are looked at for a page.
+const PAGE: u32 = 500;
+
+pub(super) async fn page(client: Client, prefix: String, cursor: Option<Bytes>) -> Result<StoredPage, LinkError> {
+    let cursor = cursor.map_or_else(|| "0".to_owned(), |cursor| String::from_utf8_lossy(&cursor).into_owned());
+    let page = client.scan_page(cursor, pattern(prefix.as_bytes()), Some(PAGE), Some(ScanType::String));
+    let (next, keys): (String, Vec<Bytes>) = page.await?;
+    let name = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(&prefix)?.parse::<LockName>().ok();
+    let locks: Vec<_> = keys.into_iter().filter_map(|key| Some((name(&key)?, key))).collect();
+    let next = (next != "0").then(|| Bytes::from(next));
+    if locks.is_empty() {
+        return Ok(StoredPage { stored: Vec::new(), next });
+    }
+    let (names, keys): (Vec<_>, Vec<_>) = locks.into_iter().unzip();
+    let values: Vec<Value> = client.eval(scripts::STORED, keys, vec![Info::MAX_LEN + 256]).await?;
+    let stored = |(name, pair): (LockName, &[Value])| {
+        let millis = pair[1].as_u64().filter(|millis| *millis > 0)?;
+        let record = Record::foreign(pair[0].clone().into_bytes()?);
+        Some(Stored { name, record, expires_in: Duration::from_millis(millis) })
+    };
+    Ok(StoredPage { stored: names.into_iter().zip(values.chunks_exact(2)).filter_map(stored).collect(), next })
+}
+
+pub(super) fn adopt(
+    client: Client,
+    settings: &RedisSettings,
+    Adoption { marker, changes }: Adoption,
+) -> impl Future<Output = Result<bool, LinkError>> + use<> {
+    let retention = settings.node.fence_retention.as_millis().to_string();
+    let mut keys = vec![Bytes::from(marker_key(&settings.key_prefix))];
+    let mut arguments = vec![Bytes::from(marker), retention.into()];
+    for (name, put) in changes {
+        let Keys { lock, fence } = Keys::new(&settings.key_prefix, &name);
+        keys.extend([lock, fence]);
+        let text = |put: Put| {
+            let millis = put.expires_in.as_millis().max(1).to_string();
+            [put.record.as_bytes().clone(), millis.into(), put.fence.unwrap_or_default()]
+        };
+        arguments.extend(put.map_or_else(Default::default, text));
+    }
+    async move { Ok(client.eval::<i64, _, _, _>(scripts::ADOPT, keys, arguments).await? == 1) }
+}
+
+/// What MATCH wants, for keys that begin with this.
+pub(super) fn pattern(prefix: &[u8]) -> String {
+    let mut pattern = String::with_capacity(prefix.len() + 1);
+    for c in String::from_utf8_lossy(prefix).chars() {
+        if "*?[]^\\".contains(c) {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern.push('*');
+    pattern
+}
