@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redlock_core::clock::SystemClock;
-use redlock_core::node::link::{Adoption, Put, Session, Stored};
+use redlock_core::node::link::{Adopted, Adoption, Put, Session, Stored};
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Keys, Node, NodeSettings, Record};
 
@@ -49,11 +49,11 @@ impl Both {
         self.memory.set_foreign(key, value, Some(MINUTE));
     }
 
-    async fn adopt(&self, marker: &str, lock: &str, put: Option<Put>) -> bool {
-        let adoption = Adoption { marker: marker.into(), changes: vec![(name(lock), put)] };
+    async fn adopt(&self, marker: &str, lock: &str, put: Put) -> Adopted {
+        let adoption = Adoption { marker: marker.into(), puts: vec![(name(lock), put)] };
         let in_memory = self.memory.adopt(PREFIX, &adoption);
         let on_redis = self.session.adopt(adoption).await.expect("an answer");
-        assert_eq!(in_memory, on_redis);
+        assert_eq!(in_memory, Some(on_redis));
         on_redis
     }
 
@@ -87,8 +87,8 @@ impl Both {
     }
 }
 
-fn put(record: Record, fence: Option<String>) -> Option<Put> {
-    Some(Put { record, expires_in: MINUTE, fence: fence.map(Bytes::from) })
+fn put(record: Record, fence: Option<String>) -> Put {
+    Put { record, expires_in: MINUTE, fence: fence.map(Bytes::from) }
 }
 
 #[tokio::test]
@@ -114,10 +114,11 @@ async fn locks_are_told_and_what_is_none_is_passed_over() {
 async fn what_is_given_back_stands_with_its_fence_and_only_while_the_quarantine_does() {
     let both = Both::start().await;
     let back = || put(extended(1, T), Some(format!("{T}+")));
-    assert!(!both.adopt("another", "a", back()).await);
+    assert_eq!(both.adopt("another", "a", back()).await, Adopted::OtherMarker);
     assert!(both.stored().await.is_empty());
-    assert!(both.adopt(MARKER, "a", back()).await);
-    assert!(both.adopt(MARKER, "b", put(Record::foreign(Bytes::from_static(b"a-uuid")), None)).await);
+    assert_eq!(both.adopt(MARKER, "a", back()).await, Adopted::Done);
+    let theirs = Record::foreign(Bytes::from_static(b"a-uuid"));
+    assert_eq!(both.adopt(MARKER, "b", put(theirs, None)).await, Adopted::Done);
     assert_eq!(
         both.stored().await,
         BTreeMap::from([
@@ -126,9 +127,12 @@ async fn what_is_given_back_stands_with_its_fence_and_only_while_the_quarantine_
         ])
     );
     assert_eq!((both.fence("a"), both.fence("b")), (Some(format!("{T}+")), None));
-    assert!(both.adopt(MARKER, "a", None).await);
-    assert_eq!(both.stored().await.len(), 1);
-    assert_eq!(both.fence("a"), Some(format!("{T}+")), "a fence outlives its lock");
+    // Another client knows of no quarantine, and counts on what it has set since.
+    assert_eq!(both.adopt(MARKER, "b", back()).await, Adopted::OtherClient);
+    assert_eq!(both.stored().await["b"], Record::foreign(Bytes::from_static(b"a-uuid")));
+    both.server.cmd(&["SET", "lock:c", "for ever"]);
+    both.memory.set_foreign(b"lock:c", b"for ever", None);
+    assert_eq!(both.adopt(MARKER, "c", back()).await, Adopted::OtherClient);
 }
 
 /// A release needs no marker, and may reach a master in quarantine.
@@ -157,7 +161,10 @@ async fn what_a_release_has_reached_is_not_given_back_but_kept_free() {
             }
         }
         let before = both.fence(&format!("job-{at}"));
-        assert!(both.adopt(MARKER, &format!("job-{at}"), put(record(1, T), Some(T.to_string()))).await);
+        assert_eq!(
+            both.adopt(MARKER, &format!("job-{at}"), put(record(1, T), Some(T.to_string()))).await,
+            Adopted::Done
+        );
         let stands = both.stored().await[&format!("job-{at}")].clone();
         assert_eq!(stands, if comes_back { record(1, T) } else { nobodys.clone() }, "case {at}");
         let fence = both.fence(&format!("job-{at}"));

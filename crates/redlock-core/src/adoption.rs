@@ -7,6 +7,8 @@
 //! ended. An extension that comes later moves a majority that does not need the forgotten vote. Fences are not read: after
 //! that wait the master itself refuses every T that it may have forgotten as too old.
 //!
+//! What is not given back and stands on the master all the same, from an old file, stays: it is on too few to have a majority.
+//!
 //! Any gateway may do it, several at once: each writes only while the quarantine stands that it has seen, and what one reads
 //! contains all that another has to know. Where too few remember, or something changes meanwhile, the full quarantine
 //! stands.
@@ -22,7 +24,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::bootstrap::any_changed;
 use crate::node::admission::NAME_MOVES_WITHIN;
-use crate::node::link::{Adoption, LinkError, Look, Session, Stored};
+use crate::node::link::{Adopted, Adoption, LinkError, Look, Session, Stored};
 use crate::node::{Node, NodeSettings, NodeState, Seams};
 use crate::quorum::Quorum;
 use crate::settings::Settings;
@@ -31,10 +33,16 @@ use crate::validity::longest_round;
 
 /// What is done in one step on a connection takes no longer.
 const STEP: Duration = Duration::from_secs(5);
-/// After a failure.
-const PAUSE: Duration = Duration::from_secs(3);
-/// Locks that are read of one master; with more, the full quarantine is waited.
-const MAX_LOCKS: usize = 200_000;
+/// After a failure, doubled from the first to the last.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
+/// By 5 %, over the whole wait.
+const CLOCKS_RUN_APART: Duration = Duration::from_millis(500);
+/// Gateways begin within this of each other.
+const SPREAD: Duration = Duration::from_secs(2);
+/// Between two pages of a master, whose votes go first.
+const BREATH: Duration = Duration::from_millis(1);
+/// What is read of one master, in bytes; with more, the full quarantine is waited.
+const MAX_READ: usize = 64 << 20;
 /// Locks that are given back in one step.
 const CHUNK: usize = 256;
 
@@ -45,7 +53,7 @@ const CHUNK: usize = 256;
 ///   and another refuses T when it is D behind its own: `2 × D + S`, where S is D;
 /// - an extension may, in a round that counts no answer after as long ([`longest_round`]).
 fn wait(max_clock_offset: Duration) -> Duration {
-    longest_round(max_clock_offset) + NAME_MOVES_WITHIN
+    longest_round(max_clock_offset) + NAME_MOVES_WITHIN + CLOCKS_RUN_APART
 }
 
 /// Ends when dropped.
@@ -86,9 +94,19 @@ struct Adopter {
 
 struct Sight {
     marker: String,
-    /// The largest T that the node may have forgotten.
-    newest: FencingToken,
+    /// When it was first seen, on the monotonic clock.
+    seen: Duration,
     due: Instant,
+    /// Of the last failure.
+    why: String,
+    pause: Duration,
+}
+
+/// What one master has told.
+struct Told {
+    stored: Vec<Stored>,
+    /// What its clock showed when the loss was seen, in microseconds.
+    then_micros: u64,
 }
 
 impl Adopter {
@@ -97,7 +115,8 @@ impl Adopter {
         loop {
             for (at, status) in statuses.iter_mut().enumerate() {
                 let status = status.borrow_and_update().clone();
-                if status.state == NodeState::Quarantined && !status.is_bootstrapping {
+                // Also one that is said to be new: where others are admitted, it is not.
+                if status.state == NodeState::Quarantined {
                     self.see(at, &status.marker);
                 }
             }
@@ -122,91 +141,96 @@ impl Adopter {
         if self.sights[at].as_ref().is_some_and(|sight| sight.marker == marker) {
             return;
         }
-        // Its clock was within S of ours, and T within D of it.
-        let ahead = (self.settings.max_clock_offset * 3).as_micros() as u64;
-        let newest = FencingToken::new(self.seams.clock.wall_micros().saturating_add(ahead));
-        let due = Instant::now() + wait(self.settings.max_clock_offset);
-        self.sights[at] = newest.ok().map(|newest| Sight { marker: marker.to_owned(), newest, due });
+        // Not all gateways at once.
+        let due = Instant::now() + wait(self.settings.max_clock_offset) + SPREAD.mul_f64(self.seams.entropy.unit());
+        let seen = self.seams.clock.monotonic();
+        self.sights[at] = Some(Sight { marker: marker.to_owned(), seen, due, why: String::new(), pause: PAUSE.0 });
     }
 
     async fn adopt(&mut self, at: usize) {
         let Some(sight) = &self.sights[at] else { return };
         let node = self.nodes[at].name();
-        match self.try_adopt(at, sight).await {
+        let result = self.try_adopt(at, sight).await;
+        let Some(sight) = &mut self.sights[at] else { return };
+        match result {
             Ok(locks) => {
                 tracing::info!(node, locks, "the other masters have told the node what it forgot: its quarantine ends");
                 self.nodes[at].adopted(&sight.marker);
             }
-            Err(why) => tracing::info!(node, %why, "the node's quarantine cannot be shortened for now"),
+            Err(error) => {
+                let why = error.to_string();
+                if why != sight.why {
+                    tracing::info!(node, why, "the node's quarantine cannot be shortened for now");
+                    sight.why = why;
+                }
+            }
         }
-        if let Some(sight) = &mut self.sights[at] {
-            sight.due = Instant::now() + PAUSE;
-        }
+        sight.due = Instant::now() + sight.pause;
+        sight.pause = (sight.pause * 2).min(PAUSE.1);
     }
 
     async fn try_adopt(&self, at: usize, sight: &Sight) -> Result<usize, LinkError> {
-        let others = (0..self.nodes.len()).filter(|other| *other != at);
-        let read = join_all(others.map(|other| self.read(other))).await;
-        let (read, failures): (Vec<_>, Vec<_>) = read.into_iter().partition(Result::is_ok);
-        let (enough, failed) = (self.quorum.blocking(), failures.into_iter().find_map(Result::err));
-        if read.len() < enough {
-            let first = failed.map_or_else(String::new, |error| format!(": {error}"));
-            let text = format!("{} other masters remember their locks, and {enough} are needed{first}", read.len());
-            return Err(LinkError::broken(text));
+        let enough = self.quorum.blocking();
+        let too_few = |remember: usize, why: String| {
+            LinkError::broken(format!("{remember} other masters remember their locks, and {enough} are needed{why}"))
+        };
+        let others: Vec<_> = (0..self.nodes.len()).filter(|other| *other != at).collect();
+        let admitted = others.iter().filter(|other| self.admitted_by(**other).is_some()).count();
+        if admitted < enough {
+            return Err(too_few(admitted, String::new()));
         }
+        let read = join_all(others.into_iter().map(|other| self.read(other, sight.seen))).await;
+        let (read, failures): (Vec<_>, Vec<_>) = read.into_iter().partition(Result::is_ok);
+        if read.len() < enough {
+            let why = failures.into_iter().find_map(Result::err);
+            return Err(too_few(read.len(), why.map_or_else(String::new, |error| format!(": {error}"))));
+        }
+        let read: Vec<Told> = read.into_iter().flatten().collect();
+        // It voted only for a T that a majority of the others voted for too, so within D of their clocks.
+        let ahead = (self.settings.max_clock_offset * 3).as_micros() as u64;
+        let then = read.iter().map(|told| told.then_micros).max().unwrap_or_default();
+        let no_time = |_| LinkError::broken("the other masters' clocks show no time");
+        let newest = FencingToken::new(then.saturating_add(ahead)).map_err(no_time)?;
         if !self.settings.rules().forgotten_is_given_back {
             return Ok(0);
         }
-        let mut plan = plan::plan(self.quorum, sight.newest, read.into_iter().flatten().collect());
-        let locks = plan.len();
-
+        let plan = plan::plan(self.quorum, newest, read.into_iter().map(|told| told.stored).collect());
+        let plan: Vec<_> = plan.into_iter().collect();
         let session = self.connect(at).await?;
-        let stands = in_time(session.look()).await?.marker;
-        if stands.as_ref() != Some(&sight.marker) {
-            return Err(LinkError::broken("another marker stands there by now"));
-        }
-        let (session, stored) = all_of(session).await?;
-        let mut changes = Vec::with_capacity(locks);
-        for Stored { name, record, .. } in stored {
-            match plan.get(&name) {
-                Some(put) if record.is_grant_of(&put.record) || record.parse().is_some() => {}
-                // It was told nothing of us, and has voted already: its vote must not be taken from it.
-                Some(_) => return Err(LinkError::broken(format!("another client holds {name} there"))),
-                None if record.parse().is_some() => changes.push((name, None)),
-                None => {}
+        for chunk in plan.chunks(CHUNK) {
+            let adoption = Adoption { marker: sight.marker.clone(), puts: chunk.to_vec() };
+            match in_time(session.adopt(adoption)).await? {
+                Adopted::Done => {}
+                Adopted::OtherMarker => return Err(LinkError::broken("another marker stands there by now")),
+                Adopted::OtherClient => return Err(LinkError::broken("another client holds one of the locks there")),
             }
         }
-        while let Some((name, put)) = plan.pop_first() {
-            changes.push((name, Some(put)));
-        }
-        for chunk in changes.chunks(CHUNK) {
-            let adoption = Adoption { marker: sight.marker.clone(), changes: chunk.to_vec() };
-            if !in_time(session.adopt(adoption)).await? {
-                return Err(LinkError::broken("another marker stands there by now"));
-            }
-        }
-        Ok(locks)
+        Ok(plan.len())
+    }
+
+    fn admitted_by(&self, at: usize) -> Option<String> {
+        let status = self.nodes[at].status();
+        let status = status.borrow();
+        (status.state == NodeState::Admitted).then(|| status.marker.clone())
     }
 
     /// All locks of a master that has forgotten nothing from before until after it was read.
-    async fn read(&self, at: usize) -> Result<Vec<Stored>, LinkError> {
-        let node = &self.nodes[at];
-        let admitted_by = || {
-            let status = node.status();
-            let status = status.borrow();
-            (status.state == NodeState::Admitted).then(|| status.marker.clone())
-        };
-        let not_admitted = || LinkError::broken(format!("{} is not admitted", node.name()));
-        let before = admitted_by().ok_or_else(not_admitted)?;
+    async fn read(&self, at: usize, seen: Duration) -> Result<Told, LinkError> {
+        let name = self.nodes[at].name();
+        let before = self.admitted_by(at).ok_or_else(|| LinkError::broken(format!("{name} is not admitted")))?;
         let session = self.connect(at).await?;
         let Look { facts, marker } = in_time(session.look()).await?;
+        let since = self.seams.clock.monotonic().saturating_sub(seen);
         let (session, stored) = all_of(session).await?;
         let after = in_time(session.look()).await?;
         let same = facts.same_history(&after.facts) && marker == after.marker;
-        if !same || marker.as_ref() != Some(&before) || admitted_by() != marker {
-            return Err(LinkError::broken(format!("{} has changed while it was read", node.name())));
+        if !same || marker.as_ref() != Some(&before) || self.admitted_by(at) != marker {
+            return Err(LinkError::broken(format!("{name} has changed while it was read")));
         }
-        Ok(stored)
+        if facts.time_micros == 0 {
+            return Err(LinkError::broken(format!("{name} does not tell its time")));
+        }
+        Ok(Told { stored, then_micros: facts.time_micros.saturating_sub(since.as_micros() as u64) })
     }
 
     async fn connect(&self, at: usize) -> Result<Box<dyn Session>, LinkError> {
@@ -216,17 +240,23 @@ impl Adopter {
 }
 
 async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stored>), LinkError> {
-    let (mut all, mut cursor) = (Vec::new(), None);
+    let (mut all, mut cursor, mut bytes) = (Vec::new(), None, 0);
     loop {
         let page = in_time(session.stored(cursor)).await?;
+        let size = |stored: &Stored| size_of::<Stored>() + stored.name.as_str().len() + stored.record.as_bytes().len();
+        bytes += page.stored.iter().map(size).sum::<usize>();
         all.extend(page.stored);
-        if all.len() > MAX_LOCKS {
-            return Err(LinkError::broken(format!("more than {MAX_LOCKS} locks are too many to tell it")));
+        if bytes > MAX_READ {
+            return Err(LinkError::broken(format!(
+                "more than {} MiB of locks are too many to tell it",
+                MAX_READ >> 20
+            )));
         }
         cursor = page.next;
         if cursor.is_none() {
             return Ok((session, all));
         }
+        tokio::time::sleep(BREATH).await;
     }
 }
 

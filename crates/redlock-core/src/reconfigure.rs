@@ -300,7 +300,8 @@ impl Change {
         let mut all: Vec<_> = self.masters.iter().chain(&self.leaving).collect();
         all.sort_by(|a, b| a.master.name.cmp(&b.master.name));
         for Seen { master, run_id, marker } in all {
-            let swap = MarkerSwap { run_id: run_id.clone(), from: marker.clone(), to: under_way.clone() };
+            let swap =
+                MarkerSwap { run_id: run_id.clone(), from: marker.clone(), to: under_way.clone(), looked_micros: 0 };
             put(master, swap).await?;
         }
         told(Progress::VotesStopped(self.wait()));
@@ -311,7 +312,8 @@ impl Change {
             let (Look { facts, .. }, _) = looked.map_err(interrupted)?;
             let to = master.identity.admitting(&facts, nonce(entropy));
             // From nothing else: a loss of data, or an operator who has taken this over, begins a wait of its own.
-            put(master, MarkerSwap { run_id: facts.run_id, from: Some(under_way.clone()), to }).await?;
+            put(master, MarkerSwap { run_id: facts.run_id, from: Some(under_way.clone()), to, looked_micros: 0 })
+                .await?;
         }
         Ok(())
     }

@@ -48,6 +48,8 @@ pub(crate) async fn force_release(
     // A node may have missed the last of an owner's grants: the release of an older one would leave the newer alone.
     let owner = agreeing(&outcome.votes).map(|(majority, _)| majority);
     let its_own = found(&outcome.votes).filter(|holding| owner.is_some_and(|owner| same_owner(holding, owner)));
+    // What keeps a lock free is nobody's to release.
+    let its_own = its_own.filter(|holding| !holding.record.is_nobodys());
     let tokens = its_own.filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
     match tokens.max_by_key(LockToken::fencing) {
         Some(token) => {

@@ -11,7 +11,7 @@ use redlock_core::node::admission::{Admission, ClusterConfig};
 use redlock_core::node::link::Link;
 use redlock_core::node::worker::{DriverSettings, RemoteNode};
 use redlock_core::node::{
-    HandOver, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason, Reply, Task, Vote,
+    HandOver, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Peers, Reason, Reply, Task, Vote,
 };
 use redlock_core::{Redlock, Seams, Settings, Ttl, Waiting};
 use tokio::sync::watch;
@@ -81,12 +81,13 @@ impl Gateway {
         let observer = Watch { gateway: self.index, dead: dead.clone(), recorder: self.recorder.clone() };
         let seams = Seams { clock: self.clock.clone(), entropy, observer: Arc::new(observer) };
         let quarantine = self.plan.node_settings().quarantine(self.plan.max_ttl);
+        let peers = Arc::<Peers>::default();
         let node = |master: &Arc<Master>| {
             let name = node_name(master);
             let admission =
                 Admission::new(cluster_config.identity(&name), quarantine, self.plan.skew).expecting_bootstrap(first);
             let link = SimLink::new(self.index, master.clone(), self.network.clone(), self.recorder.clone());
-            let remote = self.plan.worker(&name, link.clone(), admission, seams.clone());
+            let remote = self.plan.worker(&name, link.clone(), admission, (peers.clone(), seams.clone()));
             Arc::new(SimNode { remote, link, dead: dead.clone() })
         };
         let nodes: Vec<_> = self.masters.iter().map(node).collect();
@@ -261,7 +262,8 @@ impl Plan {
         NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules)
     }
 
-    fn worker(&self, name: &str, link: SimLink, admission: Admission, seams: Seams) -> RemoteNode {
+    fn worker(&self, name: &str, link: SimLink, admission: Admission, shared: (Arc<Peers>, Seams)) -> RemoteNode {
+        let (peers, seams) = shared;
         let settings = DriverSettings {
             call_deadline: CALL_DEADLINE,
             question_deadline: CALL_DEADLINE,
@@ -269,7 +271,7 @@ impl Plan {
             overlap_above: self.overlap_above,
             drift_factor: if self.rules.rate_is_checked { Settings::default().drift_factor } else { 1e3 },
             follows_name: self.rules.name_is_followed,
-            peers: Arc::default(),
+            peers,
         };
         RemoteNode::start(name, Arc::new(link), admission, self.queue, settings, seams)
     }

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use redlock_core::node::link::{
-    Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, StoredPage, Subscription,
-    Swapped,
+    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, StoredPage,
+    Subscription, Swapped,
 };
 use redlock_core::node::{Hint, Task};
 use tokio::sync::{mpsc, oneshot};
@@ -21,6 +21,8 @@ use crate::network::{Connection, Network};
 
 /// A question or call that takes longer ends the connection.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(1);
+/// Locks in a page of what a master stores.
+const PAGE: usize = 2;
 
 /// One gateway's way to one master.
 #[derive(Clone)]
@@ -164,23 +166,31 @@ impl Session for SimSession {
         .boxed()
     }
 
-    fn stored(&self, _cursor: Option<Bytes>) -> Answering<StoredPage> {
+    fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage> {
+        let page = cursor.and_then(|cursor| String::from_utf8_lossy(&cursor).parse::<usize>().ok());
         let answer = ask(&self.link.master, &self.connection, Question::Stored);
-        async {
+        async move {
             match answer.await? {
-                Reply::Stored(stored) => Ok(StoredPage { stored, next: None }),
+                // A page may repeat what the one before had, as SCAN does.
+                Reply::Stored(stored) => {
+                    let (from, all) = (page.unwrap_or(0), stored.len());
+                    let stored = stored.into_iter().skip(from.saturating_sub(1)).take(PAGE + 1).collect();
+                    let next = (all > from + PAGE).then(|| Bytes::from((from + PAGE).to_string()));
+                    Ok(StoredPage { stored, next })
+                }
                 _ => Err(confused()),
             }
         }
         .boxed()
     }
 
-    fn adopt(&self, adoption: Adoption) -> Answering<bool> {
-        self.link.note(format!("gives {} locks back", adoption.changes.len()));
+    fn adopt(&self, adoption: Adoption) -> Answering<Adopted> {
+        self.link.note(format!("gives {} locks back", adoption.puts.len()));
         let answer = ask(&self.link.master, &self.connection, Question::Adopt(adoption));
         async {
             match answer.await? {
-                Reply::Adopted(adopted) => Ok(adopted),
+                Reply::Adopted(Some(adopted)) => Ok(adopted),
+                Reply::Adopted(None) => Err(LinkError::new(LinkErrorKind::Error, "OOM no memory left")),
                 _ => Err(confused()),
             }
         }

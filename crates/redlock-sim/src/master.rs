@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redlock_core::clock::Clock;
 use redlock_core::node::admission::{Durability, Facts};
-use redlock_core::node::link::{Adoption, Answer, MarkerSwap, Stored, Swapped};
+use redlock_core::node::link::{Adopted, Adoption, Answer, MarkerSwap, Stored, Swapped};
 use redlock_core::node::memory::{MemoryNode, Snapshot};
 use redlock_core::node::{Effect, Failure, Hint, Keys, NodeSettings, Op, Reason, ReleaseScope, Rules, Vote};
 use redlock_core::types::LockName;
@@ -63,7 +63,7 @@ pub enum Reply {
     /// To `Stored`.
     Stored(Vec<Stored>),
     /// To `Adopt`.
-    Adopted(bool),
+    Adopted(Option<Adopted>),
     /// To `Call`.
     Answer(Answer),
     /// To `Call`: the script is not known, another process of this master answers.
@@ -309,10 +309,11 @@ impl Master {
     fn serve(&self, arrival: Arrival, run: u64, memory: &MemoryNode) {
         let reply = match &arrival.question {
             Question::Look => Reply::Seen(self.facts(run), memory.marker()),
-            Question::Swap(MarkerSwap { run_id, from, to }) => {
+            Question::Swap(MarkerSwap { run_id, from, to, looked_micros }) => {
+                let late = *looked_micros != 0 && self.clock.wall_micros() > looked_micros + 10_000_000;
                 Reply::Swapped(if *run_id != run_id_of(self.index, run) {
                     Swapped::OtherProcess
-                } else if memory.swap_marker(from.as_deref(), to) {
+                } else if !late && memory.swap_marker(from.as_deref(), to) {
                     Swapped::Done
                 } else {
                     Swapped::OtherMarker
@@ -321,11 +322,9 @@ impl Master {
             Question::Stored => Reply::Stored(memory.stored(KEY_PREFIX)),
             Question::Adopt(adoption) => {
                 let adopted = memory.adopt(KEY_PREFIX, adoption);
-                if adopted {
+                if adopted == Some(Adopted::Done) {
                     self.recorder.situation("adoptions");
-                    if adoption.changes.iter().any(|(_, put)| put.is_some()) {
-                        self.recorder.situation("locks given back");
-                    }
+                    self.recorder.situation("locks given back");
                 }
                 Reply::Adopted(adopted)
             }

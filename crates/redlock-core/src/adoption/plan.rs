@@ -13,7 +13,10 @@ use crate::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner};
 /// What was read of one lock, on the masters that remember.
 struct Candidate {
     record: Record,
+    /// On how many masters.
     seen: usize,
+    /// The last of them.
+    last: usize,
     longest: Duration,
 }
 
@@ -29,20 +32,25 @@ pub(super) fn plan(quorum: Quorum, newest: FencingToken, read: Vec<Vec<Stored>>)
     let not_read = (quorum.nodes() - 1).saturating_sub(read.len());
     let least = (quorum.size() - 1).saturating_sub(not_read).max(1);
     let mut locks: BTreeMap<LockName, Vec<Candidate>> = BTreeMap::new();
-    for Stored { name, record, expires_in } in read.into_iter().flatten() {
-        if record.fencing_of_ours().is_some_and(|t| t > newest) {
+    for (master, Stored { name, record, expires_in }) in
+        read.into_iter().enumerate().flat_map(|(master, list)| list.into_iter().map(move |stored| (master, stored)))
+    {
+        // What keeps a lock free stands for all that it was read of, whatever their T.
+        if !record.is_nobodys() && record.fencing_of_ours().is_some_and(|t| t > newest) {
             continue;
         }
         let candidates = locks.entry(name).or_default();
         match candidates.iter_mut().find(|candidate| candidate.record.is_grant_of(&record)) {
             Some(known) => {
-                known.seen += 1;
+                // SCAN may tell of a key twice.
+                known.seen += usize::from(known.last != master);
+                known.last = master;
                 known.longest = known.longest.max(expires_in);
                 if record.is_extended() {
                     known.record = record;
                 }
             }
-            None => candidates.push(Candidate { record, seen: 1, longest: expires_in }),
+            None => candidates.push(Candidate { record, seen: 1, last: master, longest: expires_in }),
         }
     }
     locks.into_iter().filter_map(|(name, candidates)| Some((name, put(least, quorum.size(), candidates)?))).collect()
@@ -135,6 +143,22 @@ mod tests {
         assert_eq!((put.expires_in, put.fence), (Duration::from_millis(100), None));
         let put = back(3, vec![vec![stored(put.record, 80)], vec![stored(of(2, 6), 90)]]).expect("kept free again");
         assert!(put.record.is_nobodys() && put.expires_in == Duration::from_millis(90));
+    }
+
+    /// Its T is the largest of those that it stands for, and may be newer than another master's loss.
+    #[test]
+    fn what_keeps_a_lock_free_counts_for_a_master_that_lost_its_data_before() {
+        let token = LockToken::new(Owner::NOBODY, Nonce::from_bytes([0; Nonce::LEN]), of(1, 1_001).fencing().unwrap());
+        let free = Record::new(&token, &Info::default());
+        let put =
+            back(5, vec![vec![stored(free, 100)], vec![stored(of(1, 5), 300)], vec![], vec![]]).expect("kept free");
+        assert!(put.record.is_nobodys() && put.expires_in == Duration::from_millis(100));
+    }
+
+    #[test]
+    fn what_one_master_tells_twice_counts_once() {
+        let twice = || vec![stored(of(1, 5), 100), stored(of(1, 5), 90)];
+        assert!(back(3, vec![twice(), vec![]]).is_some_and(|put| put.record.is_nobodys()), "no majority");
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! 2. the marker is of an earlier process of this node, which synced every write to disk, and the new process does so
 //!    too, with the file that it loaded: admitted, for nothing that was acknowledged can be missing;
 //! 3. otherwise the node's memory of locks is doubtful, and it is *quarantined* until every lock that it may have
-//!    forgotten has ended: `max_ttl + S` on the gateway's own clock ([`quarantine`]).
+//!    forgotten has ended ([`quarantine`]), or the other masters have told it which those are.
 //!
 //! A quarantine is written on the node: a marker with a nonce, that admits nobody. At its end exactly this marker is
 //! replaced by the admitting one, in one step that also checks the run_id. So whatever else happened to the node in the

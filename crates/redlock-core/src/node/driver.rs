@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Task;
-use super::admission::{Admission, Doubt, Early, Facts, Moment, NAME_IS_FOLLOWED_EVERY, Step};
+use super::admission::{Admission, Doubt, Early, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN, Step};
 use super::calls::{Call, Calls, fail_all, is_scan};
 use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
 use super::observer::Seams;
@@ -143,8 +143,9 @@ struct Serving {
     since: Instant,
     run_id: String,
     marker: String,
-    /// When the name is followed again.
+    /// When the name is followed again, and since when it is.
     follow: Instant,
+    following: Option<Instant>,
     heartbeat: Instant,
     /// When a look that is under way beside the calls has taken too long.
     look_until: Option<Instant>,
@@ -173,8 +174,9 @@ pub(super) struct Driver {
     admission: Admission,
     phase: Phase,
     actions: VecDeque<Action>,
-    /// When the connection was opened.
+    /// When the connection was opened, and whether that was for the admission which is under way.
     connected: Instant,
+    is_fresh: bool,
     /// The next back-off.
     pause: Duration,
     /// The quarantine marker that was last reported.
@@ -213,6 +215,7 @@ impl Driver {
             phase: Phase::Paused { until: now },
             actions: VecDeque::new(),
             connected: now,
+            is_fresh: false,
             pause: BACKOFF.0,
             reported: None,
             adopted: None,
@@ -277,7 +280,12 @@ impl Driver {
                 // As late as it is: a machine that stood still does not make up for what it missed.
                 if serving.follow <= now {
                     serving.follow = now + NAME_IS_FOLLOWED_EVERY;
-                    self.actions.extend(self.settings.follows_name.then_some(Action::Follow));
+                    // A far one is given the time that it takes.
+                    let is_late = serving.following.is_some_and(|since| since + self.settings.question_deadline <= now);
+                    if self.settings.follows_name && (serving.following.is_none() || is_late) {
+                        serving.following = Some(now);
+                        self.actions.push_back(Action::Follow);
+                    }
                 }
                 if serving.heartbeat > now {
                     return;
@@ -316,7 +324,7 @@ impl Driver {
                 Ok(())
             }
             Event::Answered(answer) => self.answered(answer, now),
-            Event::Followed(looked) => self.followed(looked),
+            Event::Followed(looked) => self.followed(looked, now),
             Event::Closed(why) => Err(Outage::Unreachable(why)),
             Event::BootstrapConfirmed => {
                 // Also while it reconnects: the word is for the quarantine that was reported, and for no other.
@@ -354,7 +362,9 @@ impl Driver {
             return self.looked_while_serving(&facts, marker.as_deref());
         }
         self.report.process(&facts);
-        if let Err(other) = self.settings.peers.claim(&self.report.name, &facts.run_id) {
+        if !facts.run_id.is_empty()
+            && let Err(other) = self.settings.peers.claim(&self.report.name, &facts.run_id)
+        {
             let why =
                 format!("the process that answers here answers as {other} too; a quorum needs independent masters");
             return Err(Outage::Unfit(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
@@ -374,19 +384,24 @@ impl Driver {
                     let reason = "its marker keeps changing: several gateways or programs disagree about it";
                     return Err(Outage::Unfit(Diagnosis::new(reason, Remedy::ReadOtherLogs)));
                 }
-                self.ask(Action::SwapMarker(MarkerSwap { run_id: facts.run_id, from, to }), now);
+                self.ask(
+                    Action::SwapMarker(MarkerSwap { run_id: facts.run_id, from, to, looked_micros: facts.time_micros }),
+                    now,
+                );
             }
             Step::Wait { until, diagnosis, doubt } => {
                 self.puts = 0;
                 let left = until.saturating_sub(seen.monotonic);
                 // What was said of one quarantine does not count for another.
-                self.report.quarantined(&diagnosis, doubt, left, marker.as_deref());
+                let other = marker.as_deref().filter(|_| self.reported != marker);
+                self.report.quarantined(&diagnosis, doubt, left, other);
                 self.reported = marker;
                 let poll = if doubt == Doubt::New { POLL_NEW } else { POLL };
                 self.phase = Phase::Quarantined { until: now + left.min(poll).max(Duration::from_millis(1)) };
             }
             // The name may have moved while the node waited.
-            Step::Admit { .. } if self.connected + NAME_IS_FOLLOWED_EVERY <= now => {
+            Step::Admit { .. } if !self.is_fresh && self.connected + NAME_IS_FOLLOWED_EVERY <= now => {
+                self.is_fresh = true;
                 self.actions.push_back(Action::Disconnect);
                 self.ask(Action::Connect, now);
             }
@@ -443,8 +458,13 @@ impl Driver {
     }
 
     /// What cannot be seen tells nothing: a node that takes no more connections votes on.
-    fn followed(&mut self, looked: Result<Look, LinkError>) -> Result<(), Outage> {
-        let (Phase::Serving(serving), Ok(Look { facts, .. })) = (&self.phase, looked) else { return Ok(()) };
+    fn followed(&mut self, looked: Result<Look, LinkError>, now: Instant) -> Result<(), Outage> {
+        let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
+        let took = serving.following.take().map(|since| now.saturating_duration_since(since));
+        let Ok(Look { facts, .. }) = looked else { return Ok(()) };
+        if let Some(took) = took.filter(|took| *took > NAME_IS_FOLLOWED_WITHIN) {
+            self.report.followed_slowly(took);
+        }
         if facts.run_id.is_empty() || facts.run_id == serving.run_id {
             return Ok(());
         }
@@ -456,12 +476,14 @@ impl Driver {
         let Phase::Loading { facts, marker, .. } = phase else {
             unreachable!("only a script that was asked for is loaded")
         };
+        self.is_fresh = false;
         self.report.admitted(&facts, &marker);
         self.phase = Phase::Serving(Serving {
             since: now,
             run_id: facts.run_id,
             marker,
             follow: self.connected + NAME_IS_FOLLOWED_EVERY,
+            following: None,
             heartbeat: now + HEARTBEAT,
             look_until: None,
         });

@@ -43,8 +43,8 @@ pub trait Session: Send + 'static {
     /// A page of the locks that are stored, other clients' too; those without expiry are left out.
     fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage>;
 
-    /// Changes locks, all or none, if that marker stands; false when another one does.
-    fn adopt(&self, adoption: Adoption) -> Answering<bool>;
+    /// Sets locks, if that marker stands. After an error some of them may be set.
+    fn adopt(&self, adoption: Adoption) -> Answering<Adopted>;
 
     /// The master's wall clock, in microseconds since 1970.
     fn time_micros(&self) -> Answering<i64>;
@@ -88,6 +88,9 @@ pub struct MarkerSwap {
     pub from: Option<String>,
     /// What shall stand.
     pub to: String,
+    /// The master's clock when it was looked at, in microseconds since 1970: what comes much later is put no more. 0 for any
+    /// time.
+    pub looked_micros: u64,
 }
 
 /// A lock as a master stores it.
@@ -115,8 +118,19 @@ pub struct StoredPage {
 pub struct Adoption {
     /// The marker that must stand.
     pub marker: String,
-    /// By lock, what it is to have; nothing when `None`.
-    pub changes: Vec<(LockName, Option<Put>)>,
+    /// By lock, what it is to have.
+    pub puts: Vec<(LockName, Put)>,
+}
+
+/// What became of an adoption.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Adopted {
+    /// They are set.
+    Done,
+    /// Another marker stands than the one that was seen; nothing was set.
+    OtherMarker,
+    /// A client of another library has one of the locks, and its vote must not be taken from it; nothing was set.
+    OtherClient,
 }
 
 /// A lock that is given back.

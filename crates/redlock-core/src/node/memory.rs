@@ -16,11 +16,11 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::link::{Adoption, Put, Stored};
+use super::link::{Adopted, Adoption, Put, Stored};
 use super::rules::{self, Expiry, KeySpace, NodeSettings, OutOfMemory};
 use super::{Keys, Listener, Node, NodeState, NodeStatus, Op, Record, Reply, Vote};
 use crate::clock::Clock;
-use crate::types::{FencingToken, Info, LockToken, Nonce, Owner};
+use crate::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner};
 
 /// An in-process master.
 pub struct MemoryNode {
@@ -76,19 +76,22 @@ impl MemoryNode {
         keys.into_iter().filter_map(lock).collect()
     }
 
-    /// Gives locks back while a marker stands, as the script does; false when another one stands or there is no memory left.
-    pub fn adopt(&self, prefix: &str, adoption: &Adoption) -> bool {
+    /// Gives locks back while a marker stands, as the script does; `None` when there is no memory left.
+    pub fn adopt(&self, prefix: &str, adoption: &Adoption) -> Option<Adopted> {
         let mut store = self.lock();
         if store.marker.as_ref() != Some(&adoption.marker) {
-            return false;
+            return Some(Adopted::OtherMarker);
+        }
+        let mut foreign = |(name, put): &(LockName, Put)| {
+            let current = store.get(&Keys::new(prefix, name).lock).map(Record::foreign);
+            current.is_some_and(|current| current.parse().is_none() && current != put.record)
+        };
+        if adoption.puts.iter().any(&mut foreign) {
+            return Some(Adopted::OtherClient);
         }
         let retention = Expiry::In(millis(store.settings.fence_retention));
-        adoption.changes.iter().all(|(name, put)| {
+        let all = adoption.puts.iter().all(|(name, Put { record, expires_in, fence })| {
             let keys = Keys::new(prefix, name);
-            let Some(Put { record, expires_in, fence }) = put else {
-                store.delete(&keys.lock);
-                return true;
-            };
             let life = Expiry::In(millis(*expires_in));
             let Some((t, fence)) = record.fencing().zip(fence.clone()) else {
                 return store.set(&keys.lock, record.as_bytes().clone(), life).is_ok();
@@ -103,7 +106,8 @@ impl MemoryNode {
             }
             let set = store.set(&keys.lock, record.as_bytes().clone(), life);
             set.and_then(|()| store.set(&keys.fence, fence, retention)).is_ok()
-        })
+        });
+        all.then_some(Adopted::Done)
     }
 
     /// Sets a key as another client would, overwriting what is there; false when there is no memory left.
@@ -345,7 +349,7 @@ mod tests {
     use super::*;
     use crate::clock::{Entropy, OsEntropy, SystemClock};
     use crate::node::ReleaseScope;
-    use crate::types::{LockName, Ttl};
+    use crate::types::Ttl;
 
     /// An extension that ran out of memory between its marks left the fence with one and the lock without: the release of
     /// such a lock counted on an unmarked fence, and a late heal passed it.

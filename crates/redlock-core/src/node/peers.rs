@@ -9,6 +9,8 @@ use super::rate::RanAhead;
 
 /// Two clocks that are read once a second show one event within this.
 const ALIKE: Duration = Duration::from_secs(3);
+/// Whoever was not read for longer is away.
+const RECENT: Duration = Duration::from_secs(10);
 
 /// Shared by the workers of one gateway's masters.
 #[derive(Debug, Default)]
@@ -17,7 +19,8 @@ pub struct Peers(Mutex<BTreeMap<Arc<str>, Peer>>);
 #[derive(Debug, Default)]
 struct Peer {
     run_id: String,
-    /// When its clock was last read, on our monotonic one.
+    /// When its clock was read, on our monotonic one: first, and last.
+    first_read: Option<Duration>,
     read: Duration,
     ran_ahead: Option<RanAhead>,
 }
@@ -41,18 +44,23 @@ impl Peers {
     pub(super) fn read(&self, name: &Arc<str>, at: Duration, ran_ahead: Option<RanAhead>) {
         let mut peers = self.lock();
         let peer = peers.entry(name.clone()).or_default();
+        peer.first_read.get_or_insert(at);
         peer.read = at;
         peer.ran_ahead = ran_ahead.or(peer.ran_ahead);
     }
 
-    /// Whether all clocks that were read since have done the same: then it was ours that ran slow.
+    /// Whether all clocks that are read have done the same: then it was ours that ran slow. One that was not read before has
+    /// no say, nor one that has not been read for long; one that was not read since might have said no.
     pub(super) fn ran_alike(&self, name: &Arc<str>, ran: RanAhead) -> bool {
         let peers = self.lock();
-        let since = |(other, peer): &(&Arc<str>, &Peer)| *other != name && peer.read >= ran.to;
+        let has_say = |(other, peer): &(&Arc<str>, &Peer)| {
+            let knows = peer.first_read.is_some_and(|first| first <= ran.from);
+            *other != name && knows && peer.read + RECENT >= ran.to
+        };
         let alike = |other: &RanAhead| other.to.abs_diff(ran.to) <= ALIKE && other.by * 2 >= ran.by;
-        let mut others =
-            peers.iter().filter(since).map(|(_, peer)| peer.ran_ahead.is_some_and(|ran| alike(&ran))).peekable();
-        others.peek().is_some() && others.all(|alike| alike)
+        let agrees = |peer: &Peer| peer.read >= ran.to && peer.ran_ahead.is_some_and(|ran| alike(&ran));
+        let mut others = peers.iter().filter(has_say).map(|(_, peer)| agrees(peer)).peekable();
+        others.peek().is_some() && others.all(|agrees| agrees)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Peer>> {
@@ -82,11 +90,19 @@ mod tests {
         let seconds = Duration::from_secs;
         let ran = |to| RanAhead { from: seconds(to - 1), to: seconds(to), by: Duration::from_millis(50) };
         assert!(!peers.ran_alike(&a, ran(10)), "nobody else is there");
+        peers.read(&b, seconds(10), Some(ran(10)));
+        assert!(!peers.ran_alike(&a, ran(10)), "it was not read before");
+        let peers = Peers::default();
+        peers.read(&b, seconds(8), None);
         peers.read(&b, seconds(9), Some(ran(9)));
         assert!(!peers.ran_alike(&a, ran(10)), "it was not read since");
         peers.read(&b, seconds(11), None);
         assert!(peers.ran_alike(&a, ran(10)), "a second before");
         assert!(!peers.ran_alike(&a, RanAhead { by: seconds(1), ..ran(10) }), "by much less");
+        peers.read(&c, seconds(1), None);
+        assert!(peers.ran_alike(&a, RanAhead { to: seconds(11), ..ran(10) }), "the third has been away for long");
+        peers.read(&c, seconds(5), None);
+        assert!(!peers.ran_alike(&a, ran(10)), "it was not read since, and is not away");
         peers.read(&c, seconds(12), None);
         assert!(!peers.ran_alike(&a, ran(10)), "the third did not");
         peers.read(&c, seconds(40), Some(ran(40)));

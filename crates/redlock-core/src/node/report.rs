@@ -23,6 +23,7 @@ pub(super) struct Reporter {
     mentioned: Option<Duration>,
     clock_is_far: bool,
     refuses_writes: bool,
+    is_slow: bool,
 }
 
 impl Reporter {
@@ -30,7 +31,7 @@ impl Reporter {
         let first = NodeStatus::new(NodeState::Connecting, seams.clock.wall_micros());
         let status = watch::Sender::new(NodeStatus { detail: "connecting for the first time".into(), ..first });
         let (run_id, mentioned, clock_is_far, refuses_writes) = (None, None, false, false);
-        Self { name, seams, status, max_clock_offset, run_id, mentioned, clock_is_far, refuses_writes }
+        Self { name, seams, status, max_clock_offset, run_id, mentioned, clock_is_far, refuses_writes, is_slow: false }
     }
 
     pub(super) fn feed(&self) -> watch::Receiver<NodeStatus> {
@@ -43,6 +44,7 @@ impl Reporter {
 
     pub(super) fn connected(&mut self) {
         self.mentioned = None;
+        self.is_slow = false;
     }
 
     pub(super) fn process(&mut self, facts: &Facts) {
@@ -109,6 +111,14 @@ impl Reporter {
     pub(super) fn clock_ran_ahead(&self, by: Duration) {
         let (node, ms) = (&self.name, by.as_millis() as u64);
         tracing::warn!(%node, ms, "the node's clock ran ahead, so that locks ended early on it: it is quarantined");
+    }
+
+    /// Once for each connection.
+    pub(super) fn followed_slowly(&mut self, took: Duration) {
+        if !std::mem::replace(&mut self.is_slow, true) {
+            let (node, ms) = (&self.name, took.as_millis() as u64);
+            tracing::warn!(%node, ms, "a connection to the node takes long: if its name moves, that is noticed late");
+        }
     }
 
     pub(super) fn our_clock_ran_slow(&self, by: Duration) {

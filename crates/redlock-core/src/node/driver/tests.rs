@@ -245,7 +245,8 @@ fn when_all_clocks_run_ahead_alike_it_was_ours_and_no_node_is_blamed() {
     assert_eq!(node.look_after(1_000, 0), []);
     assert_eq!(node.look_after(1_000, 50_000), [Action::Disconnect]);
     let to = node.0.clock.monotonic();
-    let ran = RanAhead { from: to - HEARTBEAT, to, by: Duration::from_millis(49) };
+    let ran = RanAhead { from: to - HEARTBEAT * 2, to, by: Duration::from_millis(49) };
+    node.0.driver.settings.peers.read(&"b:2".into(), ran.from - HEARTBEAT, None);
     node.0.driver.settings.peers.read(&"b:2".into(), to + HEARTBEAT, Some(ran));
     assert!(matches!(node.compared().as_slice(), [Action::Load { .. }]));
 }

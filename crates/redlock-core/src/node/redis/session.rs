@@ -33,8 +33,8 @@ use super::tls;
 use super::url::RedisUrl;
 use crate::node::admission::{Facts, SETTINGS, database_key, marker_key};
 use crate::node::link::{
-    Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, StoredPage, Subscription,
-    Swapped,
+    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, StoredPage,
+    Subscription, Swapped,
 };
 use crate::node::op::{Effect, Failure, Op, Reason, Vote};
 use crate::node::{Hint, Remedy, Task, hint};
@@ -203,13 +203,13 @@ impl Session for RedisSession {
         .boxed()
     }
 
-    fn swap_marker(&self, MarkerSwap { run_id, from, to }: MarkerSwap) -> Answering<Swapped> {
+    fn swap_marker(&self, MarkerSwap { run_id, from, to, looked_micros }: MarkerSwap) -> Answering<Swapped> {
         let (client, key) = (self.client.clone(), marker_key(self.prefix()));
         let database = self.target.0.url.database.unwrap_or_default().to_string();
         let database_key = database_key(self.prefix(), &to);
         async move {
             let keys = vec![key, database_key.clone()];
-            let arguments = vec![run_id, from.unwrap_or_default(), to, database.clone()];
+            let arguments = vec![run_id, from.unwrap_or_default(), to, database.clone(), looked_micros.to_string()];
             match client.eval(scripts::ADMIT, keys, arguments).await? {
                 Value::Integer(1) => Ok(Swapped::Done),
                 Value::Integer(2) => Ok(Swapped::OtherMarker),
@@ -229,7 +229,7 @@ impl Session for RedisSession {
         stored::page(self.client.clone(), self.prefix().to_owned(), cursor).boxed()
     }
 
-    fn adopt(&self, adoption: Adoption) -> Answering<bool> {
+    fn adopt(&self, adoption: Adoption) -> Answering<Adopted> {
         stored::adopt(self.client.clone(), &self.target.0.settings, adoption).boxed()
     }
 

@@ -11,7 +11,7 @@ use fred::types::scan::ScanType;
 use super::scripts;
 use super::settings::RedisSettings;
 use crate::node::admission::marker_key;
-use crate::node::link::{Adoption, LinkError, Put, Stored, StoredPage};
+use crate::node::link::{Adopted, Adoption, LinkError, Stored, StoredPage};
 use crate::node::{Keys, Record};
 use crate::types::{Info, LockName};
 
@@ -41,21 +41,24 @@ pub(super) async fn page(client: Client, prefix: String, cursor: Option<Bytes>) 
 pub(super) fn adopt(
     client: Client,
     settings: &RedisSettings,
-    Adoption { marker, changes }: Adoption,
-) -> impl Future<Output = Result<bool, LinkError>> + use<> {
+    Adoption { marker, puts }: Adoption,
+) -> impl Future<Output = Result<Adopted, LinkError>> + use<> {
     let retention = settings.node.fence_retention.as_millis().to_string();
     let mut keys = vec![Bytes::from(marker_key(&settings.key_prefix))];
     let mut arguments = vec![Bytes::from(marker), retention.into()];
-    for (name, put) in changes {
+    for (name, put) in puts {
         let Keys { lock, fence } = Keys::new(&settings.key_prefix, &name);
         keys.extend([lock, fence]);
-        let text = |put: Put| {
-            let millis = put.expires_in.as_millis().max(1).to_string();
-            [put.record.as_bytes().clone(), millis.into(), put.fence.unwrap_or_default()]
-        };
-        arguments.extend(put.map_or_else(Default::default, text));
+        let millis = put.expires_in.as_millis().max(1).to_string();
+        arguments.extend([put.record.as_bytes().clone(), millis.into(), put.fence.unwrap_or_default()]);
     }
-    async move { Ok(client.eval::<i64, _, _, _>(scripts::ADOPT, keys, arguments).await? == 1) }
+    async move {
+        Ok(match client.eval::<i64, _, _, _>(scripts::ADOPT, keys, arguments).await? {
+            1 => Adopted::Done,
+            2 => Adopted::OtherClient,
+            _ => Adopted::OtherMarker,
+        })
+    }
 }
 
 /// What MATCH wants, for keys that begin with this.

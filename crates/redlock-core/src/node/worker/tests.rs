@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::clock::{OsEntropy, SystemClock};
 use crate::node::admission::{ClusterConfig, Facts};
-use crate::node::link::{Adoption, Look, MarkerSwap, StoredPage, Subscription, Swapped};
+use crate::node::link::{Adopted, Adoption, Look, MarkerSwap, StoredPage, Subscription, Swapped};
 use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, Voter};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
@@ -61,8 +61,8 @@ impl Session for Told {
         ready(Ok(StoredPage::default())).boxed()
     }
 
-    fn adopt(&self, _: Adoption) -> Answering<bool> {
-        ready(Ok(true)).boxed()
+    fn adopt(&self, _: Adoption) -> Answering<Adopted> {
+        ready(Ok(Adopted::Done)).boxed()
     }
 
     fn time_micros(&self) -> Answering<i64> {
