@@ -153,7 +153,8 @@ impl Adopter {
         let result = self.try_adopt(at, sight).await;
         let Some(sight) = &mut self.sights[at] else { return };
         match result {
-            Ok(locks) => {
+            Ok(None) => {}
+            Ok(Some(locks)) => {
                 tracing::info!(node, locks, "the other masters have told the node what it forgot: its quarantine ends");
                 self.nodes[at].adopted(&sight.marker);
             }
@@ -169,7 +170,8 @@ impl Adopter {
         sight.pause = (sight.pause * 2).min(PAUSE.1);
     }
 
-    async fn try_adopt(&self, at: usize, sight: &Sight) -> Result<usize, LinkError> {
+    /// Tells how many locks were given back; nothing when another marker stands there by now.
+    async fn try_adopt(&self, at: usize, sight: &Sight) -> Result<Option<usize>, LinkError> {
         let enough = self.quorum.blocking();
         let too_few = |remember: usize, why: String| {
             LinkError::broken(format!("{remember} other masters remember their locks, and {enough} are needed{why}"))
@@ -192,7 +194,7 @@ impl Adopter {
         let no_time = |_| LinkError::broken("the other masters' clocks show no time");
         let newest = FencingToken::new(then.saturating_add(ahead)).map_err(no_time)?;
         if !self.settings.rules().forgotten_is_given_back {
-            return Ok(0);
+            return Ok(Some(0));
         }
         let plan = plan::plan(self.quorum, newest, read.into_iter().map(|told| told.stored).collect());
         let plan: Vec<_> = plan.into_iter().collect();
@@ -201,11 +203,12 @@ impl Adopter {
             let adoption = Adoption { marker: sight.marker.clone(), puts: chunk.to_vec() };
             match in_time(session.adopt(adoption)).await? {
                 Adopted::Done => {}
-                Adopted::OtherMarker => return Err(LinkError::broken("another marker stands there by now")),
+                // Mostly another gateway was quicker.
+                Adopted::OtherMarker => return Ok(None),
                 Adopted::OtherClient => return Err(LinkError::broken("another client holds one of the locks there")),
             }
         }
-        Ok(plan.len())
+        Ok(Some(plan.len()))
     }
 
     fn admitted_by(&self, at: usize) -> Option<String> {

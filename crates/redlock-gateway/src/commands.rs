@@ -81,7 +81,9 @@ fn print_probe(master: &Master, found: &Probe, skew: Duration) {
         Verdict::Admitted => println!("  would be admitted at once"),
         Verdict::Quarantined(wait, diagnosis) => {
             let (wait, why) = (show(*wait), in_words(diagnosis));
-            println!("  WOULD WAIT {wait}, counted from when a gateway first sees it so: {why}");
+            println!(
+                "  WOULD WAIT {wait} from when a gateway first sees it so, or seconds where enough others are admitted: {why}"
+            );
         }
     }
 }

@@ -109,7 +109,7 @@ pub struct Settings {
     /// Let a brand-new cluster vote at once: only when all nodes answer, none has a marker, and no gateway without this
     /// flag saw that first
     ///
-    /// Without it the nodes of a new cluster wait for --max-ttl + --clock-skew, as nodes do that lost all their data: the
+    /// Without it the nodes of a new cluster wait for --max-ttl + --clock-skew + 3 s, as nodes do that lost all their data: the
     /// two look alike. For the first start only: take it out again. Of a cluster that was in use, first wait as long
     /// yourself.
     #[arg(long, env = "REDLOCK_BOOTSTRAP", action = ArgAction::Set)]

@@ -366,7 +366,7 @@ mutations! {
     adoption_waits_for_clocks: ADOPTION_OF_TWO, FENCING;
     adoption_waits_for_rounds: ADOPTION_AND_PATIENCE, MUTUAL_EXCLUSION;
     adoption_needs_enough: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
-    adoption_adopts: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
+    forgotten_is_given_back: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
     adoption_needs_majority: ADOPTION_AND_PATIENCE, FENCING;
     adoption_blocks_longest: PATIENT_ADOPTION, MUTUAL_EXCLUSION;
     adoption_remembers_blockers: TWO_ADOPTIONS, MUTUAL_EXCLUSION;

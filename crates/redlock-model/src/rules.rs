@@ -93,7 +93,7 @@ rules! {
     /// It is read from so many others that one of them has what the lost node has voted for.
     adoption_needs_enough
     /// What is found there keeps others out of the node that adopts.
-    adoption_adopts
+    forgotten_is_given_back
     /// A grant is adopted only if a majority stores it without the node: none gets a majority by adoption.
     adoption_needs_majority
     /// Where it is unknown which of several grants the lost vote was for, nobody gets the lock until all of them have ended.

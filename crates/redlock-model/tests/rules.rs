@@ -84,7 +84,7 @@ each_is_missed! {
     adoption_waits_for_clocks
     adoption_waits_for_rounds
     adoption_needs_enough
-    adoption_adopts
+    forgotten_is_given_back
     adoption_needs_majority
     adoption_blocks_longest
     adoption_remembers_blockers
@@ -95,10 +95,13 @@ fn fields(debug: &str) -> Vec<&str> {
     debug.split([' ', '{', '}', ',']).filter_map(|word| word.strip_suffix(':')).collect()
 }
 
+/// They watch over what the model assumes: that a name leads to one process, and clocks keep their promise.
+const ASSUMED: [&str; 2] = ["name_is_followed", "rate_is_checked"];
+
 #[test]
 fn the_rules_of_the_code_are_rules_of_the_model() {
     let code = format!("{:?}", redlock_core::node::Rules::ALL);
-    for rule in fields(&code) {
+    for rule in fields(&code).into_iter().filter(|rule| !ASSUMED.contains(rule)) {
         assert!(mutation(rule).is_some(), "the code has a rule {rule} that the model has not");
     }
 }

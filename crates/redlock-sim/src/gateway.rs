@@ -269,8 +269,8 @@ impl Plan {
             question_deadline: CALL_DEADLINE,
             max_clock_offset: self.skew,
             overlap_above: self.overlap_above,
-            drift_factor: if self.rules.rate_is_checked { Settings::default().drift_factor } else { 1e3 },
-            follows_name: self.rules.name_is_followed,
+            drift_factor: Settings::default().drift_factor,
+            rules: self.rules,
             peers,
         };
         RemoteNode::start(name, Arc::new(link), admission, self.queue, settings, seams)

@@ -33,6 +33,7 @@ use super::op::{Effect, Failure, Op, Reason, Vote};
 use super::peers::Peers;
 use super::rate::{RanAhead, Rate, Reading};
 use super::report::{Reporter, remedy_of_write_error};
+use super::rules::Rules;
 use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
 use crate::clock::lead_left;
 use crate::types::FencingToken;
@@ -72,8 +73,8 @@ pub struct DriverSettings {
     pub drift_factor: f64,
     /// Shared with the drivers of the other masters.
     pub peers: Arc<Peers>,
-    /// Whether a name is followed again while its process votes; always, but in a test that shows what it is good for.
-    pub follows_name: bool,
+    /// All of them, but in a test that shows what one is good for.
+    pub rules: Rules,
 }
 
 /// What happened to the connection.
@@ -282,7 +283,7 @@ impl Driver {
                     serving.follow = now + NAME_IS_FOLLOWED_EVERY;
                     // A far one is given the time that it takes.
                     let is_late = serving.following.is_some_and(|since| since + self.settings.question_deadline <= now);
-                    if self.settings.follows_name && (serving.following.is_none() || is_late) {
+                    if self.settings.rules.name_is_followed && (serving.following.is_none() || is_late) {
                         serving.following = Some(now);
                         self.actions.push_back(Action::Follow);
                     }
@@ -432,7 +433,7 @@ impl Driver {
     /// Locks end by the node's clock: when that runs ahead they end early, and it may have forgotten them. It gives no votes
     /// until the other clocks were read, which tell whether it was ours that ran slow.
     fn read_clock(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
-        if facts.time_micros == 0 {
+        if facts.time_micros == 0 || !self.settings.rules.rate_is_checked {
             return Ok(());
         }
         let (name, asked) = (&self.report.name, self.look_asked);

@@ -33,8 +33,11 @@ impl Peers {
     /// The other name that leads there: it was first, and keeps the process until it is seen to lead to another one.
     pub(super) fn claim(&self, name: &Arc<str>, run_id: &str) -> Result<(), Arc<str>> {
         let mut peers = self.lock();
-        if let Some((other, _)) = peers.iter().find(|(other, peer)| *other != name && peer.run_id == run_id) {
-            return Err(other.clone());
+        let other = peers.iter().find(|(other, peer)| *other != name && peer.run_id == run_id);
+        if let Some(other) = other.map(|(other, _)| other.clone()) {
+            // It leads no longer to where it led before.
+            peers.entry(name.clone()).or_default().run_id.clear();
+            return Err(other);
         }
         run_id.clone_into(&mut peers.entry(name.clone()).or_default().run_id);
         Ok(())
@@ -99,7 +102,7 @@ mod tests {
         peers.read(&b, seconds(11), None);
         assert!(peers.ran_alike(&a, ran(10)), "a second before");
         assert!(!peers.ran_alike(&a, RanAhead { by: seconds(1), ..ran(10) }), "by much less");
-        peers.read(&c, seconds(1), None);
+        peers.read(&c, seconds(0), None);
         assert!(peers.ran_alike(&a, RanAhead { to: seconds(11), ..ran(10) }), "the third has been away for long");
         peers.read(&c, seconds(5), None);
         assert!(!peers.ran_alike(&a, ran(10)), "it was not read since, and is not away");

@@ -50,7 +50,7 @@ impl RedisNode {
             max_clock_offset,
             overlap_above: FAR,
             drift_factor,
-            follows_name: settings.rules().name_is_followed,
+            rules: settings.rules(),
             peers,
         };
         RemoteNode::start(&name, link, admission, QUEUE, driver, seams)

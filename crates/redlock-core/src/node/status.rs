@@ -201,8 +201,8 @@ impl fmt::Display for Remedy {
             Self::ReachAllNodes => "all nodes are admitted at once when every one of them answers and is new",
             Self::AllowInfo => "allow INFO for the user of this connection",
             Self::AllowCommands => {
-                "allow the user of this connection EVAL, EVALSHA, SCRIPT LOAD, GET, SET, DEL, PTTL, PEXPIRE, TIME, SCAN and \
-                 INFO"
+                "allow the user of this connection EVAL, EVALSHA, SCRIPT LOAD, GET, SET, DEL, PTTL, PEXPIRE, TIME, SCAN, INFO \
+                 and, on another database than 0, SELECT"
             }
             Self::GiveCredentials => "give user and password in the node's URL",
             Self::UpgradeRedis => "install Redis 7.0 or newer",

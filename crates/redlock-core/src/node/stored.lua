@@ -7,7 +7,7 @@ for i, key in ipairs(KEYS) do
   out[2 * i - 1] = left > 0 and redis.call('GET', key)
   out[2 * i] = left
   if out[2 * i - 1] and #out[2 * i - 1] > tonumber(ARGV[1]) then
-    return redis.error_reply('ERR the value of a lock is too long: ' .. key)
+    return redis.error_reply('ERR the value of a lock is too long')
   end
 end
 return out

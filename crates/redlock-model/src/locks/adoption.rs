@@ -114,7 +114,7 @@ impl Locks {
         let Some(at) = self.adopter(s) else { return };
         let Some(found) = s.sites[at].doubt.take().and_then(|doubt| doubt.adopts) else { return };
         let stands = usize::from(found.copies) >= self.quorum.size() || !self.rules.adoption_needs_majority;
-        let lock = found.lock.filter(|_| self.rules.adoption_adopts);
+        let lock = found.lock.filter(|_| self.rules.forgotten_is_given_back);
         s.sites[at].node.adopt(&self.rules, lock, stands);
         s.abandon_adoption();
     }

@@ -64,7 +64,7 @@ impl Bench {
             max_clock_offset: Duration::from_secs(2),
             overlap_above: Duration::ZERO,
             drift_factor: 0.01,
-            follows_name: true,
+            rules: Rules::ALL,
             peers: Arc::default(),
         };
         let now = Instant::now();

@@ -15,7 +15,7 @@ use super::*;
 use crate::clock::{OsEntropy, SystemClock};
 use crate::node::admission::{ClusterConfig, Facts};
 use crate::node::link::{Adopted, Adoption, Look, MarkerSwap, StoredPage, Subscription, Swapped};
-use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, Voter};
+use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, Rules, Voter};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
 
@@ -100,7 +100,7 @@ async fn admitted(link: &Told) -> RemoteNode {
         max_clock_offset: Duration::from_secs(2),
         overlap_above: Duration::ZERO,
         drift_factor: 0.01,
-        follows_name: true,
+        rules: Rules::ALL,
         peers: Arc::default(),
     };
     let seams = Seams { clock: Arc::new(SystemClock), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) };
