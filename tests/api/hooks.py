@@ -31,4 +31,4 @@ def before_call(context, case, kwargs):
     if case.method.upper() == "DELETE" and not token and not forced:
         if case.headers is None:
             case.headers = {}
-        case.headers["Lock-Token"] = "1.1000000000000000." + "0" * 40
+        case.headers["Lock-Token"] = "1.1000000000000000." + "1" * 40

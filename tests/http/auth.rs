@@ -241,7 +241,7 @@ async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
     .await;
     let soon = std::time::SystemTime::now() + std::time::Duration::from_millis(900);
     let soon = soon.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
-    let nobody = "0".repeat(40);
+    let nobody = "1".repeat(40);
     for token in [lease.token.clone(), format!("1.{}.{nobody}", lease.fencing), format!("1.{soon}.{nobody}")] {
         thief.delete(&gateway, "job", &token).await.problem(409, "not_holder");
         assert_eq!(fences("job"), marked, "{token}");

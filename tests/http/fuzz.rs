@@ -317,7 +317,7 @@ fn holds_nothing_else(server: &RedisServer, names: &BTreeSet<String>) {
 
 fn is_ours(server: &RedisServer, key: &[u8], names: &BTreeSet<String>) {
     let text = std::str::from_utf8(key).unwrap_or_else(|_| panic!("{server:?} has the key {key:?}"));
-    if text == "{lock:}:marker" {
+    if text == "{lock:}:marker" || text.starts_with("{lock:}:database:") {
         return;
     }
     let (name, is_fence) = match text.strip_prefix("{lock:").and_then(|rest| rest.strip_suffix("}:fence")) {

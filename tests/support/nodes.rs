@@ -42,7 +42,9 @@ pub(crate) const AGAIN: u8 = 0x80;
 
 /// The token of owner number `owner` with fencing token `t`.
 pub(crate) fn token(owner: u8, t: u64) -> LockToken {
-    let (owner, nonce) = (format!("{:02x}", owner & !AGAIN), format!("{owner:02x}"));
+    // Nobody is allowed to be nobody.
+    let number = if owner & !AGAIN == 0 { 0x7f } else { owner & !AGAIN };
+    let (owner, nonce) = (format!("{number:02x}"), format!("{owner:02x}"));
     format!("1.{t}.{}{}", owner.repeat(16), nonce.repeat(4)).parse::<LockToken>().expect("a valid token")
 }
 
