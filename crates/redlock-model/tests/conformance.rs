@@ -74,7 +74,7 @@ fn record((owner, token, nonce): Grant, oldest: Token) -> Record {
     let digit = match owner {
         Owner::A => "a",
         Owner::B => "b",
-        Owner::Nobody => "0",
+        Owner::Nobody => "c",
     };
     let text = format!("1.{}.{}{nonce:08x}", micros(token, oldest), digit.repeat(32));
     Record::new(&text.parse::<LockToken>().expect("a token"), &Info::default())

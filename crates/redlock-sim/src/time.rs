@@ -27,6 +27,7 @@ pub const MAX_SLEWED_PPM: u64 = 4_000;
 pub struct SimClock {
     start: Instant,
     rate_ppm: i64,
+    first_offset_micros: i64,
     offset_micros: AtomicI64,
     slew: Mutex<Slew>,
 }
@@ -48,12 +49,19 @@ impl SimClock {
     /// A clock that began with the history.
     pub fn new(start: Instant, rate_ppm: i64, offset_micros: i64) -> Self {
         let slew = Mutex::new(Slew { since: start, ppm: 0, before: Duration::ZERO });
-        Self { start, rate_ppm, offset_micros: AtomicI64::new(offset_micros), slew }
+        let first_offset_micros = offset_micros;
+        Self { start, rate_ppm, first_offset_micros, offset_micros: AtomicI64::new(offset_micros), slew }
     }
 
     /// Moves the wall clock to another distance from true time.
     pub fn set_offset(&self, micros: i64) {
         self.offset_micros.store(micros, Ordering::Relaxed);
+    }
+
+    /// Puts it back to where it was when the history began, as far as it has been moved.
+    pub fn mend(&self) {
+        self.set_offset(self.first_offset_micros);
+        self.slew(None);
     }
 
     /// From now on it runs faster than true time by so many millionths; at its own rate with `None`.
