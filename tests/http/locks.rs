@@ -3,7 +3,7 @@
 //!
 //! Nothing waits for a length of time: a lock has expired when GET says so.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::Method;
 use serde_json::{Value, json};
@@ -423,13 +423,23 @@ async fn a_release_reaches_a_hung_master_whose_connection_was_given_up_before() 
 async fn three_hung_masters_are_503_after_the_node_timeout_and_keep_no_orphan() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).flag("--node-timeout", "300ms").ready().await;
-    let before = gateway.used_before("job").await;
-    servers[..3].iter().for_each(RedisServer::stop);
-    let problem = gateway.post("job", json!({ "ttl_ms": 60_000 })).await.problem(503, "quorum_unavailable");
-    for node in &problem["nodes"].as_array().unwrap()[..3] {
-        assert_eq!(node["state"], "timeout", "{problem:#}");
-        assert_eq!(node["detail"], "no answer within 300ms");
+    for attempt in 1.. {
+        assert!(attempt < 4, "the masters were always stopped between a heartbeat and its answer");
+        let job = format!("job-{attempt}");
+        let before = gateway.used_before(&job).await;
+        servers[..3].iter().for_each(RedisServer::stop);
+        let problem = gateway.post(&job, json!({ "ttl_ms": 60_000 })).await.problem(503, "quorum_unavailable");
+        for node in &problem["nodes"].as_array().unwrap()[..3] {
+            assert_eq!(node["state"], "timeout", "{problem:#}");
+            assert_eq!(node["detail"], "no answer within 300ms");
+        }
+        servers[..3].iter().for_each(RedisServer::cont);
+        let clean = clean_for_good(&servers, &job, before + 1);
+        if tokio::time::timeout(Duration::from_secs(5), clean).await.is_ok() {
+            return;
+        }
+        // A master that had a heartbeat to answer first was not told of a lock that nobody waited for any more, and has no
+        // fence of it.
+        assert_eq!(stored_on(&servers, &job, |_| true), Vec::<usize>::new());
     }
-    servers[..3].iter().for_each(RedisServer::cont);
-    clean_for_good(&servers, "job", before + 1).await;
 }

@@ -105,6 +105,9 @@ impl Redlock {
     /// # Errors
     /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. [`LockError::Unknown`]: the old deadline stands.
     pub async fn extend(&self, name: &LockName, token: &LockToken, ttl: Ttl) -> Result<Lease, LockError> {
+        if *token.owner() == Owner::NOBODY {
+            return Err(LockError::Lost);
+        }
         extend::extend(&self.shared, self.shared.keys(name), token, ttl).await
     }
 
@@ -114,6 +117,10 @@ impl Redlock {
     /// # Errors
     /// [`LockError::Lost`]: it had been released or had expired. [`LockError::NotHolder`]. [`LockError::Unknown`].
     pub async fn release(&self, name: &LockName, token: &LockToken) -> Result<(), LockError> {
+        // What keeps a lock free after a loss of data is in nobody's name, and anybody can write that down.
+        if *token.owner() == Owner::NOBODY {
+            return Err(LockError::Lost);
+        }
         release::release(&self.shared, &self.waiters, name, token).await
     }
 
@@ -264,6 +271,14 @@ mod tests {
     }
 
     // What went wrong once.
+
+    #[tokio::test]
+    async fn nobodys_token_extends_and_releases_nothing() {
+        let (locks, name, ttl) = one_node();
+        let token = format!("1.1763725165123456.{}", "0".repeat(40)).parse::<LockToken>().expect("a token");
+        assert_eq!(locks.extend(&name, &token, ttl).await.err(), Some(LockError::Lost));
+        assert_eq!(locks.release(&name, &token).await.err(), Some(LockError::Lost));
+    }
 
     #[tokio::test]
     async fn a_waiter_of_little_patience_in_the_turn_of_others_still_asks_once() {
