@@ -40,8 +40,9 @@ pub(crate) async fn extend(shared: &Shared, keys: Keys, token: &LockToken, ttl: 
         Decision::Yes => {
             let lease = shared.lease(*token, ttl, started, &outcome);
             // The nodes have the lock, but the answer took so long that nothing can be promised of it.
-            let left = lease.validity(shared.seams.clock.monotonic());
-            left.filter(|_| shared.counts(started))
+            let now = shared.seams.clock.monotonic();
+            let left = lease.validity(now);
+            left.filter(|_| shared.counts(started, now))
                 .map(|_| lease)
                 .ok_or_else(|| LockError::Unknown(shared.reports(&outcome)))
         }

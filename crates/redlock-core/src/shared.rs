@@ -64,11 +64,11 @@ impl Shared {
         self.settings.node_timeout.min(ttl.duration() / 10)
     }
 
-    /// Whether the answers to what was begun then count. Later, a master that has forgotten its vote may have been given back
+    /// Whether the answers to what was begun then count now. Later, a master that has forgotten its vote may have been given back
     /// what others had told before theirs.
-    pub(crate) fn counts(&self, started: Duration) -> bool {
+    pub(crate) fn counts(&self, started: Duration, now: Duration) -> bool {
         let longest = validity::longest_round(self.settings.node.max_clock_offset);
-        self.seams.clock.monotonic().saturating_sub(started) <= longest
+        now.saturating_sub(started) <= longest
     }
 
     /// Asks all nodes what they have of a lock.

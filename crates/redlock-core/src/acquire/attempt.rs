@@ -135,7 +135,8 @@ impl Attempt {
             match outcome.decision {
                 Decision::Yes => {
                     let mut lease = shared.lease(*token, self.params.ttl, self.started, &outcome);
-                    if !shared.counts(self.started) || lease.validity(shared.seams.clock.monotonic()).is_none() {
+                    let now = shared.seams.clock.monotonic();
+                    if !shared.counts(self.started, now) || lease.validity(now).is_none() {
                         let error = LockError::NoQuorum(shared.reports(&outcome));
                         return Err(self.failed(error, false));
                     }
