@@ -102,6 +102,10 @@ struct Sight {
     pause: Duration,
 }
 
+fn too_few(remember: usize, enough: usize, why: &str) -> LinkError {
+    LinkError::broken(format!("{remember} other masters remember their locks, and {enough} are needed{why}"))
+}
+
 /// What one master has told.
 struct Told {
     stored: Vec<Stored>,
@@ -114,7 +118,7 @@ impl Adopter {
         let mut statuses: Vec<_> = self.nodes.iter().map(|node| node.status()).collect();
         loop {
             for (at, status) in statuses.iter_mut().enumerate() {
-                let status = status.borrow_and_update().clone();
+                let status = status.borrow_and_update();
                 // Also one that is said to be new: where others are admitted, it is not.
                 if status.state == NodeState::Quarantined {
                     self.see(at, &status.marker);
@@ -150,7 +154,11 @@ impl Adopter {
     async fn adopt(&mut self, at: usize) {
         let Some(sight) = &self.sights[at] else { return };
         let node = self.nodes[at].name();
-        let result = self.try_adopt(at, sight).await;
+        let enough = self.quorum.blocking();
+        let others = (0..self.nodes.len()).filter(|other| *other != at);
+        let admitted = others.filter(|other| self.admitted_by(*other).is_some()).count();
+        let has_enough = admitted >= enough;
+        let result = if has_enough { self.try_adopt(at, sight).await } else { Err(too_few(admitted, enough, "")) };
         let Some(sight) = &mut self.sights[at] else { return };
         match result {
             Ok(None) => {}
@@ -167,25 +175,21 @@ impl Adopter {
             }
         }
         sight.due = Instant::now() + sight.pause;
-        sight.pause = (sight.pause * 2).min(PAUSE.1);
+        // To see that they are too few costs nothing.
+        if has_enough {
+            sight.pause = (sight.pause * 2).min(PAUSE.1);
+        }
     }
 
     /// Tells how many locks were given back; nothing when another marker stands there by now.
     async fn try_adopt(&self, at: usize, sight: &Sight) -> Result<Option<usize>, LinkError> {
         let enough = self.quorum.blocking();
-        let too_few = |remember: usize, why: String| {
-            LinkError::broken(format!("{remember} other masters remember their locks, and {enough} are needed{why}"))
-        };
-        let others: Vec<_> = (0..self.nodes.len()).filter(|other| *other != at).collect();
-        let admitted = others.iter().filter(|other| self.admitted_by(**other).is_some()).count();
-        if admitted < enough {
-            return Err(too_few(admitted, String::new()));
-        }
-        let read = join_all(others.into_iter().map(|other| self.read(other, sight.seen))).await;
+        let others = (0..self.nodes.len()).filter(|other| *other != at);
+        let read = join_all(others.map(|other| self.read(other, sight.seen))).await;
         let (read, failures): (Vec<_>, Vec<_>) = read.into_iter().partition(Result::is_ok);
         if read.len() < enough {
             let why = failures.into_iter().find_map(Result::err);
-            return Err(too_few(read.len(), why.map_or_else(String::new, |error| format!(": {error}"))));
+            return Err(too_few(read.len(), enough, &why.map_or_else(String::new, |error| format!(": {error}"))));
         }
         let read: Vec<Told> = read.into_iter().flatten().collect();
         // It voted only for a T that a majority of the others voted for too, so within D of their clocks.

@@ -324,7 +324,6 @@ impl Master {
                 let adopted = memory.adopt(KEY_PREFIX, adoption);
                 if adopted == Some(Adopted::Done) {
                     self.recorder.situation("adoptions");
-                    self.recorder.situation("locks given back");
                 }
                 Reply::Adopted(adopted)
             }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::node::Record;
 use crate::node::link::{Put, Stored};
 use crate::quorum::Quorum;
-use crate::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner};
+use crate::types::{FencingToken, LockName};
 
 /// What was read of one lock, on the masters that remember.
 struct Candidate {
@@ -69,8 +69,8 @@ fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<
     };
     let Some(t) = stands else {
         let t = candidates.iter().filter_map(|candidate| candidate.record.fencing_of_ours()).max();
-        let token = LockToken::new(Owner::NOBODY, Nonce::from_bytes([0; Nonce::LEN]), t.unwrap_or(FencingToken::MIN));
-        return Some(Put { record: Record::new(&token, &Info::default()), expires_in: longest, fence: None });
+        let record = Record::nobodys(t.unwrap_or(FencingToken::MIN));
+        return Some(Put { record, expires_in: longest, fence: None });
     };
     let record = candidates.swap_remove(0).record;
     let mark = if record.is_extended() { "+" } else { "" };
@@ -80,6 +80,7 @@ fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::{Info, LockToken, Nonce, Owner};
 
     fn of(owner: u8, t: u64) -> Record {
         let token = LockToken::new(
@@ -148,10 +149,9 @@ mod tests {
     /// Its T is the largest of those that it stands for, and may be newer than another master's loss.
     #[test]
     fn what_keeps_a_lock_free_counts_for_a_master_that_lost_its_data_before() {
-        let token = LockToken::new(Owner::NOBODY, Nonce::from_bytes([0; Nonce::LEN]), of(1, 1_001).fencing().unwrap());
-        let free = Record::new(&token, &Info::default());
-        let put =
-            back(5, vec![vec![stored(free, 100)], vec![stored(of(1, 5), 300)], vec![], vec![]]).expect("kept free");
+        let t = of(1, 1_001).fencing().unwrap();
+        let put = back(5, vec![vec![stored(Record::nobodys(t), 100)], vec![stored(of(1, 5), 300)], vec![], vec![]])
+            .expect("kept free");
         assert!(put.record.is_nobodys() && put.expires_in == Duration::from_millis(100));
     }
 

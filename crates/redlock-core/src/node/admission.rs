@@ -26,8 +26,7 @@
 //! What cannot be seen: a backup of an append-only file that was put back; a replica that was promoted in the place of a
 //! durable master and restarted before anybody looked at it (Redis forgets that it was one); what is done and undone
 //! between two looks, a second apart, or while no gateway runs (a failover and back, evictions, durability that was
-//! weakened and then a crash); a clock of the node that jumps forward, which ends locks
-//! early, and back again (no votes are given while it is off, but it forgets nothing that would show later).
+//! weakened and then a crash, a clock that jumps forward, which ends locks early, and back again).
 
 mod facts;
 mod marker;
@@ -42,7 +41,7 @@ use crate::node::status::{Diagnosis, Remedy};
 
 /// How often a name is followed again, over a connection of its own, to see that it still leads to the process that votes.
 pub const NAME_IS_FOLLOWED_EVERY: Duration = Duration::from_secs(2);
-/// What takes longer tells nothing.
+/// What takes longer is noticed late, and logged.
 pub const NAME_IS_FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
 /// After so long every gateway has left the process that a name led to before.
 pub const NAME_MOVES_WITHIN: Duration =

@@ -112,7 +112,7 @@ pub(super) enum Action {
     },
     /// What to say is [`Driver::newest_call`].
     Call,
-    /// Look over a connection of its own, which ends then. The look before it is given up.
+    /// Look over a connection of its own, which ends then. One that is still under way is late, and is given up.
     Follow,
     /// The connection goes, with all that is under way on it.
     Disconnect,
@@ -372,10 +372,10 @@ impl Driver {
         }
         let seen = Moment::of(self.report.seams.clock.as_ref());
         let is_of = |word: &Option<String>| marker.is_some() && *word == marker;
-        let early = match () {
-            () if is_of(&self.adopted) => Some(Early::Adopted),
-            () if is_of(&self.bootstrap_confirmed) => Some(Early::BrandNew),
-            () => None,
+        let early = if is_of(&self.adopted) {
+            Some(Early::Adopted)
+        } else {
+            is_of(&self.bootstrap_confirmed).then_some(Early::BrandNew)
         };
         match self.admission.look(&facts, marker.as_deref(), seen, early, self.report.seams.entropy.as_ref()) {
             Step::Refuse(diagnosis) => return Err(Outage::Unfit(diagnosis)),
@@ -393,9 +393,8 @@ impl Driver {
             Step::Wait { until, diagnosis, doubt } => {
                 self.puts = 0;
                 let left = until.saturating_sub(seen.monotonic);
-                // What was said of one quarantine does not count for another.
-                let other = marker.as_deref().filter(|_| self.reported != marker);
-                self.report.quarantined(&diagnosis, doubt, left, other);
+                let is_other = self.reported != marker;
+                self.report.quarantined(&diagnosis, doubt, left, marker.as_deref().unwrap_or_default(), is_other);
                 self.reported = marker;
                 let poll = if doubt == Doubt::New { POLL_NEW } else { POLL };
                 self.phase = Phase::Quarantined { until: now + left.min(poll).max(Duration::from_millis(1)) };

@@ -20,7 +20,7 @@ use super::link::{Adopted, Adoption, Put, Stored};
 use super::rules::{self, Expiry, KeySpace, NodeSettings, OutOfMemory};
 use super::{Keys, Listener, Node, NodeState, NodeStatus, Op, Record, Reply, Vote};
 use crate::clock::Clock;
-use crate::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner};
+use crate::types::{FencingToken, LockName};
 
 /// An in-process master.
 pub struct MemoryNode {
@@ -100,9 +100,7 @@ impl MemoryNode {
             let (last, current) = (store.get(&keys.fence), store.get(&keys.lock).map(Record::foreign));
             let passes = |last: Bytes| last == format!("{t}+") || last[..FencingToken::TEXT_LEN] < t.text()[..];
             if !last.is_none_or(passes) && !current.is_some_and(|current| current.is_grant_of(record)) {
-                let nobodys = LockToken::new(Owner::NOBODY, Nonce::from_bytes([0; Nonce::LEN]), t);
-                let record = Record::new(&nobodys, &Info::default());
-                return store.set(&keys.lock, record.as_bytes().clone(), life).is_ok();
+                return store.set(&keys.lock, Record::nobodys(t).as_bytes().clone(), life).is_ok();
             }
             let set = store.set(&keys.lock, record.as_bytes().clone(), life);
             set.and_then(|()| store.set(&keys.fence, fence, retention)).is_ok()
@@ -349,7 +347,7 @@ mod tests {
     use super::*;
     use crate::clock::{Entropy, OsEntropy, SystemClock};
     use crate::node::ReleaseScope;
-    use crate::types::Ttl;
+    use crate::types::{Info, LockToken, Ttl};
 
     /// An extension that ran out of memory between its marks left the fence with one and the lock without: the release of
     /// such a lock counted on an unmarked fence, and a late heal passed it.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::types::{FencingToken, Info, LockToken, Owner};
+use crate::types::{FencingToken, Info, LockToken, Nonce, Owner};
 
 /// What a node stores for a held lock: `T:grant:info`, T and grant of fixed width, where grant is owner and nonce. The first
 /// extension puts a `;` after the grant, see `node/locks.lua`.
@@ -63,6 +63,12 @@ impl Record {
         self.parse().map(|(token, _)| token.fencing())
     }
 
+    /// Keeps a lock free, see [`Owner::NOBODY`].
+    pub(crate) fn nobodys(t: FencingToken) -> Self {
+        let token = LockToken::new(Owner::NOBODY, Nonce::from_bytes([0; Nonce::LEN]), t);
+        Self::new(&token, &Info::default())
+    }
+
     /// Whether it keeps a lock free, see [`Owner::NOBODY`].
     pub(crate) fn is_nobodys(&self) -> bool {
         self.parse().is_some() && self.owner_text() == [b'0'; Owner::TEXT_LEN]
@@ -93,7 +99,6 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::Nonce;
 
     #[test]
     fn a_record_gives_back_what_went_in_and_foreign_values_do_not_parse() {

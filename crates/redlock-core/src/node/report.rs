@@ -80,17 +80,23 @@ impl Reporter {
         }
     }
 
-    /// `marker` is that of another quarantine than the one that was reported last.
-    pub(super) fn quarantined(&mut self, diagnosis: &Diagnosis, doubt: Doubt, left: Duration, marker: Option<&str>) {
-        let has_changed = marker.is_some() || self.status().state != NodeState::Quarantined;
+    /// `is_other` is whether this is another quarantine than the one that was reported last.
+    pub(super) fn quarantined(
+        &mut self,
+        diagnosis: &Diagnosis,
+        doubt: Doubt,
+        left: Duration,
+        marker: &str,
+        is_other: bool,
+    ) {
+        let has_changed = is_other || self.status().state != NodeState::Quarantined;
         let now = self.seams.clock.wall_micros();
         // In one step: nobody may see a new node as one that is not, nor count a look without what it has seen.
         self.status.send_modify(|status| {
             status.looks += 1;
             if has_changed {
-                let marker = marker.map_or_else(|| std::mem::take(&mut status.marker), str::to_owned);
                 status.enter(NodeState::Quarantined, diagnosis);
-                status.marker = marker;
+                marker.clone_into(&mut status.marker);
                 status.since_micros = now;
                 status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
                 status.is_bootstrapping = doubt == Doubt::New;

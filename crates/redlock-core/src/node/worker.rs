@@ -7,10 +7,9 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::TryFutureExt;
 use futures_util::future::{BoxFuture, OptionFuture};
 use futures_util::stream::{FuturesOrdered, StreamExt};
+use futures_util::{FutureExt, TryFutureExt};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};

@@ -113,9 +113,10 @@ impl Facts {
 
     /// Whether nothing has happened between the two that makes a node's memory doubtful while its marker stands.
     pub(crate) fn same_history(&self, later: &Self) -> bool {
-        let of =
-            |facts: &Self| (facts.run_id.clone(), facts.role.clone(), facts.replication_id.clone(), facts.evicted_keys);
-        of(self) == of(later)
+        self.run_id == later.run_id
+            && self.role == later.role
+            && self.replication_id == later.replication_id
+            && self.evicted_keys == later.evicted_keys
     }
 
     /// Why this node must not vote whatever it remembers, if so.

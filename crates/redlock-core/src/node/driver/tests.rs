@@ -173,6 +173,24 @@ fn a_connection_that_breaks_does_not_lose_the_word_that_the_cluster_is_new() {
     );
 }
 
+/// Whoever gives it back what it forgot asks for that marker.
+#[test]
+fn a_connection_that_breaks_in_a_quarantine_does_not_lose_its_marker() {
+    let mut bench = Bench::new(false);
+    bench.connect();
+    let marker = bench.quarantined();
+    let since = bench.driver.status().borrow().since_micros;
+    bench.clock.advance(HEARTBEAT);
+    assert_eq!(bench.at_deadline(), [Action::Look]);
+    assert_eq!(bench.sees(Some(&marker)), []);
+    let status = bench.driver.status().borrow().clone();
+    assert_eq!((status.marker.as_str(), status.since_micros), (marker.as_str(), since), "a look changes nothing");
+    assert_eq!(bench.on(Event::Closed("cut".into())), [Action::Disconnect]);
+    bench.connect();
+    assert_eq!(bench.sees(Some(&marker)), []);
+    assert_eq!(bench.driver.status().borrow().marker, marker);
+}
+
 #[test]
 fn a_word_for_one_quarantine_does_not_end_another() {
     let mut bench = Bench::new(true);
