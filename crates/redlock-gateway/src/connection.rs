@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tower::Service;
 
+use crate::clients::Clients;
 use crate::http::App;
 use crate::peer::{Peer, SharedStream};
 use crate::tls::{TlsStream, client_subject};
@@ -27,14 +29,15 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub(crate) struct Connection {
     app: App,
+    clients: Arc<Clients>,
     peer: Option<Peer>,
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl Connection {
-    pub(crate) fn new(app: App) -> Self {
-        Self { app, peer: None }
+    pub(crate) fn new(app: App, clients: Arc<Clients>) -> Self {
+        Self { app, clients, peer: None }
     }
 }
 
@@ -66,7 +69,7 @@ impl Accept<TcpStream, Connection> for Plain {
     type Future = Ready<io::Result<(SharedStream, Connection)>>;
 
     fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
-        let accepted = stream.set_nodelay(true).and_then(|()| SharedStream::new(stream));
+        let accepted = stream.set_nodelay(true).and_then(|()| SharedStream::new(stream, &connection.clients));
         ready(accepted.map(|(stream, peer)| (stream, Connection { peer: Some(peer), ..connection })))
     }
 }

@@ -7,6 +7,7 @@
 //! | [`cli`] | what the program can be told to do | how it is done |
 //! | [`config`] | flags, environment and file to plain values | everything else |
 //! | `serve` | wiring: nodes, core, gateway and server from a configuration, and down again | what requests mean |
+//! | [`clients`] | what each client has taken of what all share | what it is taken for |
 //! | `connection` | from an accepted connection to requests that know their client | configuration, nodes |
 //! | [`http`] | routes, bodies, statuses, the OpenAPI document | node count, quorum, Redis, clocks, retries |
 //! | [`auth`] | keys, and who may do what to which names | HTTP, locks but for their names |
@@ -24,6 +25,7 @@
 pub mod audit;
 pub mod auth;
 pub mod cli;
+pub mod clients;
 pub mod commands;
 pub mod config;
 mod connection;

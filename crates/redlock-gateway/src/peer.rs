@@ -15,6 +15,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
+use crate::clients::{Client, Clients};
+
 /// How often the connection of a client that waits is looked at.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -24,12 +26,18 @@ pub(crate) struct Peer {
     stream: Arc<TcpStream>,
     address: SocketAddr,
     subject: Option<Arc<str>>,
+    client: Arc<Client>,
 }
 
 impl Peer {
     /// Of the client, or of the proxy in front of it.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Whom its connections, and where there are no keys its requests, are counted for.
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.client
     }
 
     /// The same client, with the subject of its certificate, which was verified.
@@ -64,10 +72,11 @@ impl Peer {
 pub(crate) struct SharedStream(Arc<TcpStream>);
 
 impl SharedStream {
-    pub(crate) fn new(stream: TcpStream) -> io::Result<(Self, Peer)> {
+    pub(crate) fn new(stream: TcpStream, clients: &Clients) -> io::Result<(Self, Peer)> {
         let address = stream.peer_addr()?;
         let stream = Arc::new(stream);
-        Ok((Self(stream.clone()), Peer { stream, address, subject: None }))
+        let client = clients.at(address.ip());
+        Ok((Self(stream.clone()), Peer { stream, address, subject: None, client }))
     }
 }
 

@@ -19,6 +19,7 @@ use tower::{Service, service_fn};
 
 use crate::audit::Audit;
 use crate::auth::{Authenticator, Keys};
+use crate::clients::Clients;
 use crate::config::{Config, Nodes};
 use crate::connection::{Connection, Encrypted, Plain};
 use crate::gateway::Gateway;
@@ -78,14 +79,15 @@ pub async fn run(
     };
     let audit = audit(&config, reload)?;
     let (gateway, telemetry) = assemble(&config)?;
-    let state = AppState { gateway: gateway.clone(), authenticator, public: config.public };
+    let clients = Arc::new(Clients::default());
+    let state = AppState { gateway: gateway.clone(), authenticator, public: config.public, clients: clients.clone() };
     let app = App::new(state, telemetry.clone(), audit, &config.cors_origins);
 
     // They end with this function.
     let mut tasks = JoinSet::new();
     let handle = Handle::new();
     let server = axum_server::from_tcp(listener)?.handle(handle.clone());
-    let connections = connections(app, handle.clone(), config.settings.max_connections);
+    let connections = connections(app, clients.clone(), handle.clone(), config.settings.max_connections);
     let (handshakes, end_of_handshakes) = watch::channel(());
     let mut server = match &config.https {
         None => tokio::spawn(http1(server.acceptor(Plain), &config).serve(connections)),
@@ -99,6 +101,7 @@ pub async fn run(
         loop {
             tick.tick().await;
             telemetry.upkeep();
+            clients.forget_idle();
         }
     });
 
@@ -126,13 +129,14 @@ pub async fn run(
 /// The service of each connection, as long as there is a place; a connection beyond the limit is closed at once.
 fn connections(
     app: App,
+    clients: Arc<Clients>,
     handle: Handle<SocketAddr>,
     most: usize,
 ) -> impl Service<SocketAddr, Response = Connection, Error = io::Error, Future = Ready<io::Result<Connection>>> {
     service_fn(move |_| {
         // One task accepts them all, so none is counted late.
         ready(if handle.connection_count() < most {
-            Ok(Connection::new(app.clone()))
+            Ok(Connection::new(app.clone(), clients.clone()))
         } else {
             tracing::warn!("a connection was closed: as many as allowed are open");
             Err(io::Error::other("too many connections"))

@@ -9,6 +9,7 @@ use redlock_core::{LockName, Ttl};
 
 use super::key::{Key, Keys, Proof, ProvenKey, RateLimit, Verb};
 use super::secret;
+use crate::clients::Client;
 use crate::config::Limits;
 use crate::reload::{Content, Reload, Watched};
 
@@ -62,7 +63,7 @@ impl Authenticator {
             if !gone.is_empty() {
                 tracing::warn!(keys = gone, "--auth-keys: from now on these keys let nobody in");
             }
-            keys.keep_rates_of(&old);
+            keys.go_on_from(&old);
             current.store(Arc::new(keys));
         }
     }
@@ -158,6 +159,11 @@ impl Caller {
 
     fn key(&self) -> Option<&Key> {
         self.0.as_ref().map(|known| &*known.key)
+    }
+
+    /// Whom its requests are counted for; `None` where there are no keys.
+    pub fn client(&self) -> Option<&Arc<Client>> {
+        self.key().map(Key::client)
     }
 
     /// For logs and people.

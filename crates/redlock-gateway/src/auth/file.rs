@@ -155,6 +155,7 @@ impl Entry {
             max_ttl,
             max_hold,
             rate_limit: rate_limit(self.rate, self.burst)?,
+            client: Default::default(),
         })
     }
 }

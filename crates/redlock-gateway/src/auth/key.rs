@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use super::pattern::Pattern;
 use super::secret::{self, Hash};
+use crate::clients::Client;
 
 /// What a key may be allowed to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
@@ -71,6 +72,8 @@ pub(super) struct Key {
     pub(super) max_ttl: Option<Ttl>,
     pub(super) max_hold: Option<Duration>,
     pub(super) rate_limit: Option<RateLimit>,
+    /// That of the key of this name in the file before, if there was one.
+    pub(super) client: OnceLock<Arc<Client>>,
 }
 
 /// How often a key may be used.
@@ -96,6 +99,11 @@ impl RateLimit {
 }
 
 impl Key {
+    /// What its requests have taken of what all share.
+    pub(super) fn client(&self) -> &Arc<Client> {
+        self.client.get_or_init(Arc::default)
+    }
+
     pub(super) fn may(&self, verb: Verb, name: &LockName) -> bool {
         let allows = |rule: &Rule| rule.verbs.contains(&verb) && rule.names.iter().any(|names| names.matches(name));
         self.rules.iter().any(allows)
@@ -129,11 +137,12 @@ impl Keys {
         self.by_name.is_empty()
     }
 
-    /// A key that was at the limit of its rate stays there.
-    pub(super) fn keep_rates_of(&self, old: &Self) {
+    /// What a key has used up stays used up. Before the keys are used.
+    pub(super) fn go_on_from(&self, old: &Self) {
         for (name, key) in &self.by_name {
-            let was = old.by_name.get(name).and_then(|key| key.rate_limit.as_ref());
-            if let (Some(limit), Some(was)) = (&key.rate_limit, was)
+            let Some(was) = old.by_name.get(name) else { continue };
+            let _ = key.client.set(was.client().clone());
+            if let (Some(limit), Some(was)) = (&key.rate_limit, &was.rate_limit)
                 && (limit.rate, limit.burst) == (was.rate, was.burst)
             {
                 limit.limiter.store(was.limiter.load_full());

@@ -17,6 +17,7 @@ use redlock_core::LockName;
 use super::error::{ApiError, INVALID_NAME, RATE_LIMITED};
 use crate::audit::{AuditContext, AuditEntry};
 use crate::auth::{AuthError, Authenticator, Caller, Credential, Verb};
+use crate::clients::{Client, Clients};
 use crate::config::Limits;
 use crate::config::Public;
 use crate::gateway::{Gateway, InFlight};
@@ -27,13 +28,15 @@ pub struct AppState {
     pub gateway: Arc<Gateway>,
     pub authenticator: Arc<Authenticator>,
     pub public: Public,
+    pub clients: Arc<Clients>,
 }
 
 impl AppState {
     /// Without keys: everything is for everybody.
     pub fn open(gateway: Arc<Gateway>) -> Self {
         let authenticator = Arc::new(Authenticator::open());
-        Self { gateway, authenticator, public: Public { docs: true, metrics: true } }
+        let public = Public { docs: true, metrics: true };
+        Self { gateway, authenticator, public, clients: Arc::default() }
     }
 }
 
@@ -75,6 +78,7 @@ pub(super) fn is_forced(uri: &Uri) -> bool {
 /// A caller with what its route needs.
 pub(super) struct Access {
     caller: Caller,
+    client: Arc<Client>,
     app: Arc<AppState>,
     audit: Option<AuditContext>,
 }
@@ -131,7 +135,9 @@ impl FromRequestParts<Route> for LockAccess {
 impl Access {
     fn new(parts: &Parts, route: &Route) -> Self {
         let audit = parts.extensions.get::<AuditContext>().cloned();
-        Self { caller: Caller::anonymous(), app: route.app.clone(), audit }
+        let client =
+            parts.extensions.get::<Peer>().map_or_else(|| route.app.clients.unknown(), |peer| peer.client().clone());
+        Self { caller: Caller::anonymous(), client, app: route.app.clone(), audit }
     }
 
     /// Goes on only for somebody who is known, and within the rate of its key. What is denied is on the record with what it
@@ -144,6 +150,7 @@ impl Access {
         });
         if !route.app.authenticator.is_open() {
             access.caller = identify(&route.app.authenticator, parts)?;
+            access.caller.client().into_iter().for_each(|client| access.client.clone_from(client));
         }
         access.note(|entry| entry.who = Some(access.caller.name().to_owned()));
         let limited = |pause| RATE_LIMITED.because("the API key has used up its rate of requests").retry_after(pause);
@@ -164,6 +171,11 @@ impl Access {
 
     pub(super) fn caller(&self) -> &Caller {
         &self.caller
+    }
+
+    /// Whom the request is counted for.
+    pub(super) fn client(&self) -> &Arc<Client> {
+        &self.client
     }
 
     pub(super) fn gateway(&self) -> &Gateway {

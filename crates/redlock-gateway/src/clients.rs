@@ -1,0 +1,132 @@
+//! The clients of this gateway, and what each has taken of what all share.
+//!
+//! Where there are keys, a client is a principal: a [`Client`] is part of its key and outlives a change of the file. Where
+//! there are none, it is an address; of IPv6 the /64 network, which one machine may have to itself. Connections are counted by
+//! address in either case: a key is shown later.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Addresses that are told apart. Those that come when there are more are one client together.
+const MAX_ADDRESSES: usize = 65_536;
+
+/// What one client has taken.
+#[derive(Debug, Default)]
+pub struct Client {
+    /// Connections that are open; of an address, not of a principal.
+    pub connections: Counter,
+    /// Requests that are being worked on.
+    pub working: Counter,
+    /// Requests that wait for a lock.
+    pub waiting: Counter,
+    /// Listings.
+    pub listing: Counter,
+}
+
+impl Client {
+    /// Whether nothing would be lost if it was forgotten.
+    fn is_idle(&self) -> bool {
+        [&self.connections, &self.working, &self.waiting, &self.listing].iter().all(|counter| counter.count() == 0)
+    }
+}
+
+/// Counts what is taken and not given back yet.
+#[derive(Debug, Clone, Default)]
+pub struct Counter(Arc<AtomicUsize>);
+
+impl Counter {
+    /// `None` when `most` are taken.
+    pub fn take(&self, most: usize) -> Option<Place> {
+        let one_more = |taken: usize| (taken < most).then_some(taken + 1);
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).ok()?;
+        Some(Place(self.clone()))
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// What was taken of a [`Counter`]; given back when dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Place(Counter);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// All clients that are known by their address.
+#[derive(Debug, Default)]
+pub struct Clients {
+    by_network: Mutex<HashMap<IpAddr, Arc<Client>>>,
+    others: Arc<Client>,
+}
+
+impl Clients {
+    /// The client at an address.
+    pub fn at(&self, address: IpAddr) -> Arc<Client> {
+        let network = network(address);
+        let mut known = self.by_network.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = known.get(&network) {
+            return client.clone();
+        }
+        if known.len() >= MAX_ADDRESSES {
+            return self.others.clone();
+        }
+        known.entry(network).or_default().clone()
+    }
+
+    /// Somebody whose address is not known.
+    pub fn unknown(&self) -> Arc<Client> {
+        self.others.clone()
+    }
+
+    /// Forgets those that have nothing; called from time to time.
+    pub fn forget_idle(&self) {
+        let mut known = self.by_network.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, client| Arc::strong_count(client) > 1 || !client.is_idle());
+    }
+}
+
+/// What is one client as far as addresses tell.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_of_ipv6_is_one_client_and_an_address_of_ipv4_is_one_however_it_is_written() {
+        let clients = Clients::default();
+        let at = |text: &str| clients.at(text.parse().unwrap());
+        let same = |a: &str, b: &str| Arc::ptr_eq(&at(a), &at(b));
+        assert!(same("2001:db8::1", "2001:db8:0:0:ffff::2") && same("::ffff:192.0.2.1", "192.0.2.1"));
+        assert!(!same("2001:db8::1", "2001:db8:0:1::1") && !same("192.0.2.1", "192.0.2.2"));
+    }
+
+    #[test]
+    fn who_has_taken_something_is_not_forgotten() {
+        let clients = Clients::default();
+        let address = "192.0.2.1".parse().unwrap();
+        let place = clients.at(address).working.take(1);
+        assert!(place.is_some());
+        clients.forget_idle();
+        assert!(clients.at(address).working.take(1).is_none());
+        drop(place);
+        clients.forget_idle();
+        assert!(clients.by_network.lock().unwrap().is_empty());
+    }
+}
