@@ -57,6 +57,7 @@ mod http {
     mod keys;
     mod locks;
     mod openapi;
+    mod places;
     mod retries;
     mod swallowed;
     mod tls;

@@ -109,8 +109,8 @@ async fn bad_bodies_are_refused_with_their_defect() {
     let gateway = Launch::embedded().start().await;
     let deep = format!("{{\"metadata\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
     let long_owner = format!("{{\"owner\":\"{}\"}}", "o".repeat(256));
-    let big_value = format!("{{\"metadata\":{{\"k\":\"{}\"}}}}", "v".repeat(4_096));
-    let escapes = format!("{{\"metadata\":{{\"k\":\"{}\"}}}}", "\\u0001".repeat(4_095));
+    let big_value = format!("{{\"metadata\":{{\"k\":\"{}\"}}}}", "v".repeat(1_024));
+    let escapes = format!("{{\"metadata\":{{\"k\":\"{}\"}}}}", "\\u0001".repeat(1_023));
     let bodies: [(&str, &[u8], &[&str]); 20] = [
         ("a misspelt field", br#"{"ttl":5000}"#, &["unknown field `ttl`", "`ttl_ms`"]),
         ("an unknown field", br#"{"ttl_ms":5000,"force":true}"#, &["unknown field `force`"]),
@@ -130,7 +130,7 @@ async fn bad_bodies_are_refused_with_their_defect() {
         ("an owner that is null", br#"{"owner":null}"#, &["owner must be a string"]),
         ("nested metadata", br#"{"metadata":{"a":{"b":"c"}}}"#, &["metadata", "values are strings"]),
         ("metadata that is a list", br#"{"metadata":["a"]}"#, &["metadata must be an object"]),
-        ("too much metadata", big_value.as_bytes(), &["metadata has 4097 bytes", "allowed are 4096"]),
+        ("too much metadata", big_value.as_bytes(), &["metadata has 1025 bytes", "allowed are 1024"]),
         ("too much metadata when escaped", escapes.as_bytes(), &["more than", "bytes when escaped"]),
     ];
     for (what, body, words) in bodies {
@@ -138,7 +138,7 @@ async fn bad_bodies_are_refused_with_their_defect() {
         assert_bad(what, &answer, 400, "invalid_body", words);
     }
     assert_eq!(gateway.look("job").await["state"], "free", "one of them got the lock");
-    let most = json!({ "owner": "é".repeat(255), "metadata": { "k": "v".repeat(4_095) } });
+    let most = json!({ "owner": "é".repeat(255), "metadata": { "k": "v".repeat(1_023) } });
     assert_eq!(gateway.post("most", most).await.status, 201);
 }
 
@@ -163,7 +163,7 @@ async fn a_body_must_say_that_it_is_json() {
 async fn a_body_beyond_the_limit_is_413_however_its_length_is_told() {
     let gateway = Launch::embedded().start().await;
     let two_mebibytes = vec![b' '; 2 << 20];
-    let limit = ["larger than 65536 bytes"];
+    let limit = ["larger than 16384 bytes"];
 
     let mut raw = gateway.raw().await;
     raw.announce("POST", "job", "", two_mebibytes.len()).await;
@@ -186,9 +186,9 @@ async fn a_body_beyond_the_limit_is_413_however_its_length_is_told() {
     }
     assert_bad("in chunks", &raw.answer().await, 413, "body_too_large", &limit);
 
-    let exactly = format!("{{{}}}", " ".repeat(65_534));
+    let exactly = format!("{{{}}}", " ".repeat(16_382));
     assert_eq!(with_body(&gateway, exactly).send().await.status, 201, "the limit itself is allowed");
-    let one_more = format!("{{{}}}", " ".repeat(65_535));
+    let one_more = format!("{{{}}}", " ".repeat(16_383));
     assert_bad("one more", &with_body(&gateway, one_more).send().await, 413, "body_too_large", &limit);
 }
 

@@ -93,7 +93,7 @@ async fn a_call_of_large_records_is_split_by_size_and_every_record_arrives_whole
     let answers = submit_while_stopped(&server, node.as_ref(), locks.iter().map(acquire).collect()).await;
     assert!(answers.iter().all(|vote| *vote == Vote::Granted));
     let calls = calls.take_calls();
-    assert!(calls.iter().all(|operations| *operations <= 32), "256 KiB hold 32 records of 8 KiB: {calls:?}");
+    assert!(calls.iter().all(|operations| *operations <= 64), "256 KiB hold 64 records of 4 KiB: {calls:?}");
     for lock in &locks {
         let stored = server.cmd(&[b"STRLEN", &lock.keys.lock[..]]).integer();
         assert_eq!(stored as usize, record.as_bytes().len());
@@ -140,6 +140,21 @@ async fn beyond_8192_waiting_operations_more_are_refused_at_once() {
     for vote in votes(queued).await {
         assert_eq!(vote, Vote::Missing);
     }
+}
+
+#[tokio::test]
+async fn a_flood_of_acquires_leaves_room_in_the_queue_for_extensions_and_releases() {
+    let (server, node, _) = redis_node().await;
+    let (held, lock, t) = (Lock::new("held"), Lock::new("a"), now());
+    assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    server.stop();
+    let flood: Vec<_> = (0..9_000).map(|n| submit(node.as_ref(), lock.acquire(2, t + n, LONG_MS))).collect();
+    let extended = submit(node.as_ref(), held.extend(1, t, LONG_MS));
+    let released = submit(node.as_ref(), held.release(1, t));
+    let refused = flood.into_iter().filter_map(|one| one.at_once().ok()).count();
+    assert!(refused >= 9_000 - 8_192 * 3 / 4, "{refused}");
+    server.cont();
+    assert_eq!((extended.vote().await, released.vote().await), (Vote::Extended, Vote::Released));
 }
 
 #[tokio::test]

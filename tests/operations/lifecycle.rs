@@ -215,31 +215,3 @@ async fn a_connection_beyond_the_limit_is_closed_and_its_place_is_given_back() {
     .await;
     assert!(gateway.stdout().contains("as many as allowed are open"), "{}", gateway.stdout());
 }
-
-#[tokio::test]
-async fn a_request_beyond_the_limit_is_503_and_those_that_watch_are_still_answered() {
-    let gateway = Launch::embedded().flag("--max-in-flight", "2").start().await;
-    let lease = gateway.acquire("held").await;
-    let body = "{\"ttl_ms\":60000}";
-    let mut first = half_sent(&gateway, "POST", "first", "", body).await;
-    let mut second = half_sent(&gateway, "POST", "second", "", body).await;
-    let overloaded = gateway.post("third", json!({})).await;
-    let problem = overloaded.problem(503, "overloaded");
-    assert_eq!(overloaded.header("retry-after"), "1");
-    assert!(problem["detail"].as_str().unwrap().contains("2 requests"), "{problem:#}");
-    gateway.patch("held", &lease.token, 60_000).await.problem(503, "overloaded");
-    gateway.delete("held", &lease.token).await.problem(503, "overloaded");
-    gateway.get("/locks/held").await.problem(503, "overloaded");
-    gateway.get("/locks").await.problem(503, "overloaded");
-    for path in ["/livez", "/readyz", "/metrics", "/openapi.json"] {
-        assert_eq!(gateway.get(path).await.status, 200, "{path}");
-    }
-    for raw in [&mut first, &mut second] {
-        raw.write(&body[body.len() / 2..]).await;
-        assert_eq!(raw.answer().await.status, 201);
-    }
-    eventually("there is a place again", async || {
-        (gateway.delete("held", &lease.token).await.status == 204).then_some(())
-    })
-    .await;
-}

@@ -373,7 +373,7 @@ pub struct Info(pub(crate) Bytes);
 
 impl Info {
     /// Longest text in bytes.
-    pub const MAX_LEN: usize = 8 * 1024;
+    pub const MAX_LEN: usize = 4 * 1024;
 
     /// Takes a text of at most [`Info::MAX_LEN`] bytes.
     pub fn new(text: impl Into<Bytes>) -> Result<Self, InfoTooLong> {
@@ -522,6 +522,6 @@ mod tests {
         assert_eq!(said, "7 is no fencing token; allowed are 1000000000000000 to 9007199254740991");
         assert!(Info::new(vec![b'i'; Info::MAX_LEN]).is_ok());
         let said = Info::new(vec![b'i'; Info::MAX_LEN + 1]).unwrap_err().to_string();
-        assert_eq!(said, "the info has 8193 bytes; allowed are 8192");
+        assert_eq!(said, "the info has 4097 bytes; allowed are 4096");
     }
 }

@@ -17,8 +17,10 @@ const MAX_ADDRESSES: usize = 65_536;
 pub struct Client {
     /// Connections that are open; of an address, not of a principal.
     pub connections: Counter,
-    /// Requests that are being worked on.
+    /// Requests that are being worked on, but for those that are about a lock it may hold.
     pub working: Counter,
+    /// Those.
+    pub keeping: Counter,
     /// Requests that wait for a lock.
     pub waiting: Counter,
     /// Listings.
@@ -28,7 +30,8 @@ pub struct Client {
 impl Client {
     /// Whether nothing would be lost if it was forgotten.
     fn is_idle(&self) -> bool {
-        [&self.connections, &self.working, &self.waiting, &self.listing].iter().all(|counter| counter.count() == 0)
+        let Self { connections, working, keeping, waiting, listing } = self;
+        [connections, working, keeping, waiting, listing].iter().all(|counter| counter.count() == 0)
     }
 }
 

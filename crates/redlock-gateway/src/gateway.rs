@@ -17,9 +17,10 @@ use redlock_core::{
 };
 use tokio::sync::Notify;
 
-pub use self::in_flight::InFlight;
 use self::in_flight::Requests;
+pub use self::in_flight::{Active, InFlight, Work};
 pub use self::tokens::{PresentedToken, ResolvedToken};
+use crate::clients::Client;
 use crate::config::Limits;
 use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
 
@@ -30,7 +31,6 @@ pub struct Gateway {
     cluster: String,
     telemetry: Arc<Telemetry>,
     in_flight: Requests,
-    max_in_flight: usize,
     draining: AtomicBool,
     drained: Notify,
 }
@@ -69,9 +69,7 @@ pub enum Refusal {
     Draining,
     /// Nobody hears this any more.
     ClientGone,
-    Overloaded {
-        max_in_flight: usize,
-    },
+    Overloaded,
 }
 
 impl From<LockError> for Refusal {
@@ -129,21 +127,25 @@ impl Gateway {
         max_in_flight: usize,
         telemetry: Arc<Telemetry>,
     ) -> Self {
-        let (in_flight, draining, drained) = (Requests::default(), AtomicBool::new(false), Notify::new());
-        Self { locks, limits, cluster, telemetry, in_flight, max_in_flight, draining, drained }
+        let (in_flight, draining, drained) = (Requests::new(max_in_flight), AtomicBool::new(false), Notify::new());
+        Self { locks, limits, cluster, telemetry, in_flight, draining, drained }
     }
 
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// Takes a place among the requests in flight.
+    /// A request has come; [`Gateway::idle`] waits until it is gone.
+    pub fn begin(&self) -> Active {
+        self.in_flight.begin()
+    }
+
+    /// Takes a place among the requests in flight, for a request that is whole.
     ///
     /// # Errors
-    /// [`Refusal::Overloaded`] when all are taken: there is no queue.
-    pub fn enter(&self) -> Result<InFlight, Refusal> {
-        let max_in_flight = self.max_in_flight;
-        self.in_flight.enter(max_in_flight).ok_or(Refusal::Overloaded { max_in_flight })
+    /// [`Refusal::Overloaded`] when too many are taken, or too many by this client: there is no queue.
+    pub fn enter(&self, work: Work, client: &Client) -> Result<InFlight, Refusal> {
+        self.in_flight.enter(work, client).ok_or(Refusal::Overloaded)
     }
 
     /// Acquires a lock, waiting for as long as the request says, or until the client is `gone`. When the returned future is

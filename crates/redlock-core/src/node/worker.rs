@@ -94,6 +94,11 @@ impl RemoteNode {
     }
 
     fn enqueue(&self, job: Job) {
+        // What keeps or ends a lock that is held goes before what asks for one; in one queue, for the order is promised.
+        let asks = matches!(*job.task.op, Op::Acquire { .. }) && job.next.is_none();
+        if asks && self.queue.capacity() <= self.queue.max_capacity() / 4 {
+            return job.fail(Reason::Overloaded, "the node's queue has no more room for what asks for locks");
+        }
         match self.queue.try_send(job) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(job)) => job.fail(Reason::Overloaded, "the node's queue is full"),

@@ -1,4 +1,9 @@
-//! How many requests are under way, and when none is.
+//! How many requests are under way, for whom, and when none is.
+//!
+//! A place is taken when a request is whole, so nobody has one who does not even send its body. A client may have as many
+//! places as are still free ([the dynamic threshold of shared buffers](https://doi.org/10.1109/90.664262)): alone it gets half
+//! of them, beside k others as greedy as itself `1 / (k + 2)`, and as much stays free for whoever comes next. What keeps or ends
+//! a lock that is held goes before what asks for one: a quarter of the places is for it alone.
 //!
 //! No semaphore: waiting for all of its permits would take them from the requests that may still be served while draining.
 
@@ -7,40 +12,66 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
+use crate::clients::{Client, Counter, Place};
+
+/// What a request is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// A lock that the caller may hold: extending or releasing it.
+    Held,
+    /// Anything else.
+    Other,
+}
+
 /// All requests of a gateway.
-#[derive(Default)]
-pub(super) struct Requests(Arc<Counts>);
+pub(super) struct Requests {
+    most: usize,
+    /// Those that do not wait.
+    working: Counter,
+    all: Arc<All>,
+}
 
 #[derive(Default)]
-struct Counts {
-    /// Those that do not wait.
-    working: AtomicUsize,
+struct All {
     active: AtomicUsize,
     none_left: Notify,
 }
 
 /// A place among the requests being worked on, or among those that wait. Given back when it is dropped.
 pub struct InFlight {
-    counts: Arc<Counts>,
-    waits: bool,
+    /// Of all, and of the client.
+    working: Option<(Place, Place)>,
 }
 
 impl Requests {
-    /// `None` when `max` are being worked on.
-    pub(super) fn enter(&self, max: usize) -> Option<InFlight> {
-        let counts = self.0.clone();
-        let place = |working: usize| (working < max).then_some(working + 1);
-        counts.working.fetch_update(Ordering::AcqRel, Ordering::Relaxed, place).ok()?;
-        counts.active.fetch_add(1, Ordering::AcqRel);
-        Some(InFlight { counts, waits: false })
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, working: Counter::default(), all: Arc::default() }
+    }
+
+    /// `None` when too many are being worked on, or too many of this client.
+    pub(super) fn enter(&self, work: Work, client: &Client) -> Option<InFlight> {
+        let (most, of_client) = match work {
+            Work::Held => (self.most, &client.keeping),
+            // One at least.
+            Work::Other => ((self.most * 3).div_ceil(4), &client.working),
+        };
+        let free = most.saturating_sub(self.working.count());
+        let working = (self.working.take(most)?, of_client.take(free)?);
+        Some(InFlight { working: Some(working) })
+    }
+
+    /// A request that is being served from now on, whole or not.
+    pub(super) fn begin(&self) -> Active {
+        self.all.active.fetch_add(1, Ordering::AcqRel);
+        Active(self.all.clone())
     }
 
     /// Resolves when there is no request.
     pub(super) async fn none_left(&self) {
         loop {
             // Before the number is looked at, or the last one to leave between the two would not be noticed.
-            let none_left = self.0.none_left.notified();
-            if self.0.active.load(Ordering::Acquire) == 0 {
+            let none_left = self.all.none_left.notified();
+            if self.all.active.load(Ordering::Acquire) == 0 {
                 return;
             }
             none_left.await;
@@ -51,17 +82,56 @@ impl Requests {
 impl InFlight {
     /// Gives the place to others: a request that waits is no work, and there is a bound of its own for those.
     pub(super) fn wait(&mut self) {
-        if !std::mem::replace(&mut self.waits, true) {
-            self.counts.working.fetch_sub(1, Ordering::AcqRel);
+        self.working = None;
+    }
+}
+
+/// A request that is being served; until it is dropped.
+pub struct Active(Arc<All>);
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        if self.0.active.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.none_left.notify_waiters();
         }
     }
 }
 
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.wait();
-        if self.counts.active.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.counts.none_left.notify_waiters();
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many a client gets that takes all it can.
+    fn all(requests: &Requests, work: Work, client: &Client) -> Vec<InFlight> {
+        std::iter::from_fn(|| requests.enter(work, client)).collect()
+    }
+
+    #[test]
+    fn a_client_that_takes_all_it_can_leaves_as_much_to_the_next_one() {
+        let (requests, [greedy, other, third]) = (Requests::new(4096), Default::default());
+        let first = all(&requests, Work::Other, &greedy);
+        let second = all(&requests, Work::Other, &other);
+        assert_eq!((first.len(), second.len()), (1536, 768));
+        assert_eq!(all(&requests, Work::Other, &third).len(), 384);
+        drop(first);
+        assert_eq!(all(&requests, Work::Other, &third).len(), 1152);
+    }
+
+    #[test]
+    fn those_who_ask_for_locks_leave_room_for_those_who_hold_them() {
+        let requests = Requests::new(4096);
+        let clients: Vec<_> = (0..100).map(|_| Client::default()).collect();
+        let asking: Vec<_> = clients.iter().flat_map(|client| all(&requests, Work::Other, client)).collect();
+        assert!(asking.len() <= 3072);
+        assert!(all(&requests, Work::Held, &clients[0]).len() >= 512, "also whoever asks for many");
+    }
+
+    #[test]
+    fn one_place_serves_one_request() {
+        let (requests, client) = (Requests::new(1), Client::default());
+        let place = requests.enter(Work::Other, &client);
+        assert!(place.is_some() && requests.enter(Work::Held, &client).is_none());
+        drop(place);
+        assert!(requests.enter(Work::Held, &client).is_some());
     }
 }

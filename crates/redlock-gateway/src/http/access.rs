@@ -20,7 +20,7 @@ use crate::auth::{AuthError, Authenticator, Caller, Credential, Verb};
 use crate::clients::{Client, Clients};
 use crate::config::Limits;
 use crate::config::Public;
-use crate::gateway::{Gateway, InFlight};
+use crate::gateway::{Active, Gateway, InFlight, Work};
 use crate::peer::Peer;
 
 /// What all routes are served with.
@@ -81,6 +81,7 @@ pub(super) struct Access {
     client: Arc<Client>,
     app: Arc<AppState>,
     audit: Option<AuditContext>,
+    _active: Active,
 }
 
 /// The same for one lock.
@@ -137,7 +138,8 @@ impl Access {
         let audit = parts.extensions.get::<AuditContext>().cloned();
         let client =
             parts.extensions.get::<Peer>().map_or_else(|| route.app.clients.unknown(), |peer| peer.client().clone());
-        Self { caller: Caller::anonymous(), client, app: route.app.clone(), audit }
+        let app = route.app.clone();
+        Self { caller: Caller::anonymous(), client, _active: app.gateway.begin(), app, audit }
     }
 
     /// Goes on only for somebody who is known, and within the rate of its key. What is denied is on the record with what it
@@ -173,9 +175,9 @@ impl Access {
         &self.caller
     }
 
-    /// Whom the request is counted for.
-    pub(super) fn client(&self) -> &Arc<Client> {
-        &self.client
+    /// Takes a place among the requests that are being worked on. Not before the body has come: who sends none takes none.
+    pub(super) fn enter(&self, work: Work) -> Result<InFlight, ApiError> {
+        Ok(self.app.gateway.enter(work, &self.client)?)
     }
 
     pub(super) fn gateway(&self) -> &Gateway {
@@ -208,15 +210,6 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
             return Err(INVALID_NAME.because("the name is not UTF-8 after percent-decoding"));
         };
         text.parse::<LockName>().map(Self).map_err(|error| INVALID_NAME.because(error.to_string()))
-    }
-}
-
-/// Overload is told after permissions and before anything else.
-impl FromRequestParts<Route> for InFlight {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(_: &mut Parts, route: &Route) -> Result<Self, ApiError> {
-        Ok(route.app.gateway.enter()?)
     }
 }
 

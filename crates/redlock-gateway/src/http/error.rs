@@ -224,8 +224,8 @@ impl From<Refusal> for ApiError {
                 DRAINING.because("this replica is shutting down; another one may serve").retry_after(SOON)
             }
             Refusal::ClientGone => ABANDONED.because("the client closed the connection while it waited"),
-            Refusal::Overloaded { max_in_flight } => {
-                let detail = format!("{max_in_flight} requests are in flight, as many as are allowed");
+            Refusal::Overloaded => {
+                let detail = "too many requests are in flight, or too many of this client; some are kept for others";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
         }

@@ -27,9 +27,9 @@ use crate::peer::Peer;
 /// Longest `owner` label in characters, as JSON Schema counts them.
 const MAX_LABEL: usize = 255;
 /// Most bytes of all keys and values of `metadata` together.
-const MAX_METADATA: usize = 4096;
-/// Of a body, in bytes. No legal one comes near it: a label and 4 KiB of metadata, at worst all escaped.
-const MAX_BODY: usize = 64 * 1024;
+const MAX_METADATA: usize = 1024;
+/// Of a body, in bytes. No legal one comes near it: a label and 1 KiB of metadata, at worst all escaped.
+const MAX_BODY: usize = 16 * 1024;
 /// For a body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 

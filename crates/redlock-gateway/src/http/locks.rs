@@ -12,7 +12,7 @@ use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
 use super::wire::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use crate::auth::Verb;
-use crate::gateway::{AcquireRequest, InFlight, PresentedToken, ResolvedToken};
+use crate::gateway::{AcquireRequest, PresentedToken, ResolvedToken, Work};
 use crate::info::label_of;
 
 static IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -50,11 +50,11 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
 )]
 pub(super) async fn acquire(
     lock: LockAccess,
-    mut in_flight: InFlight,
     head: AcquireHead,
     Json(body): Json<AcquireBody>,
 ) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
+    let mut in_flight = access.enter(Work::Other)?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?.unwrap_or(limits.default_ttl);
     let (wait, applied) = head.wait(&body, &limits)?;
@@ -111,11 +111,11 @@ pub(super) async fn acquire(
 )]
 pub(super) async fn extend(
     lock: LockAccess,
-    _in_flight: InFlight,
     ExtendHead(token): ExtendHead,
     Json(body): Json<ExtendBody>,
 ) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
+    let _in_flight = access.enter(Work::Held)?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?;
     let token = resolve(&lock, token).await?;
@@ -144,8 +144,9 @@ pub(super) async fn extend(
         (status = 503, description = "outcome_unknown: try again; overloaded"),
     )
 )]
-pub(super) async fn release(lock: LockAccess, _in_flight: InFlight, by: ReleaseBy) -> Result<Response, ApiError> {
+pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
+    let _in_flight = access.enter(Work::Held)?;
     match by {
         ReleaseBy::Token(token) => {
             let token = resolve(&lock, token).await?;
@@ -191,8 +192,9 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
         (status = 503, description = "overloaded"),
     )
 )]
-pub(super) async fn inspect(lock: LockAccess, _in_flight: InFlight) -> Result<Response, ApiError> {
+pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
+    let _in_flight = access.enter(Work::Other)?;
     json_response(StatusCode::OK, &LockStatus::new(name, access.gateway().inspect(name).await))
 }
 
@@ -210,7 +212,8 @@ pub(super) async fn inspect(lock: LockAccess, _in_flight: InFlight) -> Result<Re
         (status = 503, description = "quorum_unavailable, overloaded"),
     )
 )]
-pub(super) async fn list(access: Access, _in_flight: InFlight, query: ListQuery) -> Result<Response, ApiError> {
+pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, ApiError> {
+    let _in_flight = access.enter(Work::Other)?;
     let is_listed = |name: &_| access.caller().may(Verb::List, name);
     let page = access.gateway().list(&query.prefix, query.limit as usize, query.cursor()?, is_listed).await?;
     json_response(StatusCode::OK, &LockList::from(page))

@@ -1,0 +1,57 @@
+//! Places among the requests in flight: nobody takes those of the others, nor one for a request that is not whole.
+
+use http::Method;
+use serde_json::json;
+
+use crate::support::client::Answer;
+use crate::support::gateway::Launch;
+use crate::support::harness::{RedisServer, eventually};
+
+#[tokio::test]
+async fn bodies_that_never_come_take_no_places() {
+    let gateway = Launch::embedded().flag("--max-in-flight", "4").start().await;
+    let held = gateway.acquire("held").await;
+    let mut endless = Vec::new();
+    for n in 0..40 {
+        let mut raw = gateway.raw().await;
+        let token = format!("expect: 100-continue\r\nlock-token: {}\r\n", held.token);
+        let (method, headers) = if n % 2 == 0 { ("POST", "expect: 100-continue\r\n") } else { ("PATCH", &token[..]) };
+        raw.announce(method, "held", headers, 10).await;
+        // Now it waits for the body.
+        raw.told_to_continue().await;
+        endless.push(raw);
+    }
+    assert_eq!(gateway.post("free", json!({})).await.status, 201);
+    assert_eq!(gateway.patch("held", &held.token, 60_000).await.status, 200);
+    assert_eq!(gateway.delete("held", &held.token).await.status, 204);
+}
+
+/// The only master answers nothing, so that every request stays for as long as the gateway waits for it.
+#[tokio::test]
+async fn beyond_its_share_a_client_is_503_and_what_is_about_a_held_lock_and_probes_are_served() {
+    let server = RedisServer::start();
+    let gateway = Launch::over(std::slice::from_ref(&server)).flag("--max-in-flight", "2").ready().await;
+    let held = gateway.acquire("held").await;
+    server.stop();
+    let (first, second, extended, listed) = tokio::join!(
+        gateway.post("first", json!({})),
+        gateway.post("second", json!({})),
+        gateway.patch("held", &held.token, 60_000),
+        async {
+            for path in ["/livez", "/readyz", "/metrics", "/openapi.json"] {
+                assert_eq!(gateway.call(Method::GET, path).send().await.status, 200, "{path}");
+            }
+        }
+    );
+    let () = listed;
+    let code = |answer: &Answer| answer.json()["code"].as_str().expect("a code").to_owned();
+    let mut codes = [code(&first), code(&second)];
+    codes.sort();
+    assert_eq!(codes, ["overloaded", "quorum_unavailable"]);
+    let refused = if code(&first) == "overloaded" { first } else { second };
+    assert_eq!(refused.header("retry-after"), "1");
+    extended.problem(503, "outcome_unknown");
+    server.cont();
+    eventually("there is a place again", async || (gateway.post("third", json!({})).await.status == 201).then_some(()))
+        .await;
+}
