@@ -63,7 +63,9 @@ contract! {
     a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing
     a_failed_try_takes_back_its_own_fence_and_no_barrier
     a_release_from_the_far_future_leaves_no_fence
-    a_fence_outlives_its_lock_and_not_its_retention
+    a_fence_outlives_its_lock_and_not_its_reasons
+    a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock
+    a_heal_is_refused_when_its_extension_began_too_long_ago
     a_fence_that_is_no_number_is_an_error_and_grants_nothing
     a_lock_expires_by_itself
     a_value_of_another_client_holds_the_lock_with_and_without_expiry
@@ -269,14 +271,42 @@ async fn a_failed_try_takes_back_its_own_fence_and_no_barrier(kind: Kind) {
     assert!(matches!(subject.ask(other.acquire(1, t, LONG_MS)).await, Vote::Stale { .. }), "and comes too late");
 }
 
-async fn a_fence_outlives_its_lock_and_not_its_retention(kind: Kind) {
-    let settings = NodeSettings::default().with_fence_retention(Duration::from_millis(1_000));
+async fn a_fence_outlives_its_lock_and_not_its_reasons(kind: Kind) {
+    let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(1_000));
     let (subject, lock, t) = (kind.subject_with(settings).await, Lock::new("a"), now());
     assert_eq!(subject.ask(lock.acquire(1, t, 10)).await, Vote::Granted);
     eventually("the lock expires", async || (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())).await;
     assert_eq!(subject.fence(&lock).await, Some(t));
     eventually("the fence expires", async || subject.fence(&lock).await.is_none().then_some(())).await;
     assert_eq!(subject.ask(lock.acquire(2, t - 1, LONG_MS)).await, Vote::Granted);
+}
+
+/// By an extension, and by the release of another owner.
+async fn a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock(kind: Kind) {
+    let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(400));
+    let (subject, extended, barred, t) = (kind.subject_with(settings).await, Lock::new("a"), Lock::new("b"), now());
+    let ends = async |lock: &Lock, fence| {
+        eventually("the lock ends", async || (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())).await;
+        assert_eq!(subject.fence(lock).await, Some(fence));
+        eventually("its fence ends", async || subject.fence(lock).await.is_none().then_some(())).await;
+    };
+    assert_eq!(subject.ask(extended.acquire(1, t, 50)).await, Vote::Granted);
+    assert_eq!(subject.ask(extended.extend(1, t, 1_500)).await, Vote::Extended);
+    ends(&extended, t).await;
+    let t = now();
+    assert_eq!(subject.ask(barred.acquire(1, t, 1_500)).await, Vote::Granted);
+    assert_held(&subject.ask(barred.release(2, t + 1)).await, &record(1, t), 1_500);
+    ends(&barred, t + 1).await;
+}
+
+async fn a_heal_is_refused_when_its_extension_began_too_long_ago(kind: Kind) {
+    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    for began in [t - 2_100_000, t + 4_000_000] {
+        let refused = failure(subject.ask(lock.heal_of(1, t - 9_000_000, LONG_MS, began)).await);
+        assert_eq!((refused.reason, refused.effect), (Reason::Clock, Effect::None));
+        assert_eq!((subject.ask(lock.inspect()).await, subject.fence(&lock).await), (Vote::Missing, None));
+    }
+    assert_eq!(subject.ask(lock.heal_of(1, t - 9_000_000, LONG_MS, t - 1_000_000)).await, Vote::Granted);
 }
 
 async fn a_fence_that_is_no_number_is_an_error_and_grants_nothing(kind: Kind) {

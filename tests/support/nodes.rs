@@ -71,8 +71,13 @@ impl Lock {
         Op::Extend { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis) }
     }
 
+    /// By an extension that began now.
     pub(crate) fn heal(&self, owner: u8, t: u64, millis: u64) -> Op {
-        Op::Heal { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis) }
+        self.heal_of(owner, t, millis, now())
+    }
+
+    pub(crate) fn heal_of(&self, owner: u8, t: u64, millis: u64, began_micros: u64) -> Op {
+        Op::Heal { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis), began_micros }
     }
 
     pub(crate) fn release(&self, owner: u8, t: u64) -> Op {

@@ -26,6 +26,7 @@ pub(crate) async fn extend(shared: &Shared, keys: Keys, token: &LockToken, ttl: 
             keys: keys.clone(),
             token: *token,
             ttl,
+            began_micros: shared.seams.clock.wall_micros(),
             not_after: Instant::now() + ttl.duration(),
             until: started + ttl.duration().saturating_sub(validity::drift(ttl, shared.settings.drift_factor)),
             clock: shared.seams.clock.clone(),

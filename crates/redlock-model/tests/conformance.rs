@@ -126,7 +126,9 @@ struct Code {
 impl Code {
     fn new() -> Self {
         let clock = Arc::new(Fixed(AtomicU64::new(0)));
-        Self { node: MemoryNode::new("n", clock.clone(), NodeSettings::default()), clock }
+        // In the model fences have no end.
+        let settings = NodeSettings::default().with_fence_grace(Duration::from_secs(86_400));
+        Self { node: MemoryNode::new("n", clock.clone(), settings), clock }
     }
 }
 
@@ -146,7 +148,8 @@ fn happens(event: Event, model: &mut Node, code: &Code, oldest: Token) -> Result
             (model.extend(rules, asked(grant)), op)
         }
         Event::Heal(grant) => {
-            let op = Op::Heal { keys, record: record(grant, oldest), ttl };
+            let began_micros = code.clock.0.load(Ordering::Relaxed);
+            let op = Op::Heal { keys, record: record(grant, oldest), ttl, began_micros };
             (model.heal(rules, window, asked(grant)), op)
         }
         Event::Release(grant, scope) => {

@@ -2,7 +2,8 @@
 //! extended for long enough dies of nodes that are restarted empty one after the other.
 //!
 //! A heal sets the *same* T, however old it is. The fence refuses it on a node that has granted a later T in the meantime,
-//! or that a release of this T has reached: late as it may come, a heal brings no released lock back. A fence at T itself
+//! or that a release of this T has reached. However late it may come, a heal brings no released lock back: it says when its
+//! extension began, and is refused as too old before such a fence ends. A fence at T itself
 //! lets it pass only with the mark of an extension, which a release takes away: then the lock was there and has ended, as
 //! on a master that keeps its data and was down for longer than the TTL. A node that was down from before the first
 //! extension stays without the lock.
@@ -23,6 +24,8 @@ pub(super) struct Healing {
     pub(super) keys: Keys,
     pub(super) token: LockToken,
     pub(super) ttl: Ttl,
+    /// When the extension began, by the wall clock.
+    pub(super) began_micros: u64,
     /// A node need not begin a heal later than this.
     pub(super) not_after: Instant,
     /// When the extension's own lease ends, on the clock that counts suspend. What it vouches for has an end then, so a heal
@@ -91,7 +94,12 @@ impl Voter for Witness {
             // Gone by now, or no answer. The proof stands all the same, and a lock without its text is better than none.
             _ => Record::new(&healing.token, &Info::default()),
         };
-        let op = Arc::new(Op::Heal { keys: healing.keys.clone(), record, ttl: healing.ttl });
+        let op = Arc::new(Op::Heal {
+            keys: healing.keys.clone(),
+            record,
+            ttl: healing.ttl,
+            began_micros: healing.began_micros,
+        });
         let before = std::mem::replace(&mut *healing.progress(), Progress::Known(op.clone()));
         if let Progress::Asking(waiting) = before {
             healing.set_again(&waiting, &op);

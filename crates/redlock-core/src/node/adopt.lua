@@ -1,7 +1,7 @@
 -- Gives a master in quarantine back what it had forgotten, if the quarantine still stands that was seen.
 --
 -- KEYS[1]  the marker             then for each lock, lock and fence
--- ARGV[1]  the marker that must stand    ARGV[2]  fence retention in ms
+-- ARGV[1]  the marker that must stand    ARGV[2]  how long a fence outlives its lock, in ms
 --          then for each lock, value, ttl_ms and fence; no fence leaves what is there
 -- Answers 1; 0 when another marker stands; 2 when another client has one of the locks. Then nothing was set.
 
@@ -30,6 +30,6 @@ for i = 2, #KEYS, 2 do
     end
   end
   call('SET', KEYS[i], value, 'PX', ARGV[a + 1])
-  if fence ~= '' then call('SET', KEYS[i + 1], fence, 'PX', ARGV[2]) end
+  if fence ~= '' then call('SET', KEYS[i + 1], fence, 'PX', ARGV[a + 1] + ARGV[2]) end
 end
 return 1

@@ -3,12 +3,12 @@
 -- master takes no writes (it has no memory left, its disk is full, it has lost its replicas).
 --
 -- KEYS[1]  the marker of this node
--- ARGV[1]  the marker that admits this gateway     ARGV[2]  D in microseconds     ARGV[3]  fence retention in ms
+-- ARGV[1]  the marker that admits this gateway     ARGV[2]  D in microseconds     ARGV[3]  how long a fence outlives what it is for, in ms
 -- then for each operation, its arguments from ARGV[4] and its keys from KEYS[2]:
 --   A record ttl_ms | lock fence     acquire; record = T:grant:info, T 16 digits, grant 40: owner 32, nonce 8
 --   W record ttl_ms channel hint | lock fence    the same, and when it is held: publish the hint
 --   E T:grant ttl_ms | lock fence    extend
---   H record ttl_ms | lock fence     heal: set an extended lock again where it is gone
+--   H record ttl_ms began | lock fence     heal: set an extended lock again where it is gone; the extension began then, in microseconds since 1970
 --   R T:grant       | lock fence     release
 --   N T:grant channel hint | lock fence          the same, and when it was released: publish the hint
 --   U T:grant       | lock fence     undo of a try that failed, whose T nobody has seen: of exactly this grant, unless it was extended
@@ -19,7 +19,8 @@
 --   1 granted   2 held (pttl, record)   11 held by another grant of the same owner (pttl, record)   3 stale (fence)   4 extended   5 released   6 missing   7 found (pttl, record)
 --   8 quarantined   9 clock   10 error (text)
 --
--- A fence is T, or T and a mark:
+-- A fence outlives its lock, but no longer than its reasons: what is older than D is refused by the clock (see `fence_grace` in
+-- node/rules.rs). It is T, or T and a mark:
 --   T+         the lock of this T was extended here, and no release has been here since
 --   T! or T!S+ there was no fence before this T, or S+
 -- T is handled as the text it came as: Lua's tostring gives 1.76e+15. Comparisons are between numbers below 2^53.
@@ -38,7 +39,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local stands = call('GET', KEYS[1]) == ARGV[1]
 local admitted = not RULE_MARKER_IS_CHECKED or stands
-local max_offset, retention = num(ARGV[2]), ARGV[3]
+local max_offset, grace = num(ARGV[2]), num(ARGV[3])
 
 local function failed(reply)
   return type(reply) == 'table' and reply.err
@@ -89,7 +90,7 @@ local function acquire(lock, fence, record, ttl)
   elseif sub(last, 17) == '+' then
     text = t .. '!' .. last
   end
-  local set = call('SET', fence, text, 'PX', retention)
+  local set = call('SET', fence, text, 'PX', num(ttl) + grace)
   if failed(set) then
     call('DEL', lock)
     return { 10, set.err }
@@ -100,14 +101,14 @@ end
 -- The first extension marks the lock (';' for ':' after the owner) and the fence ('+' after T). The marks are what a heal
 -- and a release tell each other by, see there; a lock that is never extended costs nothing for it.
 -- The lock before the fence: the release of an unmarked lock counts on an unmarked fence.
-local function mark(lock, fence, current)
+local function mark(lock, fence, current, ttl)
   local set = call('SET', lock, sub(current, 1, 57) .. ';' .. sub(current, 59), 'KEEPTTL')
   if failed(set) then return set end
   local t = sub(current, 1, 16)
   local last = call('GET', fence)
   if failed(last) then return last end
   if last and sub(last, 1, 16) ~= t then return set end
-  return call('SET', fence, t .. '+', 'PX', retention)
+  return call('SET', fence, t .. '+', 'PX', num(ttl) + grace)
 end
 
 local function extend(lock, fence, grant, ttl)
@@ -124,18 +125,21 @@ local function extend(lock, fence, grant, ttl)
     -- Works when Redis is out of memory, and lets the rest of the script write; so before the marks.
     set = call('PEXPIRE', lock, left > num(ttl) and left or ttl)
   end
-  if first and not failed(set) then set = mark(lock, fence, current) end
+  if first and not failed(set) then set = mark(lock, fence, current, left > num(ttl) and left or ttl) end
   if failed(set) then return { 10, set.err } end
   return 4
 end
 
--- The majority that has just extended this T vouches for it: it may be old. A fence beyond T tells of a later grant or of
--- the release of this one. A fence at T tells that the lock was here; with the mark, that no release has been here since.
-local function heal(lock, fence, record, ttl)
+-- The majority that has just extended this T vouches for it: it may be old, but the extension must not be, or the fences that
+-- would tell of what has happened since may be gone. A fence beyond T tells of a later grant or of the release of this one. A
+-- fence at T tells that the lock was here; with the mark, that no release has been here since.
+local function heal(lock, fence, record, ttl, began)
   if not admitted then return 8 end
   local t = sub(record, 1, 16)
-  local t_num = num(t)
-  if RULE_CLOCK_IS_CHECKED and t_num - now > max_offset then return 9 end
+  local t_num, began_num = num(t), num(began)
+  if RULE_CLOCK_IS_CHECKED and (t_num - now > max_offset or began_num - now > max_offset or now - began_num > max_offset) then
+    return 9
+  end
   local current = call('GET', lock)
   if failed(current) then return { 10, current.err } end
   if current then
@@ -147,7 +151,7 @@ local function heal(lock, fence, record, ttl)
   if failed(last) then return { 10, last.err } end
   if last and not fence_number(last) then return { 10, 'ERR the fence holds no number' } end
   if RULE_FENCE_IS_CHECKED and last and last ~= marked and fence_number(last) >= t_num then return { 3, last } end
-  local set = call('SET', fence, marked, 'PX', retention)
+  local set = call('SET', fence, marked, 'PX', num(ttl) + grace)
   if failed(set) then return { 10, set.err } end
   set = call('SET', lock, sub(record, 1, 57) .. ';' .. sub(record, 59), 'PX', ttl)
   if failed(set) then return { 10, set.err } end
@@ -160,7 +164,7 @@ local function undo(fence, t)
   local last = call('GET', fence)
   if failed(last) or not last then return last end
   if last == t .. '!' then return call('DEL', fence) end
-  if sub(last, 1, 17) == t .. '!' then return call('SET', fence, sub(last, 18), 'PX', retention) end
+  if sub(last, 1, 17) == t .. '!' then return call('SET', fence, sub(last, 18), 'KEEPTTL') end
 end
 
 -- Needs no admission: taking a lock away can never produce a second holder. Deletes before it sets anything: the
@@ -174,8 +178,8 @@ local function release(lock, fence, grant, failed_try, only_this)
     local del = call('DEL', lock)
     if failed(del) then return { 10, del.err } end
     if failed_try then undo(fence, sub(grant, 1, 16)) end
-    -- Otherwise the acquire that stored this very T has left the fence at T, and no heal takes an unmarked fence at T. (Where the lock
-    -- outlived its fence, T is so old that the clock rule refuses whatever is still in flight.)
+    -- Otherwise the acquire that stored this very T has left the fence at T, which outlives the lock, and no heal takes an
+    -- unmarked fence at T.
     return 5
   end
   local spares = failed_try and RULE_UNDO_IS_EXACT
@@ -204,7 +208,14 @@ local function release(lock, fence, grant, failed_try, only_this)
         text = sub(last, 1, 16)
       end
       if text then
-        local set = call('SET', fence, text, 'PX', retention)
+        local life = grace
+        -- What stood there may be for a lock of somebody else, which it has to outlive.
+        if last and not same then
+          local left = call('PTTL', fence)
+          if failed(left) then return { 10, left.err } end
+          if left > life then life = left end
+        end
+        local set = call('SET', fence, text, 'PX', life)
         if failed(set) and not deleted then return { 10, set.err } end
       end
     else
@@ -251,8 +262,8 @@ while ARGV[a] do
     out[n] = publish(release(KEYS[k], KEYS[k + 1], ARGV[a + 1], op == 'V'), 5, ARGV[a + 2], ARGV[a + 3])
     k, a = k + 2, a + 4
   elseif op == 'H' then
-    out[n] = heal(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])
-    k, a = k + 2, a + 3
+    out[n] = heal(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
+    k, a = k + 2, a + 4
   elseif op == 'E' then
     out[n] = extend(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])
     k, a = k + 2, a + 3

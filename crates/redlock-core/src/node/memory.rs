@@ -89,7 +89,7 @@ impl MemoryNode {
         if adoption.puts.iter().any(&mut foreign) {
             return Some(Adopted::OtherClient);
         }
-        let retention = Expiry::In(millis(store.settings.fence_retention));
+        let grace = store.settings.fence_grace;
         let all = adoption.puts.iter().all(|(name, Put { record, expires_in, fence })| {
             let keys = Keys::new(prefix, name);
             let life = Expiry::In(millis(*expires_in));
@@ -103,7 +103,8 @@ impl MemoryNode {
                 return store.set(&keys.lock, Record::nobodys(t).as_bytes().clone(), life).is_ok();
             }
             let set = store.set(&keys.lock, record.as_bytes().clone(), life);
-            set.and_then(|()| store.set(&keys.fence, fence, retention)).is_ok()
+            let fenced = Expiry::In(millis(*expires_in + grace));
+            set.and_then(|()| store.set(&keys.fence, fence, fenced)).is_ok()
         });
         all.then_some(Adopted::Done)
     }
@@ -369,7 +370,8 @@ mod tests {
             let release =
                 Op::Release { keys: keys.clone(), record: record.clone(), scope: ReleaseScope::Holder, tell: None };
             assert_eq!(node.run(&release), Vote::Released);
-            let healed = node.run(&Op::Heal { keys: keys.clone(), record, ttl });
+            let began_micros = SystemClock.wall_micros();
+            let healed = node.run(&Op::Heal { keys: keys.clone(), record, ttl, began_micros });
             assert!(matches!(healed, Vote::Stale { .. }), "with memory for {sets} keys: {healed:?}");
         }
     }

@@ -68,6 +68,8 @@ pub enum Op {
         record: Record,
         /// The time to live that it is set with.
         ttl: Ttl,
+        /// When the extension began that vouches for it, by the gateway's wall clock, in microseconds since 1970.
+        began_micros: u64,
     },
     /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above, where no heal passes it.
     Release {

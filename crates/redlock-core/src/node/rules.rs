@@ -13,6 +13,7 @@ use super::admission::quarantine;
 use super::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 use super::record::Record;
 use crate::types::{FencingToken, Ttl};
+use crate::validity::longest_round;
 
 /// The keys of one node, as the rules see them. Values are texts, times to live are in milliseconds.
 pub trait KeySpace {
@@ -75,7 +76,7 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
         }
         Op::Acquire { keys, record, ttl, .. } => node.acquire(keys, record, *ttl),
         Op::Extend { keys, record, ttl } => node.extend(keys, record, *ttl),
-        Op::Heal { keys, record, ttl } => node.heal(keys, record, *ttl),
+        Op::Heal { keys, record, ttl, began_micros } => node.heal(keys, record, *ttl, *began_micros),
         // Needs no admission: taking a lock away can never produce a second holder.
         Op::Release { keys, record, scope, .. } => node.release(keys, record, *scope),
         Op::Inspect { keys } => Ok(match node.space.get(&keys.lock) {
@@ -122,7 +123,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
             }
             Some(_) => fence_text(t),
         };
-        if let Err(out_of_memory) = self.set_fence(keys, fence) {
+        if let Err(out_of_memory) = self.set_fence(keys, fence, u64::from(ttl.millis())) {
             self.space.delete(&keys.lock);
             return Err(out_of_memory);
         }
@@ -136,25 +137,28 @@ impl<S: KeySpace> RulesOn<'_, S> {
         }
         let stored = Record::foreign(value);
         let is_first = !stored.is_extended();
-        if is_first || self.space.time_to_live(&keys.lock).is_some_and(|left| left < u64::from(ttl.millis())) {
+        let (left, asked) = (self.space.time_to_live(&keys.lock), u64::from(ttl.millis()));
+        let life = left.map_or(asked, |left| left.max(asked));
+        if is_first || left.is_some_and(|left| left < asked) {
             // Before the marks: it takes no memory.
-            let life = self.at_least(keys, ttl);
             self.space.expire(&keys.lock, life);
         }
         if let (true, Some(t)) = (is_first, stored.fencing()) {
             // The lock before the fence: the release of an unmarked lock counts on an unmarked fence.
             self.space.set(&keys.lock, stored.extended().as_bytes().clone(), Expiry::Keep)?;
             if self.space.get(&keys.fence).is_none_or(|fence| fence_of(&fence) == Some(t)) {
-                self.set_fence(keys, marked(t))?;
+                self.set_fence(keys, marked(t), life)?;
             }
         }
         Ok(Vote::Extended)
     }
 
-    fn heal(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, OutOfMemory> {
+    /// T may be old, but not the extension that vouches for it: the fences that tell of what has happened since have an end.
+    fn heal(&mut self, keys: &Keys, record: &Record, ttl: Ttl, began: u64) -> Result<Vote, OutOfMemory> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
-        if rules.clock_is_checked && t.get().saturating_sub(self.space.now_micros()) > self.max_offset() {
+        let (now, max) = (self.space.now_micros(), self.max_offset());
+        if rules.clock_is_checked && (t.get().saturating_sub(now) > max || began.abs_diff(now) > max) {
             return Ok(clock_refusal());
         }
         if let Some(value) = self.space.get(&keys.lock) {
@@ -167,9 +171,9 @@ impl<S: KeySpace> RulesOn<'_, S> {
                 return Ok(Vote::Stale { fence });
             }
         }
-        self.set_fence(keys, marked(t))?;
-        let life = Expiry::In(u64::from(ttl.millis()));
-        self.space.set(&keys.lock, record.extended().as_bytes().clone(), life)?;
+        let life = u64::from(ttl.millis());
+        self.set_fence(keys, marked(t), life)?;
+        self.space.set(&keys.lock, record.extended().as_bytes().clone(), Expiry::In(life))?;
         Ok(Vote::Granted)
     }
 
@@ -203,7 +207,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
             if !same && t.get().saturating_sub(self.space.now_micros()) > self.max_offset() / 2 {
                 return Ok(clock_refusal());
             }
-            if let Err(out_of_memory) = self.set_barrier(keys, t, spares)
+            if let Err(out_of_memory) = self.set_barrier(keys, t, same, spares)
                 && !deleted
             {
                 return Err(out_of_memory);
@@ -218,15 +222,22 @@ impl<S: KeySpace> RulesOn<'_, S> {
 
     /// The mark of this T goes: a heal may be in flight, which the undo of a try has nothing against. A fence that could be
     /// taken back stays from now on.
-    fn set_barrier(&mut self, keys: &Keys, t: FencingToken, keeps_mark: bool) -> Result<(), OutOfMemory> {
+    fn set_barrier(&mut self, keys: &Keys, t: FencingToken, own: bool, keeps_mark: bool) -> Result<(), OutOfMemory> {
         let stands = self.space.get(&keys.fence);
-        match stands.as_ref().and_then(|text| fence_of(text)) {
+        let fence = match stands.as_ref().and_then(|text| fence_of(text)) {
             Some(fence) if fence >= t && (keeps_mark || stands != Some(marked(t))) => {
-                let provisional = stands.is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));
-                if provisional { self.set_fence(keys, fence_text(fence)) } else { Ok(()) }
+                let provisional = stands.as_ref().is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));
+                if !provisional {
+                    return Ok(());
+                }
+                fence
             }
-            Some(_) | None => self.set_fence(keys, fence_text(t)),
-        }
+            Some(_) | None => t,
+        };
+        // What stood there may be for a lock of somebody else, which it has to outlive.
+        let left = stands.filter(|_| !own).and_then(|_| self.space.time_to_live(&keys.fence)).unwrap_or_default();
+        let life = left.saturating_sub(self.fence_grace());
+        self.set_fence(keys, fence_text(fence), life)
     }
 
     /// The only rule that lowers a fence: nobody has seen the T of a try that failed.
@@ -235,20 +246,18 @@ impl<S: KeySpace> RulesOn<'_, S> {
         match last.strip_prefix(format!("{t}!").as_bytes()) {
             Some([]) => self.space.delete(&keys.fence),
             // Without memory the higher fence stays, which refuses more than it must.
-            Some(before) => drop(self.set_fence(keys, Bytes::copy_from_slice(before))),
+            Some(before) => drop(self.space.set(&keys.fence, Bytes::copy_from_slice(before), Expiry::Keep)),
             None => {}
         }
     }
 
-    fn set_fence(&mut self, keys: &Keys, text: Bytes) -> Result<(), OutOfMemory> {
-        let retention = u64::try_from(self.settings.fence_retention.as_millis()).unwrap_or(u64::MAX);
-        self.space.set(&keys.fence, text, Expiry::In(retention))
+    /// For as long as the lock lives, in milliseconds, and its reasons after that.
+    fn set_fence(&mut self, keys: &Keys, text: Bytes, life: u64) -> Result<(), OutOfMemory> {
+        self.space.set(&keys.fence, text, Expiry::In(life.saturating_add(self.fence_grace())))
     }
 
-    /// What is asked for, or what the lock has, whichever is longer.
-    fn at_least(&mut self, keys: &Keys, ttl: Ttl) -> u64 {
-        let asked = u64::from(ttl.millis());
-        self.space.time_to_live(&keys.lock).map_or(asked, |left| left.max(asked))
+    fn fence_grace(&self) -> u64 {
+        u64::try_from(self.settings.fence_grace.as_millis()).unwrap_or(u64::MAX)
     }
 
     fn max_offset(&self) -> u64 {
@@ -338,25 +347,36 @@ impl Default for Rules {
     }
 }
 
+/// How long a fence outlives the lock that it stands for, or the release.
+///
+/// It is for what may still come for the same lock, and all of that bears a time which the node compares with its own: an
+/// acquire its T, a heal when its extension began. Both are refused when they are more than D behind. Nothing is fenced that
+/// is more than D ahead. So after 2 D no acquire comes that a fence would refuse: the node's clock refuses them. A heal may
+/// rest on an extension that began as late as a release ended, so after one more round ([`longest_round`]), and `2 D` later it
+/// is refused too. A clock that runs ahead, so that fences end early, is noticed and quarantined like a loss of data.
+pub fn fence_grace(max_clock_offset: Duration) -> Duration {
+    max_clock_offset * 2 + longest_round(max_clock_offset)
+}
+
 /// What a node needs to know of the cluster's configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeSettings {
     /// D: a T further than this from the node's own time is refused.
     pub(crate) max_clock_offset: Duration,
-    /// How long a fence outlives the last grant; must exceed what gateway clocks may differ by.
-    pub(crate) fence_retention: Duration,
+    /// How long a fence outlives what it is for, see [`fence_grace`].
+    pub(crate) fence_grace: Duration,
     rules: Rules,
 }
 
 impl NodeSettings {
     /// With another D.
-    pub const fn with_max_clock_offset(self, max_clock_offset: Duration) -> Self {
-        Self { max_clock_offset, ..self }
+    pub fn with_max_clock_offset(self, max_clock_offset: Duration) -> Self {
+        Self { max_clock_offset, fence_grace: fence_grace(max_clock_offset), ..self }
     }
 
-    /// With fences that live for so long.
-    pub const fn with_fence_retention(self, fence_retention: Duration) -> Self {
-        Self { fence_retention, ..self }
+    /// With fences that outlive what they are for by another time than [`fence_grace`].
+    pub const fn with_fence_grace(self, fence_grace: Duration) -> Self {
+        Self { fence_grace, ..self }
     }
 
     /// With only some of the rules on, to prove that the tests notice.
@@ -377,12 +397,9 @@ impl NodeSettings {
 }
 
 impl Default for NodeSettings {
-    /// D = 2 s, fences kept for 30 minutes.
+    /// D = 2 s.
     fn default() -> Self {
-        Self {
-            max_clock_offset: Duration::from_secs(2),
-            fence_retention: Duration::from_secs(30 * 60),
-            rules: Rules::ALL,
-        }
+        let max_clock_offset = Duration::from_secs(2);
+        Self { max_clock_offset, fence_grace: fence_grace(max_clock_offset), rules: Rules::ALL }
     }
 }

@@ -16,7 +16,7 @@ pub(super) struct Header {
     channel: Value,
     marker: Value,
     max_offset: Value,
-    retention: Value,
+    fence_grace: Value,
 }
 
 impl Header {
@@ -27,7 +27,7 @@ impl Header {
             marker: text(marker.into()),
             channel: text(channel.into()),
             max_offset: number(settings.max_clock_offset.as_micros()),
-            retention: number(settings.fence_retention.as_millis()),
+            fence_grace: number(settings.fence_grace.as_millis()),
         }
     }
 }
@@ -41,7 +41,7 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
     let mut keys: Vec<Key> = Vec::with_capacity(1 + 2 * ops.len());
     let mut arguments = Vec::with_capacity(3 + 3 * ops.len());
     keys.push(header.marker_key.clone().into());
-    arguments.extend([header.marker.clone(), header.max_offset.clone(), header.retention.clone()]);
+    arguments.extend([header.marker.clone(), header.max_offset.clone(), header.fence_grace.clone()]);
     for op in ops {
         let (of, word): (_, &'static [u8]) = match op.as_ref() {
             Op::Acquire { keys, tell, .. } => (keys, if tell.is_some() { b"W" } else { b"A" }),
@@ -65,6 +65,9 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
                 keys.push(of.fence.clone().into());
                 arguments.push(text(record.as_bytes().clone()));
                 arguments.push(Value::Integer(ttl.millis().into()));
+                if let Op::Heal { began_micros, .. } = op.as_ref() {
+                    arguments.push(Value::Integer(i64::try_from(*began_micros).unwrap_or(i64::MAX)));
+                }
             }
             Op::Extend { record, ttl, .. } => {
                 keys.push(of.fence.clone().into());

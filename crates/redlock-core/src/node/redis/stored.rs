@@ -43,9 +43,9 @@ pub(super) fn adopt(
     settings: &RedisSettings,
     Adoption { marker, puts }: Adoption,
 ) -> impl Future<Output = Result<Adopted, LinkError>> + use<> {
-    let retention = settings.node.fence_retention.as_millis().to_string();
+    let grace = settings.node.fence_grace.as_millis().to_string();
     let mut keys = vec![Bytes::from(marker_key(&settings.key_prefix))];
-    let mut arguments = vec![Bytes::from(marker), retention.into()];
+    let mut arguments = vec![Bytes::from(marker), grace.into()];
     for (name, put) in puts {
         let Keys { lock, fence } = Keys::new(&settings.key_prefix, &name);
         keys.extend([lock, fence]);
