@@ -58,6 +58,7 @@ mod http {
     mod locks;
     mod openapi;
     mod places;
+    mod quotas;
     mod retries;
     mod swallowed;
     mod tls;

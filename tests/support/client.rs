@@ -144,7 +144,9 @@ impl Answer {
         let (required, optional): (&[&str], &[&str]) = match code {
             "lock_held" | "not_holder" => (&["retry_after_ms"], &["holder", "expires_in_ms"]),
             "quorum_unavailable" | "outcome_unknown" => (&["retry_after_ms", "nodes"], &[]),
-            "draining" | "overloaded" | "too_many_waiters" | "rate_limited" => (&["retry_after_ms"], &[]),
+            "draining" | "overloaded" | "too_many_waiters" | "rate_limited" | "quota_exceeded" => {
+                (&["retry_after_ms"], &[])
+            }
             _ => (&[], &[]),
         };
         let always = ["type", "title", "status", "code", "detail", "request_id"];

@@ -4,10 +4,17 @@
 //! there are none, it is an address; of IPv6 the /64 network, which one machine may have to itself. Connections are counted by
 //! address in either case: a key is shown later.
 
+mod kept;
+
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use self::kept::Kept;
+pub use self::kept::{Exceeded, Limited};
+use crate::config::Quota;
 
 /// Addresses that are told apart. Those that come when there are more are one client together.
 const MAX_ADDRESSES: usize = 65_536;
@@ -25,13 +32,65 @@ pub struct Client {
     pub waiting: Counter,
     /// Listings.
     pub listing: Counter,
+    kept: Kept,
 }
 
 impl Client {
+    /// Makes room for a lock that it asks for, with so many bytes of information beside it, until then at the latest.
+    ///
+    /// # Errors
+    /// The quota that is used up.
+    pub fn reserve(
+        self: &Arc<Self>,
+        name: &str,
+        info: usize,
+        until: Instant,
+        quota: &Quota,
+    ) -> Result<Reservation, Exceeded> {
+        let is_new = self.kept.reserve(name, info, until, quota)?;
+        Ok(Reservation { client: self.clone(), name: name.into(), info, is_new })
+    }
+
+    /// It has extended a lock until then.
+    pub fn holds(&self, name: &str, until: Instant) {
+        self.kept.holds(name, 0, until);
+    }
+
+    /// It has released a lock.
+    pub fn released(&self, name: &str) {
+        self.kept.let_go(name, false);
+    }
+
     /// Whether nothing would be lost if it was forgotten.
     fn is_idle(&self) -> bool {
-        let Self { connections, working, keeping, waiting, listing } = self;
-        [connections, working, keeping, waiting, listing].iter().all(|counter| counter.count() == 0)
+        let Self { connections, working, keeping, waiting, listing, kept } = self;
+        [connections, working, keeping, waiting, listing].iter().all(|counter| counter.count() == 0) && kept.is_empty()
+    }
+}
+
+/// Room for a lock that is asked for; given back when dropped.
+#[must_use]
+pub struct Reservation {
+    client: Arc<Client>,
+    name: Box<str>,
+    info: usize,
+    /// It does not hold the lock already.
+    is_new: bool,
+}
+
+impl Reservation {
+    /// It was granted until then.
+    pub fn granted(mut self, until: Instant) {
+        self.is_new = false;
+        self.client.kept.holds(&self.name, self.info, until);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.is_new {
+            self.client.kept.let_go(&self.name, true);
+        }
     }
 }
 

@@ -20,8 +20,8 @@ use tokio::sync::Notify;
 use self::in_flight::Requests;
 pub use self::in_flight::{Active, InFlight, Work};
 pub use self::tokens::{PresentedToken, ResolvedToken};
-use crate::clients::Client;
-use crate::config::Limits;
+use crate::clients::{Client, Exceeded};
+use crate::config::{Limits, Quota};
 use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
 
 /// The lock service, as the routes call it. One per process.
@@ -48,6 +48,9 @@ pub struct AcquireRequest {
     pub max_hold: Duration,
     /// How long to wait for a holder; `None` to try once.
     pub wait: Option<Duration>,
+    /// Whom the lock is counted for, and how much of them it may have.
+    pub client: Arc<Client>,
+    pub quota: Quota,
 }
 
 /// Why a request was not served.
@@ -70,6 +73,7 @@ pub enum Refusal {
     /// Nobody hears this any more.
     ClientGone,
     Overloaded,
+    Quota(Exceeded),
 }
 
 impl From<LockError> for Refusal {
@@ -100,6 +104,7 @@ pub struct LeaseView {
 /// A grant on its way to the client. Dropped undelivered, it releases the lock: nobody knows its token.
 pub struct GrantGuard {
     locks: Redlock,
+    client: Arc<Client>,
     lock: Option<(LockName, Lease)>,
 }
 
@@ -114,6 +119,7 @@ impl Drop for GrantGuard {
     fn drop(&mut self) {
         if let Some((name, lease)) = self.lock.take() {
             tracing::debug!(lock = %name, "a grant could not be delivered and is released");
+            self.client.released(name.as_str());
             self.locks.abandon(&name, &lease);
         }
     }
@@ -162,7 +168,11 @@ impl Gateway {
             return Err(Refusal::Draining);
         }
         let started = Instant::now();
-        let AcquireRequest { name, ttl, info, principal, idempotency_key, max_hold, wait } = request;
+        let AcquireRequest { name, ttl, info, principal, idempotency_key, max_hold, wait, client, quota } = request;
+        let until = started + wait.unwrap_or_default() + ttl.duration();
+        let reserved = client.reserve(name.as_str(), info.as_bytes().len(), until, &quota);
+        let reservation =
+            reserved.inspect_err(|exceeded| self.telemetry.quota_exceeded(exceeded.what)).map_err(Refusal::Quota)?;
         let waits = wait.is_some();
         let mut cancelled = CountCancelled { telemetry: &self.telemetry, started, waits, armed: true };
         let (owner, shown) =
@@ -184,7 +194,8 @@ impl Gateway {
         cancelled.armed = false;
         let result = result.and_then(|lease| {
             let lock = Some((name, lease.clone()));
-            let guard = GrantGuard { locks: self.locks.clone(), lock };
+            reservation.granted(Instant::now() + ttl.duration());
+            let guard = GrantGuard { locks: self.locks.clone(), client, lock };
             // Looked at again: what has run out since the votes came in is not handed out, and the guard releases it.
             let so_far = started.elapsed();
             let mut view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
@@ -247,6 +258,7 @@ impl Gateway {
         token: &ResolvedToken,
         ttl: Ttl,
         max_hold: Duration,
+        client: &Client,
     ) -> Result<LeaseView, Refusal> {
         let held = self.locks.held_for(&token.shown);
         if held > max_hold {
@@ -256,12 +268,19 @@ impl Gateway {
         let result = self.locks.extend(name, &token.known, ttl).await;
         let result = result.and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
+        if result.is_ok() {
+            client.holds(name.as_str(), Instant::now() + ttl.duration());
+        }
         self.counted(Operation::Extend, Outcome::Extended, result)
     }
 
     /// Releases the lock that the token was resolved to.
-    pub async fn release(&self, name: &LockName, token: &ResolvedToken) -> Result<(), Refusal> {
-        self.counted(Operation::Release, Outcome::Released, self.locks.release(name, &token.known).await)
+    pub async fn release(&self, name: &LockName, token: &ResolvedToken, client: &Client) -> Result<(), Refusal> {
+        let result = self.locks.release(name, &token.known).await;
+        if result.is_ok() {
+            client.released(name.as_str());
+        }
+        self.counted(Operation::Release, Outcome::Released, result)
     }
 
     /// Releases a lock for its holder, whoever that is; `found` hears who it is before anything is done.

@@ -4,13 +4,15 @@
 //! No lock name, owner, token or raw path is ever a label. Nothing global is installed except the log subscriber, so a
 //! process can hold several gateways (tests do).
 
+mod describe;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use metrics::{Counter, Gauge, Histogram, Label, Unit};
+use metrics::{Counter, Gauge, Histogram, Label};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use redlock_core::Waiting;
 use redlock_core::node::{Failure, HandOver, NodeState, NodeStatus, Observer, Reason, Vote};
@@ -18,6 +20,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::Directive;
 
 use crate::audit;
+use crate::clients::Limited;
 use crate::config::LogFormat;
 
 /// 250 µs to 30 s.
@@ -199,7 +202,7 @@ impl Telemetry {
             .build_recorder();
         let handle = recorder.handle();
         let (process, nodes, handles) = metrics::with_local_recorder(&recorder, || {
-            describe();
+            describe::describe();
             let process = metrics_process::Collector::default();
             process.describe();
             metrics::gauge!("redlock_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
@@ -212,6 +215,10 @@ impl Telemetry {
         if let Some(counter) = &self.handles.operations[operation as usize][outcome as usize] {
             counter.increment(1);
         }
+    }
+
+    pub fn quota_exceeded(&self, what: Limited) {
+        self.handles.quota_exceeded[what as usize].increment(1);
     }
 
     pub fn acquire(&self, outcome: Outcome, elapsed: Duration) {
@@ -367,6 +374,7 @@ struct Handles {
     batch: Histogram,
     abandoned: Counter,
     out_of_reach: Counter,
+    quota_exceeded: [Counter; 3],
     waits: [Histogram; WAIT_ENDS.len()],
     waiters: Gauge,
     waiting_locks: Gauge,
@@ -397,48 +405,12 @@ impl Handles {
             batch: metrics::histogram!("redlock_batch_operations"),
             abandoned: metrics::counter!("redlock_releases_abandoned_total"),
             out_of_reach: metrics::counter!("redlock_fences_out_of_reach_total"),
+            quota_exceeded: Limited::ALL
+                .map(|what| metrics::counter!("redlock_quota_exceeded_total", "quota" => what.word())),
             waits: WAIT_ENDS.map(|(_, end)| metrics::histogram!("redlock_wait_duration_seconds", "outcome" => end)),
             waiters: metrics::gauge!("redlock_waiters"),
             waiting_locks: metrics::gauge!("redlock_waiting_locks"),
             handed_over: ["local", "remote"].map(|kind| metrics::counter!("redlock_handoffs_total", "kind" => kind)),
         }
     }
-}
-
-fn describe() {
-    use metrics::{describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram};
-    histogram!("redlock_acquire_duration_seconds", Unit::Seconds, "Time to decide an acquire, waiting excluded.");
-    histogram!("redlock_wait_duration_seconds", Unit::Seconds, "Time of requests that were ready to wait for a lock.");
-    gauge!("redlock_waiters", "Requests that wait for a lock.");
-    gauge!("redlock_waiting_locks", "Locks that requests wait for.");
-    counter!(
-        "redlock_handoffs_total",
-        "Locks that went from a release to a waiter: here, or by another gateway's hint."
-    );
-    counter!("redlock_operations_total", "Lock operations by outcome.");
-    counter!("redlock_quorum_failures_total", "Unusable node answers in operations that lacked a majority, by reason.");
-    counter!("redlock_releases_abandoned_total", "Releases that a node never confirmed and that were given up.");
-    counter!(
-        "redlock_fences_out_of_reach_total",
-        "Fences so far ahead of this machine's clock that its tokens cannot pass them yet."
-    );
-    histogram!(
-        "redlock_node_request_duration_seconds",
-        Unit::Seconds,
-        "Time of one call to a node, earlier calls on the way to it included."
-    );
-    counter!("redlock_node_votes_total", "Answers of a node to single operations.");
-    gauge!("redlock_node_state", "1 for the state that a node is in, else 0.");
-    gauge!("redlock_node_clock_offset_seconds", Unit::Seconds, "A node's clock minus this gateway's.");
-    counter!("redlock_node_restarts_total", "Restarts of a node that this gateway has seen.");
-    gauge!("redlock_node_evicted_keys", "Keys that a node has evicted; above 0 locks may be lost.");
-    gauge!(
-        "redlock_node_quarantine_remaining_seconds",
-        Unit::Seconds,
-        "How long a node's quarantine still lasts; else 0."
-    );
-    counter!("redlock_node_heals_total", "Extended locks that were set again on a node that had lost them.");
-    histogram!("redlock_batch_operations", "Operations carried by one call to a node.");
-    histogram!("http_server_request_duration_seconds", Unit::Seconds, "Time from request to answer.");
-    gauge!("redlock_build_info", "Constant 1, labelled with the version.");
 }

@@ -17,7 +17,7 @@ use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Keys, NoObserver, Node, NodeSettings, Observer, Op, Record, ReleaseScope};
 use redlock_core::{AcquireOptions, Info, LockError, LockName, LockToken, Redlock, Seams, Settings, Ttl};
 use redlock_gateway::audit::Audit;
-use redlock_gateway::config::{Limits, LogFormat};
+use redlock_gateway::config::{Limits, LogFormat, Quota};
 use redlock_gateway::gateway::Gateway;
 use redlock_gateway::http::{App, AppState};
 use redlock_gateway::telemetry::{self, Telemetry};
@@ -205,6 +205,7 @@ impl Served {
             max_ttl: Ttl::from_millis(300_000).expect("within the limits of a Ttl"),
             max_wait: Duration::from_secs(25),
             max_hold: Duration::from_secs(86_400),
+            quota: Quota::DEFAULT,
         };
         let locks = redlock(telemetry.clone());
         let gateway = Gateway::new(locks, limits, "cluster".into(), 4096, telemetry.clone());

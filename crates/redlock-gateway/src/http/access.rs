@@ -175,6 +175,11 @@ impl Access {
         &self.caller
     }
 
+    /// Whom the request is counted for.
+    pub(super) fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
     /// Takes a place among the requests that are being worked on. Not before the body has come: who sends none takes none.
     pub(super) fn enter(&self, work: Work) -> Result<InFlight, ApiError> {
         Ok(self.app.gateway.enter(work, &self.client)?)

@@ -15,6 +15,7 @@ use utoipa::ToSchema;
 
 use super::wire::{NodeAnswerBody, json_line};
 use crate::auth::AuthError;
+use crate::clients::{Exceeded, Limited};
 use crate::config::show;
 use crate::gateway::Refusal;
 use crate::info::label_of;
@@ -46,6 +47,7 @@ pub(super) const UNSUPPORTED_MEDIA_TYPE: Kind =
     Kind(S::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "Unsupported media type");
 const TOO_MANY_WAITERS: Kind = Kind(S::TOO_MANY_REQUESTS, "too_many_waiters", "Too many waiters");
 pub(super) const RATE_LIMITED: Kind = Kind(S::TOO_MANY_REQUESTS, "rate_limited", "Too many requests");
+const QUOTA_EXCEEDED: Kind = Kind(S::TOO_MANY_REQUESTS, "quota_exceeded", "Quota exceeded");
 const INTERNAL: Kind = Kind(S::INTERNAL_SERVER_ERROR, "internal_error", "Internal error");
 const NO_QUORUM: Kind = Kind(S::SERVICE_UNAVAILABLE, "quorum_unavailable", "No quorum");
 const OUTCOME_UNKNOWN: Kind = Kind(S::SERVICE_UNAVAILABLE, "outcome_unknown", "The outcome is unknown");
@@ -219,6 +221,16 @@ impl From<Refusal> for ApiError {
                 MAX_HOLD_REACHED.because(format!(
                     "the lock has been held for {held} and may be for {max}; release and compete again"
                 ))
+            }
+            Refusal::Quota(Exceeded { what, most, retry_after }) => {
+                let detail = match what {
+                    Limited::Locks => format!("this client holds {most} locks, as many as it may"),
+                    Limited::Bytes => format!("this client's locks take {most} bytes on a master, as many as they may"),
+                    Limited::NewNames => {
+                        format!("this client has used {most} new names in a minute, as many as it may")
+                    }
+                };
+                QUOTA_EXCEEDED.because(detail).retry_after(retry_after)
             }
             Refusal::Draining => {
                 DRAINING.because("this replica is shutting down; another one may serve").retry_after(SOON)

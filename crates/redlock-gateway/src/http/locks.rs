@@ -44,7 +44,7 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
         CommonErrors,
         BodyErrors,
         (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms; max_hold_reached, by an earlier request with the same Idempotency-Key"),
-        (status = 429, description = "too_many_waiters, rate_limited"),
+        (status = 429, description = "too_many_waiters, rate_limited, quota_exceeded"),
         (status = 503, description = "quorum_unavailable (nothing is held); outcome_unknown (an earlier request with the same Idempotency-Key may hold it: try again); draining, overloaded"),
     )
 )]
@@ -68,6 +68,8 @@ pub(super) async fn acquire(
         idempotency_key: head.idempotency_key.clone(),
         max_hold: limits.max_hold,
         wait,
+        client: access.client().clone(),
+        quota: limits.quota,
     };
     let (view, guard) = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await?;
     // Otherwise the guard is dropped, and releases what was granted.
@@ -119,7 +121,7 @@ pub(super) async fn extend(
     let limits = access.limits();
     let ttl = body.ttl(&limits)?;
     let token = resolve(&lock, token).await?;
-    let view = access.gateway().extend(name, &token, ttl, limits.max_hold).await?;
+    let view = access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await?;
     grant_response(StatusCode::OK, &Lease::new(name, &view, None), None)
 }
 
@@ -150,7 +152,7 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     match by {
         ReleaseBy::Token(token) => {
             let token = resolve(&lock, token).await?;
-            access.gateway().release(name, &token).await?;
+            access.gateway().release(name, &token, access.client()).await?;
         }
         ReleaseBy::Force => {
             let found = |by: &HeldBy| {

@@ -1,0 +1,253 @@
+//! What a client keeps on the masters, as far as it went through this gateway, and how much of it is allowed.
+//!
+//! It bounds what one client can do to the masters' memory, and nothing rests on it: a lock that another gateway granted is
+//! not known here until it is extended here, and a restarted gateway begins with nothing. With G gateways a client may keep
+//! G times as much.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::config::Quota;
+
+/// Names in use lately, which are not new when they come again. The place of a name follows from its hash, and a newer one
+/// takes it.
+const RECENT: usize = 256;
+/// Of a name whose lock and fence stand on a master, roughly, in bytes: two keys with their values and what Redis needs for them.
+const OVERHEAD: usize = 300;
+/// With fewer locks none is looked for that has ended.
+const MANY: usize = 1024;
+
+/// A quota that is used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exceeded {
+    pub what: Limited,
+    /// How much is allowed.
+    pub most: usize,
+    pub retry_after: Duration,
+}
+
+/// What there is a quota of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limited {
+    Locks,
+    Bytes,
+    NewNames,
+}
+
+impl Limited {
+    pub const ALL: [Self; 3] = [Self::Locks, Self::Bytes, Self::NewNames];
+
+    /// As a label of metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Locks => "locks",
+            Self::Bytes => "bytes",
+            Self::NewNames => "new_names",
+        }
+    }
+}
+
+/// What one client keeps.
+#[derive(Debug, Default)]
+pub(super) struct Kept(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    hasher: RandomState,
+    /// By the hash of the name. Those that have ended go when there are many.
+    locks: HashMap<u64, Lock>,
+    bytes: usize,
+    /// So many, or at the quota, and those that have ended are looked for.
+    sweep_at: usize,
+    swept: Option<Instant>,
+    recent: Vec<u64>,
+    /// New names of the last minute, less what has been forgiven since.
+    new_names: f64,
+    counted: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Lock {
+    until: Instant,
+    bytes: usize,
+}
+
+impl Kept {
+    /// Makes room for a lock that is asked for, until then at the latest. Tells whether it was not there before.
+    pub(super) fn reserve(&self, name: &str, info: usize, until: Instant, quota: &Quota) -> Result<bool, Exceeded> {
+        let mut table = self.table();
+        let now = Instant::now();
+        let hash = table.hasher.hash_one(name);
+        if table.locks.get(&hash).is_some_and(|lock| lock.until > now) {
+            return Ok(false);
+        }
+        let bytes = OVERHEAD + 2 * name.len() + info;
+        table.make_room(now, bytes, quota)?;
+        if !table.is_recent(hash) {
+            table.count_name(now, quota)?;
+        }
+        table.put(hash, Lock { until, bytes });
+        Ok(true)
+    }
+
+    /// It was granted or extended until then.
+    pub(super) fn holds(&self, name: &str, info: usize, until: Instant) {
+        let mut table = self.table();
+        let hash = table.hasher.hash_one(name);
+        match table.locks.get_mut(&hash) {
+            Some(lock) => lock.until = until,
+            None => table.put(hash, Lock { until, bytes: OVERHEAD + 2 * name.len() + info }),
+        }
+        table.remember(hash);
+    }
+
+    /// It was not granted; `is_refunded` when no key is left of it on the masters.
+    pub(super) fn let_go(&self, name: &str, is_refunded: bool) {
+        let mut table = self.table();
+        let hash = table.hasher.hash_one(name);
+        table.remove(hash);
+        if is_refunded && !table.is_recent(hash) {
+            table.new_names = (table.new_names - 1.0).max(0.0);
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        let mut table = self.table();
+        table.sweep(Instant::now());
+        table.locks.is_empty() && table.counted.is_none_or(|at| at.elapsed() > Duration::from_secs(60))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn make_room(&mut self, now: Instant, bytes: usize, quota: &Quota) -> Result<(), Exceeded> {
+        let fits = self.fits(bytes, quota);
+        // Whoever is at the limit must not have all of it looked through each time.
+        let is_due = self.swept.is_none_or(|at| now.saturating_duration_since(at) >= Duration::from_millis(100));
+        if self.locks.len() < self.sweep_at.max(MANY) && (fits.is_ok() || !is_due) {
+            return fits;
+        }
+        self.sweep(now);
+        self.fits(bytes, quota)
+    }
+
+    fn fits(&self, bytes: usize, quota: &Quota) -> Result<(), Exceeded> {
+        let exceeded = |what, most| Err(Exceeded { what, most, retry_after: Duration::from_secs(1) });
+        if self.locks.len() >= quota.max_locks_per_client {
+            exceeded(Limited::Locks, quota.max_locks_per_client)
+        } else if self.bytes + bytes > quota.max_bytes_per_client {
+            exceeded(Limited::Bytes, quota.max_bytes_per_client)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        self.locks.retain(|_, lock| lock.until > now);
+        self.bytes = self.locks.values().map(|lock| lock.bytes).sum();
+        (self.sweep_at, self.swept) = (self.locks.len() * 2, Some(now));
+    }
+
+    /// A leaky bucket that holds a minute's worth.
+    fn count_name(&mut self, now: Instant, quota: &Quota) -> Result<(), Exceeded> {
+        let most = quota.max_new_names_per_minute;
+        let passed = self.counted.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let rate = most as f64 / 60.0;
+        self.new_names = (self.new_names - passed.as_secs_f64() * rate).max(0.0);
+        self.counted = Some(now);
+        let over = self.new_names + 1.0 - most as f64;
+        if over > 0.0 {
+            return Err(Exceeded { what: Limited::NewNames, most, retry_after: Duration::from_secs_f64(over / rate) });
+        }
+        self.new_names += 1.0;
+        Ok(())
+    }
+
+    fn put(&mut self, hash: u64, lock: Lock) {
+        self.bytes += lock.bytes;
+        if let Some(before) = self.locks.insert(hash, lock) {
+            self.bytes -= before.bytes;
+        }
+    }
+
+    fn remove(&mut self, hash: u64) {
+        if let Some(lock) = self.locks.remove(&hash) {
+            self.bytes -= lock.bytes;
+        }
+    }
+
+    fn is_recent(&self, hash: u64) -> bool {
+        self.recent.get(hash as usize % RECENT) == Some(&hash)
+    }
+
+    fn remember(&mut self, hash: u64) {
+        if self.recent.is_empty() {
+            self.recent = vec![0; RECENT];
+        }
+        self.recent[hash as usize % RECENT] = hash;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn quota(locks: usize, bytes: usize, names: usize) -> Quota {
+        Quota { max_locks_per_client: locks, max_bytes_per_client: bytes, max_new_names_per_minute: names }
+    }
+
+    fn takes(kept: &Kept, name: &str, info: usize, quota: &Quota) -> Result<bool, Limited> {
+        let until = Instant::now() + SECOND * 60;
+        let new = kept.reserve(name, info, until, quota).map_err(|exceeded| exceeded.what)?;
+        kept.holds(name, info, until);
+        Ok(new)
+    }
+
+    #[test]
+    fn locks_are_counted_until_they_are_released_or_have_ended() {
+        let (kept, two) = (Kept::default(), quota(2, usize::MAX, 100));
+        assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "b", 0, &two)), (Ok(true), Ok(true)));
+        assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "c", 0, &two)), (Ok(false), Err(Limited::Locks)));
+        kept.let_go("a", false);
+        assert_eq!(takes(&kept, "c", 0, &two), Ok(true));
+        kept.holds("b", 0, Instant::now() - SECOND);
+        kept.table().swept = None;
+        assert_eq!(takes(&kept, "d", 0, &two), Ok(true));
+    }
+
+    #[test]
+    fn bytes_are_counted_with_the_name_and_what_is_stored_beside_it() {
+        let (kept, small) = (Kept::default(), quota(100, 2 * OVERHEAD + 1_000, 100));
+        assert_eq!(takes(&kept, "a", 500, &small), Ok(true));
+        assert_eq!(takes(&kept, &"n".repeat(255), 0, &small), Err(Limited::Bytes));
+        assert_eq!(takes(&kept, "b", 400, &small), Ok(true));
+        kept.let_go("a", false);
+        kept.let_go("b", false);
+        assert_eq!(kept.table().bytes, 0);
+    }
+
+    #[test]
+    fn a_name_that_was_used_lately_or_was_not_granted_is_no_new_one() {
+        let (kept, few) = (Kept::default(), quota(100, usize::MAX, 2));
+        for _ in 0..10 {
+            assert_eq!(takes(&kept, "hot", 0, &few), Ok(true));
+            kept.let_go("hot", false);
+            assert_eq!(kept.reserve("held by another", 0, Instant::now() + SECOND, &few), Ok(true));
+            kept.let_go("held by another", true);
+        }
+        assert_eq!(takes(&kept, "b", 0, &few), Ok(true));
+        let refused = kept.reserve("c", 0, Instant::now() + SECOND, &few).unwrap_err();
+        assert_eq!((refused.what, refused.most), (Limited::NewNames, 2));
+        // Two a minute are one in half a minute.
+        assert!((SECOND * 25..=SECOND * 30).contains(&refused.retry_after), "{refused:?}");
+        kept.table().counted = Instant::now().checked_sub(SECOND * 30);
+        assert_eq!(takes(&kept, "c", 0, &few), Ok(true));
+    }
+}

@@ -1,0 +1,41 @@
+//! What the metrics mean, as scrapes say it.
+
+use metrics::{Unit, describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram};
+
+pub(super) fn describe() {
+    histogram!("redlock_acquire_duration_seconds", Unit::Seconds, "Time to decide an acquire, waiting excluded.");
+    histogram!("redlock_wait_duration_seconds", Unit::Seconds, "Time of requests that were ready to wait for a lock.");
+    gauge!("redlock_waiters", "Requests that wait for a lock.");
+    gauge!("redlock_waiting_locks", "Locks that requests wait for.");
+    counter!(
+        "redlock_handoffs_total",
+        "Locks that went from a release to a waiter: here, or by another gateway's hint."
+    );
+    counter!("redlock_operations_total", "Lock operations by outcome.");
+    counter!("redlock_quorum_failures_total", "Unusable node answers in operations that lacked a majority, by reason.");
+    counter!("redlock_releases_abandoned_total", "Releases that a node never confirmed and that were given up.");
+    counter!(
+        "redlock_fences_out_of_reach_total",
+        "Fences so far ahead of this machine's clock that its tokens cannot pass them yet."
+    );
+    histogram!(
+        "redlock_node_request_duration_seconds",
+        Unit::Seconds,
+        "Time of one call to a node, earlier calls on the way to it included."
+    );
+    counter!("redlock_node_votes_total", "Answers of a node to single operations.");
+    gauge!("redlock_node_state", "1 for the state that a node is in, else 0.");
+    gauge!("redlock_node_clock_offset_seconds", Unit::Seconds, "A node's clock minus this gateway's.");
+    counter!("redlock_node_restarts_total", "Restarts of a node that this gateway has seen.");
+    gauge!("redlock_node_evicted_keys", "Keys that a node has evicted; above 0 locks may be lost.");
+    gauge!(
+        "redlock_node_quarantine_remaining_seconds",
+        Unit::Seconds,
+        "How long a node's quarantine still lasts; else 0."
+    );
+    counter!("redlock_node_heals_total", "Extended locks that were set again on a node that had lost them.");
+    histogram!("redlock_batch_operations", "Operations carried by one call to a node.");
+    histogram!("http_server_request_duration_seconds", Unit::Seconds, "Time from request to answer.");
+    counter!("redlock_quota_exceeded_total", "Acquires refused because the client has used up a quota, by quota.");
+    gauge!("redlock_build_info", "Constant 1, labelled with the version.");
+}
