@@ -1,4 +1,4 @@
-//! What a name leaves behind that was used once: a fence on every master, for half an hour, and nothing else, in the gateway
+//! What a name leaves behind that was used once: a fence on every master, until 10 s after its TTL, and nothing else, in the gateway
 //! least of all. The benchmark does the same with ten million names (`redlock-bench growth`).
 
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::support::resp::Resp;
 const WARM_UP: u32 = 6000;
 const NAMES: u32 = 12_000;
 const CONNECTIONS: usize = 8;
-const BODY: &str = r#"{"ttl_ms":60000}"#;
+const BODY: &str = r#"{"ttl_ms":300000}"#;
 /// Well above what an allocator takes by the way, well below what a table with an entry for each name takes.
 const MOST_BYTES_PER_NAME: f64 = 100.0;
 

@@ -2,6 +2,7 @@
 //! load need not know which one it talks to. The naive ones are this very program, started again.
 
 use std::ffi::OsString;
+use std::iter;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -109,6 +110,9 @@ pub(crate) fn find_gateway(named: Option<&Path>) -> Result<PathBuf, String> {
     Ok(gateway)
 }
 
+/// The load is one client, and uses more new names in a minute than one may by default.
+pub(crate) const EVERY_NAME: &str = "--max-new-names-per-minute=100000000";
+
 /// Starts one contender and returns when it says that it is ready.
 pub(crate) async fn start(
     contender: Contender,
@@ -118,7 +122,8 @@ pub(crate) async fn start(
     scratch: &Scratch,
 ) -> Result<Running, String> {
     let Some(design) = contender.design() else {
-        return start_gateway(contender.label(), &programs.gateway, masters, gateway_args, scratch).await;
+        let args: Vec<_> = iter::once(EVERY_NAME.to_owned()).chain(gateway_args.iter().cloned()).collect();
+        return start_gateway(contender.label(), &programs.gateway, masters, &args, scratch).await;
     };
     let address = free_address()?;
     let design = design.to_possible_value().expect("no design is skipped").get_name().to_owned();

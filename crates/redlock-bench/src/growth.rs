@@ -4,9 +4,9 @@
 //! gateway's resident memory is looked at all the time; its growth is the slope of the straight line through what was seen
 //! in the second half, which one sample more or less does not move. At the end no lock may be left on any master.
 //!
-//! Fences do stay, on the masters: one key per name for half an hour after the last use of the name, because it is what
-//! refuses an acquire that arrives late, after its lock was released. So Redis has to have room for all names of half an
-//! hour; how much each takes is measured too.
+//! Fences do stay for a while, on the masters: one key per name until 10 s after the lock would have ended, because it is what
+//! refuses an acquire that arrives late, after its lock was released. So Redis has to have room for all names of that time, here
+//! five minutes; how much each takes is measured too.
 
 mod keys;
 mod report;
@@ -20,7 +20,7 @@ use clap::Args;
 use self::keys::{Keys, LOCK_PREFIX};
 use self::report::{Report, Sample};
 use crate::conditions::{Condition, MASTERS, Masters};
-use crate::contenders::{Running, find_gateway, start_gateway};
+use crate::contenders::{EVERY_NAME, Running, find_gateway, start_gateway};
 use crate::holders::settle;
 use crate::http::{Connection, write_acquire, write_release};
 use crate::options::Shared;
@@ -43,7 +43,7 @@ Examples:
   cargo build --release -p redlock-gateway && cargo run --release -p redlock-bench -- growth
   redlock-bench growth --cycles 500000 --json growth.json
 
-Ten million cycles take about ten minutes and 10 GB: every name leaves a fence on every master for half an hour, by design.
+Ten million cycles take about ten minutes and 10 GB: every name leaves a fence on every master for five minutes, its TTL, and 10 s, by design.
 It exits with 1 when the gateway's memory grows, and when a lock is left on a master.";
 
 /// Measures whether anything stays behind in the gateway when millions of names are used once.
@@ -87,7 +87,7 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     let scratch = Scratch::create()?;
     let masters = Masters::start(Condition::Healthy, &scratch).await?;
     let keys = Keys::connect(masters.addresses()).await?;
-    let mut args = vec![format!("--key-prefix={LOCK_PREFIX}")];
+    let mut args = vec![format!("--key-prefix={LOCK_PREFIX}"), EVERY_NAME.to_owned()];
     args.extend(options.shared.gateway_arg.iter().cloned());
     let gateway = start_gateway("redlock-gateway", &program, &masters, &args, &scratch).await?;
 
@@ -199,7 +199,7 @@ fn warn_of_memory(cycles: u64) -> Result<(), String> {
         let [needed, available] = [needed, available].map(|bytes| bytes.div_ceil(1 << 20));
         eprintln!(
             "WARNING: the fences of {cycles} names may take {needed} MiB and {available} MiB are available; try fewer \
-             --cycles, unless the run takes much longer than half an hour, when the first fences expire"
+             --cycles, unless the run takes much longer than five minutes, when the first fences expire"
         );
     }
     Ok(())

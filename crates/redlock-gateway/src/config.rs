@@ -62,7 +62,6 @@ pub struct Settings {
     #[arg(value_parser = value::factor)]
     pub drift_factor: f64,
     /// How far apart the clocks of gateways and nodes may be
-    // Fences outlive a grant by half an hour, which has to exceed what clocks may differ by.
     #[arg(long, value_name = "DURATION", env = "REDLOCK_CLOCK_SKEW", default_value = "2s")]
     #[arg(value_parser = duration(SECOND / 10..=SECOND * 600))]
     pub clock_skew: Duration,
