@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use super::wire::{NodeAnswerBody, json_line};
 use crate::auth::AuthError;
 use crate::config::show;
-use crate::gateway::Refusal;
+use crate::gateway::{Refusal, TooManyListings};
 use crate::info::label_of;
 
 /// Status, code and title.
@@ -228,6 +228,15 @@ impl From<Refusal> for ApiError {
                 let detail = format!("{max_in_flight} requests are in flight, as many as are allowed");
                 OVERLOADED.because(detail).retry_after(SOON)
             }
+            Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
+                let of = if of_this_client { "of this client" } else { "of all clients" };
+                let detail = format!("a listing costs more than a lock does: {max} at a time {of} is allowed here");
+                RATE_LIMITED.because(detail).retry_after(SOON)
+            }
+            Refusal::InvalidCursor => INVALID_PARAMETER.because(
+                "cursor is none of a listing of this prefix with this key; give back next_cursor of the last page, or \
+                 leave it out",
+            ),
         }
     }
 }

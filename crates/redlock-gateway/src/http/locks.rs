@@ -12,7 +12,7 @@ use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
 use super::wire::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use crate::auth::Verb;
-use crate::gateway::{AcquireRequest, InFlight, PresentedToken, ResolvedToken};
+use crate::gateway::{AcquireRequest, InFlight, ListRequest, PresentedToken, ResolvedToken};
 use crate::info::label_of;
 
 static IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -198,8 +198,9 @@ pub(super) async fn inspect(lock: LockAccess, _in_flight: InFlight) -> Result<Re
 
 /// List held locks
 ///
-/// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer; a key
-/// sees the locks that it may list.
+/// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
+/// before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
+/// list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
 #[utoipa::path(
     get, path = "/locks", operation_id = "listLocks", tag = "locks",
     params(ListQuery),
@@ -212,7 +213,14 @@ pub(super) async fn inspect(lock: LockAccess, _in_flight: InFlight) -> Result<Re
 )]
 pub(super) async fn list(access: Access, _in_flight: InFlight, query: ListQuery) -> Result<Response, ApiError> {
     let is_listed = |name: &_| access.caller().may(Verb::List, name);
-    let page = access.gateway().list(&query.prefix, query.limit as usize, query.cursor()?, is_listed).await?;
+    let request = ListRequest {
+        client: access.client(),
+        principal: access.caller().principal(),
+        prefix: &query.prefix,
+        limit: query.limit as usize,
+        cursor: query.cursor(),
+    };
+    let page = access.gateway().list(request, is_listed).await?;
     json_response(StatusCode::OK, &LockList::from(page))
 }
 
