@@ -8,7 +8,7 @@ use redlock_core::node::{Effect, Node, NodeState, Reason};
 use redlock_core::{ListCursor, LockError, LockName, LockState, NodeAnswer, NodeView, Redlock};
 
 use crate::core::locks::{LONG, acquire, key, labelled};
-use crate::support::harness::{PATIENCE, RedisServer};
+use crate::support::harness::{PATIENCE, RedisServer, eventually};
 use crate::support::nodes::{Cluster, in_state, intercepted, name, redlock, ttl};
 
 #[tokio::test]
@@ -132,6 +132,10 @@ async fn a_listing_gives_each_lock_once_beside_a_master_that_hangs() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..130).map(|n| format!("a/{n}"))).await;
+    eventually("every master has the last of them", async || {
+        (cluster.stored_on(&wanted[129], |_| true).len() == 3).then_some(())
+    })
+    .await;
     // Also over connections that listings had before it hung.
     for hung in 0..3 {
         cluster.servers[hung].stop();

@@ -70,7 +70,7 @@ async fn lists_on(
             429 => {
                 answer.problem(429, "rate_limited");
                 refused.fetch_add(1, Ordering::Relaxed);
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
             _ => drop(answer.problem(503, "quorum_unavailable")),
         }
@@ -125,8 +125,8 @@ async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_oth
 
     let (enough, pages, refused) = (Arc::<AtomicBool>::default(), Arc::default(), Arc::default());
     let mut lines = Vec::new();
-    // Six connections of each.
-    for lister in listers.iter().cycle().take(48) {
+    // Several connections of each.
+    for lister in listers.iter().cycle().take(24) {
         let lister = Key { text: lister.text.clone(), entry: String::new() };
         let (pages, refused) = (Arc::clone(&pages), Arc::clone(&refused));
         lines.push(tokio::spawn(lists_on(lister, gateway.clone(), enough.clone(), pages, refused)));

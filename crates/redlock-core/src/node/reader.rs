@@ -52,6 +52,8 @@ struct Line {
 }
 
 struct Open {
+    /// Resolves when it has ended by itself.
+    closed: BoxFuture<'static, String>,
     session: Box<dyn Session>,
     /// By which the master votes.
     marker: String,
@@ -82,7 +84,7 @@ impl Reader {
         question: impl Fn(&dyn Session) -> Answering<T> + Send,
     ) -> Result<(T, Duration), Failure> {
         let marker = self.admitted_by()?;
-        line.open.take_if(|open| open.marker != marker);
+        line.open.take_if(|open| open.marker != marker || (&mut open.closed).now_or_never().is_some());
         loop {
             let was_open = line.open.is_some();
             if !was_open {
@@ -91,7 +93,11 @@ impl Reader {
             }
             let Some(open) = &mut line.open else { continue };
             let (answer, asked) = (question(open.session.as_ref()), Instant::now());
-            let answer = in_time(self.deadline, answer).await;
+            let answer = tokio::select! {
+                biased;
+                answer = in_time(self.deadline, answer) => answer,
+                why = &mut open.closed => Err(LinkError::broken(why)),
+            };
             let elapsed = asked.elapsed();
             (open.quickest, open.was_used) = (open.quickest.min(elapsed), true);
             let work = elapsed - open.quickest;
@@ -132,7 +138,8 @@ impl Reader {
             return Err(LinkError::broken("its marker was lost or changed: it must be admitted again"));
         }
         in_time(self.deadline, session.load(&facts.run_id, marker)).await?;
-        Ok(Open { session, marker: marker.to_owned(), quickest: Duration::MAX, was_used: true })
+        let closed = session.closed();
+        Ok(Open { closed, session, marker: marker.to_owned(), quickest: Duration::MAX, was_used: true })
     }
 }
 
