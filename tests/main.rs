@@ -55,6 +55,7 @@ mod http {
     mod fencing;
     mod fuzz;
     mod keys;
+    mod listing;
     mod locks;
     mod openapi;
     mod places;

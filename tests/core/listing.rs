@@ -1,13 +1,15 @@
 //! What a majority of the nodes says of one lock, and of all locks with a prefix.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use redlock_core::node::{Effect, NodeState, Op};
-use redlock_core::{ListCursor, LockError, LockName, LockState, NodeView, Redlock};
+use redlock_core::node::{Effect, Node, NodeState, Reason};
+use redlock_core::{ListCursor, LockError, LockName, LockState, NodeAnswer, NodeView, Redlock};
 
 use crate::core::locks::{LONG, acquire, key, labelled};
-use crate::support::nodes::{Cluster, in_state, intercepted, name, pass_on, redlock, ttl};
+use crate::support::harness::{PATIENCE, RedisServer, eventually};
+use crate::support::nodes::{Cluster, in_state, intercepted, name, redlock, ttl};
 
 #[tokio::test]
 async fn an_inspection_says_held_free_or_unknown_as_the_majority_does() {
@@ -59,7 +61,7 @@ async fn three_values_without_a_majority_are_no_holder() {
 async fn list_all(locks: &Redlock, prefix: &str, limit: usize) -> (Vec<String>, usize) {
     let (mut found, mut pages, mut cursor) = (Vec::new(), 0, ListCursor::default());
     loop {
-        let page = locks.list(prefix, limit, cursor, |_| true).await.unwrap();
+        let page = locks.list(prefix, limit, cursor, PATIENCE, |_| true).await.unwrap();
         let held = |(_, state): &(LockName, LockState)| matches!(state, LockState::Held(_));
         found.extend(page.locks.into_iter().filter(held).map(|(lock, _)| lock.to_string()));
         pages += 1;
@@ -107,7 +109,7 @@ async fn a_listing_gives_every_held_lock_of_its_prefix_once() {
         match dead {
             1 => assert_once_each(list_all(&locks, "a/", 20).await.0, &wanted),
             _ => {
-                let refused = locks.list("a/", 1_000, ListCursor::default(), |_| true).await;
+                let refused = locks.list("a/", 1_000, ListCursor::default(), PATIENCE, |_| true).await;
                 assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
             }
         }
@@ -126,21 +128,65 @@ async fn a_listing_finds_what_a_majority_without_its_first_node_holds() {
 }
 
 #[tokio::test]
-async fn a_listing_gives_each_lock_once_even_when_the_node_it_read_first_is_slow() {
-    let cluster = Cluster::start(5).await;
-    let wanted = acquire_all(&cluster.redlock(), (0..30).map(|n| format!("a/{n}"))).await;
-    let mut nodes = cluster.nodes.clone();
-    nodes[0] = intercepted(nodes[0].clone(), |node, task| {
-        let node = node.clone();
-        tokio::spawn(async move {
-            if matches!(*task.op, Op::Inspect { .. }) {
-                tokio::time::sleep(Duration::from_millis(30)).await;
-            }
-            pass_on(&node, task);
-        });
-    });
-    let locks = redlock(nodes, Duration::from_secs(2));
-    for limit in [10, 1_000] {
-        assert_once_each(list_all(&locks, "a/", limit).await.0, &wanted);
+async fn a_listing_gives_each_lock_once_beside_a_master_that_hangs() {
+    let cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let wanted = acquire_all(&locks, (0..130).map(|n| format!("a/{n}"))).await;
+    eventually("every master has the last of them", async || {
+        (cluster.stored_on(&wanted[129], |_| true).len() == 3).then_some(())
+    })
+    .await;
+    // Also over connections that listings had before it hung.
+    for hung in 0..3 {
+        cluster.servers[hung].stop();
+        for limit in [20, 1_000] {
+            assert_once_each(list_all(&locks, "a/", limit).await.0, &wanted);
+        }
+        cluster.servers[hung].cont();
+        in_state(cluster.nodes[hung].as_ref(), NodeState::Admitted).await;
     }
+}
+
+fn connections(server: &RedisServer) -> BTreeSet<String> {
+    let id = |line: &str| line.split([' ', '=']).nth(1).expect("id=N").to_owned();
+    // The one that asks is gone the next time.
+    server.cmd(&["CLIENT", "LIST"]).text().lines().filter(|line| !line.contains("cmd=client")).map(id).collect()
+}
+
+/// A closed connection, as by `timeout` in the configuration of a master, is no reason to do without the master.
+#[tokio::test]
+async fn a_listing_is_whole_after_its_connections_were_closed() {
+    let cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let wanted = acquire_all(&locks, (0..20).map(|n| format!("a/{n}"))).await;
+    let before: Vec<_> = cluster.servers.iter().map(connections).collect();
+    assert_once_each(list_all(&locks, "a/", 100).await.0, &wanted);
+    for (server, before) in cluster.servers.iter().zip(before) {
+        let own: Vec<_> = connections(server).difference(&before).cloned().collect();
+        assert_eq!(own.len(), 1, "a listing has one connection to each master");
+        server.cmd(&["CLIENT", "KILL", "ID", &own[0]]);
+    }
+    assert_once_each(list_all(&locks, "a/", 100).await.0, &wanted);
+}
+
+/// The connections of votes carry votes.
+#[tokio::test]
+async fn a_listing_asks_nothing_of_the_queues_of_votes() {
+    let cluster = Cluster::start(3).await;
+    let wanted = acquire_all(&cluster.redlock(), (0..130).map(|n| format!("a/{n}"))).await;
+    let nobody = |node: &Arc<dyn Node>| intercepted(node.clone(), |_, task| panic!("a listing asked {:?}", task.op));
+    let locks = redlock(cluster.nodes.iter().map(nobody).collect(), Duration::from_secs(2));
+    assert_once_each(list_all(&locks, "a/", 20).await.0, &wanted);
+}
+
+#[tokio::test]
+async fn a_listing_that_may_take_no_time_says_that_it_could_read_nothing() {
+    let cluster = Cluster::start(3).await;
+    let (locks, began) = (cluster.redlock(), Instant::now());
+    cluster.servers.iter().for_each(RedisServer::stop);
+    let refused = locks.list("", 10, ListCursor::default(), Duration::from_millis(50), |_| true).await;
+    cluster.servers.iter().for_each(RedisServer::cont);
+    let Err(LockError::NoQuorum(reports)) = refused else { panic!("{refused:?}") };
+    assert!(matches!(&reports[0].answer, NodeAnswer::Failed(failure) if failure.reason == Reason::Timeout));
+    assert!(began.elapsed() < PATIENCE);
 }

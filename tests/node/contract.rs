@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
+use redlock_core::node::link::{Scan, Scanned};
 use redlock_core::node::{Effect, Holding, NodeSettings, Op, Reason, Record, Vote};
 use redlock_core::{FencingToken, Info};
 use tokio::time::Instant;
@@ -358,8 +359,8 @@ async fn a_value_of_another_client_holds_the_lock_with_and_without_expiry(kind: 
 async fn scan_all(subject: &Subject, prefix: &str, count: u32) -> (Vec<Bytes>, usize) {
     let (mut found, mut pages, mut cursor) = (Vec::new(), 0, Bytes::new());
     loop {
-        let op = Op::Scan { key_prefix: Bytes::copy_from_slice(prefix.as_bytes()), cursor, count };
-        let Vote::Page { keys, next } = subject.ask(op).await else { panic!("a scan answers with a page") };
+        let scan = Scan { key_prefix: Bytes::copy_from_slice(prefix.as_bytes()), cursor, count };
+        let Scanned { keys, next, .. } = subject.node.reader().scan(scan).await.expect("a page");
         found.extend(keys);
         pages += 1;
         match next {

@@ -10,8 +10,8 @@ use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
 use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{
-    Effect, Failure, HandOver, Hint, Keys, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Reason,
-    Record, ReleaseScope, Reply, Task, Vote, Voter,
+    Effect, Failure, HandOver, Hint, Keys, LockReader, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer,
+    Op, Reason, Record, ReleaseScope, Reply, Task, Vote, Voter,
 };
 use redlock_core::{Info, LockName, LockToken, Redlock, Seams, Settings, Ttl};
 use tokio::sync::{oneshot, watch};
@@ -265,6 +265,9 @@ impl<F: Fn(&Arc<dyn Node>, Task) + Send + Sync + 'static> Node for Intercepted<F
     }
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
         (self.submit)(&self.node, Task { op, not_after, reply });
+    }
+    fn reader(&self) -> &dyn LockReader {
+        self.node.reader()
     }
 }
 

@@ -76,7 +76,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::node::{Listener, Op, Reply, Task};
+    use crate::node::{Listener, LockReader, Op, Reply, Task};
 
     /// A node of which only the status is known.
     struct Seen {
@@ -96,6 +96,10 @@ mod tests {
         fn submit(&self, _: Arc<Op>, _: Instant, _: Reply) {}
 
         fn submit_both(&self, _: Task, _: Task) {}
+
+        fn reader(&self) -> &dyn LockReader {
+            unreachable!("nothing is listed here")
+        }
 
         fn listen(&self, _: Weak<dyn Listener>) {}
 

@@ -1,26 +1,29 @@
 //! Listing: no part of the algorithm, for people who want to see what is held.
 //!
 //! Nodes are read one after the other, and every lock that one of them shows is looked up on all of them. So many nodes
-//! are read that no majority can be missed.
+//! are read that no majority can be missed. All of it goes beside the votes, see [`LockReader`](crate::node::LockReader).
 
+use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
+use tokio::time::{Instant, error::Elapsed, timeout_at};
 
-use crate::error::{LockError, NodeReport};
-use crate::node::{Op, Vote};
-use crate::quorum::Quorum;
-use crate::round::Round;
-use crate::shared::{ALL_NODES, Shared};
+use crate::error::{LockError, NodeAnswer, NodeReport};
+use crate::node::link::{Scan, Scanned};
+use crate::node::{Effect, Failure, Keys, Op, Reason, Vote};
+use crate::quorum::{Decision, Quorum};
+use crate::round::tally;
+use crate::shared::Shared;
 use crate::types::LockName;
-use crate::votes::{LockState, answer};
+use crate::votes::LockState;
 
-/// Locks of a listing that are inspected at the same time; more would stand in the way of locking.
-const MAX_IN_FLIGHT: usize = 64;
-
-/// Scans of a node for one page of a listing: bounds how long a page takes on nodes with many keys and few locks.
-const MAX_SCANS: u32 = 64;
+/// Locks that are looked up in one call.
+const LOOKED_UP: usize = 64;
+/// The least that a scan asks for: to read few keys costs as much.
+const LEAST_COUNT: usize = 16;
 
 /// A page of held locks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,50 +79,57 @@ impl ListCursor {
     }
 }
 
+/// What a listing shows, and for how long it may take.
+pub(crate) struct ListParams<'a> {
+    pub(crate) prefix: &'a str,
+    pub(crate) limit: usize,
+    pub(crate) cursor: ListCursor,
+    pub(crate) until: Instant,
+}
+
 /// Names that do not pass are neither looked at nor counted, so that nothing in the page tells of them.
 pub(crate) async fn list(
     shared: &Shared,
-    prefix: &str,
-    limit: usize,
-    mut cursor: ListCursor,
+    ListParams { prefix, limit, mut cursor, until }: ListParams<'_>,
     passes: impl Fn(&LockName) -> bool + Send + Sync,
 ) -> Result<LockPage, LockError> {
     let limit = limit.max(1);
-    let mut locks = Vec::new();
-    let mut failures = Vec::new();
     let key_prefix = Bytes::from(format!("{}{prefix}", shared.settings.key_prefix));
     let is_complete = |cursor: &ListCursor| cursor.walked.count_ones() as usize >= shared.quorum.blocking();
-    // Keys that are no locks are passed over by the nodes, so a page may take many scans, or end with few locks.
-    for _ in 0..MAX_SCANS {
-        if is_complete(&cursor) || cursor.node >= shared.nodes.len() || locks.len() >= limit {
+    let mut listing = Listing { shared, until, seen: HashSet::new(), locks: Vec::new(), failures: Vec::new() };
+    listing.failures.resize(shared.nodes.len(), None);
+    let (mut count, mut is_empty) = (limit.max(LEAST_COUNT), true);
+    while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
+        // Nodes of this process answer at once, however many questions they are asked.
+        tokio::task::yield_now().await;
+        let asked = u32::try_from(count).unwrap_or(u32::MAX);
+        let scan = Scan { key_prefix: key_prefix.clone(), cursor: cursor.at.clone(), count: asked };
+        let Ok(scanned) = listing.scan(cursor.node, scan).await else { break };
+        let Some(Scanned { keys, count: looked_at, next }) = scanned else {
+            // Skipped: other nodes can make up for it. What was shown of it stays right.
+            cursor = ListCursor { node: cursor.node + 1, walked: cursor.walked, at: Bytes::new() };
+            continue;
+        };
+        let mut names = names_of(&keys, &shared.settings.key_prefix);
+        names.retain(&passes);
+        // As many keys as should have what is missing, if they are like those before.
+        let missing = limit.saturating_sub(listing.locks.len() + names.len()).max(LEAST_COUNT);
+        count = (looked_at as usize * missing / names.len().max(1)).max(LEAST_COUNT);
+        if listing.add(names, cursor.walked).await.is_err() {
             break;
         }
-        let count = u32::try_from(limit - locks.len()).unwrap_or(u32::MAX).max(16);
-        let op = Op::Scan { key_prefix: key_prefix.clone(), cursor: cursor.at.clone(), count };
-        match ask_one(shared, cursor.node, op).await {
-            Some(Vote::Page { keys, next }) => {
-                let mut names = names_of(&keys, &shared.settings.key_prefix);
-                names.retain(&passes);
-                add_found(shared, names, cursor.walked, &mut locks).await;
-                cursor.at = next.unwrap_or_default();
-                if cursor.at.is_empty() {
-                    cursor.walked |= 1 << cursor.node;
-                    cursor.node += 1;
-                }
-            }
-            vote => {
-                // Skipped: other nodes can make up for it. What was shown of it stays right.
-                let node = shared.nodes[cursor.node].name().to_owned();
-                failures.push(NodeReport { node, answer: answer(vote.as_ref()) });
-                cursor = ListCursor { node: cursor.node + 1, walked: cursor.walked, at: Bytes::new() };
-            }
+        is_empty = false;
+        cursor.at = next.unwrap_or_default();
+        if cursor.at.is_empty() {
+            cursor.walked |= 1 << cursor.node;
+            cursor.node += 1;
         }
     }
     let complete = is_complete(&cursor);
-    if !complete && cursor.node >= shared.nodes.len() {
-        return Err(LockError::NoQuorum(failures));
+    if !complete && (is_empty || cursor.node >= shared.nodes.len()) {
+        return Err(LockError::NoQuorum(listing.reports()));
     }
-    Ok(LockPage { locks, next: (!complete).then_some(cursor) })
+    Ok(LockPage { locks: listing.locks, next: (!complete).then_some(cursor) })
 }
 
 fn names_of(keys: &[Bytes], key_prefix: &str) -> Vec<LockName> {
@@ -127,34 +137,94 @@ fn names_of(keys: &[Bytes], key_prefix: &str) -> Vec<LockName> {
     keys.iter().filter_map(name_of).collect()
 }
 
-/// Adds those of a node's locks that a majority holds and that no node read before has shown.
-async fn add_found(shared: &Shared, names: Vec<LockName>, walked: u32, locks: &mut Vec<(LockName, LockState)>) {
-    let limit = shared.settings.node_timeout;
-    for names in names.chunks(MAX_IN_FLIGHT) {
-        let rounds: Vec<_> = names
-            .iter()
-            .filter(|name| locks.iter().all(|(listed, _)| listed != *name))
-            .map(|name| (name.clone(), shared.inspect(shared.keys(name), limit)))
-            .collect();
-        for (name, round) in rounds {
-            let outcome = round.outcome().await;
-            let shown = round.found_on(walked).await;
-            match LockState::of(shared.quorum, outcome.decision, &outcome.votes) {
-                // To leave out what is unknown would be to say that it is free.
-                state @ (LockState::Held(_) | LockState::Unknown) if !shown => locks.push((name, state)),
-                LockState::Held(_) | LockState::Unknown | LockState::Free => {}
+/// A page in the making.
+struct Listing<'a> {
+    shared: &'a Shared,
+    until: Instant,
+    /// What has been looked up.
+    seen: HashSet<LockName>,
+    locks: Vec<(LockName, LockState)>,
+    /// By node: one that has failed is asked nothing more for this page.
+    failures: Vec<Option<Failure>>,
+}
+
+impl Listing<'_> {
+    /// Nothing when the node cannot be read.
+    async fn scan(&mut self, node: usize, scan: Scan) -> Result<Option<Scanned>, Elapsed> {
+        if self.failures[node].is_some() {
+            return Ok(None);
+        }
+        match timeout_at(self.until, self.shared.nodes[node].reader().scan(scan)).await {
+            Ok(Ok(scanned)) => Ok(Some(scanned)),
+            Ok(Err(failure)) => {
+                self.failures[node] = Some(failure);
+                Ok(None)
+            }
+            Err(late) => {
+                let detail = "no answer before the listing had to end";
+                self.failures[node] = Some(Failure::new(Reason::Timeout, Effect::None, detail));
+                Err(late)
             }
         }
     }
-}
 
-async fn ask_one(shared: &Shared, node: usize, op: Op) -> Option<Vote> {
-    // A scan is no lock operation: it may take longer than a vote.
-    let limit = shared.settings.node_timeout * 10;
-    let one = Quorum::new(1).expect("one node is a cluster");
-    let round = Round::new(one, op, limit, &shared.seams.observer, None);
-    round.ask(&shared.nodes[node..=node], ALL_NODES);
-    round.outcome().await.votes.into_iter().next().flatten()
+    /// Adds those of a node's locks that a majority holds and that no node read before has shown; all or, when it takes too
+    /// long, none.
+    async fn add(&mut self, mut names: Vec<LockName>, walked: u32) -> Result<(), Elapsed> {
+        let quorum = self.shared.quorum;
+        names.retain(|name| self.seen.insert(name.clone()));
+        let mut found = Vec::new();
+        for names in names.chunks(LOOKED_UP) {
+            let mut by_node: Vec<_> = self.look_up(names).await?.into_iter().map(Vec::into_iter).collect();
+            for name in names {
+                let votes: Vec<_> = by_node.iter_mut().map(Iterator::next).collect();
+                let is_shown = |(node, vote): (usize, &Option<Vote>)| {
+                    walked & (1 << node) != 0 && matches!(vote, Some(Vote::Found(_)))
+                };
+                let shown = votes.iter().enumerate().any(is_shown);
+                let decision = match quorum.decide(tally(&Op::Inspect { keys: self.shared.keys(name) }, &votes)) {
+                    Decision::Open => Decision::Neither,
+                    decision => decision,
+                };
+                match LockState::of(quorum, decision, &votes) {
+                    // To leave out what is unknown would be to say that it is free.
+                    state @ (LockState::Held(_) | LockState::Unknown) if !shown => found.push((name.clone(), state)),
+                    LockState::Held(_) | LockState::Unknown | LockState::Free => {}
+                }
+            }
+        }
+        self.locks.append(&mut found);
+        Ok(())
+    }
+
+    /// What each node says of these locks.
+    async fn look_up(&mut self, names: &[LockName]) -> Result<Vec<Vec<Vote>>, Elapsed> {
+        let keys: Vec<Keys> = names.iter().map(|name| self.shared.keys(name)).collect();
+        let ask = |(node, failure): (usize, &Option<Failure>)| {
+            let (reader, keys, failure) = (self.shared.nodes[node].reader(), keys.clone(), failure.clone());
+            async move {
+                match failure {
+                    Some(failure) => Err(failure),
+                    None => reader.read(keys).await,
+                }
+            }
+        };
+        let answers = timeout_at(self.until, join_all(self.failures.iter().enumerate().map(ask))).await?;
+        let votes = |(node, answer): (usize, Result<Vec<Vote>, Failure>)| {
+            answer.unwrap_or_else(|failure| {
+                self.failures[node] = Some(failure.clone());
+                vec![Vote::Failed(failure); names.len()]
+            })
+        };
+        Ok(answers.into_iter().enumerate().map(votes).collect())
+    }
+
+    fn reports(self) -> Vec<NodeReport> {
+        let report = |(name, failure): (String, Option<Failure>)| {
+            Some(NodeReport { node: name, answer: NodeAnswer::Failed(failure?) })
+        };
+        self.shared.names().zip(self.failures).filter_map(report).collect()
+    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@
 //! | `report` | what operators are told of a master | what it is told |
 //! | [`link`] | the seam to one connection | what is said on it, and when |
 //! | [`worker`] | runs a driver on a link | what to do |
+//! | `reader` | the connection of listings | what is listed |
 //! | `hints` | the second connection, which hears other processes | what they say |
 //! | [`redis`] | the link to a real master | when it is used |
 //! | [`probe`] | one master as an operator's command talks to it | workers, other masters |
@@ -32,6 +33,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -47,6 +49,7 @@ mod op;
 mod peers;
 pub mod probe;
 mod rate;
+mod reader;
 mod record;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -57,7 +60,7 @@ mod task;
 pub mod worker;
 
 pub use self::hint::Hint;
-use self::link::Link;
+use self::link::{Link, Scan, Scanned};
 pub use self::observer::{HandOver, NoObserver, Observer, Seams};
 pub use self::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 pub use self::peers::Peers;
@@ -104,6 +107,9 @@ pub trait Node: Send + Sync + 'static {
     /// Does nothing to any other node.
     fn confirm_bootstrap(&self) {}
 
+    /// What is stored on it.
+    fn reader(&self) -> &dyn LockReader;
+
     /// The way to it, for what is no lock operation; `None` for a node of this process.
     fn link(&self) -> Option<Arc<dyn Link>> {
         None
@@ -114,6 +120,16 @@ pub trait Node: Send + Sync + 'static {
     fn adopted(&self, marker: &str) {
         let _ = marker;
     }
+}
+
+/// Reads what a node stores, for listings. Not a lock operation: it goes beside them, and no vote waits for it in a queue.
+/// Only a node that is admitted is read.
+pub trait LockReader: Send + Sync {
+    /// A page of the keys of locks; of fewer keys than asked for where those would take the node too long.
+    fn scan(&self, scan: Scan) -> BoxFuture<'_, Result<Scanned, Failure>>;
+
+    /// What is stored of these locks, as votes on an [`Op::Inspect`] of each.
+    fn read(&self, locks: Vec<Keys>) -> BoxFuture<'_, Result<Vec<Vote>, Failure>>;
 }
 
 /// Hears what other processes say through a node. A hint may be lost, repeated or late: nothing may rest on it.

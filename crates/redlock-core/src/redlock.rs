@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::acquire::{self, AcquireOptions, AcquireParams, Waiters};
 use crate::bootstrap::{self, Bootstrap};
 use crate::error::{HeldBy, LockError};
 use crate::extend;
 use crate::inspect::{self, Inspection};
-use crate::list::{self, ListCursor, LockPage};
+use crate::list::{self, ListCursor, ListParams, LockPage};
 use crate::node::{Listener, Node, NodeStatus, ReleaseScope};
 use crate::quorum::Quorum;
 use crate::release;
@@ -23,6 +24,9 @@ use crate::shared::Shared;
 use crate::types::{LockName, LockToken, Owner, Ttl};
 use crate::validity::Lease;
 use crate::wait::{WaitRegistry, Waiting};
+
+/// A page that takes longer is of no use to anybody.
+const LONGEST_LISTING: Duration = Duration::from_secs(3600);
 
 /// Distributed locks over a fixed set of independent masters. Cheap to clone; all clones are one.
 #[derive(Clone)]
@@ -170,16 +174,21 @@ impl Redlock {
     /// listing may be missed or shown twice, and those of a node that stops answering during it shown twice. Names that do
     /// not pass are neither looked at nor counted, so that nothing in the page tells of them.
     ///
+    /// All of it goes on connections of its own, with pauses, so that no vote waits for it. The page ends after `patience`
+    /// with what it has.
+    ///
     /// # Errors
-    /// [`LockError::NoQuorum`] when too few nodes can be read.
+    /// [`LockError::NoQuorum`] when too few nodes can be read, or nothing could be within that time.
     pub async fn list(
         &self,
         prefix: &str,
         limit: usize,
         cursor: ListCursor,
+        patience: Duration,
         passes: impl Fn(&LockName) -> bool + Send + Sync,
     ) -> Result<LockPage, LockError> {
-        list::list(&self.shared, prefix, limit, cursor, passes).await
+        let params = ListParams { prefix, limit, cursor, until: Instant::now() + patience.min(LONGEST_LISTING) };
+        list::list(&self.shared, params, passes).await
     }
 
     /// Takes an operator's word that this cluster has never been used, and ends the quarantine of its nodes. The word is
@@ -248,8 +257,6 @@ impl Redlock {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::Instant;
-
     use super::*;
 
     fn one_node() -> (Redlock, LockName, Ttl) {

@@ -57,7 +57,7 @@ fn may_have_granted(vote: &Vote) -> bool {
         Vote::Granted => true,
         Vote::Failed(failure) => failure.effect == Effect::Possible,
         Vote::Held(_) | Vote::Yours(_) | Vote::Stale { .. } | Vote::Extended => false,
-        Vote::Released | Vote::Missing | Vote::Found(_) | Vote::Page { .. } => false,
+        Vote::Released | Vote::Missing | Vote::Found(_) => false,
     }
 }
 
@@ -164,17 +164,6 @@ impl Round {
         Outcome { decision, votes }
     }
 
-    /// Whether one of the nodes whose bit is set found something. Their votes may come after the deciding one: waits for
-    /// them, at most until the deadline. To be called when the round is decided.
-    pub(crate) async fn found_on(&self, mask: u32) -> bool {
-        let among = |votes: &[Option<Vote>], is: fn(&Option<Vote>) -> bool| {
-            votes.iter().enumerate().any(|(index, vote)| mask & (1 << index) != 0 && is(vote))
-        };
-        let found = |votes: &[Option<Vote>]| among(votes, |vote| matches!(vote, Some(Vote::Found(_))));
-        let unheard = |votes: &[Option<Vote>]| among(votes, Option::is_none);
-        found(&self.votes_until(|votes| found(votes) || !unheard(votes)).await)
-    }
-
     /// The votes when they are as wanted, or all in, or at the deadline; also those after the deciding one.
     pub(crate) async fn votes_until(&self, wanted: impl Fn(&[Option<Vote>]) -> bool) -> Vec<Option<Vote>> {
         let reached = std::future::poll_fn(|cx| {
@@ -278,7 +267,7 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
             // The yes of an inspection is agreement among nodes: counted below.
             (Op::Inspect { .. }, Vote::Found(_)) => {}
             // Neither a stale T nor a lock of its own refuses an owner for good: see `acquire/attempt.rs`.
-            (_, Vote::Failed(_) | Vote::Stale { .. } | Vote::Yours(_) | Vote::Page { .. }) => tally.failed += 1,
+            (_, Vote::Failed(_) | Vote::Stale { .. } | Vote::Yours(_)) => tally.failed += 1,
             // An answer to another question.
             (_, Vote::Granted | Vote::Held(_) | Vote::Extended) => tally.failed += 1,
             (_, Vote::Released | Vote::Missing | Vote::Found(_)) => tally.failed += 1,

@@ -4,6 +4,7 @@
 //! Knows nothing of status codes, of axum or of how nodes are asked.
 
 mod in_flight;
+mod listings;
 mod tokens;
 
 use std::sync::Arc;
@@ -12,23 +13,30 @@ use std::time::{Duration, Instant};
 
 use redlock_core::node::{NodeState, NodeStatus, Reason};
 use redlock_core::{
-    AcquireOptions, HeldBy, Info, Inspection, Lease, ListCursor, LockError, LockName, LockPage, LockState, LockToken,
-    NodeAnswer, NodeReport, Redlock, Ttl,
+    AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, LockToken, NodeAnswer, NodeReport,
+    Redlock, Ttl,
 };
 use tokio::sync::Notify;
 
 use self::in_flight::Requests;
 pub use self::in_flight::{Active, InFlight, Work};
+use self::listings::Listings;
+pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
 pub use self::tokens::{PresentedToken, ResolvedToken};
 use crate::clients::{Client, Exceeded};
 use crate::config::{Limits, Quota};
-use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
+use crate::telemetry::{Load, Operation, Outcome, Telemetry, WaitEnd};
+
+/// A page of a listing takes no longer, and ends with what it has.
+const LISTING: Duration = Duration::from_secs(3);
 
 /// The lock service, as the routes call it. One per process.
 pub struct Gateway {
     locks: Redlock,
     limits: Limits,
     cluster: String,
+    cursors: CursorKey,
+    listings: Listings,
     telemetry: Arc<Telemetry>,
     in_flight: Requests,
     draining: AtomicBool,
@@ -74,6 +82,9 @@ pub enum Refusal {
     ClientGone,
     Overloaded,
     Quota(Exceeded),
+    TooManyListings(TooManyListings),
+    /// Not a cursor that this principal was given in a listing of this prefix.
+    InvalidCursor,
 }
 
 impl From<LockError> for Refusal {
@@ -130,11 +141,13 @@ impl Gateway {
         locks: Redlock,
         limits: Limits,
         cluster: String,
+        cursors: CursorKey,
         max_in_flight: usize,
         telemetry: Arc<Telemetry>,
     ) -> Self {
         let (in_flight, draining, drained) = (Requests::new(max_in_flight), AtomicBool::new(false), Notify::new());
-        Self { locks, limits, cluster, telemetry, in_flight, draining, drained }
+        let listings = Listings::default();
+        Self { locks, limits, cluster, cursors, listings, telemetry, in_flight, draining, drained }
     }
 
     pub fn limits(&self) -> Limits {
@@ -313,12 +326,16 @@ impl Gateway {
     /// A page of those held locks whose names pass.
     pub async fn list(
         &self,
-        prefix: &str,
-        limit: usize,
-        cursor: ListCursor,
+        request: ListRequest<'_>,
         passes: impl Fn(&LockName) -> bool + Send + Sync,
-    ) -> Result<LockPage, Refusal> {
-        Ok(self.locks.list(prefix, limit, cursor, passes).await?)
+    ) -> Result<ListView, Refusal> {
+        let ListRequest { client, principal, prefix, limit, cursor } = request;
+        let open = |text| self.cursors.open(text, prefix, principal).ok_or(Refusal::InvalidCursor);
+        let cursor = cursor.map(open).transpose()?.unwrap_or_default();
+        let _places = self.listings.begin(client).map_err(Refusal::TooManyListings)?;
+        let page = self.locks.list(prefix, limit, cursor, LISTING, passes).await?;
+        let next = page.next.map(|next| self.cursors.seal(&next, prefix, principal));
+        Ok(ListView { locks: page.locks, next })
     }
 
     /// Whether requests should be sent here, with every node's state.
@@ -346,7 +363,8 @@ impl Gateway {
     pub fn metrics(&self) -> String {
         let (_, nodes) = self.readiness();
         let statuses = nodes.iter().map(|(name, status)| (name.as_str(), status.clone()));
-        self.telemetry.render(statuses, self.locks.waiting(), self.locks.wall_micros())
+        let load = Load { waiting: self.locks.waiting(), listings: self.listings.count() };
+        self.telemetry.render(statuses, load, self.locks.wall_micros())
     }
 
     /// From now on nothing new is acquired, and those who wait are sent away; extending and releasing go on.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
+use redlock_core::clock::Entropy;
 use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
 use redlock_core::node::{Node, NodeSettings};
@@ -22,7 +23,7 @@ use crate::auth::{Authenticator, Keys};
 use crate::clients::Clients;
 use crate::config::{Config, Nodes};
 use crate::connection::{Connection, Encrypted, Plain};
-use crate::gateway::Gateway;
+use crate::gateway::{CursorKey, Gateway};
 use crate::http::{App, AppState};
 use crate::reload::{Reload, Watched};
 use crate::telemetry::Telemetry;
@@ -196,8 +197,9 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     if config.settings.bootstrap && matches!(config.nodes, Nodes::Redis(_)) {
         tokio::spawn(bootstrap(locks.clone()));
     }
+    let cursors = cursor_key(config, &cluster, &names, seams.entropy.as_ref());
     let gateway =
-        Gateway::new(locks, config.settings.limits, cluster, config.settings.max_in_flight, telemetry.clone());
+        Gateway::new(locks, config.settings.limits, cluster, cursors, config.settings.max_in_flight, telemetry.clone());
     Ok((Arc::new(gateway), telemetry))
 }
 
@@ -222,6 +224,23 @@ async fn bootstrap(locks: Redlock) {
         Bootstrap::Confirmed => tracing::info!("--bootstrap: all nodes are new and are admitted at once"),
         Bootstrap::Refuted(node) => {
             tracing::warn!(node, "--bootstrap: not applied: this node is not new, or a gateway already waits for it");
+        }
+    }
+}
+
+fn cursor_key(config: &Config, cluster: &str, names: &[String], entropy: &dyn Entropy) -> CursorKey {
+    match &config.nodes {
+        Nodes::Embedded(_) => {
+            let mut random = [0; 32];
+            entropy.fill(&mut random);
+            CursorKey::new(random)
+        }
+        // Cursors count masters by their place. A name stands for one order; in a list without one it may differ, and what
+        // would go on at another master is no cursor.
+        Nodes::Redis(urls) => {
+            let order = config.settings.cluster.is_none().then(|| names.join(","));
+            let credentials = urls.iter().map(RedisUrl::credentials).chain([(order.as_deref(), None)]);
+            CursorKey::derive(cluster, credentials)
         }
     }
 }

@@ -117,7 +117,7 @@ fn outcomes_of(operation: Operation) -> &'static [Outcome] {
 
 /// All votes in the order of [`vote_index`].
 fn vote_words() -> impl Iterator<Item = &'static str> {
-    let answers = ["granted", "yours", "held", "stale", "extended", "released", "missing", "found", "page"];
+    let answers = ["granted", "yours", "held", "stale", "extended", "released", "missing", "found"];
     answers.into_iter().chain(Reason::ALL.map(Reason::as_str))
 }
 
@@ -131,9 +131,15 @@ fn vote_index(vote: &Vote) -> usize {
         Vote::Released => 5,
         Vote::Missing => 6,
         Vote::Found(_) => 7,
-        Vote::Page { .. } => 8,
-        Vote::Failed(Failure { reason, .. }) => 9 + *reason as usize,
+        Vote::Failed(Failure { reason, .. }) => 8 + *reason as usize,
     }
+}
+
+/// What goes on in a gateway at one moment.
+pub struct Load {
+    pub waiting: Waiting,
+    /// Listings under way.
+    pub listings: usize,
 }
 
 /// How a wait ended.
@@ -262,11 +268,12 @@ impl Telemetry {
     pub fn render<'a>(
         &self,
         statuses: impl Iterator<Item = (&'a str, NodeStatus)>,
-        waiting: Waiting,
+        Load { waiting, listings }: Load,
         now: u64,
     ) -> String {
         self.handles.waiters.set(waiting.waiters as f64);
         self.handles.waiting_locks.set(waiting.locks as f64);
+        self.handles.listings.set(listings as f64);
         for (name, status) in statuses {
             let Some(node) = self.node(name) else { continue };
             for (state, gauge) in &node.states {
@@ -378,6 +385,7 @@ struct Handles {
     waits: [Histogram; WAIT_ENDS.len()],
     waiters: Gauge,
     waiting_locks: Gauge,
+    listings: Gauge,
     handed_over: [Counter; 2],
 }
 
@@ -410,6 +418,7 @@ impl Handles {
             waits: WAIT_ENDS.map(|(_, end)| metrics::histogram!("redlock_wait_duration_seconds", "outcome" => end)),
             waiters: metrics::gauge!("redlock_waiters"),
             waiting_locks: metrics::gauge!("redlock_waiting_locks"),
+            listings: metrics::gauge!("redlock_listings"),
             handed_over: ["local", "remote"].map(|kind| metrics::counter!("redlock_handoffs_total", "kind" => kind)),
         }
     }

@@ -18,7 +18,7 @@ use redlock_core::node::{Keys, NoObserver, Node, NodeSettings, Observer, Op, Rec
 use redlock_core::{AcquireOptions, Info, LockError, LockName, LockToken, Redlock, Seams, Settings, Ttl};
 use redlock_gateway::audit::Audit;
 use redlock_gateway::config::{Limits, LogFormat, Quota};
-use redlock_gateway::gateway::Gateway;
+use redlock_gateway::gateway::{CursorKey, Gateway};
 use redlock_gateway::http::{App, AppState};
 use redlock_gateway::telemetry::{self, Telemetry};
 
@@ -208,7 +208,7 @@ impl Served {
             quota: Quota::DEFAULT,
         };
         let locks = redlock(telemetry.clone());
-        let gateway = Gateway::new(locks, limits, "cluster".into(), 4096, telemetry.clone());
+        let gateway = Gateway::new(locks, limits, "cluster".into(), CursorKey::new([0; 32]), 4096, telemetry.clone());
         let state = AppState::open(Arc::new(gateway));
         Self { app: App::new(state, telemetry.clone(), Arc::new(Audit::logged()), &[]), telemetry, requests: 0 }
     }

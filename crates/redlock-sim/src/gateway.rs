@@ -11,7 +11,8 @@ use redlock_core::node::admission::{Admission, ClusterConfig};
 use redlock_core::node::link::Link;
 use redlock_core::node::worker::{DriverSettings, RemoteNode};
 use redlock_core::node::{
-    HandOver, Listener, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Peers, Reason, Reply, Task, Vote,
+    HandOver, Listener, LockReader, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Peers, Reason, Reply,
+    Task, Vote,
 };
 use redlock_core::{Redlock, Seams, Settings, Ttl, Waiting};
 use tokio::sync::watch;
@@ -245,6 +246,10 @@ impl Node for SimNode {
 
     fn confirm_bootstrap(&self) {
         self.remote.confirm_bootstrap();
+    }
+
+    fn reader(&self) -> &dyn LockReader {
+        self.remote.reader()
     }
 
     fn link(&self) -> Option<Arc<dyn Link>> {

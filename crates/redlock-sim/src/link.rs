@@ -8,15 +8,15 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use redlock_core::node::link::{
-    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, StoredPage,
-    Subscription, Swapped,
+    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
+    StoredPage, Subscription, Swapped,
 };
-use redlock_core::node::{Hint, Task};
+use redlock_core::node::{Hint, Keys, Task};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
 use crate::history::Recorder;
-use crate::master::{Arrival, Master, Question, Reply};
+use crate::master::{Arrival, KEY_PREFIX, Master, Question, Reply};
 use crate::network::{Connection, Network};
 
 /// A question or call that takes longer ends the connection.
@@ -162,6 +162,16 @@ impl Session for SimSession {
                 Reply::Swapped(swapped) => Ok(swapped),
                 _ => Err(confused()),
             }
+        }
+        .boxed()
+    }
+
+    fn scan(&self, Scan { key_prefix, cursor, count }: Scan) -> Answering<Scanned> {
+        let page = self.stored(Some(cursor));
+        async move {
+            let StoredPage { stored, next } = page.await?;
+            let keys = stored.into_iter().map(|lock| Keys::new(KEY_PREFIX, &lock.name).lock);
+            Ok(Scanned { keys: keys.filter(|key| key.starts_with(&key_prefix)).collect(), count, next })
         }
         .boxed()
     }

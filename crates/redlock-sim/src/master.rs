@@ -343,7 +343,7 @@ impl Master {
     }
 
     fn execute(&self, memory: &MemoryNode, marker: &str, op: &Op, connection: &Connection) -> Vote {
-        let writes = !matches!(op, Op::Inspect { .. } | Op::Scan { .. });
+        let writes = !matches!(op, Op::Inspect { .. });
         let vote = if writes && self.process().is_replica {
             self.recorder.situation("READONLY");
             let detail = "READONLY You can't write against a read only replica.".into();
@@ -365,7 +365,6 @@ impl Master {
                 (if *scope == ReleaseScope::Holder { Kind::Release } else { Kind::Undo }, keys, Some(record))
             }
             Op::Inspect { keys } => (Kind::Inspect, keys, None),
-            Op::Scan { .. } => return vote,
         };
         let grant = record.and_then(grant_of);
         let now = self.clock.wall_micros() as i64;

@@ -34,6 +34,6 @@ pub fn cast(vote: &Vote) -> Cast {
         Vote::Found(_) => Cast::Found,
         Vote::Failed(Failure { reason: Reason::Quarantined, .. }) => Cast::Quarantined,
         Vote::Failed(Failure { reason: Reason::Clock, .. }) => Cast::Clock,
-        Vote::Failed(_) | Vote::Page { .. } => Cast::Error,
+        Vote::Failed(_) => Cast::Error,
     }
 }

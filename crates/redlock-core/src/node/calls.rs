@@ -138,21 +138,14 @@ pub(super) fn fail_all(tasks: impl IntoIterator<Item = Task>, reason: Reason, ef
     }
 }
 
-pub(super) fn is_scan(task: &Task) -> bool {
-    matches!(*task.op, Op::Scan { .. })
-}
-
-/// How many operations go into the next call: a scan alone, others until a scan or until the call is full.
+/// How many operations go into the next call: until it is full.
 fn next_call(waiting: &[Task]) -> usize {
-    if waiting.first().is_some_and(is_scan) {
-        return 1;
-    }
     let mut bytes = 0;
     waiting
         .iter()
         .position(|task| {
             bytes += weight(&task.op);
-            is_scan(task) || bytes > MAX_BATCH_BYTES
+            bytes > MAX_BATCH_BYTES
         })
         .map_or(waiting.len(), |at| at.max(1))
         .min(MAX_BATCH)
@@ -169,6 +162,5 @@ pub(super) fn weight(op: &Op) -> usize {
             }
             Op::Release { keys, .. } | Op::Extend { keys, .. } => 3 * keys.fence.len() + Record::GRANT_LEN,
             Op::Inspect { keys } => keys.lock.len(),
-            Op::Scan { key_prefix, .. } => key_prefix.len(),
         }
 }

@@ -26,7 +26,7 @@ use tokio::time::Instant;
 
 use super::Task;
 use super::admission::{Admission, Doubt, Early, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN, Step};
-use super::calls::{Call, Calls, fail_all, is_scan};
+use super::calls::{Call, Calls, fail_all};
 use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
 use super::observer::Seams;
 use super::op::{Effect, Failure, Op, Reason, Vote};
@@ -609,19 +609,16 @@ impl Driver {
         if !tasks.is_empty() {
             self.report.seams.observer.node_call(&self.report.name, tasks.len(), elapsed);
         }
-        let is_scan = tasks.first().is_some_and(is_scan);
         let answer = match answer {
             Ok(answer) => answer,
-            Err(error) => return failed_call(tasks, is_scan, error),
+            Err(error) => return failed_call(tasks, error),
         };
         if answer.votes.len() != tasks.len() {
             let text = format!("{} votes in answer to {} operations", answer.votes.len(), tasks.len());
             fail_all(tasks, Reason::Error, Effect::Possible, &text);
             return Err(Outage::Unreachable(text));
         }
-        if !is_scan {
-            self.calls.measured(elapsed);
-        }
+        self.calls.measured(elapsed);
         if let Some(node_time) = answer.time_micros {
             // The node read its clock somewhere between our sending and now; the middle is the best guess.
             let ours = self.report.seams.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
@@ -653,21 +650,14 @@ impl Driver {
 }
 
 /// Hands out what is known of a call that failed.
-fn failed_call(tasks: Vec<Task>, is_scan: bool, error: LinkError) -> Result<(), Outage> {
+fn failed_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
     let (reason, effect) = match error.kind {
-        LinkErrorKind::Refused | LinkErrorKind::Error if is_scan => (Reason::Error, Effect::None),
         LinkErrorKind::Broken => (Reason::Down, Effect::Possible),
         LinkErrorKind::NoScript | LinkErrorKind::Refused => (Reason::Down, Effect::None),
         LinkErrorKind::Error => (Reason::Error, Effect::Possible),
     };
     fail_all(tasks, reason, effect, &error.detail);
-    match error.kind {
-        // Not allowed to SCAN, for instance: no reason to stop voting.
-        LinkErrorKind::Refused | LinkErrorKind::Error if is_scan => Ok(()),
-        LinkErrorKind::Broken | LinkErrorKind::NoScript | LinkErrorKind::Refused | LinkErrorKind::Error => {
-            Err(error.into())
-        }
-    }
+    Err(error.into())
 }
 
 /// With which token a lock is asked for. Later operations of a call have larger ones.

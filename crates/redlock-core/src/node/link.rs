@@ -40,6 +40,9 @@ pub trait Session: Send + 'static {
     /// Puts one marker in the place of another, in one step, if the process is the one that was looked at.
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped>;
 
+    /// A page of lock keys.
+    fn scan(&self, scan: Scan) -> Answering<Scanned>;
+
     /// A page of the locks that are stored, other clients' too; those without expiry are left out.
     fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage>;
 
@@ -53,8 +56,8 @@ pub trait Session: Send + 'static {
     /// that was started since refuses the calls with [`LinkErrorKind::NoScript`].
     fn load(&self, run_id: &str, marker: &str) -> Answering<()>;
 
-    /// Lock operations, in this order, as one call that nothing comes between; or a single [`Op::Scan`](super::Op). Calls are
-    /// answered in the order in which they were made. Without operations it is the heartbeat.
+    /// Lock operations, in this order, as one call that nothing comes between. Calls are answered in the order in which they
+    /// were made. Without operations it is the heartbeat.
     fn call(&self, tasks: &[Task]) -> Answering<Answer>;
 
     /// Resolves when the connection has ended by itself, with the reason. Called once.
@@ -91,6 +94,28 @@ pub struct MarkerSwap {
     /// The master's clock when it was looked at, in microseconds since 1970: what comes much later is put no more. 0 for any
     /// time.
     pub looked_micros: u64,
+}
+
+/// Which page of lock keys to read.
+#[derive(Debug, Clone)]
+pub struct Scan {
+    /// Only keys that begin so.
+    pub key_prefix: Bytes,
+    /// Where the last page ended; empty to begin.
+    pub cursor: Bytes,
+    /// About how many keys to look at, at most.
+    pub count: u32,
+}
+
+/// A page of lock keys.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Scanned {
+    /// Those that begin as they should, prefix included. One may be there twice.
+    pub keys: Vec<Bytes>,
+    /// About how many were looked at.
+    pub count: u32,
+    /// Where the next page begins; `None` at the end.
+    pub next: Option<Bytes>,
 }
 
 /// A lock as a master stores it.
@@ -160,19 +185,12 @@ pub enum Swapped {
 pub struct Answer {
     /// One for each operation.
     pub votes: Vec<Vote>,
-    /// The master's wall clock, in microseconds since 1970; a scan does not tell it.
+    /// The master's wall clock, in microseconds since 1970.
     pub time_micros: Option<i64>,
-    /// Whether the marker still stands under which the call was made. A scan does not need it.
+    /// Whether the marker still stands under which the call was made.
     pub is_admitted: bool,
     /// The error that a write ends with, in the answer to a call without operations.
     pub write_error: Option<String>,
-}
-
-impl Answer {
-    /// The answer to a scan, which tells neither time nor marker.
-    pub fn page(keys: Vec<Bytes>, next: Option<Bytes>) -> Self {
-        Self { votes: vec![Vote::Page { keys, next }], time_micros: None, is_admitted: true, write_error: None }
-    }
 }
 
 /// Why a link did not do what it was asked.

@@ -8,17 +8,20 @@
 //! wanted: expiry follows the monotonic clock, so that a step of the wall clock does not expire locks; and there are no
 //! keys of other types.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, ready};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::link::{Adopted, Adoption, Put, Stored};
+use super::link::{Adopted, Adoption, Put, Scan, Scanned, Stored};
 use super::rules::{self, Expiry, KeySpace, NodeSettings, OutOfMemory};
-use super::{Keys, Listener, Node, NodeState, NodeStatus, Op, Record, Reply, Vote};
+use super::{Failure, Keys, Listener, LockReader, Node, NodeState, NodeStatus, Op, Record, Reply, Vote};
 use crate::clock::Clock;
 use crate::types::{FencingToken, LockName};
 
@@ -66,7 +69,7 @@ impl MemoryNode {
     /// All locks under a prefix that expire, as a simulated link tells them.
     pub fn stored(&self, prefix: &str) -> Vec<Stored> {
         let mut store = self.lock();
-        let mut keys: Vec<_> = store.entries.keys().cloned().collect();
+        let mut keys: Vec<_> = store.entries.keys().map(|(_, key)| key.clone()).collect();
         keys.sort_unstable();
         let lock = |key: Bytes| {
             let name = std::str::from_utf8(&key).ok()?.strip_prefix(prefix)?.parse().ok()?;
@@ -196,6 +199,10 @@ impl Node for MemoryNode {
         reply.send(vote);
     }
 
+    fn reader(&self) -> &dyn LockReader {
+        self
+    }
+
     fn listen(&self, listener: Weak<dyn Listener>) {
         let mut listeners = self.listeners();
         listeners.retain(|listener| listener.strong_count() > 0);
@@ -203,10 +210,20 @@ impl Node for MemoryNode {
     }
 }
 
+impl LockReader for MemoryNode {
+    fn scan(&self, scan: Scan) -> BoxFuture<'_, Result<Scanned, Failure>> {
+        ready(Ok(self.lock().scan(&scan))).boxed()
+    }
+
+    fn read(&self, locks: Vec<Keys>) -> BoxFuture<'_, Result<Vec<Vote>, Failure>> {
+        ready(Ok(locks.into_iter().map(|keys| self.run(&Op::Inspect { keys })).collect())).boxed()
+    }
+}
+
 /// What a node had stored at one moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    entries: HashMap<Bytes, Entry>,
+    entries: BTreeMap<(u64, Bytes), Entry>,
     expiries: BTreeSet<(u64, Bytes)>,
     marker: Option<String>,
 }
@@ -214,6 +231,9 @@ pub struct Snapshot {
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+/// Keys that one scan looks at, at most: all operations wait for it.
+const MAX_SCAN: u32 = 512;
 
 /// The marker of a node that lives and dies with its gateway: nobody else can admit it, and no wait is of use.
 const EMBEDDED: &str = "embedded";
@@ -228,7 +248,9 @@ struct Store {
     clock: Arc<dyn Clock>,
     settings: NodeSettings,
     marker: Option<String>,
-    entries: HashMap<Bytes, Entry>,
+    /// By a hash of the key, which tells nobody what the key is: a listing goes on from one.
+    entries: BTreeMap<(u64, Bytes), Entry>,
+    hasher: RandomState,
     /// Every key that has an expiry, once, by its time.
     expiries: BTreeSet<(u64, Bytes)>,
     /// How many keys can still be set; `None` for any number.
@@ -238,31 +260,38 @@ struct Store {
 impl Store {
     fn new(clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
         let marker = Some(EMBEDDED.to_owned());
-        Self { clock, settings, marker, entries: HashMap::new(), expiries: BTreeSet::new(), sets_left: None }
+        Self {
+            clock,
+            settings,
+            marker,
+            entries: BTreeMap::new(),
+            hasher: RandomState::new(),
+            expiries: BTreeSet::new(),
+            sets_left: None,
+        }
     }
 
     fn run(&mut self, op: &Op, marker: &str) -> Vote {
         self.expire_some();
-        if let Op::Scan { key_prefix, cursor, count } = op {
-            return self.scan(key_prefix, cursor, *count);
-        }
         let admitted = self.marker.as_deref() == Some(marker);
         let settings = self.settings;
         rules::run(self, &settings, admitted, op)
     }
 
-    fn scan(&self, key_prefix: &Bytes, cursor: &Bytes, count: u32) -> Vote {
-        // A place among all keys and not a key: cursors go to people who may not see every key.
-        let from = std::str::from_utf8(cursor).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-        let mut keys: Vec<_> = self.entries.keys().collect();
-        keys.sort_unstable();
-        let (count, now) = (count as usize, self.now());
-        let next = (keys.len() > count.saturating_add(from)).then(|| (from + count).to_string().into());
-        let wanted = |key: &&&Bytes| {
-            key.starts_with(key_prefix) && self.entries.get(**key).is_some_and(|entry| !is_past(entry.expires_at, now))
+    /// From a place in the order of the entries, as many as asked for.
+    fn scan(&self, Scan { key_prefix, cursor, count }: &Scan) -> Scanned {
+        let from = std::str::from_utf8(cursor).ok().and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0);
+        let (count, now) = ((*count).min(MAX_SCAN), self.now());
+        let mut entries = self.entries.range((from, Bytes::new())..);
+        let found = |((_, key), entry): &(&(u64, Bytes), &Entry)| {
+            key.starts_with(key_prefix) && !is_past(entry.expires_at, now)
         };
-        let keys = keys.iter().skip(from).take(count).filter(wanted).map(|key| (*key).clone()).collect();
-        Vote::Page { keys, next }
+        let keys = entries.by_ref().take(count as usize).filter(found).map(|((_, key), _)| key.clone()).collect();
+        Scanned { keys, count, next: entries.next().map(|((place, _), _)| format!("{place:x}").into()) }
+    }
+
+    fn place(&self, key: &Bytes) -> (u64, Bytes) {
+        (self.hasher.hash_one(key), key.clone())
     }
 
     fn now(&self) -> u64 {
@@ -279,7 +308,7 @@ impl Store {
                 _ => return,
             }
             if let Some((_, key)) = self.expiries.pop_first() {
-                self.entries.remove(&key);
+                self.entries.remove(&self.place(&key));
             }
         }
     }
@@ -291,7 +320,7 @@ impl KeySpace for Store {
     }
 
     fn get(&mut self, key: &Bytes) -> Option<Bytes> {
-        let entry = self.entries.get(key)?;
+        let entry = self.entries.get(&self.place(key))?;
         if is_past(entry.expires_at, self.now()) {
             self.delete(key);
             return None;
@@ -300,7 +329,7 @@ impl KeySpace for Store {
     }
 
     fn time_to_live(&mut self, key: &Bytes) -> Option<u64> {
-        Some(self.entries.get(key)?.expires_at?.saturating_sub(self.now()))
+        Some(self.entries.get(&self.place(key))?.expires_at?.saturating_sub(self.now()))
     }
 
     fn set(&mut self, key: &Bytes, value: Bytes, expiry: Expiry) -> Result<(), OutOfMemory> {
@@ -308,22 +337,23 @@ impl KeySpace for Store {
             return Err(OutOfMemory);
         }
         self.sets_left = self.sets_left.map(|left| left - 1);
+        let place = self.place(key);
         let expires_at = match expiry {
             Expiry::In(ttl) => Some(self.now().saturating_add(ttl)),
-            Expiry::Keep => self.entries.get(key).and_then(|entry| entry.expires_at),
+            Expiry::Keep => self.entries.get(&place).and_then(|entry| entry.expires_at),
             Expiry::Never => None,
         };
         self.delete(key);
         if let Some(at) = expires_at {
             self.expiries.insert((at, key.clone()));
         }
-        self.entries.insert(key.clone(), Entry { value, expires_at });
+        self.entries.insert(place, Entry { value, expires_at });
         Ok(())
     }
 
     fn expire(&mut self, key: &Bytes, millis: u64) {
-        let at = self.now().saturating_add(millis);
-        if let Some(entry) = self.entries.get_mut(key) {
+        let (at, place) = (self.now().saturating_add(millis), self.place(key));
+        if let Some(entry) = self.entries.get_mut(&place) {
             if let Some(before) = entry.expires_at.replace(at) {
                 self.expiries.remove(&(before, key.clone()));
             }
@@ -332,7 +362,7 @@ impl KeySpace for Store {
     }
 
     fn delete(&mut self, key: &Bytes) {
-        if let Some((key, Entry { expires_at: Some(at), .. })) = self.entries.remove_entry(key) {
+        if let Some(((_, key), Entry { expires_at: Some(at), .. })) = self.entries.remove_entry(&self.place(key)) {
             self.expiries.remove(&(at, key));
         }
     }

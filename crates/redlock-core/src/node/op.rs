@@ -87,15 +87,6 @@ pub enum Op {
         /// The lock's keys.
         keys: Keys,
     },
-    /// Read a page of lock keys.
-    Scan {
-        /// Only keys that begin so.
-        key_prefix: Bytes,
-        /// Where the last page ended; empty to begin.
-        cursor: Bytes,
-        /// About how many keys to read; a node may give more or fewer.
-        count: u32,
-    },
 }
 
 impl Op {
@@ -143,13 +134,6 @@ pub enum Vote {
     Missing,
     /// The lock as it stands.
     Found(Holding),
-    /// A page of lock keys.
-    Page {
-        /// The lock keys on this page, prefix included.
-        keys: Vec<Bytes>,
-        /// Where the next page begins; `None` at the end.
-        next: Option<Bytes>,
-    },
     /// No usable answer; the failure says whether the operation may have run.
     Failed(Failure),
 }

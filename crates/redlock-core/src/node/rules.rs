@@ -63,9 +63,6 @@ impl From<OutOfMemory> for Vote {
 }
 
 /// Runs one lock operation. `admitted` says whether the marker stands that the gateway has shown.
-///
-/// # Panics
-/// For [`Op::Scan`], which is no matter of rules.
 pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, op: &Op) -> Vote {
     let admitted = admitted || !settings.rules.marker_is_checked;
     let mut node = RulesOn { space, settings };
@@ -83,7 +80,6 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
             Some(value) => Vote::Found(node.holding(keys, value)),
             None => Vote::Missing,
         }),
-        Op::Scan { .. } => unreachable!("a scan is no lock operation"),
     };
     vote.unwrap_or_else(Vote::from)
 }

@@ -37,6 +37,11 @@ impl Reply {
         Self { voter: Some(voter), node }
     }
 
+    /// Of an operation whose vote is read from the answer to its call.
+    pub(super) fn none() -> Self {
+        Self { voter: None, node: 0 }
+    }
+
     /// Delivers the vote.
     pub fn send(mut self, vote: Vote) {
         if let Some(voter) = self.voter.take() {

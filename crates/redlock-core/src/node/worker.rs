@@ -22,8 +22,9 @@ use super::hints::HintSubscriber;
 use super::link::{Answer, Answering, Link, LinkError, Session};
 use super::observer::Seams;
 use super::op::{Effect, Failure, Op, Reason, Vote};
+use super::reader::Reader;
 use super::status::NodeStatus;
-use super::{Listener, Node, Reply, Task};
+use super::{Listener, LockReader, Node, Reply, Task};
 
 /// How often a worker lets every task that can run go first, before it sends. An idle process gives the turn back at once;
 /// a busy one fills the call, and calls are what costs.
@@ -41,6 +42,7 @@ pub struct RemoteNode {
     bootstrap: Arc<Notify>,
     adopted: watch::Sender<String>,
     link: Arc<dyn Link>,
+    reader: Reader,
     hints: HintSubscriber,
     worker: AbortHandle,
 }
@@ -77,14 +79,15 @@ impl RemoteNode {
     ) -> Self {
         let name: Arc<str> = name.into();
         let hints = HintSubscriber::new(name.clone(), link.clone(), settings.call_deadline, seams.entropy.clone());
-        let max_ttl = admission.max_ttl();
+        let (max_ttl, call_deadline) = (admission.max_ttl(), settings.call_deadline);
         let driver = Driver::new(name.clone(), admission, settings, seams, Instant::now());
         let (queue, jobs) = mpsc::channel(queue);
         let (status, bootstrap) = (driver.status(), Arc::new(Notify::new()));
+        let reader = Reader::new(link.clone(), status.clone(), call_deadline);
         let (adopted, told) = watch::channel(String::new());
         let worker = Worker { driver, link: link.clone(), jobs, bootstrap: bootstrap.clone(), adopted: told, alone: 0 };
         let worker = tokio::spawn(worker.run()).abort_handle();
-        Self { name, max_ttl, queue, status, bootstrap, adopted, link, hints, worker }
+        Self { name, max_ttl, queue, status, bootstrap, adopted, link, reader, hints, worker }
     }
 
     /// Ends the worker at once, as the death of the process would; what was submitted is answered with "unknown".
@@ -138,6 +141,10 @@ impl Node for RemoteNode {
 
     fn confirm_bootstrap(&self) {
         self.bootstrap.notify_one();
+    }
+
+    fn reader(&self) -> &dyn LockReader {
+        &self.reader
     }
 
     fn link(&self) -> Option<Arc<dyn Link>> {

@@ -17,7 +17,7 @@ use super::wire::{NodeAnswerBody, json_line};
 use crate::auth::AuthError;
 use crate::clients::{Exceeded, Limited};
 use crate::config::show;
-use crate::gateway::Refusal;
+use crate::gateway::{Refusal, TooManyListings};
 use crate::info::label_of;
 
 /// Status, code and title.
@@ -240,6 +240,15 @@ impl From<Refusal> for ApiError {
                 let detail = "too many requests are in flight, or too many of this client; some are kept for others";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
+            Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
+                let of = if of_this_client { "of this client" } else { "of all clients" };
+                let detail = format!("a listing costs more than a lock does: {max} at a time {of} is allowed here");
+                RATE_LIMITED.because(detail).retry_after(SOON)
+            }
+            Refusal::InvalidCursor => INVALID_PARAMETER.because(
+                "cursor is none of a listing of this prefix with this key; give back next_cursor of the last page, or \
+                 leave it out",
+            ),
         }
     }
 }

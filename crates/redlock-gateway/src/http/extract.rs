@@ -7,7 +7,7 @@ use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use redlock_core::{Info, ListCursor, LockName, LockToken, Ttl};
+use redlock_core::{Info, LockName, LockToken, Ttl};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -154,12 +154,8 @@ impl<S: Send + Sync> FromRequestParts<S> for ListQuery {
 }
 
 impl ListQuery {
-    pub(super) fn cursor(&self) -> Result<ListCursor, ApiError> {
-        if self.cursor.is_empty() {
-            return Ok(ListCursor::default());
-        }
-        let detail = "cursor is none; give back next_cursor of the last page, or leave it out";
-        self.cursor.parse::<ListCursor>().map_err(|_| INVALID_PARAMETER.because(detail))
+    pub(super) fn cursor(&self) -> Option<&str> {
+        Some(self.cursor.as_str()).filter(|text| !text.is_empty())
     }
 }
 

@@ -12,7 +12,7 @@ use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
 use super::wire::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use crate::auth::Verb;
-use crate::gateway::{AcquireRequest, PresentedToken, ResolvedToken, Work};
+use crate::gateway::{AcquireRequest, ListRequest, PresentedToken, ResolvedToken, Work};
 use crate::info::label_of;
 
 static IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -202,8 +202,9 @@ pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
 
 /// List held locks
 ///
-/// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer; a key
-/// sees the locks that it may list.
+/// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
+/// before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
+/// list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
 #[utoipa::path(
     get, path = "/locks", operation_id = "listLocks", tag = "locks",
     params(ListQuery),
@@ -217,7 +218,14 @@ pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
 pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, ApiError> {
     let _in_flight = access.enter(Work::Other)?;
     let is_listed = |name: &_| access.caller().may(Verb::List, name);
-    let page = access.gateway().list(&query.prefix, query.limit as usize, query.cursor()?, is_listed).await?;
+    let request = ListRequest {
+        client: access.client(),
+        principal: access.caller().principal(),
+        prefix: &query.prefix,
+        limit: query.limit as usize,
+        cursor: query.cursor(),
+    };
+    let page = access.gateway().list(request, is_listed).await?;
     json_response(StatusCode::OK, &LockList::from(page))
 }
 

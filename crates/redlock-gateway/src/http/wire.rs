@@ -6,12 +6,12 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redlock_core::node::NodeStatus;
-use redlock_core::{HeldBy, Inspection, LockName, LockPage, LockState, NodeReport, NodeView};
+use redlock_core::{HeldBy, Inspection, LockName, LockState, NodeReport, NodeView};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::gateway::{LeaseView, Readiness};
+use crate::gateway::{LeaseView, ListView, Readiness};
 use crate::info::LockMetadata;
 use crate::remedy::in_flags;
 
@@ -237,17 +237,14 @@ pub struct LockList {
     pub next_cursor: Option<String>,
 }
 
-impl From<LockPage> for LockList {
-    fn from(page: LockPage) -> Self {
+impl From<ListView> for LockList {
+    fn from(page: ListView) -> Self {
         let status = |(name, state)| match state {
             LockState::Held(by) => LockStatus::of(&name, LockStateBody::Held, Some(by)),
             LockState::Free => LockStatus::of(&name, LockStateBody::Free, None),
             LockState::Unknown => LockStatus::of(&name, LockStateBody::Unknown, None),
         };
-        Self {
-            locks: page.locks.into_iter().map(status).collect(),
-            next_cursor: page.next.map(|next| next.to_string()),
-        }
+        Self { locks: page.locks.into_iter().map(status).collect(), next_cursor: page.next }
     }
 }
 

@@ -7,6 +7,7 @@ pub(super) fn describe() {
     histogram!("redlock_wait_duration_seconds", Unit::Seconds, "Time of requests that were ready to wait for a lock.");
     gauge!("redlock_waiters", "Requests that wait for a lock.");
     gauge!("redlock_waiting_locks", "Locks that requests wait for.");
+    gauge!("redlock_listings", "Listings under way.");
     counter!(
         "redlock_handoffs_total",
         "Locks that went from a release to a waiter: here, or by another gateway's hint."

@@ -36,7 +36,7 @@ fn text(bytes: Bytes) -> Value {
     Value::Bytes(bytes)
 }
 
-/// One call for many operations. `Scan` is no script operation and must not be among them.
+/// One call for many operations.
 pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a Arc<Op>>) -> (Vec<Key>, Vec<Value>) {
     let mut keys: Vec<Key> = Vec::with_capacity(1 + 2 * ops.len());
     let mut arguments = Vec::with_capacity(3 + 3 * ops.len());
@@ -56,7 +56,6 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
                 (ReleaseScope::Holder, false) => (keys, b"R"),
             },
             Op::Inspect { keys } => (keys, b"I"),
-            Op::Scan { .. } => unreachable!("a scan is a call by itself"),
         };
         keys.push(of.lock.clone().into());
         arguments.push(text(Bytes::from_static(word)));
@@ -78,7 +77,7 @@ pub(super) fn encode<'a>(header: &Header, ops: impl ExactSizeIterator<Item = &'a
                 keys.push(of.fence.clone().into());
                 arguments.push(text(record.grant()));
             }
-            Op::Inspect { .. } | Op::Scan { .. } => {}
+            Op::Inspect { .. } => {}
         }
         let tells = !matches!(op.as_ref(), Op::Release { scope: ReleaseScope::Grant, .. });
         if let Op::Acquire { tell: Some(hint), .. } | Op::Release { tell: Some(hint), .. } = op.as_ref()
@@ -194,7 +193,7 @@ mod tests {
                 Vote::Extended => 4,
                 Vote::Released => 5,
                 Vote::Missing => 6,
-                Vote::Held(_) | Vote::Yours(_) | Vote::Found(_) | Vote::Stale { .. } | Vote::Page { .. } | Vote::Failed(_) => return Ok(()),
+                Vote::Held(_) | Vote::Yours(_) | Vote::Found(_) | Vote::Stale { .. } | Vote::Failed(_) => return Ok(()),
             };
             prop_assert!(says(&reply, code), "{reply:?} was taken for {code}");
         }

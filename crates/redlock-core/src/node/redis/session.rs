@@ -15,7 +15,6 @@ use fred::interfaces::{ClientLike, EventInterface, KeysInterface, LuaInterface, 
 #[cfg(feature = "tls")]
 use fred::types::config::TlsConfig;
 use fred::types::config::{Config, ServerConfig};
-use fred::types::scan::ScanType;
 use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -33,10 +32,9 @@ use super::tls;
 use super::url::RedisUrl;
 use crate::node::admission::{Facts, SETTINGS, database_key, marker_key};
 use crate::node::link::{
-    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Session, StoredPage,
-    Subscription, Swapped,
+    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
+    StoredPage, Subscription, Swapped,
 };
-use crate::node::op::{Effect, Failure, Op, Reason, Vote};
 use crate::node::{Hint, Remedy, Task, hint};
 
 /// Messages of a subscription that are kept for a reader that comes late.
@@ -225,6 +223,10 @@ impl Session for RedisSession {
         .boxed()
     }
 
+    fn scan(&self, scan: Scan) -> Answering<Scanned> {
+        stored::scan(self.client.clone(), scan).boxed()
+    }
+
     fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage> {
         stored::page(self.client.clone(), self.prefix().to_owned(), cursor).boxed()
     }
@@ -263,11 +265,6 @@ impl Session for RedisSession {
 
     fn call(&self, tasks: &[Task]) -> Answering<Answer> {
         let client = self.client.clone();
-        if let [Task { op, .. }] = tasks
-            && let Op::Scan { .. } = **op
-        {
-            return scan(client, op.clone()).boxed();
-        }
         let Some(Loaded { header, digest }) = self.loaded.get() else {
             return async { Err(LinkError::new(LinkErrorKind::NoScript, "no script was loaded")) }.boxed();
         };
@@ -302,22 +299,6 @@ impl Drop for RedisSession {
         // Dropping the client alone would leave its task and its connection behind.
         self.task.abort();
     }
-}
-
-async fn scan(client: Client, op: Arc<Op>) -> Result<Answer, LinkError> {
-    let Op::Scan { key_prefix: prefix, cursor, count } = op.as_ref() else { unreachable!("only scans go this way") };
-    let cursor = match std::str::from_utf8(cursor) {
-        Ok("") => "0",
-        Ok(cursor) if cursor.bytes().all(|b| b.is_ascii_digit()) => cursor,
-        _ => {
-            let failure = Failure::new(Reason::Error, Effect::None, "not a cursor of this node");
-            let votes = vec![Vote::Failed(failure)];
-            return Ok(Answer { votes, time_micros: None, is_admitted: true, write_error: None });
-        }
-    };
-    let page = client.scan_page(cursor.to_owned(), stored::pattern(prefix), Some(*count), Some(ScanType::String));
-    let (next, keys): (String, Vec<Bytes>) = page.await?;
-    Ok(Answer::page(keys, (next != "0").then(|| Bytes::from(next))))
 }
 
 /// A connection on which hints come.

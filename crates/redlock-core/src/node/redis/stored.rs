@@ -11,20 +11,29 @@ use fred::types::scan::ScanType;
 use super::scripts;
 use super::settings::RedisSettings;
 use crate::node::admission::marker_key;
-use crate::node::link::{Adopted, Adoption, LinkError, Stored, StoredPage};
+use crate::node::link::{Adopted, Adoption, LinkError, LinkErrorKind, Scan, Scanned, Stored, StoredPage};
 use crate::node::{Keys, Record};
 use crate::types::{Info, LockName};
 
 /// Keys that are looked at for a page.
 const PAGE: u32 = 500;
 
-pub(super) async fn page(client: Client, prefix: String, cursor: Option<Bytes>) -> Result<StoredPage, LinkError> {
-    let cursor = cursor.map_or_else(|| "0".to_owned(), |cursor| String::from_utf8_lossy(&cursor).into_owned());
-    let page = client.scan_page(cursor, pattern(prefix.as_bytes()), Some(PAGE), Some(ScanType::String));
+pub(super) async fn scan(client: Client, Scan { key_prefix, cursor, count }: Scan) -> Result<Scanned, LinkError> {
+    let cursor = match std::str::from_utf8(&cursor) {
+        Ok("") => "0",
+        Ok(cursor) if cursor.bytes().all(|byte| byte.is_ascii_digit()) => cursor,
+        _ => return Err(LinkError::new(LinkErrorKind::Refused, "not a cursor of this node")),
+    };
+    let page = client.scan_page(cursor.to_owned(), pattern(&key_prefix), Some(count), Some(ScanType::String));
     let (next, keys): (String, Vec<Bytes>) = page.await?;
+    Ok(Scanned { keys, count, next: (next != "0").then(|| next.into()) })
+}
+
+pub(super) async fn page(client: Client, prefix: String, cursor: Option<Bytes>) -> Result<StoredPage, LinkError> {
+    let of_all = Scan { key_prefix: prefix.clone().into(), cursor: cursor.unwrap_or_default(), count: PAGE };
+    let Scanned { keys, next, .. } = scan(client.clone(), of_all).await?;
     let name = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(&prefix)?.parse::<LockName>().ok();
     let locks: Vec<_> = keys.into_iter().filter_map(|key| Some((name(&key)?, key))).collect();
-    let next = (next != "0").then(|| Bytes::from(next));
     if locks.is_empty() {
         return Ok(StoredPage { stored: Vec::new(), next });
     }
@@ -62,7 +71,7 @@ pub(super) fn adopt(
 }
 
 /// What MATCH wants, for keys that begin with this.
-pub(super) fn pattern(prefix: &[u8]) -> String {
+fn pattern(prefix: &[u8]) -> String {
     let mut pattern = String::with_capacity(prefix.len() + 1);
     for c in String::from_utf8_lossy(prefix).chars() {
         if "*?[]^\\".contains(c) {

@@ -53,6 +53,11 @@ impl RedisUrl {
         self.tls
     }
 
+    /// User and password, for what gateways derive from what they share and others do not know.
+    pub fn credentials(&self) -> (Option<&str>, Option<&str>) {
+        (self.username.as_deref(), self.password.as_deref())
+    }
+
     /// `host:port`, fit for logs and metrics.
     pub fn name(&self) -> &str {
         &self.name

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::clock::{OsEntropy, SystemClock};
 use crate::node::admission::{ClusterConfig, Facts};
-use crate::node::link::{Adopted, Adoption, Look, MarkerSwap, StoredPage, Subscription, Swapped};
+use crate::node::link::{Adopted, Adoption, Look, MarkerSwap, Scan, Scanned, StoredPage, Subscription, Swapped};
 use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, Rules, Voter};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
@@ -55,6 +55,10 @@ impl Session for Told {
 
     fn swap_marker(&self, _: MarkerSwap) -> Answering<Swapped> {
         ready(Ok(Swapped::Done)).boxed()
+    }
+
+    fn scan(&self, _: Scan) -> Answering<Scanned> {
+        ready(Ok(Scanned::default())).boxed()
     }
 
     fn stored(&self, _: Option<Bytes>) -> Answering<StoredPage> {

@@ -1,0 +1,170 @@
+//! Listings beside locks: what they must not take from others, and whose cursors are good for what.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use http::Method;
+use serde_json::json;
+
+use crate::http::keys::{HOLDER, Key, file, key};
+use crate::support::client::{Answer, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, eventually, masters};
+use crate::support::metrics::Samples;
+
+async fn page(lister: &Key, gateway: &Gateway, query: &str, cursor: &str) -> Answer {
+    lister.get(gateway, &format!("/locks?{query}&cursor={cursor}")).await
+}
+
+#[tokio::test]
+async fn a_forged_cursor_is_400() {
+    let servers = masters(3);
+    let (one, two) = (key("one", "acquire,list", "*").await, key("two", "list", "*").await);
+    let keys = file(&[&one, &two]);
+    let launch = Launch::over(&servers).flag("--auth-keys", keys.path());
+    let (gateway, other) = (launch.clone().start().await, launch.start().await);
+    eventually("both are ready", async || {
+        let ready =
+            [gateway.get("/readyz").await, other.get("/readyz").await].iter().all(|answer| answer.status == 200);
+        ready.then_some(())
+    })
+    .await;
+    for lock in 0..40 {
+        one.acquire(&gateway, &format!("a/{lock}")).await;
+    }
+    let first = one.get(&gateway, "/locks?prefix=a%2F&limit=5").await.json();
+    let cursor = first["next_cursor"].as_str().expect("there is more").to_owned();
+    // Whichever replica a load balancer picks.
+    for gateway in [&gateway, &other] {
+        assert_eq!(page(&one, gateway, "prefix=a%2F&limit=5", &cursor).await.status, 200);
+    }
+    let (text, signature) = cursor.split_once('.').expect("a cursor and its signature");
+    let elsewhere = if text.starts_with('0') { text.replacen('0', "2", 1) } else { text.replacen('1', "2", 1) };
+    for forged in
+        ["0-0-", "2-0-", "1-1-", text, &format!("{elsewhere}.{signature}"), &format!("{text}.{}", "0".repeat(32))]
+    {
+        let problem = page(&one, &gateway, "prefix=a%2F&limit=5", forged).await.problem(400, "invalid_parameter");
+        assert!(problem["detail"].as_str().unwrap().contains("next_cursor"), "{forged}: {problem}");
+    }
+    page(&two, &gateway, "prefix=a%2F&limit=5", &cursor).await.problem(400, "invalid_parameter");
+    page(&one, &gateway, "limit=5", &cursor).await.problem(400, "invalid_parameter");
+}
+
+/// Lists without a pause until it is enough; counts its pages and its refusals.
+async fn lists_on(
+    lister: Key,
+    gateway: Arc<Gateway>,
+    enough: Arc<AtomicBool>,
+    pages: Arc<AtomicUsize>,
+    refused: Arc<AtomicUsize>,
+) {
+    let mut cursor = String::new();
+    while !enough.load(Ordering::Relaxed) {
+        let answer = page(&lister, &gateway, "limit=1000", &cursor).await;
+        match answer.status {
+            200 => {
+                pages.fetch_add(1, Ordering::Relaxed);
+                cursor = answer.json()["next_cursor"].as_str().unwrap_or_default().to_owned();
+            }
+            429 => {
+                answer.problem(429, "rate_limited");
+                refused.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            _ => drop(answer.problem(503, "quorum_unavailable")),
+        }
+    }
+}
+
+const TRIES: usize = 300;
+
+/// How many of the tries to acquire and to release went well, and how long the slowest of 99 % took.
+async fn locked(victim: &Key, gateway: &Gateway) -> (usize, Duration) {
+    let (mut done, mut times) = (0, Vec::new());
+    for number in 0..TRIES {
+        let (path, began) = (lock_path(&format!("victim/{number}")), Instant::now());
+        let answer = victim.call(gateway, Method::POST, &path).json(&json!({ "ttl_ms": 10_000 })).send().await;
+        if answer.status == 201 {
+            let token = answer.json()["token"].as_str().expect("a token").to_owned();
+            let released = victim.call(gateway, Method::DELETE, &path).header("lock-token", token).send().await;
+            done += usize::from(released.status == 204);
+        }
+        times.push(began.elapsed());
+    }
+    times.sort_unstable();
+    (done, times[TRIES * 99 / 100])
+}
+
+/// 200,000 locks on one master, a few on the others.
+fn fill(servers: &[RedisServer]) {
+    let script = "for i = 1, 200000 do redis.call('SET', 'lock:full/' .. i, 'theirs', 'PX', 600000) end return 1";
+    servers[0].cmd(&["EVAL", script, "0"]);
+}
+
+#[tokio::test]
+async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_others() {
+    let servers = masters(3);
+    let mut listers = Vec::new();
+    for number in 0..8 {
+        listers.push(key(&format!("lister-{number}"), "list", "*").await);
+    }
+    let victim = key("victim", HOLDER, "*").await;
+    let keys = file(&listers.iter().chain([&victim]).collect::<Vec<_>>());
+    let launch = Launch::over(&servers).flag("--auth-keys", keys.path()).flag("--public", "metrics");
+    let launch = launch.flag("--node-timeout", "100ms").env("RUST_LOG", "info");
+    let gateway = Arc::new(launch.start().await);
+    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(())).await;
+    fill(&servers);
+    let votes = async || -> u64 {
+        Samples::of(&gateway).await.non_zero("redlock_node_votes_total", &["vote"]).into_values().sum()
+    };
+    let began = votes().await;
+    let (quiet, quiet_p99) = locked(&victim, &gateway).await;
+    let quiet_votes = votes().await - began;
+
+    let (enough, pages, refused) = (Arc::<AtomicBool>::default(), Arc::default(), Arc::default());
+    let mut lines = Vec::new();
+    // Several connections of each.
+    for lister in listers.iter().cycle().take(24) {
+        let lister = Key { text: lister.text.clone(), entry: String::new() };
+        let (pages, refused) = (Arc::clone(&pages), Arc::clone(&refused));
+        lines.push(tokio::spawn(lists_on(lister, gateway.clone(), enough.clone(), pages, refused)));
+    }
+    let listing = async || (Samples::of(&gateway).await.get("redlock_listings", &[]) > 0.0).then_some(());
+    eventually("somebody lists", listing).await;
+    let began = votes().await;
+    let (attacked, attacked_p99) = locked(&victim, &gateway).await;
+    let attacked_votes = votes().await - began;
+    enough.store(true, Ordering::Relaxed);
+    for line in lines {
+        line.await.unwrap();
+    }
+    let (pages, refused) = (pages.load(Ordering::Relaxed), refused.load(Ordering::Relaxed));
+    println!(
+        "{quiet} of {TRIES} in {quiet_p99:?}, beside {pages} pages and {refused} refusals {attacked} in {attacked_p99:?}"
+    );
+    assert!(attacked * 100 >= quiet * 99, "{attacked} of {TRIES} beside listings, {quiet} without");
+    assert!(pages > 0 && refused > pages, "{pages} pages, {refused} refusals");
+    // What the victim asks for is all that is asked of the masters as an operation, here and there one more time.
+    assert!(attacked_votes * 20 <= quiet_votes * 21, "{attacked_votes} votes beside listings, {quiet_votes} without");
+}
+
+/// The same key with another connection, while the first one still lists.
+#[tokio::test]
+async fn a_client_that_lists_while_it_lists_is_429_and_says_when() {
+    let servers = masters(3);
+    let gateway = Arc::new(Launch::over(&servers).ready().await);
+    fill(&servers);
+    servers[0].stop();
+    let first = tokio::spawn(gateway.call(Method::GET, "/locks?limit=10").send());
+    let second = eventually("the first is under way", async || {
+        let answer = gateway.get("/locks?limit=10").await;
+        (answer.status == 429).then_some(answer)
+    });
+    let problem = second.await.problem(429, "rate_limited");
+    assert!(problem["detail"].as_str().unwrap().contains("1 at a time of this client"), "{problem}");
+    servers[0].cont();
+    assert!(matches!(first.await.unwrap().status, 200 | 429));
+    eventually("its place is free again", async || (gateway.get("/locks").await.status == 200).then_some(())).await;
+}
