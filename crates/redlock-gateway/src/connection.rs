@@ -1,6 +1,5 @@
 //! From an accepted connection to requests that know their client.
 
-use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
 use std::io;
 use std::pin::Pin;
@@ -8,16 +7,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::response::Response;
+use axum::body::{Body, Bytes};
 use axum_server::accept::Accept;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
+use http::{HeaderValue, header};
+use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tower::Service;
 
-use crate::clients::Clients;
+use crate::connections::{Busy, ConnectionPlace};
 use crate::http::App;
 use crate::peer::{Peer, SharedStream};
 use crate::tls::{TlsStream, client_subject};
@@ -29,24 +29,24 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub(crate) struct Connection {
     app: App,
-    clients: Arc<Clients>,
+    place: Arc<ConnectionPlace>,
     peer: Option<Peer>,
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl Connection {
-    pub(crate) fn new(app: App, clients: Arc<Clients>) -> Self {
-        Self { app, clients, peer: None }
+    pub(crate) fn new(app: App, place: Arc<ConnectionPlace>) -> Self {
+        Self { app, place, peer: None }
     }
 }
 
 impl Service<http::Request<Incoming>> for Connection {
-    type Response = Response;
-    type Error = Infallible;
-    type Future = BoxFuture<Result<Response, Infallible>>;
+    type Response = http::Response<Answer>;
+    type Error = io::Error;
+    type Future = BoxFuture<io::Result<Self::Response>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
@@ -54,8 +54,41 @@ impl Service<http::Request<Incoming>> for Connection {
         if let Some(peer) = &self.peer {
             request.extensions_mut().insert(peer.clone());
         }
-        let app = self.app.clone();
-        Box::pin(async move { Ok(app.answer(request.map(Body::new)).await) })
+        let (app, busy, is_spare) = (self.app.clone(), self.place.begin(), self.place.is_spare());
+        Box::pin(async move {
+            let busy = busy.ok_or_else(|| io::Error::other("its place was given to another"))?;
+            let mut response = app.answer(request.map(Body::new)).await;
+            if is_spare {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok(response.map(|body| Answer { body, _busy: busy }))
+        })
+    }
+}
+
+/// The body of an answer; while it is not written, its connection is not closed for others.
+pub(crate) struct Answer {
+    body: Body,
+    _busy: Busy,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -69,7 +102,7 @@ impl Accept<TcpStream, Connection> for Plain {
     type Future = Ready<io::Result<(SharedStream, Connection)>>;
 
     fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
-        let accepted = stream.set_nodelay(true).and_then(|()| SharedStream::new(stream, &connection.clients));
+        let accepted = stream.set_nodelay(true).and_then(|()| SharedStream::new(stream, connection.place.clone()));
         ready(accepted.map(|(stream, peer)| (stream, Connection { peer: Some(peer), ..connection })))
     }
 }
@@ -94,7 +127,7 @@ impl Accept<TcpStream, Connection> for Encrypted {
     type Future = BoxFuture<io::Result<(Self::Stream, Connection)>>;
 
     fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
-        let client = stream.peer_addr().ok().map(tracing::field::display);
+        let (address, place) = (stream.peer_addr(), connection.place.clone());
         let (handshake, mut end) = (self.acceptor.accept(stream, connection), self.end.clone());
         Box::pin(async move {
             let shaken = tokio::select! {
@@ -102,10 +135,11 @@ impl Accept<TcpStream, Connection> for Encrypted {
                 _ = end.changed() => Err(io::Error::other("the gateway takes no new connections")),
             };
             let accepted = shaken.and_then(|(stream, connection)| Ok((client_subject(&stream)?, stream, connection)));
+            let address = address?;
             let (subject, stream, connection) =
-                accepted.inspect_err(|why| tracing::debug!(client, %why, "a TLS handshake failed"))?;
+                accepted.inspect_err(|why| place.handshake_failed(address.ip(), why))?;
             if let Some(subject) = &subject {
-                tracing::debug!(client, subject, "a client has shown its certificate");
+                tracing::debug!(client = %address, subject, "a client has shown its certificate");
             }
             let peer = connection.peer.map(|peer| peer.with_subject(subject));
             Ok((stream, Connection { peer, ..connection }))
