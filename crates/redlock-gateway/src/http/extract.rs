@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
