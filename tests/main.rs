@@ -57,6 +57,7 @@ mod http {
     mod keys;
     mod locks;
     mod openapi;
+    mod refused;
     mod retries;
     mod swallowed;
     mod tls;
@@ -68,9 +69,11 @@ mod http {
 mod operations {
     mod admission;
     mod config;
+    mod connections;
     mod growth;
     mod lifecycle;
     mod masters_tls;
+    mod memory;
     mod metrics;
     mod quarantine;
     mod reconfigure;

@@ -197,8 +197,7 @@ impl Audit {
     pub fn refused(&self, summary: &Summary) {
         let Summary { who, what, refused, address } = summary;
         let who = who.as_deref();
-        let line =
-            Refused { time: now(), who, what: "requests", outcome: what, refused: *refused, address: *address };
+        let line = Refused { time: now(), who, what: "requests", outcome: what, refused: *refused, address: *address };
         match &self.file {
             None => tracing::info!(
                 target: TARGET,

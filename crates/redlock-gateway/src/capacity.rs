@@ -18,8 +18,8 @@ const GIB: u64 = 1024 * MIB;
 const BASE: u64 = 48 * MIB;
 /// A connection with a head that is all but whole.
 const CONNECTION: u64 = 34 * KIB;
-/// The same over TLS, with a record of 16 KB behind it that is all but whole.
-const TLS_CONNECTION: u64 = 52 * KIB;
+/// The same over TLS, with a record of 16 KB behind it that is all but whole, and what the allocator cannot use between them.
+const TLS_CONNECTION: u64 = 68 * KIB;
 /// A request that is being worked on, beyond its connection.
 const REQUEST: u64 = 16 * KIB;
 /// A request that waits for a lock, beyond its connection.
@@ -30,8 +30,10 @@ pub const SMALLEST: ByteSize = ByteSize::b(64 * MIB);
 /// What the defaults below were chosen for; they grow and shrink with the budget.
 const REFERENCE: u64 = GIB;
 const CONNECTIONS: u64 = 16_000;
-const WAITERS: u64 = 10_000;
+const TLS_CONNECTIONS: u64 = 12_000;
 const IN_FLIGHT: u64 = 4096;
+/// Of all connections: each waiter keeps one, and others need some too.
+const WAITERS: (u64, u64) = (5, 8);
 
 /// Descriptors of the process itself: log, files that are read again, the listener, the runtime.
 const OWN_DESCRIPTORS: usize = 48;
@@ -65,12 +67,12 @@ impl Capacity {
             let share = u128::from(of_reference) * u128::from(spendable) / u128::from(REFERENCE - BASE);
             usize::try_from(share).unwrap_or(usize::MAX).max(1)
         };
-        let connections = given.connections.unwrap_or_else(|| scaled(CONNECTIONS));
-        // Each waiter keeps a connection, and others need some too.
-        let most_waiters = (connections * WAITERS as usize / CONNECTIONS as usize).max(1);
+        let most = if given.tls { TLS_CONNECTIONS } else { CONNECTIONS };
+        let connections = given.connections.unwrap_or_else(|| scaled(most));
+        let waiters = connections as u64 * WAITERS.0 / WAITERS.1;
         Self {
             connections,
-            waiters: given.waiters.unwrap_or_else(|| scaled(WAITERS).min(most_waiters)),
+            waiters: given.waiters.unwrap_or((waiters as usize).max(1)),
             in_flight: given.in_flight.unwrap_or_else(|| scaled(IN_FLIGHT)),
             given,
         }
@@ -145,17 +147,21 @@ mod tests {
 
     fn given(budget: u64) -> Given {
         let budget = ByteSize::b(budget);
-        Given { budget, connections: None, connections_per_client: None, waiters: None, in_flight: None, tls: true }
+        Given { budget, connections: None, connections_per_client: None, waiters: None, in_flight: None, tls: false }
     }
 
     #[test]
     fn what_the_defaults_may_take_is_within_every_budget() {
         for budget in [SMALLEST.as_u64(), 100 * MIB, 512 * MIB, GIB, 10 * GIB, 1 << 50] {
-            let capacity = Capacity::new(given(budget));
-            assert_eq!(capacity.excess(), None, "{capacity:?}");
+            for tls in [false, true] {
+                let capacity = Capacity::new(Given { tls, ..given(budget) });
+                assert_eq!(capacity.excess(), None, "{capacity:?}");
+            }
         }
-        let Capacity { connections, waiters, in_flight, .. } = Capacity::new(given(GIB));
-        assert_eq!((connections, waiters, in_flight), (16_000, 10_000, 4096));
+        for (tls, expected) in [(false, (16_000, 10_000, 4096)), (true, (12_000, 7_500, 4096))] {
+            let Capacity { connections, waiters, in_flight, .. } = Capacity::new(Given { tls, ..given(GIB) });
+            assert_eq!((connections, waiters, in_flight), expected);
+        }
     }
 
     #[test]

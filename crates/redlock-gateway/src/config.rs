@@ -73,7 +73,7 @@ pub struct Settings {
     #[arg(long, value_name = "TEXT", env = "REDLOCK_KEY_PREFIX", default_value = "lock:")]
     #[arg(value_parser = value::key_prefix)]
     pub key_prefix: String,
-    /// Requests that may wait for a lock at the same time; more are answered 429 [default: 10000 of 1GiB]
+    /// Requests that may wait for a lock at the same time; more are answered 429 [default: 5 for 8 connections]
     ///
     /// Each keeps a connection: --max-connections should be larger.
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS", value_parser = count(MANY))]
@@ -87,7 +87,7 @@ pub struct Settings {
     /// `check` shows what each of them takes at most.
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MEMORY_BUDGET", default_value = "1GiB", value_parser = value::memory)]
     memory_budget: ByteSize,
-    /// Open connections [default: 16000 of 1GiB]
+    /// Open connections [default: 16000 of 1GiB, 12000 with HTTPS]
     ///
     /// When there are more, idle ones are closed first: those that have not sent a request, then those that have shown no
     /// key, then of the address that has most. When all have requests under way, some more are answered 503, but for

@@ -24,6 +24,9 @@ use crate::tls::{TlsStream, client_subject};
 
 /// How long a handshake may take. It has a place among the connections meanwhile.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How much a client may send in it: a greeting, and a chain of certificates where one is asked for. The library would keep
+/// 64 KB of one message.
+const HANDSHAKE_BYTES: usize = 16 * 1024;
 
 /// The service of one connection; it knows its client once it is accepted.
 #[derive(Clone)]
@@ -94,7 +97,16 @@ impl http_body::Body for Answer {
 
 /// Accepts connections, without a delay of small packets, and tells their services who is at the other end.
 #[derive(Clone, Copy)]
-pub(crate) struct Plain;
+pub(crate) struct Plain {
+    /// How much may be read of the stream, until somebody says otherwise.
+    most: usize,
+}
+
+impl Plain {
+    pub(crate) fn new() -> Self {
+        Self { most: usize::MAX }
+    }
+}
 
 impl Accept<TcpStream, Connection> for Plain {
     type Stream = SharedStream;
@@ -103,7 +115,10 @@ impl Accept<TcpStream, Connection> for Plain {
 
     fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
         let accepted = stream.set_nodelay(true).and_then(|()| SharedStream::new(stream, connection.place.clone()));
-        ready(accepted.map(|(stream, peer)| (stream, Connection { peer: Some(peer), ..connection })))
+        ready(accepted.map(|(mut stream, peer)| {
+            stream.limit(self.most);
+            (stream, Connection { peer: Some(peer), ..connection })
+        }))
     }
 }
 
@@ -117,7 +132,8 @@ pub(crate) struct Encrypted {
 impl Encrypted {
     /// Handshakes that are under way when the sender of `end` is gone are given up.
     pub(crate) fn new(config: RustlsConfig, end: watch::Receiver<()>) -> Self {
-        Self { acceptor: RustlsAcceptor::new(config).handshake_timeout(HANDSHAKE).acceptor(Plain), end }
+        let acceptor = RustlsAcceptor::new(config).handshake_timeout(HANDSHAKE);
+        Self { acceptor: acceptor.acceptor(Plain { most: HANDSHAKE_BYTES }), end }
     }
 }
 
@@ -136,11 +152,12 @@ impl Accept<TcpStream, Connection> for Encrypted {
             };
             let accepted = shaken.and_then(|(stream, connection)| Ok((client_subject(&stream)?, stream, connection)));
             let address = address?;
-            let (subject, stream, connection) =
+            let (subject, mut stream, connection) =
                 accepted.inspect_err(|why| place.handshake_failed(address.ip(), why))?;
             if let Some(subject) = &subject {
                 tracing::debug!(client = %address, subject, "a client has shown its certificate");
             }
+            stream.get_mut().0.limit(usize::MAX);
             let peer = connection.peer.map(|peer| peer.with_subject(subject));
             Ok((stream, Connection { peer, ..connection }))
         })

@@ -119,7 +119,10 @@ impl App {
     pub fn new(state: AppState, telemetry: Arc<Telemetry>, audit: Arc<Audit>, cors_origins: &[Origin]) -> Self {
         let has_keys = !state.authenticator.is_open();
         let (routes, labels) = router(&Arc::new(state));
-        Self::observed(browser::open_to(cors_origins, routes), Observer { labels, telemetry, audit, refusals: Refusals::default(), has_keys })
+        Self::observed(
+            browser::open_to(cors_origins, routes),
+            Observer { labels, telemetry, audit, refusals: Refusals::default(), has_keys },
+        )
     }
 
     /// Says how often what was refused; called from time to time.
@@ -368,7 +371,13 @@ mod tests {
             .route("/panic", get(async || -> () { panic!("what {}", "happened") }));
         let mut labels = matchit::Router::new();
         labels.insert("/{path}", "a label".to_owned()).unwrap();
-        let observer = Observer { labels, telemetry, audit: Arc::new(Audit::logged()), refusals: Refusals::default(), has_keys: false };
+        let observer = Observer {
+            labels,
+            telemetry,
+            audit: Arc::new(Audit::logged()),
+            refusals: Refusals::default(),
+            has_keys: false,
+        };
         let app = App::observed(routes, observer);
         for (path, cause) in [("/error", "the cause"), ("/panic", "panic: what happened")] {
             let request = Request::get(path).body(Body::empty()).unwrap();

@@ -27,8 +27,8 @@
 
 pub mod audit;
 pub mod auth;
-pub mod cli;
 pub mod capacity;
+pub mod cli;
 pub mod clients;
 pub mod commands;
 pub mod config;

@@ -80,6 +80,8 @@ impl Peer {
 pub(crate) struct SharedStream {
     stream: Arc<TcpStream>,
     place: Arc<ConnectionPlace>,
+    /// How much may still be read.
+    left: usize,
 }
 
 impl SharedStream {
@@ -91,12 +93,21 @@ impl SharedStream {
             return Err(io::Error::other("its place was given to another"));
         }
         let peer = Peer { stream: stream.clone(), address, subject: None, place: place.clone() };
-        Ok((Self { stream, place }, peer))
+        Ok((Self { stream, place, left: usize::MAX }, peer))
+    }
+
+    /// Lets no more than so many bytes be read from now on.
+    pub(crate) fn limit(&mut self, left: usize) {
+        self.left = left;
     }
 }
 
 impl AsyncRead for SharedStream {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         loop {
             std::task::ready!(self.stream.poll_read_ready(context))?;
             // What came since belongs to a request that could not be answered: it must not be carried out.
@@ -112,6 +123,11 @@ impl AsyncRead for SharedStream {
                 drained = 0 < got && got < room;
                 if drained { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
             });
+            let got = room - buffer.remaining();
+            if got > self.left {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "too much was sent")));
+            }
+            self.left -= got;
             match read {
                 _ if drained => return Poll::Ready(Ok(())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -81,7 +81,8 @@ mod tests {
     #[test]
     fn more_addresses_than_are_told_apart_are_counted_together() {
         let refusals = Refusals::default();
-        let first = (0..5000u32).filter(|n| refusals.is_first(IpAddr::V4((*n).into()), None, "unauthenticated")).count();
+        let first =
+            (0..5000u32).filter(|n| refusals.is_first(IpAddr::V4((*n).into()), None, "unauthenticated")).count();
         assert_eq!(first, MOST);
         assert!(!refusals.is_first(IpAddr::V4(0.into()), None, "unauthenticated"));
         let told: Vec<_> = refusals.take().into_iter().map(|all| (all.address, all.refused)).collect();

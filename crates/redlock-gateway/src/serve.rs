@@ -99,7 +99,7 @@ pub async fn run(
     let connections = services(app.clone(), connections);
     let (handshakes, end_of_handshakes) = watch::channel(());
     let mut server = match &config.https {
-        None => tokio::spawn(http1(server.acceptor(Plain), &config).serve(connections)),
+        None => tokio::spawn(http1(server.acceptor(Plain::new()), &config).serve(connections)),
         Some(files) => {
             let encrypted = Encrypted::new(tls::follow(files, reload, &mut tasks)?, end_of_handshakes);
             tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections))
@@ -245,8 +245,7 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     if config.settings.bootstrap && matches!(config.nodes, Nodes::Redis(_)) {
         tokio::spawn(bootstrap(locks.clone()));
     }
-    let gateway =
-        Gateway::new(locks, config.settings.limits, cluster, config.capacity.in_flight, telemetry.clone());
+    let gateway = Gateway::new(locks, config.settings.limits, cluster, config.capacity.in_flight, telemetry.clone());
     Ok((Arc::new(gateway), telemetry))
 }
 
