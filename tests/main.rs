@@ -60,6 +60,7 @@ mod http {
     mod openapi;
     mod places;
     mod quotas;
+    mod refused;
     mod retries;
     mod swallowed;
     mod tls;
@@ -71,9 +72,11 @@ mod http {
 mod operations {
     mod admission;
     mod config;
+    mod connections;
     mod growth;
     mod lifecycle;
     mod masters_tls;
+    mod memory;
     mod metrics;
     mod quarantine;
     mod reconfigure;

@@ -191,27 +191,3 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     gateway.post("job", json!({ "ttl_ms": 1_000 })).await.problem(503, "quorum_unavailable");
     servers.iter().for_each(RedisServer::cont);
 }
-
-#[tokio::test]
-async fn a_connection_beyond_the_limit_is_closed_and_its_place_is_given_back() {
-    let gateway = Launch::embedded().flag("--max-connections", "3").start().await;
-    let mut open = Vec::new();
-    for _ in 0..3 {
-        let mut raw = gateway.raw().await;
-        raw.write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
-        assert_eq!(raw.answer().await.status, 200);
-        open.push(raw);
-    }
-    let mut fourth = gateway.raw().await;
-    let _ = fourth.try_write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
-    assert_eq!(fourth.closed().await, "");
-    // Those that are in are still served.
-    open[2].write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
-    assert_eq!(open[2].answer().await.status, 200);
-    open.pop();
-    eventually("there is a place again", async || {
-        gateway.call(Method::GET, "/livez").try_send().await.is_ok_and(|answer| answer.status == 200).then_some(())
-    })
-    .await;
-    assert!(gateway.stdout().contains("as many as allowed are open"), "{}", gateway.stdout());
-}

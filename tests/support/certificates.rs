@@ -103,8 +103,12 @@ impl Client {
     }
 
     pub(crate) async fn connect(&self, address: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
-        let stream = TcpStream::connect(address).await?;
-        let name = ServerName::from(address.ip());
+        self.over(TcpStream::connect(address).await?).await
+    }
+
+    /// Shakes hands on a connection.
+    pub(crate) async fn over(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+        let name = ServerName::from(stream.peer_addr()?.ip());
         timeout(PATIENCE, self.0.connect(name, stream)).await.expect("a handshake ends")
     }
 

@@ -77,12 +77,13 @@ impl Drop for Scratch {
 pub(crate) struct Launch {
     args: Vec<String>,
     env: BTreeMap<String, String>,
+    files: Option<u32>,
 }
 
 impl Launch {
     /// With these arguments and nothing else.
     pub(crate) fn bare(args: &[&str]) -> Self {
-        Self { args: args.iter().map(|arg| (*arg).to_owned()).collect(), env: BTreeMap::new() }
+        Self { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..Self::default() }
     }
 
     /// Five nodes inside the gateway.
@@ -135,9 +136,27 @@ impl Launch {
         self
     }
 
+    /// With no more open files than these.
+    pub(crate) fn files(mut self, most: u32) -> Self {
+        self.files = Some(most);
+        self
+    }
+
+    /// A command in front of the arguments.
+    pub(crate) fn command(mut self, command: &str) -> Self {
+        self.args.insert(0, command.into());
+        self
+    }
+
     fn spawn(&self) -> Process {
-        let program = binary();
-        let mut command = dies_with_us(program);
+        let mut command = match self.files {
+            None => dies_with_us(binary()),
+            Some(most) => {
+                let mut command = dies_with_us("prlimit");
+                command.arg(format!("--nofile={most}:{most}")).arg(binary());
+                command
+            }
+        };
         command.args(&self.args);
         let inherited = std::env::vars_os().map(|(name, _)| name);
         for name in inherited.filter(|name| name == "RUST_LOG" || name.to_string_lossy().starts_with("REDLOCK_")) {
@@ -392,6 +411,14 @@ impl Gateway {
 
     pub(crate) fn signal(&self, signal: Signal) {
         self.process.signal(signal);
+    }
+
+    /// Resident memory in bytes.
+    pub(crate) fn resident(&self) -> f64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.child.id())).expect("it lives");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("Linux tells");
+        let kilobytes = line.split_whitespace().nth(1).and_then(|number| number.parse::<f64>().ok());
+        kilobytes.expect("a number") * 1024.0
     }
 
     /// Waits for the end; returns the exit code.

@@ -1,18 +1,21 @@
 //! The record of who did what, for people who have to answer for it: one JSON object a line, apart from the log.
 //!
-//! In it are all requests that were denied and all forced releases, always; with a file of its own also everything that
+//! In it are all requests that were denied and all forced releases, always; of many that were refused to the same client one
+//! after the other, the first and their number; with a file of its own also everything that
 //! changed a lock, or tried to. Never a token, a key or a hash of one. A line is written before its request is answered,
 //! also when the client has gone away in the middle; so a disk that hangs holds requests up.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use serde::Serialize;
+
+use crate::refusals::Summary;
 
 /// The target of audit lines in the log, where there is no file for them.
 pub const TARGET: &str = "redlock_audit";
@@ -62,6 +65,20 @@ struct Line<'a> {
     request_id: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<SocketAddr>,
+}
+
+/// Requests of one client that were refused one after the other and have no lines of their own.
+#[derive(Serialize)]
+struct Refused<'a> {
+    time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    who: Option<&'a str>,
+    what: &'a str,
+    outcome: &'a str,
+    refused: u64,
+    /// Absent when it is a sum over many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<IpAddr>,
 }
 
 /// How a request ended.
@@ -149,7 +166,7 @@ impl Audit {
             Some(RequestEnd { .. }) => "done",
         };
         let line = Line {
-            time: humantime::format_rfc3339_micros(SystemTime::now()).to_string(),
+            time: now(),
             who: entry.who.as_deref(),
             what: entry.what.unwrap_or("request"),
             lock: entry.lock.as_deref(),
@@ -175,6 +192,29 @@ impl Audit {
             Some(sink) => sink.write(&line),
         }
     }
+
+    /// Sums up what was refused after the first, which has a line of its own.
+    pub fn refused(&self, summary: &Summary) {
+        let Summary { who, what, refused, address } = summary;
+        let who = who.as_deref();
+        let line = Refused { time: now(), who, what: "requests", outcome: what, refused: *refused, address: *address };
+        match &self.file {
+            None => tracing::info!(
+                target: TARGET,
+                who = line.who,
+                what = line.what,
+                outcome = line.outcome,
+                refused = line.refused,
+                address = line.address.map(tracing::field::display),
+                "audit"
+            ),
+            Some(sink) => sink.write(&line),
+        }
+    }
+}
+
+fn now() -> String {
+    humantime::format_rfc3339_micros(SystemTime::now()).to_string()
 }
 
 fn open(path: &Path) -> Result<File, String> {
@@ -184,7 +224,7 @@ fn open(path: &Path) -> Result<File, String> {
 }
 
 impl Sink {
-    fn write(&self, line: &Line<'_>) {
+    fn write(&self, line: &impl Serialize) {
         let append = |text| self.file.lock().unwrap_or_else(PoisonError::into_inner).append(text);
         let written = serde_json::to_vec(line).map_err(std::io::Error::from).and_then(append);
         if let Err(error) = written {
@@ -211,6 +251,16 @@ impl AuditGuard {
 
     pub fn context(&self) -> AuditContext {
         self.context.clone()
+    }
+
+    /// The principal, or that of which the name was claimed.
+    pub fn who(&self) -> Option<String> {
+        self.context.entry().who.clone()
+    }
+
+    /// Without a line: it is summed up with others.
+    pub fn summed_up(mut self) {
+        self.ended = true;
     }
 
     pub fn end(mut self, end: RequestEnd<'_>) {

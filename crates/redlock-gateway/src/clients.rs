@@ -156,7 +156,7 @@ impl Clients {
 }
 
 /// What is one client as far as addresses tell.
-fn network(address: IpAddr) -> IpAddr {
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
             let [a, b, c, d, ..] = address.segments();

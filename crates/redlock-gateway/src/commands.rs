@@ -13,16 +13,16 @@ use redlock_core::reconfigure::{Old, OldNodes, Progress, ReconfigureError, surve
 use crate::auth::{Keys, Secret, Verb};
 use crate::config::{Config, Nodes, show};
 use crate::remedy::in_words;
-use crate::serve::{cluster_name, named_cluster, redis_settings};
+use crate::serve::{cluster_name, named_cluster, redis_settings, within_descriptors};
 
 /// Reports every node on standard output; true when a majority would be admitted.
 pub async fn check(config: &Config) -> bool {
+    println!("configuration: valid");
+    print_capacity(config);
     let Nodes::Redis(urls) = &config.nodes else {
-        println!("configuration: valid");
         println!("nodes: embedded in the process; nothing to check, and nothing survives a restart of the gateway");
         return true;
     };
-    println!("configuration: valid");
     let (mut admitted, mut later) = (0, 0);
     let mut seen: Vec<(String, &RedisUrl)> = Vec::new();
     for (url, master) in urls.iter().zip(masters(config, urls)) {
@@ -50,6 +50,24 @@ pub async fn check(config: &Config) -> bool {
     let waiting = if later == 0 { String::new() } else { format!(", {later} after a quarantine") };
     println!("{verdict}: {admitted} of {} nodes would be admitted now{waiting}, {needed} needed", urls.len());
     enough
+}
+
+/// What the limits may take of memory, and what of them the file descriptors allow.
+fn print_capacity(config: &Config) {
+    let (costs, sum) = config.capacity.costs();
+    let costs = costs.map(|(flag, count, cost)| format!("{flag} {count}: {cost}")).join(", ");
+    println!("memory: at most {sum} of {} ({costs})", config.capacity.budget());
+    if let Some(excess) = config.capacity.excess() {
+        println!("  WARNING: {excess}");
+    }
+    match within_descriptors(config.clone()) {
+        Ok(within) if within.capacity.connections < config.capacity.connections => println!(
+            "  WARNING: only {} connections, as far as ulimit -n goes in this shell",
+            within.capacity.connections
+        ),
+        Ok(_) => {}
+        Err(error) => println!("  WARNING: {error}"),
+    }
 }
 
 fn print_probe(master: &Master, found: &Probe, skew: Duration) {

@@ -8,9 +8,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bytesize::ByteSize;
 use clap::{ArgAction, Args, ValueEnum};
 use redlock_core::Ttl;
 use redlock_core::node::redis::{RedisUrl, TlsSettings};
+
+use crate::capacity::{Capacity, Given};
 
 mod file;
 mod origin;
@@ -69,19 +72,34 @@ pub struct Settings {
     #[arg(long, value_name = "TEXT", env = "REDLOCK_KEY_PREFIX", default_value = "lock:")]
     #[arg(value_parser = value::key_prefix)]
     pub key_prefix: String,
-    /// Requests that may wait for a lock at the same time; more are answered 429
+    /// Requests that may wait for a lock at the same time; more are answered 429 [default: 5 for 8 connections]
     ///
     /// Each keeps a connection: --max-connections should be larger.
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS", default_value = "10000", value_parser = count(MANY))]
-    pub max_waiters: usize,
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS", value_parser = count(MANY))]
+    max_waiters: Option<usize>,
     /// Requests that may wait for the same lock; more are answered 429
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_LOCK", default_value = "1024")]
     #[arg(value_parser = count(MANY))]
     pub max_waiters_per_lock: usize,
-    /// Open connections; more are closed at once
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", default_value = "16000")]
-    #[arg(value_parser = count(MANY))]
-    pub max_connections: usize,
+    /// Memory that the process may take; the limits below are derived from it where they are not given
+    ///
+    /// `check` shows what each of them takes at most.
+    #[arg(long, value_name = "SIZE", env = "REDLOCK_MEMORY_BUDGET", default_value = "1GiB", value_parser = value::memory)]
+    memory_budget: ByteSize,
+    /// Open connections [default: 16000 of 1GiB, 12000 with HTTPS]
+    ///
+    /// When there are more, idle ones are closed first: those that have not sent a request, then those that have shown no
+    /// key, then of the address that has most. When all have requests under way, some more are answered 503, but for
+    /// probes, and the rest is closed. Never more than the limit of open files leaves (ulimit -n).
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = count(MANY))]
+    max_connections: Option<usize>,
+    /// Open connections of one address, or of one /64 network of IPv6; more are closed at once, idle ones of the same
+    /// address first [default: half of --max-connections; no bound for loopback]
+    ///
+    /// A proxy in front is one address, with all clients behind it: where there is only a proxy, give as many as
+    /// --max-connections.
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS_PER_CLIENT", value_parser = count(MANY))]
+    max_connections_per_client: Option<usize>,
     /// How long a connection may be idle, or take to send the head of a request, before it is closed
     ///
     /// Should exceed what proxies and client pools in front keep idle connections for (often 60s): they would use one
@@ -89,9 +107,9 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", env = "REDLOCK_IDLE_TIMEOUT", default_value = "75s")]
     #[arg(value_parser = duration(SECOND..=SECOND * 3600))]
     pub idle_timeout: Duration,
-    /// Requests being worked on at the same time, waiting ones not counted; more are answered 503
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", default_value = "4096", value_parser = count(MANY))]
-    pub max_in_flight: usize,
+    /// Requests being worked on at the same time, waiting ones not counted; more are answered 503 [default: 4096 of 1GiB]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = count(MANY))]
+    max_in_flight: Option<usize>,
     /// Threads that serve requests [default: half of the cores, at least 1]
     ///
     /// The kernel's side of the network, and often the masters, need the other half; threads that wake each other up for
@@ -226,6 +244,7 @@ pub struct Config {
     /// Whose pages may call; none by default.
     pub cors_origins: Vec<Origin>,
     pub public: Public,
+    pub capacity: Capacity,
 }
 
 /// What may be read without a key, where there are keys.
@@ -285,7 +304,15 @@ impl Config {
         }
         let cors_origins = origin::origins(&settings.cors_origins)?;
         let public = public(&settings.public)?;
-        Ok(Self { settings, nodes, node_tls, https, cors_origins, public })
+        let capacity = Capacity::new(Given {
+            budget: settings.memory_budget,
+            connections: settings.max_connections,
+            connections_per_client: settings.max_connections_per_client,
+            waiters: settings.max_waiters,
+            in_flight: settings.max_in_flight,
+            tls: https.is_some(),
+        });
+        Ok(Self { settings, nodes, node_tls, https, cors_origins, public, capacity })
     }
 }
 

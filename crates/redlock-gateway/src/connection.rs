@@ -1,6 +1,5 @@
 //! From an accepted connection to requests that know their client.
 
-use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
 use std::io;
 use std::pin::Pin;
@@ -8,45 +7,49 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::response::Response;
+use axum::body::{Body, Bytes};
 use axum_server::accept::Accept;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
+use http::{HeaderValue, header};
+use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tower::Service;
 
-use crate::clients::Clients;
+use crate::connections::{Busy, ConnectionPlace};
 use crate::http::App;
 use crate::peer::{Peer, SharedStream};
 use crate::tls::{TlsStream, client_subject};
 
 /// How long a handshake may take. It has a place among the connections meanwhile.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How much a client may send in it: a greeting, and a chain of certificates where one is asked for. The library would keep
+/// 64 KB of one message.
+const HANDSHAKE_BYTES: usize = 16 * 1024;
 
 /// The service of one connection; it knows its client once it is accepted.
 #[derive(Clone)]
 pub(crate) struct Connection {
     app: App,
-    clients: Arc<Clients>,
+    place: Arc<ConnectionPlace>,
     peer: Option<Peer>,
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl Connection {
-    pub(crate) fn new(app: App, clients: Arc<Clients>) -> Self {
-        Self { app, clients, peer: None }
+    pub(crate) fn new(app: App, place: Arc<ConnectionPlace>) -> Self {
+        Self { app, place, peer: None }
     }
 }
 
 impl Service<http::Request<Incoming>> for Connection {
-    type Response = Response;
-    type Error = Infallible;
-    type Future = BoxFuture<Result<Response, Infallible>>;
+    type Response = http::Response<Answer>;
+    type Error = io::Error;
+    type Future = BoxFuture<io::Result<Self::Response>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
@@ -54,14 +57,56 @@ impl Service<http::Request<Incoming>> for Connection {
         if let Some(peer) = &self.peer {
             request.extensions_mut().insert(peer.clone());
         }
-        let app = self.app.clone();
-        Box::pin(async move { Ok(app.answer(request.map(Body::new)).await) })
+        let (app, busy, is_spare) = (self.app.clone(), self.place.begin(), self.place.is_spare());
+        Box::pin(async move {
+            let busy = busy.ok_or_else(|| io::Error::other("its place was given to another"))?;
+            let mut response = app.answer(request.map(Body::new)).await;
+            if is_spare {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok(response.map(|body| Answer { body, _busy: busy }))
+        })
+    }
+}
+
+/// The body of an answer; while it is not written, its connection is not closed for others.
+pub(crate) struct Answer {
+    body: Body,
+    _busy: Busy,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
 /// Accepts connections, without a delay of small packets, and tells their services who is at the other end.
 #[derive(Clone, Copy)]
-pub(crate) struct Plain;
+pub(crate) struct Plain {
+    /// How much may be read of the stream, until somebody says otherwise.
+    most: usize,
+}
+
+impl Plain {
+    pub(crate) fn new() -> Self {
+        Self { most: usize::MAX }
+    }
+}
 
 impl Accept<TcpStream, Connection> for Plain {
     type Stream = SharedStream;
@@ -69,8 +114,11 @@ impl Accept<TcpStream, Connection> for Plain {
     type Future = Ready<io::Result<(SharedStream, Connection)>>;
 
     fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
-        let accepted = stream.set_nodelay(true).and_then(|()| SharedStream::new(stream, &connection.clients));
-        ready(accepted.map(|(stream, peer)| (stream, Connection { peer: Some(peer), ..connection })))
+        let accepted = stream.set_nodelay(true).and_then(|()| SharedStream::new(stream, connection.place.clone()));
+        ready(accepted.map(|(mut stream, peer)| {
+            stream.limit(self.most);
+            (stream, Connection { peer: Some(peer), ..connection })
+        }))
     }
 }
 
@@ -84,7 +132,8 @@ pub(crate) struct Encrypted {
 impl Encrypted {
     /// Handshakes that are under way when the sender of `end` is gone are given up.
     pub(crate) fn new(config: RustlsConfig, end: watch::Receiver<()>) -> Self {
-        Self { acceptor: RustlsAcceptor::new(config).handshake_timeout(HANDSHAKE).acceptor(Plain), end }
+        let acceptor = RustlsAcceptor::new(config).handshake_timeout(HANDSHAKE);
+        Self { acceptor: acceptor.acceptor(Plain { most: HANDSHAKE_BYTES }), end }
     }
 }
 
@@ -94,7 +143,7 @@ impl Accept<TcpStream, Connection> for Encrypted {
     type Future = BoxFuture<io::Result<(Self::Stream, Connection)>>;
 
     fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
-        let client = stream.peer_addr().ok().map(tracing::field::display);
+        let (address, place) = (stream.peer_addr(), connection.place.clone());
         let (handshake, mut end) = (self.acceptor.accept(stream, connection), self.end.clone());
         Box::pin(async move {
             let shaken = tokio::select! {
@@ -102,11 +151,13 @@ impl Accept<TcpStream, Connection> for Encrypted {
                 _ = end.changed() => Err(io::Error::other("the gateway takes no new connections")),
             };
             let accepted = shaken.and_then(|(stream, connection)| Ok((client_subject(&stream)?, stream, connection)));
-            let (subject, stream, connection) =
-                accepted.inspect_err(|why| tracing::debug!(client, %why, "a TLS handshake failed"))?;
+            let address = address?;
+            let (subject, mut stream, connection) =
+                accepted.inspect_err(|why| place.handshake_failed(address.ip(), why))?;
             if let Some(subject) = &subject {
-                tracing::debug!(client, subject, "a client has shown its certificate");
+                tracing::debug!(client = %address, subject, "a client has shown its certificate");
             }
+            stream.get_mut().0.limit(usize::MAX);
             let peer = connection.peer.map(|peer| peer.with_subject(subject));
             Ok((stream, Connection { peer, ..connection }))
         })

@@ -11,11 +11,12 @@ mod render;
 pub mod wire;
 
 use std::any::Any;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
@@ -30,11 +31,12 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 
 pub use self::access::AppState;
 use self::access::{Needs, Route};
-use self::error::{ApiError, METHOD_NOT_ALLOWED, NOT_FOUND, Problem};
+use self::error::{ApiError, METHOD_NOT_ALLOWED, NOT_FOUND, Problem, is_denial};
 use crate::audit::{Audit, AuditGuard, RequestEnd};
 use crate::auth::Verb;
 use crate::config::{Origin, Public};
 use crate::peer::Peer;
+use crate::refusals::{Refusals, Summary};
 use crate::telemetry::Telemetry;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -67,10 +69,16 @@ const PAGES: [(&str, &str); 6] = [
     ("/docs/{*file}", "/docs"),
 ];
 
+/// What is answered also when there is no place for another connection.
+const PROBES: [&str; 3] = ["/livez", "/readyz", "/healthz"];
+
 /// The pages for people, and what they need.
 fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
-    let json =
-        |text: String| get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], text.clone())));
+    // Shared: thousands may ask for it and not read it.
+    let json = |text: String| {
+        let text = Bytes::from(text);
+        get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], text.clone())))
+    };
     let pages = Router::new()
         .route("/openapi.json", json(document.to_string()))
         .route("/openapi-3.0.json", json(openapi::downgrade(document).to_string()))
@@ -103,6 +111,7 @@ struct Observer {
     labels: matchit::Router<String>,
     telemetry: Arc<Telemetry>,
     audit: Arc<Audit>,
+    refusals: Refusals,
     has_keys: bool,
 }
 
@@ -110,7 +119,27 @@ impl App {
     pub fn new(state: AppState, telemetry: Arc<Telemetry>, audit: Arc<Audit>, cors_origins: &[Origin]) -> Self {
         let has_keys = !state.authenticator.is_open();
         let (routes, labels) = router(&Arc::new(state));
-        Self::observed(browser::open_to(cors_origins, routes), Observer { labels, telemetry, audit, has_keys })
+        Self::observed(
+            browser::open_to(cors_origins, routes),
+            Observer { labels, telemetry, audit, refusals: Refusals::default(), has_keys },
+        )
+    }
+
+    /// Says how often what was refused; called from time to time.
+    pub fn sum_up_refusals(&self) {
+        for summary in self.observer.refusals.take() {
+            let Summary { address, who, what: code, refused } = &summary;
+            tracing::info!(
+                address = address.map(tracing::field::display),
+                who,
+                code,
+                refused,
+                "requests refused, after those that have lines of their own"
+            );
+            if self.observer.audit.has_file() || is_denial(code) {
+                self.observer.audit.refused(&summary);
+            }
+        }
     }
 
     fn observed(routes: Router, observer: Observer) -> Self {
@@ -132,59 +161,117 @@ impl App {
         };
         let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
         let method = method_word(request.method());
-        let Observer { labels, telemetry, audit, has_keys } = &*self.observer;
+        let Observer { labels, telemetry, audit, has_keys, .. } = &*self.observer;
         let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
         // Without keys, only force can be denied.
         let is_recorded = *has_keys || audit.has_file() || request.uri().query().is_some();
+        let peer = request.extensions().get::<Peer>();
+        let (address, is_spare) = (peer.map(Peer::address), peer.is_some_and(|peer| peer.place().is_spare()));
         let record = is_recorded.then(|| {
-            let address = request.extensions().get::<Peer>().map(Peer::address);
             let record = AuditGuard::new(audit.clone(), text(&id), address);
             request.extensions_mut().insert(record.context());
             record
         });
 
-        let mut response = match self.routes.call(request).await {
-            Ok(response) => response.map(Body::new),
-            Err(never) => match never {},
+        let mut response = if is_spare && !PROBES.contains(&request.uri().path()) {
+            ApiError::no_place().into_response()
+        } else {
+            match self.routes.call(request).await {
+                Ok(response) => response.map(Body::new),
+                Err(never) => match never {},
+            }
         };
         let problem = response.extensions_mut().remove::<Problem>();
         // The page's own router says 404 without a body.
         let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| no_such_path("").problem());
         let problem = problem.or_else(plain);
         let status = response.status();
+        let is_told = self.observer.is_told(status, problem.as_ref(), address, record.as_ref());
         if let Some(record) = record {
             let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
             let problem = problem.as_ref().map(|problem| problem.code.as_str());
-            record.end(RequestEnd { status: status.as_u16(), problem, is_denied });
+            let end = RequestEnd { status: status.as_u16(), problem, is_denied };
+            if is_told { record.end(end) } else { record.summed_up() }
         }
         let elapsed = started.elapsed();
         telemetry.http(method, route, status.as_u16(), elapsed);
-        macro_rules! log {
-            ($level:ident, $message:literal) => {
-                tracing::$level!(
-                    request_id = text(&id),
-                    trace = trace.as_ref().map(text),
-                    method,
-                    route,
-                    status = status.as_u16(),
-                    cause = problem.as_ref().and_then(|problem| problem.cause.as_deref()),
-                    ?elapsed,
-                    $message
-                )
-            };
-        }
-        match &problem {
-            Some(Problem { cause: Some(_), .. }) => log!(error, "request failed"),
-            // Sending everybody away while shutting down is no failure, and there may be thousands.
-            Some(problem) if problem.code == "draining" => log!(debug, "request"),
-            _ if status.is_server_error() => log!(warn, "request failed"),
-            _ => log!(debug, "request"),
-        }
+        let told = Told { id: &id, trace: trace.as_ref(), method, route, status, address, elapsed, in_full: is_told };
+        told.log(problem.as_ref());
         if let Some(problem) = problem {
             problem.render(&id, &mut response);
         }
         response.headers_mut().insert(REQUEST_ID.clone(), id);
         response
+    }
+}
+
+impl Observer {
+    /// Whether it is told of a request for itself: of refusals, which strangers can bring about at will, only of the first
+    /// of a kind to each client.
+    fn is_told(
+        &self,
+        status: StatusCode,
+        problem: Option<&Problem>,
+        address: Option<SocketAddr>,
+        record: Option<&AuditGuard>,
+    ) -> bool {
+        let (Some(problem), Some(address), true) = (problem, address, is_refusal(status, problem)) else { return true };
+        let who = record.and_then(AuditGuard::who);
+        self.refusals.is_first(address.ip(), who.as_deref(), &problem.code)
+    }
+}
+
+/// Whether a request was turned away before anything was done, for what it is, by whom, or how many there are.
+fn is_refusal(status: StatusCode, problem: Option<&Problem>) -> bool {
+    const REFUSALS: [StatusCode; 5] = [
+        StatusCode::BAD_REQUEST,
+        StatusCode::UNAUTHORIZED,
+        StatusCode::FORBIDDEN,
+        StatusCode::MISDIRECTED_REQUEST,
+        StatusCode::TOO_MANY_REQUESTS,
+    ];
+    REFUSALS.contains(&status) || problem.is_some_and(|problem| problem.code == "overloaded")
+}
+
+/// What the log tells of a request.
+struct Told<'a> {
+    id: &'a HeaderValue,
+    trace: Option<&'a HeaderValue>,
+    method: &'static str,
+    route: &'a str,
+    status: StatusCode,
+    address: Option<SocketAddr>,
+    elapsed: Duration,
+    in_full: bool,
+}
+
+impl Told<'_> {
+    fn log(&self, problem: Option<&Problem>) {
+        macro_rules! log {
+            ($level:ident, $message:literal) => {
+                tracing::$level!(
+                    request_id = text(self.id),
+                    trace = self.trace.map(text),
+                    method = self.method,
+                    route = self.route,
+                    status = self.status.as_u16(),
+                    code = problem.map(|problem| problem.code.as_str()),
+                    address = self.address.map(tracing::field::display),
+                    cause = problem.and_then(|problem| problem.cause.as_deref()),
+                    elapsed = ?self.elapsed,
+                    $message
+                )
+            };
+        }
+        match problem {
+            Some(Problem { cause: Some(_), .. }) => log!(error, "request failed"),
+            // Sending everybody away while shutting down is no failure, and there may be thousands.
+            Some(problem) if problem.code == "draining" => log!(debug, "request"),
+            _ if !self.in_full => log!(debug, "request"),
+            _ if self.status.is_server_error() => log!(warn, "request failed"),
+            Some(_) if is_refusal(self.status, problem) => log!(info, "request refused"),
+            _ => log!(debug, "request"),
+        }
     }
 }
 
@@ -284,7 +371,13 @@ mod tests {
             .route("/panic", get(async || -> () { panic!("what {}", "happened") }));
         let mut labels = matchit::Router::new();
         labels.insert("/{path}", "a label".to_owned()).unwrap();
-        let observer = Observer { labels, telemetry, audit: Arc::new(Audit::logged()), has_keys: false };
+        let observer = Observer {
+            labels,
+            telemetry,
+            audit: Arc::new(Audit::logged()),
+            refusals: Refusals::default(),
+            has_keys: false,
+        };
         let app = App::observed(routes, observer);
         for (path, cause) in [("/error", "the cause"), ("/panic", "panic: what happened")] {
             let request = Request::get(path).body(Body::empty()).unwrap();

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use redlock_core::node::admission::quarantine;
 use redlock_gateway::cli::{Cli, Command, KeyCommand};
 use redlock_gateway::config::{self, Config, LogFormat, Nodes, Settings, show};
-use redlock_gateway::{Reload, Running, check_files, commands, http, run, telemetry};
+use redlock_gateway::{Reload, Running, check_files, commands, http, run, telemetry, within_descriptors};
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
@@ -68,7 +68,23 @@ async fn serve(config: Config) -> ExitCode {
     let terminal = std::io::stdout().is_terminal();
     let format = config.settings.log_format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
     telemetry::start_logging(format);
-    allow_connections(config.settings.max_connections);
+    let asked = config.capacity.connections;
+    let config = match within_descriptors(config) {
+        Ok(config) => config,
+        Err(error) => return fail(&error),
+    };
+    let capacity = &config.capacity;
+    if capacity.connections < asked {
+        tracing::warn!(
+            connections = capacity.connections,
+            asked,
+            "fewer connections are taken than --max-connections: the rest of the files that may be open is kept for \
+             the nodes and the gateway itself; raise ulimit -n"
+        );
+    }
+    if let Some(excess) = capacity.excess() {
+        tracing::warn!("{excess}");
+    }
     let listen = config.settings.listen;
     let listener = match TcpListener::bind(listen) {
         Ok(listener) => listener,
@@ -108,22 +124,6 @@ fn reload_on_hangup() -> std::io::Result<Reload> {
         }
     });
     Ok(reload)
-}
-
-/// Every connection takes a file descriptor, and the limit that processes begin with is often far below the one they may have.
-fn allow_connections(connections: usize) {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-    let limit = getrlimit(Resource::Nofile).current;
-    if limit.is_some_and(|limit| limit < connections as u64 + 100) {
-        tracing::warn!(
-            limit,
-            connections,
-            ?raised,
-            "fewer files may be open than --max-connections needs: raise ulimit -n"
-        );
-    }
 }
 
 /// For people, on standard error; the log says the same in one line.

@@ -15,10 +15,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::clients::{Client, Clients};
+use crate::clients::Client;
+use crate::connections::ConnectionPlace;
 
 /// How often the connection of a client that waits is looked at.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long an answer may wait for its client to take it, or to acknowledge it, before the connection is given up.
+const UNREAD: Duration = Duration::from_secs(30);
 
 /// The other end of a connection.
 #[derive(Clone)]
@@ -26,7 +29,7 @@ pub(crate) struct Peer {
     stream: Arc<TcpStream>,
     address: SocketAddr,
     subject: Option<Arc<str>>,
-    client: Arc<Client>,
+    place: Arc<ConnectionPlace>,
 }
 
 impl Peer {
@@ -37,7 +40,12 @@ impl Peer {
 
     /// Whom its connections, and where there are no keys its requests, are counted for.
     pub(crate) fn client(&self) -> &Arc<Client> {
-        &self.client
+        self.place.client()
+    }
+
+    /// Its place among the connections.
+    pub(crate) fn place(&self) -> &Arc<ConnectionPlace> {
+        &self.place
     }
 
     /// The same client, with the subject of its certificate, which was verified.
@@ -69,30 +77,57 @@ impl Peer {
 }
 
 /// The stream of a connection, which its [`Peer`] looks at too.
-pub(crate) struct SharedStream(Arc<TcpStream>);
+pub(crate) struct SharedStream {
+    stream: Arc<TcpStream>,
+    place: Arc<ConnectionPlace>,
+    /// How much may still be read.
+    left: usize,
+}
 
 impl SharedStream {
-    pub(crate) fn new(stream: TcpStream, clients: &Clients) -> io::Result<(Self, Peer)> {
+    pub(crate) fn new(stream: TcpStream, place: Arc<ConnectionPlace>) -> io::Result<(Self, Peer)> {
         let address = stream.peer_addr()?;
+        rustix::net::sockopt::set_tcp_user_timeout(&stream, UNREAD.as_millis() as u32)?;
         let stream = Arc::new(stream);
-        let client = clients.at(address.ip());
-        Ok((Self(stream.clone()), Peer { stream, address, subject: None, client }))
+        if !place.holds(&stream) {
+            return Err(io::Error::other("its place was given to another"));
+        }
+        let peer = Peer { stream: stream.clone(), address, subject: None, place: place.clone() };
+        Ok((Self { stream, place, left: usize::MAX }, peer))
+    }
+
+    /// Lets no more than so many bytes be read from now on.
+    pub(crate) fn limit(&mut self, left: usize) {
+        self.left = left;
     }
 }
 
 impl AsyncRead for SharedStream {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         loop {
-            std::task::ready!(self.0.poll_read_ready(context))?;
+            std::task::ready!(self.stream.poll_read_ready(context))?;
+            // What came since belongs to a request that could not be answered: it must not be carried out.
+            if self.place.is_evicted() {
+                return Poll::Ready(Ok(()));
+            }
             let room = buffer.remaining();
             let mut drained = false;
             // A read that leaves room has taken all there was. Saying so saves the next read, which would find nothing; the
             // stream's own reader does the same.
-            let read = self.0.try_io(Interest::READABLE, || {
-                let got = self.0.try_read_buf(buffer)?;
+            let read = self.stream.try_io(Interest::READABLE, || {
+                let got = self.stream.try_read_buf(buffer)?;
                 drained = 0 < got && got < room;
                 if drained { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
             });
+            let got = room - buffer.remaining();
+            if got > self.left {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "too much was sent")));
+            }
+            self.left -= got;
             match read {
                 _ if drained => return Poll::Ready(Ok(())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -105,8 +140,8 @@ impl AsyncRead for SharedStream {
 impl SharedStream {
     fn poll_io<T>(&self, context: &mut Context<'_>, work: impl Fn(&TcpStream) -> io::Result<T>) -> Poll<io::Result<T>> {
         loop {
-            std::task::ready!(self.0.poll_write_ready(context))?;
-            match work(&self.0) {
+            std::task::ready!(self.stream.poll_write_ready(context))?;
+            match work(&self.stream) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return Poll::Ready(done),
             }
@@ -132,11 +167,12 @@ impl AsyncWrite for SharedStream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.place.flushed();
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Write) {
+        match rustix::net::shutdown(&*self.stream, rustix::net::Shutdown::Write) {
             Ok(()) | Err(rustix::io::Errno::NOTCONN) => Poll::Ready(Ok(())),
             Err(error) => Poll::Ready(Err(error.into())),
         }

@@ -20,20 +20,24 @@ use tower::{Service, service_fn};
 
 use crate::audit::Audit;
 use crate::auth::{Authenticator, Keys};
+use crate::capacity::{self, Capacity};
 use crate::clients::Clients;
 use crate::config::{Config, Nodes};
 use crate::connection::{Connection, Encrypted, Plain};
+use crate::connections::{self, Connections, Most};
 use crate::gateway::{CursorKey, Gateway};
 use crate::http::{App, AppState};
+use crate::refusals::{self, Refusals, Summary};
 use crate::reload::{Reload, Watched};
 use crate::telemetry::Telemetry;
 use crate::tls;
 
-/// Buffer of one connection. A head larger than this is answered 431, at the latest when it has twice the size: what is
-/// read at once may exceed it.
-const CONNECTION_BUFFER: usize = 32 * 1024;
+/// Buffer of one connection. A head that does not fit is answered 431.
+const CONNECTION_BUFFER: usize = capacity::HEAD;
 /// How often a bootstrap says what it still waits for.
 const PROGRESS: Duration = Duration::from_secs(10);
+/// Connections that the system has taken and the gateway not yet; the system may allow fewer (net.core.somaxconn).
+const BACKLOG: i32 = 1024;
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// A server that was started.
@@ -72,6 +76,8 @@ pub async fn run(
     started: impl FnOnce(&Running),
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     listener.set_nonblocking(true)?;
+    // Again, for its backlog alone.
+    rustix::net::listen(&listener, BACKLOG)?;
     let address = listener.local_addr()?;
     // What may be missing comes before the nodes hear of us.
     let authenticator = match &config.settings.auth_keys {
@@ -88,21 +94,27 @@ pub async fn run(
     let mut tasks = JoinSet::new();
     let handle = Handle::new();
     let server = axum_server::from_tcp(listener)?.handle(handle.clone());
-    let connections = connections(app, clients.clone(), handle.clone(), config.settings.max_connections);
+    let refusals = Arc::new(Refusals::default());
+    let metrics = telemetry.connections.clone();
+    let connections = Connections::new(most(&config.capacity), clients.clone(), refusals.clone(), metrics);
+    let connections = services(app.clone(), connections);
     let (handshakes, end_of_handshakes) = watch::channel(());
     let mut server = match &config.https {
-        None => tokio::spawn(http1(server.acceptor(Plain), &config).serve(connections)),
+        None => tokio::spawn(http1(server.acceptor(Plain::new()), &config).serve(connections)),
         Some(files) => {
             let encrypted = Encrypted::new(tls::follow(files, reload, &mut tasks)?, end_of_handshakes);
             tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections))
         }
     };
-    tasks.spawn(async move {
-        let mut tick = tokio::time::interval(UPKEEP);
-        loop {
-            tick.tick().await;
-            telemetry.upkeep();
-            clients.forget_idle();
+    tasks.spawn(upkeep(telemetry, clients));
+    tasks.spawn({
+        let (app, refusals) = (app.clone(), refusals.clone());
+        async move {
+            let mut tick = tokio::time::interval(refusals::WINDOW);
+            loop {
+                tick.tick().await;
+                sum_up(&app, &refusals);
+            }
         }
     });
 
@@ -123,26 +135,63 @@ pub async fn run(
     drop(handshakes);
     handle.graceful_shutdown(Some(deadline.saturating_duration_since(Instant::now())));
     server.await??;
+    sum_up(&app, &refusals);
     tracing::info!("stopped");
     Ok(())
 }
 
+fn most(capacity: &Capacity) -> Most {
+    let (connections, per_client) = (capacity.connections, capacity.connections_per_client());
+    Most { connections, per_client, loopback: capacity.bounds_loopback() }
+}
+
+/// The same with no more connections than there are file descriptors for, those of the masters and of the gateway itself left
+/// out; the limit of the process is raised first as far as it may be.
+///
+/// # Errors
+/// There are none for connections.
+pub fn within_descriptors(config: Config) -> Result<Config, String> {
+    let Some(descriptors) = capacity::descriptors() else { return Ok(config) };
+    let nodes = match &config.nodes {
+        Nodes::Embedded(_) => 0,
+        Nodes::Redis(urls) => urls.len(),
+    };
+    let capacity = config.capacity.within(descriptors, nodes, connections::SPARE + connections::LEAVING)?;
+    Ok(Config { capacity, ..config })
+}
+
 /// The service of each connection, as long as there is a place; a connection beyond the limit is closed at once.
-fn connections(
+fn services(
     app: App,
-    clients: Arc<Clients>,
-    handle: Handle<SocketAddr>,
-    most: usize,
+    connections: Arc<Connections>,
 ) -> impl Service<SocketAddr, Response = Connection, Error = io::Error, Future = Ready<io::Result<Connection>>> {
-    service_fn(move |_| {
-        // One task accepts them all, so none is counted late.
-        ready(if handle.connection_count() < most {
-            Ok(Connection::new(app.clone(), clients.clone()))
-        } else {
-            tracing::warn!("a connection was closed: as many as allowed are open");
-            Err(io::Error::other("too many connections"))
-        })
+    service_fn(move |address: SocketAddr| {
+        let place = connections.enter(address.ip());
+        let service = place.map(|place| Connection::new(app.clone(), place));
+        ready(service.ok_or_else(|| io::Error::other("too many connections")))
     })
+}
+
+async fn upkeep(telemetry: Arc<Telemetry>, clients: Arc<Clients>) {
+    let mut tick = tokio::time::interval(UPKEEP);
+    loop {
+        tick.tick().await;
+        telemetry.upkeep();
+        clients.forget_idle();
+    }
+}
+
+/// Says how many requests and connections were refused that were not told one by one.
+fn sum_up(app: &App, connections: &Refusals) {
+    app.sum_up_refusals();
+    for Summary { address, what: reason, refused, .. } in connections.take() {
+        tracing::info!(
+            address = address.map(tracing::field::display),
+            reason,
+            refused,
+            "connections refused, after those that have lines of their own"
+        );
+    }
 }
 
 fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, String> {
@@ -199,7 +248,7 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     }
     let cursors = cursor_key(config, &cluster, &names, seams.entropy.as_ref());
     let gateway =
-        Gateway::new(locks, config.settings.limits, cluster, cursors, config.settings.max_in_flight, telemetry.clone());
+        Gateway::new(locks, config.settings.limits, cluster, cursors, config.capacity.in_flight, telemetry.clone());
     Ok((Arc::new(gateway), telemetry))
 }
 
@@ -266,7 +315,7 @@ fn settings(config: &Config) -> Settings {
         node_timeout: settings.node_timeout,
         drift_factor: settings.drift_factor,
         node: NodeSettings::default().with_max_clock_offset(settings.clock_skew),
-        max_waiters: settings.max_waiters,
+        max_waiters: config.capacity.waiters,
         max_waiters_per_lock: settings.max_waiters_per_lock,
     }
 }

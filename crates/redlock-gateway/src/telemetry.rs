@@ -23,6 +23,10 @@ use crate::audit;
 use crate::clients::Limited;
 use crate::config::LogFormat;
 
+mod connections;
+
+pub use self::connections::{ConnectionMetrics, ConnectionRefused};
+
 /// 250 µs to 30 s.
 const SECONDS: [f64; 16] =
     [0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
@@ -174,6 +178,7 @@ pub struct Telemetry {
     http: RwLock<HashMap<RequestLabels, Histogram>>,
     nodes: Vec<NodeMetrics>,
     handles: Handles,
+    pub connections: ConnectionMetrics,
     /// When it was last said that a fence is out of reach.
     last_mention: Mutex<Option<Instant>>,
 }
@@ -207,14 +212,16 @@ impl Telemetry {
             .expect("bucket lists are not empty")
             .build_recorder();
         let handle = recorder.handle();
-        let (process, nodes, handles) = metrics::with_local_recorder(&recorder, || {
+        let (process, nodes, handles, connections) = metrics::with_local_recorder(&recorder, || {
             describe::describe();
             let process = metrics_process::Collector::default();
             process.describe();
             metrics::gauge!("redlock_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
-            (process, nodes.iter().map(|node| NodeMetrics::new(node)).collect(), Handles::new())
+            let nodes = nodes.iter().map(|node| NodeMetrics::new(node)).collect();
+            (process, nodes, Handles::new(), ConnectionMetrics::new())
         });
-        Self { recorder, handle, process, http: RwLock::default(), nodes, handles, last_mention: Mutex::default() }
+        let last_mention = Mutex::default();
+        Self { recorder, handle, process, http: RwLock::default(), nodes, handles, connections, last_mention }
     }
 
     pub fn operation(&self, operation: Operation, outcome: Outcome) {

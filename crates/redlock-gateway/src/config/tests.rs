@@ -44,9 +44,9 @@ fn flags_beat_the_file_and_the_file_beats_the_defaults() {
     let file = "max_ttl = '1m'\ndefault_ttl = '5s'\ndrift_factor = 0\nbootstrap = true\nmax_waiters = 7\npublic = []\n\
                 nodes = ['redis://a:1', 'redis://:p,q@b:2', 'redis://c:3']\n";
     let config = load(&words(["--default-ttl=7s", "--bootstrap=false"]), file).unwrap();
-    let Settings { limits, drift_factor, bootstrap, max_waiters, .. } = config.settings;
+    let Settings { limits, drift_factor, bootstrap, .. } = config.settings;
     assert_eq!((limits.default_ttl.millis(), limits.max_ttl.millis()), (7_000, 60_000));
-    assert_eq!((drift_factor, bootstrap, max_waiters), (0.0, false, 7));
+    assert_eq!((drift_factor, bootstrap, config.capacity.waiters), (0.0, false, 7));
     assert_eq!(config.public, Public { docs: false, metrics: false });
     assert!(matches!(config.nodes, Nodes::Redis(urls) if urls.len() == 3), "a comma in the file divides nothing");
     let Nodes::Redis(urls) = load(&words(["--node", "redis://d,redis://e"]), file).unwrap().nodes else { panic!() };

@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use bytesize::ByteSize;
 use redlock_core::Ttl;
+
+use crate::capacity::SMALLEST;
 
 pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -34,6 +37,13 @@ pub(super) fn count(most: usize) -> impl Fn(&str) -> Result<usize, String> + Clo
         let count = text.parse().ok().filter(|count| (1..=most).contains(count));
         count.ok_or_else(|| format!("expected 1 to {most}"))
     }
+}
+
+/// At least what anything can be served with.
+pub(super) fn memory(text: &str) -> Result<ByteSize, String> {
+    let most = ByteSize::pib(1);
+    let size = text.trim().parse().ok().filter(|size| (SMALLEST..=most).contains(size));
+    size.ok_or_else(|| format!("expected {SMALLEST} to {most}, such as 1GiB"))
 }
 
 pub(super) fn factor(text: &str) -> Result<f64, &'static str> {

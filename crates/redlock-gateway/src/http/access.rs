@@ -152,6 +152,9 @@ impl Access {
         });
         if !route.app.authenticator.is_open() {
             access.caller = identify(&route.app.authenticator, parts)?;
+            if let Some(peer) = parts.extensions.get::<Peer>() {
+                peer.place().known();
+            }
             access.caller.client().into_iter().for_each(|client| access.client.clone_from(client));
         }
         access.note(|entry| entry.who = Some(access.caller.name().to_owned()));

@@ -54,6 +54,11 @@ const OUTCOME_UNKNOWN: Kind = Kind(S::SERVICE_UNAVAILABLE, "outcome_unknown", "T
 const DRAINING: Kind = Kind(S::SERVICE_UNAVAILABLE, "draining", "Shutting down");
 const OVERLOADED: Kind = Kind(S::SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight");
 
+/// Whether this code tells that somebody was not let in.
+pub(super) fn is_denial(code: &str) -> bool {
+    [UNAUTHENTICATED, FORBIDDEN].iter().any(|Kind(_, denial, _)| *denial == code)
+}
+
 /// Suggested pause when nobody knows better.
 const SOON: Duration = Duration::from_secs(1);
 /// A holder may release long before its lock expires, so nobody is sent away for longer.
@@ -144,6 +149,11 @@ impl ApiError {
         let mut error = INTERNAL.because("this is a defect of the gateway; its log has more under this request id");
         error.problem.cause = Some(cause.to_string());
         error
+    }
+
+    /// All places for connections are taken, by requests under way.
+    pub(super) fn no_place() -> Self {
+        OVERLOADED.because("as many connections are open as are allowed, all with requests under way").retry_after(SOON)
     }
 
     /// The caller is known, by the name of a key where there are keys, and may not do this.

@@ -1,0 +1,73 @@
+//! What is counted of connections.
+
+use metrics::{Counter, Gauge};
+
+/// Why a connection was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConnectionRefused {
+    /// As many as allowed are open, and all have requests under way.
+    Full,
+    /// As many as one address may have.
+    Client,
+    /// The TLS handshake failed.
+    Handshake,
+}
+
+/// In the order of the enum.
+const REFUSED: [ConnectionRefused; 3] =
+    [ConnectionRefused::Full, ConnectionRefused::Client, ConnectionRefused::Handshake];
+
+impl ConnectionRefused {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Full => "max_connections",
+            Self::Client => "max_connections_per_client",
+            Self::Handshake => "tls_handshake",
+        }
+    }
+}
+
+#[derive(Clone)]
+pub struct ConnectionMetrics {
+    open: Gauge,
+    limit: Gauge,
+    refused: [Counter; REFUSED.len()],
+    evicted: Counter,
+}
+
+impl ConnectionMetrics {
+    pub(super) fn new() -> Self {
+        describe();
+        Self {
+            open: metrics::gauge!("redlock_connections"),
+            limit: metrics::gauge!("redlock_connections_limit"),
+            refused: REFUSED
+                .map(|why| metrics::counter!("redlock_connections_refused_total", "reason" => why.as_str())),
+            evicted: metrics::counter!("redlock_connections_evicted_total"),
+        }
+    }
+
+    pub fn open(&self, count: usize) {
+        self.open.set(count as f64);
+    }
+
+    pub fn limit(&self, most: usize) {
+        self.limit.set(most as f64);
+    }
+
+    pub fn refused(&self, why: ConnectionRefused) {
+        self.refused[why as usize].increment(1);
+    }
+
+    pub fn evicted(&self) {
+        self.evicted.increment(1);
+    }
+}
+
+fn describe() {
+    use metrics::{describe_counter as counter, describe_gauge as gauge};
+    gauge!("redlock_connections", "Open connections.");
+    gauge!("redlock_connections_limit", "How many connections may be open.");
+    counter!("redlock_connections_refused_total", "Connections that were closed before a request, by reason.");
+    counter!("redlock_connections_evicted_total", "Idle connections that were closed to make room for others.");
+}

@@ -1,0 +1,206 @@
+//! Who gets a connection when there are many, or few file descriptors; and how little is written of those who get none.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{PATIENCE, RedisServer, eventually, masters};
+use crate::support::metrics::Samples;
+use crate::support::waiters::{LONG_MS, answer, line_up, patient, released};
+
+const PARTIAL: &[u8] = b"GET /livez HTTP/1.1\r\nhost: g\r\n";
+const WHOLE: &[u8] = b"GET /livez HTTP/1.1\r\nhost: g\r\n\r\n";
+
+/// A connection from 127.0.0.`last`, on which this was sent.
+async fn from(last: u8, gateway: &Gateway, sent: &[u8]) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0))).expect("all of 127/8 is this machine");
+    let mut stream = socket.connect(gateway.address()).await.expect("the gateway listens");
+    let _ = stream.write_all(sent).await;
+    stream
+}
+
+/// The first line of what comes; nothing when the connection is closed.
+async fn status_line(stream: &mut TcpStream) -> String {
+    let mut got = vec![0; 12];
+    let read = timeout(PATIENCE, stream.read_exact(&mut got)).await.expect("the gateway answers or closes");
+    read.map(|_| String::from_utf8_lossy(&got).into_owned()).unwrap_or_default()
+}
+
+async fn count(gateway: &Gateway, name: &str) -> f64 {
+    Samples::of(gateway).await.values.iter().filter(|((other, _), _)| other == name).map(|(_, value)| value).sum()
+}
+
+#[tokio::test]
+async fn a_strangers_idle_sockets_kept_others_out_and_requests_that_wait_were_among_those() {
+    let gateway = Launch::embedded().flag("--max-connections", "20").start().await;
+    let lease = gateway.acquire("job").await;
+    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let mut sockets = Vec::new();
+    for number in 0..200 {
+        sockets.push(from(9, &gateway, [b"".as_slice(), PARTIAL, WHOLE][number % 3]).await);
+        if number % 20 == 19 {
+            assert_eq!(gateway.get("/livez").await.status, 200, "after {number} idle sockets");
+        }
+    }
+    released(&gateway, "job", &lease).await;
+    assert_eq!(answer(waiter).await.status, 201, "a request under way is not cut");
+    assert!(count(&gateway, "redlock_connections_evicted_total").await > 150.0);
+    assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 0.0);
+    assert!(count(&gateway, "redlock_connections").await <= count(&gateway, "redlock_connections_limit").await);
+    drop(sockets);
+    eventually("places are given back", async || (count(&gateway, "redlock_connections").await < 3.0).then_some(()))
+        .await;
+}
+
+#[tokio::test]
+async fn of_the_idle_the_one_that_never_sent_a_request_goes_before_a_clients_pool() {
+    let gateway = Launch::embedded().flag("--max-connections", "4").start().await;
+    let mut pool = Vec::new();
+    for _ in 0..2 {
+        let mut stream = from(2, &gateway, WHOLE).await;
+        assert_eq!(status_line(&mut stream).await, "HTTP/1.1 200");
+        pool.push(stream);
+    }
+    for number in 0..40 {
+        drop(from(9, &gateway, [b"".as_slice(), PARTIAL][number % 2]).await);
+        let kept = from(9, &gateway, PARTIAL).await;
+        std::mem::forget(kept);
+    }
+    for stream in &mut pool {
+        let mut rest = [0; 4096];
+        let _ = stream.try_read(&mut rest);
+        stream.write_all(WHOLE).await.expect("it is open");
+        assert_eq!(status_line(stream).await, "HTTP/1.1 200", "the pool's connections were closed for a stranger's");
+    }
+}
+
+#[tokio::test]
+async fn when_all_have_requests_under_way_probes_are_answered_and_others_told_to_come_back() {
+    let gateway = Launch::embedded().flag("--max-connections", "3").start().await;
+    let lease = gateway.acquire("job").await;
+    let mut waiters = Vec::new();
+    for _ in 0..3 {
+        let sent = tokio::spawn(patient(&gateway, "job", LONG_MS).send());
+        waiters.push(sent);
+    }
+    // Until all of them wait, there is a place.
+    let refused = eventually("no place is left", async || {
+        let answer = gateway.get("/openapi.json").await;
+        (answer.status == 503).then_some(answer)
+    })
+    .await;
+    refused.problem(503, "overloaded");
+    assert_eq!((refused.header("connection"), refused.header("retry-after")), ("close", "1"));
+    for probe in ["/livez", "/readyz", "/healthz"] {
+        assert_eq!(gateway.get(probe).await.status, 200, "{probe}");
+    }
+    // Extensions have connections of their own at their clients; this one has none, and ends a wait to get one.
+    waiters.pop().expect("three").abort();
+    eventually("a place is given back", async || {
+        let answer = gateway.delete("job", &lease.token).await;
+        (answer.status == 204).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_address_took_all_connections_for_requests_under_way() {
+    let launch = Launch::embedded().flag("--max-connections", "40").flag("--max-connections-per-client", "4");
+    let gateway = launch.env("RUST_LOG", "info").start().await;
+    gateway.acquire("job").await;
+    let body = json!({ "wait_ms": LONG_MS }).to_string();
+    let waits = format!(
+        "POST /locks/job HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut waiting = Vec::new();
+    for number in 1..=4 {
+        waiting.push(from(9, &gateway, waits.as_bytes()).await);
+        eventually("it waits", async || (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(()))
+            .await;
+    }
+    for _ in 0..50 {
+        assert_eq!(status_line(&mut from(9, &gateway, WHOLE).await).await, "", "beyond the limit of one address");
+    }
+    assert_eq!(gateway.get("/livez").await.status, 200);
+    assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 50.0);
+    let log = gateway.stdout();
+    let told = log.lines().filter(|line| line.contains("as many as allowed are open"));
+    assert_eq!(told.count(), 1, "one line of many refusals:\n{log}");
+    assert!(log.contains("\"address\":\"127.0.0.9\"") && log.contains("max_connections_per_client"), "{log}");
+}
+
+/// Lines of the log, which is JSON, that have these words somewhere.
+fn lines(log: &str, words: &str) -> Vec<Value> {
+    log.lines().filter(|line| line.contains(words)).filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+#[tokio::test]
+async fn few_descriptors_took_the_masters_connections_away() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).env("RUST_LOG", "info").files(200).ready().await;
+    let mut sockets = Vec::new();
+    for _ in 0..400 {
+        sockets.push(from(9, &gateway, PARTIAL).await);
+    }
+    for round in 0..3 {
+        servers.iter().for_each(|server: &RedisServer| {
+            drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]));
+        });
+        gateway.all_nodes_admitted().await;
+        gateway.acquire(&format!("job-{round}")).await;
+        sockets.push(from(9, &gateway, b"").await);
+    }
+    let log = gateway.stdout();
+    let warned = lines(&log, "raise ulimit -n");
+    let connections = warned[0]["connections"].as_u64().expect("the figure");
+    assert!((1..150).contains(&connections) && warned[0]["asked"] == 16_000, "{log}");
+    assert!(!log.contains("Too many open files"), "{log}");
+}
+
+#[tokio::test]
+async fn a_limit_of_files_below_what_the_nodes_need_is_said_at_the_start() {
+    let finished = Launch::embedded().files(64).finish().await;
+    assert_eq!(finished.code, Some(1));
+    assert!(finished.stderr.contains("64 files may be open") && finished.stderr.contains("ulimit -n"), "{finished:?}");
+}
+
+#[tokio::test]
+async fn check_shows_what_the_limits_cost_and_that_it_is_too_much() {
+    let check = |args: &[&str]| Launch::bare(&[&["check"], args].concat()).files(20_000).finish();
+    let plain = check(&[]).await;
+    for words in ["of 1.0 GiB", "--max-connections 16000: ", "--max-in-flight 4096: ", "--max-waiters 10000: "] {
+        assert!(plain.stdout.contains(words), "no {words:?} in {plain:?}");
+    }
+    assert!(!plain.stdout.contains("WARNING"), "{plain:?}");
+    let small = check(&["--memory-budget", "256MiB"]).await;
+    assert!(small.stdout.contains("of 256.0 MiB") && !small.stdout.contains("WARNING"), "{small:?}");
+    let much = check(&["--memory-budget", "256MiB", "--max-connections", "16000"]).await;
+    assert!(much.stdout.contains("WARNING") && much.stdout.contains("lower --max-connections"), "{much:?}");
+    let wrong = check(&["--memory-budget", "1KiB"]).await;
+    assert!(wrong.stderr.contains("--memory-budget") && wrong.stderr.contains("64.0 MiB to"), "{wrong:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_its_answer_keeps_no_connection_for_ever() {
+    let gateway = Launch::embedded().start().await;
+    let page = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nhost: g\r\n\r\n";
+    let stranger = from(9, &gateway, &page.repeat(8)).await;
+    let before = count(&gateway, "redlock_connections").await;
+    assert!(before >= 2.0);
+    let gone = async || (count(&gateway, "redlock_connections").await < before).then_some(());
+    // 30 seconds, and what the system takes to notice.
+    let closed = timeout(Duration::from_secs(90), async {
+        while gone().await.is_none() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    });
+    closed.await.expect("the connection is closed");
+    drop(stranger);
+}

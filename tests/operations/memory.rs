@@ -1,0 +1,121 @@
+//! What connections cost of memory at their worst, held against what the gateway says that they cost.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::support::certificates::{Authority, Client};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::eventually;
+
+const FEW: usize = 400;
+const MANY: usize = 16_000;
+const HEAD: usize = 15 * 1024;
+
+fn connections() -> usize {
+    if std::env::var_os("REDLOCK_LONG_TESTS").is_some() { MANY } else { FEW }
+}
+
+/// The beginning of a head that is all but too long.
+fn partial_head() -> Vec<u8> {
+    let mut head = b"GET /livez HTTP/1.1\r\nhost: g\r\n".to_vec();
+    for number in 0..HEAD / 1000 {
+        head.extend(format!("x-{number}: {}\r\n", "y".repeat(1000)).bytes());
+    }
+    head.truncate(HEAD);
+    head
+}
+
+/// What the gateway says that so many connections take, in bytes.
+async fn said(launch: &Launch) -> f64 {
+    let checked = launch.clone().command("check").finish().await;
+    let (_, said) = checked.stdout.split_once("--max-connections ").expect("check says what connections cost");
+    let mut words = said.split([' ', ':', ',', ')']).filter(|word| !word.is_empty()).skip(1);
+    let number: f64 = words.next().and_then(|word| word.parse().ok()).expect("a number");
+    let unit = words.next().expect("a unit");
+    number
+        * match unit {
+            "MiB" => 1048576.0,
+            "GiB" => 1073741824.0,
+            unit => panic!("{unit}"),
+        }
+}
+
+async fn connect(gateway: &Gateway, number: usize) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    // One address has not enough ports for all tests.
+    let from = Ipv4Addr::new(127, 0, 1, (number % 200) as u8 + 1);
+    socket.bind(SocketAddr::from((from, 0))).expect("all of 127/8 is this machine");
+    socket.connect(gateway.address()).await.expect("the gateway listens")
+}
+
+/// When it grows no more.
+async fn resident(gateway: &Gateway) -> f64 {
+    let mut last = 0.0;
+    eventually("its memory grows no more", async || {
+        let before = std::mem::replace(&mut last, gateway.resident());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        (last <= before * 1.001).then_some(last)
+    })
+    .await
+}
+
+async fn holds(gateway: &Gateway, launch: &Launch, before: f64, what: &str, count: usize) {
+    let grown = resident(gateway).await - before;
+    let said = said(launch).await;
+    let each = grown / 1e3 / count as f64;
+    println!("{count} {what}: {each:.1} kB each, {:.0} MB; said to be {:.0} MB", grown / 1e6, said / 1e6);
+    // Tasks that were not optimised are larger.
+    let slack = if cfg!(debug_assertions) { 1.3 } else { 1.0 };
+    assert!(grown < said * slack, "{count} {what} take {grown} bytes, which are said to take {said}");
+}
+
+async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) {
+    stream.write_all(bytes).await.expect("it is read");
+    stream.flush().await.expect("it is read");
+}
+
+fn launch(count: usize) -> Launch {
+    Launch::embedded().flag("--max-connections", &count.to_string()).env("RUST_LOG", "info")
+}
+
+#[tokio::test]
+async fn partial_heads_took_more_memory_than_there_was() {
+    let count = connections();
+    let launch = launch(count);
+    let gateway = launch.clone().start().await;
+    let (before, head) = (resident(&gateway).await, partial_head());
+    let mut streams = Vec::new();
+    for number in 0..count {
+        streams.push(connect(&gateway, number).await);
+    }
+    for stream in &mut streams {
+        send(stream, &head).await;
+    }
+    holds(&gateway, &launch, before, "partial heads", count).await;
+}
+
+#[tokio::test]
+async fn partial_heads_and_partial_records_over_tls_took_more_memory_than_there_was() {
+    let count = connections().min(12_000);
+    let authority = Authority::new();
+    let own = authority.issue("server", "/CN=gateway");
+    let launch = launch(count).flag("--tls-cert", &own.cert).flag("--tls-key", &own.key);
+    let gateway = launch.clone().start().await;
+    let client = Client::trusting(&authority);
+    let (before, head) = (resident(&gateway).await, partial_head());
+    let mut streams = Vec::new();
+    for number in 0..count {
+        let stream = connect(&gateway, number).await;
+        streams.push(client.over(stream).await.expect("a handshake"));
+    }
+    for stream in &mut streams {
+        send(stream, &head).await;
+        // A record that says it has 16,640 bytes.
+        let (raw, _) = stream.get_mut();
+        send(raw, &[&[0x17, 3, 3, 0x41, 0], [0; 16_000].as_slice()].concat()).await;
+    }
+    holds(&gateway, &launch, before, "partial heads and records over TLS", count).await;
+}
