@@ -268,7 +268,7 @@ impl Client {
             match how {
                 How::Once => redlock.acquire(&name, ttl, options).await,
                 How::Polling => redlock.acquire_with_retry(&name, ttl, options, &RetryPolicy::default()).await,
-                How::Waiting(patience) => redlock.acquire_within(&name, ttl, options, patience, || ()).await,
+                How::Waiting(patience) => redlock.acquire_within(&name, ttl, options, patience, || Ok(())).await,
             }
         };
         let mut task = self.gateway(gateway).request(work)?;
@@ -440,7 +440,8 @@ fn answer(error: &LockError) -> Answer {
         LockError::Held(_) => Answer::Held,
         LockError::Lost => Answer::Lost,
         LockError::NotHolder(_) => Answer::NotHolder,
-        LockError::NoQuorum(_) | LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. } => Answer::NoQuorum,
+        LockError::NoQuorum(_) | LockError::TtlTooLong { .. } => Answer::NoQuorum,
+        LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. } => Answer::NoQuorum,
         LockError::HeldTooLong { .. } => Answer::Held,
         LockError::Unknown(_) => Answer::Unknown,
     }

@@ -6,13 +6,16 @@ use tokio::time::Instant;
 
 use crate::clock::Entropy;
 use crate::error::LockError;
-use crate::wait::fairness::POLL;
-use crate::wait::queue::Refusal;
+use crate::wait::queue::{Refusal, Standing};
 
 /// How soon after an expiry somebody tries. Nodes expire a key within a millisecond, gateways should not meet.
 const AFTER_EXPIRY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));
-/// Between two tries without a majority of nodes.
+/// What that is spread over for each lock that is waited for: many may expire together.
+const EXPIRY_SPREAD: Duration = Duration::from_micros(200);
+/// Before the first try after one without a majority of nodes; doubled for each more in a row.
 const NO_QUORUM: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(150));
+/// The longest of these pauses, or that between two polls if that is longer.
+const LONG_OUTAGE: (Duration, Duration) = (Duration::from_millis(1_000), Duration::from_millis(2_000));
 /// A waiter that splits the votes more often in a row waits for the next poll.
 const MAX_SPLITS: u32 = 8;
 
@@ -32,26 +35,41 @@ impl Pauses<'_> {
     }
 
     /// When the first of a queue tries again after an attempt, the last of so many in a row that split the votes.
-    pub(super) fn after_refusal(&self, error: LockError, splits: u32, round: Duration, now: Instant) -> Refusal {
+    pub(super) fn after_refusal(
+        &self,
+        error: LockError,
+        standing: Standing,
+        splits: u32,
+        round: Duration,
+        now: Instant,
+    ) -> Refusal {
+        let polls = standing.polls();
         let quick = now + self.after_split(round, splits.clamp(1, MAX_SPLITS));
-        let poll_due = now + self.between(POLL);
+        let poll = self.between(polls.period());
+        let poll_due = now + poll;
+        let mut without_quorum = false;
         let (retry, quick) = match &error {
             LockError::Held(_) | LockError::NoQuorum(_) if (1..=MAX_SPLITS).contains(&splits) => (quick, quick),
             LockError::Held(by) => match by.expires_in {
-                Some(left) => (poll_due.min(self.after_expiry(now + left)), quick),
+                Some(left) => {
+                    let spread = EXPIRY_SPREAD * u32::try_from(standing.locks).unwrap_or(u32::MAX);
+                    let expiry = now + left + self.between((AFTER_EXPIRY.0, AFTER_EXPIRY.1.max(spread)));
+                    (poll_due.min(expiry.max(now + polls.least_before_expiry(standing.in_vain))), quick)
+                }
                 None => (poll_due, quick),
             },
             LockError::NoQuorum(_) | LockError::Unknown(_) => {
-                let retry = now + self.between(NO_QUORUM);
+                without_quorum = true;
+                let doubled = f64::from(standing.failures.min(16)).exp2() * polls.stretch();
+                let retry = now + self.between(NO_QUORUM).mul_f64(doubled).min(self.between(LONG_OUTAGE).max(poll));
                 (retry, retry)
             }
             // An acquire has none of these outcomes.
             LockError::Lost | LockError::NotHolder(_) => (poll_due, poll_due),
-            LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. } => {
-                (poll_due, poll_due)
-            }
+            LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. } => (poll_due, poll_due),
+            LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. } => (poll_due, poll_due),
         };
-        Refusal { error, retry, quick, poll_due, round }
+        Refusal { error, retry, quick, poll_due, round, without_quorum }
     }
 
     fn between(&self, (least, most): (Duration, Duration)) -> Duration {
