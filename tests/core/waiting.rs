@@ -9,7 +9,9 @@ use std::time::Duration;
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{HandOver, Node, NodeSettings, NodeState, Op, Vote};
-use redlock_core::{AcquireOptions, Lease, LockError, LockName, OwnerChoice, Redlock, Seams, Settings, WaitLimit, Waiting};
+use redlock_core::{
+    AcquireOptions, Lease, LockError, LockName, OwnerChoice, Redlock, Seams, Settings, WaitLimit, Waiting,
+};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 

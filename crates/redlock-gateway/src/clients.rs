@@ -9,6 +9,8 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use redlock_core::LockName;
+
 /// Addresses that are told apart. Those that come when there are more are one client together.
 const MAX_ADDRESSES: usize = 65_536;
 
@@ -21,6 +23,8 @@ pub struct Client {
     pub working: Counter,
     /// Requests that wait for a lock.
     pub waiting: Counter,
+    /// The locks that they wait for.
+    pub waited: Names,
     /// Listings.
     pub listing: Counter,
 }
@@ -57,6 +61,39 @@ pub struct Place(Counter);
 impl Drop for Place {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Counts names that are taken and not given back yet: one that is taken more than once counts once.
+#[derive(Debug, Clone, Default)]
+pub struct Names(Arc<Mutex<HashMap<LockName, usize>>>);
+
+impl Names {
+    /// `None` when `most` others are taken.
+    pub fn take(&self, name: &LockName, most: usize) -> Option<NamePlace> {
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.len() >= most && !taken.contains_key(name) {
+            return None;
+        }
+        *taken.entry(name.clone()).or_default() += 1;
+        Some(NamePlace(self.clone(), name.clone()))
+    }
+}
+
+/// A name that was taken of [`Names`]; given back when dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct NamePlace(Names, LockName);
+
+impl Drop for NamePlace {
+    fn drop(&mut self) {
+        let mut taken = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = taken.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                taken.remove(&self.1);
+            }
+        }
     }
 }
 

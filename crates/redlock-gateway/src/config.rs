@@ -79,6 +79,17 @@ pub struct Settings {
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_LOCK", default_value = "1024")]
     #[arg(value_parser = count(MANY))]
     pub max_waiters_per_lock: usize,
+    /// Requests of one client that may wait at the same time; more are answered 429 [default: a quarter of --max-waiters]
+    ///
+    /// A client is an API key; without keys it is an address, and all behind one proxy are one.
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_CLIENT", value_parser = count(MANY))]
+    max_waiters_per_client: Option<usize>,
+    /// Locks that requests of one client may wait for at the same time; more are answered 429
+    ///
+    /// Each is polled, about twice a second, and less often when more than 300 are waited for in all.
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITED_LOCKS_PER_CLIENT", default_value = "1024")]
+    #[arg(value_parser = count(MANY))]
+    pub max_waited_locks_per_client: usize,
     /// Open connections; more are closed at once
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", default_value = "16000")]
     #[arg(value_parser = count(MANY))]
@@ -145,6 +156,13 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", env = "REDLOCK_SHUTDOWN_GRACE", default_value = "20s")]
     #[arg(value_parser = duration(Duration::ZERO..=SECOND * 3600))]
     pub shutdown_grace: Duration,
+}
+
+impl Settings {
+    /// Requests of one client that may wait.
+    pub fn waiters_per_client(&self) -> usize {
+        self.max_waiters_per_client.unwrap_or_else(|| self.max_waiters.div_ceil(4))
+    }
 }
 
 /// What a request may ask for.

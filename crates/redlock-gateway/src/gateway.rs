@@ -5,6 +5,7 @@
 
 mod in_flight;
 mod tokens;
+mod wait_share;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,8 @@ use tokio::sync::Notify;
 pub use self::in_flight::InFlight;
 use self::in_flight::Requests;
 pub use self::tokens::{PresentedToken, ResolvedToken};
+pub use self::wait_share::WaitShare;
+use crate::clients::Client;
 use crate::config::Limits;
 use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
 
@@ -31,6 +34,7 @@ pub struct Gateway {
     telemetry: Arc<Telemetry>,
     in_flight: Requests,
     max_in_flight: usize,
+    wait_share: WaitShare,
     draining: AtomicBool,
     drained: Notify,
 }
@@ -48,6 +52,8 @@ pub struct AcquireRequest {
     pub max_hold: Duration,
     /// How long to wait for a holder; `None` to try once.
     pub wait: Option<Duration>,
+    /// Whose share of the waiting places it takes.
+    pub client: Arc<Client>,
 }
 
 /// Why a request was not served.
@@ -130,7 +136,13 @@ impl Gateway {
         telemetry: Arc<Telemetry>,
     ) -> Self {
         let (in_flight, draining, drained) = (Requests::default(), AtomicBool::new(false), Notify::new());
-        Self { locks, limits, cluster, telemetry, in_flight, max_in_flight, draining, drained }
+        let wait_share = WaitShare::ALL;
+        Self { locks, limits, cluster, telemetry, in_flight, max_in_flight, wait_share, draining, drained }
+    }
+
+    /// With a bound on what one client may take of the places for those who wait.
+    pub fn with_wait_share(self, wait_share: WaitShare) -> Self {
+        Self { wait_share, ..self }
     }
 
     pub fn limits(&self) -> Limits {
@@ -160,7 +172,7 @@ impl Gateway {
             return Err(Refusal::Draining);
         }
         let started = Instant::now();
-        let AcquireRequest { name, ttl, info, principal, idempotency_key, max_hold, wait } = request;
+        let AcquireRequest { name, ttl, info, principal, idempotency_key, max_hold, wait, client } = request;
         let waits = wait.is_some();
         let mut cancelled = CountCancelled { telemetry: &self.telemetry, started, waits, armed: true };
         let (owner, shown) =
@@ -169,14 +181,21 @@ impl Gateway {
         let result = match wait {
             None => self.locks.acquire(&name, ttl, options).await,
             Some(patience) => {
-                let waits = || in_flight.wait();
-                tokio::select! {
+                let mut place = None;
+                let waits = || {
+                    place = Some(self.wait_share.take(&client, &name)?);
+                    in_flight.wait();
+                    Ok(())
+                };
+                let result = tokio::select! {
                     // First: a waiter that is sent away must not try once more for having become the first of the queue.
                     biased;
                     () = drained => return Err(Refusal::Draining),
                     () = gone => return Err(Refusal::ClientGone),
                     result = self.locks.acquire_within(&name, ttl, options, patience, waits) => result,
-                }
+                };
+                drop(place);
+                result
             }
         };
         cancelled.armed = false;
@@ -386,9 +405,8 @@ fn outcome_of<T>(result: Result<T, &LockError>, success: Outcome) -> Outcome {
         Err(LockError::Lost) => Outcome::Lost,
         Err(LockError::NotHolder(_)) => Outcome::NotHolder,
         Err(LockError::Unknown(_)) => Outcome::Unknown,
-        Err(LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => {
-            Outcome::Refused
-        }
+        Err(LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. }) => Outcome::Refused,
+        Err(LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
     }
 }
 

@@ -22,7 +22,7 @@ use crate::auth::{Authenticator, Keys};
 use crate::clients::Clients;
 use crate::config::{Config, Nodes};
 use crate::connection::{Connection, Encrypted, Plain};
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, WaitShare};
 use crate::http::{App, AppState};
 use crate::reload::{Reload, Watched};
 use crate::telemetry::Telemetry;
@@ -198,7 +198,9 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     }
     let gateway =
         Gateway::new(locks, config.settings.limits, cluster, config.settings.max_in_flight, telemetry.clone());
-    Ok((Arc::new(gateway), telemetry))
+    let wait_share =
+        WaitShare { waiters: config.settings.waiters_per_client(), locks: config.settings.max_waited_locks_per_client };
+    Ok((Arc::new(gateway.with_wait_share(wait_share)), telemetry))
 }
 
 async fn bootstrap(locks: Redlock) {

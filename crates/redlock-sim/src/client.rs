@@ -58,6 +58,8 @@ pub struct Client {
     pub longest_ttl: Duration,
     /// How many of a hundred requests wait in the queue.
     pub waiting_percent: u64,
+    /// How many of a hundred ask for a TTL that is too short for the way to the masters.
+    pub hasty_percent: u64,
 }
 
 /// What a client is like.
@@ -151,7 +153,7 @@ impl Client {
         let how = self.how();
         Wish {
             name: self.chance.below(u64::from(self.names)) as u8,
-            ttl: self.ttl(),
+            ttl: self.asked_ttl(),
             owner,
             how,
             hangs_up: self.chance.percent(hang_up_percent).then(|| self.hangs_up(how)),
@@ -412,6 +414,13 @@ impl Client {
             How::Waiting(patience) => self.chance.millis(1, patience.as_millis() as u64),
             How::Once | How::Polling => self.chance.millis(1, 60),
         }
+    }
+
+    fn asked_ttl(&mut self) -> Ttl {
+        if self.hasty_percent > 0 && self.chance.percent(self.hasty_percent) {
+            return Ttl::from_millis(self.chance.pick(&[10, 20, 40])).expect("within the limits");
+        }
+        self.ttl()
     }
 
     fn ttl(&mut self) -> Ttl {

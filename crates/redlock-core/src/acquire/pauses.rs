@@ -76,3 +76,60 @@ impl Pauses<'_> {
         least + (most - least).mul_f64(self.0.unit())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::OsEntropy;
+    use crate::error::HeldBy;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// The shortest and the longest of many pauses.
+    fn pauses(error: &LockError, standing: Standing) -> (Duration, Duration) {
+        let now = Instant::now();
+        let all = (0..2_000).map(|_| {
+            let refusal = Pauses(&OsEntropy).after_refusal(error.clone(), standing, 0, MS, now);
+            assert!(refusal.without_quorum || refusal.retry <= refusal.poll_due);
+            refusal.retry - now
+        });
+        all.fold((Duration::MAX, Duration::ZERO), |(least, most), pause| (least.min(pause), most.max(pause)))
+    }
+
+    fn expires_at_once() -> LockError {
+        LockError::Held(HeldBy { expires_in: Some(Duration::ZERO), ..HeldBy::default() })
+    }
+
+    #[test]
+    fn the_expiry_of_a_lock_is_tried_at_once_while_few_are_waited_for() {
+        let (_, most) = pauses(&expires_at_once(), Standing { locks: 40, failures: 0, in_vain: 99 });
+        assert!(most <= AFTER_EXPIRY.1, "{most:?}");
+    }
+
+    #[test]
+    fn many_locks_that_expire_together_are_not_tried_together() {
+        let (least, most) = pauses(&expires_at_once(), Standing { locks: 8_000, failures: 0, in_vain: 0 });
+        assert!(least < 500 * MS && most > 1_000 * MS && most < 2_000 * MS, "{least:?} to {most:?}");
+    }
+
+    #[test]
+    fn many_locks_whose_holders_extend_them_all_the_time_cost_no_more_than_polls() {
+        let standing = Standing { locks: 8_000, failures: 0, in_vain: 5 };
+        let (least, _) = pauses(&expires_at_once(), standing);
+        assert_eq!(least, standing.polls().period().0);
+    }
+
+    #[test]
+    fn pauses_without_a_quorum_double_up_to_seconds_or_the_time_between_two_polls() {
+        let pauses =
+            |locks, failures| pauses(&LockError::NoQuorum(Vec::new()), Standing { locks, failures, in_vain: 0 });
+        let (least, most) = pauses(1, 0);
+        assert!(least >= NO_QUORUM.0 && most <= NO_QUORUM.1);
+        let (least, most) = pauses(1, 3);
+        assert!(least >= NO_QUORUM.0 * 8 && most <= NO_QUORUM.1 * 8);
+        let (least, most) = pauses(1, u32::MAX);
+        assert!(least >= LONG_OUTAGE.0 && most <= LONG_OUTAGE.1);
+        let (least, _) = pauses(8_000, u32::MAX);
+        assert!(least >= Standing { locks: 8_000, failures: 0, in_vain: 0 }.polls().period().0);
+    }
+}
