@@ -44,6 +44,7 @@ mod core {
     mod same_owner;
     mod suspended;
     mod waiting;
+    mod waiting_polls;
 }
 
 /// The contract of the gateway's API.
@@ -66,6 +67,7 @@ mod http {
     mod tls;
     mod waiting;
     mod waiting_gateways;
+    mod waiting_places;
 }
 
 /// What an operator sets and sees.

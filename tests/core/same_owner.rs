@@ -124,6 +124,7 @@ async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
             locks
                 .acquire_within(&lock, ttl(LONG_MS), options, Duration::from_secs(20), || {
                     let _ = sender.send(());
+                    Ok(())
                 })
                 .await
         });

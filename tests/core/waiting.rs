@@ -9,7 +9,9 @@ use std::time::Duration;
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{HandOver, Node, NodeSettings, NodeState, Op, Vote};
-use redlock_core::{AcquireOptions, Lease, LockError, LockName, OwnerChoice, Redlock, Seams, Settings, Waiting};
+use redlock_core::{
+    AcquireOptions, Lease, LockError, LockName, OwnerChoice, Redlock, Seams, Settings, WaitLimit, Waiting,
+};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -25,7 +27,7 @@ pub(super) async fn acquire(locks: &Redlock, lock: &LockName) -> Lease {
 }
 
 async fn wait_for(locks: &Redlock, lock: &LockName, patience: Duration) -> Result<Lease, LockError> {
-    locks.acquire_within(lock, ttl(LONG_MS), AcquireOptions::default(), patience, || ()).await
+    locks.acquire_within(lock, ttl(LONG_MS), AcquireOptions::default(), patience, || Ok(())).await
 }
 
 /// Begins to wait; returns when it stands in line.
@@ -214,11 +216,11 @@ async fn more_waiters_than_allowed_are_refused_by_the_bound_they_meet() {
         let locks = locks.clone();
         async move { wait_for(&locks, &lock, PATIENCE).await.expect_err("too many") }
     };
-    assert_eq!(refused(full.clone()).await, LockError::TooManyWaiters { max: 2, of_this_lock: true });
+    assert_eq!(refused(full.clone()).await, LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock });
     assert_eq!(locks.waiting(), Waiting { waiters: 2, locks: 1 });
     waiters.push(line_up(&locks, &other).await);
-    for lock in [&full, &other, &name("c")] {
-        assert_eq!(refused(lock.clone()).await, LockError::TooManyWaiters { max: 3, of_this_lock: false });
+    for lock in [&full, &other] {
+        assert_eq!(refused(lock.clone()).await, LockError::TooManyWaiters { max: 3, limit: WaitLimit::All });
     }
     assert_eq!(locks.waiting(), Waiting { waiters: 3, locks: 2 });
     waiters.drain(..).for_each(|waiter| waiter.abort());
@@ -295,7 +297,7 @@ async fn a_waiter_with_an_owner_of_its_own_asks_for_the_lock_only_in_its_turn() 
     let first = line_up(&locks, &lock).await;
     let before = asked.load(Ordering::Relaxed);
     let options = AcquireOptions { owner: OwnerChoice::Shared(OsEntropy.owner()), ..AcquireOptions::default() };
-    let keyed = locks.acquire_within(&lock, ttl(LONG_MS), options, Duration::from_millis(100), || ());
+    let keyed = locks.acquire_within(&lock, ttl(LONG_MS), options, Duration::from_millis(100), || Ok(()));
     assert!(matches!(keyed.await, Err(LockError::Held(_))));
     assert_eq!(asked.load(Ordering::Relaxed), before);
     locks.release(&lock, &held.token).await.expect("it is held");

@@ -47,7 +47,7 @@ async fn bad_flags_are_refused_with_flag_value_and_what_is_allowed() {
     let bad_port = format!("redis://:{SECRET}@redis-1:port");
     let bad_database = format!("redis://:{SECRET}@redis-1:6379/last");
     let many: Vec<String> = (1..=64).map(|n| format!("redis://redis-{n}")).collect();
-    let cases: [(&str, &str, &[&str]); 21] = [
+    let cases: [(&str, &str, &[&str]); 23] = [
         ("--listen", "8080", &["IP:PORT"]),
         ("--listen", "localhost:8080", &["IP:PORT"]),
         ("--max-ttl", "soon", &["10ms to 1day"]),
@@ -66,6 +66,8 @@ async fn bad_flags_are_refused_with_flag_value_and_what_is_allowed() {
         ("--max-connections", "many", &["1 to 1000000"]),
         ("--max-waiters", "-1", &["1 to 1000000"]),
         ("--max-waiters-per-lock", "0", &["1 to 1000000"]),
+        ("--max-waiters-per-client", "0", &["1 to 1000000"]),
+        ("--max-waited-locks-per-client", "all", &["1 to 1000000"]),
         ("--worker-threads", "5000", &["1 to 1024"]),
         ("--key-prefix", "{lock}", &["without braces"]),
         ("--log-format", "xml", &["text", "json"]),
@@ -166,6 +168,8 @@ async fn the_help_names_every_setting_and_shows_no_password() {
             "key-prefix",
             "max-waiters",
             "max-waiters-per-lock",
+            "max-waiters-per-client",
+            "max-waited-locks-per-client",
             "worker-threads",
             "max-connections",
             "max-in-flight",

@@ -56,6 +56,7 @@ pub enum OwnerChoice {
 impl AcquireParams {
     pub(crate) fn new(shared: &Shared, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Self, LockError> {
         shared.check_ttl(ttl)?;
+        shared.check_rounds(ttl)?;
         let AcquireOptions { info, owner: choice, max_hold } = options;
         let entropy = &shared.seams.entropy;
         let (owner, nonce) = match choice {
@@ -83,14 +84,14 @@ pub(crate) async fn acquire_within(
     waiters: &Waiters,
     params: AcquireParams,
     patience: Duration,
-    on_wait: impl FnOnce() + Send,
+    on_wait: impl FnOnce() -> Result<(), LockError> + Send,
 ) -> Result<Lease, LockError> {
     let deadline = Instant::now() + patience.min(MAX_PATIENCE);
     let shared_owner = params.owner_is_shared.then_some(params.owner);
-    let (ticket, first_try) =
-        waiters.enter(&params.keys.lock, AcquireParams { nonce: None, ..params.clone() }, shared_owner)?;
-    let on_wait = Some(on_wait);
+    let of_queue = AcquireParams { nonce: None, ..params.clone() };
+    let (ticket, first_try) = waiters.enter(&params.keys.lock, of_queue, shared_owner, shared.round_limit(params.ttl));
+    let (on_wait, why) = (Some(on_wait), Why::Handed);
     let queued =
-        Queued { shared, params, ticket, first_try, deadline, on_wait, fresh: true, splits: 0, why: Why::Handed };
+        Queued { shared, params, ticket, first_try, deadline, on_wait, fresh: true, tried: false, splits: 0, why };
     until_granted(queued).await
 }

@@ -42,14 +42,53 @@ pub enum LockError {
         /// The longest TTL of this cluster.
         max: Ttl,
     },
-    /// As many requests wait as are allowed to. Nothing was asked of any node.
-    #[error("{max} requests are waiting for {}, as many as are allowed", if *.of_this_lock { "this lock" } else { "locks" })]
-    TooManyWaiters {
-        /// How many may wait.
-        max: usize,
-        /// Whether the bound is that of one lock.
-        of_this_lock: bool,
+    /// Rounds take so long here now that one of this TTL, which is given a tenth of it, has next to no chance.
+    #[error(
+        "a ttl of {} ms is too short where rounds take {round:?}, as a tenth of it must cover one: {} ms would do",
+        .asked.millis(), .least.millis()
+    )]
+    TtlTooShort {
+        /// The TTL that was asked for.
+        asked: Ttl,
+        /// What nine of ten rounds exceed.
+        round: Duration,
+        /// A TTL that would do.
+        least: Ttl,
     },
+    /// As many wait as are allowed to. The lock is held, or somebody waits for it already: one that nobody waits for here was
+    /// tried.
+    #[error("there are {max} {limit}, as many as are allowed")]
+    TooManyWaiters {
+        /// How many are allowed.
+        max: usize,
+        /// What is counted.
+        limit: WaitLimit,
+    },
+}
+
+/// What is counted of those who wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitLimit {
+    /// All of them in this process.
+    All,
+    /// Those who wait for this lock.
+    OfLock,
+    /// Those of one caller. The core knows no callers: the `on_wait` of
+    /// [`acquire_within`](crate::Redlock::acquire_within) says so.
+    OfCaller,
+    /// The locks that those of one caller wait for, in the same way.
+    LocksOfCaller,
+}
+
+impl fmt::Display for WaitLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::All => "requests waiting",
+            Self::OfLock => "requests waiting for this lock",
+            Self::OfCaller => "requests of this caller waiting",
+            Self::LocksOfCaller => "locks that requests of this caller wait for",
+        })
+    }
 }
 
 impl LockError {
@@ -57,7 +96,8 @@ impl LockError {
     pub fn effect(&self) -> Effect {
         match self {
             Self::Held(_) | Self::Lost | Self::NotHolder(_) | Self::NoQuorum(_) => Effect::None,
-            Self::HeldTooLong { .. } | Self::TtlTooLong { .. } | Self::TooManyWaiters { .. } => Effect::None,
+            Self::HeldTooLong { .. } | Self::TtlTooLong { .. } => Effect::None,
+            Self::TtlTooShort { .. } | Self::TooManyWaiters { .. } => Effect::None,
             Self::Unknown(_) => Effect::Possible,
         }
     }

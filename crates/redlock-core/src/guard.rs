@@ -34,7 +34,7 @@ impl Redlock {
         options: AcquireOptions,
         patience: Duration,
     ) -> Result<LockGuard, LockError> {
-        let lease = self.acquire_within(name, ttl, options, patience, || ()).await?;
+        let lease = self.acquire_within(name, ttl, options, patience, || Ok(())).await?;
         Ok(LockGuard { locks: self.clone(), name: name.clone(), lease, is_released: false })
     }
 }

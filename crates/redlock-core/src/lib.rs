@@ -75,7 +75,7 @@
 //! # let locks = Redlock::builder().embedded(1).connect()?;
 //! # let (name, ttl) = ("a".parse::<LockName>()?, Ttl::from_millis(10_000)?);
 //! let held = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
-//! let waits = locks.acquire_within(&name, ttl, AcquireOptions::default(), Duration::from_secs(5), || ());
+//! let waits = locks.acquire_within(&name, ttl, AcquireOptions::default(), Duration::from_secs(5), || Ok(()));
 //! let (next, _) = tokio::join!(waits, locks.release(&name, &held.token));
 //! assert!(next?.token.fencing() > held.token.fencing());
 //! # Ok(())
@@ -98,6 +98,7 @@
 //! | `wait` | the queue of waiters of each lock, fairness between processes, the plan of a hand-off | votes, nodes, [`Redlock`] |
 //! | `shared` | what all operations share | what they do with it |
 //! | `round` | one question to all nodes | what the answer is for |
+//! | `round_times` | how long rounds take here now, and which TTLs that rules out | nodes, tokio |
 //! | `votes` | what the answers say of a lock: who holds it, who may | time, tokio |
 //! | `pending_releases` | releases that nodes did not answer, until they do | who asked |
 //! | `settings` | what a [`Redlock`] is made with, checked | what becomes of it |
@@ -137,6 +138,7 @@ mod redlock;
 mod release;
 pub mod retry;
 mod round;
+mod round_times;
 #[doc = include_str!("../SAFETY.md")]
 pub mod safety {}
 mod settings;
@@ -149,7 +151,7 @@ mod wait;
 pub use acquire::{AcquireOptions, OwnerChoice};
 pub use bootstrap::Bootstrap;
 pub use builder::RedlockBuilder;
-pub use error::{HeldBy, LockError, NodeAnswer, NodeReport};
+pub use error::{HeldBy, LockError, NodeAnswer, NodeReport, WaitLimit};
 pub use guard::LockGuard;
 pub use inspect::{Inspection, NodeView};
 pub use list::{InvalidCursor, ListCursor, LockPage};

@@ -52,8 +52,8 @@ impl Redlock {
     /// have a majority, it tries again, after a random pause longer than a round.
     ///
     /// # Errors
-    /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then), [`LockError::TtlTooLong`]; for a shared owner also
-    /// [`LockError::Unknown`] and [`LockError::HeldTooLong`].
+    /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then), [`LockError::TtlTooLong`],
+    /// [`LockError::TtlTooShort`]; for a shared owner also [`LockError::Unknown`] and [`LockError::HeldTooLong`].
     pub async fn acquire(&self, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Lease, LockError> {
         acquire::acquire(&self.shared, AcquireParams::new(&self.shared, name, ttl, options)?, None).await
     }
@@ -73,20 +73,21 @@ impl Redlock {
     }
 
     /// Gets the lock, waiting for as long as `patience` for its holder and for those who have waited longer in this
-    /// process. Calls `on_wait` when it begins to wait, if it does. Safe to cancel: a future that is dropped leaves the
-    /// queue, and what it may have been granted is released.
+    /// process. Calls `on_wait` when it begins to wait, if it does, and gives up with its error. Safe to cancel: a future that
+    /// is dropped leaves the queue, and what it may have been granted is released.
     ///
     /// An owner that already has the lock is told of its grant without waiting.
     ///
     /// # Errors
-    /// At the end of its patience the last one of [`Redlock::acquire`]; [`LockError::TooManyWaiters`] at once.
+    /// At the end of its patience the last one of [`Redlock::acquire`]. [`LockError::TooManyWaiters`] at once where somebody
+    /// waits for the lock here already, and when the lock was tried where nobody does.
     pub async fn acquire_within(
         &self,
         name: &LockName,
         ttl: Ttl,
         options: AcquireOptions,
         patience: Duration,
-        on_wait: impl FnOnce() + Send,
+        on_wait: impl FnOnce() -> Result<(), LockError> + Send,
     ) -> Result<Lease, LockError> {
         let params = AcquireParams::new(&self.shared, name, ttl, options)?;
         acquire::acquire_within(&self.shared, &self.waiters, params, patience, on_wait).await
@@ -294,14 +295,14 @@ mod tests {
         fairness.wait(&lock, now);
         fairness.yielded(&lock, now);
         let patience = Duration::from_micros(100);
-        let lease = locks.acquire_within(&name, ttl, AcquireOptions::default(), patience, || ()).await;
+        let lease = locks.acquire_within(&name, ttl, AcquireOptions::default(), patience, || Ok(())).await;
         assert!(lease.is_ok(), "{lease:?}");
     }
 
     #[tokio::test]
     async fn a_patience_without_end_is_no_panic() {
         let (locks, name, ttl) = one_node();
-        let lease = locks.acquire_within(&name, ttl, AcquireOptions::default(), Duration::MAX, || ()).await;
+        let lease = locks.acquire_within(&name, ttl, AcquireOptions::default(), Duration::MAX, || Ok(())).await;
         assert!(lease.is_ok(), "{lease:?}");
     }
 }

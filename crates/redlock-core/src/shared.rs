@@ -11,6 +11,7 @@ use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
 use crate::pending_releases::PendingReleases;
 use crate::quorum::Quorum;
 use crate::round::{Outcome, Round};
+use crate::round_times::RoundTimes;
 use crate::settings::{Seams, Settings, SettingsError};
 use crate::types::{LockName, LockToken, Ttl};
 use crate::validity::{self, Lease};
@@ -28,6 +29,7 @@ pub(crate) struct Shared {
     pub(crate) tokens: HybridClock,
     pub(crate) pending: Arc<PendingReleases>,
     pub(crate) fairness: Arc<Fairness>,
+    pub(crate) round_times: RoundTimes,
     /// Ends with this.
     _adoptions: Adoptions,
 }
@@ -47,7 +49,8 @@ impl Shared {
         let tokens = HybridClock::new(seams.clock.clone(), settings.node.max_clock_offset);
         let fairness = Arc::new(Fairness::new(seams.entropy.as_ref()));
         let _adoptions = adoption::start(&nodes, quorum, &settings, &seams);
-        Ok(Arc::new(Self { nodes: nodes.into(), quorum, settings, seams, tokens, pending, fairness, _adoptions }))
+        let (nodes, round_times) = (nodes.into(), RoundTimes::default());
+        Ok(Arc::new(Self { nodes, quorum, settings, seams, tokens, pending, fairness, round_times, _adoptions }))
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {
@@ -57,6 +60,21 @@ impl Shared {
     pub(crate) fn check_ttl(&self, asked: Ttl) -> Result<(), LockError> {
         let max = self.settings.max_ttl;
         if asked > max { Err(LockError::TtlTooLong { asked, max }) } else { Ok(()) }
+    }
+
+    /// Whether the TTL of an acquire covers a round as they are now.
+    pub(crate) fn check_rounds(&self, asked: Ttl) -> Result<(), LockError> {
+        let limit = asked.duration() / 10;
+        // A longer TTL would be given no more.
+        if limit >= self.settings.node_timeout {
+            return Ok(());
+        }
+        match self.round_times.too_long_for(limit, || self.seams.clock.monotonic()) {
+            Some((round, least)) if least <= self.settings.max_ttl => {
+                Err(LockError::TtlTooShort { asked, round, least })
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Never above a tenth of the TTL, so that a round with hung nodes leaves most of the lease.

@@ -34,7 +34,8 @@ pub struct Lease {
     pub nodes_total: usize,
     /// How many times the nodes were asked for it.
     pub rounds: u32,
-    /// Its number among all that waited in this process, in the order of arrival; `None` when it did not wait in a queue.
+    /// Its number among all that waited in this process, in the order of arrival; a later one where it gave up its turn for
+    /// others. `None` when it did not wait in a queue.
     pub ticket: Option<u64>,
     /// Whether an earlier request of the same owner was granted it, and it has been confirmed by extending it: token and
     /// fencing token are those of that request.

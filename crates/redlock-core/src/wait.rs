@@ -9,11 +9,15 @@
 //!   knows of waiters elsewhere has its releases tell them. Nobody is told anything while nobody waits, and the scripts
 //!   of an uncontended lock are what they would be without all this. See [`fairness`].
 //! - *Polls.* Hints may be lost, and a lock that expires sends none. So the first waiter asks anyway: when the lock may
-//!   expire at the earliest, and about twice in a second.
+//!   expire at the earliest, and about twice in a second; less often while very many locks are waited for, see [`polls`].
 //!
 //! A turn of local hand-offs ends when others wait and it has lasted 32 hand-offs or 10 ms: then the release is for the
 //! others, and the queue here competes again after a pause. Where no node passes any hints on, a turn ends all the same,
 //! after seconds, and for as long as the others may take to poll.
+//!
+//! A waiter whose attempt finds no quorum gives up its turn where others give their rounds more time: a TTL that is too short
+//! for the way to the nodes keeps the lock from nobody else. Where they would fare no better the line keeps its order, and
+//! backs off as a whole.
 //!
 //! Promised is the order within one process, for those who wait. An [`acquire`](crate::Redlock::acquire) does not wait, so it
 //! is in nobody's queue, and may find the lock free between two of them. Nothing here has a part in safety: a waiter gets
@@ -21,6 +25,7 @@
 //! hand-off is a plan, which [`release`](crate::release) carries out.
 
 pub(crate) mod fairness;
+pub(crate) mod polls;
 pub(crate) mod queue;
 mod sync;
 
@@ -33,7 +38,6 @@ use tokio::time::Instant;
 use self::fairness::Fairness;
 use self::queue::{Bounds, Handoff, Next, WaitQueues, WaitTicket};
 use crate::clock::{Clock, Entropy};
-use crate::error::LockError;
 use crate::node::hint::Word;
 use crate::node::{Hint, Listener};
 use crate::settings::{Seams, Settings};
@@ -75,18 +79,19 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         }
     }
 
-    /// To the end of the queue of a lock; with its owner, where other requests may ask for the same. Also says when its first
-    /// attempt may be made at the earliest.
+    /// To the end of the queue of a lock; with its owner, where other requests may ask for the same, and how long its rounds
+    /// may take. Also says when its first attempt may be made at the earliest.
     pub(crate) fn enter(
         &self,
         lock: &Bytes,
         params: P,
         shared_owner: Option<Owner>,
-    ) -> Result<(WaitTicket<P, A>, Instant), LockError> {
+        round_limit: Duration,
+    ) -> (WaitTicket<P, A>, Instant) {
         let now = Instant::now();
         let first_try = self.fairness.yields_until(lock, now).unwrap_or(now);
-        let ticket = self.queues.enter(lock.clone(), params, shared_owner, (first_try, now + FIRST_POLL))?;
-        Ok((ticket, first_try))
+        let times = (first_try, now + FIRST_POLL);
+        (self.queues.enter(lock.clone(), params, shared_owner, round_limit, times), first_try)
     }
 
     pub(crate) fn is_waited_for(&self, lock: &Bytes) -> bool {
@@ -133,7 +138,7 @@ impl<P: Clone + Send, A: Send> Listener for WaitRegistry<P, A> {
         }
         let now = Instant::now();
         match word {
-            Word::Waiting => self.fairness.wait(&lock, now),
+            Word::Waiting { seconds } => self.fairness.wait_for(&lock, now, seconds),
             // No node grants a T that is further ahead; believed, it would make true hints look old.
             Word::Released { t, .. }
                 if t.get().saturating_sub(self.clock.wall_micros()) > 2 * self.max_clock_offset.as_micros() as u64 => {}

@@ -16,6 +16,8 @@ use self::kept::Kept;
 pub use self::kept::{Exceeded, Limited};
 use crate::config::Quota;
 
+use redlock_core::LockName;
+
 /// Addresses that are told apart. Those that come when there are more are one client together.
 const MAX_ADDRESSES: usize = 65_536;
 
@@ -30,6 +32,8 @@ pub struct Client {
     pub keeping: Counter,
     /// Requests that wait for a lock.
     pub waiting: Counter,
+    /// The locks that they wait for.
+    pub waited: Names,
     /// Listings.
     pub listing: Counter,
     kept: Kept,
@@ -63,7 +67,8 @@ impl Client {
 
     /// Whether nothing would be lost if it was forgotten.
     fn is_idle(&self) -> bool {
-        let Self { connections, working, keeping, waiting, listing, kept } = self;
+        // Whoever waits for a lock waits.
+        let Self { connections, working, keeping, waiting, waited: _, listing, kept } = self;
         [connections, working, keeping, waiting, listing].iter().all(|counter| counter.count() == 0) && kept.is_empty()
     }
 }
@@ -119,6 +124,39 @@ pub struct Place(Counter);
 impl Drop for Place {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Counts names that are taken and not given back yet: one that is taken more than once counts once.
+#[derive(Debug, Clone, Default)]
+pub struct Names(Arc<Mutex<HashMap<LockName, usize>>>);
+
+impl Names {
+    /// `None` when `most` others are taken.
+    pub fn take(&self, name: &LockName, most: usize) -> Option<NamePlace> {
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.len() >= most && !taken.contains_key(name) {
+            return None;
+        }
+        *taken.entry(name.clone()).or_default() += 1;
+        Some(NamePlace(self.clone(), name.clone()))
+    }
+}
+
+/// A name that was taken of [`Names`]; given back when dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct NamePlace(Names, LockName);
+
+impl Drop for NamePlace {
+    fn drop(&mut self) {
+        let mut taken = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = taken.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                taken.remove(&self.1);
+            }
+        }
     }
 }
 

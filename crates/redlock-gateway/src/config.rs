@@ -81,6 +81,17 @@ pub struct Settings {
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_LOCK", default_value = "1024")]
     #[arg(value_parser = count(MANY))]
     pub max_waiters_per_lock: usize,
+    /// Requests of one client that may wait at the same time; more are answered 429 [default: a quarter of --max-waiters]
+    ///
+    /// A client is an API key; without keys it is an address, and all behind one proxy are one.
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_CLIENT", value_parser = count(MANY))]
+    pub max_waiters_per_client: Option<usize>,
+    /// Locks that requests of one client may wait for at the same time; more are answered 429
+    ///
+    /// Each is polled, about twice a second, and less often when more than 300 are waited for in all.
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITED_LOCKS_PER_CLIENT", default_value = "1024")]
+    #[arg(value_parser = count(MANY))]
+    pub max_waited_locks_per_client: usize,
     /// Memory that the process may take; the limits below are derived from it where they are not given
     ///
     /// `check` shows what each of them takes at most.

@@ -6,6 +6,7 @@
 mod in_flight;
 mod listings;
 mod tokens;
+mod wait_share;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +24,7 @@ pub use self::in_flight::{Active, InFlight, Work};
 use self::listings::Listings;
 pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
 pub use self::tokens::{PresentedToken, ResolvedToken};
+pub use self::wait_share::WaitShare;
 use crate::clients::{Client, Exceeded};
 use crate::config::{Limits, Quota};
 use crate::telemetry::{Load, Operation, Outcome, Telemetry, WaitEnd};
@@ -39,6 +41,7 @@ pub struct Gateway {
     listings: Listings,
     telemetry: Arc<Telemetry>,
     in_flight: Requests,
+    wait_share: WaitShare,
     draining: AtomicBool,
     drained: Notify,
 }
@@ -146,8 +149,13 @@ impl Gateway {
         telemetry: Arc<Telemetry>,
     ) -> Self {
         let (in_flight, draining, drained) = (Requests::new(max_in_flight), AtomicBool::new(false), Notify::new());
-        let listings = Listings::default();
-        Self { locks, limits, cluster, cursors, listings, telemetry, in_flight, draining, drained }
+        let (listings, wait_share) = (Listings::default(), WaitShare::ALL);
+        Self { locks, limits, cluster, cursors, listings, telemetry, in_flight, wait_share, draining, drained }
+    }
+
+    /// With a bound on what one client may take of the places for those who wait.
+    pub fn with_wait_share(self, wait_share: WaitShare) -> Self {
+        Self { wait_share, ..self }
     }
 
     pub fn limits(&self) -> Limits {
@@ -194,14 +202,21 @@ impl Gateway {
         let result = match wait {
             None => self.locks.acquire(&name, ttl, options).await,
             Some(patience) => {
-                let waits = || in_flight.wait();
-                tokio::select! {
+                let mut place = None;
+                let waits = || {
+                    place = Some(self.wait_share.take(&client, &name)?);
+                    in_flight.wait();
+                    Ok(())
+                };
+                let result = tokio::select! {
                     // First: a waiter that is sent away must not try once more for having become the first of the queue.
                     biased;
                     () = drained => return Err(Refusal::Draining),
                     () = gone => return Err(Refusal::ClientGone),
                     result = self.locks.acquire_within(&name, ttl, options, patience, waits) => result,
-                }
+                };
+                drop(place);
+                result
             }
         };
         cancelled.armed = false;
@@ -425,9 +440,8 @@ fn outcome_of<T>(result: Result<T, &LockError>, success: Outcome) -> Outcome {
         Err(LockError::Lost) => Outcome::Lost,
         Err(LockError::NotHolder(_)) => Outcome::NotHolder,
         Err(LockError::Unknown(_)) => Outcome::Unknown,
-        Err(LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. }) => {
-            Outcome::Refused
-        }
+        Err(LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. }) => Outcome::Refused,
+        Err(LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
     }
 }
 

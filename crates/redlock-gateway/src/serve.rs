@@ -25,7 +25,7 @@ use crate::clients::Clients;
 use crate::config::{Config, Nodes};
 use crate::connection::{Connection, Encrypted, Plain};
 use crate::connections::{self, Connections, Most};
-use crate::gateway::{CursorKey, Gateway};
+use crate::gateway::{CursorKey, Gateway, WaitShare};
 use crate::http::{App, AppState};
 use crate::refusals::{self, Refusals, Summary};
 use crate::reload::{Reload, Watched};
@@ -249,7 +249,11 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     let cursors = cursor_key(config, &cluster, &names, seams.entropy.as_ref());
     let gateway =
         Gateway::new(locks, config.settings.limits, cluster, cursors, config.capacity.in_flight, telemetry.clone());
-    Ok((Arc::new(gateway), telemetry))
+    let wait_share = WaitShare {
+        waiters: config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),
+        locks: config.settings.max_waited_locks_per_client,
+    };
+    Ok((Arc::new(gateway.with_wait_share(wait_share)), telemetry))
 }
 
 async fn bootstrap(locks: Redlock) {

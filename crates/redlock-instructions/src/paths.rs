@@ -179,7 +179,7 @@ fn hand_off(times: u32) {
         let mut held = locks.acquire(name, ttl(), AcquireOptions::default()).await.expect("it is free");
         for _ in 0..times {
             let patience = Duration::from_secs(20);
-            let waits = locks.acquire_within(name, ttl(), AcquireOptions::default(), patience, || ());
+            let waits = locks.acquire_within(name, ttl(), AcquireOptions::default(), patience, || Ok(()));
             // In this order: the first of them stands in line when the second gives the lock back.
             let (next, released) = tokio::join!(biased; waits, locks.release(name, &held.token));
             released.expect("it was ours");

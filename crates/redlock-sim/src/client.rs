@@ -58,6 +58,8 @@ pub struct Client {
     pub longest_ttl: Duration,
     /// How many of a hundred requests wait in the queue.
     pub waiting_percent: u64,
+    /// How many of a hundred ask for a TTL that is too short for the way to the masters.
+    pub hasty_percent: u64,
 }
 
 /// What a client is like.
@@ -151,7 +153,7 @@ impl Client {
         let how = self.how();
         Wish {
             name: self.chance.below(u64::from(self.names)) as u8,
-            ttl: self.ttl(),
+            ttl: self.asked_ttl(),
             owner,
             how,
             hangs_up: self.chance.percent(hang_up_percent).then(|| self.hangs_up(how)),
@@ -268,7 +270,7 @@ impl Client {
             match how {
                 How::Once => redlock.acquire(&name, ttl, options).await,
                 How::Polling => redlock.acquire_with_retry(&name, ttl, options, &RetryPolicy::default()).await,
-                How::Waiting(patience) => redlock.acquire_within(&name, ttl, options, patience, || ()).await,
+                How::Waiting(patience) => redlock.acquire_within(&name, ttl, options, patience, || Ok(())).await,
             }
         };
         let mut task = self.gateway(gateway).request(work)?;
@@ -414,6 +416,13 @@ impl Client {
         }
     }
 
+    fn asked_ttl(&mut self) -> Ttl {
+        if self.hasty_percent > 0 && self.chance.percent(self.hasty_percent) {
+            return Ttl::from_millis(self.chance.pick(&[10, 20, 40])).expect("within the limits");
+        }
+        self.ttl()
+    }
+
     fn ttl(&mut self) -> Ttl {
         let millis = match self.longest_ttl {
             longest if longest > Duration::from_secs(3) && self.chance.percent(25) => {
@@ -440,7 +449,8 @@ fn answer(error: &LockError) -> Answer {
         LockError::Held(_) => Answer::Held,
         LockError::Lost => Answer::Lost,
         LockError::NotHolder(_) => Answer::NotHolder,
-        LockError::NoQuorum(_) | LockError::TtlTooLong { .. } | LockError::TooManyWaiters { .. } => Answer::NoQuorum,
+        LockError::NoQuorum(_) | LockError::TtlTooLong { .. } => Answer::NoQuorum,
+        LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. } => Answer::NoQuorum,
         LockError::HeldTooLong { .. } => Answer::Held,
         LockError::Unknown(_) => Answer::Unknown,
     }

@@ -84,6 +84,8 @@ pub struct Plan {
     pub keyed_percent: u64,
     /// How many of a hundred requests wait in the queue.
     pub waiting_percent: u64,
+    /// How many of a hundred requests ask for a TTL that is too short for the way to the masters.
+    pub hasty_percent: u64,
     /// How many of a hundred hints are lost.
     pub hint_loss_percent: u64,
     /// How long it goes on before everything is mended.
@@ -173,6 +175,7 @@ impl Plan {
             slewed_ppm: MAX_SLEWED_PPM,
             faults,
             waiting_percent: 45,
+            hasty_percent: 0,
             hint_loss_percent: chance.pick(&HINT_LOSS),
         }
     }
@@ -231,6 +234,7 @@ impl Plan {
             max_ttl: MAX_TTL,
             keyed_percent: 10,
             waiting_percent: 95,
+            hasty_percent: chance.pick(&[0, 0, 5, 30]),
             length: Duration::from_secs(20),
             latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 5), spike_percent: 0, spike_ms: 0 },
             faults,

@@ -126,6 +126,7 @@ fn begin_clients(stage: &Stage, start: Instant) -> Vec<JoinHandle<()>> {
                 keyed_percent: plan.keyed_percent,
                 longest_ttl: plan.max_ttl,
                 waiting_percent: plan.waiting_percent,
+                hasty_percent: plan.hasty_percent,
             };
             tokio::spawn(client.live())
         })

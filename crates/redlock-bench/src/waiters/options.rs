@@ -74,6 +74,11 @@ impl Options {
         };
         limit("--max-connections", self.waiters + OTHER_FILES as u32);
         limit("--max-waiters", self.waiters);
+        // All come from one address.
+        limit("--max-waiters-per-client", self.waiters);
+        if self.names > 1024 {
+            limit("--max-waited-locks-per-client", self.names);
+        }
         let each = self.waiters.div_ceil(self.names);
         if each > 1024 {
             limit("--max-waiters-per-lock", each);
@@ -101,7 +106,15 @@ mod tests {
     #[test]
     fn limits_fit_the_waiters_and_the_users_own_win() {
         let args = parsed::<Options>(&["--waiters=5000", "--names=2", "--gateway-arg=--max-waiters=7"]).gateway_args();
-        assert_eq!(args, ["--max-connections=5200", "--max-waiters-per-lock=2500", "--max-waiters=7"]);
+        assert_eq!(
+            args,
+            [
+                "--max-connections=5200",
+                "--max-waiters-per-client=5000",
+                "--max-waiters-per-lock=2500",
+                "--max-waiters=7"
+            ]
+        );
     }
 
     #[test]

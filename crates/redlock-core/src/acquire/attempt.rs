@@ -140,6 +140,9 @@ impl Attempt {
                         let error = LockError::NoQuorum(shared.reports(&outcome));
                         return Err(self.failed(error, false));
                     }
+                    if self.tries == 1 {
+                        shared.round_times.granted(now.saturating_sub(self.started), now);
+                    }
                     lease.rounds = self.tries;
                     self.current = None;
                     return Ok(lease);

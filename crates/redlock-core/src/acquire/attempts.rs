@@ -14,7 +14,7 @@ use crate::shared::Shared;
 use crate::validity::Lease;
 
 /// Tries after the first when contenders have split the votes.
-const MAX_SPLIT_TRIES: u32 = 3;
+pub(super) const MAX_SPLIT_TRIES: u32 = 3;
 /// The shortest round that a pause before such a try is measured in.
 const SHORTEST_ROUND: Duration = Duration::from_millis(2);
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::attempt::{AcquireParams, Attempt, AttemptError};
-use super::attempts::Pacing;
+use super::attempts::{MAX_SPLIT_TRIES, Pacing};
 use super::pauses::Pauses;
 use crate::error::LockError;
 use crate::node::HandOver;
@@ -27,10 +27,12 @@ pub(super) struct Queued<'a, F> {
     /// Others may try before.
     pub(super) first_try: Instant,
     pub(super) deadline: Instant,
-    /// Called when it begins to wait.
+    /// Called when it begins to wait; it has a place from then on.
     pub(super) on_wait: Option<F>,
     /// Has just come, and is worth one whole attempt, however short its patience.
     pub(super) fresh: bool,
+    /// Has made an attempt.
+    pub(super) tried: bool,
     /// Attempts in a row that split the votes.
     pub(super) splits: u32,
     pub(super) why: Why,
@@ -58,7 +60,31 @@ impl<F> Queued<'_, F> {
     }
 }
 
-impl<F: FnOnce() + Send> Pacing for Queued<'_, F> {
+impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
+    /// Begins to wait, if it may. Otherwise the lock was tried if nobody waits for it here, and what that met counts more.
+    fn take_place(&mut self, now: Instant) -> Result<(), LockError> {
+        let Some(on_wait) = self.on_wait.take() else { return Ok(()) };
+        let Err(full) = self.ticket.take_place().and_then(|()| on_wait()) else { return Ok(()) };
+        match self.last_error(now) {
+            error @ (LockError::NoQuorum(_) | LockError::Unknown(_)) if self.tried => Err(error),
+            _ => Err(full),
+        }
+    }
+
+    fn last_error(&self, now: Instant) -> LockError {
+        match self.ticket.last_refusal(now) {
+            Some((LockError::Held(mut by), ago)) => {
+                by.expires_in = by.expires_in.map(|left| left.saturating_sub(ago));
+                LockError::Held(by)
+            }
+            Some((error, _)) => error,
+            // Somebody who came before has it, or asks for it.
+            None => LockError::Held(Default::default()),
+        }
+    }
+}
+
+impl<F: FnOnce() -> Result<(), LockError> + Send> Pacing for Queued<'_, F> {
     async fn next(&mut self) -> Result<(Attempt, Option<Instant>), LockError> {
         loop {
             let now = Instant::now();
@@ -74,7 +100,7 @@ impl<F: FnOnce() + Send> Pacing for Queued<'_, F> {
                 }
                 Step::Try(cause) => {
                     self.why = Why::Turn(cause);
-                    let hint = self.shared.fairness.waiting(&self.params.keys.lock);
+                    let hint = self.shared.fairness.waiting(&self.params.keys.lock, self.ticket.standing().polls());
                     Attempt::new(self.shared, self.params.for_attempt()).announcing(hint)
                 }
                 // A moment for others comes before the first try, however short the patience.
@@ -84,7 +110,10 @@ impl<F: FnOnce() + Send> Pacing for Queued<'_, F> {
                 }
                 Step::Wait | Step::WaitUntil(_) if now >= self.deadline => return Err(self.last_error(now)),
                 later @ (Step::Wait | Step::WaitUntil(_)) => {
-                    self.on_wait.take().into_iter().for_each(|on_wait| on_wait());
+                    // Votes that were split are asked for again at once.
+                    if !(matches!(later, Step::WaitUntil(_)) && (1..=MAX_SPLIT_TRIES).contains(&self.splits)) {
+                        self.take_place(now)?;
+                    }
                     let until = if let Step::WaitUntil(next) = later { next.min(self.deadline) } else { self.deadline };
                     signalled(&self.ticket, until).await;
                     self.fresh = false;
@@ -104,27 +133,19 @@ impl<F: FnOnce() + Send> Pacing for Queued<'_, F> {
         if self.why == Why::IsOwn {
             return Ok(());
         }
-        self.fresh = false;
+        (self.fresh, self.tried) = (false, true);
         self.splits = if failed.split { self.splits + 1 } else { 0 };
-        let round = round.max(SHORTEST_ROUND);
-        self.ticket.refused(now, self.pauses().after_refusal(failed.error, self.splits, round, now));
+        let (standing, round) = (self.ticket.standing(), round.max(SHORTEST_ROUND));
+        self.ticket.refused(now, self.pauses().after_refusal(failed.error, standing, self.splits, round, now));
         Ok(())
     }
 
     fn last_error(&self, now: Instant) -> LockError {
-        match self.ticket.last_refusal(now) {
-            Some((LockError::Held(mut by), ago)) => {
-                by.expires_in = by.expires_in.map(|left| left.saturating_sub(ago));
-                LockError::Held(by)
-            }
-            Some((error, _)) => error,
-            // Somebody who came before has it, or asks for it.
-            None => LockError::Held(Default::default()),
-        }
+        Queued::last_error(self, now)
     }
 
     fn granted(self, lease: &mut Lease, round: Duration, now: Instant) {
-        lease.ticket = Some(self.ticket.number());
+        lease.ticket = self.ticket.number();
         let observer = &self.shared.seams.observer;
         match self.why {
             Why::Handed | Why::Turn(Cause::Release) => observer.handed_over(HandOver::Local),

@@ -1,7 +1,7 @@
 //! What gateways tell each other through the nodes.
 //!
 //! Two words are enough. *Waiting*: somebody waits for this lock at the sender, published by the script that refuses the
-//! waiter's try, and again with every poll. *Released*: published by the script that releases the lock, if the releasing
+//! waiter's try, and again with every poll; a gateway where polls are slow says for how long it counts. *Released*: published by the script that releases the lock, if the releasing
 //! gateway has heard that somebody waits elsewhere. A node passes hints on and knows nothing of what they say.
 
 use bytes::Bytes;
@@ -17,15 +17,15 @@ pub(crate) fn channel(prefix: &str, database: Option<u8>) -> String {
     }
 }
 
-/// A message between gateways: `1 <word> <origin> [<T>] <lock key>`, the numbers of fixed width.
+/// A message between gateways: `1 <word> <origin> [<T> or seconds] <lock key>`, the numbers of fixed width.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hint(Bytes);
 
 /// What a hint says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Word {
-    /// Somebody waits here.
-    Waiting,
+    /// Somebody waits here; for how many seconds that counts, where it is not the usual time.
+    Waiting { seconds: Option<u64> },
     /// The grant with this token was released here; `waiting` when somebody waits here as well.
     Released { t: FencingToken, waiting: bool },
 }
@@ -35,7 +35,8 @@ impl Hint {
         use std::io::Write;
         let mut text = Vec::with_capacity(2 + 2 + 17 + 17 + lock.len());
         match word {
-            Word::Waiting => write!(text, "1 w {origin:016x} "),
+            Word::Waiting { seconds: None } => write!(text, "1 w {origin:016x} "),
+            Word::Waiting { seconds: Some(seconds) } => write!(text, "1 l {origin:016x} {seconds:016x} "),
             Word::Released { t, waiting: false } => write!(text, "1 r {origin:016x} {t} "),
             Word::Released { t, waiting: true } => write!(text, "1 y {origin:016x} {t} "),
         }
@@ -58,9 +59,11 @@ impl Hint {
     pub(crate) fn parse(&self) -> Option<(u64, Word, Bytes)> {
         const NUMBER: usize = 16;
         let field = |from: usize| std::str::from_utf8(self.0.get(from..from + NUMBER)?).ok();
-        let origin = u64::from_str_radix(field(4)?, 16).ok()?;
+        let number = |from| u64::from_str_radix(field(from)?, 16).ok();
+        let origin = number(4)?;
         let (word, lock_at) = match self.0.get(..4)? {
-            b"1 w " => (Word::Waiting, 4 + NUMBER + 1),
+            b"1 w " => (Word::Waiting { seconds: None }, 4 + NUMBER + 1),
+            b"1 l " => (Word::Waiting { seconds: Some(number(4 + NUMBER + 1)?) }, 4 + 2 * (NUMBER + 1)),
             kind @ (b"1 r " | b"1 y ") => {
                 let t = FencingToken::parse(field(4 + NUMBER + 1)?.as_bytes())?;
                 (Word::Released { t, waiting: kind == b"1 y " }, 4 + 2 * (NUMBER + 1))
@@ -84,7 +87,8 @@ mod tests {
     #[test]
     fn a_hint_gives_back_what_went_in() {
         let t = FencingToken::MIN;
-        for word in [Word::Waiting, Word::Released { t, waiting: false }, Word::Released { t, waiting: true }] {
+        let released = [false, true].map(|waiting| Word::Released { t, waiting });
+        for word in [None, Some(40)].map(|seconds| Word::Waiting { seconds }).into_iter().chain(released) {
             assert_eq!(Hint::new(7, word, &lock()).parse(), Some((7, word, lock())));
         }
     }
@@ -96,7 +100,7 @@ mod tests {
         }
 
         #[test]
-        fn no_beginning_of_a_message_makes_the_parser_panic(kind in "1 [wry] ", rest in "[0-9a-f ]{0,60}") {
+        fn no_beginning_of_a_message_makes_the_parser_panic(kind in "1 [lwry] ", rest in "[0-9a-f ]{0,60}") {
             let _ = Hint::received(Bytes::from(kind + &rest)).parse();
         }
     }

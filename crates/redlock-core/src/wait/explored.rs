@@ -34,7 +34,8 @@ use shuttle::{Config, Runner};
 use tokio::time::Instant;
 
 use self::queue::{Bounds, Next, Pause, Refusal, Step, Success, WaitQueues, WaitTicket};
-use crate::error::LockError;
+use crate::error::{LockError, WaitLimit};
+use crate::wait::polls;
 
 const SEED: u64 = 17;
 const ROUND: Duration = Duration::from_millis(1);
@@ -43,6 +44,9 @@ const NEVER: Duration = Duration::from_secs(1_000_000);
 /// The holder before the first waiter: here, or elsewhere.
 const HOLDER: u64 = u64::MAX;
 const ELSEWHERE: u64 = u64::MAX - 1;
+
+/// From this number on waiters give their rounds too little time.
+const HASTY: u64 = 100;
 
 type Queues = WaitQueues<u64, Asked>;
 type Ticket = WaitTicket<u64, Asked>;
@@ -165,9 +169,15 @@ impl World {
         self.nodes.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn enter(&self, id: u64) -> Result<Ticket, LockError> {
+    fn enter(&self, id: u64) -> Ticket {
+        self.enter_with(id, ROUND)
+    }
+
+    fn enter_with(&self, id: u64, round_limit: Duration) -> Ticket {
         let now = self.now();
-        self.queues.enter(lock(), id, None, (now, now + NEVER))
+        let ticket = self.queues.enter(lock(), id, None, round_limit, (now, now + NEVER));
+        ticket.take_place().expect("there is room");
+        ticket
     }
 
     /// Asks for the lock, in the call that releases the grant `releasing`.
@@ -277,14 +287,19 @@ impl World {
             }
             yield_now().await;
             let now = self.now();
+            // A round that is given less time finds no quorum, whoever has the lock; what it has set is undone at once.
+            if id >= HASTY {
+                drop(asked);
+                self.refused(&ticket, now, true);
+                continue;
+            }
             if !asked.granted {
                 asked.taken = true;
-                let (retry, error) = (now + NEVER, LockError::Held(Default::default()));
-                ticket.refused(now, Refusal { error, retry, quick: retry, poll_due: retry, round: ROUND });
+                self.refused(&ticket, now, false);
                 continue;
             }
             asked.taken = true;
-            self.goes_in(ticket.number());
+            self.goes_in(ticket.number().expect("it stands in the queue"));
             ticket.granted(now, Success { shared_owner: None, ends: now + NEVER, round: ROUND });
             yield_now().await;
             self.nodes().inside -= 1;
@@ -293,6 +308,14 @@ impl World {
             self.release(number);
             return true;
         }
+    }
+
+    fn refused(&self, ticket: &Ticket, now: Instant, without_quorum: bool) {
+        let (never, error) = (now + NEVER, LockError::Held(Default::default()));
+        // A line without a quorum tries again after a while.
+        let (retry, error) =
+            if without_quorum { (now + ROUND, LockError::NoQuorum(Vec::new())) } else { (never, error) };
+        ticket.refused(now, Refusal { error, retry, quick: retry, poll_due: never, round: ROUND, without_quorum });
     }
 
     fn goes_in(&self, ticket: u64) {
@@ -357,7 +380,7 @@ fn every_waiter_is_served_in_the_order_of_the_tickets() {
         let waiters = (0..4).map(|id| {
             let world = world.clone();
             spawn(async move {
-                let ticket = world.enter(id).expect("there is room");
+                let ticket = world.enter(id);
                 world.wait(id, ticket, Fate::Stays).await
             })
         });
@@ -386,7 +409,7 @@ fn a_waiter_that_stays_is_served_whoever_leaves_and_nothing_prepared_is_lost() {
         let waiters = fates.iter().enumerate().map(|(id, fate)| {
             let (world, fate, id) = (world.clone(), *fate, id as u64);
             spawn(async move {
-                let ticket = world.enter(id).expect("there is room");
+                let ticket = world.enter(id);
                 world.wait(id, ticket, fate).await
             })
         });
@@ -404,7 +427,7 @@ fn a_hint_during_an_attempt_leads_to_another_one() {
     explore(6_000, || {
         let world = world(Some(ELSEWHERE), MANY, ALONE, 0);
         let waiters = (0..2).map(|id| {
-            let ticket = world.enter(id).expect("there is room");
+            let ticket = world.enter(id);
             spawn(world.clone().wait(id, ticket, Fate::Stays))
         });
         let waiters: Vec<_> = waiters.collect();
@@ -420,7 +443,7 @@ fn plans_dropped_unused_leave_everybody_to_try_alone() {
     explore(4_000, || {
         let world = world(Some(HOLDER), MANY, ALONE, 10);
         let waiters = (0..3).map(|id| {
-            let ticket = world.enter(id).expect("there is room");
+            let ticket = world.enter(id);
             spawn(world.clone().wait(id, ticket, Fate::Stays))
         });
         let waiters: Vec<_> = waiters.collect();
@@ -438,7 +461,7 @@ fn a_turn_that_is_over_is_for_the_others_and_comes_back() {
             let world = world.clone();
             let fate = if id == 1 { Fate::Impatient(thread_rng().gen_range(0..20)) } else { Fate::Stays };
             spawn(async move {
-                let ticket = world.enter(id).expect("there is room");
+                let ticket = world.enter(id);
                 world.wait(id, ticket, fate).await
             })
         });
@@ -451,6 +474,29 @@ fn a_turn_that_is_over_is_for_the_others_and_comes_back() {
 }
 
 #[test]
+fn waiters_whose_rounds_are_too_short_keep_the_lock_from_nobody_and_change_no_order() {
+    explore(6_000, || {
+        let world = world(Some(HOLDER), MANY, ALONE, 1);
+        let waiter = |id: u64| {
+            let world = world.clone();
+            // Of two kinds, of which neither is given enough.
+            let limit = if id < HASTY { ROUND * 8 } else { ROUND * (id - HASTY + 1) as u32 };
+            let fate = if id < HASTY { Fate::Stays } else { Fate::Impatient(thread_rng().gen_range(0..20)) };
+            spawn(async move {
+                let ticket = world.enter_with(id, limit);
+                world.wait(id, ticket, fate).await
+            })
+        };
+        let waiters: Vec<_> = [HASTY, 0, HASTY + 1, 1, HASTY + 2].into_iter().map(waiter).collect();
+        world.release(HOLDER);
+        assert_eq!(finish(waiters), [false, true, false, true, false]);
+        let grants = std::mem::take(&mut world.nodes().grants);
+        assert!(grants.is_sorted() && grants.len() == 2, "out of order: {grants:?}");
+        world.is_as_before();
+    });
+}
+
+#[test]
 fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
     explore(4_000, || {
         let world = world(None, Bounds { total: 3, of_one_lock: 2 }, ALONE, 0);
@@ -458,23 +504,27 @@ fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
             let world = world.clone();
             spawn(async move {
                 let now = world.now();
-                let ticket = world.queues.enter(Bytes::from_static(name), 0, None, (now, now + NEVER));
+                let ticket = world.queues.enter(Bytes::from_static(name), 0, None, ROUND, (now, now + NEVER));
+                let placed = ticket.take_place().is_ok();
                 let (waiters, _) = world.queues.count();
                 assert!(waiters <= 3, "{waiters} wait");
-                let inside = world.prepared.fetch_add(usize::from(ticket.is_ok()), Ordering::Relaxed);
-                assert!(inside + usize::from(ticket.is_ok()) <= 3, "{inside} were let in before");
+                let inside = world.prepared.fetch_add(usize::from(placed), Ordering::Relaxed);
+                assert!(inside + usize::from(placed) <= 3, "{inside} were let in before");
                 yield_now().await;
-                let entered = ticket.is_ok();
-                world.prepared.fetch_sub(usize::from(entered), Ordering::Relaxed);
+                world.prepared.fetch_sub(usize::from(placed), Ordering::Relaxed);
                 drop(ticket);
-                entered
+                placed
             })
         };
         let entered = finish([&b"a"[..], b"a", b"a", b"b", b"b"].into_iter().map(enter).collect());
         assert!(entered.iter().filter(|entered| **entered).count() >= 2, "{entered:?}");
         assert_eq!(world.queues.count(), (0, 0));
-        let tickets: Vec<_> = (0..3).map(|id| world.enter(id)).collect();
-        assert!(tickets[0].is_ok() && tickets[1].is_ok());
-        assert!(matches!(tickets[2], Err(LockError::TooManyWaiters { max: 2, of_this_lock: true })));
+        let now = world.now();
+        let tickets: Vec<_> =
+            (0..3).map(|id| world.queues.enter(lock(), id, None, ROUND, (now, now + NEVER))).collect();
+        let places: Vec<_> = tickets.iter().map(Ticket::take_place).collect();
+        assert!(places[0].is_ok() && places[1].is_ok());
+        assert_eq!(places[2], Err(LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock }));
+        assert_eq!(world.queues.count(), (2, 1));
     });
 }

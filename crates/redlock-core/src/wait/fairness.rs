@@ -15,18 +15,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::polls::{POLL, Polls};
 use super::queue::Pause;
 use crate::clock::Entropy;
 use crate::node::Hint;
 use crate::node::hint::Word;
 use crate::types::FencingToken;
 
-/// Between two polls of the first waiter; a lost hint costs at most the longer one.
-pub(crate) const POLL: (Duration, Duration) = (Duration::from_millis(400), Duration::from_millis(800));
-
-/// How long a word of waiting counts; polls repeat it more often than twice in this time.
+/// How long a word of waiting counts; polls repeat it more often than twice in this time. Where they are slower, it says so.
 const LIFE: Duration = Duration::from_secs(2);
 const _: () = assert!(2 * POLL.1.as_millis() < LIFE.as_millis());
+/// The longest that is believed: everybody who may write to the nodes can publish.
+const MAX_LIFE: Duration = Duration::from_secs(60);
 /// Locks that are known to be waited for. Waiters for one more poll.
 const MAX_NOTES: usize = 65_536;
 /// Local hand-offs in a row while others wait.
@@ -50,7 +50,8 @@ pub(crate) struct Fairness {
     notes: Mutex<Notes>,
 }
 
-/// Two generations, of which the older one is forgotten as a whole: so nothing has to look for what has lapsed.
+/// Two generations, of which the older one is forgotten but for what counts for longer: so nothing else has to look for what
+/// has lapsed.
 #[derive(Default)]
 struct Notes {
     young: HashMap<Bytes, Note>,
@@ -112,8 +113,10 @@ impl Fairness {
     }
 
     /// What a refusal makes the nodes say.
-    pub(crate) fn waiting(&self, lock: &Bytes) -> Hint {
-        Hint::new(self.origin, Word::Waiting, lock)
+    pub(crate) fn waiting(&self, lock: &Bytes, polls: Polls) -> Hint {
+        let longest = polls.period().1 * 2;
+        let seconds = (longest > LIFE).then_some(longest.as_secs() + 1);
+        Hint::new(self.origin, Word::Waiting { seconds }, lock)
     }
 
     /// What a release makes the nodes say; `waiting` when somebody waits here as well.
@@ -128,12 +131,18 @@ impl Fairness {
 
     /// Somebody waits elsewhere.
     pub(crate) fn wait(&self, lock: &Bytes, now: Instant) {
+        self.wait_for(lock, now, None);
+    }
+
+    /// The same, which counts for so many seconds.
+    pub(crate) fn wait_for(&self, lock: &Bytes, now: Instant, seconds: Option<u64>) {
         self.with(now, |notes| {
-            let until = now + LIFE;
+            let until = now + seconds.map_or(LIFE, |seconds| Duration::from_secs(seconds).clamp(LIFE, MAX_LIFE));
             let fresh = || Note { until, yielded_until: None, run: 0, since: None, untaken: 0 };
             let known = notes.find(lock, now);
             if known.is_some() || notes.young.len() < MAX_NOTES {
-                notes.young.insert(lock.clone(), Note { until, ..known.unwrap_or_else(fresh) });
+                let known = known.unwrap_or_else(fresh);
+                notes.young.insert(lock.clone(), Note { until: until.max(known.until), ..known });
             }
         });
     }
@@ -230,9 +239,14 @@ impl Notes {
         if age < LIFE {
             return;
         }
-        self.old = std::mem::take(&mut self.young);
+        let old = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
         if age >= 2 * LIFE {
-            self.old = HashMap::new();
+            self.old.retain(|_, note| note.until > now);
+        }
+        for (lock, note) in old.into_iter().filter(|(_, note)| note.until > now) {
+            if self.old.len() < MAX_NOTES {
+                self.old.entry(lock).or_insert(note);
+            }
         }
         self.turned = Some(now);
     }
@@ -276,6 +290,22 @@ mod tests {
             assert_eq!(fairness.turn(&lock(), now + LIFE / 2 * step + LIFE / 2, true), TAKE);
         }
         assert!(fairness.known.load(Ordering::Relaxed) <= 2);
+    }
+
+    #[test]
+    fn a_word_that_counts_for_longer_outlives_generations_and_others_do_not_shorten_it() {
+        let (fairness, now) = (fairness(), Instant::now());
+        fairness.wait_for(&lock(), now, Some(20));
+        fairness.wait(&lock(), now);
+        fairness.wait_for(&Bytes::from_static(b"a"), now, Some(u64::MAX));
+        for second in 1..20 {
+            let turn = fairness.turn(&lock(), now + Duration::from_secs(second), true);
+            assert_eq!(turn, TAKE, "after {second} s");
+        }
+        assert_eq!(fairness.turn(&lock(), now + Duration::from_secs(20), true), ALONE);
+        assert_eq!(fairness.turn(&Bytes::from_static(b"a"), now + MAX_LIFE, true), ALONE);
+        assert_eq!(fairness.turn(&lock(), now + 2 * MAX_LIFE, true), ALONE);
+        assert_eq!(fairness.known.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -9,6 +9,13 @@
 //! - what was prepared for a waiter that has left in the meantime is dropped, which undoes it, and then the next one is woken;
 //! - an empty queue does not exist.
 //!
+//! Who stands in a queue and is first tries; a place, of which there are so many, is taken when it begins to wait. So a lock
+//! that nobody waits for is tried also when all places are taken.
+//!
+//! The first that finds no quorum and gives its rounds less time than others keeps the lock from them: it goes to the end, with
+//! all behind it that would fare no better, and the next one tries at once. Where nobody would fare better the order stays,
+//! and the queue backs off as a whole; but a waiter that fails again and again goes to the end in any case.
+//!
 //! A waiter whose owner is that of the holder, by another request with the same idempotency key, does not wait for itself: it
 //! asks beside the line, once for each time that its owner is seen to have the lock.
 
@@ -21,8 +28,9 @@ use bytes::Bytes;
 use hashlink::LinkedHashMap;
 use tokio::time::Instant;
 
+use super::polls::Polls;
 use super::sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
-use crate::error::LockError;
+use crate::error::{LockError, WaitLimit};
 use crate::node::Hint;
 use crate::types::Owner;
 
@@ -31,6 +39,8 @@ const SHARDS: usize = 16;
 /// How many attempts are made quickly after something has happened to the lock: the first may have come too early on some
 /// nodes, or met the last traces of another one.
 const QUICK: u32 = 3;
+/// After so many failures in a row without a quorum the first goes to the end, although nobody gives rounds more time.
+const MAX_FAILURES: u32 = 3;
 
 type Shard<P, A> = HashMap<Bytes, WaitQueue<P, A>>;
 
@@ -41,6 +51,9 @@ pub(crate) struct WaitQueues<P, A> {
     hasher: BuildHasherDefault<DefaultHasher>,
     bounds: Bounds,
     next_ticket: AtomicU64,
+    /// All that stand in a queue.
+    entered: AtomicUsize,
+    /// Those of them that have a place, and the locks that they wait for.
     waiters: AtomicUsize,
     locks: AtomicUsize,
 }
@@ -55,6 +68,8 @@ pub(crate) struct Bounds {
 /// The queue of one lock.
 struct WaitQueue<P, A> {
     waiters: LinkedHashMap<u64, Waiter<P, A>>,
+    /// How many of them have a place.
+    placed: usize,
     /// The ticket whose attempt is under way or about to be handed over.
     competing: Option<u64>,
     /// The lock was released while an attempt was under way: what that one is told is old.
@@ -65,6 +80,9 @@ struct WaitQueue<P, A> {
     /// When a poll is due, whichever waiter is first then.
     poll_due: Instant,
     quick_left: u32,
+    /// Attempts in a row that found no quorum, and tries in a row that nothing had called for and that found the lock held.
+    failures: u32,
+    in_vain: u32,
     /// What the nodes said last, and when; `None` once a waiter here has got the lock since.
     last_refusal: Option<(LockError, Instant)>,
     /// The token of the last release that others told of.
@@ -79,6 +97,14 @@ struct WaitQueue<P, A> {
 
 struct Waiter<P, A> {
     params: P,
+    /// Its number in the order of the queue.
+    place: u64,
+    /// Whether it waits: it counts for the bounds.
+    is_placed: bool,
+    /// How long its rounds may take.
+    round_limit: Duration,
+    /// Attempts of its own in a row that found no quorum.
+    failures: u32,
     /// Where another request may have the same.
     shared_owner: Option<Owner>,
     /// Its owner seems to have the lock, and it has not asked since.
@@ -167,6 +193,25 @@ pub(crate) struct Refusal {
     /// When a poll is due.
     pub(crate) poll_due: Instant,
     pub(crate) round: Duration,
+    /// Too few nodes answered, or too late.
+    pub(crate) without_quorum: bool,
+}
+
+/// What the pause before the next attempt of a queue depends on.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Standing {
+    /// Locks that are waited for in this process.
+    pub(crate) locks: usize,
+    /// Attempts in a row that found no quorum.
+    pub(crate) failures: u32,
+    /// Tries in a row that nothing had called for and that found the lock held.
+    pub(crate) in_vain: u32,
+}
+
+impl Standing {
+    pub(crate) fn polls(self) -> Polls {
+        Polls::of(self.locks)
+    }
 }
 
 /// How the first of a queue got the lock.
@@ -186,51 +231,53 @@ impl<P: Clone, A> WaitQueues<P, A> {
             hasher: BuildHasherDefault::new(),
             bounds,
             next_ticket: AtomicU64::new(0),
+            entered: AtomicUsize::new(0),
             waiters: AtomicUsize::new(0),
             locks: AtomicUsize::new(0),
         })
     }
 
-    /// Waiters and the locks they wait for.
+    /// Those who wait and the locks they wait for.
     pub(crate) fn count(&self) -> (usize, usize) {
         (self.waiters.load(Ordering::Relaxed), self.locks.load(Ordering::Relaxed))
     }
 
     pub(crate) fn is_waited_for(&self, lock: &Bytes) -> bool {
-        self.waiters.load(Ordering::Relaxed) > 0 && self.shard(lock).contains_key(lock)
+        self.entered.load(Ordering::Relaxed) > 0 && self.shard(lock).contains_key(lock)
     }
 
-    /// To the end of a queue. In an empty one the first attempt is due at `first_try`, and the next poll at `first_poll`.
+    /// To the end of a queue, still without a place. In an empty one the first attempt is due at `first_try`, and the next poll
+    /// at `first_poll`.
     pub(crate) fn enter(
         self: &Arc<Self>,
         lock: Bytes,
         params: P,
         shared_owner: Option<Owner>,
+        round_limit: Duration,
         (first_try, first_poll): (Instant, Instant),
-    ) -> Result<WaitTicket<P, A>, LockError> {
-        let Bounds { total, of_one_lock } = self.bounds;
-        let one_more = |count: usize| (count < total).then_some(count + 1);
-        if self.waiters.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).is_err() {
-            return Err(LockError::TooManyWaiters { max: total, of_this_lock: false });
-        }
+    ) -> WaitTicket<P, A> {
+        self.entered.fetch_add(1, Ordering::AcqRel);
         let mut shard = self.shard(&lock);
-        if shard.get(&lock).map_or(0, |queue| queue.waiters.len()) >= of_one_lock {
-            drop(shard);
-            self.waiters.fetch_sub(1, Ordering::AcqRel);
-            return Err(LockError::TooManyWaiters { max: of_one_lock, of_this_lock: true });
-        }
-        let queue = shard.entry(lock.clone()).or_insert_with(|| {
-            self.locks.fetch_add(1, Ordering::Relaxed);
-            WaitQueue::new(first_try, first_poll)
-        });
+        let queue = shard.entry(lock.clone()).or_insert_with(|| WaitQueue::new(first_try, first_poll));
         // Not before the shard is locked: a queue is in the order of its tickets.
         let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let is_holders = shared_owner.is_some() && shared_owner == queue.holder;
         queue.shared_owners += usize::from(shared_owner.is_some());
-        let waiter = Waiter { params, shared_owner, is_holders, handed: None, waker: None, signalled: false };
+        let waiter = Waiter {
+            params,
+            place: number,
+            is_placed: false,
+            round_limit,
+            failures: 0,
+            shared_owner,
+            is_holders,
+            handed: None,
+            waker: None,
+            signalled: false,
+        };
         queue.waiters.insert(number, waiter);
         drop(shard);
-        Ok(WaitTicket { queues: self.clone(), lock, number, left: false })
+        WaitTicket { queues: self.clone(), lock, number, left: false }
     }
 
     /// The lock is about to be released here. With a pause it is for others, and the queue here competes again after that.
@@ -282,7 +329,7 @@ impl<P, A> WaitQueues<P, A> {
 
     /// Changes the queue of a lock, if there is one. The waker that comes of it is called when the shard is not locked any more.
     fn update(&self, lock: &Bytes, change: impl FnOnce(&mut WaitQueue<P, A>) -> Option<Waker>) {
-        if self.waiters.load(Ordering::Acquire) == 0 {
+        if self.entered.load(Ordering::Acquire) == 0 {
             return;
         }
         let mut shard = self.shard(lock);
@@ -318,10 +365,14 @@ impl<P, A> WaitQueues<P, A> {
         let was_first = queue.is_first(ticket);
         let waiter = queue.waiters.remove(&ticket)?;
         queue.shared_owners -= usize::from(waiter.shared_owner.is_some());
+        if waiter.is_placed {
+            queue.placed -= 1;
+            self.locks.fetch_sub(usize::from(queue.placed == 0), Ordering::Relaxed);
+            self.waiters.fetch_sub(1, Ordering::AcqRel);
+        }
         change(queue);
         let wake = if queue.waiters.is_empty() {
             shard.remove(lock);
-            self.locks.fetch_sub(1, Ordering::Relaxed);
             None
         } else if was_first {
             queue.signal_first()
@@ -329,7 +380,7 @@ impl<P, A> WaitQueues<P, A> {
             None
         };
         drop(shard);
-        self.waiters.fetch_sub(1, Ordering::AcqRel);
+        self.entered.fetch_sub(1, Ordering::AcqRel);
         wake.into_iter().for_each(Waker::wake);
         waiter.handed
     }
@@ -339,12 +390,15 @@ impl<P, A> WaitQueue<P, A> {
     fn new(first_try: Instant, first_poll: Instant) -> Self {
         Self {
             waiters: LinkedHashMap::new(),
+            placed: 0,
             competing: None,
             released_meanwhile: None,
             next_try: first_try,
             cause: Cause::Poll,
             poll_due: first_poll,
             quick_left: 0,
+            failures: 0,
+            in_vain: 0,
             last_refusal: None,
             last_hint: 0,
             holder: None,
@@ -359,6 +413,7 @@ impl<P, A> WaitQueue<P, A> {
 
     /// The first one tries then, and hears of it.
     fn schedule(&mut self, cause: Cause, at: Instant) -> Option<Waker> {
+        self.in_vain = 0;
         (self.cause, self.next_try) = (cause, at);
         self.signal_first()
     }
@@ -383,6 +438,33 @@ impl<P, A> WaitQueue<P, A> {
             waiter.waker.take()
         })
         .collect()
+    }
+
+    /// The first has found no quorum. Whether another one may fare better, and is the first now.
+    fn give_way(&mut self, next_place: impl Fn() -> u64) -> bool {
+        let longest = self.waiters.iter().map(|(_, waiter)| waiter.round_limit).max().unwrap_or_default();
+        let Some((_, first)) = self.waiters.iter_mut().next() else { return false };
+        first.failures += 1;
+        let own = first.round_limit;
+        if own >= longest {
+            if first.failures >= MAX_FAILURES {
+                first.failures = 0;
+                self.first_to_the_end(next_place());
+            }
+            return false;
+        }
+        // Twice as much at least: however many limits there are, few tries lead to the longest one.
+        let enough = longest.min(own * 2);
+        while self.waiters.front().is_some_and(|(_, waiter)| waiter.round_limit < enough) {
+            self.first_to_the_end(next_place());
+        }
+        true
+    }
+
+    fn first_to_the_end(&mut self, place: u64) {
+        let Some((number, mut waiter)) = self.waiters.pop_front() else { return };
+        waiter.place = place;
+        self.waiters.insert(number, waiter);
     }
 
     /// To be woken when the shard is not locked any more.
@@ -433,8 +515,40 @@ impl<P, A> Drop for Handoff<P, A> {
 }
 
 impl<P, A> WaitTicket<P, A> {
-    pub(crate) fn number(&self) -> u64 {
-        self.number
+    /// Its number in the order of the queue.
+    pub(crate) fn number(&self) -> Option<u64> {
+        let shard = self.queues.shard(&self.lock);
+        Some(shard.get(&self.lock)?.waiters.get(&self.number)?.place)
+    }
+
+    /// Begins to wait, if there is a place.
+    pub(crate) fn take_place(&self) -> Result<(), LockError> {
+        let Bounds { total, of_one_lock } = self.queues.bounds;
+        let mut shard = self.queues.shard(&self.lock);
+        let Some(queue) = shard.get_mut(&self.lock) else { return Ok(()) };
+        let placed = queue.placed;
+        let Some(waiter) = queue.waiters.get_mut(&self.number).filter(|waiter| !waiter.is_placed) else {
+            return Ok(());
+        };
+        if placed >= of_one_lock {
+            return Err(LockError::TooManyWaiters { max: of_one_lock, limit: WaitLimit::OfLock });
+        }
+        let one_more = |count: usize| (count < total).then_some(count + 1);
+        if self.queues.waiters.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).is_err() {
+            return Err(LockError::TooManyWaiters { max: total, limit: WaitLimit::All });
+        }
+        waiter.is_placed = true;
+        queue.placed += 1;
+        self.queues.locks.fetch_add(usize::from(placed == 0), Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        let locks = self.queues.locks.load(Ordering::Relaxed);
+        let shard = self.queues.shard(&self.lock);
+        let queue = shard.get(&self.lock);
+        let (failures, in_vain) = queue.map_or((0, 0), |queue| (queue.failures, queue.in_vain));
+        Standing { locks, failures, in_vain }
     }
 
     /// What to do now; trying only where it `may_try`. A [`Step::Try`] or [`Step::Handed`] has to be answered, by
@@ -487,19 +601,34 @@ impl<P, A> WaitTicket<P, A> {
         let own = queue.held_by(holder);
         queue.last_refusal = Some((refusal.error, now));
         queue.poll_due = refusal.poll_due;
+        let gives_way =
+            refusal.without_quorum && queue.give_way(|| self.queues.next_ticket.fetch_add(1, Ordering::Relaxed));
+        queue.failures = match refusal.without_quorum {
+            true => queue.failures + u32::from(!gives_way),
+            false => 0,
+        };
+        if !refusal.without_quorum
+            && let Some(waiter) = queue.waiters.get_mut(&self.number)
+        {
+            waiter.failures = 0;
+        }
         queue.next_try = if let Some(cause) = queue.released_meanwhile.take() {
             queue.quick_left = QUICK;
-            queue.cause = cause;
+            (queue.cause, queue.in_vain) = (cause, 0);
+            now
+        } else if gives_way {
             now
         } else if queue.quick_left > 0 {
             queue.quick_left -= 1;
             refusal.quick
         } else {
+            queue.in_vain = queue.in_vain.saturating_add(u32::from(!refusal.without_quorum));
             queue.cause = Cause::Poll;
             refusal.retry
         };
+        let next = if queue.is_first(self.number) { None } else { queue.signal_first() };
         drop(shard);
-        own.into_iter().for_each(Waker::wake);
+        own.into_iter().chain(next).for_each(Waker::wake);
     }
 
     /// The attempt had success: the place is left, and the next one waits until the lock is released.
@@ -510,7 +639,7 @@ impl<P, A> WaitTicket<P, A> {
             queue.competing = None;
             // Of what was before.
             queue.released_meanwhile = None;
-            queue.quick_left = 0;
+            (queue.quick_left, queue.failures, queue.in_vain) = (0, 0, 0);
             queue.cause = Cause::Poll;
             queue.round = success.round;
             queue.next_try = success.ends.min(queue.poll_due).max(now);

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::queue::{Bounds, Cause, Handoff, Next, Pause, Refusal, Step, Success, WaitQueues, WaitTicket};
 use super::sync::Arc;
-use crate::error::LockError;
+use crate::error::{LockError, WaitLimit};
 
 const MS: Duration = Duration::from_millis(1);
 const POLL: Duration = Duration::from_millis(700);
@@ -27,12 +27,13 @@ fn lock() -> Bytes {
 
 /// Into the queue, where the first poll is due after 25 ms.
 fn enter(queue: &Queues, params: &'static str, now: Instant) -> Ticket {
-    queue.enter(lock(), params, None, (now, now + 25 * MS)).expect("there is room")
+    queue.enter(lock(), params, None, MS, (now, now + 25 * MS))
 }
 
 fn refused(ticket: &Ticket, now: Instant) {
     let error = LockError::Held(Default::default());
-    ticket.refused(now, Refusal { error, retry: now + POLL, quick: now + 2 * MS, poll_due: now + POLL, round: MS });
+    let (retry, quick) = (now + POLL, now + 2 * MS);
+    ticket.refused(now, Refusal { error, retry, quick, poll_due: retry, round: MS, without_quorum: false });
 }
 
 fn success(now: Instant) -> Success {
@@ -91,7 +92,7 @@ fn refused_one(queue: &Queues, now: Instant) -> Ticket {
 #[test]
 fn the_first_of_an_empty_queue_tries_at_first_try_and_the_next_one_waits() {
     let (queue, now) = (queue(), Instant::now());
-    let first = queue.enter(lock(), "a", None, (now + 3 * MS, now + 25 * MS)).expect("there is room");
+    let first = queue.enter(lock(), "a", None, MS, (now + 3 * MS, now + 25 * MS));
     let second = enter(&queue, "b", now);
     assert_eq!(step(&first, now), ("until", Some(3 * MS)));
     assert_eq!(step(&first, now + 3 * MS), ("poll", None));
@@ -270,13 +271,110 @@ fn a_waiter_that_leaves_before_its_turn_changes_nothing_for_the_others() {
     assert_eq!(queue.count(), (0, 0));
 }
 
+/// The first finds no quorum; the queue would try again after so long.
+fn failed(ticket: &Ticket, now: Instant, pause: Duration) {
+    let (error, retry) = (LockError::NoQuorum(Vec::new()), now + pause);
+    ticket.refused(now, Refusal { error, retry, quick: retry, poll_due: now + POLL, round: MS, without_quorum: true });
+}
+
+fn enter_with(queue: &Queues, params: &'static str, round_limit: Duration, now: Instant) -> Ticket {
+    queue.enter(lock(), params, None, round_limit, (now, now + 25 * MS))
+}
+
+#[test]
+fn a_queue_in_which_nobody_fares_better_backs_off_and_keeps_its_order() {
+    let (queue, mut now) = (queue(), Instant::now());
+    let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
+    for failures in 0..2 {
+        assert_eq!(first.standing().failures, failures);
+        assert_eq!(step(&first, now), ("poll", None));
+        failed(&first, now, 100 * MS);
+        assert_eq!((step(&first, now), step(&second, now)), (("until", Some(100 * MS)), ("wait", None)));
+        now += 100 * MS;
+    }
+    assert_eq!(step(&first, now), ("poll", None));
+    refused(&first, now);
+    assert_eq!(first.standing().failures, 0, "there is a quorum");
+}
+
+#[test]
+fn who_fails_again_and_again_goes_to_the_end_with_a_later_number_and_the_queue_still_backs_off() {
+    let (queue, mut now) = (queue(), Instant::now());
+    let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
+    for _ in 0..3 {
+        assert_eq!(step(&first, now), ("poll", None));
+        failed(&first, now, 100 * MS);
+        now += 100 * MS;
+    }
+    assert!(is_signalled(&second) && first.number() > second.number());
+    assert_eq!((step(&first, now), step(&second, now)), (("wait", None), ("poll", None)));
+    assert_eq!(second.standing().failures, 3);
+}
+
+#[test]
+fn tries_in_vain_are_counted_until_something_happens() {
+    let (queue, now) = (queue(), Instant::now());
+    let first = refused_one(&queue, now);
+    assert_eq!(step(&first, now + POLL), ("poll", None));
+    refused(&first, now + POLL);
+    assert_eq!(first.standing().in_vain, 2);
+    queue.wake(&lock(), 7, now + POLL);
+    assert_eq!(first.standing().in_vain, 0);
+}
+
 // What went wrong once.
+
+#[test]
+fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
+    let (queue, now) = (queue(), Instant::now());
+    let hasty = [enter_with(&queue, "a", MS, now), enter_with(&queue, "b", MS, now)];
+    let (other, last) = (enter_with(&queue, "c", 50 * MS, now), enter_with(&queue, "d", 50 * MS, now));
+    assert_eq!(step(&hasty[0], now), ("poll", None));
+    failed(&hasty[0], now, 100 * MS);
+    assert!(is_signalled(&other));
+    assert_eq!(step(&other, now), ("poll", None), "those who would fare no better went with it");
+    assert_eq!(other.standing().failures, 0, "it was nobody else's");
+    other.granted(now, success(now));
+    assert_eq!(release(&queue, now, None), "first");
+    assert_eq!(step(&last, now), ("d", None));
+    last.granted(now, success(now));
+    assert!(hasty[0].number() < hasty[1].number());
+}
+
+/// With a try for each of them a line of many different TTLs would hammer nodes that are down.
+#[test]
+fn few_tries_lead_past_however_many_different_limits() {
+    let (queue, now) = (WaitQueues::new(Bounds { total: 1_000, of_one_lock: 1_000 }), Instant::now());
+    let tickets: Vec<_> = (1..=50).map(|limit| enter_with(&queue, "a", limit * MS, now)).collect();
+    let mut tries = 0;
+    while let Some(first) = tickets.iter().find(|ticket| matches!(ticket.step(now, true), Step::Try(_))) {
+        failed(first, now, 100 * MS);
+        tries += 1;
+    }
+    assert!((6..=8).contains(&tries), "{tries} tries before the line backs off");
+}
+
+#[test]
+fn a_lock_that_nobody_waits_for_is_tried_when_all_places_are_taken() {
+    let (queue, now) = (WaitQueues::new(Bounds { total: 1, of_one_lock: 1 }), Instant::now());
+    let waits: Ticket = queue.enter(Bytes::from_static(b"other"), "a", None, MS, (now, now));
+    waits.take_place().expect("there is one");
+    let first = enter(&queue, "b", now);
+    assert_eq!(queue.count(), (1, 1), "it does not wait yet");
+    assert_eq!(step(&first, now), ("poll", None));
+    refused(&first, now);
+    let full = LockError::TooManyWaiters { max: 1, limit: WaitLimit::All };
+    assert_eq!(first.take_place(), Err(full));
+    drop(waits);
+    assert_eq!((first.take_place(), first.take_place(), queue.count()), (Ok(()), Ok(()), (1, 1)));
+}
 
 #[test]
 fn a_bound_of_none_leaves_no_queue_behind() {
     let (queue, now) = (WaitQueues::<(), ()>::new(Bounds { total: 10, of_one_lock: 0 }), Instant::now());
-    assert!(queue.enter(lock(), (), None, (now, now)).is_err());
-    assert_eq!(queue.count(), (0, 0));
+    let full = LockError::TooManyWaiters { max: 0, limit: WaitLimit::OfLock };
+    assert_eq!(queue.enter(lock(), (), None, MS, (now, now)).take_place(), Err(full));
+    assert!(queue.count() == (0, 0) && !queue.is_waited_for(&lock()));
 }
 
 #[test]

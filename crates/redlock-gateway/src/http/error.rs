@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode as S, header};
-use redlock_core::{HeldBy, LockError, NodeReport, Ttl};
+use redlock_core::{HeldBy, LockError, NodeReport, Ttl, WaitLimit};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -286,12 +286,27 @@ impl From<LockError> for ApiError {
                 let (asked, min, max) = (asked.millis(), Ttl::MIN.millis(), max.millis());
                 INVALID_TTL.because(format!("ttl_ms is {asked}; allowed are {min} to {max}"))
             }
-            LockError::TooManyWaiters { max, of_this_lock } => {
-                let what = if of_this_lock { "this lock" } else { "locks" };
-                let detail = format!(
-                    "{max} requests are waiting for {what} here, as many as are allowed; try again, or without wait_ms"
-                );
-                TOO_MANY_WAITERS.because(detail).retry_after(SOON)
+            LockError::TtlTooShort { asked, round, least } => {
+                let (asked, round, least) = (asked.millis(), round.as_secs_f64() * 1000.0, least.millis());
+                INVALID_TTL.because(format!(
+                    "ttl_ms is {asked}; rounds to the nodes take {round:.1} ms here now, and a tenth of the ttl must cover \
+                     one: at least {least}"
+                ))
+            }
+            LockError::TooManyWaiters { max, limit } => {
+                let what = match limit {
+                    WaitLimit::All => format!("{max} requests are waiting for locks here, as many as are allowed"),
+                    WaitLimit::OfLock => {
+                        format!("{max} requests are waiting for this lock here, as many as are allowed")
+                    }
+                    WaitLimit::OfCaller => {
+                        format!("{max} requests of this client are waiting here, as many as one client may have")
+                    }
+                    WaitLimit::LocksOfCaller => {
+                        format!("requests of this client are waiting for {max} locks here, as many as those of one may")
+                    }
+                };
+                TOO_MANY_WAITERS.because(format!("{what}; try again, or without wait_ms")).retry_after(SOON)
             }
         }
     }
@@ -334,5 +349,22 @@ impl IntoResponse for ApiError {
         }
         response.extensions_mut().insert(*self.problem);
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ttl_that_is_too_short_for_rounds_is_told_what_would_do() {
+        let ttl = |millis| Ttl::from_millis(millis).unwrap();
+        let (asked, round, least) = (ttl(10), Duration::from_micros(3_040), ttl(40));
+        let problem = ApiError::from(LockError::TtlTooShort { asked, round, least }).problem();
+        assert_eq!((problem.status, problem.code.as_str()), (400, "invalid_ttl"));
+        assert_eq!(
+            problem.detail,
+            "ttl_ms is 10; rounds to the nodes take 3.0 ms here now, and a tenth of the ttl must cover one: at least 40"
+        );
     }
 }

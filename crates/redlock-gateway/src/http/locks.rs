@@ -22,7 +22,8 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
 ///
 /// 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
 /// lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
-/// wait has ended in vain. Without, only when contenders split the votes it tries again, a few times within milliseconds.
+/// wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here, and only when it is held
+/// the answer is 429. Without, only when contenders split the votes it tries again, a few times within milliseconds.
 /// When the client disconnects before the answer, it leaves the queue, and the lock is released.
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
@@ -40,11 +41,11 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
             ("Idempotency-Replayed" = String, description = "true, when an earlier request with the same Idempotency-Key was granted the lock"),
             ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer asked for it and the body did not"),
         )),
-        (status = 400, description = "invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter"),
+        (status = 400, description = "invalid_name, invalid_ttl (also where rounds to the nodes now take longer than a tenth of it), invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
         (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms; max_hold_reached, by an earlier request with the same Idempotency-Key"),
-        (status = 429, description = "too_many_waiters, rate_limited, quota_exceeded"),
+        (status = 429, description = "too_many_waiters (in all, for this lock, or of this client), rate_limited, quota_exceeded"),
         (status = 503, description = "quorum_unavailable (nothing is held); outcome_unknown (an earlier request with the same Idempotency-Key may hold it: try again); draining, overloaded"),
     )
 )]

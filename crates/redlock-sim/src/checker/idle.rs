@@ -88,11 +88,16 @@ fn doubtful(history: &History, name: u8) -> impl Iterator<Item = Busy> {
     })
 }
 
-/// When somebody waits for a lock.
+/// Whose rounds are given less than a few milliseconds may never be granted a lock; it must not keep it from the others.
+const HASTY_TTL_MS: u64 = 100;
+
+/// When somebody waits for a lock that can be granted it.
 fn waits(history: &History, name: u8) -> Vec<(Duration, Duration)> {
     let waiters = history.operations.iter().filter(|asked| asked.name == name);
     let mut all: Vec<_> = waiters
-        .filter(|asked| matches!(asked.request, Request::Acquire { patience_ms: Some(_), .. }))
+        .filter(|asked| {
+            matches!(asked.request, Request::Acquire { patience_ms: Some(_), ttl_ms, .. } if ttl_ms > HASTY_TTL_MS)
+        })
         .map(|asked| (asked.start.at, asked.end.map_or(history.end, |end| end.at)))
         .collect();
     all.sort_unstable();

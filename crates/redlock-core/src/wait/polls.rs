@@ -1,0 +1,60 @@
+//! How often waiters poll. Each lock that is waited for costs polls, so these are the slower the more locks there are: all
+//! polls of a process together stay within a bound, whoever waits for however many names.
+
+use std::time::Duration;
+
+/// Between two polls of the first waiter, while few locks are waited for; a lost hint costs at most the longer one.
+pub(crate) const POLL: (Duration, Duration) = (Duration::from_millis(400), Duration::from_millis(800));
+/// What all queues of a process poll together.
+const MAX_POLLS_PER_SECOND: f64 = 500.0;
+
+/// By how much polls are slowed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Polls {
+    stretch: f64,
+}
+
+impl Polls {
+    /// While so many locks are waited for.
+    pub(crate) fn of(locks: usize) -> Self {
+        let mean = (POLL.0 + POLL.1).as_secs_f64() / 2.0;
+        Self { stretch: (locks as f64 / (MAX_POLLS_PER_SECOND * mean)).max(1.0) }
+    }
+
+    pub(crate) fn stretch(self) -> f64 {
+        self.stretch
+    }
+
+    /// The shortest and the longest time between two.
+    pub(crate) fn period(self) -> (Duration, Duration) {
+        (POLL.0.mul_f64(self.stretch), POLL.1.mul_f64(self.stretch))
+    }
+
+    /// How soon a lock that was found held is asked for again for the moment at which it may expire, after so many tries in
+    /// a row that were in vain: its holder extends it. At once while polls are not slowed.
+    pub(crate) fn least_before_expiry(self, in_vain: u32) -> Duration {
+        if self.stretch <= 1.0 {
+            return Duration::ZERO;
+        }
+        self.period().0 / (1 << 5_u32.saturating_sub(in_vain))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polls_of_all_locks_together_are_bounded_however_many_are_waited_for() {
+        for locks in [1, 300, 301, 1_000, 8_000, 1_000_000] {
+            let polls = Polls::of(locks);
+            let (least, most) = polls.period();
+            let per_second = locks as f64 / ((least + most).as_secs_f64() / 2.0);
+            assert!(per_second < MAX_POLLS_PER_SECOND * 1.001, "{locks}: {per_second}");
+            assert!(
+                polls.least_before_expiry(5) <= least && polls.least_before_expiry(9) == polls.least_before_expiry(5)
+            );
+        }
+        assert_eq!((Polls::of(300).period(), Polls::of(300).least_before_expiry(9)), (POLL, Duration::ZERO));
+    }
+}

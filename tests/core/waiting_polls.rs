@@ -1,0 +1,222 @@
+//! How often nodes are asked by those who wait, and for whom: by many, by those who can never be granted a lock, and while
+//! there is no quorum.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlock_core::clock::SystemClock;
+use redlock_core::node::memory::MemoryNode;
+use redlock_core::node::{Node, NodeSettings, Op, Task};
+use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock, Seams, Settings};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::waiting::acquire;
+use crate::support::harness::{PATIENCE, eventually};
+use crate::support::nodes::{LONG_MS, intercepted, name, pass_on, ttl};
+
+const NODES: usize = 3;
+
+fn locks(node: impl Fn(Arc<MemoryNode>) -> Arc<dyn Node>, node_timeout: Duration) -> Redlock {
+    let memory = |n| Arc::new(MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default()));
+    let nodes = (0..NODES).map(|n| node(memory(n))).collect();
+    let settings = Settings { node_timeout, ..Settings::default() };
+    Redlock::new(nodes, settings, Seams::default()).expect("good settings")
+}
+
+/// Nodes that can be silenced; and how many acquires each was asked for, together.
+fn counted() -> (Redlock, Arc<AtomicU32>, Arc<AtomicBool>) {
+    let (asked, silent) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+    let locks = locks(
+        |node| {
+            let (asked, silent) = (asked.clone(), silent.clone());
+            intercepted(node, move |node, task| {
+                asked.fetch_add(u32::from(matches!(*task.op, Op::Acquire { .. })), Ordering::Relaxed);
+                if !silent.load(Ordering::Relaxed) {
+                    pass_on(node, task);
+                }
+            })
+        },
+        Duration::from_millis(50),
+    );
+    (locks, asked, silent)
+}
+
+/// How often an acquire was asked for in a time, by rounds.
+async fn rounds_in(asked: &AtomicU32, length: Duration) -> u32 {
+    let before = asked.load(Ordering::Relaxed);
+    sleep(length).await;
+    (asked.load(Ordering::Relaxed) - before) / NODES as u32
+}
+
+/// Waits in line, with a TTL, until it is granted the lock or there is an error.
+async fn line_up(locks: &Redlock, lock: &LockName, millis: u64) -> JoinHandle<Result<Lease, LockError>> {
+    let before = locks.waiting().waiters;
+    let (of_task, lock) = (locks.clone(), lock.clone());
+    let waiter = tokio::spawn(async move {
+        let options = AcquireOptions::default();
+        of_task.acquire_within(&lock, ttl(millis), options, Duration::from_secs(3_600), || Ok(())).await
+    });
+    while locks.waiting().waiters <= before {
+        tokio::task::yield_now().await;
+    }
+    waiter
+}
+
+// What went wrong once. Where time is paused it passes when nothing else is to be done.
+
+#[tokio::test(start_paused = true)]
+async fn thousands_of_names_that_are_waited_for_are_polled_at_a_bounded_rate() {
+    const NAMES: usize = 8_000;
+    let (locks, asked, _) = counted();
+    let names: Vec<_> = (0..NAMES).map(|n| name(&format!("job-{n}"))).collect();
+    let mut waiters = Vec::new();
+    for lock in &names {
+        acquire(&locks, lock).await;
+        waiters.push(line_up(&locks, lock, LONG_MS).await);
+    }
+    assert_eq!(locks.waiting().locks, NAMES);
+    // The first to come were still alone.
+    sleep(Duration::from_secs(2)).await;
+    let rounds = rounds_in(&asked, Duration::from_secs(20)).await;
+    assert!((5_000..=12_000).contains(&rounds), "{rounds} rounds in 20 s");
+    waiters.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_without_quorum_backs_off_and_comes_back_soon_after_the_quorum_does() {
+    let (locks, asked, silent) = counted();
+    let lock = name("job");
+    let held = acquire(&locks, &lock).await;
+    let mut waiters = Vec::new();
+    for _ in 0..5 {
+        waiters.push(line_up(&locks, &lock, LONG_MS).await);
+    }
+    // Long enough to see that there is none.
+    silent.store(true, Ordering::Relaxed);
+    sleep(Duration::from_secs(3)).await;
+    let rounds = rounds_in(&asked, Duration::from_secs(20)).await;
+    assert!((8..=22).contains(&rounds), "{rounds} rounds in 20 s");
+    silent.store(false, Ordering::Relaxed);
+    let since = Instant::now();
+    locks.release(&lock, &held.token).await.expect("it is held");
+    let served = waiters.into_iter().map(|waiter| {
+        let (locks, lock) = (locks.clone(), lock.clone());
+        tokio::spawn(async move {
+            let lease = waiter.await.expect("no panic").expect("there is a quorum");
+            locks.release(&lock, &lease.token).await.expect("it is held");
+        })
+    });
+    for one in served.collect::<Vec<_>>() {
+        one.await.expect("granted and released");
+    }
+    assert!(since.elapsed() < Duration::from_millis(2_500), "after {:?}", since.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn thousands_of_lines_without_quorum_do_not_hammer_the_nodes() {
+    const NAMES: usize = 3_000;
+    let (locks, asked, silent) = counted();
+    let names: Vec<_> = (0..NAMES).map(|n| name(&format!("job-{n}"))).collect();
+    let mut waiters = Vec::new();
+    for lock in &names {
+        acquire(&locks, lock).await;
+        waiters.push(line_up(&locks, lock, LONG_MS).await);
+    }
+    silent.store(true, Ordering::Relaxed);
+    sleep(Duration::from_secs(20)).await;
+    let rounds = rounds_in(&asked, Duration::from_secs(20)).await;
+    assert!(rounds <= 12_000, "{rounds} rounds in 20 s");
+    waiters.iter().for_each(JoinHandle::abort);
+}
+
+/// A node that takes its time for every operation, one after the other.
+fn slow(node: Arc<MemoryNode>, micros: &Arc<AtomicU64>) -> Arc<dyn Node> {
+    let (queue, micros) = (Arc::new(Mutex::new(VecDeque::<Task>::new())), micros.clone());
+    intercepted(node, move |node, task| {
+        let micros = micros.load(Ordering::Relaxed);
+        let mut waiting = queue.lock().unwrap();
+        if micros == 0 && waiting.is_empty() {
+            drop(waiting);
+            return pass_on(node, task);
+        }
+        let due = Instant::now() + Duration::from_micros(micros);
+        waiting.push_back(task);
+        drop(waiting);
+        let (queue, node) = (queue.clone(), node.clone());
+        tokio::spawn(async move {
+            sleep_until(due).await;
+            // In the order in which they came, whoever is woken first.
+            let next = queue.lock().unwrap().pop_front();
+            next.into_iter().for_each(|task| pass_on(&node, task));
+        });
+    })
+}
+
+#[tokio::test]
+async fn a_tiny_ttl_at_the_head_of_a_line_does_not_keep_those_behind_from_a_free_lock() {
+    let micros = Arc::new(AtomicU64::new(8_000));
+    let locks = locks(|node| slow(node, &micros), Duration::from_millis(500));
+    let lock = name("job");
+    let held = acquire(&locks, &lock).await;
+    // Rounds are given a tenth of it: 1 and 2 ms.
+    let hasty = [line_up(&locks, &lock, 10).await, line_up(&locks, &lock, 20).await];
+    let (first, second) = (line_up(&locks, &lock, LONG_MS).await, line_up(&locks, &lock, LONG_MS).await);
+    locks.release(&lock, &held.token).await.expect("it is held");
+    let granted = |waiter: JoinHandle<Result<Lease, LockError>>| async {
+        let lease = timeout(Duration::from_secs(5), waiter).await.expect("nobody holds it");
+        lease.expect("no panic").expect("granted")
+    };
+    let lease = granted(first).await;
+    locks.release(&lock, &lease.token).await.expect("it is held");
+    let next = granted(second).await;
+    assert!(next.ticket > lease.ticket, "{next:?} after {lease:?}");
+    locks.release(&lock, &next.token).await.expect("it is held");
+    assert!(hasty.iter().all(|waiter| !waiter.is_finished()), "they wait on, and were granted nothing");
+    hasty.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn a_ttl_too_short_for_rounds_as_they_are_is_refused_with_one_that_would_do_until_they_are_faster() {
+    let micros = Arc::new(AtomicU64::new(6_000));
+    let locks = locks(|node| slow(node, &micros), Duration::from_millis(500));
+    let tiny = ttl(10);
+    let ask = |lock: &'static str, ttl| {
+        let locks = locks.clone();
+        async move { locks.acquire(&name(lock), ttl, AcquireOptions::default()).await }
+    };
+    assert!(matches!(ask("job", tiny).await, Err(LockError::NoQuorum(_))), "nothing is known yet");
+    for n in 0..40 {
+        acquire(&locks, &name(&format!("other-{n}"))).await;
+    }
+    let refused = ask("job", tiny).await;
+    let Err(LockError::TtlTooShort { asked, round, least }) = refused else { panic!("{refused:?}") };
+    assert!(asked == tiny && round >= Duration::from_millis(6) && least.millis() >= 80, "{refused:?}");
+    // On a busy machine perhaps one a little longer, and not at once.
+    let least = Mutex::new(least);
+    let lease = eventually("what was said would do", async || {
+        let ttl = *least.lock().unwrap();
+        match ask("job", ttl).await {
+            Err(LockError::TtlTooShort { least: longer, .. }) => *least.lock().unwrap() = longer,
+            other => return other.ok(),
+        }
+        None
+    })
+    .await;
+    // It may have expired.
+    let _ = locks.release(&name("job"), &lease.token).await;
+
+    micros.store(0, Ordering::Relaxed);
+    let mut number = 0;
+    timeout(PATIENCE, async {
+        while matches!(ask("job", tiny).await, Err(LockError::TtlTooShort { .. })) {
+            number += 1;
+            acquire(&locks, &name(&format!("fast-{number}"))).await;
+        }
+    })
+    .await
+    .expect("rounds are fast again");
+    eventually("it is free again", async || ask("job", ttl(LONG_MS)).await.is_ok().then_some(())).await;
+}

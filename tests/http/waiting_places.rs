@@ -1,0 +1,90 @@
+//! Places for those who wait: what one client may take of them, and what becomes of a free lock when all are taken.
+
+use http::Method;
+use serde_json::json;
+
+use super::keys::{HOLDER, Key, file, key, with_keys};
+use crate::support::client::{Answer, Call, Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::waiters::{LONG_MS, answer, line_up, patient, released, waiting_is};
+
+impl Key {
+    fn patient(&self, gateway: &Gateway, name: &str) -> Call {
+        let body = json!({ "ttl_ms": 60_000, "wait_ms": LONG_MS });
+        self.call(gateway, Method::POST, &lock_path(name)).json(&body)
+    }
+}
+
+#[track_caller]
+fn too_many(refused: &Answer, words: &str) {
+    let problem = refused.problem(429, "too_many_waiters");
+    assert!(!refused.header("retry-after").is_empty(), "{refused:?}");
+    assert!(problem["detail"].as_str().unwrap().contains(words), "{problem:#}");
+}
+
+// What went wrong once.
+
+#[tokio::test]
+async fn a_key_that_takes_all_the_waiting_places_it_can_leaves_some_for_others() {
+    let (greedy, victim) = (key("greedy", HOLDER, "*").await, key("victim", HOLDER, "*").await);
+    let file = file(&[&greedy, &victim]);
+    // The scraper has no key.
+    let gateway = with_keys(&file).flag("--public", "metrics").flag("--max-waiters", "8").start().await;
+    let held = victim.acquire(&gateway, "job").await;
+    let other = victim.acquire(&gateway, "other").await;
+    let greed = [
+        line_up(&gateway, greedy.patient(&gateway, "job")).await,
+        line_up(&gateway, greedy.patient(&gateway, "job")).await,
+    ];
+    too_many(&greedy.patient(&gateway, "job").send().await, "2 requests of this client are waiting");
+    too_many(&greedy.patient(&gateway, "other").send().await, "2 requests of this client are waiting");
+    let free = Lease::from(&greedy.patient(&gateway, "free").send().await);
+    assert_eq!(greedy.delete(&gateway, "free", &free.token).await.status, 204);
+
+    let waiter = line_up(&gateway, victim.patient(&gateway, "other")).await;
+    assert_eq!(victim.delete(&gateway, "other", &other.token).await.status, 204);
+    Lease::from(&answer(waiter).await);
+    assert_eq!(victim.delete(&gateway, "job", &held.token).await.status, 204);
+    // Its places come back.
+    let [first, second] = greed;
+    let lease = Lease::from(&answer(first).await);
+    let third = line_up(&gateway, greedy.patient(&gateway, "job")).await;
+    assert_eq!(greedy.delete(&gateway, "job", &lease.token).await.status, 204);
+    let lease = Lease::from(&answer(second).await);
+    assert_eq!(greedy.delete(&gateway, "job", &lease.token).await.status, 204);
+    Lease::from(&answer(third).await);
+    waiting_is(&gateway, 0, 0).await;
+}
+
+#[tokio::test]
+async fn a_wait_for_a_free_lock_is_granted_when_all_waiting_places_are_taken() {
+    let gateway = Launch::embedded().flag("--max-waiters", "1").start().await;
+    let held = gateway.acquire("job").await;
+    gateway.acquire("held").await;
+    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let free = Lease::from(&patient(&gateway, "free", LONG_MS).send().await);
+    released(&gateway, "free", &free).await;
+    for name in ["job", "held"] {
+        too_many(&patient(&gateway, name, LONG_MS).send().await, "1 requests are waiting for locks");
+    }
+    released(&gateway, "job", &held).await;
+    Lease::from(&answer(waiter).await);
+    waiting_is(&gateway, 0, 0).await;
+}
+
+#[tokio::test]
+async fn the_locks_that_one_client_waits_for_are_bounded() {
+    let gateway = Launch::embedded().flag("--max-waited-locks-per-client", "2").start().await;
+    let held = gateway.acquire("a").await;
+    gateway.acquire("b").await;
+    gateway.acquire("c").await;
+    let waiter = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
+    let _b = line_up(&gateway, patient(&gateway, "b", LONG_MS)).await;
+    too_many(&patient(&gateway, "c", LONG_MS).send().await, "waiting for 2 locks here");
+    let _more = line_up(&gateway, patient(&gateway, "b", LONG_MS)).await;
+    released(&gateway, "a", &held).await;
+    Lease::from(&answer(waiter).await);
+    waiting_is(&gateway, 2, 1).await;
+    let _c = line_up(&gateway, patient(&gateway, "c", LONG_MS)).await;
+    waiting_is(&gateway, 3, 2).await;
+}
