@@ -69,6 +69,11 @@ pub(crate) struct Masters {
 
 impl Masters {
     pub(crate) async fn start(condition: Condition, scratch: &Scratch) -> Result<Self, String> {
+        Self::start_with(condition, &[], scratch).await
+    }
+
+    /// With more options for redis-server.
+    pub(crate) async fn start_with(condition: Condition, more: &[&str], scratch: &Scratch) -> Result<Self, String> {
         let ports = (0..MASTERS).map(|_| Ok(free_address()?.port())).collect::<Result<Vec<_>, String>>()?;
         let network = condition.delays().map(|delays| Network::start(&ports, delays)).transpose()?;
         let mut masters = Self { condition, servers: Vec::with_capacity(MASTERS), network };
@@ -82,7 +87,7 @@ impl Masters {
                 ["--port", &port_text, "--bind", &bind, "--protected-mode", "no", "--save", "", "--appendonly", "no"];
             let address = SocketAddr::new(IpAddr::V4(reached), port);
             let name = format!("redis-{}", index + 1);
-            let mut process = Process::spawn(&name, Path::new("redis-server"), &args, scratch)?;
+            let mut process = Process::spawn(&name, Path::new("redis-server"), &[&args, more].concat(), scratch)?;
             wait_until(&mut process, READY_WITHIN, async || Wire::open(address).await?.ping().await).await?;
             masters.servers.push((process, address));
         }
