@@ -4,7 +4,7 @@
 //! Anything else is an error that says what came.
 
 use std::io::Write as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::Range;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -44,11 +44,12 @@ impl Connection {
         Ok(Self { stream, buffer: vec![0; FIRST_BUFFER] })
     }
 
-    /// From this loopback address: another one is another client.
-    pub(crate) async fn open_from(source: IpAddr, address: SocketAddr) -> Result<Self, String> {
+    /// From this loopback address: another one is another client. Port 0 is any that is free.
+    pub(crate) async fn open_from(source: SocketAddr, address: SocketAddr) -> Result<Self, String> {
         let open = async {
             let socket = TcpSocket::new_v4()?;
-            socket.bind((source, 0).into())?;
+            socket.set_reuseaddr(true)?;
+            socket.bind(source)?;
             let stream = socket.connect(address).await?;
             stream.set_nodelay(true).map(|()| stream)
         };

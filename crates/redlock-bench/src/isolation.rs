@@ -73,11 +73,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
     only: Vec<Attack>,
 
-    /// With keys, or without any: clients are then told apart by address [default: both]
+    /// With keys, or without any: clients are then told apart by address [default: both, or keys with --quick]
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
     mode: Vec<Mode>,
 
-    /// Length of one turn [default: 5, or 3 with --quick]
+    /// Length of one turn [default: 4, or 2 with --quick]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=60))]
     seconds: Option<u64>,
 
@@ -107,7 +107,7 @@ pub(crate) struct Options {
 
 impl Options {
     fn seconds(&self) -> u64 {
-        self.seconds.unwrap_or(if self.quick { 3 } else { 5 })
+        self.seconds.unwrap_or(if self.quick { 2 } else { 4 })
     }
 
     fn attacks(&self) -> Vec<Attack> {
@@ -116,7 +116,11 @@ impl Options {
     }
 
     fn modes(&self) -> Vec<Mode> {
-        if self.mode.is_empty() { Mode::value_variants().to_vec() } else { self.mode.clone() }
+        match self.mode.as_slice() {
+            [] if self.quick => vec![Mode::Keys],
+            [] => Mode::value_variants().to_vec(),
+            given => given.to_vec(),
+        }
     }
 }
 
@@ -293,8 +297,8 @@ mod tests {
     fn attacks_run_in_their_usual_order_in_both_modes_unless_told_otherwise() {
         let all = parsed::<Options>(&[]);
         assert_eq!((all.attacks().len(), all.modes()), (17, vec![Mode::Keys, Mode::Anonymous]));
-        let some = parsed::<Options>(&["--only=get,list", "--mode=keys", "--quick"]);
+        let some = parsed::<Options>(&["--only=get,list", "--quick"]);
         assert_eq!(some.attacks(), [Attack::List, Attack::Get]);
-        assert_eq!((some.modes(), some.seconds()), (vec![Mode::Keys], 3));
+        assert_eq!((some.modes(), some.seconds()), (vec![Mode::Keys], 2));
     }
 }

@@ -24,6 +24,8 @@ const RETURN_AFTER: Duration = Duration::from_secs(2);
 /// Before the next try after a connection was not to be had, or a short wait was refused.
 const PAUSE: Duration = Duration::from_millis(50);
 const TELL_EVERY: Duration = Duration::from_millis(100);
+/// The first connection's; the others follow. To have the kernel find a free one among many thousands takes much CPU time.
+const FIRST_PORT: u16 = 2000;
 const LOCK: &str = "/locks/attack-0";
 
 /// Be the attacker.
@@ -122,14 +124,17 @@ impl Attacker {
         };
         let every = Duration::from_secs(1) * self.options.connections / self.options.rate.max(1);
         let mut due = Instant::now();
+        let mut port = u16::try_from(number).map_or(0, |number| FIRST_PORT.saturating_add(number));
         loop {
             let opened = {
                 let _place = self.opening.acquire().await;
-                Connection::open_from(self.options.source, self.options.target).await
+                Connection::open_from((self.options.source, port).into(), self.options.target).await
             };
             let Ok(mut connection) = opened else {
                 self.count("not connected");
                 begin();
+                // Somebody else may have it.
+                port = 0;
                 sleep(PAUSE).await;
                 continue;
             };
@@ -199,8 +204,8 @@ impl Attacker {
         let wait = r#"{"ttl_ms":300000,"wait_ms":25000}"#;
         match self.options.attack {
             Attack::Spin | Attack::Idle => Vec::new(),
-            Attack::List => ask("GET", "/locks?limit=1000", "", ""),
-            Attack::ListForged => ask("GET", &format!("/locks?limit=1000&cursor={}", forged_cursor()), "", ""),
+            Attack::List => ask("GET", "/locks?limit=500", "", ""),
+            Attack::ListForged => ask("GET", &format!("/locks?limit=500&cursor={}", forged_cursor()), "", ""),
             Attack::Bodies => unfinished(number, path, key),
             Attack::FillMetadata => {
                 let metadata = "x".repeat(self.metadata.load(Ordering::Relaxed) as usize);

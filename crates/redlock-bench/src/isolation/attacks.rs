@@ -13,7 +13,7 @@ pub(super) enum Attack {
     Spin,
     /// Control: `get`, at another gateway with other masters
     Elsewhere,
-    /// Connections that list page after page, beside 100,000 keys
+    /// Connections that list page after page, beside 300,000 locks
     List,
     /// The same with cursors that were made up
     ListForged,
@@ -21,9 +21,9 @@ pub(super) enum Attack {
     Bodies,
     /// New names with metadata, until masters with maxmemory 256mb are full
     FillMetadata,
-    /// New names with a TTL of 10 ms; masters with 32mb, which fill within the run
+    /// New names with a TTL of 10 ms; masters with 16mb, which fill within the run
     FillTtl,
-    /// Releases of free names with made-up tokens, by a key that may only release; masters with 32mb
+    /// Releases of free names with made-up tokens, by a key that may only release; masters with 16mb
     FillRelease,
     /// Takes all waiting places, at 11 names of its own
     WaitPlaces,
@@ -65,8 +65,8 @@ pub(super) struct Needs {
     pub(super) issue: u8,
     pub(super) manner: Manner,
     pub(super) connections: u32,
-    /// The one rule of the attacker's key.
-    pub(super) verb: &'static str,
+    /// What the attacker's key may do, separated by commas.
+    pub(super) verbs: &'static str,
     /// The limit on the memory of a master.
     pub(super) maxmemory: Option<&'static str>,
     /// Locks of others on the masters.
@@ -77,35 +77,38 @@ pub(super) struct Needs {
 
 impl Attack {
     pub(super) fn needs(self) -> Needs {
-        let flood = |issue, verb| Needs {
+        let flood = |issue, verbs| Needs {
             issue,
             manner: Manner::Ask,
             connections: 64,
-            verb,
+            verbs,
             maxmemory: None,
             populated: 0,
             prelude: Duration::ZERO,
         };
-        let listing = Needs { connections: 48, populated: 100_000, ..flood(1, "list") };
-        let fill =
-            |verb, maxmemory| Needs { maxmemory: Some(maxmemory), prelude: Duration::from_secs(10), ..flood(3, verb) };
+        let listing = Needs { connections: 48, populated: 300_000, ..flood(1, "list") };
+        let fill = |verbs, maxmemory| Needs {
+            maxmemory: Some(maxmemory),
+            prelude: Duration::from_secs(10),
+            ..flood(3, verbs)
+        };
         let stay = |issue, connections| Needs { manner: Manner::Stay, connections, ..flood(issue, "acquire") };
         let wait = |issue, connections| Needs { manner: Manner::Wait, connections, ..flood(issue, "acquire") };
         match self {
             Self::Spin => Needs { manner: Manner::Spin, connections: 1, ..flood(0, "inspect") },
             Self::Elsewhere => flood(0, "inspect"),
             Self::List | Self::ListForged => listing,
-            Self::Bodies => stay(2, 4200),
+            Self::Bodies => Needs { verbs: "acquire,extend", ..stay(2, 4200) },
             Self::FillMetadata => fill("acquire", "256mb"),
-            Self::FillTtl => fill("acquire", "32mb"),
-            Self::FillRelease => fill("release", "32mb"),
+            Self::FillTtl => fill("acquire", "16mb"),
+            Self::FillRelease => fill("release", "16mb"),
             Self::WaitPlaces => wait(4, 10_300),
             Self::WaitNames => wait(4, 8000),
             Self::WaitTiny => wait(5, LINES),
             Self::Refused => flood(7, "inspect"),
             Self::Heads => stay(7, 16_000),
             Self::Idle => stay(7, 16_200),
-            Self::Acquire => Needs { verb: r#"acquire", "release"#, ..flood(7, "") },
+            Self::Acquire => flood(7, "acquire,release"),
             Self::Held => flood(7, "acquire"),
             Self::Get => flood(7, "inspect"),
         }

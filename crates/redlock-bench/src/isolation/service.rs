@@ -59,7 +59,7 @@ impl Service {
             Masters::start_with(Condition::Healthy, limit.as_ref().map_or(&[], |limit| limit), &scratch).await?;
         let mut args = Vec::new();
         if mode == Mode::Keys {
-            let path = scratch.write("keys.toml", &keys_file(needs.verb))?;
+            let path = scratch.write("keys.toml", &keys_file(needs.verbs))?;
             args.push(format!("--auth-keys={}", path.display()));
         }
         args.extend(more.iter().cloned());
@@ -104,11 +104,14 @@ async fn copy_lock(master: SocketAddr, count: u32) -> Result<bool, Error> {
 }
 
 /// The victim's key and an attacker's that may do as much as its attack needs.
-fn keys_file(verb: &str) -> String {
+fn keys_file(verbs: &str) -> String {
+    let names = if verbs == "list" { "*" } else { r#"attack-*", "line-*"# };
+    let verbs = verbs.replace(',', r#"", ""#);
+
     format!(
         "[[key]]\nname = \"victim\"\nhashes = [\"{VICTIM_HASH}\"]\n\
          allow = [{{ verbs = [\"acquire\", \"extend\", \"release\"], names = [\"victim-*\", \"line-*\"] }}]\n\
          [[key]]\nname = \"attacker\"\nhashes = [\"{ATTACKER_HASH}\"]\n\
-         allow = [{{ verbs = [\"{verb}\"], names = [\"attack-*\", \"line-*\"] }}]\n"
+         allow = [{{ verbs = [\"{verbs}\"], names = [\"{names}\"] }}]\n"
     )
 }

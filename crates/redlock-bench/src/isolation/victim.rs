@@ -223,7 +223,7 @@ impl Client {
                 // Not one that was due has succeeded, whatever comes of this.
                 None => {
                     self.note("has no lock to extend");
-                    self.acquire(new_path(), 0, Instant::now(), false).await
+                    self.acquire(new_path(), 0, due, false).await
                 }
             };
         }
@@ -284,7 +284,7 @@ impl Client {
         let exchange = async {
             let mut connection = match connection {
                 Some(connection) => connection,
-                None => Connection::open_from(source, gateway).await?,
+                None => Connection::open_from((source, 0).into(), gateway).await?,
             };
             let answer = connection.exchange(&request(method, path, Parts { key, token, body })).await?;
             let told: serde_json::Value = serde_json::from_slice(answer.body).unwrap_or_default();
