@@ -4,6 +4,7 @@
 //! The one is always the last. Contenders and load stay where they are, only the way to the masters changes; nothing in
 //! between parses or answers anything. What a delay comes to is measured, and figures are compared with that.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -69,7 +70,17 @@ pub(crate) struct Masters {
 
 impl Masters {
     pub(crate) async fn start(condition: Condition, scratch: &Scratch) -> Result<Self, String> {
-        let ports = (0..MASTERS).map(|_| Ok(free_address()?.port())).collect::<Result<Vec<_>, String>>()?;
+        Self::start_with(condition, &[], scratch).await
+    }
+
+    /// With more options for redis-server.
+    pub(crate) async fn start_with(condition: Condition, more: &[&str], scratch: &Scratch) -> Result<Self, String> {
+        // The same one may be free twice.
+        let mut ports = BTreeSet::new();
+        while ports.len() < MASTERS {
+            ports.insert(free_address()?.port());
+        }
+        let ports: Vec<_> = ports.into_iter().collect();
         let network = condition.delays().map(|delays| Network::start(&ports, delays)).transpose()?;
         let mut masters = Self { condition, servers: Vec::with_capacity(MASTERS), network };
         for (index, port) in ports.into_iter().enumerate() {
@@ -82,7 +93,7 @@ impl Masters {
                 ["--port", &port_text, "--bind", &bind, "--protected-mode", "no", "--save", "", "--appendonly", "no"];
             let address = SocketAddr::new(IpAddr::V4(reached), port);
             let name = format!("redis-{}", index + 1);
-            let mut process = Process::spawn(&name, Path::new("redis-server"), &args, scratch)?;
+            let mut process = Process::spawn(&name, Path::new("redis-server"), &[&args, more].concat(), scratch)?;
             wait_until(&mut process, READY_WITHIN, async || Wire::open(address).await?.ping().await).await?;
             masters.servers.push((process, address));
         }

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// Longer answers are a fault, not a case: the longest are metrics.
 const MAX_ANSWER: usize = 256 * 1024;
@@ -44,9 +44,32 @@ impl Connection {
         Ok(Self { stream, buffer: vec![0; FIRST_BUFFER] })
     }
 
+    /// From this loopback address: another one is another client. Port 0 is any that is free.
+    pub(crate) async fn open_from(source: SocketAddr, address: SocketAddr) -> Result<Self, String> {
+        let open = async {
+            let socket = TcpSocket::new_v4()?;
+            socket.set_reuseaddr(true)?;
+            socket.bind(source)?;
+            let stream = socket.connect(address).await?;
+            stream.set_nodelay(true).map(|()| stream)
+        };
+        let stream = open.await.map_err(|error| format!("cannot connect to {address} from {source}: {error}"))?;
+        Ok(Self { stream, buffer: vec![0; FIRST_BUFFER] })
+    }
+
     /// Sends a request and waits for its answer. After an error the connection is of no more use.
     pub(crate) async fn exchange(&mut self, request: &[u8]) -> Result<Answer<'_>, String> {
-        self.stream.write_all(request).await.map_err(|error| format!("cannot send a request: {error}"))?;
+        self.send(request).await?;
+        self.answer().await
+    }
+
+    /// Sends a request, or a part of one.
+    pub(crate) async fn send(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.stream.write_all(bytes).await.map_err(|error| format!("cannot send a request: {error}"))
+    }
+
+    /// Waits for the answer to what was sent.
+    pub(crate) async fn answer(&mut self) -> Result<Answer<'_>, String> {
         let mut filled = 0;
         let layout = loop {
             if filled == MAX_ANSWER {
@@ -75,7 +98,7 @@ impl Connection {
     }
 
     pub(crate) async fn get(&mut self, path: &str) -> Result<Answer<'_>, String> {
-        self.exchange(format!("GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n").as_bytes()).await
+        self.exchange(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).await
     }
 
     /// What a process does that dies with data unread: the other side sees a reset instead of an orderly end.
@@ -140,7 +163,7 @@ pub(crate) fn write_acquire(buffer: &mut Vec<u8>, name: u64, body: &str) {
     let length = body.len();
     write!(
         buffer,
-        "POST /locks/bench-{name:016x} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n\
+        "POST /locks/bench-{name:016x} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          content-length: {length}\r\n\r\n{body}"
     )
     .expect("a Vec takes everything");
@@ -149,7 +172,7 @@ pub(crate) fn write_acquire(buffer: &mut Vec<u8>, name: u64, body: &str) {
 /// Writes `PATCH /locks/{name}` with its token and a JSON body over what the buffer held.
 pub(crate) fn write_extend(buffer: &mut Vec<u8>, name: u64, token: &[u8], body: &str) {
     buffer.clear();
-    write!(buffer, "PATCH /locks/bench-{name:016x} HTTP/1.1\r\nhost: bench\r\nlock-token: ")
+    write!(buffer, "PATCH /locks/bench-{name:016x} HTTP/1.1\r\nhost: localhost\r\nlock-token: ")
         .expect("a Vec takes everything");
     buffer.extend_from_slice(token);
     let length = body.len();
@@ -160,7 +183,7 @@ pub(crate) fn write_extend(buffer: &mut Vec<u8>, name: u64, token: &[u8], body: 
 /// Writes `DELETE /locks/{name}` with its token over what the buffer held.
 pub(crate) fn write_release(buffer: &mut Vec<u8>, name: u64, token: &[u8]) {
     buffer.clear();
-    write!(buffer, "DELETE /locks/bench-{name:016x} HTTP/1.1\r\nhost: bench\r\nlock-token: ")
+    write!(buffer, "DELETE /locks/bench-{name:016x} HTTP/1.1\r\nhost: localhost\r\nlock-token: ")
         .expect("a Vec takes everything");
     buffer.extend_from_slice(token);
     buffer.extend_from_slice(b"\r\n\r\n");

@@ -39,6 +39,7 @@
 //! | `grants` | what the grants of one lock say, laid side by side |
 //! | `waiters` | ten thousand requests that wait: memory, hand-over, disconnects, punctuality |
 //! | `growth` | ten million names, each used once: what is left behind |
+//! | `isolation` | what one client has to suffer from another one: attacks, and a victim beside each |
 
 mod conditions;
 mod contended;
@@ -51,6 +52,7 @@ mod histogram;
 mod holders;
 mod http;
 mod in_process;
+mod isolation;
 mod load;
 mod metrics;
 mod naive;
@@ -120,6 +122,10 @@ enum Role {
     Contended(contended::Options),
     Waiters(waiters::Options),
     Growth(growth::Options),
+    Isolation(isolation::Options),
+    /// Be the attacker
+    #[command(hide = true)]
+    Attack(isolation::AttackerOptions),
     Page(page::Options),
 }
 
@@ -130,6 +136,8 @@ fn main() -> ExitCode {
         Some(Role::Contended(options)) => until_interrupted(contended::measure(&options)),
         Some(Role::Waiters(options)) => until_interrupted(waiters::measure(&options)),
         Some(Role::Growth(options)) => until_interrupted(growth::measure(&options)),
+        Some(Role::Isolation(options)) => until_interrupted(isolation::measure(&options)),
+        Some(Role::Attack(options)) => until_interrupted(isolation::attack(options)),
         Some(Role::Page(options)) => page::print(&options),
         None => until_interrupted(suite::measure(&suite)),
     };

@@ -34,6 +34,13 @@ impl Scratch {
         fs::create_dir(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
         Ok(Self { path })
     }
+
+    /// Writes a file for a program to read.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf, String> {
+        let path = self.path.join(name);
+        fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        Ok(path)
+    }
 }
 
 impl Drop for Scratch {
@@ -105,10 +112,14 @@ impl Process {
         memory_of(&self.child.id().to_string(), field)?.ok_or_else(|| format!("{} has ended", self.name))
     }
 
+    /// Everything it printed.
+    pub(crate) fn output(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
     /// The last lines it printed.
     pub(crate) fn log_tail(&self) -> String {
-        let text = fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
+        let text = self.output();
         let lines: Vec<_> = text.lines().collect();
         match lines.as_slice() {
             [] => format!("{} printed nothing", self.name),
