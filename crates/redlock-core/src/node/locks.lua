@@ -108,7 +108,7 @@ local function mark(lock, fence, current, ttl)
   local last = call('GET', fence)
   if failed(last) then return last end
   if last and sub(last, 1, 16) ~= t then return set end
-  return call('SET', fence, t .. '+', 'PX', num(ttl) + grace)
+  return call('SET', fence, t .. '+', 'PX', ttl + grace)
 end
 
 local function extend(lock, fence, grant, ttl)
@@ -125,7 +125,12 @@ local function extend(lock, fence, grant, ttl)
     -- Works when Redis is out of memory, and lets the rest of the script write; so before the marks.
     set = call('PEXPIRE', lock, left > num(ttl) and left or ttl)
   end
-  if first and not failed(set) then set = mark(lock, fence, current, left > num(ttl) and left or ttl) end
+  if first and not failed(set) then
+    local life = left > num(ttl) and left or num(ttl)
+    set = mark(lock, fence, current, life)
+    -- The lock lives longer all the same, and its release counts on the fence. (Works without memory.)
+    if failed(set) then call('PEXPIRE', fence, life + grace, 'GT') end
+  end
   if failed(set) then return { 10, set.err } end
   return 4
 end
@@ -217,6 +222,9 @@ local function release(lock, fence, grant, failed_try, only_this)
         end
         local set = call('SET', fence, text, 'PX', life)
         if failed(set) and not deleted then return { 10, set.err } end
+      else
+        -- What it counts on must not end before what was on its way.
+        call('PEXPIRE', fence, grace, 'GT')
       end
     else
       -- Also where an older T was deleted: without its barrier the release is not done.

@@ -139,14 +139,23 @@ impl<S: KeySpace> RulesOn<'_, S> {
             // Before the marks: it takes no memory.
             self.space.expire(&keys.lock, life);
         }
-        if let (true, Some(t)) = (is_first, stored.fencing()) {
-            // The lock before the fence: the release of an unmarked lock counts on an unmarked fence.
-            self.space.set(&keys.lock, stored.extended().as_bytes().clone(), Expiry::Keep)?;
-            if self.space.get(&keys.fence).is_none_or(|fence| fence_of(&fence) == Some(t)) {
-                self.set_fence(keys, marked(t), life)?;
-            }
+        if let (true, Some(t)) = (is_first, stored.fencing())
+            && let Err(out_of_memory) = self.mark(keys, &stored, t, life)
+        {
+            // The lock lives longer all the same, and its release counts on the fence.
+            self.prolong_fence(keys, life);
+            return Err(out_of_memory);
         }
         Ok(Vote::Extended)
+    }
+
+    /// The lock before the fence: the release of an unmarked lock counts on an unmarked fence.
+    fn mark(&mut self, keys: &Keys, stored: &Record, t: FencingToken, life: u64) -> Result<(), OutOfMemory> {
+        self.space.set(&keys.lock, stored.extended().as_bytes().clone(), Expiry::Keep)?;
+        if self.space.get(&keys.fence).is_none_or(|fence| fence_of(&fence) == Some(t)) {
+            self.set_fence(keys, marked(t), life)?;
+        }
+        Ok(())
     }
 
     /// T may be old, but not the extension that vouches for it: the fences that tell of what has happened since have an end.
@@ -224,6 +233,8 @@ impl<S: KeySpace> RulesOn<'_, S> {
             Some(fence) if fence >= t && (keeps_mark || stands != Some(marked(t))) => {
                 let provisional = stands.as_ref().is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));
                 if !provisional {
+                    // What the release counts on must not end before what was on its way.
+                    self.prolong_fence(keys, 0);
                     return Ok(());
                 }
                 fence
@@ -250,6 +261,14 @@ impl<S: KeySpace> RulesOn<'_, S> {
     /// For as long as the lock lives, in milliseconds, and its reasons after that.
     fn set_fence(&mut self, keys: &Keys, text: Bytes, life: u64) -> Result<(), OutOfMemory> {
         self.space.set(&keys.fence, text, Expiry::In(life.saturating_add(self.fence_grace())))
+    }
+
+    /// Takes no memory.
+    fn prolong_fence(&mut self, keys: &Keys, life: u64) {
+        let life = life.saturating_add(self.fence_grace());
+        if self.space.time_to_live(&keys.fence).is_some_and(|left| left < life) {
+            self.space.expire(&keys.fence, life);
+        }
     }
 
     fn fence_grace(&self) -> u64 {
