@@ -123,7 +123,7 @@ async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_oth
     let (quiet, quiet_p99) = locked(&victim, &gateway).await;
     let quiet_votes = votes().await - began;
 
-    let (enough, pages, refused) = (Arc::<AtomicBool>::default(), Arc::default(), Arc::default());
+    let (enough, pages, refused): (Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>) = Default::default();
     let mut lines = Vec::new();
     // Several connections of each.
     for lister in listers.iter().cycle().take(24) {
@@ -131,8 +131,7 @@ async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_oth
         let (pages, refused) = (Arc::clone(&pages), Arc::clone(&refused));
         lines.push(tokio::spawn(lists_on(lister, gateway.clone(), enough.clone(), pages, refused)));
     }
-    let listing = async || (Samples::of(&gateway).await.get("redlock_listings", &[]) > 0.0).then_some(());
-    eventually("somebody lists", listing).await;
+    eventually("they list", async || (pages.load(Ordering::Relaxed) > 0).then_some(())).await;
     let began = votes().await;
     let (attacked, attacked_p99) = locked(&victim, &gateway).await;
     let attacked_votes = votes().await - began;
