@@ -137,7 +137,7 @@ fn the_core_knows_no_serializer_no_web_and_no_environment() {
 #[test]
 fn few_files_of_the_core_start_tasks() {
     let core = "crates/redlock-core/src";
-    let places = ["pending_releases.rs", "adoption.rs", "node/worker.rs", "node/hints.rs"]
+    let places = ["pending_releases.rs", "adoption.rs", "node/worker.rs", "node/hints.rs", "node/reader.rs"]
         .map(|place| format!("{core}/{place}"));
     only_in("tokio::spawn", |line| line.contains("tokio::spawn"), core, &places.each_ref().map(String::as_str));
 }

@@ -27,7 +27,7 @@ pub use self::tokens::{PresentedToken, ResolvedToken};
 pub use self::wait_share::WaitShare;
 use crate::clients::{Client, Exceeded};
 use crate::config::{Limits, Quota};
-use crate::telemetry::{Load, Operation, Outcome, Telemetry, WaitEnd};
+use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
 
 /// A page of a listing takes no longer, and ends with what it has.
 const LISTING: Duration = Duration::from_secs(3);
@@ -378,8 +378,7 @@ impl Gateway {
     pub fn metrics(&self) -> String {
         let (_, nodes) = self.readiness();
         let statuses = nodes.iter().map(|(name, status)| (name.as_str(), status.clone()));
-        let load = Load { waiting: self.locks.waiting(), listings: self.listings.count() };
-        self.telemetry.render(statuses, load, self.locks.wall_micros())
+        self.telemetry.render(statuses, self.locks.waiting(), self.listings.count(), self.locks.wall_micros())
     }
 
     /// From now on nothing new is acquired, and those who wait are sent away; extending and releasing go on.

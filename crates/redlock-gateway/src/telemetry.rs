@@ -139,13 +139,6 @@ fn vote_index(vote: &Vote) -> usize {
     }
 }
 
-/// What goes on in a gateway at one moment.
-pub struct Load {
-    pub waiting: Waiting,
-    /// Listings under way.
-    pub listings: usize,
-}
-
 /// How a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitEnd {
@@ -271,11 +264,12 @@ impl Telemetry {
         self.http.write().unwrap_or_else(PoisonError::into_inner).insert(key, histogram);
     }
 
-    /// Everything as Prometheus text, with the nodes' present states. `now` is the wall clock in microseconds.
+    /// Everything as Prometheus text, with what goes on now and the nodes' states. `now` is the wall clock in microseconds.
     pub fn render<'a>(
         &self,
         statuses: impl Iterator<Item = (&'a str, NodeStatus)>,
-        Load { waiting, listings }: Load,
+        waiting: Waiting,
+        listings: usize,
         now: u64,
     ) -> String {
         self.handles.waiters.set(waiting.waiters as f64);
