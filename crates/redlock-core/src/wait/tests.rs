@@ -347,8 +347,7 @@ fn few_tries_lead_past_however_many_different_limits() {
     let (queue, now) = (WaitQueues::new(Bounds { total: 1_000, of_one_lock: 1_000 }), Instant::now());
     let tickets: Vec<_> = (1..=50).map(|limit| enter_with(&queue, "a", limit * MS, now)).collect();
     let mut tries = 0;
-    loop {
-        let Some(first) = tickets.iter().find(|ticket| matches!(ticket.step(now, true), Step::Try(_))) else { break };
+    while let Some(first) = tickets.iter().find(|ticket| matches!(ticket.step(now, true), Step::Try(_))) {
         failed(first, now, 100 * MS);
         tries += 1;
     }
