@@ -416,13 +416,6 @@ impl Client {
         }
     }
 
-    fn asked_ttl(&mut self) -> Ttl {
-        if self.hasty_percent > 0 && self.chance.percent(self.hasty_percent) {
-            return Ttl::from_millis(self.chance.pick(&[10, 20, 40])).expect("within the limits");
-        }
-        self.ttl()
-    }
-
     fn ttl(&mut self) -> Ttl {
         let millis = match self.longest_ttl {
             longest if longest > Duration::from_secs(3) && self.chance.percent(25) => {

@@ -314,7 +314,7 @@ impl World {
         let (never, error) = (now + NEVER, LockError::Held(Default::default()));
         // A line without a quorum tries again after a while.
         let (retry, error) =
-            if without_quorum { (now + ROUND, LockError::NoQuorum(Vec::new())) } else { (never, error) };
+            if without_quorum { (now + ROUND, LockError::Unknown(Vec::new())) } else { (never, error) };
         ticket.refused(now, Refusal { error, retry, quick: retry, poll_due: never, round: ROUND, without_quorum });
     }
 

@@ -530,12 +530,13 @@ impl<P, A> WaitTicket<P, A> {
         let Some(waiter) = queue.waiters.get_mut(&self.number).filter(|waiter| !waiter.is_placed) else {
             return Ok(());
         };
-        if placed >= of_one_lock {
-            return Err(LockError::TooManyWaiters { max: of_one_lock, limit: WaitLimit::OfLock });
-        }
         let one_more = |count: usize| (count < total).then_some(count + 1);
         if self.queues.waiters.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).is_err() {
             return Err(LockError::TooManyWaiters { max: total, limit: WaitLimit::All });
+        }
+        if placed >= of_one_lock {
+            self.queues.waiters.fetch_sub(1, Ordering::AcqRel);
+            return Err(LockError::TooManyWaiters { max: of_one_lock, limit: WaitLimit::OfLock });
         }
         waiter.is_placed = true;
         queue.placed += 1;

@@ -273,7 +273,7 @@ fn a_waiter_that_leaves_before_its_turn_changes_nothing_for_the_others() {
 
 /// The first finds no quorum; the queue would try again after so long.
 fn failed(ticket: &Ticket, now: Instant, pause: Duration) {
-    let (error, retry) = (LockError::NoQuorum(Vec::new()), now + pause);
+    let (error, retry) = (LockError::Unknown(Vec::new()), now + pause);
     ticket.refused(now, Refusal { error, retry, quick: retry, poll_due: now + POLL, round: MS, without_quorum: true });
 }
 

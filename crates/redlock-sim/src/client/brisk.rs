@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use redlock_core::Ttl;
 use tokio::time::Instant;
 
 use super::{Client, Hold, Wish};
@@ -18,6 +19,14 @@ impl Client {
                 self.use_briefly(hold, wish).await;
             }
         }
+    }
+
+    /// Sometimes one that is too short for the way to the masters.
+    pub(super) fn asked_ttl(&mut self) -> Ttl {
+        if self.hasty_percent > 0 && self.chance.percent(self.hasty_percent) {
+            return Ttl::from_millis(self.chance.pick(&[10, 20, 40])).expect("within the limits");
+        }
+        self.ttl()
     }
 
     async fn use_briefly(&mut self, mut hold: Hold, wish: Wish) {
