@@ -150,6 +150,30 @@ static EVERY_EXTENSION: Case = Case {
         ))
     },
 };
+static FENCES: Case = Case {
+    title: "locks: two tries, one extension, fences that end, every order",
+    size: Size::Small,
+    model: |rules| {
+        let bounds = Bounds { retry: false, bad_clock: false, renewals: 1, every_order: true, ..Bounds::TRIES };
+        AnyModel::Locks(Locks::new(rules, Bounds { fences_end: true, ..bounds }))
+    },
+};
+static FENCES_AND_HEALS: Case = Case {
+    title: "locks: two tries, two extensions, fences that end",
+    size: Size::Large,
+    model: |rules| {
+        let bounds = Bounds { retry: false, bad_clock: false, renewals: 2, ..Bounds::TRIES };
+        AnyModel::Locks(Locks::new(rules, Bounds { fences_end: true, ..bounds }))
+    },
+};
+static FENCES_AND_LOSS: Case = Case {
+    title: "locks: two tries, one loss of data, one extension, fences that end",
+    size: Size::Large,
+    model: |rules| {
+        let bounds = Bounds { retry: false, bad_clock: false, losses: 1, renewals: 1, ..Bounds::TRIES };
+        AnyModel::Locks(Locks::new(rules, Bounds { fences_end: true, ..bounds }))
+    },
+};
 static TWO_LOSSES: Case = Case {
     title: "locks: two tries, two losses of data, one extension",
     size: Size::Large,
@@ -281,12 +305,13 @@ fn adoption(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// Everything that is explored with all rules on.
-pub static CASES: [&Case; 32] = [
+pub static CASES: [&Case; 35] = [
     &TRIES,
     &REPEATS,
     &LOSS_OF_TWO,
     &EVERY_LOSS_OF_TWO,
     &EVERY_EXTENSION,
+    &FENCES,
     &LOSS,
     &LOSS_AND_HEAL,
     &HEALS,
@@ -307,6 +332,8 @@ pub static CASES: [&Case; 32] = [
     &TWO_ADOPTIONS,
     &EXTENSION,
     &TWO_EXTENSIONS,
+    &FENCES_AND_HEALS,
+    &FENCES_AND_LOSS,
     &TWO_LOSSES,
     &EVERY_ORDER,
     &MORE_ADMISSION,
@@ -363,6 +390,9 @@ mutations! {
     only_own_fence_goes: TRIES, NO_ORPHAN;
     fence_before_is_restored: EXTENSION, FENCING;
     release_settles_fence: TRIES, NO_ORPHAN;
+    fence_outlives_lock: FENCES, NO_ORPHAN;
+    late_heal_is_refused: FENCES, NO_ORPHAN;
+    release_prolongs_fence: FENCES, NO_ORPHAN;
     adoption_waits_for_clocks: ADOPTION_OF_TWO, FENCING;
     adoption_waits_for_rounds: ADOPTION_AND_PATIENCE, MUTUAL_EXCLUSION;
     adoption_needs_enough: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;

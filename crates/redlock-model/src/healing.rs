@@ -17,7 +17,7 @@ use stateright::{Model, Property};
 
 use crate::explore::{First, Told};
 use crate::locks::NODES;
-use crate::node::{Lock, NO_TOKEN, Node, Owner, Token, Vote, Window};
+use crate::node::{Lock, NO_TOKEN, Node, Owner, Token, Vote};
 use crate::rules::Rules;
 
 /// An extended lock outlives faults of one node at a time.
@@ -89,7 +89,7 @@ impl Healing {
                 tally.failed += 1;
                 continue;
             }
-            match site.node.extend(&self.rules, HELD) {
+            match site.node.extend(&self.rules, s.oldest.into(), HELD) {
                 Vote::Extended => tally.yes += 1,
                 Vote::Missing | Vote::Held(_) => {
                     tally.no += 1;
@@ -102,7 +102,7 @@ impl Healing {
         match self.quorum.decide(tally) {
             Decision::Yes => {
                 s.granted = true;
-                let window = Window { oldest: s.oldest };
+                let window = s.oldest.into();
                 for at in missing.into_iter().filter(|_| self.rules.missing_is_healed) {
                     s.healed |= s.sites[at].node.heal(&self.rules, window, HELD) == Vote::Granted;
                 }
@@ -137,9 +137,9 @@ impl Healing {
                 (next.tried, next.granted) = (false, false);
             }
             Action::Poll(at) => {
-                let (node, window) = (&mut next.sites[usize::from(at)].node, Window { oldest: s.oldest });
+                let (node, window) = (&mut next.sites[usize::from(at)].node, s.oldest.into());
                 node.acquire(&self.rules, window, POLL);
-                node.release(&self.rules, POLL, ReleaseScope::Try);
+                node.release(&self.rules, window, POLL, ReleaseScope::Try);
             }
         }
         next
@@ -153,7 +153,7 @@ impl Model for Healing {
     fn init_states(&self) -> Vec<State> {
         let mut node = Node { lock: Some(HELD), fence: T, ..Node::default() };
         if self.extended {
-            node.extend(&self.rules, HELD);
+            node.extend(&self.rules, NO_TOKEN.into(), HELD);
         }
         let sites = [Site { node, away: false }; NODES];
         let (tried, granted, healed, lost) = (true, true, false, false);

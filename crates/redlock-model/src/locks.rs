@@ -28,6 +28,7 @@
 
 mod adoption;
 mod bounds;
+mod fences;
 mod state;
 mod story;
 
@@ -38,7 +39,7 @@ pub use self::bounds::{Bounds, Locks, NODES, RENEWALS, TRIES};
 pub use self::state::State;
 use self::state::{Action, Message, Phase, Release, owner};
 use crate::explore::Told;
-use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Vote, Window};
+use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Vote};
 
 /// Two owners never believe at once that they hold the lock.
 pub const MUTUAL_EXCLUSION: &str = "mutual exclusion";
@@ -92,7 +93,7 @@ impl Locks {
         }
         // Larger than any token of a good clock so far.
         let next = Lock { owner: Owner::Nobody, token: TRIES as Token + 1, nonce: 0, extended: false, guards: 0 };
-        let window = Window { oldest: NO_TOKEN };
+        let window = NO_TOKEN.into();
         let grants = |site: &state::Site| { site.node }.acquire(&self.rules, window, next) == Vote::Granted;
         let yes = s.sites.iter().filter(|site| grants(site)).count();
         self.quorum.decide(Tally { yes, ..Tally::default() }) == Decision::Yes

@@ -52,6 +52,8 @@ pub struct Node {
     pub fence: Token,
     /// What stands behind T in it.
     pub mark: Mark,
+    /// Extensions, one bit each, whose heals are too old for the node's clock when the fence ends.
+    pub outlasts: u8,
 }
 
 /// The mark of a fence at T.
@@ -70,6 +72,15 @@ pub enum Mark {
 pub struct Window {
     /// The newest token that is too old.
     pub oldest: Token,
+    /// The extensions that have begun, one bit each. None where fences have no end.
+    pub begun: u8,
+}
+
+impl From<Token> for Window {
+    /// Where fences have no end.
+    fn from(oldest: Token) -> Self {
+        Self { oldest, begun: 0 }
+    }
 }
 
 /// A node's answer.
@@ -107,7 +118,7 @@ impl Lock {
 
 impl Default for Node {
     fn default() -> Self {
-        Self { admitted: true, lock: None, fence: NO_TOKEN, mark: Mark::Plain }
+        Self { admitted: true, lock: None, fence: NO_TOKEN, mark: Mark::Plain, outlasts: 0 }
     }
 }
 
@@ -129,18 +140,18 @@ impl Node {
             return Vote::Stale(self.fence);
         }
         self.lock = Some(Lock { extended: false, ..asked });
-        self.mark = match self.mark {
+        let mark = match self.mark {
             _ if self.fence == NO_TOKEN => Mark::Provisional(NO_TOKEN),
             Mark::Extended => Mark::Provisional(self.fence),
             _ if !rules.plain_fence_stays => Mark::Provisional(NO_TOKEN),
             Mark::Plain | Mark::Provisional(_) => Mark::Plain,
         };
-        self.fence = asked.token;
+        self.set_fence(asked.token, mark, window);
         Vote::Granted
     }
 
     /// Prolong the lock if it is this very grant.
-    pub fn extend(&mut self, rules: &Rules, asked: Lock) -> Vote {
+    pub fn extend(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
         if self.refuses(rules) {
             return Vote::Quarantined;
         }
@@ -152,7 +163,7 @@ impl Node {
                 if !lock.extended && rules.extension_marks {
                     lock.extended = true;
                     if matches!(self.fence, NO_TOKEN) || self.fence == asked.token {
-                        (self.fence, self.mark) = (asked.token, Mark::Extended);
+                        self.set_fence(asked.token, Mark::Extended, window);
                     }
                 }
                 Vote::Extended
@@ -176,14 +187,14 @@ impl Node {
         if rules.fence_is_checked && self.fence >= asked.token && !expired {
             return Vote::Stale(self.fence);
         }
-        (self.fence, self.mark) = (asked.token, if rules.extension_marks { Mark::Extended } else { Mark::Plain });
+        self.set_fence(asked.token, if rules.extension_marks { Mark::Extended } else { Mark::Plain }, window);
         self.lock = Some(Lock { extended: rules.extension_marks, ..asked });
         Vote::Granted
     }
 
     /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above. The undo of a failed try
     /// deletes nothing but exactly its grant, and not once it was extended; where it deletes, it takes the fence back.
-    pub fn release(&mut self, rules: &Rules, asked: Lock, scope: ReleaseScope) -> Vote {
+    pub fn release(&mut self, rules: &Rules, window: Window, asked: Lock, scope: ReleaseScope) -> Vote {
         let (stood, token) = (self.lock, asked.token);
         let same = stood.is_some_and(|lock| lock.is(&asked));
         let failed_try = scope == ReleaseScope::Try;
@@ -210,9 +221,14 @@ impl Node {
                     && rules.release_unmarks
                     && !(failed_try && exact);
                 if marked || self.fence < token {
-                    (self.fence, self.mark) = (token, Mark::Plain);
-                } else if rules.release_settles_fence {
-                    self.settle_fence();
+                    self.set_fence(token, Mark::Plain, window);
+                } else {
+                    if rules.release_settles_fence {
+                        self.settle_fence();
+                    }
+                    if rules.release_prolongs_fence {
+                        self.outlasts |= window.begun;
+                    }
                 }
             } else {
                 // Also where an older T was deleted: without its barrier the release is not done.
@@ -226,6 +242,16 @@ impl Node {
         }
     }
 
+    /// For its whole life: until everything is too old that has begun by now.
+    fn set_fence(&mut self, token: Token, mark: Mark, window: Window) {
+        (self.fence, self.mark, self.outlasts) = (token, mark, window.begun);
+    }
+
+    /// What the fence was for is over, as far as this node's clock tells.
+    pub fn end_fence(&mut self) {
+        (self.fence, self.mark, self.outlasts) = (NO_TOKEN, Mark::Plain, 0);
+    }
+
     fn take_fence_back(&mut self, rules: &Rules, token: Token) {
         (self.fence, self.mark) = match self.mark {
             Mark::Provisional(before)
@@ -236,6 +262,9 @@ impl Node {
             Mark::Provisional(_) if self.fence == token => (NO_TOKEN, Mark::Plain),
             _ if !rules.only_own_fence_goes => (NO_TOKEN, Mark::Plain),
             mark => (self.fence, mark),
+        };
+        if self.fence == NO_TOKEN {
+            self.outlasts = 0;
         }
     }
 
@@ -262,7 +291,7 @@ impl Node {
 
     /// Admission with a lock that others store, if they are a majority without this node and no release of it has come
     /// here meanwhile; else with one of nobody's that keeps everybody out for as long.
-    pub fn adopt(&mut self, rules: &Rules, found: Option<Lock>, stands: bool) {
+    pub fn adopt(&mut self, rules: &Rules, window: Window, found: Option<Lock>, stands: bool) {
         self.admitted = true;
         self.lock = found;
         let Some(lock) = &mut self.lock else { return };
@@ -270,7 +299,8 @@ impl Node {
         if !stands || released || lock.owner == Owner::Nobody {
             *lock = Lock::blocker(lock.guards);
         } else if self.fence <= lock.token {
-            (self.fence, self.mark) = (lock.token, if lock.extended { Mark::Extended } else { Mark::Plain });
+            let (token, mark) = (lock.token, if lock.extended { Mark::Extended } else { Mark::Plain });
+            self.set_fence(token, mark, window);
         }
     }
 

@@ -86,6 +86,12 @@ rules! {
     fence_before_is_restored
     /// A release that finds a fence which keeps out what it must keep out makes it stay.
     release_settles_fence
+    /// A fence outlives its lock, or the release that left it, until the clock refuses every acquire that it kept out.
+    fence_outlives_lock
+    /// Then the clock also refuses every heal whose extension had begun when the fence was set, or its lock still stood.
+    late_heal_is_refused
+    /// A release gives a fence that it counts on as long a life as one of its own.
+    release_prolongs_fence
     /// What a node that lost its data adopts is read only when no node takes a token any more that it may have stored.
     adoption_waits_for_clocks
     /// And when no round that was open at the loss counts an answer any more.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use redlock_core::clock::Clock;
 use redlock_core::node::memory::MemoryNode;
+use redlock_core::node::rules::fence_grace;
 use redlock_core::node::{Holding, Keys, NodeSettings, Op, Reason, Record, ReleaseScope, Vote as CoreVote};
 use redlock_core::{Info, LockName, LockToken, Ttl};
 use redlock_model::node::{FAR, Lock, Mark, NO_TOKEN, Node, Owner, Token, Vote, Window};
@@ -41,6 +42,8 @@ enum Event {
     Heal(Grant),
     Release(Grant, ReleaseScope),
     Expire,
+    /// And of the lock, for the code's node keeps fences for longer.
+    EndFence,
     Wipe,
     Admit,
 }
@@ -55,6 +58,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         3 => grant().prop_map(Event::Heal),
         6 => (grant(), 0..3usize).prop_map(|(grant, scope)| Event::Release(grant, SCOPES[scope])),
         1 => Just(Event::Expire),
+        1 => Just(Event::EndFence),
         1 => Just(Event::Wipe),
         2 => Just(Event::Admit),
     ];
@@ -126,9 +130,7 @@ struct Code {
 impl Code {
     fn new() -> Self {
         let clock = Arc::new(Fixed(AtomicU64::new(0)));
-        // In the model fences have no end.
-        let settings = NodeSettings::default().with_fence_grace(Duration::from_secs(86_400));
-        Self { node: MemoryNode::new("n", clock.clone(), settings), clock }
+        Self { node: MemoryNode::new("n", clock.clone(), NodeSettings::default()), clock }
     }
 }
 
@@ -137,7 +139,7 @@ fn happens(event: Event, model: &mut Node, code: &Code, oldest: Token) -> Result
     let keys = Keys::new("lock:", &"a".parse::<LockName>().expect("a name"));
     let ttl = Ttl::from_millis(TTL_MS).expect("a TTL");
     let asked = |(owner, token, nonce)| Lock { owner, token, nonce, extended: false, guards: 0 };
-    let (rules, window) = (&Rules::ALL, Window { oldest });
+    let (rules, window) = (&Rules::ALL, Window::from(oldest));
     let (answer, op) = match event {
         Event::Acquire(grant) => {
             let op = Op::Acquire { keys, record: record(grant, oldest), ttl, tell: None };
@@ -145,20 +147,26 @@ fn happens(event: Event, model: &mut Node, code: &Code, oldest: Token) -> Result
         }
         Event::Extend(grant) => {
             let op = Op::Extend { keys, record: record(grant, oldest), ttl };
-            (model.extend(rules, asked(grant)), op)
+            (model.extend(rules, window, asked(grant)), op)
         }
         Event::Heal(grant) => {
-            let began_micros = code.clock.0.load(Ordering::Relaxed);
-            let op = Op::Heal { keys, record: record(grant, oldest), ttl, began_micros };
+            let op = Op::Heal { keys, record: record(grant, oldest), ttl, began_micros: NOW };
             (model.heal(rules, window, asked(grant)), op)
         }
         Event::Release(grant, scope) => {
             let op = Op::Release { keys, record: record(grant, oldest), scope, tell: None };
-            (model.release(rules, asked(grant), scope), op)
+            (model.release(rules, window, asked(grant), scope), op)
         }
         Event::Expire => {
             model.expire();
             code.clock.0.fetch_add(TTL_MS + 1, Ordering::Relaxed);
+            return Ok(());
+        }
+        Event::EndFence => {
+            model.expire();
+            model.end_fence();
+            let life = Duration::from_millis(TTL_MS + 1) + fence_grace(Duration::from_secs(2));
+            code.clock.0.fetch_add(life.as_millis() as u64, Ordering::Relaxed);
             return Ok(());
         }
         Event::Wipe => {
@@ -192,7 +200,7 @@ proptest! {
 /// every state that three tokens allow.
 #[test]
 fn both_nodes_give_the_same_answers_in_every_state() {
-    let mut events = vec![Event::Expire, Event::Wipe, Event::Admit];
+    let mut events = vec![Event::Expire, Event::EndFence, Event::Wipe, Event::Admit];
     for (owner, nonce) in [(Owner::A, 0), (Owner::A, 1), (Owner::B, 0)] {
         for token in [1, 2, 3, FAR] {
             let grant = (owner, token, nonce);

@@ -81,6 +81,9 @@ each_is_missed! {
     only_own_fence_goes
     fence_before_is_restored
     release_settles_fence
+    fence_outlives_lock
+    late_heal_is_refused
+    release_prolongs_fence
     adoption_waits_for_clocks
     adoption_waits_for_rounds
     adoption_needs_enough

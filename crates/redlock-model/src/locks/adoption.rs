@@ -115,7 +115,8 @@ impl Locks {
         let Some(found) = s.sites[at].doubt.take().and_then(|doubt| doubt.adopts) else { return };
         let stands = usize::from(found.copies) >= self.quorum.size() || !self.rules.adoption_needs_majority;
         let lock = found.lock.filter(|_| self.rules.forgotten_is_given_back);
-        s.sites[at].node.adopt(&self.rules, lock, stands);
+        let window = self.window(s);
+        s.sites[at].node.adopt(&self.rules, window, lock, stands);
         s.abandon_adoption();
     }
 }

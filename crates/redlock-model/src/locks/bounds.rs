@@ -32,6 +32,8 @@ pub struct Bounds {
     pub adoption: bool,
     /// The only tokens that the tries ask with, instead of all orders of them.
     pub tokens: Option<[Token; TRIES]>,
+    /// Whether fences may end. Not together with a retry and extensions: one may then confirm what the other has released.
+    pub fences_end: bool,
     /// Whether every order of events is explored, instead of those that cover the others.
     pub every_order: bool,
 }
@@ -47,6 +49,7 @@ impl Bounds {
         releases: true,
         adoption: false,
         tokens: None,
+        fences_end: false,
         every_order: false,
     };
 }

@@ -170,6 +170,7 @@ pub enum Action {
     EndTry(u8),
     EndRenewal(u8),
     Expire(u8),
+    EndFence(u8),
     Lose(u8),
     Readmit(u8),
     /// What this node stores is read, for the one that adopts.
@@ -292,8 +293,10 @@ impl State {
     /// A node that is not admitted is not asked, for want of a marker to show.
     fn send(&mut self, rules: &Rules, of: impl Fn(&mut Site) -> &mut Message) {
         for site in &mut self.sites {
-            if site.doubt.is_none() || !rules.tells_admissions_apart() {
-                *of(site) = Message::Sent;
+            let takes_it = site.doubt.is_none() || !rules.tells_admissions_apart();
+            let message = of(site);
+            if takes_it && *message == Message::Unsent {
+                *message = Message::Sent;
             }
         }
     }
@@ -301,10 +304,6 @@ impl State {
     /// Its answers matter no more.
     fn send_no_more(&mut self, renewal: usize) {
         settle(self, |site| &mut site.extends[renewal]);
-    }
-
-    fn window(&self) -> Window {
-        Window { oldest: self.oldest }
     }
 
     fn votes(&self, of: impl Fn(&Site) -> Message) -> Tally {
@@ -351,6 +350,11 @@ impl Locks {
         settle(s, |site| &mut site.acquires[i]);
     }
 
+    pub(super) fn window(&self, s: &State) -> Window {
+        let begun = s.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some() && self.bounds.fences_end);
+        Window { oldest: s.oldest, begun: begun.fold(0, |mask, (i, _)| mask | 1 << i) }
+    }
+
     /// What a release that is on its way takes away.
     pub(super) fn scope(&self, release: Release) -> ReleaseScope {
         match release {
@@ -380,7 +384,8 @@ impl Locks {
         let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
         let free = self.bounds.renewals - begun;
         for i in (0..TRIES).filter(|i| decided(*i)) {
-            let most = if self.bounds.every_order || self.bounds.only_confirms { 0 } else { free };
+            let later = self.bounds.every_order || self.bounds.fences_end;
+            let most = if later || self.bounds.only_confirms { 0 } else { free };
             actions.extend((0..=most).map(|renewals| Action::Grant { try_: i as u8, renewals: renewals as u8 }));
             if !self.bounds.every_order {
                 return;
@@ -403,7 +408,8 @@ impl Locks {
                 }
                 Phase::Open if self.bounds.every_order && self.bounds.releases => actions.push(Action::GiveUp(try_)),
                 Phase::Granted if told && !self.bounds.only_confirms => {
-                    if free > 0 && (self.bounds.every_order || s.losses_left < self.bounds.losses) {
+                    let now = self.bounds.every_order || self.bounds.fences_end || s.losses_left < self.bounds.losses;
+                    if free > 0 && now {
                         actions.push(Action::Renew { renewal: begun as u8, try_ });
                     }
                 }
@@ -453,7 +459,7 @@ impl Locks {
             let i = usize::from(try_);
             if site.acquires[i] == Message::Sent {
                 let mut node = site.node;
-                let vote = node.acquire(&self.rules, s.window(), s.asked(i));
+                let vote = node.acquire(&self.rules, self.window(s), s.asked(i));
                 let heeded = matches!(vote, Vote::Granted | Vote::Yours(_)) || self.bounds.every_order;
                 let counts = s.tries[i].phase == Phase::Open && heeded;
                 if counts || node != site.node {
@@ -472,7 +478,7 @@ impl Locks {
             let Some(asked) = s.asked_again(i) else { continue };
             if site.extends[i] == Message::Sent {
                 let mut node = site.node;
-                let vote = node.extend(&self.rules, asked);
+                let vote = node.extend(&self.rules, self.window(s), asked);
                 // A confirmation that is refused for certain has a consequence.
                 let heeded = vote == Vote::Extended || s.renewals[i].confirms || self.bounds.every_order;
                 let counts = !s.renewals[i].proved && !s.renewals[i].closed && heeded;
@@ -480,6 +486,7 @@ impl Locks {
                 // To keep a lock for longer keeps others out, and matters to its owner only if it extends again.
                 let again = s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none())
                     || self.bounds.every_order
+                    || self.bounds.fences_end
                     || self.bounds.adoption;
                 if counts || heals || (again && node != site.node) {
                     actions.push(Action::Extend { renewal, site: at });
@@ -492,6 +499,9 @@ impl Locks {
         if site.node.lock.is_some_and(|lock| lock.guards == 0 || !self.bounds.every_order) {
             actions.push(Action::Expire(at));
         }
+        if self.fence_may_end(site) {
+            actions.push(Action::EndFence(at));
+        }
         let stores = site.node != Node::default() || self.bounds.every_order;
         match site.doubt {
             None if s.losses_left > 0 && stores => actions.push(Action::Lose(at)),
@@ -503,7 +513,7 @@ impl Locks {
     }
 
     fn heal(&self, s: &State, node: &mut Node, renewal: usize) -> Vote {
-        s.asked_again(renewal).map_or(Vote::Missing, |asked| node.heal(&self.rules, s.window(), asked))
+        s.asked_again(renewal).map_or(Vote::Missing, |asked| node.heal(&self.rules, self.window(s), asked))
     }
 
     /// What an event makes of a state, the nodes left in their order.
@@ -531,7 +541,7 @@ impl Locks {
                 let i = usize::from(try_);
                 let site = &mut next.sites[usize::from(site)];
                 let scope = self.scope(site.releases[i]);
-                site.node.release(&self.rules, s.asked(i), scope);
+                site.node.release(&self.rules, self.window(s), s.asked(i), scope);
                 // What is demanded where a holder's release has arrived is not where one of a single grant has.
                 site.releases[i] =
                     if site.releases[i] == Release::SentExactly { Release::Unsent } else { Release::Arrived };
@@ -539,7 +549,7 @@ impl Locks {
             Action::UndoArrives { try_, site } => {
                 let i = usize::from(try_);
                 let site = &mut next.sites[usize::from(site)];
-                site.node.release(&self.rules, s.asked(i), ReleaseScope::Try);
+                site.node.release(&self.rules, self.window(s), s.asked(i), ReleaseScope::Try);
                 site.undos[i] = Release::Arrived;
             }
             Action::Confirm { renewal, try_ } => self.confirm(&mut next, renewal.into(), try_.into()),
@@ -560,6 +570,7 @@ impl Locks {
                 site.node.expire();
                 next.end_leases(guards);
             }
+            Action::EndFence(site) => self.end_fence(&mut next, site.into()),
             Action::Lose(site) => {
                 next.abandon_adoption();
                 let rounds = if self.bounds.adoption { s.open_rounds() } else { 0 };
@@ -598,7 +609,7 @@ impl Locks {
     }
 
     fn acquire(&self, s: &mut State, i: usize, at: usize) {
-        let (window, asked, phase) = (s.window(), s.asked(i), s.tries[i].phase);
+        let (window, asked, phase) = (self.window(s), s.asked(i), s.tries[i].phase);
         let site = &mut s.sites[at];
         let vote = site.node.acquire(&self.rules, window, asked);
         site.acquires[i] = match (phase, vote) {
@@ -625,7 +636,8 @@ impl Locks {
 
     fn extend(&self, s: &mut State, i: usize, at: usize) {
         let Some(asked) = s.asked_again(i) else { return };
-        let vote = s.sites[at].node.extend(&self.rules, asked);
+        let window = self.window(s);
+        let vote = s.sites[at].node.extend(&self.rules, window, asked);
         s.sites[at].extends[i] = match vote {
             Vote::Extended => Message::Yes,
             Vote::Missing => Message::Missing,
@@ -653,6 +665,7 @@ impl Locks {
             for site in &mut s.sites {
                 let timely = !r.ended || !self.rules.heal_is_timely;
                 let lost = site.extends[i] == Message::Missing && self.rules.missing_is_healed && timely;
+                let lost = lost && site.heals[i] == Message::Unsent;
                 if lost && (site.doubt.is_none() || !self.rules.tells_admissions_apart()) {
                     site.heals[i] = Message::Sent;
                 }
@@ -665,13 +678,15 @@ impl Locks {
     /// refused from now on, or do nothing, is as good as gone.
     fn forget(&self, s: &mut State) {
         let ended = s.ended_leases();
-        let (tries, oldest, losses_left, open) = (s.tries, s.oldest, s.losses_left, s.open_rounds());
+        let (tries, renewals, oldest) = (s.tries, s.renewals, s.oldest);
+        let (losses_left, open, begun) = (s.losses_left, s.open_rounds(), self.window(s).begun);
         let rules = &self.rules;
         let fenced = rules.fence_is_checked
             && rules.lock_is_kept
             && rules.release_is_a_barrier
             && rules.release_keeps_newer
-            && rules.fences_last();
+            && rules.fences_last()
+            && (rules.fence_outlives_lock || !self.bounds.fences_end);
         // After a loss a node grants no token that it may have stored before.
         let barred = losses_left == 0
             || rules.clock_is_checked
@@ -682,6 +697,10 @@ impl Locks {
         for site in &mut s.sites {
             if let Some(lock) = &mut site.node.lock {
                 lock.guards &= !ended;
+            }
+            if site.node.lock.is_some_and(|lock| !lock.extended) {
+                // The fence outlives it.
+                site.node.outlasts |= begun;
             }
             if !site.node.lock.is_some_and(|lock| self.may_take_fence_back(&tries, lock)) {
                 site.node.settle_fence();
@@ -705,7 +724,7 @@ impl Locks {
                 }
                 let of = t.phase != Phase::Idle;
                 let left = site.node.lock.is_some_and(|lock| lock.owner == owner(i) && lock.token <= t.token);
-                let idle = of && stale && !left && !healable;
+                let idle = of && stale && !left && !healable && !self.may_be_healed(site, &renewals, i);
                 // A loss of data makes an arrived release as if it had never come.
                 if idle && (site.releases[i] == Release::Arrived && !adopts || barred) {
                     site.releases[i] = Release::Unsent;

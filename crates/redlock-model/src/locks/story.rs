@@ -69,7 +69,7 @@ impl Locks {
             Action::ReleaseArrives { try_, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(try_);
-                let deletes = at.release(&self.rules, s.asked(i), self.scope(s.sites[usize::from(site)].releases[i]))
+                let deletes = at.release(&self.rules, self.window(s), s.asked(i), self.scope(s.sites[usize::from(site)].releases[i]))
                     == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
                 let fence = next.sites[usize::from(site)].node.fence;
@@ -78,7 +78,7 @@ impl Locks {
             Action::UndoArrives { try_, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(try_);
-                let deletes = at.release(&self.rules, s.asked(i), ReleaseScope::Try) == Vote::Released;
+                let deletes = at.release(&self.rules, self.window(s), s.asked(i), ReleaseScope::Try) == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
                 let fence = next.sites[usize::from(site)].node.fence;
                 format!("the undo of {} reaches {}{effect}; its fence is {}", who(try_), node(site), token(fence))
@@ -92,7 +92,7 @@ impl Locks {
             Action::Extend { renewal, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let asked = s.asked_again(renewal.into());
-                let vote = asked.map(|asked| at.extend(&self.rules, asked));
+                let vote = asked.map(|asked| at.extend(&self.rules, self.window(s), asked));
                 let verb = match vote {
                     Some(Vote::Extended) => "extends",
                     Some(Vote::Missing) => "does not have the lock of",
@@ -108,6 +108,7 @@ impl Locks {
             Action::EndTry(try_) => format!("the lease of {} ends", who(try_)),
             Action::EndRenewal(renewal) => format!("the lease of {}{} ends", who(of(renewal)), nth(renewal)),
             Action::Expire(site) => format!("the lock expires on {}", node(site)),
+            Action::EndFence(site) => format!("the fence of {} ends", node(site)),
             Action::Lose(site) => format!("{} loses all its data", node(site)),
             Action::Read(site) => {
                 let begun = self.adopter(s).is_some_and(|at| s.sites[at].doubt.is_some_and(|d| d.adopts.is_some()));

@@ -1,0 +1,54 @@
+//! Fences that end, where [`Bounds::fences_end`](super::Bounds) is set.
+//!
+//! A fence lives for as long as its lock was given when it was set, and 2D and the longest round after that (the core's
+//! `fence_grace`). What it has kept out bears a time that the node compares with its own: an acquire its T, a heal when its
+//! extension began. So when it ends, this node takes no T any more that is not larger, and no heal whose extension had begun
+//! when it was set, or while its lock still stood unextended. Extensions that began later are taken to be young enough,
+//! which allows more than the longest round does. A lock that is extended again and again outlives its fence.
+//!
+//! An extension is never begun here after its own owner's release. Where the release is somebody else's, or reaches other
+//! nodes long after this one, an extension may begin later than the fence lasts, and sets the lock again.
+
+use super::bounds::{Locks, RENEWALS, TRIES};
+use super::state::{Message, Renewal, Site, State};
+use crate::node::{NO_TOKEN, Token};
+
+impl Locks {
+    pub(super) fn fence_may_end(&self, site: &Site) -> bool {
+        let stands = site.node.lock.is_some_and(|lock| !lock.extended);
+        // Otherwise nothing is on its way, or ever will be, that is told apart by it.
+        let all = (1 << self.bounds.renewals) - 1;
+        let matters = site.node.outlasts != all || !self.rules.fence_outlives_lock || !self.rules.late_heal_is_refused;
+        self.bounds.fences_end && site.node.fence != NO_TOKEN && !stands && matters
+    }
+
+    pub(super) fn end_fence(&self, s: &mut State, at: usize) {
+        let site = &mut s.sites[at];
+        let (fence, outlasts): (Token, u8) = (site.node.fence, site.node.outlasts);
+        site.node.end_fence();
+        if !self.rules.fence_outlives_lock {
+            return;
+        }
+        let old_acquires = (0..TRIES).filter(|i| s.tries[*i].token <= fence).fold(0, |mask, i| mask | 1 << i);
+        refuse(&mut site.acquires, old_acquires);
+        if self.rules.late_heal_is_refused {
+            refuse(&mut site.heals, outlasts);
+        }
+    }
+
+    /// Whether a heal of this try may still be taken when the fence has ended.
+    pub(super) fn may_be_healed(&self, site: &Site, renewals: &[Renewal; RENEWALS], try_: usize) -> bool {
+        let open = |i: usize| matches!(site.heals[i], Message::Unsent | Message::Sent);
+        let of = |i: &usize| renewals[*i].of == Some(try_ as u8);
+        self.bounds.fences_end && (0..RENEWALS).filter(of).any(open)
+    }
+}
+
+/// Also what is still to be sent: it bears the same time.
+fn refuse(messages: &mut [Message], which: u8) {
+    for (i, message) in messages.iter_mut().enumerate() {
+        if which & (1 << i) != 0 && matches!(message, Message::Unsent | Message::Sent) {
+            *message = Message::Done;
+        }
+    }
+}

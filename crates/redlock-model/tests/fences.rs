@@ -1,0 +1,109 @@
+//! What a fence that has ended lets through, on the code's own node.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redlock_core::clock::Clock;
+use redlock_core::node::memory::MemoryNode;
+use redlock_core::node::{Keys, NodeSettings, Op, Record, ReleaseScope, Vote};
+use redlock_core::node::rules::fence_grace;
+use redlock_core::{Info, LockName, LockToken, Ttl};
+
+const START: u64 = 1_763_725_165_000_000;
+const D: Duration = Duration::from_secs(2);
+
+/// Both sides of it go on together.
+struct Hand(AtomicU64);
+
+impl Clock for Hand {
+    fn monotonic(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
+    }
+    fn wall_micros(&self) -> u64 {
+        START + self.0.load(Ordering::Relaxed)
+    }
+}
+
+struct Master {
+    clock: Arc<Hand>,
+    node: MemoryNode,
+    keys: Keys,
+}
+
+impl Master {
+    fn new() -> Self {
+        let clock = Arc::new(Hand(AtomicU64::new(0)));
+        let node = MemoryNode::new("n", clock.clone(), NodeSettings::default().with_max_clock_offset(D));
+        Self { clock, node, keys: Keys::new("lock:", &"a".parse::<LockName>().expect("a name")) }
+    }
+
+    fn pass(&self, time: Duration) {
+        self.clock.0.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// Of an owner, minted now.
+    fn grant(&self, owner: char) -> Record {
+        let (t, owner) = (self.clock.wall_micros(), owner.to_string().repeat(32));
+        Record::new(&format!("1.{t}.{owner}00000000").parse::<LockToken>().expect("a token"), &Info::default())
+    }
+
+    fn acquire(&self, record: &Record, ttl: u32) -> Vote {
+        let ttl = Ttl::from_millis(ttl.into()).expect("a TTL");
+        self.node.run(&Op::Acquire { keys: self.keys.clone(), record: record.clone(), ttl, tell: None })
+    }
+
+    fn extend(&self, record: &Record, ttl: u32) -> Vote {
+        let ttl = Ttl::from_millis(ttl.into()).expect("a TTL");
+        self.node.run(&Op::Extend { keys: self.keys.clone(), record: record.clone(), ttl })
+    }
+
+    fn heal(&self, record: &Record, began_micros: u64) -> Vote {
+        let ttl = Ttl::from_millis(10_000).expect("a TTL");
+        self.node.run(&Op::Heal { keys: self.keys.clone(), record: record.clone(), ttl, began_micros })
+    }
+
+    fn release(&self, record: &Record, scope: ReleaseScope) -> Vote {
+        self.node.run(&Op::Release { keys: self.keys.clone(), record: record.clone(), scope, tell: None })
+    }
+}
+
+/// B's undo comes after a time-out and leaves its barrier under A's lock. A releases just before that barrier ends, and
+/// extends at the same time.
+#[test]
+fn a_release_counts_on_no_fence_that_is_about_to_end() {
+    let master = Master::new();
+    let held = master.grant('a');
+    assert_eq!(master.acquire(&held, 1_000), Vote::Granted);
+    master.pass(Duration::from_millis(1));
+    let failed = master.grant('b');
+    assert!(matches!(master.release(&failed, ReleaseScope::Try), Vote::Held(_)));
+    // That barrier outlives the lock as it was then, and goes a millisecond after the release.
+    let last = Duration::from_secs(1) + fence_grace(D) - Duration::from_millis(1);
+    while master.clock.monotonic() < last {
+        assert_eq!(master.extend(&held, 1_000), Vote::Extended);
+        master.pass((last - master.clock.monotonic()).min(Duration::from_millis(500)));
+    }
+    let began = master.clock.wall_micros();
+    assert_eq!(master.release(&held, ReleaseScope::Holder), Vote::Released);
+    master.pass(Duration::from_millis(5));
+    // The extension found nothing here, after the release, and a majority elsewhere.
+    let healed = master.heal(&held, began);
+    assert!(matches!(healed, Vote::Stale { .. }), "a released lock is back: {healed:?}");
+}
+
+/// There is no memory for the marks of an extension, but the lock lives longer all the same.
+#[test]
+fn a_release_counts_on_no_fence_that_ended_before_its_lock() {
+    let master = Master::new();
+    let held = master.grant('a');
+    assert_eq!(master.acquire(&held, 1_000), Vote::Granted);
+    master.node.limit_sets(Some(0));
+    assert!(matches!(master.extend(&held, 60_000), Vote::Failed(_)));
+    master.node.limit_sets(None);
+    master.pass(Duration::from_secs(2) + fence_grace(D));
+    let began = master.clock.wall_micros();
+    assert_eq!(master.release(&held, ReleaseScope::Holder), Vote::Released);
+    let healed = master.heal(&held, began);
+    assert!(matches!(healed, Vote::Stale { .. }), "a released lock is back: {healed:?}");
+}
