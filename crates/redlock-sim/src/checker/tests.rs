@@ -33,7 +33,7 @@ impl Script {
     }
 
     fn waits(self, start: u64, end: u64, patience: u64, answer: Answer) -> Self {
-        self.ask(start, end, Request::Acquire { owner: None, ttl_ms: 100, patience_ms: Some(patience) }, answer)
+        self.ask(start, end, Request::Acquire { owner: None, ttl_ms: 1_000, patience_ms: Some(patience) }, answer)
     }
 
     /// Granted to one who waited in line.
