@@ -93,7 +93,7 @@ async fn of_the_idle_the_one_that_never_sent_a_request_goes_before_a_clients_poo
 
 #[tokio::test]
 async fn when_all_have_requests_under_way_probes_are_answered_and_others_told_to_come_back() {
-    let gateway = Launch::embedded().flag("--max-connections", "3").start().await;
+    let gateway = Launch::embedded().flag("--max-connections", "3").flag("--max-waiters", "9").start().await;
     let lease = gateway.acquire("job").await;
     let mut waiting = Vec::new();
     let refused = eventually("no place is left", async || {

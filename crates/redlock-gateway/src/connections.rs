@@ -170,7 +170,8 @@ impl Connections {
         let since = self.accepted.fetch_add(1, Ordering::Relaxed);
         // Whoever came a moment ago has hardly had the time to send a request, and stays while there is a spare place.
         let is_left = table.open.len() < self.most.connections + SPARE;
-        let before = if is_left { since.saturating_sub(SPARE as u64) } else { u64::MAX };
+        let recent = SPARE.min(self.most.connections / 4) as u64;
+        let before = if is_left { since.saturating_sub(recent) } else { u64::MAX };
         let has_place = table.open.len() < self.most.connections || self.evict_one(&mut table, before, None);
         if !has_place && !is_left {
             drop(table);
