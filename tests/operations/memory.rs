@@ -119,3 +119,28 @@ async fn partial_heads_and_partial_records_over_tls_took_more_memory_than_there_
     }
     holds(&gateway, &launch, before, "partial heads and records over TLS", count).await;
 }
+
+#[tokio::test]
+async fn bodies_that_came_byte_by_byte_kept_a_buffer_for_each() {
+    const BYTES: usize = 1000;
+    let gateway = Launch::embedded().env("RUST_LOG", "info").start().await;
+    let mut streams = Vec::new();
+    for number in 0..10 {
+        let mut stream = connect(&gateway, number).await;
+        stream.set_nodelay(true).expect("an option");
+        let head =
+            "POST /locks/a HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\ncontent-length: 9000\r\n\r\n";
+        send(&mut stream, head.as_bytes()).await;
+        streams.push(stream);
+    }
+    let before = resident(&gateway).await;
+    for _ in 0..BYTES {
+        for stream in &mut streams {
+            send(stream, b" ").await;
+        }
+        // For each to be read by itself.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let grown = resident(&gateway).await - before;
+    assert!(grown < 5e6, "{grown} bytes for ten bodies of {BYTES} bytes");
+}

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::Shutdown;
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 use crate::clients::{Client, Clients, Place};
 use crate::refusals::Refusals;
@@ -24,11 +25,13 @@ use crate::telemetry::{ConnectionMetrics, ConnectionRefused};
 
 /// Places beyond the limit, for probes and for telling others to come back.
 pub(crate) const SPARE: usize = 16;
-/// Connections that were closed for others and have not noticed yet. With more of them nobody else is let in: each still
-/// has its file descriptor.
+/// Connections that were closed for others and have not noticed yet. When there are more, others wait to be let in: each
+/// still has its file descriptor.
 pub(crate) const LEAVING: usize = 64;
 /// How many connections are looked at to find one that can go. Of more, so many by chance.
 const LOOKED_AT: usize = 32;
+/// How long others wait for that.
+const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 /// How often all of them are looked at, when there was none among those.
 const LOOK_AT_ALL: Duration = Duration::from_millis(10);
 
@@ -49,6 +52,8 @@ pub(crate) struct Connections {
     refusals: Arc<Refusals>,
     metrics: ConnectionMetrics,
     table: Mutex<Table>,
+    /// Told when one that was closed for another has noticed.
+    left: Notify,
     /// Connections that were let in; also the clock by which they are idle.
     accepted: AtomicU64,
 }
@@ -87,6 +92,10 @@ const SINCE: u32 = 4;
 impl Open {
     fn is_idle(&self) -> bool {
         self.word.load(Ordering::Acquire) & STATE == IDLE
+    }
+
+    fn since(&self) -> u64 {
+        self.word.load(Ordering::Acquire) >> SINCE
     }
 
     /// The smallest goes first.
@@ -129,18 +138,28 @@ impl Connections {
         metrics: ConnectionMetrics,
     ) -> Arc<Self> {
         metrics.limit(most.connections);
-        let (table, accepted) = (Mutex::default(), AtomicU64::new(0));
-        Arc::new(Self { most, clients, refusals, metrics, table, accepted })
+        let (table, left, accepted) = (Mutex::default(), Notify::new(), AtomicU64::new(0));
+        Arc::new(Self { most, clients, refusals, metrics, table, left, accepted })
     }
 
-    /// A place for a connection from this address, if there is one.
-    pub(crate) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPlace>> {
+    /// A place for a connection from this address, if there is one. To be called for one after the other.
+    pub(crate) async fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPlace>> {
+        let may_enter = async {
+            while locked(&self.table).leaving >= LEAVING {
+                self.left.notified().await;
+            }
+        };
+        let _ = tokio::time::timeout(LEAVES_WITHIN, may_enter).await;
+        self.enter_now(address)
+    }
+
+    fn enter_now(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPlace>> {
         let client = self.clients.at(address);
         let is_bound = self.most.loopback || !address.to_canonical().is_loopback();
         let most = if is_bound { self.most.per_client } else { usize::MAX };
         let mut table = locked(&self.table);
         let mut of_client = client.connections.take(most);
-        if of_client.is_none() && self.evict_one(&mut table, Some(&client)) {
+        if of_client.is_none() && self.evict_one(&mut table, u64::MAX, Some(&client)) {
             // The one that goes gives its place back a moment later.
             of_client = client.connections.take(most + LEAVING);
         }
@@ -148,12 +167,16 @@ impl Connections {
             drop(table);
             return self.refuse(address, ConnectionRefused::Client);
         };
-        let has_place = table.open.len() < self.most.connections || self.evict_one(&mut table, None);
-        if !has_place && table.open.len() >= self.most.connections + SPARE {
+        let since = self.accepted.fetch_add(1, Ordering::Relaxed);
+        // Whoever came a moment ago has hardly had the time to send a request, and stays while there is a spare place.
+        let is_left = table.open.len() < self.most.connections + SPARE;
+        let recent = SPARE.min(self.most.connections / 4) as u64;
+        let before = if is_left { since.saturating_sub(recent) } else { u64::MAX };
+        let has_place = table.open.len() < self.most.connections || self.evict_one(&mut table, before, None);
+        if !has_place && !is_left {
             drop(table);
             return self.refuse(address, ConnectionRefused::Full);
         }
-        let since = self.accepted.fetch_add(1, Ordering::Relaxed);
         let open = Arc::new(Open {
             word: AtomicU64::new(since << SINCE),
             client,
@@ -190,8 +213,9 @@ impl Connections {
         }
     }
 
-    /// Closes an idle connection, of this client if one is given.
-    fn evict_one(&self, table: &mut Table, of: Option<&Arc<Client>>) -> bool {
+    /// Closes the idle connection that comes first, of this client if one is given; none when that one is not idle since
+    /// before this.
+    fn evict_one(&self, table: &mut Table, before: u64, of: Option<&Arc<Client>>) -> bool {
         if table.leaving >= LEAVING {
             return false;
         }
@@ -211,7 +235,8 @@ impl Connections {
             table.looked_at_all = Some(Instant::now());
             chosen = table.open.iter().filter(is_fit).min_by_key(|open| open.rank()).cloned();
         }
-        let Some(open) = chosen.filter(|open| open.evict()) else { return false };
+        let chosen = chosen.filter(|open| open.since() < before && open.evict());
+        let Some(open) = chosen else { return false };
         table.forget(&open);
         table.leaving += 1;
         self.metrics.evicted();
@@ -235,9 +260,9 @@ impl ConnectionPlace {
         &self.open.client
     }
 
-    /// Beyond the limit.
+    /// Beyond the limit, also now.
     pub(crate) fn is_spare(&self) -> bool {
-        self.is_spare
+        self.is_spare && locked(&self.all.table).open.len() > self.all.most.connections
     }
 
     /// What is to be closed when another needs the place; false when that has come to pass already.
@@ -287,6 +312,7 @@ impl Drop for ConnectionPlace {
         // Looked at under the lock: only there is it changed.
         if self.is_evicted() {
             table.leaving -= 1;
+            self.all.left.notify_one();
         } else {
             table.forget(&self.open);
         }

@@ -70,7 +70,7 @@ const PAGES: [(&str, &str); 6] = [
 ];
 
 /// What is answered also when there is no place for another connection.
-const PROBES: [&str; 3] = ["/livez", "/readyz", "/healthz"];
+const PROBES: [&str; 4] = ["/livez", "/readyz", "/healthz", "/metrics"];
 
 /// The pages for people, and what they need.
 fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {

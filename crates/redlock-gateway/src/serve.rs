@@ -1,6 +1,6 @@
 //! From a configuration to a running server and back down again.
 
-use std::future::{Future, Ready, ready};
+use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -107,16 +107,7 @@ pub async fn run(
         }
     };
     tasks.spawn(upkeep(telemetry, clients));
-    tasks.spawn({
-        let (app, refusals) = (app.clone(), refusals.clone());
-        async move {
-            let mut tick = tokio::time::interval(refusals::WINDOW);
-            loop {
-                tick.tick().await;
-                sum_up(&app, &refusals);
-            }
-        }
-    });
+    tasks.spawn(sum_up_for_ever(app.clone(), refusals.clone()));
 
     started(&Running { address, gateway: gateway.clone() });
     tokio::select! {
@@ -164,11 +155,13 @@ pub fn within_descriptors(config: Config) -> Result<Config, String> {
 fn services(
     app: App,
     connections: Arc<Connections>,
-) -> impl Service<SocketAddr, Response = Connection, Error = io::Error, Future = Ready<io::Result<Connection>>> {
+) -> impl Service<SocketAddr, Response = Connection, Error = io::Error, Future: Send> {
     service_fn(move |address: SocketAddr| {
-        let place = connections.enter(address.ip());
-        let service = place.map(|place| Connection::new(app.clone(), place));
-        ready(service.ok_or_else(|| io::Error::other("too many connections")))
+        let (connections, app) = (connections.clone(), app.clone());
+        async move {
+            let place = connections.enter(address.ip()).await;
+            place.map(|place| Connection::new(app, place)).ok_or_else(|| io::Error::other("too many connections"))
+        }
     })
 }
 
@@ -178,6 +171,14 @@ async fn upkeep(telemetry: Arc<Telemetry>, clients: Arc<Clients>) {
         tick.tick().await;
         telemetry.upkeep();
         clients.forget_idle();
+    }
+}
+
+async fn sum_up_for_ever(app: App, connections: Arc<Refusals>) {
+    let mut tick = tokio::time::interval(refusals::WINDOW);
+    loop {
+        tick.tick().await;
+        sum_up(&app, &connections);
     }
 }
 

@@ -4,6 +4,7 @@
 //! No lock name, owner, token or raw path is ever a label. Nothing global is installed except the log subscriber, so a
 //! process can hold several gateways (tests do).
 
+mod connections;
 mod describe;
 
 use std::borrow::Cow;
@@ -19,13 +20,10 @@ use redlock_core::node::{Failure, HandOver, NodeState, NodeStatus, Observer, Rea
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::Directive;
 
+pub use self::connections::{ConnectionMetrics, ConnectionRefused};
 use crate::audit;
 use crate::clients::Limited;
 use crate::config::LogFormat;
-
-mod connections;
-
-pub use self::connections::{ConnectionMetrics, ConnectionRefused};
 
 /// 250 µs to 30 s.
 const SECONDS: [f64; 16] =
@@ -213,8 +211,8 @@ impl Telemetry {
             let nodes = nodes.iter().map(|node| NodeMetrics::new(node)).collect();
             (process, nodes, Handles::new(), ConnectionMetrics::new())
         });
-        let last_mention = Mutex::default();
-        Self { recorder, handle, process, http: RwLock::default(), nodes, handles, connections, last_mention }
+        let (http, last_mention) = Default::default();
+        Self { recorder, handle, process, http, nodes, handles, connections, last_mention }
     }
 
     pub fn operation(&self, operation: Operation, outcome: Outcome) {

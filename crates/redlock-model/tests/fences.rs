@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use redlock_core::clock::Clock;
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Keys, NodeSettings, Op, Record, ReleaseScope, Vote};
 use redlock_core::node::rules::fence_grace;
+use redlock_core::node::{Keys, NodeSettings, Op, Record, ReleaseScope, Vote};
 use redlock_core::{Info, LockName, LockToken, Ttl};
 
 const START: u64 = 1_763_725_165_000_000;
