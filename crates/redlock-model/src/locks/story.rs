@@ -69,8 +69,12 @@ impl Locks {
             Action::ReleaseArrives { try_, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(try_);
-                let deletes = at.release(&self.rules, self.window(s), s.asked(i), self.scope(s.sites[usize::from(site)].releases[i]))
-                    == Vote::Released;
+                let deletes = at.release(
+                    &self.rules,
+                    self.window(s),
+                    s.asked(i),
+                    self.scope(s.sites[usize::from(site)].releases[i]),
+                ) == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
                 let fence = next.sites[usize::from(site)].node.fence;
                 format!("the release of {} reaches {}{effect}; its fence is {}", who(try_), node(site), token(fence))
