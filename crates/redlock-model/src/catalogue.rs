@@ -158,14 +158,6 @@ static FENCES: Case = Case {
         AnyModel::Locks(Locks::new(rules, Bounds { fences_end: true, ..bounds }))
     },
 };
-static FENCES_AND_HEALS: Case = Case {
-    title: "locks: two tries, two extensions, fences that end",
-    size: Size::Large,
-    model: |rules| {
-        let bounds = Bounds { retry: false, bad_clock: false, renewals: 2, ..Bounds::TRIES };
-        AnyModel::Locks(Locks::new(rules, Bounds { fences_end: true, ..bounds }))
-    },
-};
 static FENCES_AND_LOSS: Case = Case {
     title: "locks: two tries, one loss of data, one extension, fences that end",
     size: Size::Large,
@@ -305,7 +297,7 @@ fn adoption(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// Everything that is explored with all rules on.
-pub static CASES: [&Case; 35] = [
+pub static CASES: [&Case; 34] = [
     &TRIES,
     &REPEATS,
     &LOSS_OF_TWO,
@@ -332,7 +324,6 @@ pub static CASES: [&Case; 35] = [
     &TWO_ADOPTIONS,
     &EXTENSION,
     &TWO_EXTENSIONS,
-    &FENCES_AND_HEALS,
     &FENCES_AND_LOSS,
     &TWO_LOSSES,
     &EVERY_ORDER,

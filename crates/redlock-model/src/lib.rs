@@ -41,9 +41,9 @@
 //!
 //! # What is left out
 //!
-//! Availability, but for one property and for what must be possible at all; clocks that run at wrong rates; fences that
-//! expire (their retention is longer than what clocks may differ by); deletion by hand and fail-over, which are not
-//! promised. Answers of nodes that decide nothing are left out as well, see [`locks`]. States are told apart by 64-bit
+//! Availability, but for one property and for what must be possible at all; clocks that run at wrong rates; deletion by
+//! hand and fail-over, which are not promised. Fences end in cases of their own, see `locks/fences.rs`, which have neither
+//! adoption nor a retry together with extensions. Answers of nodes that decide nothing are left out as well, see [`locks`]. States are told apart by 64-bit
 //! fingerprints: among ten million states one is overlooked with a chance of about one in four hundred thousand.
 
 pub mod admission;

@@ -21,7 +21,8 @@
 //! - *A majority is noticed at once.* A holder that hears later believes for less time.
 //! - *A lease ends when a key expires or a quarantine needs it*, not before: nothing else gets possible by its end.
 //! - *Tries start at the beginning*, or after a loss of data, or after their owner's other try was granted: in between a
-//!   later start allows nothing that a late delivery does not. The same goes for extensions, which start with the grant.
+//!   later start allows nothing that a late delivery does not. The same goes for extensions, which start with the grant;
+//!   where fences end, they start at any time.
 //! - *A blank node does not lose its data*, and a node's answer to an extension that is decided already does not prolong.
 //!
 //! The cases with `every_order` leave out none of these, and hold as well.

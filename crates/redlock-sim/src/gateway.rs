@@ -264,7 +264,8 @@ impl Node for SimNode {
 impl Plan {
     /// What masters are told.
     pub fn node_settings(&self) -> NodeSettings {
-        NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules)
+        let settings = NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules);
+        self.fence_grace.map_or(settings, |grace| settings.with_fence_grace(grace))
     }
 
     fn worker(&self, name: &str, link: SimLink, admission: Admission, shared: (Arc<Peers>, Seams)) -> RemoteNode {

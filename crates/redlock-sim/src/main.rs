@@ -86,7 +86,9 @@ impl Arguments {
             ScenarioArgument::Reconfigure => Plan::reconfigure(seed),
             ScenarioArgument::FastClocks => Plan::fast_clocks(seed),
         };
-        plan.rules = self.without.map_or(plan.rules, Rule::off);
+        if let Some(rule) = self.without {
+            plan = rule.off(plan);
+        }
         plan.masters = self.nodes.unwrap_or(plan.masters);
         plan.length = self.seconds.map_or(plan.length, Duration::from_secs);
         plan

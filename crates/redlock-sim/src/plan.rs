@@ -94,6 +94,8 @@ pub struct Plan {
     pub max_ttl: Duration,
     /// S and D.
     pub skew: Duration,
+    /// How long a fence outlives what it is for, where it is not as long as the core says.
+    pub fence_grace: Option<Duration>,
     /// How long rounds wait for a master.
     pub node_timeout: Duration,
     /// Masters that take longer to answer are far ones, with several calls under way.
@@ -163,6 +165,7 @@ impl Plan {
             length: Duration::from_secs(60),
             max_ttl: chance.pick(&[MAX_TTL, MAX_TTL, LONG_MAX_TTL]),
             skew: chance.pick(&[500, 700, 1_000]).millis(),
+            fence_grace: None,
             node_timeout: Duration::from_millis(50),
             overlap_above: chance.pick(&[NEVER, NEVER, 0, 8]).millis(),
             queue: chance.pick(&[8192, 8192, 8192, 4]) as usize,

@@ -3,8 +3,9 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
-use redlock_core::node::Rules;
+use crate::plan::Plan;
 
 /// A rule of the core that can be switched off, to see what it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,10 +34,12 @@ pub enum Rule {
     RateIsChecked,
     /// A successful extension sets the lock again on nodes that lost it.
     MissingIsHealed,
+    /// A fence outlives its lock, or the release that left it.
+    FenceOutlivesLock,
 }
 
 impl Rule {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::LockIsKept,
         Self::ReleaseIsABarrier,
         Self::ReleaseKeepsNewer,
@@ -49,6 +52,7 @@ impl Rule {
         Self::NameIsFollowed,
         Self::RateIsChecked,
         Self::MissingIsHealed,
+        Self::FenceOutlivesLock,
     ];
 
     /// Its name, as `--without` takes it.
@@ -66,13 +70,16 @@ impl Rule {
             Self::NameIsFollowed => "name-is-followed",
             Self::RateIsChecked => "rate-is-checked",
             Self::MissingIsHealed => "missing-is-healed",
+            Self::FenceOutlivesLock => "fence-outlives-lock",
         }
     }
 
-    /// All rules but this one.
-    pub fn off(self) -> Rules {
-        let mut rules = Rules::ALL;
+    /// The same plan without this one.
+    pub fn off(self, plan: Plan) -> Plan {
+        let mut rules = plan.rules;
         let rule = match self {
+            // No switch of the core, but a time.
+            Self::FenceOutlivesLock => return Plan { fence_grace: Some(Duration::ZERO), ..plan },
             Self::LockIsKept => &mut rules.lock_is_kept,
             Self::ReleaseIsABarrier => &mut rules.release_is_a_barrier,
             Self::ReleaseKeepsNewer => &mut rules.release_keeps_newer,
@@ -87,7 +94,7 @@ impl Rule {
             Self::MissingIsHealed => &mut rules.missing_is_healed,
         };
         *rule = false;
-        rules
+        Plan { rules, ..plan }
     }
 }
 

@@ -12,7 +12,7 @@ const MOST: u64 = 400;
 
 #[track_caller]
 fn is_missed(rule: Rule, scenario: &str, plan: fn(u64) -> Plan, wanted: &[Demand]) {
-    let off = |seed| Plan { rules: rule.off(), ..plan(seed) };
+    let off = |seed| rule.off(plan(seed));
     let found = search(0..MOST, wanted, true, off, |_, _| {});
     let Some((seed, violation)) = found.violations.first() else {
         panic!("{MOST} seeds without {rule} and no violation");
@@ -46,6 +46,11 @@ fn without_an_exact_undo() {
 #[test]
 fn without_the_fence() {
     is_missed(Rule::FenceIsChecked, "storm", Plan::storm, &[Demand::Fencing]);
+}
+
+#[test]
+fn without_fences_that_outlive_their_locks() {
+    is_missed(Rule::FenceOutlivesLock, "storm", Plan::storm, &[Demand::Orphan, Demand::Fencing]);
 }
 
 #[test]

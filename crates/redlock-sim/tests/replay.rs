@@ -31,7 +31,7 @@ fn other_plans_replay_as_well() {
     replays(&Plan::rolling(5, true));
     (0..4).for_each(|seed| drop(replays(&Plan::queue(seed))));
     (0..4).for_each(|seed| drop(replays(&Plan::reconfigure(seed))));
-    replays(&Plan { rules: Rule::FenceIsChecked.off(), ..Plan::storm(5) });
+    replays(&Rule::FenceIsChecked.off(Plan::storm(5)));
 }
 
 #[test]
