@@ -168,6 +168,8 @@ async fn the_help_names_every_setting_and_shows_no_password() {
             "max-waiters-per-lock",
             "worker-threads",
             "max-connections",
+            "max-connections-per-client",
+            "memory-budget",
             "max-in-flight",
             "cluster",
             "bootstrap",
