@@ -172,6 +172,8 @@ async fn the_help_names_every_setting_and_shows_no_password() {
             "max-waited-locks-per-client",
             "worker-threads",
             "max-connections",
+            "max-connections-per-client",
+            "memory-budget",
             "max-in-flight",
             "cluster",
             "bootstrap",

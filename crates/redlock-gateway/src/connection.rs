@@ -27,6 +27,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How much a client may send in it: a greeting, and a chain of certificates where one is asked for. The library would keep
 /// 64 KB of one message.
 const HANDSHAKE_BYTES: usize = 16 * 1024;
+/// What may be encrypted and not yet taken by the client; the library would keep 64 KB.
+const UNSENT: usize = 16 * 1024;
 
 /// The service of one connection; it knows its client once it is accepted.
 #[derive(Clone)]
@@ -157,7 +159,9 @@ impl Accept<TcpStream, Connection> for Encrypted {
             if let Some(subject) = &subject {
                 tracing::debug!(client = %address, subject, "a client has shown its certificate");
             }
-            stream.get_mut().0.limit(usize::MAX);
+            let (plain, session) = stream.get_mut();
+            plain.limit(usize::MAX);
+            session.set_buffer_limit(Some(UNSENT));
             let peer = connection.peer.map(|peer| peer.with_subject(subject));
             Ok((stream, Connection { peer, ..connection }))
         })
