@@ -22,7 +22,7 @@ pub(super) async fn page(client: Client, prefix: String, cursor: Option<Bytes>) 
     let cursor = cursor.map_or_else(|| "0".to_owned(), |cursor| String::from_utf8_lossy(&cursor).into_owned());
     let page = client.scan_page(cursor, pattern(prefix.as_bytes()), Some(PAGE), Some(ScanType::String));
     let (next, keys): (String, Vec<Bytes>) = page.await?;
-    let name = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(&prefix)?.parse::<LockName>().ok();
+    let name = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(&prefix).and_then(LockName::stored);
     let locks: Vec<_> = keys.into_iter().filter_map(|key| Some((name(&key)?, key))).collect();
     let next = (next != "0").then(|| Bytes::from(next));
     if locks.is_empty() {
