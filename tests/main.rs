@@ -58,6 +58,8 @@ mod http {
     mod locks;
     mod openapi;
     mod retries;
+    mod rights;
+    mod sites;
     mod swallowed;
     mod tls;
     mod waiting;

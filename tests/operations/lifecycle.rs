@@ -127,7 +127,7 @@ async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
 async fn idle_connections_do_not_hold_up_the_end() {
     let mut gateway = Launch::embedded().start().await;
     let (mut fresh, mut used) = (gateway.raw().await, gateway.raw().await);
-    used.write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
+    used.write("GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_eq!(used.answer().await.status, 200);
     let since = Instant::now();
     gateway.signal(Signal::TERM);
@@ -198,15 +198,15 @@ async fn a_connection_beyond_the_limit_is_closed_and_its_place_is_given_back() {
     let mut open = Vec::new();
     for _ in 0..3 {
         let mut raw = gateway.raw().await;
-        raw.write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
+        raw.write("GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         assert_eq!(raw.answer().await.status, 200);
         open.push(raw);
     }
     let mut fourth = gateway.raw().await;
-    let _ = fourth.try_write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
+    let _ = fourth.try_write("GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_eq!(fourth.closed().await, "");
     // Those that are in are still served.
-    open[2].write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
+    open[2].write("GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_eq!(open[2].answer().await.status, 200);
     open.pop();
     eventually("there is a place again", async || {

@@ -75,7 +75,7 @@ impl Connection {
     }
 
     pub(crate) async fn get(&mut self, path: &str) -> Result<Answer<'_>, String> {
-        self.exchange(format!("GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n").as_bytes()).await
+        self.exchange(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).await
     }
 
     /// What a process does that dies with data unread: the other side sees a reset instead of an orderly end.
@@ -140,7 +140,7 @@ pub(crate) fn write_acquire(buffer: &mut Vec<u8>, name: u64, body: &str) {
     let length = body.len();
     write!(
         buffer,
-        "POST /locks/bench-{name:016x} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n\
+        "POST /locks/bench-{name:016x} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          content-length: {length}\r\n\r\n{body}"
     )
     .expect("a Vec takes everything");
@@ -149,7 +149,7 @@ pub(crate) fn write_acquire(buffer: &mut Vec<u8>, name: u64, body: &str) {
 /// Writes `PATCH /locks/{name}` with its token and a JSON body over what the buffer held.
 pub(crate) fn write_extend(buffer: &mut Vec<u8>, name: u64, token: &[u8], body: &str) {
     buffer.clear();
-    write!(buffer, "PATCH /locks/bench-{name:016x} HTTP/1.1\r\nhost: bench\r\nlock-token: ")
+    write!(buffer, "PATCH /locks/bench-{name:016x} HTTP/1.1\r\nhost: localhost\r\nlock-token: ")
         .expect("a Vec takes everything");
     buffer.extend_from_slice(token);
     let length = body.len();
@@ -160,7 +160,7 @@ pub(crate) fn write_extend(buffer: &mut Vec<u8>, name: u64, token: &[u8], body: 
 /// Writes `DELETE /locks/{name}` with its token over what the buffer held.
 pub(crate) fn write_release(buffer: &mut Vec<u8>, name: u64, token: &[u8]) {
     buffer.clear();
-    write!(buffer, "DELETE /locks/bench-{name:016x} HTTP/1.1\r\nhost: bench\r\nlock-token: ")
+    write!(buffer, "DELETE /locks/bench-{name:016x} HTTP/1.1\r\nhost: localhost\r\nlock-token: ")
         .expect("a Vec takes everything");
     buffer.extend_from_slice(token);
     buffer.extend_from_slice(b"\r\n\r\n");

@@ -8,6 +8,7 @@ mod health;
 mod locks;
 pub mod openapi;
 mod render;
+mod site;
 pub mod wire;
 
 use std::any::Any;
@@ -31,9 +32,10 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 pub use self::access::AppState;
 use self::access::{Needs, Route};
 use self::error::{ApiError, METHOD_NOT_ALLOWED, NOT_FOUND, Problem};
+pub use self::site::Hosts;
 use crate::audit::{Audit, AuditGuard, RequestEnd};
 use crate::auth::Verb;
-use crate::config::{Origin, Public};
+use crate::config::Public;
 use crate::peer::Peer;
 use crate::telemetry::Telemetry;
 
@@ -104,13 +106,15 @@ struct Observer {
     telemetry: Arc<Telemetry>,
     audit: Arc<Audit>,
     has_keys: bool,
+    hosts: Hosts,
 }
 
 impl App {
-    pub fn new(state: AppState, telemetry: Arc<Telemetry>, audit: Arc<Audit>, cors_origins: &[Origin]) -> Self {
-        let has_keys = !state.authenticator.is_open();
-        let (routes, labels) = router(&Arc::new(state));
-        Self::observed(browser::open_to(cors_origins, routes), Observer { labels, telemetry, audit, has_keys })
+    pub fn new(state: AppState, telemetry: Arc<Telemetry>, audit: Arc<Audit>, hosts: Hosts) -> Self {
+        let (has_keys, state) = (!state.authenticator.is_open(), Arc::new(state));
+        let (routes, labels) = router(&state);
+        let routes = browser::open_to(&state.cors_origins, routes);
+        Self::observed(routes, Observer { labels, telemetry, audit, has_keys, hosts })
     }
 
     fn observed(routes: Router, observer: Observer) -> Self {
@@ -132,10 +136,10 @@ impl App {
         };
         let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
         let method = method_word(request.method());
-        let Observer { labels, telemetry, audit, has_keys } = &*self.observer;
+        let Observer { labels, telemetry, audit, has_keys, hosts } = &*self.observer;
         let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
         // Without keys, only force can be denied.
-        let is_recorded = *has_keys || audit.has_file() || request.uri().query().is_some();
+        let is_recorded = *has_keys || audit.file().is_some() || request.uri().query().is_some();
         let record = is_recorded.then(|| {
             let address = request.extensions().get::<Peer>().map(Peer::address);
             let record = AuditGuard::new(audit.clone(), text(&id), address);
@@ -143,9 +147,12 @@ impl App {
             record
         });
 
-        let mut response = match self.routes.call(request).await {
-            Ok(response) => response.map(Body::new),
-            Err(never) => match never {},
+        let mut response = match hosts.check(&request) {
+            Ok(()) => match self.routes.call(request).await {
+                Ok(response) => response.map(Body::new),
+                Err(never) => match never {},
+            },
+            Err(error) => error.into_response(),
         };
         let problem = response.extensions_mut().remove::<Problem>();
         // The page's own router says 404 without a body.
@@ -284,10 +291,11 @@ mod tests {
             .route("/panic", get(async || -> () { panic!("what {}", "happened") }));
         let mut labels = matchit::Router::new();
         labels.insert("/{path}", "a label".to_owned()).unwrap();
-        let observer = Observer { labels, telemetry, audit: Arc::new(Audit::logged()), has_keys: false };
+        let observer =
+            Observer { labels, telemetry, audit: Arc::new(Audit::logged()), has_keys: false, hosts: Hosts::default() };
         let app = App::observed(routes, observer);
         for (path, cause) in [("/error", "the cause"), ("/panic", "panic: what happened")] {
-            let request = Request::get(path).body(Body::empty()).unwrap();
+            let request = Request::get(path).header("host", "a").body(Body::empty()).unwrap();
             let response = app.clone().answer(request).await;
             assert_eq!(response.status(), 500);
             let id = response.headers()["x-request-id"].to_str().unwrap().to_owned();

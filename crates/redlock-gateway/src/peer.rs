@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::clients::{Client, Clients};
+use crate::tls::ClientCertificate;
 
 /// How often the connection of a client that waits is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -25,7 +26,7 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct Peer {
     stream: Arc<TcpStream>,
     address: SocketAddr,
-    subject: Option<Arc<str>>,
+    certificate: Option<Arc<ClientCertificate>>,
     client: Arc<Client>,
 }
 
@@ -40,14 +41,13 @@ impl Peer {
         &self.client
     }
 
-    /// The same client, with the subject of its certificate, which was verified.
-    pub(crate) fn with_subject(self, subject: Option<String>) -> Self {
-        Self { subject: subject.map(Arc::from), ..self }
+    /// The same client, with its certificate.
+    pub(crate) fn with_certificate(self, certificate: Option<ClientCertificate>) -> Self {
+        Self { certificate: certificate.map(Arc::new), ..self }
     }
 
-    /// The subject of the client's verified certificate, as `tls::subject` writes it.
-    pub(crate) fn certificate_subject(&self) -> Option<&str> {
-        self.subject.as_deref()
+    pub(crate) fn certificate(&self) -> Option<&ClientCertificate> {
+        self.certificate.as_deref()
     }
 
     /// Resolves when the client has closed its side of the connection.
@@ -76,7 +76,7 @@ impl SharedStream {
         let address = stream.peer_addr()?;
         let stream = Arc::new(stream);
         let client = clients.at(address.ip());
-        Ok((Self(stream.clone()), Peer { stream, address, subject: None, client }))
+        Ok((Self(stream.clone()), Peer { stream, address, certificate: None, client }))
     }
 }
 

@@ -165,6 +165,8 @@ pub struct Telemetry {
     http: RwLock<HashMap<RequestLabels, Histogram>>,
     nodes: Vec<NodeMetrics>,
     handles: Handles,
+    /// For the audit log.
+    pub audit_failures: Counter,
     /// When it was last said that a fence is out of reach.
     last_mention: Mutex<Option<Instant>>,
 }
@@ -198,14 +200,17 @@ impl Telemetry {
             .expect("bucket lists are not empty")
             .build_recorder();
         let handle = recorder.handle();
-        let (process, nodes, handles) = metrics::with_local_recorder(&recorder, || {
+        let (process, nodes, handles, audit_failures) = metrics::with_local_recorder(&recorder, || {
             describe();
             let process = metrics_process::Collector::default();
             process.describe();
             metrics::gauge!("redlock_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
-            (process, nodes.iter().map(|node| NodeMetrics::new(node)).collect(), Handles::new())
+            let (nodes, audit) =
+                (nodes.iter().map(|node| NodeMetrics::new(node)).collect(), "redlock_audit_failures_total");
+            (process, nodes, Handles::new(), metrics::counter!(audit))
         });
-        Self { recorder, handle, process, http: RwLock::default(), nodes, handles, last_mention: Mutex::default() }
+        let (http, last_mention) = (RwLock::default(), Mutex::default());
+        Self { recorder, handle, process, http, nodes, handles, audit_failures, last_mention }
     }
 
     pub fn operation(&self, operation: Operation, outcome: Outcome) {
@@ -422,6 +427,7 @@ fn describe() {
         "redlock_fences_out_of_reach_total",
         "Fences so far ahead of this machine's clock that its tokens cannot pass them yet."
     );
+    counter!("redlock_audit_failures_total", "Writes to --audit-log that failed, and lines that found no room.");
     histogram!(
         "redlock_node_request_duration_seconds",
         Unit::Seconds,

@@ -310,7 +310,7 @@ struct Parts {
 fn parts(chance: &mut Chance, targets: &Targets) -> Parts {
     let method = method(chance);
     let target = target(chance, targets);
-    let mut headers = vec![("Host".to_owned(), b"gateway".to_vec())];
+    let mut headers = vec![("Host".to_owned(), b"localhost".to_vec())];
     headers.extend(self::headers(chance, targets, method));
     let body = if matches!(method, "POST" | "PATCH") || chance.one_in(15) { body(chance) } else { Vec::new() };
     if !body.is_empty() && !chance.one_in(12) {
