@@ -63,6 +63,8 @@ mod http {
     mod quotas;
     mod refused;
     mod retries;
+    mod rights;
+    mod sites;
     mod swallowed;
     mod tls;
     mod waiting;

@@ -8,7 +8,8 @@ use crate::http::auth::is_ready;
 use crate::http::keys::{HOLDER, Key, file, key, with_keys};
 use crate::support::client::{Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch, Scratch};
-use crate::support::harness::{eventually, masters};
+use crate::support::harness::{PATIENCE, eventually, masters};
+use crate::support::metrics::Samples;
 use crate::support::waiters::waiting_is;
 
 #[tokio::test]
@@ -49,7 +50,13 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
     assert_eq!(holder.delete(&gateway, "deploy/app", &next.token).await.status, 204);
     force(&chief, "deploy/app", "force=true").await.problem(404, "lock_not_found");
 
-    let lines = audit_lines(&log);
+    // The last of them.
+    let lines = eventually("all is on the record", async || {
+        let lines = audit_lines(&log);
+        let is_last = |line: &Value| line["what"] == "force" && line["outcome"] == "lock_not_found";
+        lines.iter().any(is_last).then_some(lines)
+    })
+    .await;
     let of = |what: &str, outcome: &str| {
         let found = lines.iter().find(|line| line["what"] == what && line["outcome"] == outcome);
         found.unwrap_or_else(|| panic!("no {what} {outcome} in {lines:#?}")).clone()
@@ -91,9 +98,116 @@ async fn a_log_that_is_moved_away_is_opened_anew() {
     std::fs::remove_file(moved).unwrap();
 }
 
+/// A record on a disk that is full, until it is [`mended`].
+struct FullDisk(Scratch);
+
+impl FullDisk {
+    fn new() -> Self {
+        let path = Scratch::new("full.jsonl", "");
+        std::fs::remove_file(path.path()).unwrap();
+        std::os::unix::fs::symlink("/dev/full", path.path()).unwrap();
+        Self(path)
+    }
+
+    /// There is another disk now, and the gateway is told.
+    fn mended(&self, gateway: &Gateway) {
+        std::fs::remove_file(self.0.path()).unwrap();
+        gateway.signal(Signal::HUP);
+    }
+}
+
+async fn failures(gateway: &Gateway) -> f64 {
+    Samples::of(gateway).await.get("redlock_audit_failures_total", &[])
+}
+
+#[tokio::test]
+async fn on_a_full_disk_locks_go_on_and_their_record_is_written_when_there_is_room() {
+    let disk = FullDisk::new();
+    let mut gateway = Launch::embedded().flag("--audit-log", disk.0.path()).start().await;
+    assert_eq!(failures(&gateway).await, 0.0);
+    for n in 0..50 {
+        let lease = gateway.acquire(&format!("job-{n}")).await;
+        assert_eq!(gateway.delete(&format!("job-{n}"), &lease.token).await.status, 204);
+    }
+    eventually("it is counted and said", async || {
+        (failures(&gateway).await >= 1.0 && gateway.stdout().contains("a line could not be written")).then_some(())
+    })
+    .await;
+    disk.mended(&gateway);
+    let lines = eventually("all is on the record", async || {
+        let lines = std::path::Path::new(disk.0.path()).exists().then(|| audit_lines(&disk.0));
+        lines.filter(|lines| lines.len() == 100)
+    })
+    .await;
+    let locks: Vec<_> = lines.iter().map(|line| line["lock"].as_str().unwrap().to_owned()).collect();
+    let expected: Vec<_> = (0..50).flat_map(|n| [format!("job-{n}"), format!("job-{n}")]).collect();
+    assert_eq!(locks, expected, "in order, and each once");
+    // The end waits for what is on its way.
+    for n in 0..50 {
+        gateway.acquire(&format!("late-{n}")).await;
+    }
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.ended().await, Some(0));
+    assert_eq!(audit_lines(&disk.0).len(), 150);
+}
+
+#[tokio::test]
+async fn on_a_full_disk_no_lock_is_changed_unrecorded_where_that_is_asked_for() {
+    let disk = FullDisk::new();
+    let launch = Launch::embedded().flag("--audit-log", disk.0.path()).flag("--audit-on-failure", "refuse");
+    let mut gateway = launch.start().await;
+    // Nothing has failed yet.
+    let lease = gateway.acquire("job").await;
+    let refused = eventually("the failure is noticed", async || {
+        let answer = gateway.post("other", json!({})).await;
+        (answer.status != 201).then_some(answer)
+    })
+    .await;
+    refused.problem(503, "audit_unavailable");
+    gateway.post("third", json!({})).await.problem(503, "audit_unavailable");
+    gateway.patch("job", &lease.token, 60_000).await.problem(503, "audit_unavailable");
+    gateway.delete("job", &lease.token).await.problem(503, "audit_unavailable");
+    assert_eq!(gateway.look("third").await["state"], "free", "what changes nothing is served");
+    assert_eq!(gateway.readyz().await.status, 200);
+    disk.mended(&gateway);
+    let next = eventually("it can be recorded again", async || {
+        Some(gateway.post("third", json!({})).await).filter(|answer| answer.status == 201)
+    })
+    .await;
+    assert_eq!(gateway.patch("job", &lease.token, 60_000).await.status, 200);
+    assert_eq!(gateway.delete("third", &Lease::from(&next).token).await.status, 204);
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.ended().await, Some(0));
+    let lines = audit_lines(&disk.0);
+    let outcomes = |code: &str| lines.iter().filter(|line| line["outcome"] == code).count();
+    assert!(outcomes("audit_unavailable") >= 4 && outcomes("done") >= 4, "{lines:#?}");
+}
+
+#[tokio::test]
+async fn a_disk_that_hangs_holds_up_no_request() {
+    // Nobody reads: it takes so many lines, and then no more.
+    let pipe = Scratch::new("pipe", "");
+    std::fs::remove_file(pipe.path()).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(pipe.path()).status().expect("mkfifo starts");
+    assert!(made.success());
+    // Opened to read and write it waits for nobody.
+    let _other_end = std::fs::File::options().read(true).write(true).open(pipe.path()).unwrap();
+    let gateway = Launch::embedded().flag("--audit-log", pipe.path()).env("RUST_LOG", "info").start().await;
+    let since = std::time::Instant::now();
+    let name = |n| format!("{}-{n}", "n".repeat(200));
+    // Twice what a pipe takes.
+    for n in 0..300 {
+        gateway.acquire(&name(n)).await;
+    }
+    assert!(since.elapsed() < PATIENCE, "{:?}", since.elapsed());
+    assert_eq!(gateway.get("/livez").await.status, 200);
+}
+
 fn audit_lines(log: &Scratch) -> Vec<Value> {
     let text = std::fs::read_to_string(log.path()).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).expect("one object a line")).collect()
+    // The last line may be on its way.
+    let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    whole.map(|line| serde_json::from_str(line).expect("one object a line")).collect()
 }
 
 #[tokio::test]

@@ -49,6 +49,10 @@ async fn bad_names_are_named() {
         ("a percent sign", "/locks/100%25", 400, "invalid_name", ["'%' at byte 3", allowed]),
         ("a percent sign of its own", "/locks/100%", 400, "invalid_name", ["'%' at byte 3", allowed]),
         ("no UTF-8", "/locks/%ff%fe", 400, "invalid_name", ["not UTF-8", "percent-decoding"]),
+        ("a dot", "/locks/.", 400, "invalid_name", ["segment \".\"", "not empty"]),
+        ("two dots in the middle", "/locks/a%2F..%2Fb", 400, "invalid_name", ["segment \"..\"", "not empty"]),
+        ("two slashes", "/locks/a%2F%2Fb", 400, "invalid_name", ["segment \"\"", "not empty"]),
+        ("a slash at the end", "/locks/a%2F", 400, "invalid_name", ["segment \"\"", "not empty"]),
         ("a raw slash", "/locks/reports/nightly", 404, "not_found", ["one path segment", "%2F"]),
     ];
     for (what, path, status, code, words) in cases {
@@ -137,6 +141,20 @@ async fn bad_bodies_are_refused_with_their_defect() {
         let answer = with_body(&gateway, body.to_vec()).send().await;
         assert_bad(what, &answer, 400, "invalid_body", words);
     }
+    // They show a text as another than it is.
+    for c in "\u{2028}\u{2029}\u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}".chars() {
+        let text = format!("a{c}b");
+        let asked =
+            [json!({ "owner": text }), json!({ "metadata": { "k": text } }), json!({ "metadata": { &text: "v" } })];
+        for (body, field) in asked.into_iter().zip(["owner", "metadata", "metadata"]) {
+            let problem = gateway.post("job", body).await.problem(400, "invalid_body");
+            let detail = problem["detail"].as_str().unwrap();
+            assert!(
+                detail.contains(field) && detail.contains("bidirectional control") && !detail.contains(c),
+                "{detail}"
+            );
+        }
+    }
     assert_eq!(gateway.look("job").await["state"], "free", "one of them got the lock");
     let most = json!({ "owner": "é".repeat(255), "metadata": { "k": "v".repeat(1_023) } });
     assert_eq!(gateway.post("most", most).await.status, 201);
@@ -173,7 +191,7 @@ async fn a_body_beyond_the_limit_is_413_however_its_length_is_told() {
 
     let mut raw = gateway.raw().await;
     raw.write(
-        "POST /locks/job HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
+        "POST /locks/job HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
     )
     .await;
     for chunk in two_mebibytes.chunks(16 * 1024) {
@@ -345,8 +363,9 @@ async fn unknown_paths_and_methods_are_told_what_there_is() {
 async fn a_head_beyond_the_limit_is_431_and_what_is_no_http_is_400() {
     let gateway = Launch::embedded().start().await;
     let mut raw = gateway.raw().await;
-    let _ =
-        raw.try_write(format!("GET /livez HTTP/1.1\r\nhost: g\r\nx-large: {}\r\n\r\n", "x".repeat(100 * 1024))).await;
+    let _ = raw
+        .try_write(format!("GET /livez HTTP/1.1\r\nhost: localhost\r\nx-large: {}\r\n\r\n", "x".repeat(100 * 1024)))
+        .await;
     assert_eq!(raw.answer().await.status, 431);
     for garbage in ["GET /livez\u{1}HTTP/1.1\r\n\r\n", "GET /livez HTTP/1.1\r\nno colon\r\n\r\n"] {
         let mut raw = gateway.raw().await;

@@ -173,6 +173,50 @@ async fn a_key_is_held_to_its_own_ttl_hold_and_rate() {
 }
 
 #[tokio::test]
+async fn a_file_of_keys_that_others_can_read_or_write_is_warned_of() {
+    use std::os::unix::fs::PermissionsExt;
+    let known = key("known", HOLDER, "*").await;
+    let file = file(&[&known]);
+    let set = |mode| std::fs::set_permissions(file.path(), PermissionsExt::from_mode(mode)).unwrap();
+    let made = async || {
+        let made = Launch::bare(&["key", "new", "ci"]).env("REDLOCK_AUTH_KEYS", file.path()).finish().await;
+        assert_eq!(made.code, Some(0), "{made:?}");
+        made.stderr
+    };
+    for mode in [0o600, 0o640, 0o440] {
+        set(mode);
+        assert_eq!(made().await, "", "{mode:o}");
+    }
+    for mode in [0o644, 0o604, 0o660, 0o602] {
+        set(mode);
+        let warning = made().await;
+        assert!(warning.contains(file.path()) && warning.contains(&format!("{mode:04o}")), "{warning}");
+    }
+
+    set(0o600);
+    let gateway = with_keys(&file).start().await;
+    known.acquire(&gateway, "job").await;
+    let warnings = || gateway.stdout().lines().filter(|line| line.contains("its mode is")).count();
+    assert_eq!(warnings(), 0);
+    set(0o644);
+    gateway.signal(Signal::HUP);
+    eventually("it is said", async || (warnings() == 1).then_some(())).await;
+    let other = with_keys(&file).start().await;
+    assert!(other.stdout().contains("its mode is 0644"), "at the start too");
+
+    // A key that goes into a file is in that file.
+    let out = Scratch::new("key", "");
+    for (mode, is_warned_of) in [(0o600, false), (0o640, true), (0o644, true)] {
+        std::fs::set_permissions(out.path(), PermissionsExt::from_mode(mode)).unwrap();
+        let into = std::fs::File::options().write(true).open(out.path()).unwrap();
+        let binary = crate::support::gateway::binary();
+        let made = std::process::Command::new(binary).args(["key", "new", "ci"]).stdout(into).output().unwrap();
+        let warning = String::from_utf8(made.stderr).unwrap();
+        assert_eq!(warning.contains("umask 077"), is_warned_of, "{mode:o}: {warning}");
+    }
+}
+
+#[tokio::test]
 async fn a_new_key_is_printed_once_and_ready_to_use() {
     let made = Launch::bare(&["key", "new", "ci", "--expires", "2999-01-31"]).finish().await;
     let lines: Vec<_> = made.stdout.lines().collect();

@@ -152,8 +152,8 @@ fn every_named_schema_has_an_example_of_itself() {
 
 #[test]
 fn every_operation_lists_all_its_statuses_with_one_success_type_and_one_error_type() {
-    let reading = ["400", "401", "403", "429", "500", "503"];
-    let with_a_body = ["400", "401", "403", "408", "409", "413", "415", "429", "500", "503"];
+    let reading = ["400", "401", "403", "421", "429", "500", "503"];
+    let with_a_body = ["400", "401", "403", "408", "409", "413", "415", "421", "429", "500", "503"];
     let expected = |name: &str| -> Vec<&str> {
         match name {
             "post /locks/{name}" => ["201"].into_iter().chain(with_a_body).collect(),
@@ -161,8 +161,8 @@ fn every_operation_lists_all_its_statuses_with_one_success_type_and_one_error_ty
             "delete /locks/{name}" => ["204", "404", "409"].into_iter().chain(reading).collect(),
             "get /locks/{name}" | "get /locks" => ["200"].into_iter().chain(reading).collect(),
             "get /readyz" | "get /healthz" => vec!["200", "503"],
-            "get /livez" => vec!["200", "500"],
-            "get /metrics" => vec!["200", "401", "403", "429", "500"],
+            "get /livez" => vec!["200", "421", "500"],
+            "get /metrics" => vec!["200", "401", "403", "421", "429", "500"],
             _ => panic!("{name} is new: say here what it answers"),
         }
     };

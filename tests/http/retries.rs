@@ -109,7 +109,7 @@ async fn clients_that_leave_at_any_moment_hold_nothing_beyond_the_ttl() {
     let gateway = Launch::over(&servers).ready().await;
     for n in 0..200_u64 {
         let mut client = TcpStream::connect(gateway.address()).await.unwrap();
-        let head = format!("POST /locks/gone-{n} HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\n");
+        let head = format!("POST /locks/gone-{n} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n");
         let body = r#"{"ttl_ms":1500}"#;
         client.write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
         // Anywhere between before the request is read and after the answer is written.

@@ -57,7 +57,7 @@ async fn locks_are_served_over_https_to_those_who_trust_the_authority() {
     assert!(refused.contains("certificate"), "{refused}");
 
     let mut plain = gateway.raw().await;
-    plain.write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
+    plain.write("GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert!(!plain.closed().await.contains("HTTP/1.1"), "nothing is served in the clear");
 }
 
@@ -275,6 +275,32 @@ async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused(
 }
 
 #[tokio::test]
+async fn a_certificate_that_ends_opens_nothing_more_on_a_connection_that_goes_on() {
+    let authority = Authority::new();
+    let (server, own) = (authority.issue("server", "/CN=gateway"), authority.issue_for("ci", "/CN=ci", 6));
+    let keys =
+        "[[key]]\nname = 'ci'\ncertificate = 'CN=ci'\nallow = [{ verbs = ['acquire', 'inspect'], names = ['*'] }]";
+    let keys = Scratch::new("keys.toml", keys);
+    let launch = https(&server).flag("--tls-client-ca", &authority.ca()).flag("--auth-keys", keys.path());
+    let gateway = launch.start().await;
+    let mut open = Client::showing(&authority, &own).open(gateway.address()).await.unwrap();
+    let mut waits = Client::showing(&authority, &own).open(gateway.address()).await.unwrap();
+    assert_eq!(open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap().0, 201);
+    // It would be granted the lock that expires, but for its certificate, which ends before.
+    assert_eq!(open.post("/locks/short", &json!({ "ttl_ms": 10_000 })).await.unwrap().0, 201);
+    let waits = tokio::spawn(async move { waits.post("/locks/short", &json!({ "wait_ms": 14_000 })).await });
+    let answer = eventually("its time is over", async || {
+        let request = http::Request::get("/locks/job").header("host", "localhost").body(Default::default()).unwrap();
+        let (status, body) = open.send(request).await.unwrap();
+        (status != 200).then_some((status, String::from_utf8(body.to_vec()).unwrap()))
+    })
+    .await;
+    assert!(answer.0 == 401 && answer.1.contains("certificate has expired"), "{answer:?}");
+    assert_eq!(open.post("/locks/other", &json!({})).await.unwrap().0, 401);
+    assert_eq!(waits.await.unwrap().unwrap().0, 401);
+}
+
+#[tokio::test]
 async fn a_client_that_hangs_up_has_left_the_line_although_it_sent_a_stray_byte() {
     let authority = Authority::new();
     let gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
@@ -283,7 +309,7 @@ async fn a_client_that_hangs_up_has_left_the_line_although_it_sent_a_stray_byte(
     assert_eq!(open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap().0, 201);
     let mut waiters_are = async |count: &str| {
         eventually("so many wait", async || {
-            let request = http::Request::get("/metrics").header("host", "g").body(Default::default()).unwrap();
+            let request = http::Request::get("/metrics").header("host", "localhost").body(Default::default()).unwrap();
             let (_, metrics) = open.send(request).await.unwrap();
             let metrics = String::from_utf8_lossy(&metrics).into_owned();
             metrics.lines().any(|line| line == format!("redlock_waiters {count}")).then_some(())
@@ -292,7 +318,7 @@ async fn a_client_that_hangs_up_has_left_the_line_although_it_sent_a_stray_byte(
     };
     let body = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 }).to_string();
     let head = format!(
-        "POST /locks/job HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST /locks/job HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     for polite in [true, false] {
@@ -352,7 +378,7 @@ async fn handshakes_and_idle_connections_do_not_hold_up_the_end() {
     let mut gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
     let mut idle = Client::trusting(&authority).connect(gateway.address()).await.unwrap();
     let mut silent = TcpStream::connect(gateway.address()).await.unwrap();
-    idle.write_all(b"GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await.unwrap();
+    idle.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     let mut answer = [0; 12];
     idle.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 200");

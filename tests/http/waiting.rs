@@ -397,11 +397,11 @@ async fn what_a_client_may_trust_after_a_wait_is_all_of_the_new_lease() {
 async fn a_waiter_that_is_gone_is_noticed_although_it_sent_a_stray_byte() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
-    for stray in ["\n", "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"] {
+    for stray in ["\n", "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
         let held = gateway.acquire("job").await;
         let body = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 }).to_string();
         let length = body.len();
-        let head = "POST /locks/job HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+        let head = "POST /locks/job HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
         let mut socket = tokio::net::TcpStream::connect(gateway.address()).await.unwrap();
         let request = format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}{stray}");
         socket.write_all(request.as_bytes()).await.unwrap();

@@ -28,14 +28,14 @@ async fn use_once(gateway: &Gateway, names: Range<u32>) {
                 let path = lock_path(&name);
                 // In one write: a body that comes apart waits for the other side's delayed acknowledgement.
                 let request = format!(
-                    "POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n\
+                    "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                      content-length: {}\r\n\r\n{BODY}",
                     BODY.len()
                 );
                 connection.write(request).await;
                 let Lease { token, .. } = Lease::from(&connection.answer().await);
                 connection
-                    .write(format!("DELETE {path} HTTP/1.1\r\nhost: gateway\r\nlock-token: {token}\r\n\r\n"))
+                    .write(format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\nlock-token: {token}\r\n\r\n"))
                     .await;
                 let released = connection.answer().await;
                 assert_eq!(released.status, 204, "{name}: {}", released.text());

@@ -127,7 +127,7 @@ async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
 async fn idle_connections_do_not_hold_up_the_end() {
     let mut gateway = Launch::embedded().start().await;
     let (mut fresh, mut used) = (gateway.raw().await, gateway.raw().await);
-    used.write("GET /livez HTTP/1.1\r\nhost: g\r\n\r\n").await;
+    used.write("GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_eq!(used.answer().await.status, 200);
     let since = Instant::now();
     gateway.signal(Signal::TERM);

@@ -54,6 +54,24 @@ impl Authority {
         Issued { cert, key }
     }
 
+    /// The same, for so many seconds from now.
+    pub(crate) fn issue_for(&self, name: &str, subject: &str, seconds: u64) -> Issued {
+        const SETTINGS: &str = "[ca]\ndefault_ca=own\n[own]\ndatabase=index\nserial=serial\nnew_certs_dir=.\n\
+                                default_md=sha256\npolicy=any\n[any]\ncommonName=optional\n";
+        let [key, csr, cert] = ["key", "csr", "pem"].map(|ending| self.path(&format!("{name}.{ending}")));
+        for (file, text) in [("settings", SETTINGS), ("index", ""), ("serial", "01\n")] {
+            std::fs::write(self.path(file), text).expect("the folder can be written");
+        }
+        let request = ["req", "-subj", subject, "-keyout", &key, "-out", &csr];
+        self.openssl(&[request.as_slice(), &NEW_KEY].concat());
+        let date = Command::new("date").args(["-u", "-d", &format!("{seconds} seconds"), "+%y%m%d%H%M%SZ"]).output();
+        let end = String::from_utf8(date.expect("date starts").stdout).expect("digits");
+        let by_us = ["ca", "-batch", "-notext", "-config", "settings", "-cert", "ca.pem", "-keyfile", "ca.key"];
+        let dated = ["-enddate", end.trim_end(), "-extfile", "names", "-in", &csr, "-out", &cert];
+        self.openssl(&[by_us.as_slice(), &dated].concat());
+        Issued { cert, key }
+    }
+
     fn openssl(&self, args: &[&str]) {
         let done = Command::new("openssl").args(args).current_dir(self.folder.path()).output();
         let done = done.expect("openssl starts");
@@ -137,12 +155,12 @@ pub(crate) struct Open {
 
 impl Open {
     pub(crate) async fn get(&mut self, path: &str) -> Result<u16, String> {
-        let request = Request::get(path).header("host", "gateway").body(Full::default());
+        let request = Request::get(path).header("host", "localhost").body(Full::default());
         self.send(request.expect("a request")).await.map(|(status, _)| status)
     }
 
     pub(crate) async fn post(&mut self, path: &str, body: &Value) -> Result<(u16, Bytes), String> {
-        let request = Request::post(path).header("host", "gateway").header("content-type", "application/json");
+        let request = Request::post(path).header("host", "localhost").header("content-type", "application/json");
         self.send(request.body(Full::from(body.to_string())).expect("a request")).await
     }
 

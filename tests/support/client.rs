@@ -83,7 +83,8 @@ impl Call {
         *request.method_mut() = self.method;
         *request.uri_mut() = self.path.parse().map_err(|_| format!("{:?} is no URI", self.path))?;
         *request.headers_mut() = self.headers;
-        request.headers_mut().insert("host", HeaderValue::try_from(self.address.to_string()).expect("an address"));
+        let own = || HeaderValue::try_from(self.address.to_string()).expect("an address");
+        request.headers_mut().entry("host").or_insert_with(own);
         let response = sender.send_request(request).await.map_err(text)?;
         let (head, body) = response.into_parts();
         let body = body.collect().await.map_err(text)?.to_bytes();
@@ -144,9 +145,8 @@ impl Answer {
         let (required, optional): (&[&str], &[&str]) = match code {
             "lock_held" | "not_holder" => (&["retry_after_ms"], &["holder", "expires_in_ms"]),
             "quorum_unavailable" | "outcome_unknown" => (&["retry_after_ms", "nodes"], &[]),
-            "draining" | "overloaded" | "too_many_waiters" | "rate_limited" | "quota_exceeded" => {
-                (&["retry_after_ms"], &[])
-            }
+            "draining" | "overloaded" | "too_many_waiters" | "rate_limited" | "quota_exceeded"
+            | "audit_unavailable" => (&["retry_after_ms"], &[]),
             _ => (&[], &[]),
         };
         let always = ["type", "title", "status", "code", "detail", "request_id"];
@@ -219,7 +219,7 @@ impl Raw {
     pub(crate) async fn announce(&mut self, method: &str, name: &str, headers: &str, length: usize) {
         let path = lock_path(name);
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n\
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
              content-length: {length}\r\n{headers}\r\n"
         );
         self.write(head).await;

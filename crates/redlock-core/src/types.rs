@@ -11,10 +11,11 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// A lock's name: 1 to 255 bytes of `[A-Za-z0-9._:@/+~-]`.
+/// A lock's name: 1 to 255 bytes of `[A-Za-z0-9._:@/+~-]`, of which no segment between slashes is empty, `.` or `..`.
 ///
 /// The alphabet excludes everything that has a meaning to Redis patterns, to Lua, to RESP or to a cluster's hash tags,
-/// so a name can never reach another key than its own.
+/// so a name can never reach another key than its own. Such segments are what clients and proxies normalise away (RFC 3986,
+/// section 5.2.4): two that ask for one name would be asking for two.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockName(Box<str>);
 
@@ -26,12 +27,12 @@ impl LockName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
-}
 
-impl FromStr for LockName {
-    type Err = NameError;
-
-    fn from_str(text: &str) -> Result<Self, NameError> {
+    /// Whether names can begin or end with this, or have it in the middle: as for a name, but segments may be cut.
+    ///
+    /// # Errors
+    /// Why no name has it.
+    pub fn check_part(text: &str) -> Result<(), NameError> {
         if text.is_empty() {
             return Err(NameError::Empty);
         }
@@ -40,6 +41,24 @@ impl FromStr for LockName {
         }
         match text.char_indices().find(|(_, c)| !is_name_char(*c)) {
             Some((at, found)) => Err(NameError::BadCharacter { found, at }),
+            None => Ok(()),
+        }
+    }
+
+    /// As a node stores it. Earlier versions took any segment, and a lock that is left out when a node is filled again could
+    /// be granted twice.
+    pub(crate) fn stored(text: &str) -> Option<Self> {
+        Self::check_part(text).ok().map(|()| Self(text.into()))
+    }
+}
+
+impl FromStr for LockName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        Self::check_part(text)?;
+        match text.split('/').find_map(|segment| ["", ".", ".."].into_iter().find(|bad| segment == *bad)) {
+            Some(found) => Err(NameError::BadSegment { found }),
             None => Ok(Self(text.into())),
         }
     }
@@ -80,6 +99,14 @@ pub enum NameError {
         found: char,
         /// Its position in bytes, from 0.
         at: usize,
+    },
+    /// A segment that clients and proxies normalise away.
+    #[error(
+        "the name has the segment {found:?} between slashes; allowed are segments that are not empty, \".\" or \"..\""
+    )]
+    BadSegment {
+        /// The segment.
+        found: &'static str,
     },
 }
 
@@ -244,7 +271,7 @@ impl LockToken {
     const VERSION: &'static str = "1";
     const TEXT_LEN: usize = Self::VERSION.len() + 1 + FencingToken::TEXT_LEN + 1 + Self::GRANT_LEN;
     /// Characters of owner and nonce, which stand without anything between them.
-    pub(crate) const GRANT_LEN: usize = Owner::TEXT_LEN + Nonce::TEXT_LEN;
+    pub const GRANT_LEN: usize = Owner::TEXT_LEN + Nonce::TEXT_LEN;
 
     /// The token of a grant.
     pub fn new(owner: Owner, nonce: Nonce, fencing: FencingToken) -> Self {
@@ -426,13 +453,16 @@ mod tests {
 
         #[test]
         fn what_is_taken_for_a_name_is_one(
-            text in prop_oneof![4 => r"[A-Za-z0-9._:@/+~-]{0,260}", 4 => r"[ -~\n\x00éa-z]{0,20}", 1 => any::<String>()],
+            text in prop_oneof![4 => r"[A-Za-z0-9._:@/+~-]{0,260}", 4 => "[a./]{1,6}", 4 => r"[ -~\n\x00éa-z]{0,20}", 1 => any::<String>()],
         ) {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/+~-".contains(&byte);
-            let is_one = (1..=255).contains(&text.len()) && text.bytes().all(allowed);
+            let is_part = (1..=255).contains(&text.len()) && text.bytes().all(allowed);
+            let is_kept = text.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
+            prop_assert_eq!(LockName::stored(&text).is_some(), is_part);
             match text.parse::<LockName>() {
-                Ok(name) => prop_assert!(is_one && name.as_str() == text),
-                Err(error) => prop_assert!(!is_one && error.to_string().contains("1 to 255 bytes")),
+                Ok(name) => prop_assert!(is_part && is_kept && name.as_str() == text),
+                Err(NameError::BadSegment { .. }) => prop_assert!(is_part && !is_kept),
+                Err(error) => prop_assert!(!is_part && error.to_string().contains("1 to 255 bytes")),
             }
         }
     }
@@ -446,6 +476,26 @@ mod tests {
         assert_eq!("x".repeat(256).parse::<LockName>(), Err(NameError::TooLong { len: 256 }));
         for bad in ["a b", "a\0", "a\n", "{a}", "a*", "a?", "[a]", "a\\", "é", "a%00"] {
             assert!(matches!(bad.parse::<LockName>(), Err(NameError::BadCharacter { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_a_proxy_would_normalise_is_none() {
+        for good in ["...", "..a", "a.", "a/.b", "a/...", "~"] {
+            assert_eq!(good.parse::<LockName>().unwrap().as_str(), good);
+        }
+        for (bad, found) in [
+            (".", "."),
+            ("..", ".."),
+            ("a/.", "."),
+            ("a/../b", ".."),
+            ("./a", "."),
+            ("/", ""),
+            ("/a", ""),
+            ("a/", ""),
+            ("a//b", ""),
+        ] {
+            assert_eq!(bad.parse::<LockName>(), Err(NameError::BadSegment { found }), "{bad:?}");
         }
     }
 

@@ -15,7 +15,7 @@ use redlock_core::clock::OsEntropy;
 use redlock_core::{HeldBy, LockError, LockName, LockToken, Ttl};
 use redlock_gateway::auth::{Authenticator, Credential, Keys, Secret, Verb};
 use redlock_gateway::config::{Limits, Quota};
-use redlock_gateway::gateway::LeaseView;
+use redlock_gateway::gateway::{LeaseView, Refusal};
 use redlock_gateway::http::access::Name;
 use redlock_gateway::http::error::ApiError;
 use redlock_gateway::http::extract::{lock_token, stored};
@@ -69,7 +69,7 @@ fn view() -> LeaseView {
 fn held() -> ApiError {
     let mut by = HeldBy::default();
     (by.info, by.expires_in) = (INFO.to_vec(), Some(Duration::from_millis(21_400)));
-    LockError::Held(by).into()
+    Refusal::Lock(LockError::Held(by)).into()
 }
 
 mod request {

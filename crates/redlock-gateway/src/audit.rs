@@ -2,23 +2,20 @@
 //!
 //! In it are all requests that were denied and all forced releases, always; of many that were refused to the same client one
 //! after the other, the first and their number; with a file of its own also everything that
-//! changed a lock, or tried to. Never a token, a key or a hash of one. A line is written before its request is answered,
-//! also when the client has gone away in the middle; so a disk that hangs holds requests up.
+//! changed a lock, or tried to. Never a token, a key or a hash of one. A line is handed over before its request is answered,
+//! also when the client has gone away in the middle.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+mod file;
+
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use serde::Serialize;
 
+pub use self::file::{AuditFile, TARGET};
 use crate::refusals::Summary;
-
-/// The target of audit lines in the log, where there is no file for them.
-pub const TARGET: &str = "redlock_audit";
 
 /// What a request is about, as far as it got.
 #[derive(Debug, Default)]
@@ -39,12 +36,20 @@ pub struct AuditEntry {
 }
 
 /// The entry of a request, for everything that the request passes through to add to.
-#[derive(Debug, Clone, Default)]
-pub struct AuditContext(Arc<Mutex<AuditEntry>>);
+#[derive(Clone)]
+pub struct AuditContext {
+    entry: Arc<Mutex<AuditEntry>>,
+    audit: Arc<Audit>,
+}
 
 impl AuditContext {
     pub fn entry(&self) -> MutexGuard<'_, AuditEntry> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether what changes a lock has to wait until it can be recorded.
+    pub fn is_refusing(&self) -> bool {
+        self.audit.file.as_ref().is_some_and(AuditFile::is_refusing)
     }
 }
 
@@ -94,35 +99,7 @@ pub struct RequestEnd<'a> {
 
 /// Where the lines go.
 pub struct Audit {
-    file: Option<Sink>,
-}
-
-struct Sink {
-    path: PathBuf,
-    file: Mutex<Appended>,
-}
-
-struct Appended {
-    file: File,
-    /// The last write failed, perhaps in the middle of its line.
-    broken_off: bool,
-}
-
-impl Appended {
-    fn to(path: &Path) -> Result<Self, String> {
-        Ok(Self { file: open(path)?, broken_off: false })
-    }
-
-    /// One write for a line: other processes may append to the same file.
-    fn append(&mut self, mut line: Vec<u8>) -> std::io::Result<()> {
-        if self.broken_off {
-            line.insert(0, b'\n');
-        }
-        line.push(b'\n');
-        let written = self.file.write_all(&line);
-        self.broken_off = written.is_err();
-        written
-    }
+    file: Option<AuditFile>,
 }
 
 impl Audit {
@@ -131,26 +108,17 @@ impl Audit {
         Self { file: None }
     }
 
-    /// To the end of a file.
+    /// To the end of a file. `refuses`: whether nothing that changes a lock may go on while it cannot be written.
     ///
     /// # Errors
     /// Why it cannot be opened.
-    pub fn to_file(path: &Path) -> Result<Self, String> {
-        Ok(Self { file: Some(Sink { path: path.into(), file: Mutex::new(Appended::to(path)?) }) })
+    pub fn to_file(path: &Path, refuses: bool) -> Result<Self, String> {
+        Ok(Self { file: Some(AuditFile::start(path, refuses)?) })
     }
 
-    /// Whether everything that changes a lock is recorded.
-    pub fn has_file(&self) -> bool {
-        self.file.is_some()
-    }
-
-    /// Goes on in a new file of the same name, after the old one was moved away. What cannot be opened changes nothing.
-    pub fn reopen(&self) {
-        let Some(sink) = &self.file else { return };
-        match Appended::to(&sink.path) {
-            Ok(file) => *sink.file.lock().unwrap_or_else(PoisonError::into_inner) = file,
-            Err(error) => tracing::error!(error, "--audit-log: it goes on in the old file"),
-        }
+    /// The file, where there is one: then everything that changes a lock is recorded.
+    pub fn file(&self) -> Option<&AuditFile> {
+        self.file.as_ref()
     }
 
     /// Writes a line, when this is something to write of.
@@ -189,7 +157,7 @@ impl Audit {
                 address = line.address.map(tracing::field::display),
                 "audit"
             ),
-            Some(sink) => sink.write(&line),
+            Some(file) => file.write(serde_json::to_string(&line).unwrap_or_default()),
         }
     }
 
@@ -208,7 +176,7 @@ impl Audit {
                 address = line.address.map(tracing::field::display),
                 "audit"
             ),
-            Some(sink) => sink.write(&line),
+            Some(file) => file.write(serde_json::to_string(&line).unwrap_or_default()),
         }
     }
 }
@@ -217,27 +185,8 @@ fn now() -> String {
     humantime::format_rfc3339_micros(SystemTime::now()).to_string()
 }
 
-fn open(path: &Path) -> Result<File, String> {
-    // Which locks are held by whom is not for every user of the machine.
-    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
-    file.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
-}
-
-impl Sink {
-    fn write(&self, line: &impl Serialize) {
-        let append = |text| self.file.lock().unwrap_or_else(PoisonError::into_inner).append(text);
-        let written = serde_json::to_vec(line).map_err(std::io::Error::from).and_then(append);
-        if let Err(error) = written {
-            // Not lost without a trace: the log has it instead.
-            let line = serde_json::to_string(line).unwrap_or_default();
-            tracing::error!(target: TARGET, %error, line, "--audit-log: a line could not be written");
-        }
-    }
-}
-
 /// A request that is to be recorded, at its end or when it is dropped before.
 pub struct AuditGuard {
-    audit: Arc<Audit>,
     context: AuditContext,
     request_id: String,
     address: Option<SocketAddr>,
@@ -246,7 +195,7 @@ pub struct AuditGuard {
 
 impl AuditGuard {
     pub fn new(audit: Arc<Audit>, request_id: String, address: Option<SocketAddr>) -> Self {
-        Self { audit, context: AuditContext::default(), request_id, address, ended: false }
+        Self { context: AuditContext { entry: Arc::default(), audit }, request_id, address, ended: false }
     }
 
     pub fn context(&self) -> AuditContext {
@@ -265,14 +214,18 @@ impl AuditGuard {
 
     pub fn end(mut self, end: RequestEnd<'_>) {
         self.ended = true;
-        self.audit.record(&self.context.entry(), Some(end), &self.request_id, self.address);
+        self.record(Some(end));
+    }
+
+    fn record(&self, end: Option<RequestEnd<'_>>) {
+        self.context.audit.record(&self.context.entry(), end, &self.request_id, self.address);
     }
 }
 
 impl Drop for AuditGuard {
     fn drop(&mut self) {
         if !self.ended {
-            self.audit.record(&self.context.entry(), None, &self.request_id, self.address);
+            self.record(None);
         }
     }
 }
@@ -281,10 +234,10 @@ impl Drop for AuditGuard {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_request_that_is_dropped_in_the_middle_is_recorded_too() {
+    #[tokio::test]
+    async fn a_request_that_is_dropped_in_the_middle_is_recorded_too() {
         let path = std::env::temp_dir().join(format!("redlock-audit-{}", std::process::id()));
-        let audit = Arc::new(Audit::to_file(&path).unwrap());
+        let audit = Arc::new(Audit::to_file(&path, false).unwrap());
         let open = |forces, changes| {
             let open = AuditGuard::new(audit.clone(), "id\r\n".into(), None);
             *open.context().entry() = AuditEntry { lock: Some("a".into()), forces, changes, ..AuditEntry::default() };
@@ -293,6 +246,7 @@ mod tests {
         drop(open(true, true));
         open(false, false).end(RequestEnd { status: 200, problem: None, is_denied: false });
         open(false, false).end(RequestEnd { status: 403, problem: Some("forbidden"), is_denied: true });
+        audit.file().unwrap().finish().await;
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -1,5 +1,7 @@
 //! The command line: what the program can be told to do.
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand};
 use redlock_core::Ttl;
 
@@ -85,6 +87,9 @@ pub enum KeyCommand {
         /// Until when, such as 2027-01-31 or 2027-01-31T12:00:00Z [default: for ever]
         #[arg(long, value_name = "DATE")]
         expires: Option<String>,
+        /// The file that it is for: only looked at, and a warning given when others can read it
+        #[arg(long, value_name = "FILE", env = "REDLOCK_AUTH_KEYS")]
+        auth_keys: Option<PathBuf>,
     },
 }
 

@@ -1,5 +1,8 @@
 //! The operator's commands that do not serve: `check` and `reconfigure`, which talk to nodes, and `key new`.
 
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use redlock_core::Ttl;
@@ -10,7 +13,7 @@ use redlock_core::node::redis::{RedisNode, RedisUrl};
 use redlock_core::quorum::Quorum;
 use redlock_core::reconfigure::{Old, OldNodes, Progress, ReconfigureError, survey};
 
-use crate::auth::{Keys, Secret, Verb};
+use crate::auth::{Keys, Secret, Verb, exposed_mode};
 use crate::config::{Config, Nodes, show};
 use crate::remedy::in_words;
 use crate::serve::{cluster_name, named_cluster, redis_settings, within_descriptors};
@@ -242,4 +245,14 @@ pub fn new_key(name: &str, verbs: &[Verb], names: &[String], expires: Option<&st
     }
     Keys::parse(&entry).map_err(|error| error.trim_start_matches([':', ',', ' ']).to_owned())?;
     Ok(format!("{}\n\n{entry}", secret.expose()))
+}
+
+/// What is wrong with who else can read a key that goes to this output, and the file that it is for.
+pub fn exposures(keys: Option<&Path>, output: &impl AsFd) -> Vec<String> {
+    let output = output.as_fd().try_clone_to_owned().and_then(|fd| File::from(fd).metadata()).ok();
+    let output = output.as_ref().and_then(|file| exposed_mode(file, 0o077)).map(|mode| {
+        format!("the key stands in a file now of which the mode is {mode:04o}: others can read it; make another, after umask 077")
+    });
+    let keys = keys.and_then(Keys::exposure).map(|exposure| format!("--auth-keys: {exposure}"));
+    keys.into_iter().chain(output).collect()
 }

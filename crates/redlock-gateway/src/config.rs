@@ -159,6 +159,17 @@ pub struct Settings {
     /// Opened anew on SIGHUP. Without it forced releases and what was denied are in the log, as redlock_audit.
     #[arg(long, value_name = "FILE", env = "REDLOCK_AUDIT_LOG")]
     pub audit_log: Option<PathBuf>,
+    /// What becomes of requests that change locks while --audit-log cannot be written, as on a full disk
+    ///
+    /// Lines wait for the disk; those that find no room are in the log. redlock_audit_failures_total counts what failed.
+    #[arg(long, value_name = "WHAT", env = "REDLOCK_AUDIT_ON_FAILURE", default_value = "allow")]
+    pub audit_on_failure: OnAuditFailure,
+    /// A host name that clients know this gateway by; repeat for each [default: any; on a loopback address localhost]
+    ///
+    /// Requests for other names are answered 421: otherwise a page of anybody who points a name here is a page of ours. On a
+    /// loopback address it takes the name of a proxy in front that passes the Host header on.
+    #[arg(long = "allowed-host", value_name = "NAME", env = "REDLOCK_ALLOWED_HOSTS", value_delimiter = ',')]
+    allowed_hosts: Vec<String>,
     /// Serve anybody who can connect, also on an address that is not loopback
     #[arg(long, env = "REDLOCK_ALLOW_ANONYMOUS", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
@@ -237,6 +248,14 @@ pub enum LogFormat {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnAuditFailure {
+    /// They are served
+    Allow,
+    /// They are answered 503 until it can be written again
+    Refuse,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PublicPage {
     Docs,
     Metrics,
@@ -254,6 +273,8 @@ pub struct Config {
     pub https: Option<TlsFiles>,
     /// Whose pages may call; none by default.
     pub cors_origins: Vec<Origin>,
+    /// Names that requests may be for, in lower case.
+    pub allowed_hosts: Vec<String>,
     pub public: Public,
     pub capacity: Capacity,
 }
@@ -313,7 +334,11 @@ impl Config {
                 path.display()
             ));
         }
+        if settings.audit_on_failure == OnAuditFailure::Refuse && settings.audit_log.is_none() {
+            return Err("--audit-on-failure: refuse is given without --audit-log, the file that it is about".into());
+        }
         let cors_origins = origin::origins(&settings.cors_origins)?;
+        let allowed_hosts = listed(&settings.allowed_hosts).map(value::host).collect::<Result<_, _>>()?;
         let public = public(&settings.public)?;
         let capacity = Capacity::new(Given {
             budget: settings.memory_budget,
@@ -323,7 +348,7 @@ impl Config {
             in_flight: settings.max_in_flight,
             tls: https.is_some(),
         });
-        Ok(Self { settings, nodes, node_tls, https, cors_origins, public, capacity })
+        Ok(Self { settings, nodes, node_tls, https, cors_origins, allowed_hosts, public, capacity })
     }
 }
 

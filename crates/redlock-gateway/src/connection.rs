@@ -20,7 +20,7 @@ use tower::Service;
 use crate::connections::{Busy, ConnectionPlace};
 use crate::http::App;
 use crate::peer::{Peer, SharedStream};
-use crate::tls::{TlsStream, client_subject};
+use crate::tls::{TlsStream, client_certificate};
 
 /// How long a handshake may take. It has a place among the connections meanwhile.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -152,17 +152,18 @@ impl Accept<TcpStream, Connection> for Encrypted {
                 shaken = handshake => shaken,
                 _ = end.changed() => Err(io::Error::other("the gateway takes no new connections")),
             };
-            let accepted = shaken.and_then(|(stream, connection)| Ok((client_subject(&stream)?, stream, connection)));
+            let accepted =
+                shaken.and_then(|(stream, connection)| Ok((client_certificate(&stream)?, stream, connection)));
             let address = address?;
-            let (subject, mut stream, connection) =
+            let (certificate, mut stream, connection) =
                 accepted.inspect_err(|why| place.handshake_failed(address.ip(), why))?;
-            if let Some(subject) = &subject {
-                tracing::debug!(client = %address, subject, "a client has shown its certificate");
+            if let Some(shown) = &certificate {
+                tracing::debug!(client = %address, subject = shown.subject, "a client has shown its certificate");
             }
             let (plain, session) = stream.get_mut();
             plain.limit(usize::MAX);
             session.set_buffer_limit(Some(UNSENT));
-            let peer = connection.peer.map(|peer| peer.with_subject(subject));
+            let peer = connection.peer.map(|peer| peer.with_certificate(certificate));
             Ok((stream, Connection { peer, ..connection }))
         })
     }

@@ -353,30 +353,32 @@ impl Gateway {
         Ok(ListView { locks: page.locks, next })
     }
 
-    /// Whether requests should be sent here, with every node's state.
-    pub fn readiness(&self) -> (Readiness, Vec<(String, NodeStatus)>) {
-        let nodes: Vec<_> =
-            self.locks.nodes().into_iter().map(|(name, status)| (name, status.borrow().clone())).collect();
-        let readiness = if self.is_draining() {
+    /// Whether requests should be sent here.
+    pub fn readiness(&self) -> Readiness {
+        if self.is_draining() {
             Readiness::Draining
         } else if self.locks.has_quorum() {
             Readiness::Ready
         } else {
             Readiness::NoQuorum
-        };
-        (readiness, nodes)
+        }
+    }
+
+    /// Every node's state; it costs much more than [`Self::readiness`].
+    pub fn nodes(&self) -> Vec<(String, NodeStatus)> {
+        self.locks.nodes().into_iter().map(|(name, status)| (name, status.borrow().clone())).collect()
     }
 
     /// How many nodes may vote now, how many must, and how many there are.
     pub fn nodes_summary(&self) -> String {
         let quorum = self.locks.quorum();
         let admitted = |(_, status): &(String, NodeStatus)| status.votes();
-        let admitted = self.readiness().1.iter().filter(|node| admitted(node)).count();
+        let admitted = self.nodes().iter().filter(|node| admitted(node)).count();
         format!("{admitted} of {} nodes admitted, {} needed", quorum.nodes(), quorum.size())
     }
 
     pub fn metrics(&self) -> String {
-        let (_, nodes) = self.readiness();
+        let nodes = self.nodes();
         let statuses = nodes.iter().map(|(name, status)| (name.as_str(), status.clone()));
         self.telemetry.render(statuses, self.locks.waiting(), self.listings.count(), self.locks.wall_micros())
     }

@@ -8,6 +8,7 @@ mod health;
 mod locks;
 pub mod openapi;
 mod render;
+mod site;
 pub mod wire;
 
 use std::any::Any;
@@ -32,9 +33,10 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 pub use self::access::AppState;
 use self::access::{Needs, Route};
 use self::error::{ApiError, METHOD_NOT_ALLOWED, NOT_FOUND, Problem, is_denial};
+pub use self::site::Hosts;
 use crate::audit::{Audit, AuditGuard, RequestEnd};
 use crate::auth::Verb;
-use crate::config::{Origin, Public};
+use crate::config::Public;
 use crate::peer::Peer;
 use crate::refusals::{Refusals, Summary};
 use crate::telemetry::Telemetry;
@@ -113,16 +115,15 @@ struct Observer {
     audit: Arc<Audit>,
     refusals: Refusals,
     has_keys: bool,
+    hosts: Hosts,
 }
 
 impl App {
-    pub fn new(state: AppState, telemetry: Arc<Telemetry>, audit: Arc<Audit>, cors_origins: &[Origin]) -> Self {
-        let has_keys = !state.authenticator.is_open();
-        let (routes, labels) = router(&Arc::new(state));
-        Self::observed(
-            browser::open_to(cors_origins, routes),
-            Observer { labels, telemetry, audit, refusals: Refusals::default(), has_keys },
-        )
+    pub fn new(state: AppState, telemetry: Arc<Telemetry>, audit: Arc<Audit>, hosts: Hosts) -> Self {
+        let (has_keys, state) = (!state.authenticator.is_open(), Arc::new(state));
+        let (routes, labels) = router(&state);
+        let routes = browser::open_to(&state.cors_origins, routes);
+        Self::observed(routes, Observer { labels, telemetry, audit, refusals: Refusals::default(), has_keys, hosts })
     }
 
     /// Says how often what was refused; called from time to time.
@@ -136,7 +137,7 @@ impl App {
                 refused,
                 "requests refused, after those that have lines of their own"
             );
-            if self.observer.audit.has_file() || is_denial(code) {
+            if self.observer.audit.file().is_some() || is_denial(code) {
                 self.observer.audit.refused(&summary);
             }
         }
@@ -161,10 +162,10 @@ impl App {
         };
         let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
         let method = method_word(request.method());
-        let Observer { labels, telemetry, audit, has_keys, .. } = &*self.observer;
+        let Observer { labels, telemetry, audit, has_keys, hosts, .. } = &*self.observer;
         let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
         // Without keys, only force can be denied.
-        let is_recorded = *has_keys || audit.has_file() || request.uri().query().is_some();
+        let is_recorded = *has_keys || audit.file().is_some() || request.uri().query().is_some();
         let peer = request.extensions().get::<Peer>();
         let (address, is_spare) = (peer.map(Peer::address), peer.is_some_and(|peer| peer.place().is_spare()));
         let record = is_recorded.then(|| {
@@ -175,6 +176,8 @@ impl App {
 
         let mut response = if is_spare && !PROBES.contains(&request.uri().path()) {
             ApiError::no_place().into_response()
+        } else if let Err(error) = hosts.check(&request) {
+            error.into_response()
         } else {
             match self.routes.call(request).await {
                 Ok(response) => response.map(Body::new),
@@ -377,10 +380,11 @@ mod tests {
             audit: Arc::new(Audit::logged()),
             refusals: Refusals::default(),
             has_keys: false,
+            hosts: Hosts::default(),
         };
         let app = App::observed(routes, observer);
         for (path, cause) in [("/error", "the cause"), ("/panic", "panic: what happened")] {
-            let request = Request::get(path).body(Body::empty()).unwrap();
+            let request = Request::get(path).header("host", "a").body(Body::empty()).unwrap();
             let response = app.clone().answer(request).await;
             assert_eq!(response.status(), 500);
             let id = response.headers()["x-request-id"].to_str().unwrap().to_owned();

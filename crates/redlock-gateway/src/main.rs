@@ -15,9 +15,12 @@ fn main() -> ExitCode {
     let cli = config::parse::<Cli, Settings>(&line).unwrap_or_else(|error| error.exit());
     let done = match cli.command.unwrap_or(Command::Serve(cli.settings)) {
         Command::Serve(settings) => on_runtime(settings, serve),
-        Command::Key(KeyCommand::New { name, verbs, names, expires }) => {
+        Command::Key(KeyCommand::New { name, verbs, names, expires, auth_keys }) => {
             commands::new_key(&name, &verbs, &names, expires.as_deref()).map(|text| {
                 print!("{text}");
+                for warning in commands::exposures(auth_keys.as_deref(), &std::io::stdout()) {
+                    eprintln!("redlock-gateway: warning: {warning}");
+                }
                 ExitCode::SUCCESS
             })
         }

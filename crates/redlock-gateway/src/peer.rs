@@ -17,6 +17,7 @@ use tokio::net::TcpStream;
 
 use crate::clients::Client;
 use crate::connections::ConnectionPlace;
+use crate::tls::ClientCertificate;
 
 /// How often the connection of a client that waits is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -28,7 +29,7 @@ const UNREAD: Duration = Duration::from_secs(30);
 pub(crate) struct Peer {
     stream: Arc<TcpStream>,
     address: SocketAddr,
-    subject: Option<Arc<str>>,
+    certificate: Option<Arc<ClientCertificate>>,
     place: Arc<ConnectionPlace>,
 }
 
@@ -48,14 +49,13 @@ impl Peer {
         &self.place
     }
 
-    /// The same client, with the subject of its certificate, which was verified.
-    pub(crate) fn with_subject(self, subject: Option<String>) -> Self {
-        Self { subject: subject.map(Arc::from), ..self }
+    /// The same client, with its certificate.
+    pub(crate) fn with_certificate(self, certificate: Option<ClientCertificate>) -> Self {
+        Self { certificate: certificate.map(Arc::new), ..self }
     }
 
-    /// The subject of the client's verified certificate, as `tls::subject` writes it.
-    pub(crate) fn certificate_subject(&self) -> Option<&str> {
-        self.subject.as_deref()
+    pub(crate) fn certificate(&self) -> Option<&ClientCertificate> {
+        self.certificate.as_deref()
     }
 
     /// Resolves when the client has closed its side of the connection.
@@ -92,7 +92,7 @@ impl SharedStream {
         if !place.holds(&stream) {
             return Err(io::Error::other("its place was given to another"));
         }
-        let peer = Peer { stream: stream.clone(), address, subject: None, place: place.clone() };
+        let peer = Peer { stream: stream.clone(), address, certificate: None, place: place.clone() };
         Ok((Self { stream, place, left: usize::MAX }, peer))
     }
 

@@ -18,15 +18,15 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tower::{Service, service_fn};
 
-use crate::audit::Audit;
+use crate::audit::{Audit, AuditFile};
 use crate::auth::{Authenticator, Keys};
 use crate::capacity::{self, Capacity};
 use crate::clients::Clients;
-use crate::config::{Config, Nodes};
+use crate::config::{Config, Nodes, OnAuditFailure};
 use crate::connection::{Connection, Encrypted, Plain};
 use crate::connections::{self, Connections, Most};
 use crate::gateway::{CursorKey, Gateway, WaitShare};
-use crate::http::{App, AppState};
+use crate::http::{App, AppState, Hosts};
 use crate::refusals::{self, Refusals, Summary};
 use crate::reload::{Reload, Watched};
 use crate::telemetry::Telemetry;
@@ -86,9 +86,12 @@ pub async fn run(
     };
     let audit = audit(&config, reload)?;
     let (gateway, telemetry) = assemble(&config)?;
+    audit.file().into_iter().for_each(|file| file.count_failures(telemetry.audit_failures.clone()));
     let clients = Arc::new(Clients::default());
-    let state = AppState { gateway: gateway.clone(), authenticator, public: config.public, clients: clients.clone() };
-    let app = App::new(state, telemetry.clone(), audit, &config.cors_origins);
+    let (public, cors_origins) = (config.public, config.cors_origins.clone());
+    let state = AppState { gateway: gateway.clone(), authenticator, public, clients: clients.clone(), cors_origins };
+    let hosts = Hosts { is_loopback: address.ip().is_loopback(), allowed: config.allowed_hosts.clone() };
+    let app = App::new(state, telemetry.clone(), audit.clone(), hosts);
 
     // They end with this function.
     let mut tasks = JoinSet::new();
@@ -127,6 +130,9 @@ pub async fn run(
     handle.graceful_shutdown(Some(deadline.saturating_duration_since(Instant::now())));
     server.await??;
     sum_up(&app, &refusals);
+    if let Some(file) = audit.file() {
+        file.finish().await;
+    }
     tracing::info!("stopped");
     Ok(())
 }
@@ -197,12 +203,12 @@ fn sum_up(app: &App, connections: &Refusals) {
 
 fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, String> {
     let Some(path) = &config.settings.audit_log else { return Ok(Arc::new(Audit::logged())) };
-    let audit = Arc::new(Audit::to_file(path)?);
+    let audit = Arc::new(Audit::to_file(path, config.settings.audit_on_failure == OnAuditFailure::Refuse)?);
     let (mut asked, reopened) = (Watched::new(Vec::new(), reload), audit.clone());
     tokio::spawn(async move {
         loop {
             asked.changed().await;
-            reopened.reopen();
+            reopened.file().into_iter().for_each(AuditFile::reopen);
         }
     });
     Ok(audit)

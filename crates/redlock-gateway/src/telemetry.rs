@@ -170,6 +170,8 @@ pub struct Telemetry {
     nodes: Vec<NodeMetrics>,
     handles: Handles,
     pub connections: ConnectionMetrics,
+    /// For the audit log.
+    pub audit_failures: Counter,
     /// When it was last said that a fence is out of reach.
     last_mention: Mutex<Option<Instant>>,
 }
@@ -203,16 +205,17 @@ impl Telemetry {
             .expect("bucket lists are not empty")
             .build_recorder();
         let handle = recorder.handle();
-        let (process, nodes, handles, connections) = metrics::with_local_recorder(&recorder, || {
+        let (process, nodes, handles, connections, audit_failures) = metrics::with_local_recorder(&recorder, || {
             describe::describe();
             let process = metrics_process::Collector::default();
             process.describe();
             metrics::gauge!("redlock_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
             let nodes = nodes.iter().map(|node| NodeMetrics::new(node)).collect();
-            (process, nodes, Handles::new(), ConnectionMetrics::new())
+            let audit_failures = metrics::counter!("redlock_audit_failures_total");
+            (process, nodes, Handles::new(), ConnectionMetrics::new(), audit_failures)
         });
         let (http, last_mention) = Default::default();
-        Self { recorder, handle, process, http, nodes, handles, connections, last_mention }
+        Self { recorder, handle, process, http, nodes, handles, connections, audit_failures, last_mention }
     }
 
     pub fn operation(&self, operation: Operation, outcome: Outcome) {

@@ -11,6 +11,7 @@ mod subject;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum_server::tls_rustls::RustlsConfig;
 use tokio::task::JoinSet;
@@ -20,6 +21,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::rustls::{Error, InconsistentKeys, RootCertStore, ServerConfig};
 pub(crate) use tokio_rustls::server::TlsStream;
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
 
 use crate::config::TlsFiles;
 use crate::reload::{Content, Reload, Watched, read};
@@ -45,10 +48,22 @@ pub(crate) fn follow(files: &TlsFiles, reload: &Reload, tasks: &mut JoinSet<()>)
     Ok(current)
 }
 
-/// The subject of the certificate that the client has shown; it was verified.
-pub(crate) fn client_subject<S>(stream: &TlsStream<S>) -> io::Result<Option<String>> {
-    let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    Ok(shown.map(subject::subject).transpose().map_err(io::Error::other)?.flatten())
+/// A client's certificate, which was verified when its connection began.
+#[derive(Debug)]
+pub(crate) struct ClientCertificate {
+    /// As [`subject`] writes it.
+    pub(crate) subject: String,
+    /// The last moment at which it is valid; connections outlive it.
+    pub(crate) ends: SystemTime,
+}
+
+/// The certificate that the client has shown; none where it has no subject.
+pub(crate) fn client_certificate<S>(stream: &TlsStream<S>) -> io::Result<Option<ClientCertificate>> {
+    let Some(shown) = stream.get_ref().1.peer_certificates().and_then(<[_]>::first) else { return Ok(None) };
+    let shown = Certificate::from_der(shown).map_err(io::Error::other)?;
+    let subject = subject::subject(&shown).map_err(io::Error::other)?;
+    let ends = UNIX_EPOCH + shown.tbs_certificate().validity().not_after.to_unix_duration();
+    Ok(subject.map(|subject| ClientCertificate { subject, ends }))
 }
 
 /// Whether HTTPS could be served with these files.

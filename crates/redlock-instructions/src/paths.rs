@@ -19,7 +19,7 @@ use redlock_core::{AcquireOptions, Info, LockError, LockName, LockToken, Redlock
 use redlock_gateway::audit::Audit;
 use redlock_gateway::config::{Limits, LogFormat, Quota};
 use redlock_gateway::gateway::{CursorKey, Gateway};
-use redlock_gateway::http::{App, AppState};
+use redlock_gateway::http::{App, AppState, Hosts};
 use redlock_gateway::telemetry::{self, Telemetry};
 
 /// A path that is counted.
@@ -210,7 +210,11 @@ impl Served {
         let locks = redlock(telemetry.clone());
         let gateway = Gateway::new(locks, limits, "cluster".into(), CursorKey::new([0; 32]), 4096, telemetry.clone());
         let state = AppState::open(Arc::new(gateway));
-        Self { app: App::new(state, telemetry.clone(), Arc::new(Audit::logged()), &[]), telemetry, requests: 0 }
+        Self {
+            app: App::new(state, telemetry.clone(), Arc::new(Audit::logged()), Hosts::default()),
+            telemetry,
+            requests: 0,
+        }
     }
 
     /// The answer's head, once its body has been read to the end.

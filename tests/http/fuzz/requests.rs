@@ -48,10 +48,11 @@ impl HostileRequest {
     }
 }
 
-/// The alphabet and the length of names, as they are documented.
+/// The alphabet, the length and the segments of names, as they are documented.
 pub(super) fn is_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/+~-".contains(&byte);
-    (1..=255).contains(&text.len()) && text.bytes().all(allowed)
+    let is_kept = |segment: &str| !matches!(segment, "" | "." | "..");
+    text.len() <= 255 && text.bytes().all(allowed) && text.split('/').all(is_kept)
 }
 
 fn percent_decoded(text: &[u8]) -> Vec<u8> {
@@ -309,7 +310,7 @@ struct Parts {
 fn parts(chance: &mut Chance, targets: &Targets) -> Parts {
     let method = method(chance);
     let target = target(chance, targets);
-    let mut headers = vec![("Host".to_owned(), b"gateway".to_vec())];
+    let mut headers = vec![("Host".to_owned(), b"localhost".to_vec())];
     headers.extend(self::headers(chance, targets, method));
     let body = if matches!(method, "POST" | "PATCH") || chance.one_in(15) { body(chance) } else { Vec::new() };
     if !body.is_empty() && !chance.one_in(12) {
@@ -400,7 +401,7 @@ fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> HostileR
                 "Transfer-Encoding".into(),
                 chance.pick(&["chunked", "chunked, identity", "xchunked", "gzip, chunked", "\x0bchunked"]).into(),
             ));
-            let inner = format!("DELETE {} HTTP/1.1\r\nhost: g\r\nlock-token: ", lock_path(&targets.held[0]));
+            let inner = format!("DELETE {} HTTP/1.1\r\nhost: localhost\r\nlock-token: ", lock_path(&targets.held[0]));
             let inner = [inner.as_bytes(), &token(chance, targets), b"\r\n\r\n"].concat();
             let chunks = [
                 "0\r\n\r\n",

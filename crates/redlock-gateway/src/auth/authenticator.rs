@@ -20,8 +20,8 @@ pub enum Credential<'a> {
     Key(&'a str),
     /// The text of a key, and the name that it was given for.
     NamedKey(&'a str, &'a str),
-    /// The subject of a certificate that was verified.
-    Certificate(&'a str),
+    /// The subject of a certificate that was verified once, and when that ends.
+    Certificate(&'a str, SystemTime),
 }
 
 /// Why a caller is not let in. Tells apart what only the holder of a key can bring about, and nothing else.
@@ -31,9 +31,9 @@ pub enum AuthError {
     Missing,
     /// What was shown is no key, or none that is known.
     Unknown,
-    /// The key was right until it expired.
+    /// The key, or the certificate, was right until it expired.
     Expired,
-    /// A page of another site sent it, with a key that the browser has kept.
+    /// A page of another site had it sent, by a browser that adds by itself what lets it in.
     CrossSite,
 }
 
@@ -88,7 +88,7 @@ impl Authenticator {
         let known = match shown.ok_or(AuthError::Missing)? {
             Credential::Key(text) => keys.proven_by_text(text),
             Credential::NamedKey(name, text) => keys.proven_by_text(text).filter(|known| *known.key.name == *name),
-            Credential::Certificate(subject) => keys.proven_by_certificate(subject),
+            Credential::Certificate(subject, ends) => keys.proven_by_certificate(subject, ends),
         };
         Caller::of(known.ok_or(AuthError::Unknown)?)
     }
@@ -103,7 +103,7 @@ impl Authenticator {
         let key = keys.by_name.get(&known.key.name).ok_or(AuthError::Unknown)?;
         let still = match known.by {
             Proof::Hash(hash) => key.hashes.contains(&hash),
-            Proof::Certificate => key.certificate == known.key.certificate,
+            Proof::Certificate { .. } => key.certificate == known.key.certificate,
         };
         if !still {
             return Err(AuthError::Unknown);
@@ -122,6 +122,7 @@ impl Authenticator {
         if first.is_empty() {
             tracing::warn!(file = %path.display(), "--auth-keys: there is no key in the file: nobody is let in");
         }
+        warn_of_exposure(path);
         let authenticator = Arc::new(Self::new(first));
         let (path, followed) = (path.to_owned(), authenticator.clone());
         tokio::spawn(async move {
@@ -130,6 +131,7 @@ impl Authenticator {
                 match keys(&path, watched.contents()) {
                     Ok(keys) => {
                         tracing::info!(keys = keys.len(), "--auth-keys: the file was read again");
+                        warn_of_exposure(&path);
                         followed.replace(keys);
                     }
                     Err(error) => tracing::error!(error, "--auth-keys: the file cannot be used; the old keys stay"),
@@ -151,10 +153,13 @@ impl Caller {
     }
 
     fn of(known: ProvenKey) -> Result<Self, AuthError> {
-        match known.key.expires {
-            Some(end) if end <= SystemTime::now() => Err(AuthError::Expired),
-            _ => Ok(Self(Some(known))),
-        }
+        let of_certificate = match known.by {
+            Proof::Certificate { ends } => Some(ends),
+            Proof::Hash(_) => None,
+        };
+        let now = SystemTime::now();
+        let has_ended = [known.key.expires, of_certificate].into_iter().flatten().any(|end| end <= now);
+        if has_ended { Err(AuthError::Expired) } else { Ok(Self(Some(known))) }
     }
 
     fn key(&self) -> Option<&Key> {
@@ -209,6 +214,10 @@ impl Caller {
     pub fn check_rate(&self) -> Result<(), Duration> {
         self.key().and_then(|key| key.rate_limit.as_ref()).map_or(Ok(()), RateLimit::check)
     }
+}
+
+fn warn_of_exposure(path: &Path) {
+    Keys::exposure(path).into_iter().for_each(|exposure| tracing::warn!("--auth-keys: {exposure}"));
 }
 
 fn keys(path: &Path, contents: &[Content]) -> Result<Keys, String> {

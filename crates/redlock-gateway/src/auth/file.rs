@@ -3,7 +3,9 @@
 //! No value is quoted: it may be a secret that was pasted into the wrong place.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::Metadata;
 use std::num::NonZeroU32;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -59,6 +61,17 @@ impl Keys {
         Self::of_file(path, &read_one(path))
     }
 
+    /// What is wrong with who may read or write the file at this path, for its owner; nothing where it cannot be looked at.
+    pub fn exposure(path: &Path) -> Option<String> {
+        // Its group may read it: so files of services are often handed to them.
+        let exposed = exposed_mode(&std::fs::metadata(path).ok()?, 0o026)?;
+        Some(format!(
+            "{}: its mode is {exposed:04o}: others than its owner and group can read it, or others than its owner can write it; \
+             it tells who may do what here, and who writes it decides that: chmod 640, or 600",
+            path.display()
+        ))
+    }
+
     /// What was read of a file.
     pub(super) fn of_file(path: &Path, content: &Content) -> Result<Self, String> {
         let shown = path.display();
@@ -74,6 +87,12 @@ impl Keys {
     pub fn parse(text: &str) -> Result<Self, String> {
         parse(text)
     }
+}
+
+/// The mode of a file that has one of these bits.
+pub fn exposed_mode(file: &Metadata, bits: u32) -> Option<u32> {
+    let mode = file.permissions().mode() & 0o777;
+    (file.is_file() && mode & bits != 0).then_some(mode)
 }
 
 /// The error begins with a colon or a comma.
@@ -175,7 +194,8 @@ impl Allowed {
             return Err("a rule has no names; write names = [\"*\"] for all".into());
         }
         let pattern = |(index, text): (usize, &String)| {
-            let allowed = "expected [A-Za-z0-9._:@/+~-] and * for any text, at most 255 bytes";
+            let allowed = "expected [A-Za-z0-9._:@/+~-] and * for any text, at most 255 bytes; without * a lock's name, of \
+                           which no segment is empty, . or ..";
             Pattern::parse(text).ok_or_else(|| format!("names: number {} is no pattern; {allowed}", index + 1))
         };
         let names = self.names.iter().enumerate().map(pattern).collect::<Result<_, _>>()?;

@@ -163,8 +163,8 @@ impl Keys {
         key.filter(|_| right).map(|key| ProvenKey { key: key.clone(), by: Proof::Hash(hash) })
     }
 
-    pub(super) fn proven_by_certificate(&self, subject: &str) -> Option<ProvenKey> {
-        self.by_certificate.get(subject).map(|key| ProvenKey { key: key.clone(), by: Proof::Certificate })
+    pub(super) fn proven_by_certificate(&self, subject: &str, ends: SystemTime) -> Option<ProvenKey> {
+        self.by_certificate.get(subject).map(|key| ProvenKey { key: key.clone(), by: Proof::Certificate { ends } })
     }
 }
 
@@ -178,5 +178,5 @@ pub(super) struct ProvenKey {
 #[derive(Clone, Copy)]
 pub(super) enum Proof {
     Hash(Hash),
-    Certificate,
+    Certificate { ends: SystemTime },
 }

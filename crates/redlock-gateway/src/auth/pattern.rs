@@ -8,9 +8,10 @@ pub(super) struct Pattern(Box<str>);
 impl Pattern {
     /// `None` when no lock name could match.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        // A star stands for nothing at the least, so what is left must be a name, or nothing at all.
-        let fixed = text.replace('*', "");
-        let possible = !text.is_empty() && (fixed.is_empty() || fixed.parse::<LockName>().is_ok());
+        // A star stands for nothing at the least, so what is left must be part of a name, or nothing at all.
+        let (fixed, has_star) = (text.replace('*', ""), text.contains('*'));
+        let is_part = |text: &str| text.is_empty() || LockName::check_part(text).is_ok();
+        let possible = if has_star { is_part(&fixed) } else { text.parse::<LockName>().is_ok() };
         possible.then(|| Self(text.into()))
     }
 
@@ -41,7 +42,7 @@ mod tests {
             ("a", "ab", false),
             ("a", "b", false),
             ("*", "a/b", true),
-            ("deploy/*", "deploy/", true),
+            ("deploy/*", "deploy/x", true),
             ("deploy/*", "deploy/x/y", true),
             ("deploy/*", "deploy", false),
             ("deploy/*", "xdeploy/a", false),
@@ -63,7 +64,7 @@ mod tests {
     #[test]
     fn what_no_name_can_match_is_no_pattern() {
         let long = "a".repeat(LockName::MAX_LEN + 1);
-        for text in ["", "a b", "a?", "{a}", "ä", "a\n", long.as_str()] {
+        for text in ["", "a b", "a?", "{a}", "ä", "a\n", "a/", "a/../b", long.as_str()] {
             assert_eq!(Pattern::parse(text), None, "{text}");
         }
     }

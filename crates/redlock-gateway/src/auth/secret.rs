@@ -6,11 +6,14 @@
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use redlock_core::clock::Entropy;
+use redlock_core::{FencingToken, LockToken};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 const PREFIX: &str = "rlk";
 const SECRET_BYTES: usize = 32;
+/// Of the secret, in characters.
+const SECRET_TEXT: usize = 43;
 const MAX_NAME: usize = 64;
 const ALGORITHM: &str = "sha256:";
 
@@ -74,6 +77,22 @@ impl Secret {
     }
 }
 
+/// Whether the text of a key, or of a lock's token, stands somewhere in this one.
+pub fn holds_secret(text: &str) -> bool {
+    if text.len() < PREFIX.len() + 3 + SECRET_TEXT {
+        return false;
+    }
+    let begins = |text: &str, is_in: fn(&u8) -> bool, length| text.bytes().take_while(is_in).count() >= length;
+    let parts: Vec<&str> = text.split('.').collect();
+    parts.windows(3).any(|three| {
+        let [before, middle, after] = three else { return false };
+        let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+        let is_key = before.ends_with(PREFIX) && is_key_name(middle) && begins(after, is_base64, SECRET_TEXT);
+        let is_fencing = middle.len() == FencingToken::TEXT_LEN && middle.bytes().all(|byte| byte.is_ascii_digit());
+        is_key || is_fencing && before.ends_with('1') && begins(after, u8::is_ascii_hexdigit, LockToken::GRANT_LEN)
+    })
+}
+
 /// The name that a key's text is for and the hash to look for; `None` when it cannot be a key.
 pub(super) fn hash_of(text: &str) -> Option<(&str, Hash)> {
     let mut parts = text.split('.');
@@ -105,6 +124,27 @@ mod tests {
         assert!(!hash_of(&other_name).unwrap().1.equals(&hash));
         for bad in ["", "rlk", "rlk.ci", "rlk..", &text[1..], &text[..text.len() - 1], &longer, "rlk.ci.hunter2"] {
             assert!(hash_of(bad).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_seen_in_whatever_it_was_pasted_into() {
+        let key = Secret::new("ci", &OsEntropy);
+        let token = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
+        for secret in [key.expose(), token] {
+            for text in [
+                secret.to_owned(),
+                format!("deploy/{secret}"),
+                format!("a.b{secret}/c.d"),
+                format!("prefix={secret}&x"),
+            ] {
+                assert!(holds_secret(&text), "{text}");
+            }
+            assert!(!holds_secret(&secret[..secret.len() - 1]) && !holds_secret(&secret.replace('.', "-")));
+        }
+        for name in ["reports/nightly", "rlk.orders.process-payments-of-the-last-quarter", "v1.2.3", &"a.".repeat(100)]
+        {
+            assert!(!holds_secret(name), "{name}");
         }
     }
 

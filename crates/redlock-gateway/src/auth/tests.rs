@@ -2,7 +2,7 @@
 
 #![cfg(test)]
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use redlock_core::{LockName, Ttl};
 
@@ -18,6 +18,10 @@ fn key(of: &str, rest: &str) -> (String, String) {
     let secret = Secret::new(of, &redlock_core::clock::OsEntropy);
     let entry = format!("[[key]]\nname = {of:?}\nhashes = [{:?}]\n{rest}\n", secret.hash_text());
     (secret.expose().to_owned(), entry)
+}
+
+fn later() -> SystemTime {
+    SystemTime::now() + Duration::from_secs(60)
 }
 
 const ALL: &str = "allow = [{ verbs = ['acquire', 'release'], names = ['deploy/*', 'exact'] }]";
@@ -56,7 +60,7 @@ fn strangers_are_told_apart_only_where_they_had_the_key() {
     assert_eq!(refused(Some(Credential::Key(&old))), Some(AuthError::Expired));
     assert_eq!(refused(Some(Credential::NamedKey("ci", &right))), None);
     assert_eq!(refused(Some(Credential::NamedKey("old", &right))), Some(AuthError::Unknown));
-    assert_eq!(refused(Some(Credential::Certificate("CN=ci"))), Some(AuthError::Unknown));
+    assert_eq!(refused(Some(Credential::Certificate("CN=ci", later()))), Some(AuthError::Unknown));
 }
 
 #[test]
@@ -72,9 +76,11 @@ fn while_a_key_is_being_replaced_both_are_right() {
 fn a_certificate_is_a_principal_as_a_key_is() {
     let text = format!("[[key]]\nname = 'ci'\ncertificate = 'CN=ci,O=Example'\nmax_ttl = '1s'\n{ALL}");
     let authenticator = Authenticator::new(Keys::parse(&text).unwrap());
-    let caller = authenticator.identify(Some(Credential::Certificate("CN=ci,O=Example"))).unwrap();
+    let caller = authenticator.identify(Some(Credential::Certificate("CN=ci,O=Example", later()))).unwrap();
     assert_eq!(caller.principal(), Some("ci"));
-    assert!(authenticator.identify(Some(Credential::Certificate("CN=ci"))).is_err());
+    let ended = Credential::Certificate("CN=ci,O=Example", SystemTime::now());
+    assert_eq!(authenticator.identify(Some(ended)).err(), Some(AuthError::Expired));
+    assert!(authenticator.identify(Some(Credential::Certificate("CN=ci", later()))).is_err());
 }
 
 #[test]

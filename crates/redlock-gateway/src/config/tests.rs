@@ -58,6 +58,9 @@ fn errors_name_the_setting_the_value_and_what_is_allowed() {
     let cases = [
         ("--listen=0.0.0.0:80", "", ["--listen", "0.0.0.0:80", "--allow-anonymous"]),
         ("--listen=here", "", ["--listen", "here", "IP:PORT"]),
+        ("--allowed-host=http://a", "", ["--allowed-host", "http://a", "without scheme and port"]),
+        ("--allowed-host=*", "", ["--allowed-host", "\"*\"", "locks.example.com"]),
+        ("--audit-on-failure=refuse", "", ["--audit-on-failure", "refuse", "--audit-log"]),
         ("--max-ttl=fast", "", ["--max-ttl", "fast", "10ms to 1day"]),
         ("--max-ttl=2days", "", ["--max-ttl", "2days", "10ms to 1day"]),
         ("--max-ttl=5s", "", ["--default-ttl", "30s", "5s"]),

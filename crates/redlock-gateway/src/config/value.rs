@@ -1,6 +1,6 @@
 //! Texts to values that are allowed. Each parser says what is; the command line adds the flag and the text that it refused.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -30,6 +30,20 @@ pub(super) fn without_password(text: &str) -> String {
 
 pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "expected IP:PORT, such as 127.0.0.1:8080 or [::1]:8080")
+}
+
+/// A name without a port, in lower case.
+pub(super) fn host(text: &str) -> Result<String, String> {
+    let is_name = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+    let in_brackets = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let is_address = in_brackets.is_some_and(|text| text.parse::<Ipv6Addr>().is_ok());
+    if is_name || is_address {
+        return Ok(text.to_ascii_lowercase());
+    }
+    Err(format!(
+        "--allowed-host: {:?} is not allowed; expected a host's name without scheme and port, such as locks.example.com",
+        without_password(text)
+    ))
 }
 
 pub(super) fn count(most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {

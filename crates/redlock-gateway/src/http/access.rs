@@ -14,13 +14,13 @@ use http::request::Parts;
 use http::{Uri, header};
 use redlock_core::LockName;
 
-use super::error::{ApiError, INVALID_NAME, RATE_LIMITED};
+use super::error::{ApiError, INVALID_NAME, RATE_LIMITED, Told};
+use super::site;
 use crate::audit::{AuditContext, AuditEntry};
-use crate::auth::{AuthError, Authenticator, Caller, Credential, Verb};
+use crate::auth::{AuthError, Authenticator, Caller, Credential, Verb, holds_secret};
 use crate::clients::{Client, Clients};
-use crate::config::Limits;
-use crate::config::Public;
-use crate::gateway::{Active, Gateway, InFlight, Work};
+use crate::config::{Limits, Origin, Public};
+use crate::gateway::{Active, Gateway, InFlight, Refusal, Work};
 use crate::peer::Peer;
 
 /// What all routes are served with.
@@ -29,6 +29,8 @@ pub struct AppState {
     pub authenticator: Arc<Authenticator>,
     pub public: Public,
     pub clients: Arc<Clients>,
+    /// Whose pages may call.
+    pub cors_origins: Vec<Origin>,
 }
 
 impl AppState {
@@ -36,7 +38,7 @@ impl AppState {
     pub fn open(gateway: Arc<Gateway>) -> Self {
         let authenticator = Arc::new(Authenticator::open());
         let public = Public { docs: true, metrics: true };
-        Self { gateway, authenticator, public, clients: Arc::default() }
+        Self { gateway, authenticator, public, clients: Arc::default(), cors_origins: Vec::new() }
     }
 }
 
@@ -67,6 +69,14 @@ impl Route {
 
     pub(super) fn limits(&self) -> Limits {
         self.app.gateway.limits()
+    }
+
+    /// Whether a page that has no say here made a browser send this, with all that the browser adds by itself.
+    fn is_of_other_site(&self, parts: &Parts) -> bool {
+        // A listed page brings a key of its own, where there are keys: it is not lent those of whoever looks at it.
+        let trusted = if self.app.authenticator.is_open() { self.app.cors_origins.as_slice() } else { &[] };
+        let is_link = || self.needs == Needs::AnyKey && site::is_navigation(&parts.method, &parts.headers);
+        site::is_of_other_site(&parts.uri, &parts.headers, trusted) && !is_link()
     }
 }
 
@@ -125,11 +135,13 @@ impl FromRequestParts<Route> for LockAccess {
         let access = Access::known(parts, route, Some(verb), name.as_ref().ok())?;
         let Name(name) = name?;
         access.note(|entry| {
-            entry.changes = matches!(verb, Verb::Acquire | Verb::Extend | Verb::Release | Verb::Force);
+            entry.changes = changes(verb);
             entry.forces = verb == Verb::Force;
         });
         access.require(verb, access.caller.may(verb, &name))?;
-        Ok(Self { access, name, verb })
+        let lock = Self { access, name, verb };
+        lock.check_record()?;
+        Ok(lock)
     }
 }
 
@@ -150,8 +162,12 @@ impl Access {
             entry.what = verb.map(Verb::word);
             entry.lock = name.map(|Name(name)| name.as_str().to_owned());
         });
-        if !route.app.authenticator.is_open() {
-            access.caller = identify(&route.app.authenticator, parts)?;
+        if route.app.authenticator.is_open() {
+            if route.is_of_other_site(parts) {
+                return Err(AuthError::CrossSite.into());
+            }
+        } else {
+            access.caller = identify(route, parts)?;
             if let Some(peer) = parts.extensions.get::<Peer>() {
                 peer.place().known();
             }
@@ -192,6 +208,16 @@ impl Access {
         &self.app.gateway
     }
 
+    /// Whether the names of the nodes are for this caller.
+    pub(super) fn sees_nodes(&self) -> bool {
+        self.caller.may_somewhere(Verb::Metrics)
+    }
+
+    /// A refusal, as far as this caller may be told of it.
+    pub(super) fn refused(&self, refusal: Refusal) -> ApiError {
+        ApiError::of(refusal, Told { nodes: self.sees_nodes(), ..Told::default() })
+    }
+
     /// What this caller's requests may ask for.
     pub(super) fn limits(&self) -> Limits {
         self.caller.limits(self.app.gateway.limits())
@@ -199,12 +225,33 @@ impl Access {
 }
 
 impl LockAccess {
-    /// Goes on only when the caller would be let in again: keys end, also while a request waits.
+    /// Goes on only when the caller would be let in again: keys and certificates end, also while a body is on its way or a
+    /// request waits.
     pub(super) fn check_again(&self) -> Result<(), ApiError> {
         let Access { caller, app, .. } = &self.access;
         let caller = app.authenticator.identify_again(caller)?;
-        self.access.require(self.verb, caller.may(self.verb, &self.name))
+        self.access.require(self.verb, caller.may(self.verb, &self.name))?;
+        self.check_record()
     }
+
+    /// Goes on only when what is done can be recorded, where it must be.
+    fn check_record(&self) -> Result<(), ApiError> {
+        let is_refused = changes(self.verb) && self.access.audit.as_ref().is_some_and(AuditContext::is_refusing);
+        if is_refused { Err(ApiError::unrecorded()) } else { Ok(()) }
+    }
+
+    /// A refusal, as far as this caller may be told of it.
+    pub(super) fn refused(&self, refusal: Refusal) -> ApiError {
+        let may = |verb| self.access.caller.may(verb, &self.name);
+        let holder = may(Verb::Inspect);
+        let is_held = holder || may(Verb::Acquire) || may(Verb::Force);
+        ApiError::of(refusal, Told { nodes: self.access.sees_nodes(), holder, is_held })
+    }
+}
+
+/// Whether it does something to a lock.
+fn changes(verb: Verb) -> bool {
+    matches!(verb, Verb::Acquire | Verb::Extend | Verb::Release | Verb::Force)
 }
 
 /// The lock's name from the path, percent-decoded and checked.
@@ -217,11 +264,22 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
         let Ok(Path(text)) = Path::<String>::from_request_parts(parts, state).await else {
             return Err(INVALID_NAME.because("the name is not UTF-8 after percent-decoding"));
         };
+        no_secret(&text).map_err(|detail| INVALID_NAME.because(detail))?;
         text.parse::<LockName>().map(Self).map_err(|error| INVALID_NAME.because(error.to_string()))
     }
 }
 
-fn identify(authenticator: &Authenticator, parts: &Parts) -> Result<Caller, ApiError> {
+/// A secret in the wrong place must not go on from there: not to the log, the record, the masters or back in an answer.
+pub(super) fn no_secret(text: &str) -> Result<(), &'static str> {
+    if holds_secret(text) {
+        Err("there is an API key or a lock token in the path: whoever saw it on the way has it now; replace it")
+    } else {
+        Ok(())
+    }
+}
+
+fn identify(route: &Route, parts: &Parts) -> Result<Caller, ApiError> {
+    let authenticator = &route.app.authenticator;
     let refused = |error: AuthError, claimed: Option<&str>| {
         if let Some(audit) = parts.extensions.get::<AuditContext>() {
             // Only what is a name: anything else may be a secret in the wrong place.
@@ -232,8 +290,12 @@ fn identify(authenticator: &Authenticator, parts: &Parts) -> Result<Caller, ApiE
     };
     let mut values = parts.headers.get_all(header::AUTHORIZATION).iter();
     let Some(value) = values.next() else {
-        let subject = parts.extensions.get::<Peer>().and_then(Peer::certificate_subject);
-        return authenticator.identify(subject.map(Credential::Certificate)).map_err(|error| refused(error, None));
+        let certificate = parts.extensions.get::<Peer>().and_then(Peer::certificate);
+        if certificate.is_some() && route.is_of_other_site(parts) {
+            return Err(refused(AuthError::CrossSite, None));
+        }
+        let shown = certificate.map(|shown| Credential::Certificate(&shown.subject, shown.ends));
+        return authenticator.identify(shown).map_err(|error| refused(error, None));
     };
     if values.next().is_some() {
         return Err(refused(AuthError::Unknown, None));
@@ -247,10 +309,8 @@ fn identify(authenticator: &Authenticator, parts: &Parts) -> Result<Caller, ApiE
     }
     let decoded = scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(shown).ok()).flatten();
     let decoded = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
-    // A browser adds a Basic key that it has kept to whatever any page asks for.
-    let is_of_other_site = parts.headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
     match decoded.as_deref().and_then(|pair| pair.split_once(':')) {
-        Some((user, _)) if is_of_other_site => Err(refused(AuthError::CrossSite, Some(user))),
+        Some((user, _)) if route.is_of_other_site(parts) => Err(refused(AuthError::CrossSite, Some(user))),
         Some((user, password)) => {
             let shown = Credential::NamedKey(user, password);
             authenticator.identify(Some(shown)).map_err(|error| refused(error, Some(user)))
@@ -271,9 +331,12 @@ impl FromRequestParts<Route> for Visibility {
 
     /// Nobody is sent away: an orchestrator's probe has no key, and a wrong one shows no more than none.
     async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, Infallible> {
-        let authenticator = &route.app.authenticator;
-        let may_see = || identify(authenticator, parts).is_ok_and(|caller| caller.may_somewhere(Verb::Metrics));
-        Ok(if authenticator.is_open() || may_see() { Self::Full } else { Self::StatusOnly })
+        // The nodes cost something to show: what is beyond the rate of a key shows no more than none either.
+        let may_see = || {
+            let caller = identify(route, parts).ok().filter(|caller| caller.may_somewhere(Verb::Metrics));
+            caller.is_some_and(|caller| caller.check_rate().is_ok())
+        };
+        Ok(if route.app.authenticator.is_open() || may_see() { Self::Full } else { Self::StatusOnly })
     }
 }
 

@@ -34,6 +34,8 @@ pub(super) const MISSING_TOKEN: Kind = Kind(S::BAD_REQUEST, "missing_token", "Mi
 pub(super) const INVALID_TOKEN: Kind = Kind(S::BAD_REQUEST, "invalid_token", "Invalid lock token");
 const UNAUTHENTICATED: Kind = Kind(S::UNAUTHORIZED, "unauthenticated", "Not authenticated");
 const FORBIDDEN: Kind = Kind(S::FORBIDDEN, "forbidden", "Not allowed");
+pub(super) const MISDIRECTED_REQUEST: Kind =
+    Kind(S::MISDIRECTED_REQUEST, "misdirected_request", "Not a host of this service");
 pub(super) const NOT_FOUND: Kind = Kind(S::NOT_FOUND, "not_found", "No such path");
 const LOCK_NOT_FOUND: Kind = Kind(S::NOT_FOUND, "lock_not_found", "Lock not found");
 pub(super) const METHOD_NOT_ALLOWED: Kind = Kind(S::METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed");
@@ -52,6 +54,7 @@ const INTERNAL: Kind = Kind(S::INTERNAL_SERVER_ERROR, "internal_error", "Interna
 const NO_QUORUM: Kind = Kind(S::SERVICE_UNAVAILABLE, "quorum_unavailable", "No quorum");
 const OUTCOME_UNKNOWN: Kind = Kind(S::SERVICE_UNAVAILABLE, "outcome_unknown", "The outcome is unknown");
 const DRAINING: Kind = Kind(S::SERVICE_UNAVAILABLE, "draining", "Shutting down");
+const AUDIT_UNAVAILABLE: Kind = Kind(S::SERVICE_UNAVAILABLE, "audit_unavailable", "The audit log cannot be written");
 const OVERLOADED: Kind = Kind(S::SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight");
 
 /// Whether this code tells that somebody was not let in.
@@ -113,6 +116,17 @@ pub struct Problem {
     pub cause: Option<String>,
 }
 
+/// What a caller may be told beside what became of its request. The default is the least.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Told {
+    /// Names of nodes, and what they say.
+    pub(super) nodes: bool,
+    /// Who holds a lock that is not the caller's own, and how long.
+    pub(super) holder: bool,
+    /// Whether somebody else holds it at all.
+    pub(super) is_held: bool,
+}
+
 /// An error on its way to the caller.
 #[derive(Debug)]
 pub struct ApiError {
@@ -166,13 +180,21 @@ impl ApiError {
         Self { challenge, ..FORBIDDEN.because(detail) }
     }
 
+    /// What this asks for cannot be recorded, and must be.
+    pub(super) fn unrecorded() -> Self {
+        let detail =
+            "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
+        AUDIT_UNAVAILABLE.because(detail).retry_after(SOON)
+    }
+
     pub(super) fn retry_after(mut self, pause: Duration) -> Self {
         self.problem.retry_after_ms = Some(pause.as_micros().div_ceil(1000) as u64);
         self
     }
 
-    fn nodes(mut self, nodes: Vec<NodeReport>) -> Self {
-        self.problem.nodes = Some(nodes.into_iter().map(NodeAnswerBody::from).collect());
+    fn nodes(mut self, nodes: Vec<NodeReport>, told: Told) -> Self {
+        let shown = |(at, report)| NodeAnswerBody::of_report(report).shown(at, told.nodes);
+        self.problem.nodes = Some(nodes.into_iter().enumerate().map(shown).collect());
         self
     }
 
@@ -194,20 +216,21 @@ impl ApiError {
 
 impl From<AuthError> for ApiError {
     fn from(error: AuthError) -> Self {
-        let detail = match error {
-            AuthError::Missing => {
-                "no API key was sent; send Authorization: Bearer KEY, or Basic with the key's name and the key"
-            }
-            AuthError::Unknown => "what was sent is no API key of this service",
-            AuthError::Expired => "the API key has expired",
+        const INVALID: &str = "Bearer realm=\"redlock-gateway\", error=\"invalid_token\"";
+        let (challenge, detail) = match error {
+            AuthError::Missing => (
+                "Bearer realm=\"redlock-gateway\"",
+                "no API key was sent; send Authorization: Bearer KEY, or Basic with the key's name and the key",
+            ),
+            AuthError::Unknown => (INVALID, "what was sent is no API key of this service"),
+            AuthError::Expired => (INVALID, "the API key or the client certificate has expired"),
+            // No challenge: a browser would ask its user for a password.
             AuthError::CrossSite => {
-                "a page of another site sent this, with a key that the browser has kept; Bearer is taken from there"
-            }
-        };
-        let challenge = match error {
-            AuthError::Missing => "Bearer realm=\"redlock-gateway\"",
-            AuthError::Unknown | AuthError::Expired | AuthError::CrossSite => {
-                "Bearer realm=\"redlock-gateway\", error=\"invalid_token\""
+                return FORBIDDEN.because(
+                    "a page of another site made a browser send this, and what browsers add by themselves (a password, a \
+                     certificate, their place in the network) counts only from this service's own pages; let the page show a \
+                     Bearer key, and name its origin with --cors-origin",
+                );
             }
         };
         Self { challenge: Some(challenge), ..UNAUTHENTICATED.because(detail) }
@@ -216,15 +239,23 @@ impl From<AuthError> for ApiError {
 
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
+        Self::of(refusal, Told::default())
+    }
+}
+
+impl ApiError {
+    /// A refusal, as far as its caller may be told of it.
+    pub(super) fn of(refusal: Refusal, told: Told) -> Self {
         match refusal {
-            Refusal::Lock(error) => error.into(),
+            Refusal::Lock(error) => Self::of_lock(error, told),
             Refusal::InQuarantine { nodes, left, why } => {
+                let why = if told.nodes { format!(" ({why})") } else { String::new() };
                 let detail = format!(
-                    "too few nodes may vote: some are in quarantine ({why}), and the first moment at which a majority may vote \
+                    "too few nodes may vote: some are in quarantine{why}, and the first moment at which a majority may vote \
                      again is in {}; this request holds nothing, and whatever it set is being released",
                     show(Duration::from_secs(left.as_secs() + 1))
                 );
-                NO_QUORUM.because(detail).retry_after(left.max(SOON)).nodes(nodes)
+                NO_QUORUM.because(detail).retry_after(left.max(SOON)).nodes(nodes, told)
             }
             Refusal::MaxHoldReached { held, max } => {
                 let (held, max) = (show(Duration::from_secs(held.as_secs())), show(max));
@@ -261,25 +292,28 @@ impl From<Refusal> for ApiError {
             ),
         }
     }
-}
 
-impl From<LockError> for ApiError {
-    fn from(error: LockError) -> Self {
+    fn of_lock(error: LockError, told: Told) -> Self {
         match error {
             LockError::Held(by) => LOCK_HELD.because(describe(&by)).held_by(&by),
-            LockError::NotHolder(by) => {
+            LockError::NotHolder(by) if told.holder => {
                 NOT_HOLDER.because(format!("this token does not hold the lock; {}", describe(&by))).held_by(&by)
             }
-            LockError::Lost => LOCK_NOT_FOUND.because("no such lock is held: it was released or has expired"),
+            LockError::NotHolder(_) if told.is_held => {
+                NOT_HOLDER.because("this token does not hold the lock; somebody else does").retry_after(SOON)
+            }
+            LockError::NotHolder(_) | LockError::Lost => {
+                LOCK_NOT_FOUND.because("no such lock is held: it was released or has expired")
+            }
             LockError::NoQuorum(nodes) => {
                 let detail = "too few nodes answered in time to decide; this request holds nothing, and whatever it set \
                               is being released";
-                NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes)
+                NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, told)
             }
             LockError::Unknown(nodes) => {
                 let detail = "too few nodes answered to tell whether this was done; an old deadline still stands, and \
                               trying again is safe";
-                OUTCOME_UNKNOWN.because(detail).retry_after(SOON).nodes(nodes)
+                OUTCOME_UNKNOWN.because(detail).retry_after(SOON).nodes(nodes, told)
             }
             LockError::HeldTooLong { .. } => Refusal::from(error).into(),
             LockError::TtlTooLong { asked, max } => {
@@ -360,7 +394,7 @@ mod tests {
     fn a_ttl_that_is_too_short_for_rounds_is_told_what_would_do() {
         let ttl = |millis| Ttl::from_millis(millis).unwrap();
         let (asked, round, least) = (ttl(10), Duration::from_micros(3_040), ttl(40));
-        let problem = ApiError::from(LockError::TtlTooShort { asked, round, least }).problem();
+        let problem = ApiError::from(Refusal::Lock(LockError::TtlTooShort { asked, round, least })).problem();
         assert_eq!((problem.status, problem.code.as_str()), (400, "invalid_ttl"));
         assert_eq!(
             problem.detail,

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use utoipa::IntoParams;
 
-use super::access::{Route, is_forced};
+use super::access::{Route, is_forced, no_secret};
 use super::error::{
     ApiError, BODY_TOO_LARGE, INVALID_BODY, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL, INVALID_WAIT, MISSING_TOKEN,
     REQUEST_TIMEOUT, UNSUPPORTED_MEDIA_TYPE,
@@ -142,13 +142,15 @@ impl<S: Send + Sync> FromRequestParts<S> for ListQuery {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        no_secret(parts.uri.query().unwrap_or_default()).map_err(|detail| INVALID_PARAMETER.because(detail))?;
         let query = Query::<Self>::from_request_parts(parts, state).await;
         let Query(query) = query.map_err(|error| INVALID_PARAMETER.because(error.body_text()))?;
         if !(1..=1000).contains(&query.limit) {
             return Err(INVALID_PARAMETER.because(format!("limit is {}; allowed are 1 to 1000", query.limit)));
         }
         if !query.prefix.is_empty() {
-            query.prefix.parse::<LockName>().map_err(|error| INVALID_PARAMETER.because(format!("prefix: {error}")))?;
+            LockName::check_part(&query.prefix)
+                .map_err(|error| INVALID_PARAMETER.because(format!("prefix: {error}")))?;
         }
         Ok(query)
     }
@@ -293,13 +295,16 @@ impl AcquireBody {
 
     /// Label and metadata as they are stored, with the principal whose lock it will be.
     pub fn metadata(self, principal: Option<&str>) -> Result<LockMetadata, ApiError> {
-        let is_label = |text: &str| text.chars().count() <= MAX_LABEL && !text.chars().any(char::is_control);
+        let is_label =
+            |text: &str| text.chars().count() <= MAX_LABEL && !text.chars().any(|c| c.is_control() || is_deceptive(c));
         let owner = match self.owner {
             None => None,
             Some(Value::String(label)) if is_label(&label) => Some(label),
             Some(_) => {
-                let detail =
-                    format!("owner must be a string of at most {MAX_LABEL} characters without control characters");
+                let detail = format!(
+                    "owner must be a string of at most {MAX_LABEL} characters without control characters, line separators \
+                     and bidirectional controls"
+                );
                 return Err(INVALID_BODY.because(detail));
             }
         };
@@ -308,6 +313,12 @@ impl AcquireBody {
             Some(value) => serde_json::from_value::<BTreeMap<String, String>>(value)
                 .map_err(|_| INVALID_BODY.because("metadata must be an object whose values are strings"))?,
         };
+        if let Some((key, _)) =
+            metadata.iter().find(|(key, value)| [key, value].iter().any(|text| text.contains(is_deceptive)))
+        {
+            let detail = format!("metadata has a line separator or a bidirectional control in {key:?} or its value");
+            return Err(INVALID_BODY.because(detail));
+        }
         let size: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
         if size > MAX_METADATA {
             let detail = format!("metadata has {size} bytes in keys and values; allowed are {MAX_METADATA}");
@@ -315,6 +326,12 @@ impl AcquireBody {
         }
         Ok(LockMetadata { owner, metadata, key: principal.map(str::to_owned) })
     }
+}
+
+/// Characters that show a text as another than it is: separators of lines, and marks, embeddings, overrides and isolates of
+/// the bidirectional algorithm (Unicode Annex 9). What is stored is shown in terminals, logs and dashboards.
+fn is_deceptive(c: char) -> bool {
+    matches!(c, '\u{2028}' | '\u{2029}' | '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// What is stored of it.

@@ -16,6 +16,7 @@ use crate::gateway::Readiness;
 #[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations",
     responses(
         (status = 200, description = "Alive", body = Health),
+        (status = 421, description = "misdirected_request"),
         (status = 500, description = "internal_error"),
     ))]
 pub(super) async fn livez() -> Result<Response, ApiError> {
@@ -25,20 +26,21 @@ pub(super) async fn livez() -> Result<Response, ApiError> {
 /// Whether to send requests here
 ///
 /// 200 when a majority of the nodes may vote; 503 when not, and while shutting down. Needs no key; where there are keys, the
-/// nodes are shown to those with the metrics permission.
+/// nodes are shown to those with the metrics permission, within their rate.
 #[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "operations",
     responses(
         (status = 200, description = "Ready", body = Health),
         (status = 503, description = "No quorum, or draining", body = Health),
     ))]
 pub(super) async fn readyz(visibility: Visibility, access: Access) -> Result<Response, ApiError> {
-    let (readiness, nodes) = access.gateway().readiness();
+    let gateway = access.gateway();
+    let readiness = gateway.readiness();
     let status = match readiness {
         Readiness::Ready => StatusCode::OK,
         Readiness::NoQuorum | Readiness::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
     let health = match visibility {
-        Visibility::Full => Health::new(readiness, nodes),
+        Visibility::Full => Health::new(readiness, gateway.nodes()),
         Visibility::StatusOnly => Health::status_only(readiness),
     };
     json_response(status, &health)

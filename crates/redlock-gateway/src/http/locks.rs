@@ -28,7 +28,7 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
     params(
-        ("name" = String, Path, description = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded", example = "reports/nightly", min_length = 1, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]+$"),
+        ("name" = String, Path, description = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded, and nothing between two of them is empty, . or ..", example = "reports/nightly", min_length = 1, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]+$"),
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key is answered with the same grant, if that stands: the same token and fencing token, a full TTL, and Idempotency-Replayed.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
         ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body wins. Answered with Preference-Applied."),
     ),
@@ -46,7 +46,7 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
         BodyErrors,
         (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms; max_hold_reached, by an earlier request with the same Idempotency-Key"),
         (status = 429, description = "too_many_waiters (in all, for this lock, or of this client), rate_limited, quota_exceeded"),
-        (status = 503, description = "quorum_unavailable (nothing is held); outcome_unknown (an earlier request with the same Idempotency-Key may hold it: try again); draining, overloaded"),
+        (status = 503, description = "quorum_unavailable (nothing is held); outcome_unknown (an earlier request with the same Idempotency-Key may hold it: try again); draining, overloaded, audit_unavailable"),
     )
 )]
 pub(super) async fn acquire(
@@ -54,6 +54,8 @@ pub(super) async fn acquire(
     head: AcquireHead,
     Json(body): Json<AcquireBody>,
 ) -> Result<Response, ApiError> {
+    // The body may have been long on its way.
+    lock.check_again()?;
     let LockAccess { access, name, .. } = &lock;
     let mut in_flight = access.enter(Work::Other)?;
     let limits = access.limits();
@@ -72,7 +74,8 @@ pub(super) async fn acquire(
         client: access.client().clone(),
         quota: limits.quota,
     };
-    let (view, guard) = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await?;
+    let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
+    let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
     // Otherwise the guard is dropped, and releases what was granted.
     lock.check_again()?;
 
@@ -107,9 +110,9 @@ pub(super) async fn acquire(
         (status = 400, description = "invalid_name, invalid_ttl, invalid_body, invalid_parameter, missing_token, invalid_token"),
         CommonErrors,
         BodyErrors,
-        (status = 404, description = "lock_not_found: free or expired; stop work"),
+        (status = 404, description = "lock_not_found: free or expired, or, for a key that may neither acquire nor inspect, somebody else's; stop work"),
         (status = 409, description = "not_holder: somebody else holds it; max_hold_reached"),
-        (status = 503, description = "outcome_unknown: the old deadline stands; overloaded"),
+        (status = 503, description = "outcome_unknown: the old deadline stands; overloaded, audit_unavailable"),
     )
 )]
 pub(super) async fn extend(
@@ -117,12 +120,15 @@ pub(super) async fn extend(
     ExtendHead(token): ExtendHead,
     Json(body): Json<ExtendBody>,
 ) -> Result<Response, ApiError> {
+    // The body may have been long on its way.
+    lock.check_again()?;
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(Work::Held)?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?;
     let token = resolve(&lock, token).await?;
-    let view = access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await?;
+    let extended = access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
+    let view = extended.map_err(|refusal| lock.refused(refusal))?;
     grant_response(StatusCode::OK, &Lease::new(name, &view, None), None)
 }
 
@@ -142,9 +148,9 @@ pub(super) async fn extend(
         (status = 204, description = "Released"),
         (status = 400, description = "invalid_name, invalid_parameter, missing_token, invalid_token"),
         CommonErrors,
-        (status = 404, description = "lock_not_found: it was released or has expired"),
+        (status = 404, description = "lock_not_found: it was released or has expired, or, for a key that may neither acquire nor inspect, somebody else holds it"),
         (status = 409, description = "not_holder: somebody else holds it"),
-        (status = 503, description = "outcome_unknown: try again; overloaded"),
+        (status = 503, description = "outcome_unknown: try again; overloaded, audit_unavailable"),
     )
 )]
 pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response, ApiError> {
@@ -153,7 +159,8 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     match by {
         ReleaseBy::Token(token) => {
             let token = resolve(&lock, token).await?;
-            access.gateway().release(name, &token, access.client()).await?;
+            let released = access.gateway().release(name, &token, access.client()).await;
+            released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::Force => {
             let found = |by: &HeldBy| {
@@ -162,7 +169,8 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
                     entry.is_sent = true;
                 });
             };
-            Box::pin(access.gateway().force_release(name, found)).await?;
+            let released = Box::pin(access.gateway().force_release(name, found)).await;
+            released.map_err(|refusal| lock.refused(refusal))?;
         }
     }
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -175,7 +183,8 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
     let (may_force, releases) = (access.caller().may(Verb::Force, name), *verb == Verb::Release);
     let presented = PresentedToken { token, principal: Some(principal.into()), may_force, releases };
     // Apart, or every request would carry the room for it.
-    let resolved = Box::pin(access.gateway().resolve(name, presented)).await?;
+    let resolved = Box::pin(access.gateway().resolve(name, presented)).await;
+    let resolved = resolved.map_err(|refusal| lock.refused(refusal))?;
     if resolved.is_forced {
         access.note(|entry| entry.forces = true);
     }
@@ -198,7 +207,8 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
 pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(Work::Other)?;
-    json_response(StatusCode::OK, &LockStatus::new(name, access.gateway().inspect(name).await))
+    let inspection = access.gateway().inspect(name).await;
+    json_response(StatusCode::OK, &LockStatus::new(name, inspection, access.sees_nodes()))
 }
 
 /// List held locks
@@ -226,7 +236,7 @@ pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, A
         limit: query.limit as usize,
         cursor: query.cursor(),
     };
-    let page = access.gateway().list(request, is_listed).await?;
+    let page = access.gateway().list(request, is_listed).await.map_err(|refusal| access.refused(refusal))?;
     json_response(StatusCode::OK, &LockList::from(page))
 }
 

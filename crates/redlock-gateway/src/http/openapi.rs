@@ -46,7 +46,7 @@ impl Modify for Keys {
 #[into_params(parameter_in = Path)]
 #[expect(dead_code, reason = "it is only a description")]
 pub(super) struct LockPath {
-    /// The lock's name; slashes percent-encoded
+    /// The lock's name; slashes percent-encoded, and nothing between two of them is empty, . or ..
     #[param(example = "reports/nightly", min_length = 1, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]+$")]
     name: String,
 }
@@ -65,7 +65,7 @@ macro_rules! shared_errors {
     };
 }
 
-shared_errors!(CommonErrors { "401": "unauthenticated", "403": "forbidden", "429": "rate_limited", "500": "internal_error" });
+shared_errors!(CommonErrors { "401": "unauthenticated", "403": "forbidden", "421": "misdirected_request", "429": "rate_limited", "500": "internal_error" });
 shared_errors!(BodyErrors { "408": "request_timeout", "413": "body_too_large", "415": "unsupported_media_type" });
 
 /// The document as it is served and committed.

@@ -30,11 +30,13 @@ pub struct AcquireBody {
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 10000)]
     pub wait_ms: Option<Value>,
-    /// A label for people: shown to whoever asks who holds the lock. At most 255 characters, none of them a control character.
+    /// A label for people: shown to whoever asks who holds the lock. At most 255 characters, none of them a control character,
+    /// a line separator or a bidirectional control.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "nightly-report on host-7")]
     pub owner: Option<Value>,
-    /// Stored beside the lock for people: strings only, keys and values together at most 1024 bytes.
+    /// Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without line separators
+    /// (U+2028, U+2029) and bidirectional controls.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = BTreeMap<String, String>, required = false)]
     pub metadata: Option<Value>,
@@ -166,19 +168,19 @@ pub enum LockStateBody {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = NodeAnswer, example = json!({ "node": "10.0.0.1:6379", "state": "timeout", "detail": "no answer within 50ms" }))]
 pub struct NodeAnswerBody {
-    /// `host:port`.
+    /// `host:port`; for a key without the metrics permission only a number, `node-1`.
     pub node: String,
     /// `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there was none: `timeout`,
     /// `down`, `quarantined`, `clock` (the times are too far apart), `overloaded`, `error`.
     pub state: String,
-    /// A sentence for people.
+    /// A sentence for people; for a key with the metrics permission, or where there are no keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub detail: Option<String>,
 }
 
-impl From<NodeReport> for NodeAnswerBody {
-    fn from(report: NodeReport) -> Self {
+impl NodeAnswerBody {
+    pub fn of_report(report: NodeReport) -> Self {
         use redlock_core::NodeAnswer as A;
         let (state, detail) = match report.answer {
             A::Agreed => ("agreed", None),
@@ -188,23 +190,30 @@ impl From<NodeReport> for NodeAnswerBody {
         };
         Self { node: report.node, state: state.into(), detail: detail.filter(|detail| !detail.is_empty()) }
     }
+
+    /// To those who may not know the nodes each is a number: names, and what a failure says, are addresses.
+    #[must_use]
+    pub fn shown(self, at: usize, with_names: bool) -> Self {
+        if with_names { self } else { Self { node: format!("node-{}", at + 1), detail: None, ..self } }
+    }
 }
 
 impl LockStatus {
-    pub fn new(name: &LockName, inspection: Inspection) -> Self {
+    /// `with_names`: whether the nodes' names are for whoever asks.
+    pub fn new(name: &LockName, inspection: Inspection, with_names: bool) -> Self {
         let (state, by) = match inspection.state {
             LockState::Held(by) => (LockStateBody::Held, Some(by)),
             LockState::Free => (LockStateBody::Free, None),
             LockState::Unknown => (LockStateBody::Unknown, None),
         };
-        let nodes = inspection.nodes.into_iter().map(|(node, view)| {
+        let nodes = inspection.nodes.into_iter().enumerate().map(|(at, (node, view))| {
             let (state, detail) = match view {
                 NodeView::Held => ("held", None),
                 NodeView::Free => ("free", None),
                 NodeView::Pending => ("pending", None),
                 NodeView::Failed(failure) => (failure.reason.as_str(), Some(failure.detail)),
             };
-            NodeAnswerBody { node, state: state.into(), detail }
+            NodeAnswerBody { node, state: state.into(), detail }.shown(at, with_names)
         });
         Self { nodes: Some(nodes.collect()), ..Self::of(name, state, by) }
     }

@@ -19,6 +19,7 @@ pub(super) fn describe() {
         "redlock_fences_out_of_reach_total",
         "Fences so far ahead of this machine's clock that its tokens cannot pass them yet."
     );
+    counter!("redlock_audit_failures_total", "Writes to --audit-log that failed, and lines that found no room.");
     histogram!(
         "redlock_node_request_duration_seconds",
         Unit::Seconds,

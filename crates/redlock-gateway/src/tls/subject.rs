@@ -2,10 +2,9 @@
 
 use std::fmt::Write as _;
 
-use tokio_rustls::rustls::pki_types::CertificateDer;
 use x509_cert::Certificate;
 use x509_cert::attr::AttributeTypeAndValue;
-use x509_cert::der::{Decode, Encode, Error, Tag, Tagged};
+use x509_cert::der::{Encode, Error, Tag, Tagged};
 
 /// Written here and not looked up: the text is what permissions are given to, so no library may change it.
 const NAMES: [(&str, &str); 11] = [
@@ -30,8 +29,7 @@ const NAMES: [(&str, &str); 11] = [
 /// front and a space at either end stand after a backslash; a control character is a backslash and two hexadecimal digits.
 ///
 /// `None` when it is empty, as it may be when all names are alternative ones.
-pub(super) fn subject(certificate: &CertificateDer<'_>) -> Result<Option<String>, Error> {
-    let certificate = Certificate::from_der(certificate)?;
+pub(super) fn subject(certificate: &Certificate) -> Result<Option<String>, Error> {
     let mut text = String::new();
     for place in certificate.tbs_certificate().subject().iter_rdn() {
         for (at, attribute) in place.iter().enumerate() {

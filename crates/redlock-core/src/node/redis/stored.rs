@@ -32,7 +32,7 @@ pub(super) async fn scan(client: Client, Scan { key_prefix, cursor, count }: Sca
 pub(super) async fn page(client: Client, prefix: String, cursor: Option<Bytes>) -> Result<StoredPage, LinkError> {
     let of_all = Scan { key_prefix: prefix.clone().into(), cursor: cursor.unwrap_or_default(), count: PAGE };
     let Scanned { keys, next, .. } = scan(client.clone(), of_all).await?;
-    let name = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(&prefix)?.parse::<LockName>().ok();
+    let name = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(&prefix).and_then(LockName::stored);
     let locks: Vec<_> = keys.into_iter().filter_map(|key| Some((name(&key)?, key))).collect();
     if locks.is_empty() {
         return Ok(StoredPage { stored: Vec::new(), next });

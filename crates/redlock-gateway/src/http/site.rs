@@ -1,0 +1,159 @@
+//! What a browser tells of where a request comes from: the name that it knows us by, and whose page made it send this.
+//!
+//! A page of anybody can make the browsers of those who look at it send requests. A browser adds by itself a password that
+//! it has kept, a client certificate and its place in the network, so by these alone nobody is known: the request must come
+//! from a page of our own, or from none. And a name in the hands of somebody else may lead to a loopback address (DNS
+//! rebinding), which makes that page one of our own: so there the name counts too.
+//!
+//! <https://www.w3.org/TR/fetch-metadata/>, RFC 6454 (`Origin`), RFC 9112, section 3.2 (`Host`).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use http::uri::Authority;
+use http::{HeaderMap, HeaderName, Method, Request, Uri, Version, header};
+
+use super::error::{ApiError, INVALID_PARAMETER, MISDIRECTED_REQUEST};
+use crate::config::Origin;
+
+static SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+static SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+
+/// The names that a gateway is reached under.
+#[derive(Debug, Clone, Default)]
+pub struct Hosts {
+    /// Whether it listens on a loopback address.
+    pub is_loopback: bool,
+    /// In lower case, without ports.
+    pub allowed: Vec<String>,
+}
+
+impl Hosts {
+    /// Whether the request is for this gateway, by the host of its target and by its `Host`.
+    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), ApiError> {
+        let mut hosts = request.headers().get_all(header::HOST).iter();
+        let host = hosts.next();
+        if hosts.next().is_some() {
+            return Err(INVALID_PARAMETER.because("Host is there more than once"));
+        }
+        if host.is_none() && request.version() == Version::HTTP_11 {
+            return Err(INVALID_PARAMETER.because("the Host header is missing; HTTP/1.1 requires it"));
+        }
+        if let Some(authority) = request.uri().authority() {
+            self.check_host(authority.host())?;
+        }
+        match host.map(|value| value.to_str().ok().and_then(host_of)) {
+            None => Ok(()),
+            Some(None) => Err(INVALID_PARAMETER.because("Host is no host[:port]")),
+            Some(Some(host)) => self.check_host(host),
+        }
+    }
+
+    fn check_host(&self, host: &str) -> Result<(), ApiError> {
+        if self.takes(host) {
+            return Ok(());
+        }
+        let detail = if self.is_loopback {
+            "this gateway listens on a loopback address and is known as localhost; another name is let in when --allowed-host names it"
+        } else {
+            "this gateway is not known under this name; those that it is known under are given with --allowed-host"
+        };
+        Err(MISDIRECTED_REQUEST.because(detail))
+    }
+
+    fn takes(&self, host: &str) -> bool {
+        if !self.is_loopback && self.allowed.is_empty() {
+            return true;
+        }
+        // An address is where the browser has connected to: nobody can point that elsewhere.
+        let as_usual = match address(host) {
+            Some(address) => !self.is_loopback || address.to_canonical().is_loopback(),
+            None => self.is_loopback && host.eq_ignore_ascii_case("localhost"),
+        };
+        as_usual || self.allowed.iter().any(|allowed| host.eq_ignore_ascii_case(allowed))
+    }
+}
+
+fn address(host: &str) -> Option<IpAddr> {
+    match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(IpAddr::V6),
+        None => host.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
+    }
+}
+
+/// The host of `host[:port]`; `None` when it is something else.
+fn host_of(text: &str) -> Option<&str> {
+    if text.is_empty() {
+        return Some(text);
+    }
+    let length = text.parse::<Authority>().ok()?.host().len();
+    let (host, rest) = text.split_at_checked(length)?;
+    let is_port = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit());
+    (rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port)).then_some(host)
+}
+
+/// Whether a page sent this that is neither ours nor of one of these origins.
+pub(super) fn is_of_other_site(uri: &Uri, headers: &HeaderMap, trusted: &[Origin]) -> bool {
+    let origins = || headers.get_all(header::ORIGIN).iter();
+    let is_trusted = |origin: &[u8]| trusted.iter().any(|trusted| trusted.as_str().as_bytes() == origin);
+    if origins().next().is_some() && origins().all(|origin| is_trusted(origin.as_bytes())) {
+        return false;
+    }
+    let mut sites = headers.get_all(&SEC_FETCH_SITE).iter().peekable();
+    if sites.peek().is_some() {
+        return !sites.all(|site| site == "same-origin" || site == "none");
+    }
+    // Browsers of old say no more, nor do those of today to what is neither HTTPS nor loopback.
+    let target = uri.authority().map(|authority| authority.as_str().as_bytes());
+    let host = target.or_else(|| headers.get(header::HOST).map(|host| host.as_bytes())).unwrap_or_default();
+    let is_own = |origin: &[u8]| {
+        let origin = origin.strip_prefix(b"http://").or_else(|| origin.strip_prefix(b"https://"));
+        origin.is_some_and(|origin| origin.eq_ignore_ascii_case(host))
+    };
+    !origins().all(|origin| is_own(origin.as_bytes()))
+}
+
+/// Whether somebody follows a link, whose page learns nothing of the answer.
+pub(super) fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
+    method == Method::GET && headers.get(&SEC_FETCH_MODE).is_some_and(|mode| mode == "navigate")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_a_name_or_an_address_and_perhaps_a_port() {
+        for (text, host) in [
+            ("a", Some("a")),
+            ("a:80", Some("a")),
+            ("a:", Some("a")),
+            ("[::1]:80", Some("[::1]")),
+            ("", Some("")),
+            ("localhost@evil.example", None),
+            ("a:b", None),
+            ("a/b", None),
+            ("a b", None),
+            ("[::1", None),
+        ] {
+            assert_eq!(host_of(text), host, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn on_loopback_only_loopback_and_what_is_named_is_meant() {
+        let named = Hosts { is_loopback: true, allowed: vec!["locks.example".into()] };
+        for host in ["localhost", "LocalHost", "127.0.0.1", "127.8.8.8", "[::1]", "[::ffff:127.0.0.1]", "Locks.example"]
+        {
+            assert!(named.takes(host), "{host}");
+        }
+        let bare = Hosts { is_loopback: true, ..Hosts::default() };
+        for host in ["", "evil.example", "localhost.evil.example", "10.0.0.1", "127.0.0.1.evil.example", "[::2]", "::1"]
+        {
+            assert!(!named.takes(host) && !bare.takes(host), "{host}");
+        }
+        assert!(!bare.takes("locks.example"));
+        let world = Hosts { is_loopback: false, ..named };
+        assert!(world.takes("locks.example") && world.takes("10.0.0.1") && !world.takes("evil.example"));
+        assert!(Hosts::default().takes("evil.example"));
+    }
+}

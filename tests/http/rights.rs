@@ -1,0 +1,180 @@
+//! What is told to whom: nodes, locks of others, and secrets that were pasted into the wrong place.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::http::auth::is_ready;
+use crate::http::keys::{HOLDER, Key, file, key, with_keys};
+use crate::support::client::{Answer, Lease, lock_path};
+use crate::support::gateway::{Launch, Scratch};
+use crate::support::harness::{RedisServer, eventually, masters};
+
+#[tokio::test]
+async fn a_key_without_the_metrics_permission_learns_no_address_of_a_node() {
+    let mut servers = masters(3);
+    let plain = key("plain", HOLDER, "*").await;
+    let watcher = key("watcher", &format!("{HOLDER},metrics"), "*").await;
+    let file = file(&[&plain, &watcher]);
+    let launch = Launch::over(&servers).flag("--node-timeout", "100ms").flag("--auth-keys", file.path());
+    let gateway = launch.start().await;
+    is_ready(&gateway).await;
+    let ports: Vec<String> = servers.iter().map(|server| server.port().to_string()).collect();
+    let shows_ports = |answer: &Answer| ports.iter().any(|port| answer.text().contains(port.as_str()));
+    let leases = [plain.acquire(&gateway, "plain").await, watcher.acquire(&gateway, "watcher").await];
+
+    let nodes = |answer: &Answer| answer.json()["nodes"].as_array().expect("a list").clone();
+    let looked = plain.get(&gateway, "/locks/plain").await;
+    assert!(looked.status == 200 && !shows_ports(&looked), "{looked:?}");
+    let names: Vec<_> = nodes(&looked).iter().map(|node| node["node"].clone()).collect();
+    assert_eq!(names, ["node-1", "node-2", "node-3"]);
+    assert!(shows_ports(&watcher.get(&gateway, "/locks/plain").await));
+
+    servers[1..].iter_mut().for_each(RedisServer::kill);
+    for (key, lease) in [&plain, &watcher].into_iter().zip(&leases) {
+        let name = if std::ptr::eq(key, &plain) { "plain" } else { "watcher" };
+        let post = key.call(&gateway, Method::POST, "/locks/other").json(&json!({ "ttl_ms": 60_000 })).send().await;
+        post.problem(503, "quorum_unavailable");
+        let patch = key.patch(&gateway, name, &lease.token).await;
+        patch.problem(503, "outcome_unknown");
+        let delete = key.delete(&gateway, name, &lease.token).await;
+        delete.problem(503, "outcome_unknown");
+        let look = key.get(&gateway, &lock_path(name)).await;
+        for answer in [post, patch, delete, look] {
+            assert_eq!(shows_ports(&answer), name == "watcher", "{answer:?}");
+            let has_details = nodes(&answer).iter().any(|node| node.get("detail").is_some());
+            assert!(name == "watcher" || !has_details, "{answer:?}");
+            assert_eq!(nodes(&answer).len(), 3, "that there are three is no secret");
+        }
+    }
+}
+
+/// It holds nothing.
+const OTHER_TOKEN: &str = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
+
+/// All of a problem but for the id of its request.
+fn told(answer: &Answer) -> Value {
+    let mut problem = answer.json();
+    problem.as_object_mut().expect("an object").remove("request_id");
+    problem
+}
+
+#[tokio::test]
+async fn a_key_that_may_only_release_or_extend_learns_nothing_of_the_locks_of_others() {
+    let holder = key("holder", HOLDER, "*").await;
+    let (cleaner, extender) = (key("cleaner", "release", "*").await, key("extender", "extend", "*").await);
+    let (worker, reader) = (key("worker", "acquire,extend,release", "*").await, key("reader", HOLDER, "*").await);
+    let file = file(&[&holder, &cleaner, &extender, &worker, &reader]);
+    let gateway = with_keys(&file).start().await;
+    let lease = holder.acquire(&gateway, "held").await;
+
+    // As somebody would make one up.
+    let made_up = format!("1.{}.{}", lease.fencing, "a".repeat(40));
+    for token in [&made_up, &lease.token] {
+        let (held, free) =
+            (cleaner.delete(&gateway, "held", token).await, cleaner.delete(&gateway, "free", token).await);
+        held.problem(404, "lock_not_found");
+        assert_eq!((told(&held), held.header("retry-after")), (told(&free), free.header("retry-after")));
+        let (held, free) =
+            (extender.patch(&gateway, "held", token).await, extender.patch(&gateway, "free", token).await);
+        held.problem(404, "lock_not_found");
+        assert_eq!((told(&held), held.header("retry-after")), (told(&free), free.header("retry-after")));
+
+        // Who may acquire learns that it is held by trying, and by whom; here it is not told what it did not ask for.
+        for answer in [worker.delete(&gateway, "held", token).await, worker.patch(&gateway, "held", token).await] {
+            let problem = answer.problem(409, "not_holder");
+            assert!(problem.get("holder").is_none() && problem.get("expires_in_ms").is_none(), "{problem}");
+            assert!(!problem.to_string().contains("somebody\\\"") && problem["retry_after_ms"] == 1_000, "{problem}");
+        }
+        for answer in [reader.delete(&gateway, "held", token).await, reader.patch(&gateway, "held", token).await] {
+            let problem = answer.problem(409, "not_holder");
+            assert!(problem["holder"] == "somebody" && problem.get("expires_in_ms").is_some(), "{problem}");
+        }
+    }
+    let refused = worker.call(&gateway, Method::POST, "/locks/held").send().await.problem(409, "lock_held");
+    assert_eq!(refused["holder"], "somebody", "the contract of acquiring");
+    assert_eq!(holder.delete(&gateway, "held", &lease.token).await.status, 204);
+}
+
+#[tokio::test]
+async fn a_secret_that_is_pasted_into_a_path_is_in_no_log_no_record_and_no_answer() {
+    let record = Scratch::new("audit.jsonl", "");
+    let known = key("known", &format!("{HOLDER},list"), "*").await;
+    let file = file(&[&known]);
+    let gateway = with_keys(&file).flag("--audit-log", record.path()).start().await;
+    let lease = known.acquire(&gateway, "job").await;
+    let mut last = String::new();
+    for secret in [&known.text, &lease.token] {
+        let tail = secret.rsplit('.').next().unwrap();
+        let paths =
+            ["/locks/{}", "/locks/deploy%2F{}", "/locks/x{}", "/locks/a/{}", "/locks/{}?force=true", "/{}", "/docs/{}"];
+        let queries = ["/locks?prefix={}", "/locks?{}=1", "/locks?cursor={}", "/locks?limit={}", "/locks/job?{}"];
+        for path in paths.into_iter().chain(queries) {
+            for method in [Method::POST, Method::PATCH, Method::DELETE, Method::GET] {
+                for shown in [known.bearer(), "Bearer x".into()] {
+                    let call = gateway.call(method.clone(), path.replace("{}", secret)).header("authorization", shown);
+                    let answer = call.header("lock-token", OTHER_TOKEN).json(&json!({ "ttl_ms": 60_000 })).send().await;
+                    assert!(answer.status >= 400 || path == "/locks/job?{}", "{method} {path}: {answer:?}");
+                    assert!(!format!("{answer:?}").contains(tail), "{method} {path}: {answer:?}");
+                    answer.header("x-request-id").clone_into(&mut last);
+                }
+            }
+        }
+    }
+    let log =
+        eventually("the last request is logged", async || Some(gateway.stdout()).filter(|log| log.contains(&last)))
+            .await;
+    known.get(&gateway, "/locks/job").await;
+    let recorded = eventually("it is on the record", async || {
+        let text = std::fs::read_to_string(record.path()).unwrap();
+        text.contains("unauthenticated").then_some(text)
+    })
+    .await;
+    for secret in [&known.text, &lease.token] {
+        let tail = secret.rsplit('.').next().unwrap();
+        let line = log.lines().chain(recorded.lines()).find(|line| line.contains(tail));
+        assert!(line.is_none(), "{line:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_beyond_its_rate_is_shown_no_more_of_readyz_than_anybody() {
+    let mut watcher = key("watcher", "metrics", "*").await;
+    watcher.entry.push_str("rate = 1\nburst = 3\n");
+    let file = file(&[&watcher]);
+    let gateway = with_keys(&file).start().await;
+    let ready = async |key: &Key| key.get(&gateway, "/readyz").await;
+    assert!(ready(&watcher).await.json()["nodes"].is_array());
+    let bare = eventually("the rate is used up", async || {
+        let answer = ready(&watcher).await;
+        answer.json().get("nodes").is_none().then_some(answer)
+    })
+    .await;
+    assert_eq!((bare.status, bare.json()), (200, json!({ "status": "ready" })), "a probe is not sent away");
+}
+
+#[tokio::test]
+async fn a_key_that_is_revoked_while_the_body_of_its_request_is_on_its_way_does_nothing() {
+    let (stays, revoked) = (key("stays", HOLDER, "*").await, key("revoked", HOLDER, "*").await);
+    let file = file(&[&stays, &revoked]);
+    let gateway = with_keys(&file).flag("--max-ttl", "1h").start().await;
+    let lease = Lease::from(&revoked.call(&gateway, Method::POST, "/locks/job").send().await);
+    let body = json!({ "ttl_ms": 3_600_000 }).to_string();
+    let mut on_their_way = Vec::new();
+    for (method, name) in [("PATCH", "job"), ("POST", "other")] {
+        let headers = format!("authorization: {}\r\nlock-token: {}\r\n", revoked.bearer(), lease.token);
+        let mut raw = gateway.raw().await;
+        raw.announce(method, name, &format!("expect: 100-continue\r\n{headers}"), body.len()).await;
+        raw.told_to_continue().await;
+        on_their_way.push(raw);
+    }
+    std::fs::write(file.path(), &stays.entry).unwrap();
+    eventually("the key is gone", async || (revoked.get(&gateway, "/locks/job").await.status == 401).then_some(()))
+        .await;
+    for mut raw in on_their_way {
+        raw.write(&body).await;
+        raw.answer().await.problem(401, "unauthenticated");
+    }
+    let look = stays.get(&gateway, "/locks/job").await.json();
+    assert!(look["expires_in_ms"].as_u64().unwrap() <= 30_000, "it was not extended: {look}");
+    assert_eq!(stays.get(&gateway, "/locks/other").await.json()["state"], "free");
+}
