@@ -145,13 +145,19 @@ impl MemoryNode {
     /// Everything that is stored now, the marker included.
     pub fn snapshot(&self) -> Snapshot {
         let store = self.lock();
-        Snapshot { entries: store.entries.clone(), expiries: store.expiries.clone(), marker: store.marker.clone() }
+        Snapshot {
+            entries: store.entries.clone(),
+            hasher: store.hasher.clone(),
+            expiries: store.expiries.clone(),
+            marker: store.marker.clone(),
+        }
     }
 
     /// Puts back what was stored then, as a restart from an old file does.
     pub fn restore(&self, snapshot: Snapshot) {
         let mut store = self.lock();
-        (store.entries, store.expiries, store.marker) = (snapshot.entries, snapshot.expiries, snapshot.marker);
+        let Snapshot { entries, hasher, expiries, marker } = snapshot;
+        (store.entries, store.hasher, store.expiries, store.marker) = (entries, hasher, expiries, marker);
     }
 
     /// Gives the right to vote back.
@@ -224,6 +230,8 @@ impl LockReader for MemoryNode {
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     entries: BTreeMap<(u64, Bytes), Entry>,
+    /// Each entry's place follows from it.
+    hasher: RandomState,
     expiries: BTreeSet<(u64, Bytes)>,
     marker: Option<String>,
 }
@@ -379,6 +387,20 @@ mod tests {
     use crate::clock::{Entropy, OsEntropy, SystemClock};
     use crate::node::ReleaseScope;
     use crate::types::{Info, LockToken, Ttl};
+
+    #[test]
+    fn what_is_put_back_on_another_node_is_found_there() {
+        let [one, other] =
+            ["one", "other"].map(|name| MemoryNode::new(name, Arc::new(SystemClock), NodeSettings::default()));
+        let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
+        let (owner, nonce) = OsEntropy.owner_and_nonce();
+        let t = FencingToken::new(SystemClock.wall_micros()).unwrap();
+        let record = Record::new(&LockToken::new(owner, nonce, t), &Info::default());
+        let ttl = Ttl::from_millis(30_000).unwrap();
+        assert_eq!(one.run(&Op::Acquire { keys: keys.clone(), record, ttl, tell: None }), Vote::Granted);
+        other.restore(one.snapshot());
+        assert!(matches!(other.run(&Op::Inspect { keys }), Vote::Found(_)));
+    }
 
     /// An extension that ran out of memory between its marks left the fence with one and the lock without: the release of
     /// such a lock counted on an unmarked fence, and a late heal passed it.
