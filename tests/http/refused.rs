@@ -22,7 +22,7 @@ async fn thousands_of_refused_requests_filled_the_log() {
     let known = key("known", HOLDER, "a").await;
     let file = file(&[&known]);
     let mut gateway = with_keys(&file).env("RUST_LOG", "info").start().await;
-    let request = b"POST /locks/a HTTP/1.1\r\nhost: g\r\nauthorization: Bearer nonsense\r\n\r\n";
+    let request = b"POST /locks/a HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer nonsense\r\n\r\n";
     for _ in 0..REFUSED / 100 {
         let mut stream = TcpStream::connect(gateway.address()).await.expect("the gateway listens");
         stream.write_all(&request.repeat(100)).await.expect("the gateway reads");

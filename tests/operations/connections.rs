@@ -15,8 +15,8 @@ use crate::support::waiters::{LONG_MS, answer, line_up, patient, released};
 
 /// Places beyond the limit.
 const SPARE: f64 = 16.0;
-const PARTIAL: &[u8] = b"GET /livez HTTP/1.1\r\nhost: g\r\n";
-const WHOLE: &[u8] = b"GET /livez HTTP/1.1\r\nhost: g\r\n\r\n";
+const PARTIAL: &[u8] = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n";
+const WHOLE: &[u8] = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
 /// A connection from 127.0.0.`last`, on which this was sent.
 async fn from(last: u8, gateway: &Gateway, sent: &[u8]) -> TcpStream {
@@ -29,8 +29,10 @@ async fn from(last: u8, gateway: &Gateway, sent: &[u8]) -> TcpStream {
 
 /// A request that waits for the lock `job`.
 fn waits() -> String {
-    let (head, body) =
-        ("POST /locks/job HTTP/1.1\r\nhost: g\r\ncontent-type: application/json", json!({ "wait_ms": LONG_MS }));
+    let (head, body) = (
+        "POST /locks/job HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json",
+        json!({ "wait_ms": LONG_MS }),
+    );
     let body = body.to_string();
     format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
@@ -194,7 +196,7 @@ async fn check_shows_what_the_limits_cost_and_that_it_is_too_much() {
 #[tokio::test]
 async fn a_client_that_does_not_read_its_answer_keeps_no_connection_for_ever() {
     let gateway = Launch::embedded().start().await;
-    let page = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nhost: g\r\n\r\n";
+    let page = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let stranger = from(9, &gateway, &page.repeat(8)).await;
     let before = count(&gateway, "redlock_connections").await;
     assert!(before >= 2.0);
