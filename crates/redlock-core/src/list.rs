@@ -24,6 +24,8 @@ use crate::votes::LockState;
 const LOOKED_UP: usize = 64;
 /// The least that a scan asks for: to read few keys costs as much.
 const LEAST_COUNT: usize = 16;
+/// And the most: what is found by it is looked up before the page is cut off, or the next one fails like this.
+const MOST_COUNT: usize = 2 * LOOKED_UP;
 
 /// A page of held locks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,7 +100,7 @@ pub(crate) async fn list(
     let is_complete = |cursor: &ListCursor| cursor.walked.count_ones() as usize >= shared.quorum.blocking();
     let mut listing = Listing { shared, until, seen: HashSet::new(), locks: Vec::new(), failures: Vec::new() };
     listing.failures.resize(shared.nodes.len(), None);
-    let (mut count, mut is_empty) = (limit.max(LEAST_COUNT), true);
+    let (mut count, mut is_empty) = (limit.clamp(LEAST_COUNT, MOST_COUNT), true);
     while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
         // Nodes of this process answer at once, however many questions they are asked.
         tokio::task::yield_now().await;
@@ -113,8 +115,8 @@ pub(crate) async fn list(
         let mut names = names_of(&keys, &shared.settings.key_prefix);
         names.retain(&passes);
         // As many keys as should have what is missing, if they are like those before.
-        let missing = limit.saturating_sub(listing.locks.len() + names.len()).max(LEAST_COUNT);
-        count = (looked_at as usize * missing / names.len().max(1)).max(LEAST_COUNT);
+        let missing = limit.saturating_sub(listing.locks.len() + names.len()).clamp(LEAST_COUNT, MOST_COUNT);
+        count = ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(LEAST_COUNT);
         if listing.add(names, cursor.walked).await.is_err() {
             break;
         }

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use self::kept::Kept;
 pub use self::kept::{Exceeded, Limited};
+use self::kept::{Kept, Room};
 use crate::config::Quota;
 
-use redlock_core::LockName;
+use redlock_core::{FencingToken, LockName};
 
 /// Addresses that are told apart. Those that come when there are more are one client together.
 const MAX_ADDRESSES: usize = 65_536;
@@ -51,18 +51,18 @@ impl Client {
         until: Instant,
         quota: &Quota,
     ) -> Result<Reservation, Exceeded> {
-        let is_new = self.kept.reserve(name, info, until, quota)?;
-        Ok(Reservation { client: self.clone(), name: name.into(), info, is_new })
+        let room = Some(self.kept.reserve(name, info, until, quota)?);
+        Ok(Reservation { client: self.clone(), name: name.into(), info, room })
     }
 
-    /// It has extended a lock until then.
-    pub fn holds(&self, name: &str, until: Instant) {
-        self.kept.holds(name, 0, until);
+    /// It has extended this grant of a lock until then.
+    pub fn holds(&self, name: &str, grant: FencingToken, until: Instant) {
+        self.kept.holds(name, 0, grant.get(), until);
     }
 
-    /// It has released a lock.
-    pub fn released(&self, name: &str) {
-        self.kept.let_go(name, false);
+    /// It has released this grant of a lock.
+    pub fn released(&self, name: &str, grant: FencingToken) {
+        self.kept.released(name, grant.get());
     }
 
     /// Whether nothing would be lost if it was forgotten.
@@ -79,22 +79,22 @@ pub struct Reservation {
     client: Arc<Client>,
     name: Box<str>,
     info: usize,
-    /// It does not hold the lock already.
-    is_new: bool,
+    /// Until it is used.
+    room: Option<Room>,
 }
 
 impl Reservation {
     /// It was granted until then.
-    pub fn granted(mut self, until: Instant) {
-        self.is_new = false;
-        self.client.kept.holds(&self.name, self.info, until);
+    pub fn granted(mut self, grant: FencingToken, until: Instant) {
+        self.room = None;
+        self.client.kept.holds(&self.name, self.info, grant.get(), until);
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.is_new {
-            self.client.kept.let_go(&self.name, true);
+        if let Some(room) = self.room {
+            self.client.kept.give_back(&self.name, room);
         }
     }
 }

@@ -133,7 +133,10 @@ impl Drop for GrantGuard {
     fn drop(&mut self) {
         if let Some((name, lease)) = self.lock.take() {
             tracing::debug!(lock = %name, "a grant could not be delivered and is released");
-            self.client.released(name.as_str());
+            // A grant that was told again stays.
+            if !lease.replayed {
+                self.client.released(name.as_str(), lease.token.fencing());
+            }
             self.locks.abandon(&name, &lease);
         }
     }
@@ -222,7 +225,7 @@ impl Gateway {
         cancelled.armed = false;
         let result = result.and_then(|lease| {
             let lock = Some((name, lease.clone()));
-            reservation.granted(Instant::now() + ttl.duration());
+            reservation.granted(lease.token.fencing(), Instant::now() + ttl.duration());
             let guard = GrantGuard { locks: self.locks.clone(), client, lock };
             // Looked at again: what has run out since the votes came in is not handed out, and the guard releases it.
             let so_far = started.elapsed();
@@ -297,7 +300,7 @@ impl Gateway {
         let result = result.and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
         if result.is_ok() {
-            client.holds(name.as_str(), Instant::now() + ttl.duration());
+            client.holds(name.as_str(), token.shown.fencing(), Instant::now() + ttl.duration());
         }
         self.counted(Operation::Extend, Outcome::Extended, result)
     }
@@ -306,7 +309,7 @@ impl Gateway {
     pub async fn release(&self, name: &LockName, token: &ResolvedToken, client: &Client) -> Result<(), Refusal> {
         let result = self.locks.release(name, &token.known).await;
         if result.is_ok() {
-            client.released(name.as_str());
+            client.released(name.as_str(), token.shown.fencing());
         }
         self.counted(Operation::Release, Outcome::Released, result)
     }

@@ -337,7 +337,8 @@ impl KeySpace for Store {
     }
 
     fn time_to_live(&mut self, key: &Bytes) -> Option<u64> {
-        Some(self.entries.get(&self.place(key))?.expires_at?.saturating_sub(self.now()))
+        let now = self.now();
+        self.entries.get(&self.place(key))?.expires_at?.checked_sub(now)
     }
 
     fn set(&mut self, key: &Bytes, value: Bytes, expiry: Expiry) -> Result<(), OutOfMemory> {

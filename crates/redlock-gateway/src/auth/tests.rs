@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use redlock_core::{LockName, Ttl};
+use redlock_core::{FencingToken, LockName, Ttl};
 
 use super::*;
 use crate::config::{Limits, Quota};
@@ -118,12 +118,16 @@ fn a_key_may_have_quotas_of_its_own_and_a_new_file_forgets_nothing_of_what_it_ho
     assert_eq!(quota, Quota { max_locks_per_client: 1, max_new_names_per_minute: 7, ..Quota::DEFAULT });
     let takes = |name: &str| {
         let until = Instant::now() + second * 60;
-        caller().client().unwrap().reserve(name, 0, until, &quota).map(|reserved| reserved.granted(until))
+        caller()
+            .client()
+            .unwrap()
+            .reserve(name, 0, until, &quota)
+            .map(|reserved| reserved.granted(FencingToken::MIN, until))
     };
     assert!(takes("a").is_ok() && takes("b").is_err());
     authenticator.replace(Keys::parse(&entry).unwrap());
     assert!(takes("b").is_err());
-    caller().client().unwrap().released("a");
+    caller().client().unwrap().released("a", FencingToken::MIN);
     assert!(takes("b").is_ok());
 }
 

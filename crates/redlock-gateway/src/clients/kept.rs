@@ -72,43 +72,70 @@ struct Table {
 struct Lock {
     until: Instant,
     bytes: usize,
+    /// Its fencing token; 0 while it is asked for.
+    grant: u64,
+}
+
+/// Room that was made for a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Room {
+    /// This client has it, or asks for it, already.
+    Known,
+    /// It counts as a new name.
+    New,
+    /// Its name was used lately.
+    Again,
 }
 
 impl Kept {
-    /// Makes room for a lock that is asked for, until then at the latest. Tells whether it was not there before.
-    pub(super) fn reserve(&self, name: &str, info: usize, until: Instant, quota: &Quota) -> Result<bool, Exceeded> {
+    /// Makes room for a lock that is asked for, until then at the latest.
+    pub(super) fn reserve(&self, name: &str, info: usize, until: Instant, quota: &Quota) -> Result<Room, Exceeded> {
         let mut table = self.table();
         let now = Instant::now();
         let hash = table.hasher.hash_one(name);
         if table.locks.get(&hash).is_some_and(|lock| lock.until > now) {
-            return Ok(false);
+            return Ok(Room::Known);
         }
         let bytes = OVERHEAD + 2 * name.len() + info;
         table.make_room(now, bytes, quota)?;
-        if !table.is_recent(hash) {
+        let is_recent = table.is_recent(hash);
+        if !is_recent {
             table.count_name(now, quota)?;
         }
-        table.put(hash, Lock { until, bytes });
-        Ok(true)
+        table.put(hash, Lock { until, bytes, grant: 0 });
+        Ok(if is_recent { Room::Again } else { Room::New })
     }
 
-    /// It was granted or extended until then.
-    pub(super) fn holds(&self, name: &str, info: usize, until: Instant) {
+    /// It was granted, with this fencing token, or extended, until then. Masters never shorten a lock.
+    pub(super) fn holds(&self, name: &str, info: usize, grant: u64, until: Instant) {
         let mut table = self.table();
         let hash = table.hasher.hash_one(name);
         match table.locks.get_mut(&hash) {
-            Some(lock) => lock.until = until,
-            None => table.put(hash, Lock { until, bytes: OVERHEAD + 2 * name.len() + info }),
+            Some(lock) if lock.grant == grant => lock.until = lock.until.max(until),
+            // Of an older grant that another request of this client has outlived.
+            Some(lock) if lock.grant > grant => {}
+            Some(_) | None => table.put(hash, Lock { until, bytes: OVERHEAD + 2 * name.len() + info, grant }),
         }
         table.remember(hash);
     }
 
-    /// It was not granted; `is_refunded` when no key is left of it on the masters.
-    pub(super) fn let_go(&self, name: &str, is_refunded: bool) {
+    /// This grant was released. Another request of this client may have been granted the lock since.
+    pub(super) fn released(&self, name: &str, grant: u64) {
         let mut table = self.table();
         let hash = table.hasher.hash_one(name);
-        table.remove(hash);
-        if is_refunded && !table.is_recent(hash) {
+        if table.locks.get(&hash).is_some_and(|lock| lock.grant <= grant) {
+            table.remove(hash);
+        }
+    }
+
+    /// The room was not used: no key is left of it on the masters.
+    pub(super) fn give_back(&self, name: &str, room: Room) {
+        let mut table = self.table();
+        let hash = table.hasher.hash_one(name);
+        if room != Room::Known && table.locks.get(&hash).is_some_and(|lock| lock.grant == 0) {
+            table.remove(hash);
+        }
+        if room == Room::New {
             table.new_names = (table.new_names - 1.0).max(0.0);
         }
     }
@@ -203,51 +230,74 @@ mod tests {
         Quota { max_locks_per_client: locks, max_bytes_per_client: bytes, max_new_names_per_minute: names }
     }
 
-    fn takes(kept: &Kept, name: &str, info: usize, quota: &Quota) -> Result<bool, Limited> {
+    fn takes(kept: &Kept, name: &str, info: usize, quota: &Quota) -> Result<Room, Limited> {
         let until = Instant::now() + SECOND * 60;
-        let new = kept.reserve(name, info, until, quota).map_err(|exceeded| exceeded.what)?;
-        kept.holds(name, info, until);
-        Ok(new)
+        let room = kept.reserve(name, info, until, quota).map_err(|exceeded| exceeded.what)?;
+        kept.holds(name, info, 1, until);
+        Ok(room)
     }
 
     #[test]
     fn locks_are_counted_until_they_are_released_or_have_ended() {
         let (kept, two) = (Kept::default(), quota(2, usize::MAX, 100));
-        assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "b", 0, &two)), (Ok(true), Ok(true)));
-        assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "c", 0, &two)), (Ok(false), Err(Limited::Locks)));
-        kept.let_go("a", false);
-        assert_eq!(takes(&kept, "c", 0, &two), Ok(true));
-        kept.holds("b", 0, Instant::now() - SECOND);
+        assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "b", 0, &two)), (Ok(Room::New), Ok(Room::New)));
+        assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "c", 0, &two)), (Ok(Room::Known), Err(Limited::Locks)));
+        kept.released("a", 1);
+        assert_eq!(takes(&kept, "c", 0, &two), Ok(Room::New));
+        kept.released("b", 1);
+        kept.holds("b", 0, 2, Instant::now() - SECOND);
         kept.table().swept = None;
-        assert_eq!(takes(&kept, "d", 0, &two), Ok(true));
+        assert_eq!(takes(&kept, "d", 0, &two), Ok(Room::New));
     }
 
     #[test]
     fn bytes_are_counted_with_the_name_and_what_is_stored_beside_it() {
         let (kept, small) = (Kept::default(), quota(100, 2 * OVERHEAD + 1_000, 100));
-        assert_eq!(takes(&kept, "a", 500, &small), Ok(true));
+        assert_eq!(takes(&kept, "a", 500, &small), Ok(Room::New));
         assert_eq!(takes(&kept, &"n".repeat(255), 0, &small), Err(Limited::Bytes));
-        assert_eq!(takes(&kept, "b", 400, &small), Ok(true));
-        kept.let_go("a", false);
-        kept.let_go("b", false);
+        assert_eq!(takes(&kept, "b", 400, &small), Ok(Room::New));
+        kept.released("a", 1);
+        kept.released("b", 1);
         assert_eq!(kept.table().bytes, 0);
     }
 
     #[test]
     fn a_name_that_was_used_lately_or_was_not_granted_is_no_new_one() {
         let (kept, few) = (Kept::default(), quota(100, usize::MAX, 2));
+        assert_eq!(takes(&kept, "hot", 0, &few), Ok(Room::New));
         for _ in 0..10 {
-            assert_eq!(takes(&kept, "hot", 0, &few), Ok(true));
-            kept.let_go("hot", false);
-            assert_eq!(kept.reserve("held by another", 0, Instant::now() + SECOND, &few), Ok(true));
-            kept.let_go("held by another", true);
+            kept.released("hot", 1);
+            assert_eq!(takes(&kept, "hot", 0, &few), Ok(Room::Again));
+            assert_eq!(kept.reserve("held by another", 0, Instant::now() + SECOND, &few), Ok(Room::New));
+            kept.give_back("held by another", Room::New);
         }
-        assert_eq!(takes(&kept, "b", 0, &few), Ok(true));
+        assert_eq!(takes(&kept, "b", 0, &few), Ok(Room::New));
         let refused = kept.reserve("c", 0, Instant::now() + SECOND, &few).unwrap_err();
         assert_eq!((refused.what, refused.most), (Limited::NewNames, 2));
         // Two a minute are one in half a minute.
         assert!((SECOND * 25..=SECOND * 30).contains(&refused.retry_after), "{refused:?}");
         kept.table().counted = Instant::now().checked_sub(SECOND * 30);
-        assert_eq!(takes(&kept, "c", 0, &few), Ok(true));
+        assert_eq!(takes(&kept, "c", 0, &few), Ok(Room::New));
+    }
+
+    #[test]
+    fn a_short_extension_of_a_long_lock_frees_nothing() {
+        let (kept, one) = (Kept::default(), quota(1, usize::MAX, 100));
+        assert_eq!(takes(&kept, "a", 0, &one), Ok(Room::New));
+        kept.holds("a", 0, 1, Instant::now() - SECOND);
+        kept.table().swept = None;
+        assert_eq!(takes(&kept, "b", 0, &one), Err(Limited::Locks));
+    }
+
+    #[test]
+    fn what_another_request_of_the_client_was_granted_stays_counted() {
+        let (kept, one, until) = (Kept::default(), quota(1, usize::MAX, 100), Instant::now() + SECOND * 60);
+        let waits = kept.reserve("a", 0, until, &one).unwrap();
+        kept.holds("a", 0, 7, until);
+        kept.give_back("a", waits);
+        assert_eq!(takes(&kept, "b", 0, &one), Err(Limited::Locks), "the one that waited has given up");
+        kept.holds("a", 0, 8, until);
+        kept.released("a", 7);
+        assert_eq!(takes(&kept, "b", 0, &one), Err(Limited::Locks), "it was handed on");
     }
 }

@@ -28,6 +28,8 @@ pub(super) struct Requests {
     most: usize,
     /// Those that do not wait.
     working: Counter,
+    /// Those of them that are not about a lock which the caller may hold.
+    others: Counter,
     all: Arc<All>,
 }
 
@@ -39,24 +41,31 @@ struct All {
 
 /// A place among the requests being worked on, or among those that wait. Given back when it is dropped.
 pub struct InFlight {
-    /// Of all, and of the client.
-    working: Option<(Place, Place)>,
+    /// Of all, of its kind, and of the client.
+    working: Option<(Place, Option<Place>, Place)>,
 }
 
 impl Requests {
     pub(super) fn new(most: usize) -> Self {
-        Self { most, working: Counter::default(), all: Arc::default() }
+        Self { most, working: Counter::default(), others: Counter::default(), all: Arc::default() }
     }
 
     /// `None` when too many are being worked on, or too many of this client.
     pub(super) fn enter(&self, work: Work, client: &Client) -> Option<InFlight> {
-        let (most, of_client) = match work {
-            Work::Held => (self.most, &client.keeping),
-            // One at least.
-            Work::Other => ((self.most * 3).div_ceil(4), &client.working),
+        let free = self.most.saturating_sub(self.working.count());
+        let working = match work {
+            Work::Held => {
+                let of_client = client.keeping.take(free.saturating_sub(client.working.count()))?;
+                (self.working.take(self.most)?, None, of_client)
+            }
+            Work::Other => {
+                // One at least.
+                let most = (self.most * 3).div_ceil(4);
+                let free = free.min(most.saturating_sub(self.others.count()));
+                let of_client = client.working.take(free.saturating_sub(client.keeping.count()))?;
+                (self.working.take(self.most)?, Some(self.others.take(most)?), of_client)
+            }
         };
-        let free = most.saturating_sub(self.working.count());
-        let working = (self.working.take(most)?, of_client.take(free)?);
         Some(InFlight { working: Some(working) })
     }
 
@@ -123,7 +132,19 @@ mod tests {
         let clients: Vec<_> = (0..100).map(|_| Client::default()).collect();
         let asking: Vec<_> = clients.iter().flat_map(|client| all(&requests, Work::Other, client)).collect();
         assert!(asking.len() <= 3072);
-        assert!(all(&requests, Work::Held, &clients[0]).len() >= 512, "also whoever asks for many");
+        assert!(all(&requests, Work::Held, &Client::default()).len() >= 512);
+    }
+
+    #[test]
+    fn a_flood_of_both_kinds_leaves_as_much_as_one_of_one_kind() {
+        let (requests, [greedy, other, third]) = (Requests::new(4096), Default::default());
+        let asking = all(&requests, Work::Other, &greedy);
+        let keeping = all(&requests, Work::Held, &greedy);
+        assert_eq!((asking.len(), keeping.len()), (1536, 512));
+        assert_eq!(all(&requests, Work::Other, &other).len(), 768);
+        drop((asking, keeping));
+        let _keeping = [all(&requests, Work::Held, &greedy), all(&requests, Work::Held, &other)];
+        assert_eq!(all(&requests, Work::Other, &third).len(), 512);
     }
 
     #[test]

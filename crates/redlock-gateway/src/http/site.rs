@@ -67,7 +67,8 @@ impl Hosts {
         // An address is where the browser has connected to: nobody can point that elsewhere.
         let as_usual = match address(host) {
             Some(address) => !self.is_loopback || address.to_canonical().is_loopback(),
-            None => self.is_loopback && host.eq_ignore_ascii_case("localhost"),
+            // Nor that name: browsers look it up nowhere.
+            None => host.eq_ignore_ascii_case("localhost"),
         };
         as_usual || self.allowed.iter().any(|allowed| host.eq_ignore_ascii_case(allowed))
     }

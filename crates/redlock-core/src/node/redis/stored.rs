@@ -13,10 +13,12 @@ use super::settings::RedisSettings;
 use crate::node::admission::marker_key;
 use crate::node::link::{Adopted, Adoption, LinkError, LinkErrorKind, Scan, Scanned, Stored, StoredPage};
 use crate::node::{Keys, Record};
-use crate::types::{Info, LockName};
+use crate::types::LockName;
 
 /// Keys that are looked at for a page.
 const PAGE: u32 = 500;
+/// Of a lock, in bytes: a label and metadata of 8 KiB, as earlier versions took them.
+const LONGEST_VALUE: usize = 8 * 1024 + 256;
 
 pub(super) async fn scan(client: Client, Scan { key_prefix, cursor, count }: Scan) -> Result<Scanned, LinkError> {
     let cursor = match std::str::from_utf8(&cursor) {
@@ -38,7 +40,7 @@ pub(super) async fn page(client: Client, prefix: String, cursor: Option<Bytes>) 
         return Ok(StoredPage { stored: Vec::new(), next });
     }
     let (names, keys): (Vec<_>, Vec<_>) = locks.into_iter().unzip();
-    let values: Vec<Value> = client.eval(scripts::STORED, keys, vec![Info::MAX_LEN + 256]).await?;
+    let values: Vec<Value> = client.eval(scripts::STORED, keys, vec![LONGEST_VALUE]).await?;
     let stored = |(name, pair): (LockName, &[Value])| {
         let millis = pair[1].as_u64().filter(|millis| *millis > 0)?;
         let record = Record::foreign(pair[0].clone().into_bytes()?);
