@@ -3,6 +3,7 @@
 //!
 //! Knows nothing of status codes, of axum or of how nodes are asked.
 
+mod grant;
 mod in_flight;
 mod listings;
 mod tokens;
@@ -14,11 +15,12 @@ use std::time::{Duration, Instant};
 
 use redlock_core::node::{NodeState, NodeStatus, Reason};
 use redlock_core::{
-    AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, LockToken, NodeAnswer, NodeReport,
-    Redlock, Ttl,
+    AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeAnswer, NodeReport, Redlock,
+    Ttl,
 };
 use tokio::sync::Notify;
 
+pub use self::grant::{GrantGuard, LeaseView};
 use self::in_flight::Requests;
 pub use self::in_flight::{Active, InFlight, Work};
 use self::listings::Listings;
@@ -95,49 +97,6 @@ impl From<LockError> for Refusal {
         match error {
             LockError::HeldTooLong { held, max } => Self::MaxHoldReached { held, max },
             error => Self::Lock(error),
-        }
-    }
-}
-
-/// A lease as the client is told of it, at one moment.
-#[derive(Debug, Clone)]
-pub struct LeaseView {
-    pub token: LockToken,
-    pub ttl: Ttl,
-    pub validity: Duration,
-    /// From the request to the moment that the validity is counted from, waiting included.
-    pub elapsed: Duration,
-    /// Microseconds since 1970, for people.
-    pub expires_at: u64,
-    pub nodes_granted: usize,
-    pub nodes_total: usize,
-    /// Whether an earlier request with the same idempotency key was granted it.
-    pub replayed: bool,
-}
-
-/// A grant on its way to the client. Dropped undelivered, it releases the lock: nobody knows its token.
-pub struct GrantGuard {
-    locks: Redlock,
-    client: Arc<Client>,
-    lock: Option<(LockName, Lease)>,
-}
-
-impl GrantGuard {
-    /// The answer was handed over.
-    pub fn delivered(mut self) {
-        self.lock = None;
-    }
-}
-
-impl Drop for GrantGuard {
-    fn drop(&mut self) {
-        if let Some((name, lease)) = self.lock.take() {
-            tracing::debug!(lock = %name, "a grant could not be delivered and is released");
-            // A grant that was told again stays.
-            if !lease.replayed {
-                self.client.released(name.as_str(), lease.token.fencing());
-            }
-            self.locks.abandon(&name, &lease);
         }
     }
 }

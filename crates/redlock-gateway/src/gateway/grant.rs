@@ -1,0 +1,51 @@
+//! A grant between the core and its client.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlock_core::{Lease, LockName, LockToken, Redlock, Ttl};
+
+use crate::clients::Client;
+
+/// A lease as the client is told of it, at one moment.
+#[derive(Debug, Clone)]
+pub struct LeaseView {
+    pub token: LockToken,
+    pub ttl: Ttl,
+    pub validity: Duration,
+    /// From the request to the moment that the validity is counted from, waiting included.
+    pub elapsed: Duration,
+    /// Microseconds since 1970, for people.
+    pub expires_at: u64,
+    pub nodes_granted: usize,
+    pub nodes_total: usize,
+    /// Whether an earlier request with the same idempotency key was granted it.
+    pub replayed: bool,
+}
+
+/// A grant on its way to the client. Dropped undelivered, it releases the lock: nobody knows its token.
+pub struct GrantGuard {
+    pub(super) locks: Redlock,
+    pub(super) client: Arc<Client>,
+    pub(super) lock: Option<(LockName, Lease)>,
+}
+
+impl GrantGuard {
+    /// The answer was handed over.
+    pub fn delivered(mut self) {
+        self.lock = None;
+    }
+}
+
+impl Drop for GrantGuard {
+    fn drop(&mut self) {
+        if let Some((name, lease)) = self.lock.take() {
+            tracing::debug!(lock = %name, "a grant could not be delivered and is released");
+            // A grant that was told again stays.
+            if !lease.replayed {
+                self.client.released(name.as_str(), lease.token.fencing());
+            }
+            self.locks.abandon(&name, &lease);
+        }
+    }
+}
