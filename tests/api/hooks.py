@@ -18,9 +18,10 @@ def before_call(context, case, kwargs):
     # A lock that was asked for with a short life may have run out before the next request: not found, and rightly.
     if isinstance(body.get("ttl_ms"), (int, float)) and 10 <= body["ttl_ms"] < 10_000:
         body["ttl_ms"] += 10_000
-    # A cursor is what a page before has answered, and nothing that anybody can make up. This is the first page's.
+    # A cursor is what a page before has answered, to the same question, and nothing that anybody can make up. Without one it is
+    # the first page.
     if case.query and case.query.get("cursor"):
-        case.query["cursor"] = "0-0-"
+        case.query["cursor"] = ""
     # The second part of a token is a time, and no token is of the future: the nodes cannot say what became of its lock
     # (503, outcome_unknown). A second earlier keeps clear of every clock.
     token = (case.headers or {}).get("Lock-Token")
