@@ -65,18 +65,23 @@ async fn line_up(locks: &Redlock, lock: &LockName, millis: u64) -> JoinHandle<Re
     waiter
 }
 
+/// Somebody waits for each of so many locks, which are held.
+async fn line_up_for_each(locks: &Redlock, names: usize) -> Vec<JoinHandle<Result<Lease, LockError>>> {
+    let mut waiters = Vec::new();
+    for lock in (0..names).map(|n| name(&format!("job-{n}"))) {
+        acquire(locks, &lock).await;
+        waiters.push(line_up(locks, &lock, LONG_MS).await);
+    }
+    waiters
+}
+
 // What went wrong once. Where time is paused it passes when nothing else is to be done.
 
 #[tokio::test(start_paused = true)]
 async fn thousands_of_names_that_are_waited_for_are_polled_at_a_bounded_rate() {
     const NAMES: usize = 8_000;
     let (locks, asked, _) = counted();
-    let names: Vec<_> = (0..NAMES).map(|n| name(&format!("job-{n}"))).collect();
-    let mut waiters = Vec::new();
-    for lock in &names {
-        acquire(&locks, lock).await;
-        waiters.push(line_up(&locks, lock, LONG_MS).await);
-    }
+    let waiters = line_up_for_each(&locks, NAMES).await;
     assert_eq!(locks.waiting().locks, NAMES);
     // The first to come were still alone.
     sleep(Duration::from_secs(2)).await;
@@ -119,12 +124,7 @@ async fn a_line_without_quorum_backs_off_and_comes_back_soon_after_the_quorum_do
 async fn thousands_of_lines_without_quorum_do_not_hammer_the_nodes() {
     const NAMES: usize = 3_000;
     let (locks, asked, silent) = counted();
-    let names: Vec<_> = (0..NAMES).map(|n| name(&format!("job-{n}"))).collect();
-    let mut waiters = Vec::new();
-    for lock in &names {
-        acquire(&locks, lock).await;
-        waiters.push(line_up(&locks, lock, LONG_MS).await);
-    }
+    let waiters = line_up_for_each(&locks, NAMES).await;
     silent.store(true, Ordering::Relaxed);
     sleep(Duration::from_secs(20)).await;
     let rounds = rounds_in(&asked, Duration::from_secs(20)).await;

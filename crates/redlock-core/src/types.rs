@@ -22,6 +22,11 @@ pub struct LockName(Box<str>);
 impl LockName {
     /// Longest name in bytes.
     pub const MAX_LEN: usize = 255;
+    /// The same rule but for the length as a regular expression, in what ECMA-262, RE2 and Python agree on: no look-ahead.
+    pub const PATTERN: &str = concat!(
+        r"^(\.{0,2}[A-Za-z0-9_:@+~-]|\.{3})[A-Za-z0-9._:@+~-]*",
+        r"(/(\.{0,2}[A-Za-z0-9_:@+~-]|\.{3})[A-Za-z0-9._:@+~-]*)*$"
+    );
 
     /// The name as it was given.
     pub fn as_str(&self) -> &str {
@@ -458,6 +463,8 @@ mod tests {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/+~-".contains(&byte);
             let is_part = (1..=255).contains(&text.len()) && text.bytes().all(allowed);
             let is_kept = text.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
+            let pattern = regex::Regex::new(LockName::PATTERN).unwrap();
+            prop_assert_eq!(pattern.is_match(&text) && text.len() <= LockName::MAX_LEN, is_part && is_kept);
             prop_assert_eq!(LockName::stored(&text).is_some(), is_part);
             match text.parse::<LockName>() {
                 Ok(name) => prop_assert!(is_part && is_kept && name.as_str() == text),

@@ -7,7 +7,7 @@
 
 mod file;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -67,23 +67,14 @@ struct Line<'a> {
     outcome: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<u16>,
-    request_id: &'a str,
+    /// Requests that were refused one after the other and have no lines of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
-    address: Option<SocketAddr>,
-}
-
-/// Requests of one client that were refused one after the other and have no lines of their own.
-#[derive(Serialize)]
-struct Refused<'a> {
-    time: String,
+    refused: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    who: Option<&'a str>,
-    what: &'a str,
-    outcome: &'a str,
-    refused: u64,
-    /// Absent when it is a sum over many.
+    request_id: Option<&'a str>,
+    /// With a port when it is of one request; absent when it is a sum over many.
     #[serde(skip_serializing_if = "Option::is_none")]
-    address: Option<IpAddr>,
+    address: Option<String>,
 }
 
 /// How a request ended.
@@ -133,7 +124,7 @@ impl Audit {
             Some(RequestEnd { problem: Some(code), .. }) => code,
             Some(RequestEnd { .. }) => "done",
         };
-        let line = Line {
+        self.write(&Line {
             time: now(),
             who: entry.who.as_deref(),
             what: entry.what.unwrap_or("request"),
@@ -141,9 +132,29 @@ impl Audit {
             owner: entry.owner.as_deref(),
             outcome,
             status: end.map(|end| end.status),
-            request_id,
-            address,
-        };
+            refused: None,
+            request_id: Some(request_id),
+            address: address.map(|address| address.to_string()),
+        });
+    }
+
+    /// Sums up what was refused after the first, which has a line of its own.
+    pub fn refused(&self, Summary { who, what, refused, address }: &Summary) {
+        self.write(&Line {
+            time: now(),
+            who: who.as_deref(),
+            what: "requests",
+            lock: None,
+            owner: None,
+            outcome: what,
+            status: None,
+            refused: Some(*refused),
+            request_id: None,
+            address: address.map(|address| address.to_string()),
+        });
+    }
+
+    fn write(&self, line: &Line<'_>) {
         match &self.file {
             None => tracing::info!(
                 target: TARGET,
@@ -153,30 +164,12 @@ impl Audit {
                 owner = line.owner,
                 outcome = line.outcome,
                 status = line.status,
-                request_id = line.request_id,
-                address = line.address.map(tracing::field::display),
-                "audit"
-            ),
-            Some(file) => file.write(serde_json::to_string(&line).unwrap_or_default()),
-        }
-    }
-
-    /// Sums up what was refused after the first, which has a line of its own.
-    pub fn refused(&self, summary: &Summary) {
-        let Summary { who, what, refused, address } = summary;
-        let who = who.as_deref();
-        let line = Refused { time: now(), who, what: "requests", outcome: what, refused: *refused, address: *address };
-        match &self.file {
-            None => tracing::info!(
-                target: TARGET,
-                who = line.who,
-                what = line.what,
-                outcome = line.outcome,
                 refused = line.refused,
-                address = line.address.map(tracing::field::display),
+                request_id = line.request_id,
+                address = line.address,
                 "audit"
             ),
-            Some(file) => file.write(serde_json::to_string(&line).unwrap_or_default()),
+            Some(file) => file.write(serde_json::to_string(line).unwrap_or_default()),
         }
     }
 }

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use redlock_core::{FencingToken, LockName};
+
 pub use self::kept::{Exceeded, Limited};
 use self::kept::{Kept, Room};
 use crate::config::Quota;
-
-use redlock_core::{FencingToken, LockName};
 
 /// Addresses that are told apart. Those that come when there are more are one client together.
 const MAX_ADDRESSES: usize = 65_536;
@@ -52,12 +52,12 @@ impl Client {
         quota: &Quota,
     ) -> Result<Reservation, Exceeded> {
         let room = Some(self.kept.reserve(name, info, until, quota)?);
-        Ok(Reservation { client: self.clone(), name: name.into(), info, room })
+        Ok(Reservation { client: self.clone(), room })
     }
 
     /// It has extended this grant of a lock until then.
-    pub fn holds(&self, name: &str, grant: FencingToken, until: Instant) {
-        self.kept.holds(name, 0, grant.get(), until);
+    pub fn extended(&self, name: &str, grant: FencingToken, until: Instant) {
+        self.kept.extended(name, grant.get(), until);
     }
 
     /// It has released this grant of a lock.
@@ -77,8 +77,6 @@ impl Client {
 #[must_use]
 pub struct Reservation {
     client: Arc<Client>,
-    name: Box<str>,
-    info: usize,
     /// Until it is used.
     room: Option<Room>,
 }
@@ -86,15 +84,16 @@ pub struct Reservation {
 impl Reservation {
     /// It was granted until then.
     pub fn granted(mut self, grant: FencingToken, until: Instant) {
-        self.room = None;
-        self.client.kept.holds(&self.name, self.info, grant.get(), until);
+        if let Some(room) = self.room.take() {
+            self.client.kept.granted(room, grant.get(), until);
+        }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         if let Some(room) = self.room {
-            self.client.kept.give_back(&self.name, room);
+            self.client.kept.give_back(room);
         }
     }
 }

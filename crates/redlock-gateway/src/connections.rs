@@ -62,7 +62,8 @@ pub(crate) struct Connections {
 struct Table {
     open: Vec<Arc<Open>>,
     leaving: usize,
-    looked_at_all: Option<Instant>,
+    /// For one address, and for all.
+    looked_at_all: [Option<Instant>; 2],
 }
 
 /// What is known of one connection.
@@ -229,10 +230,11 @@ impl Connections {
         };
         let mut chosen = first.cloned();
         if chosen.is_none() && count > LOOKED_AT {
-            if table.looked_at_all.is_some_and(|at| at.elapsed() < LOOK_AT_ALL) {
+            let last = &mut table.looked_at_all[usize::from(of.is_none())];
+            if last.is_some_and(|at| at.elapsed() < LOOK_AT_ALL) {
                 return false;
             }
-            table.looked_at_all = Some(Instant::now());
+            *last = Some(Instant::now());
             chosen = table.open.iter().filter(is_fit).min_by_key(|open| open.rank()).cloned();
         }
         let chosen = chosen.filter(|open| open.since() < before && open.evict());

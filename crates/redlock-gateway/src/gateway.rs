@@ -259,7 +259,7 @@ impl Gateway {
         let result = result.and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
         if result.is_ok() {
-            client.holds(name.as_str(), token.shown.fencing(), Instant::now() + ttl.duration());
+            client.extended(name.as_str(), token.shown.fencing(), Instant::now() + ttl.duration());
         }
         self.counted(Operation::Extend, Outcome::Extended, result)
     }

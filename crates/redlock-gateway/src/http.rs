@@ -164,8 +164,9 @@ impl App {
         let method = method_word(request.method());
         let Observer { labels, telemetry, audit, has_keys, hosts, .. } = &*self.observer;
         let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
-        // Without keys, only force can be denied.
-        let is_recorded = *has_keys || audit.file().is_some() || request.uri().query().is_some();
+        // Without keys, only force can be denied, and pages of others.
+        let may_be_denied = *has_keys || request.uri().query().is_some() || site::is_of_browser(request.headers());
+        let is_recorded = may_be_denied || audit.file().is_some();
         let peer = request.extensions().get::<Peer>();
         let (address, is_spare) = (peer.map(Peer::address), peer.is_some_and(|peer| peer.place().is_spare()));
         let record = is_recorded.then(|| {
@@ -233,7 +234,8 @@ fn is_refusal(status: StatusCode, problem: Option<&Problem>) -> bool {
         StatusCode::MISDIRECTED_REQUEST,
         StatusCode::TOO_MANY_REQUESTS,
     ];
-    REFUSALS.contains(&status) || problem.is_some_and(|problem| problem.code == "overloaded")
+    let of_service = |problem: &Problem| matches!(problem.code.as_str(), "overloaded" | "audit_unavailable");
+    REFUSALS.contains(&status) || problem.is_some_and(of_service)
 }
 
 /// What the log tells of a request.

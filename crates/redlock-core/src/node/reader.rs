@@ -61,6 +61,8 @@ struct Open {
     quickest: Duration,
     /// Since it was last looked whether it is idle.
     was_used: bool,
+    /// Ends with it, and then whoever looks whether it is idle.
+    alive: Arc<()>,
 }
 
 impl Reader {
@@ -88,8 +90,9 @@ impl Reader {
         loop {
             let was_open = line.open.is_some();
             if !was_open {
-                line.open = Some(self.open(&marker).await.map_err(failure)?);
-                tokio::spawn(close_when_idle(Arc::downgrade(&self.line)));
+                let open = self.open(&marker).await.map_err(failure)?;
+                tokio::spawn(close_when_idle(Arc::downgrade(&self.line), Arc::downgrade(&open.alive)));
+                line.open = Some(open);
             }
             let Some(open) = &mut line.open else { continue };
             let (answer, asked) = (question(open.session.as_ref()), Instant::now());
@@ -139,7 +142,14 @@ impl Reader {
         }
         in_time(self.deadline, session.load(&facts.run_id, marker)).await?;
         let closed = session.closed();
-        Ok(Open { closed, session, marker: marker.to_owned(), quickest: Duration::MAX, was_used: true })
+        Ok(Open {
+            closed,
+            session,
+            marker: marker.to_owned(),
+            quickest: Duration::MAX,
+            was_used: true,
+            alive: Arc::default(),
+        })
     }
 }
 
@@ -200,14 +210,15 @@ fn failure(error: LinkError) -> Failure {
     Failure::new(reason, Effect::None, error.detail)
 }
 
-async fn close_when_idle(line: Weak<Mutex<Line>>) {
+async fn close_when_idle(line: Weak<Mutex<Line>>, alive: Weak<()>) {
     loop {
         sleep(IDLE).await;
         let Some(line) = line.upgrade() else { return };
         let mut line = line.lock().await;
-        line.open.take_if(|open| !std::mem::take(&mut open.was_used));
-        if line.open.is_none() {
+        // Another connection has somebody of its own.
+        if alive.strong_count() == 0 {
             return;
         }
+        line.open.take_if(|open| !std::mem::take(&mut open.was_used));
     }
 }

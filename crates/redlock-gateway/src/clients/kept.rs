@@ -77,8 +77,15 @@ struct Lock {
 }
 
 /// Room that was made for a lock.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    hash: u64,
+    bytes: usize,
+    kind: Kind,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Room {
+enum Kind {
     /// This client has it, or asks for it, already.
     Known,
     /// It counts as a new name.
@@ -92,31 +99,29 @@ impl Kept {
     pub(super) fn reserve(&self, name: &str, info: usize, until: Instant, quota: &Quota) -> Result<Room, Exceeded> {
         let mut table = self.table();
         let now = Instant::now();
-        let hash = table.hasher.hash_one(name);
+        let (hash, bytes) = (table.hasher.hash_one(name), bytes(name, info));
         if table.locks.get(&hash).is_some_and(|lock| lock.until > now) {
-            return Ok(Room::Known);
+            return Ok(Room { hash, bytes, kind: Kind::Known });
         }
-        let bytes = OVERHEAD + 2 * name.len() + info;
         table.make_room(now, bytes, quota)?;
         let is_recent = table.is_recent(hash);
         if !is_recent {
             table.count_name(now, quota)?;
         }
         table.put(hash, Lock { until, bytes, grant: 0 });
-        Ok(if is_recent { Room::Again } else { Room::New })
+        Ok(Room { hash, bytes, kind: if is_recent { Kind::Again } else { Kind::New } })
     }
 
-    /// It was granted, with this fencing token, or extended, until then. Masters never shorten a lock.
-    pub(super) fn holds(&self, name: &str, info: usize, grant: u64, until: Instant) {
+    /// The lock was granted with this fencing token, until then.
+    pub(super) fn granted(&self, room: Room, grant: u64, until: Instant) {
+        self.table().hold(room.hash, Lock { until, bytes: room.bytes, grant });
+    }
+
+    /// This grant was extended until then.
+    pub(super) fn extended(&self, name: &str, grant: u64, until: Instant) {
         let mut table = self.table();
         let hash = table.hasher.hash_one(name);
-        match table.locks.get_mut(&hash) {
-            Some(lock) if lock.grant == grant => lock.until = lock.until.max(until),
-            // Of an older grant that another request of this client has outlived.
-            Some(lock) if lock.grant > grant => {}
-            Some(_) | None => table.put(hash, Lock { until, bytes: OVERHEAD + 2 * name.len() + info, grant }),
-        }
-        table.remember(hash);
+        table.hold(hash, Lock { until, bytes: bytes(name, 0), grant });
     }
 
     /// This grant was released. Another request of this client may have been granted the lock since.
@@ -129,13 +134,12 @@ impl Kept {
     }
 
     /// The room was not used: no key is left of it on the masters.
-    pub(super) fn give_back(&self, name: &str, room: Room) {
+    pub(super) fn give_back(&self, Room { hash, kind, .. }: Room) {
         let mut table = self.table();
-        let hash = table.hasher.hash_one(name);
-        if room != Room::Known && table.locks.get(&hash).is_some_and(|lock| lock.grant == 0) {
+        if kind != Kind::Known && table.locks.get(&hash).is_some_and(|lock| lock.grant == 0) {
             table.remove(hash);
         }
-        if room == Room::New {
+        if kind == Kind::New {
             table.new_names = (table.new_names - 1.0).max(0.0);
         }
     }
@@ -151,7 +155,21 @@ impl Kept {
     }
 }
 
+fn bytes(name: &str, info: usize) -> usize {
+    OVERHEAD + 2 * name.len() + info
+}
+
 impl Table {
+    /// Masters never shorten a lock, and another request of this client may have outlived an older grant.
+    fn hold(&mut self, hash: u64, lock: Lock) {
+        match self.locks.get_mut(&hash) {
+            Some(known) if known.grant == lock.grant => known.until = known.until.max(lock.until),
+            Some(known) if known.grant > lock.grant => {}
+            Some(_) | None => self.put(hash, lock),
+        }
+        self.remember(hash);
+    }
+
     fn make_room(&mut self, now: Instant, bytes: usize, quota: &Quota) -> Result<(), Exceeded> {
         let fits = self.fits(bytes, quota);
         // Whoever is at the limit must not have all of it looked through each time.
@@ -230,32 +248,32 @@ mod tests {
         Quota { max_locks_per_client: locks, max_bytes_per_client: bytes, max_new_names_per_minute: names }
     }
 
-    fn takes(kept: &Kept, name: &str, info: usize, quota: &Quota) -> Result<Room, Limited> {
+    fn takes(kept: &Kept, name: &str, info: usize, quota: &Quota) -> Result<Kind, Limited> {
         let until = Instant::now() + SECOND * 60;
         let room = kept.reserve(name, info, until, quota).map_err(|exceeded| exceeded.what)?;
-        kept.holds(name, info, 1, until);
-        Ok(room)
+        kept.granted(room, 1, until);
+        Ok(room.kind)
     }
 
     #[test]
     fn locks_are_counted_until_they_are_released_or_have_ended() {
         let (kept, two) = (Kept::default(), quota(2, usize::MAX, 100));
-        assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "b", 0, &two)), (Ok(Room::New), Ok(Room::New)));
-        assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "c", 0, &two)), (Ok(Room::Known), Err(Limited::Locks)));
+        assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "b", 0, &two)), (Ok(Kind::New), Ok(Kind::New)));
+        assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "c", 0, &two)), (Ok(Kind::Known), Err(Limited::Locks)));
         kept.released("a", 1);
-        assert_eq!(takes(&kept, "c", 0, &two), Ok(Room::New));
+        assert_eq!(takes(&kept, "c", 0, &two), Ok(Kind::New));
         kept.released("b", 1);
-        kept.holds("b", 0, 2, Instant::now() - SECOND);
+        kept.extended("b", 2, Instant::now() - SECOND);
         kept.table().swept = None;
-        assert_eq!(takes(&kept, "d", 0, &two), Ok(Room::New));
+        assert_eq!(takes(&kept, "d", 0, &two), Ok(Kind::New));
     }
 
     #[test]
     fn bytes_are_counted_with_the_name_and_what_is_stored_beside_it() {
         let (kept, small) = (Kept::default(), quota(100, 2 * OVERHEAD + 1_000, 100));
-        assert_eq!(takes(&kept, "a", 500, &small), Ok(Room::New));
+        assert_eq!(takes(&kept, "a", 500, &small), Ok(Kind::New));
         assert_eq!(takes(&kept, &"n".repeat(255), 0, &small), Err(Limited::Bytes));
-        assert_eq!(takes(&kept, "b", 400, &small), Ok(Room::New));
+        assert_eq!(takes(&kept, "b", 400, &small), Ok(Kind::New));
         kept.released("a", 1);
         kept.released("b", 1);
         assert_eq!(kept.table().bytes, 0);
@@ -264,27 +282,28 @@ mod tests {
     #[test]
     fn a_name_that_was_used_lately_or_was_not_granted_is_no_new_one() {
         let (kept, few) = (Kept::default(), quota(100, usize::MAX, 2));
-        assert_eq!(takes(&kept, "hot", 0, &few), Ok(Room::New));
+        assert_eq!(takes(&kept, "hot", 0, &few), Ok(Kind::New));
         for _ in 0..10 {
             kept.released("hot", 1);
-            assert_eq!(takes(&kept, "hot", 0, &few), Ok(Room::Again));
-            assert_eq!(kept.reserve("held by another", 0, Instant::now() + SECOND, &few), Ok(Room::New));
-            kept.give_back("held by another", Room::New);
+            assert_eq!(takes(&kept, "hot", 0, &few), Ok(Kind::Again));
+            let room = kept.reserve("held by another", 0, Instant::now() + SECOND, &few).unwrap();
+            assert_eq!(room.kind, Kind::New);
+            kept.give_back(room);
         }
-        assert_eq!(takes(&kept, "b", 0, &few), Ok(Room::New));
+        assert_eq!(takes(&kept, "b", 0, &few), Ok(Kind::New));
         let refused = kept.reserve("c", 0, Instant::now() + SECOND, &few).unwrap_err();
         assert_eq!((refused.what, refused.most), (Limited::NewNames, 2));
         // Two a minute are one in half a minute.
         assert!((SECOND * 25..=SECOND * 30).contains(&refused.retry_after), "{refused:?}");
         kept.table().counted = Instant::now().checked_sub(SECOND * 30);
-        assert_eq!(takes(&kept, "c", 0, &few), Ok(Room::New));
+        assert_eq!(takes(&kept, "c", 0, &few), Ok(Kind::New));
     }
 
     #[test]
     fn a_short_extension_of_a_long_lock_frees_nothing() {
         let (kept, one) = (Kept::default(), quota(1, usize::MAX, 100));
-        assert_eq!(takes(&kept, "a", 0, &one), Ok(Room::New));
-        kept.holds("a", 0, 1, Instant::now() - SECOND);
+        assert_eq!(takes(&kept, "a", 0, &one), Ok(Kind::New));
+        kept.extended("a", 1, Instant::now() - SECOND);
         kept.table().swept = None;
         assert_eq!(takes(&kept, "b", 0, &one), Err(Limited::Locks));
     }
@@ -293,10 +312,10 @@ mod tests {
     fn what_another_request_of_the_client_was_granted_stays_counted() {
         let (kept, one, until) = (Kept::default(), quota(1, usize::MAX, 100), Instant::now() + SECOND * 60);
         let waits = kept.reserve("a", 0, until, &one).unwrap();
-        kept.holds("a", 0, 7, until);
-        kept.give_back("a", waits);
+        kept.extended("a", 7, until);
+        kept.give_back(waits);
         assert_eq!(takes(&kept, "b", 0, &one), Err(Limited::Locks), "the one that waited has given up");
-        kept.holds("a", 0, 8, until);
+        kept.extended("a", 8, until);
         kept.released("a", 7);
         assert_eq!(takes(&kept, "b", 0, &one), Err(Limited::Locks), "it was handed on");
     }

@@ -28,7 +28,7 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
     params(
-        ("name" = String, Path, description = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded, and nothing between two of them is empty, . or ..", example = "reports/nightly", min_length = 1, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]+$"),
+        LockPath,
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key is answered with the same grant, if that stands: the same token and fencing token, a full TTL, and Idempotency-Replayed.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
         ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body wins. Answered with Preference-Applied."),
     ),

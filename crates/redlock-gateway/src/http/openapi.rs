@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use redlock_core::LockName;
 use serde_json::{Map, Value, json};
-use utoipa::openapi::RefOr;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::response::Response;
+use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{RefOr, Required};
 use utoipa::{IntoParams, IntoResponses, Modify, OpenApi};
 
 use super::error::{MEDIA_TYPE, Problem};
@@ -42,13 +45,26 @@ impl Modify for Keys {
 }
 
 /// The lock in a path.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "it is only a description")]
-pub(super) struct LockPath {
-    /// The lock's name; slashes percent-encoded, and nothing between two of them is empty, . or ..
-    #[param(example = "reports/nightly", min_length = 1, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]+$")]
-    name: String,
+pub(super) struct LockPath;
+
+impl IntoParams for LockPath {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let schema = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .min_length(Some(1))
+            .max_length(Some(LockName::MAX_LEN))
+            .pattern(Some(LockName::PATTERN));
+        let name = ParameterBuilder::new()
+            .name("name")
+            .parameter_in(ParameterIn::Path)
+            .required(Required::True)
+            .description(Some(
+                "The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded, and nothing between two of them is empty, . or ..",
+            ))
+            .example(Some(json!("reports/nightly")))
+            .schema(Some(schema));
+        vec![name.build()]
+    }
 }
 
 /// Errors that several operations have. For each status, here and at the handlers, the description begins with the codes;

@@ -113,6 +113,11 @@ pub(super) fn is_of_other_site(uri: &Uri, headers: &HeaderMap, trusted: &[Origin
     !origins().all(|origin| is_own(origin.as_bytes()))
 }
 
+/// Whether it tells whose page sent it.
+pub(super) fn is_of_browser(headers: &HeaderMap) -> bool {
+    headers.contains_key(&SEC_FETCH_SITE) || headers.contains_key(header::ORIGIN)
+}
+
 /// Whether somebody follows a link, whose page learns nothing of the answer.
 pub(super) fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::GET && headers.get(&SEC_FETCH_MODE).is_some_and(|mode| mode == "navigate")
