@@ -33,6 +33,8 @@ pub struct AuditEntry {
     pub forces: bool,
     /// Whether the nodes have been told to.
     pub is_sent: bool,
+    /// Whether it has had its turn, as its principal's.
+    pub had_turn: bool,
 }
 
 /// The entry of a request, for everything that the request passes through to add to.
@@ -198,6 +200,10 @@ impl AuditGuard {
     /// The principal, or that of which the name was claimed.
     pub fn who(&self) -> Option<String> {
         self.context.entry().who.clone()
+    }
+
+    pub fn had_turn(&self) -> bool {
+        self.context.entry().had_turn
     }
 
     /// Without a line: it is summed up with others.

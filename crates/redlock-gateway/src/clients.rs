@@ -5,6 +5,7 @@
 //! address in either case: a key is shown later.
 
 mod kept;
+mod turns;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,6 +17,8 @@ use redlock_core::{FencingToken, LockName};
 
 pub use self::kept::{Exceeded, Limited};
 use self::kept::{Kept, Room};
+use self::turns::Line;
+pub use self::turns::Turns;
 use crate::config::Quota;
 
 /// Addresses that are told apart. Those that come when there are more are one client together.
@@ -36,6 +39,8 @@ pub struct Client {
     pub waited: Names,
     /// Listings.
     pub listing: Counter,
+    /// Requests that wait for their turn.
+    line: Line,
     kept: Kept,
 }
 
@@ -67,8 +72,8 @@ impl Client {
 
     /// Whether nothing would be lost if it was forgotten.
     fn is_idle(&self) -> bool {
-        // Whoever waits for a lock waits.
-        let Self { connections, working, keeping, waiting, waited: _, listing, kept } = self;
+        // Whoever waits for a lock waits, and whoever is in line has a connection.
+        let Self { connections, working, keeping, waiting, waited: _, listing, line: _, kept } = self;
         [connections, working, keeping, waiting, listing].iter().all(|counter| counter.count() == 0) && kept.is_empty()
     }
 }

@@ -36,6 +36,7 @@ use self::error::{ApiError, METHOD_NOT_ALLOWED, NOT_FOUND, Problem, is_denial};
 pub use self::site::Hosts;
 use crate::audit::{Audit, AuditGuard, RequestEnd};
 use crate::auth::Verb;
+use crate::clients::Turns;
 use crate::config::Public;
 use crate::peer::Peer;
 use crate::refusals::{Refusals, Summary};
@@ -116,14 +117,18 @@ struct Observer {
     refusals: Refusals,
     has_keys: bool,
     hosts: Hosts,
+    turns: Arc<Turns>,
 }
 
 impl App {
     pub fn new(state: AppState, telemetry: Arc<Telemetry>, audit: Arc<Audit>, hosts: Hosts) -> Self {
-        let (has_keys, state) = (!state.authenticator.is_open(), Arc::new(state));
+        let (has_keys, turns, state) = (!state.authenticator.is_open(), state.turns.clone(), Arc::new(state));
         let (routes, labels) = router(&state);
         let routes = browser::open_to(&state.cors_origins, routes);
-        Self::observed(routes, Observer { labels, telemetry, audit, refusals: Refusals::default(), has_keys, hosts })
+        Self::observed(
+            routes,
+            Observer { labels, telemetry, audit, refusals: Refusals::default(), has_keys, hosts, turns },
+        )
     }
 
     /// Says how often what was refused; called from time to time.
@@ -162,19 +167,23 @@ impl App {
         };
         let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
         let method = method_word(request.method());
-        let Observer { labels, telemetry, audit, has_keys, hosts, .. } = &*self.observer;
+        let Observer { labels, telemetry, audit, has_keys, hosts, turns, .. } = &*self.observer;
         let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
         // Without keys, only force can be denied, and pages of others.
         let may_be_denied = *has_keys || request.uri().query().is_some() || site::is_of_browser(request.headers());
         let is_recorded = may_be_denied || audit.file().is_some();
         let peer = request.extensions().get::<Peer>();
         let (address, is_spare) = (peer.map(Peer::address), peer.is_some_and(|peer| peer.place().is_spare()));
+        let client = peer.map(|peer| peer.client().clone());
         let record = is_recorded.then(|| {
             let record = AuditGuard::new(audit.clone(), text(&id), address);
             request.extensions_mut().insert(record.context());
             record
         });
 
+        if let (Some(client), false) = (&client, *has_keys) {
+            turns.take(client).await;
+        }
         let mut response = if is_spare && !PROBES.contains(&request.uri().path()) {
             ApiError::no_place().into_response()
         } else if let Err(error) = hosts.check(&request) {
@@ -185,6 +194,11 @@ impl App {
                 Err(never) => match never {},
             }
         };
+        // With keys only those are told apart who have shown one.
+        let had_turn = !has_keys || record.as_ref().is_some_and(AuditGuard::had_turn);
+        if let (Some(client), false) = (&client, had_turn) {
+            turns.take(client).await;
+        }
         let problem = response.extensions_mut().remove::<Problem>();
         // The page's own router says 404 without a body.
         let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| no_such_path("").problem());
@@ -383,6 +397,7 @@ mod tests {
             refusals: Refusals::default(),
             has_keys: false,
             hosts: Hosts::default(),
+            turns: Turns::new(1),
         };
         let app = App::observed(routes, observer);
         for (path, cause) in [("/error", "the cause"), ("/panic", "panic: what happened")] {

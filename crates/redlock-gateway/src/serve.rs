@@ -21,7 +21,7 @@ use tower::{Service, service_fn};
 use crate::audit::{Audit, AuditFile};
 use crate::auth::{Authenticator, Keys};
 use crate::capacity::{self, Capacity};
-use crate::clients::Clients;
+use crate::clients::{Clients, Turns};
 use crate::config::{Config, Nodes, OnAuditFailure};
 use crate::connection::{Connection, Encrypted, Plain};
 use crate::connections::{self, Connections, Most};
@@ -89,7 +89,9 @@ pub async fn run(
     audit.file().into_iter().for_each(|file| file.count_failures(telemetry.audit_failures.clone()));
     let clients = Arc::new(Clients::default());
     let (public, cors_origins) = (config.public, config.cors_origins.clone());
-    let state = AppState { gateway: gateway.clone(), authenticator, public, clients: clients.clone(), cors_origins };
+    let turns = Turns::new(config.settings.worker_threads);
+    let state =
+        AppState { gateway: gateway.clone(), authenticator, public, clients: clients.clone(), turns, cors_origins };
     let hosts = Hosts { is_loopback: address.ip().is_loopback(), allowed: config.allowed_hosts.clone() };
     let app = App::new(state, telemetry.clone(), audit.clone(), hosts);
 

@@ -18,7 +18,7 @@ use super::error::{ApiError, INVALID_NAME, RATE_LIMITED, Told};
 use super::site;
 use crate::audit::{AuditContext, AuditEntry};
 use crate::auth::{AuthError, Authenticator, Caller, Credential, Verb, holds_secret};
-use crate::clients::{Client, Clients};
+use crate::clients::{Client, Clients, Turns};
 use crate::config::{Limits, Origin, Public};
 use crate::gateway::{Active, Gateway, InFlight, Refusal, Work};
 use crate::peer::Peer;
@@ -29,6 +29,7 @@ pub struct AppState {
     pub authenticator: Arc<Authenticator>,
     pub public: Public,
     pub clients: Arc<Clients>,
+    pub turns: Arc<Turns>,
     /// Whose pages may call.
     pub cors_origins: Vec<Origin>,
 }
@@ -38,7 +39,7 @@ impl AppState {
     pub fn open(gateway: Arc<Gateway>) -> Self {
         let authenticator = Arc::new(Authenticator::open());
         let public = Public { docs: true, metrics: true };
-        Self { gateway, authenticator, public, clients: Arc::default(), cors_origins: Vec::new() }
+        Self { gateway, authenticator, public, clients: Arc::default(), turns: Turns::new(1), cors_origins: Vec::new() }
     }
 }
 
@@ -114,7 +115,7 @@ impl FromRequestParts<Route> for Access {
                 return Err(ApiError::internal(format_args!("{verb:?} was asked for without a lock")));
             }
         };
-        let access = Self::known(parts, route, verb, None)?;
+        let access = Self::known(parts, route, verb, None).await?;
         if let Some(verb) = verb {
             access.require(verb, access.caller.may_somewhere(verb))?;
         }
@@ -132,7 +133,7 @@ impl FromRequestParts<Route> for LockAccess {
             needs => return Err(ApiError::internal(format_args!("a lock was asked for by a route of {needs:?}"))),
         };
         let name = Name::from_request_parts(parts, route).await;
-        let access = Access::known(parts, route, Some(verb), name.as_ref().ok())?;
+        let access = Access::known(parts, route, Some(verb), name.as_ref().ok()).await?;
         let Name(name) = name?;
         access.note(|entry| {
             entry.changes = changes(verb);
@@ -156,7 +157,7 @@ impl Access {
 
     /// Goes on only for somebody who is known, and within the rate of its key. What is denied is on the record with what it
     /// was about.
-    fn known(parts: &Parts, route: &Route, verb: Option<Verb>, name: Option<&Name>) -> Result<Self, ApiError> {
+    async fn known(parts: &Parts, route: &Route, verb: Option<Verb>, name: Option<&Name>) -> Result<Self, ApiError> {
         let mut access = Self::new(parts, route);
         access.note(|entry| {
             entry.what = verb.map(Verb::word);
@@ -171,7 +172,11 @@ impl Access {
             if let Some(peer) = parts.extensions.get::<Peer>() {
                 peer.place().known();
             }
-            access.caller.client().into_iter().for_each(|client| access.client.clone_from(client));
+            if let Some(client) = access.caller.client() {
+                access.client.clone_from(client);
+                route.app.turns.take(client).await;
+                access.note(|entry| entry.had_turn = true);
+            }
         }
         access.note(|entry| entry.who = Some(access.caller.name().to_owned()));
         let limited = |pause| RATE_LIMITED.because("the API key has used up its rate of requests").retry_after(pause);
