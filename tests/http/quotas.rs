@@ -45,6 +45,18 @@ async fn metadata_and_new_names_have_quotas_and_a_lock_that_another_holds_costs_
     assert!((10_000..=15_000).contains(&problem["retry_after_ms"].as_u64().unwrap()), "{problem:#}");
 }
 
+/// Each left a fence: a key that may only release filled the masters.
+#[tokio::test]
+async fn releases_of_names_that_are_not_known_here_count_as_new_names_and_those_of_ones_own_do_not() {
+    let gateway = Launch::embedded().flag("--max-new-names-per-minute", "2").start().await;
+    let own = gateway.acquire("own").await;
+    let invented = format!("1.{}.{}", own.fencing, "a".repeat(40));
+    gateway.delete("free", &invented).await.problem(404, "lock_not_found");
+    gateway.delete("another", &invented).await.problem(429, "quota_exceeded");
+    assert_eq!(gateway.delete("own", &own.token).await.status, 204);
+    gateway.delete("own", &own.token).await.problem(404, "lock_not_found");
+}
+
 /// They outlived their locks by half an hour: tiny TTLs filled the masters.
 #[tokio::test]
 async fn what_a_tiny_ttl_or_the_release_of_a_free_lock_leaves_on_the_masters_is_gone_in_seconds() {

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use redlock_core::{FencingToken, LockName};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use self::kept::{Exceeded, Limited};
 use self::kept::{Kept, Room};
@@ -33,6 +34,9 @@ pub struct Client {
     pub working: Counter,
     /// Those.
     pub keeping: Counter,
+    /// Those of either kind that are with the masters.
+    pub others_running: Concurrency,
+    pub kept_running: Concurrency,
     /// Requests that wait for a lock.
     pub waiting: Counter,
     /// The locks that they wait for.
@@ -65,6 +69,14 @@ impl Client {
         self.kept.extended(name, grant.get(), until);
     }
 
+    /// It wants to release a lock, its own or none of which is known.
+    ///
+    /// # Errors
+    /// The quota that is used up.
+    pub fn releases(&self, name: &str, quota: &Quota) -> Result<(), Exceeded> {
+        self.kept.count_release(name, quota)
+    }
+
     /// It has released this grant of a lock.
     pub fn released(&self, name: &str, grant: FencingToken) {
         self.kept.released(name, grant.get());
@@ -73,7 +85,7 @@ impl Client {
     /// Whether nothing would be lost if it was forgotten.
     fn is_idle(&self) -> bool {
         // Whoever waits for a lock waits, and whoever is in line has a connection.
-        let Self { connections, working, keeping, waiting, waited: _, listing, line: _, kept } = self;
+        let Self { connections, working, keeping, waiting, listing, kept, .. } = self;
         [connections, working, keeping, waiting, listing].iter().all(|counter| counter.count() == 0) && kept.is_empty()
     }
 }
@@ -93,12 +105,19 @@ impl Reservation {
             self.client.kept.granted(room, grant.get(), until);
         }
     }
+
+    /// Somebody else has it.
+    pub fn not_granted(&mut self) {
+        if let Some(room) = self.room.take() {
+            self.client.kept.forgive(room);
+        }
+    }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         if let Some(room) = self.room {
-            self.client.kept.give_back(room);
+            self.client.kept.give_up(room);
         }
     }
 }
@@ -128,6 +147,34 @@ pub struct Place(Counter);
 impl Drop for Place {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// How many requests of one kind run at the same time: the others of that client wait, first come, first served.
+#[derive(Debug)]
+pub struct Concurrency {
+    /// While nobody else has any.
+    alone: Arc<Semaphore>,
+    beside_others: Arc<Semaphore>,
+}
+
+impl Default for Concurrency {
+    fn default() -> Self {
+        let of = |most| Arc::new(Semaphore::new(most));
+        Self { alone: of(Self::ALONE), beside_others: of(Self::BESIDE_OTHERS) }
+    }
+}
+
+impl Concurrency {
+    /// More brings no more throughput, and what is with the masters for longer than a round may take has no quorum.
+    const ALONE: usize = 256;
+    /// A request of another client comes after so many at each master. Costs a third of what a client gets alone.
+    const BESIDE_OTHERS: usize = 64;
+
+    /// Resolves when one more may run; until what it resolves to is dropped. `None` would be the end of all.
+    pub async fn begin(&self, is_alone: bool) -> Option<OwnedSemaphorePermit> {
+        let all = if is_alone { &self.alone } else { &self.beside_others };
+        all.clone().acquire_owned().await.ok()
     }
 }
 

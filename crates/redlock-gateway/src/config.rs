@@ -198,9 +198,9 @@ pub struct Quota {
     #[arg(long, value_name = "BYTES", env = "REDLOCK_MAX_BYTES_PER_CLIENT", default_value_t = Quota::DEFAULT.max_bytes_per_client)]
     #[arg(value_parser = count(1 << 40))]
     pub max_bytes_per_client: usize,
-    /// Names that one client has not used lately and may acquire in a minute; more are answered 429
+    /// Names that one client has not used lately and may acquire, or release, in a minute; more are answered 429
     ///
-    /// Each leaves a key on every master that outlives its lock by seconds.
+    /// Each leaves a key on every master that outlives its lock by seconds. At once come a sixth of them, or 1000.
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_NEW_NAMES_PER_MINUTE", default_value_t = Quota::DEFAULT.max_new_names_per_minute)]
     #[arg(value_parser = count(100 * MANY))]
     pub max_new_names_per_minute: usize,

@@ -129,12 +129,12 @@ impl Gateway {
         self.in_flight.begin()
     }
 
-    /// Takes a place among the requests in flight, for a request that is whole.
+    /// Takes a place among the requests in flight, for a request that is whole, and waits until it is its turn at the masters.
     ///
     /// # Errors
-    /// [`Refusal::Overloaded`] when too many are taken, or too many by this client: there is no queue.
-    pub fn enter(&self, work: Work, client: &Client) -> Result<InFlight, Refusal> {
-        self.in_flight.enter(work, client).ok_or(Refusal::Overloaded)
+    /// [`Refusal::Overloaded`] when too many are taken, or too many by this client.
+    pub async fn enter(&self, work: Work, client: &Client) -> Result<InFlight, Refusal> {
+        self.in_flight.enter(work, client).await.ok_or(Refusal::Overloaded)
     }
 
     /// Acquires a lock, waiting for as long as the request says, or until the client is `gone`. When the returned future is
@@ -153,9 +153,7 @@ impl Gateway {
         let started = Instant::now();
         let AcquireRequest { name, ttl, info, principal, idempotency_key, max_hold, wait, client, quota } = request;
         let until = started + wait.unwrap_or_default() + ttl.duration();
-        let reserved = client.reserve(name.as_str(), info.as_bytes().len(), until, &quota);
-        let reservation =
-            reserved.inspect_err(|exceeded| self.telemetry.quota_exceeded(exceeded.what)).map_err(Refusal::Quota)?;
+        let mut reservation = self.within_quota(client.reserve(name.as_str(), info.as_bytes().len(), until, &quota))?;
         let waits = wait.is_some();
         let mut cancelled = CountCancelled { telemetry: &self.telemetry, started, waits, armed: true };
         let (owner, shown) =
@@ -182,6 +180,9 @@ impl Gateway {
             }
         };
         cancelled.armed = false;
+        if matches!(result, Err(LockError::Held(_))) {
+            reservation.not_granted();
+        }
         let result = result.and_then(|lease| {
             let lock = Some((name, lease.clone()));
             reservation.granted(lease.token.fencing(), Instant::now() + ttl.duration());
@@ -265,12 +266,23 @@ impl Gateway {
     }
 
     /// Releases the lock that the token was resolved to.
-    pub async fn release(&self, name: &LockName, token: &ResolvedToken, client: &Client) -> Result<(), Refusal> {
+    pub async fn release(
+        &self,
+        name: &LockName,
+        token: &ResolvedToken,
+        client: &Client,
+        quota: &Quota,
+    ) -> Result<(), Refusal> {
+        self.within_quota(client.releases(name.as_str(), quota))?;
         let result = self.locks.release(name, &token.known).await;
         if result.is_ok() {
             client.released(name.as_str(), token.shown.fencing());
         }
         self.counted(Operation::Release, Outcome::Released, result)
+    }
+
+    fn within_quota<T>(&self, result: Result<T, Exceeded>) -> Result<T, Refusal> {
+        result.inspect_err(|exceeded| self.telemetry.quota_exceeded(exceeded.what)).map_err(Refusal::Quota)
     }
 
     /// Releases a lock for its holder, whoever that is; `found` hears who it is before anything is done.

@@ -16,6 +16,8 @@ use crate::config::Quota;
 const RECENT: usize = 256;
 /// Of a name whose lock and fence stand on a master, roughly, in bytes: two keys with their values and what Redis needs for them.
 const OVERHEAD: usize = 300;
+/// New names of a client that may come at once, if so many are allowed in a minute.
+const FEW: usize = 1000;
 /// With fewer locks none is looked for that has ended.
 const MANY: usize = 1024;
 
@@ -133,15 +135,30 @@ impl Kept {
         }
     }
 
-    /// The room was not used: no key is left of it on the masters.
-    pub(super) fn give_back(&self, Room { hash, kind, .. }: Room) {
+    /// It was not granted. What was tried leaves fences on the masters, so its name is not new again.
+    pub(super) fn give_up(&self, room: Room) {
         let mut table = self.table();
-        if kind != Kind::Known && table.locks.get(&hash).is_some_and(|lock| lock.grant == 0) {
-            table.remove(hash);
-        }
-        if kind == Kind::New {
+        table.give_back(room);
+        table.remember(room.hash);
+    }
+
+    /// Somebody else has it: no key is left of this try.
+    pub(super) fn forgive(&self, room: Room) {
+        let mut table = self.table();
+        table.give_back(room);
+        if room.kind == Kind::New {
             table.new_names = (table.new_names - 1.0).max(0.0);
         }
+    }
+
+    /// A release of a name that is not known to be this client's may leave a fence, like a name that is asked for.
+    pub(super) fn count_release(&self, name: &str, quota: &Quota) -> Result<(), Exceeded> {
+        let mut table = self.table();
+        let hash = table.hasher.hash_one(name);
+        if table.locks.contains_key(&hash) || table.is_recent(hash) {
+            return Ok(());
+        }
+        table.count_name(Instant::now(), quota)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -198,19 +215,25 @@ impl Table {
         (self.sweep_at, self.swept) = (self.locks.len() * 2, Some(now));
     }
 
-    /// A leaky bucket that holds a minute's worth.
+    /// A leaky bucket. It holds what 10 seconds bring, for which fences last, or a few.
     fn count_name(&mut self, now: Instant, quota: &Quota) -> Result<(), Exceeded> {
         let most = quota.max_new_names_per_minute;
         let passed = self.counted.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let rate = most as f64 / 60.0;
         self.new_names = (self.new_names - passed.as_secs_f64() * rate).max(0.0);
         self.counted = Some(now);
-        let over = self.new_names + 1.0 - most as f64;
+        let over = self.new_names + 1.0 - most.min(FEW.max(most / 6)) as f64;
         if over > 0.0 {
             return Err(Exceeded { what: Limited::NewNames, most, retry_after: Duration::from_secs_f64(over / rate) });
         }
         self.new_names += 1.0;
         Ok(())
+    }
+
+    fn give_back(&mut self, Room { hash, kind, .. }: Room) {
+        if kind != Kind::Known && self.locks.get(&hash).is_some_and(|lock| lock.grant == 0) {
+            self.remove(hash);
+        }
     }
 
     fn put(&mut self, hash: u64, lock: Lock) {
@@ -288,7 +311,7 @@ mod tests {
             assert_eq!(takes(&kept, "hot", 0, &few), Ok(Kind::Again));
             let room = kept.reserve("held by another", 0, Instant::now() + SECOND, &few).unwrap();
             assert_eq!(room.kind, Kind::New);
-            kept.give_back(room);
+            kept.forgive(room);
         }
         assert_eq!(takes(&kept, "b", 0, &few), Ok(Kind::New));
         let refused = kept.reserve("c", 0, Instant::now() + SECOND, &few).unwrap_err();
@@ -297,6 +320,25 @@ mod tests {
         assert!((SECOND * 25..=SECOND * 30).contains(&refused.retry_after), "{refused:?}");
         kept.table().counted = Instant::now().checked_sub(SECOND * 30);
         assert_eq!(takes(&kept, "c", 0, &few), Ok(Kind::New));
+    }
+
+    #[test]
+    fn tries_that_fail_and_releases_of_what_is_not_known_count_as_new_names_but_not_again_and_again() {
+        let (kept, few, until) = (Kept::default(), quota(100, usize::MAX, 3), Instant::now() + SECOND);
+        for _ in 0..10 {
+            kept.give_up(kept.reserve("a", 0, until, &few).unwrap());
+        }
+        assert_eq!(takes(&kept, "b", 0, &few), Ok(Kind::New));
+        assert!(kept.count_release("b", &few).is_ok() && kept.count_release("c", &few).is_ok());
+        assert_eq!(kept.count_release("d", &few).unwrap_err().what, Limited::NewNames);
+        assert_eq!(takes(&kept, "e", 0, &few), Err(Limited::NewNames));
+    }
+
+    #[test]
+    fn no_more_names_come_at_once_than_fences_of_ten_seconds() {
+        let (kept, many) = (Kept::default(), quota(100_000, usize::MAX, 60_000));
+        let taken = (0..20_000).filter(|number| takes(&kept, &number.to_string(), 0, &many).is_ok()).count();
+        assert!((10_000..12_000).contains(&taken), "{taken}");
     }
 
     #[test]
@@ -313,7 +355,7 @@ mod tests {
         let (kept, one, until) = (Kept::default(), quota(1, usize::MAX, 100), Instant::now() + SECOND * 60);
         let waits = kept.reserve("a", 0, until, &one).unwrap();
         kept.extended("a", 7, until);
-        kept.give_back(waits);
+        kept.forgive(waits);
         assert_eq!(takes(&kept, "b", 0, &one), Err(Limited::Locks), "the one that waited has given up");
         kept.extended("a", 8, until);
         kept.released("a", 7);

@@ -5,12 +5,16 @@
 //! of them, beside k others as greedy as itself `1 / (k + 2)`, and as much stays free for whoever comes next. What keeps or ends
 //! a lock that is held goes before what asks for one: a quarter of the places is for it alone.
 //!
-//! No semaphore: waiting for all of its permits would take them from the requests that may still be served while draining.
+//! Of those who have a place only so many of one client are with the masters at the same time, so that what another one asks
+//! comes soon after, and a burst of thousands does not keep every master busy for longer than a round may take.
+//!
+//! No semaphore over all: waiting for all of its permits would take them from the requests that may still be served while draining.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use crate::clients::{Client, Counter, Place};
 
@@ -30,7 +34,38 @@ pub(super) struct Requests {
     working: Counter,
     /// Those of them that are not about a lock which the caller may hold.
     others: Counter,
+    company: Company,
     all: Arc<All>,
+}
+
+/// Whether more than one client has requests.
+struct Company {
+    began: Instant,
+    /// Who came last, as an address in memory.
+    last: AtomicUsize,
+    /// When it was somebody else than before, in milliseconds.
+    changed: AtomicU64,
+}
+
+impl Company {
+    const REMEMBERED: u64 = 100;
+
+    fn new() -> Self {
+        Self { began: Instant::now(), last: AtomicUsize::new(0), changed: AtomicU64::new(0) }
+    }
+
+    /// Whether nobody else than this client has come for a while.
+    fn is_alone(&self, client: &Client) -> bool {
+        let (now, client) =
+            (self.began.elapsed().as_millis() as u64 + Self::REMEMBERED, std::ptr::from_ref(client).addr());
+        if self.last.load(Ordering::Relaxed) != client {
+            let before = self.last.swap(client, Ordering::Relaxed);
+            if before != 0 {
+                self.changed.store(now, Ordering::Relaxed);
+            }
+        }
+        now - self.changed.load(Ordering::Relaxed) >= Self::REMEMBERED
+    }
 }
 
 #[derive(Default)]
@@ -43,17 +78,33 @@ struct All {
 pub struct InFlight {
     /// Of all, of its kind, and of the client.
     working: Option<(Place, Option<Place>, Place)>,
+    running: Option<OwnedSemaphorePermit>,
 }
 
 impl Requests {
     pub(super) fn new(most: usize) -> Self {
-        Self { most, working: Counter::default(), others: Counter::default(), all: Arc::default() }
+        Self {
+            most,
+            working: Counter::default(),
+            others: Counter::default(),
+            company: Company::new(),
+            all: Arc::default(),
+        }
     }
 
     /// `None` when too many are being worked on, or too many of this client.
-    pub(super) fn enter(&self, work: Work, client: &Client) -> Option<InFlight> {
+    pub(super) async fn enter(&self, work: Work, client: &Client) -> Option<InFlight> {
+        let working = Some(self.place(work, client)?);
+        let running = match work {
+            Work::Held => &client.kept_running,
+            Work::Other => &client.others_running,
+        };
+        Some(InFlight { working, running: running.begin(self.company.is_alone(client)).await })
+    }
+
+    fn place(&self, work: Work, client: &Client) -> Option<(Place, Option<Place>, Place)> {
         let free = self.most.saturating_sub(self.working.count());
-        let working = match work {
+        Some(match work {
             Work::Held => {
                 let of_client = client.keeping.take(free.saturating_sub(client.working.count()))?;
                 (self.working.take(self.most)?, None, of_client)
@@ -65,8 +116,7 @@ impl Requests {
                 let of_client = client.working.take(free.saturating_sub(client.keeping.count()))?;
                 (self.working.take(self.most)?, Some(self.others.take(most)?), of_client)
             }
-        };
-        Some(InFlight { working: Some(working) })
+        })
     }
 
     /// A request that is being served from now on, whole or not.
@@ -91,7 +141,7 @@ impl Requests {
 impl InFlight {
     /// Gives the place to others: a request that waits is no work, and there is a bound of its own for those.
     pub(super) fn wait(&mut self) {
-        self.working = None;
+        (self.working, self.running) = (None, None);
     }
 }
 
@@ -108,11 +158,15 @@ impl Drop for Active {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
     use super::*;
 
     /// How many a client gets that takes all it can.
-    fn all(requests: &Requests, work: Work, client: &Client) -> Vec<InFlight> {
-        std::iter::from_fn(|| requests.enter(work, client)).collect()
+    fn all(requests: &Requests, work: Work, client: &Client) -> Vec<(Place, Option<Place>, Place)> {
+        std::iter::from_fn(|| requests.place(work, client)).collect()
     }
 
     #[test]
@@ -150,9 +204,31 @@ mod tests {
     #[test]
     fn one_place_serves_one_request() {
         let (requests, client) = (Requests::new(1), Client::default());
-        let place = requests.enter(Work::Other, &client);
-        assert!(place.is_some() && requests.enter(Work::Held, &client).is_none());
+        let place = requests.place(Work::Other, &client);
+        assert!(place.is_some() && requests.place(Work::Held, &client).is_none());
         drop(place);
-        assert!(requests.enter(Work::Held, &client).is_some());
+        assert!(requests.place(Work::Held, &client).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_client_runs_fewer_at_a_time_beside_others_and_what_it_holds_does_not_wait_for_what_it_asks() {
+        let (requests, [greedy, other]) = (Requests::new(4096), <[Client; 2]>::default());
+        let begin = async |work, client| timeout(Duration::ZERO, requests.enter(work, client)).await.ok().flatten();
+        let all = async |work, client| {
+            let mut begun = Vec::new();
+            while let Some(one) = begin(work, client).await {
+                begun.push(one);
+            }
+            begun
+        };
+        let alone = all(Work::Other, &greedy).await;
+        assert_eq!(alone.len(), 256);
+        assert_eq!(requests.working.count(), 256, "who gave up in line has no place");
+        assert!(begin(Work::Other, &other).await.is_some());
+        let mut beside = all(Work::Other, &greedy).await;
+        assert_eq!(beside.len(), 64);
+        assert!(begin(Work::Held, &greedy).await.is_some());
+        beside[0].wait();
+        assert!(begin(Work::Other, &greedy).await.is_some(), "who waits for a lock does not run");
     }
 }

@@ -205,8 +205,8 @@ impl Access {
     }
 
     /// Takes a place among the requests that are being worked on. Not before the body has come: who sends none takes none.
-    pub(super) fn enter(&self, work: Work) -> Result<InFlight, ApiError> {
-        Ok(self.app.gateway.enter(work, &self.client)?)
+    pub(super) async fn enter(&self, work: Work) -> Result<InFlight, ApiError> {
+        Ok(self.app.gateway.enter(work, &self.client).await?)
     }
 
     pub(super) fn gateway(&self) -> &Gateway {

@@ -54,10 +54,10 @@ pub(super) async fn acquire(
     head: AcquireHead,
     Json(body): Json<AcquireBody>,
 ) -> Result<Response, ApiError> {
+    let LockAccess { access, name, .. } = &lock;
+    let mut in_flight = access.enter(Work::Other).await?;
     // The body may have been long on its way.
     lock.check_again()?;
-    let LockAccess { access, name, .. } = &lock;
-    let mut in_flight = access.enter(Work::Other)?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?.unwrap_or(limits.default_ttl);
     let (wait, applied) = head.wait(&body, &limits)?;
@@ -120,10 +120,10 @@ pub(super) async fn extend(
     ExtendHead(token): ExtendHead,
     Json(body): Json<ExtendBody>,
 ) -> Result<Response, ApiError> {
+    let LockAccess { access, name, .. } = &lock;
+    let _in_flight = access.enter(Work::Held).await?;
     // The body may have been long on its way.
     lock.check_again()?;
-    let LockAccess { access, name, .. } = &lock;
-    let _in_flight = access.enter(Work::Held)?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?;
     let token = resolve(&lock, token).await?;
@@ -150,16 +150,17 @@ pub(super) async fn extend(
         CommonErrors,
         (status = 404, description = "lock_not_found: it was released or has expired, or, for a key that may neither acquire nor inspect, somebody else holds it"),
         (status = 409, description = "not_holder: somebody else holds it"),
+        (status = 429, description = "rate_limited; quota_exceeded: names of which no lock is known here"),
         (status = 503, description = "outcome_unknown: try again; overloaded, audit_unavailable"),
     )
 )]
 pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
-    let _in_flight = access.enter(Work::Held)?;
+    let _in_flight = access.enter(Work::Held).await?;
     match by {
         ReleaseBy::Token(token) => {
             let token = resolve(&lock, token).await?;
-            let released = access.gateway().release(name, &token, access.client()).await;
+            let released = access.gateway().release(name, &token, access.client(), &access.limits().quota).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::Force => {
@@ -206,7 +207,7 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
 )]
 pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
-    let _in_flight = access.enter(Work::Other)?;
+    let _in_flight = access.enter(Work::Other).await?;
     let inspection = access.gateway().inspect(name).await;
     json_response(StatusCode::OK, &LockStatus::new(name, inspection, access.sees_nodes()))
 }
@@ -227,7 +228,7 @@ pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
     )
 )]
 pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, ApiError> {
-    let _in_flight = access.enter(Work::Other)?;
+    let _in_flight = access.enter(Work::Other).await?;
     let is_listed = |name: &_| access.caller().may(Verb::List, name);
     let request = ListRequest {
         client: access.client(),
