@@ -4,6 +4,7 @@
 //! there are none, it is an address; of IPv6 the /64 network, which one machine may have to itself. Connections are counted by
 //! address in either case: a key is shown later.
 
+mod company;
 mod kept;
 mod turns;
 
@@ -16,6 +17,7 @@ use std::time::Instant;
 use redlock_core::{FencingToken, LockName};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+pub use self::company::Company;
 pub use self::kept::{Exceeded, Limited};
 use self::kept::{Kept, Room};
 use self::turns::Line;

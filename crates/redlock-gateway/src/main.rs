@@ -45,16 +45,11 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|error| fail(&error))
 }
 
-/// After so many polls of tasks a busy thread looks which sockets are ready. The runtime's own 61 let a modest client's request and
-/// its masters' answers wait through 61 steps of a flood each; at 4 a flood's own throughput falls by a fifth.
-const LOOK_AT_SOCKETS: u32 = 16;
-
 fn on_runtime(settings: Settings, work: impl AsyncFnOnce(Config) -> ExitCode) -> Result<ExitCode, String> {
     let config = Config::new(settings)?;
     check_files(&config)?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    runtime.worker_threads(config.settings.worker_threads).event_interval(LOOK_AT_SOCKETS).enable_all();
-    let runtime = runtime.build();
+    let runtime = runtime.worker_threads(config.settings.worker_threads).enable_all().build();
     Ok(runtime.map_err(|error| error.to_string())?.block_on(work(config)))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A runtime polls what is ready in the order in which it became ready. Beside a client with 64 connections that asks again as
 //! soon as it is answered, every step of somebody else's request (in, to the masters, back, out) would come after 64 of its
-//! steps. So a client that asks for more than a little at a time stands in a line of its own, and those who have a line are
+//! steps. So a client that is not alone and asks for more than a little at a time stands in a line of its own, and those who have a line are
 //! let on in turn, a few requests between two looks at everything else that is ready. Who asks for little never waits
 //! here, and while the threads keep up a line is let on as fast as it comes.
 //!
@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use super::Client;
+use super::{Client, Company};
 
 /// What a client may ask within a window without standing in line, for each thread: 7,800 requests a second. A thread answers
 /// two to six times as many.
@@ -38,6 +38,7 @@ const BATCH: usize = 4;
 pub struct Turns {
     began: Instant,
     threads: usize,
+    company: Company,
     /// Who has a line, the next one first.
     lines: Mutex<VecDeque<Arc<Client>>>,
 }
@@ -52,12 +53,12 @@ pub(super) struct Line {
 
 impl Turns {
     pub fn new(threads: usize) -> Arc<Self> {
-        Arc::new(Self { began: Instant::now(), threads, lines: Mutex::default() })
+        Arc::new(Self { began: Instant::now(), threads, company: Company::default(), lines: Mutex::default() })
     }
 
     /// Resolves when it is this client's turn.
     pub async fn take(self: &Arc<Self>, client: &Arc<Client>) {
-        if !client.line.is_within_burst(self.window(), BURST * self.threads as u64) {
+        if !self.company.is_alone(client) && !client.line.is_within_burst(self.window(), BURST * self.threads as u64) {
             // An error would be the end of all lines, and nothing to wait for.
             let _ = self.stand_in_line(client).await;
         }

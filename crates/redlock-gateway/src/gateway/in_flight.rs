@@ -11,12 +11,11 @@
 //! No semaphore over all: waiting for all of its permits would take them from the requests that may still be served while draining.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-use crate::clients::{Client, Counter, Place};
+use crate::clients::{Client, Company, Counter, Place};
 
 /// What a request is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,36 +37,6 @@ pub(super) struct Requests {
     all: Arc<All>,
 }
 
-/// Whether more than one client has requests.
-struct Company {
-    began: Instant,
-    /// Who came last, as an address in memory.
-    last: AtomicUsize,
-    /// When it was somebody else than before, in milliseconds.
-    changed: AtomicU64,
-}
-
-impl Company {
-    const REMEMBERED: u64 = 100;
-
-    fn new() -> Self {
-        Self { began: Instant::now(), last: AtomicUsize::new(0), changed: AtomicU64::new(0) }
-    }
-
-    /// Whether nobody else than this client has come for a while.
-    fn is_alone(&self, client: &Client) -> bool {
-        let (now, client) =
-            (self.began.elapsed().as_millis() as u64 + Self::REMEMBERED, std::ptr::from_ref(client).addr());
-        if self.last.load(Ordering::Relaxed) != client {
-            let before = self.last.swap(client, Ordering::Relaxed);
-            if before != 0 {
-                self.changed.store(now, Ordering::Relaxed);
-            }
-        }
-        now - self.changed.load(Ordering::Relaxed) >= Self::REMEMBERED
-    }
-}
-
 #[derive(Default)]
 struct All {
     active: AtomicUsize,
@@ -87,7 +56,7 @@ impl Requests {
             most,
             working: Counter::default(),
             others: Counter::default(),
-            company: Company::new(),
+            company: Company::default(),
             all: Arc::default(),
         }
     }
