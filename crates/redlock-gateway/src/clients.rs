@@ -18,7 +18,7 @@ use redlock_core::{FencingToken, LockName};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use self::company::Company;
-pub use self::kept::{Exceeded, Limited};
+pub use self::kept::{Exceeded, Limited, Release};
 use self::kept::{Kept, Room};
 use self::turns::Line;
 pub use self::turns::Turns;
@@ -75,13 +75,13 @@ impl Client {
     ///
     /// # Errors
     /// The quota that is used up.
-    pub fn releases(&self, name: &str, quota: &Quota) -> Result<(), Exceeded> {
+    pub fn releases(&self, name: &str, quota: &Quota) -> Result<Release, Exceeded> {
         self.kept.count_release(name, quota)
     }
 
     /// It has released this grant of a lock.
-    pub fn released(&self, name: &str, grant: FencingToken) {
-        self.kept.released(name, grant.get());
+    pub fn released(&self, name: &str, grant: FencingToken, release: Release) {
+        self.kept.released(name, grant.get(), release);
     }
 
     /// Whether nothing would be lost if it was forgotten.
@@ -108,7 +108,7 @@ impl Reservation {
         }
     }
 
-    /// Somebody else has it.
+    /// It was not, and no key is left of it.
     pub fn not_granted(&mut self) {
         if let Some(room) = self.room.take() {
             self.client.kept.forgive(room);
@@ -152,7 +152,7 @@ impl Drop for Place {
     }
 }
 
-/// How many requests of one kind run at the same time: the others of that client wait, first come, first served.
+/// How many requests of one kind run at the same time: the others of that client wait.
 #[derive(Debug)]
 pub struct Concurrency {
     /// While nobody else has any.
@@ -168,9 +168,10 @@ impl Default for Concurrency {
 }
 
 impl Concurrency {
-    /// More brings no more throughput, and what is with the masters for longer than a round may take has no quorum.
+    /// More brings no more throughput with masters that are near, and what is with the masters for longer than a round may take has no quorum.
     const ALONE: usize = 256;
-    /// A request of another client comes after so many at each master. Costs a third of what a client gets alone.
+    /// A request of another client comes after so many at each master. Costs a third of what a client gets alone from masters in
+    /// the same machine; where a round takes R seconds a client gets no more than 64 / R requests a second of a kind.
     const BESIDE_OTHERS: usize = 64;
 
     /// Resolves when one more may run; until what it resolves to is dropped. `None` would be the end of all.

@@ -64,6 +64,8 @@ pub struct AcquireRequest {
     /// Whom the lock is counted for, and how much of them it may have.
     pub client: Arc<Client>,
     pub quota: Quota,
+    /// When it was whole. What it has waited since is part of how long it took.
+    pub came: Instant,
 }
 
 /// Why a request was not served.
@@ -150,8 +152,18 @@ impl Gateway {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
-        let started = Instant::now();
-        let AcquireRequest { name, ttl, info, principal, idempotency_key, max_hold, wait, client, quota } = request;
+        let AcquireRequest {
+            came: started,
+            name,
+            ttl,
+            info,
+            principal,
+            idempotency_key,
+            max_hold,
+            wait,
+            client,
+            quota,
+        } = request;
         let until = started + wait.unwrap_or_default() + ttl.duration();
         let mut reservation = self.within_quota(client.reserve(name.as_str(), info.as_bytes().len(), until, &quota))?;
         let waits = wait.is_some();
@@ -180,7 +192,7 @@ impl Gateway {
             }
         };
         cancelled.armed = false;
-        if matches!(result, Err(LockError::Held(_))) {
+        if result.as_ref().is_err_and(leaves_no_key) {
             reservation.not_granted();
         }
         let result = result.and_then(|lease| {
@@ -273,10 +285,10 @@ impl Gateway {
         client: &Client,
         quota: &Quota,
     ) -> Result<(), Refusal> {
-        self.within_quota(client.releases(name.as_str(), quota))?;
+        let release = self.within_quota(client.releases(name.as_str(), quota))?;
         let result = self.locks.release(name, &token.known).await;
         if result.is_ok() {
-            client.released(name.as_str(), token.shown.fencing());
+            client.released(name.as_str(), token.shown.fencing(), release);
         }
         self.counted(Operation::Release, Outcome::Released, result)
     }
@@ -405,6 +417,12 @@ impl Gateway {
             self.telemetry.quorum_failure(operation, Reason::Timeout);
         }
     }
+}
+
+/// Whether an acquire that ended so has left nothing on the masters.
+fn leaves_no_key(error: &LockError) -> bool {
+    use LockError::*;
+    matches!(error, Held(_) | HeldTooLong { .. } | TtlTooLong { .. } | TtlTooShort { .. } | TooManyWaiters { .. })
 }
 
 fn outcome_of<T>(result: Result<T, &LockError>, success: Outcome) -> Outcome {

@@ -181,10 +181,11 @@ impl App {
             record
         });
 
+        let is_probe = PROBES.contains(&request.uri().path());
         if let (Some(client), false) = (&client, *has_keys) {
-            turns.take(client).await;
+            turns.take(client, is_probe).await;
         }
-        let mut response = if is_spare && !PROBES.contains(&request.uri().path()) {
+        let mut response = if is_spare && !is_probe {
             ApiError::no_place().into_response()
         } else if let Err(error) = hosts.check(&request) {
             error.into_response()
@@ -196,9 +197,6 @@ impl App {
         };
         // With keys only those are told apart who have shown one.
         let had_turn = !has_keys || record.as_ref().is_some_and(AuditGuard::had_turn);
-        if let (Some(client), false) = (&client, had_turn) {
-            turns.take(client).await;
-        }
         let problem = response.extensions_mut().remove::<Problem>();
         // The page's own router says 404 without a body.
         let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| no_such_path("").problem());
@@ -219,6 +217,10 @@ impl App {
             problem.render(&id, &mut response);
         }
         response.headers_mut().insert(REQUEST_ID.clone(), id);
+        // After all is told: who hangs up in line is told of nevertheless.
+        if let (Some(client), false) = (&client, had_turn) {
+            turns.take(client, is_probe).await;
+        }
         response
     }
 }
@@ -358,12 +360,18 @@ fn method_word(method: &Method) -> &'static str {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::pin::{Pin, pin};
     use std::sync::Mutex;
+    use std::task::{Context, Poll, Waker};
 
     use axum::body::to_bytes;
     use serde_json::Value;
 
     use super::*;
+    use crate::auth::AuthError;
+    use crate::clients::Clients;
+    use crate::connections::{Connections, Most};
+    use crate::peer::SharedStream;
 
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
@@ -378,28 +386,72 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn the_cause_of_an_internal_error_is_in_the_log_under_the_request_id_of_its_answer() {
+    fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    /// What is written at level info while the guard is there.
+    fn logged() -> (Log, tracing::subscriber::DefaultGuard) {
         let log = Log::default();
         let to_log = log.clone();
         let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || to_log.clone());
-        let _subscribed = tracing::subscriber::set_default(subscriber.finish());
-        let telemetry = Arc::new(Telemetry::new(&[]));
-        let routes = Router::new()
-            .route("/error", get(async || ApiError::internal("the cause")))
-            .route("/panic", get(async || -> () { panic!("what {}", "happened") }));
+        (log, tracing::subscriber::set_default(subscriber.finish()))
+    }
+
+    impl Log {
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    fn app(routes: Router, has_keys: bool) -> App {
         let mut labels = matchit::Router::new();
         labels.insert("/{path}", "a label".to_owned()).unwrap();
         let observer = Observer {
             labels,
-            telemetry,
+            telemetry: Arc::new(Telemetry::new(&[])),
             audit: Arc::new(Audit::logged()),
             refusals: Refusals::default(),
-            has_keys: false,
+            has_keys,
             hosts: Hosts::default(),
             turns: Turns::new(1),
         };
-        let app = App::observed(routes, observer);
+        App::observed(routes, observer)
+    }
+
+    async fn peer(clients: Arc<Clients>) -> Peer {
+        let most = Most { connections: 1, per_client: 1, loopback: false };
+        let metrics = Telemetry::new(&[]).connections;
+        let place = Connections::new(most, clients, Arc::default(), metrics).enter([127, 0, 0, 1].into()).await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        SharedStream::new(stream, place.unwrap()).unwrap().1
+    }
+
+    #[tokio::test]
+    async fn whoever_hung_up_in_line_with_a_wrong_key_left_no_trace() {
+        let (log, _subscribed) = logged();
+        let app = app(Router::new().route("/refused", get(async || ApiError::from(AuthError::Unknown))), true);
+        let (clients, turns) = (Arc::<Clients>::default(), app.observer.turns.clone());
+        turns.take(&clients.unknown(), false).await;
+        let peer = peer(clients).await;
+        while poll(pin!(turns.take(peer.client(), false))).is_ready() {}
+        let request = Request::get("/refused").extension(peer).header("host", "a").body(Body::empty()).unwrap();
+        assert!(poll(pin!(app.answer(request))).is_pending(), "it is in line");
+        let text = log.text();
+        assert!(
+            text.contains("\"request refused\"") && text.contains("\"status\":401") && text.contains("\"audit\""),
+            "{text}"
+        );
+    }
+
+    #[tokio::test]
+    async fn the_cause_of_an_internal_error_is_in_the_log_under_the_request_id_of_its_answer() {
+        let (log, _subscribed) = logged();
+        let routes = Router::new()
+            .route("/error", get(async || ApiError::internal("the cause")))
+            .route("/panic", get(async || -> () { panic!("what {}", "happened") }));
+        let app = app(routes, false);
         for (path, cause) in [("/error", "the cause"), ("/panic", "panic: what happened")] {
             let request = Request::get(path).header("host", "a").body(Body::empty()).unwrap();
             let response = app.clone().answer(request).await;
@@ -409,7 +461,7 @@ mod tests {
             let problem: Value = serde_json::from_slice(&body).unwrap();
             assert_eq!((&problem["code"], &problem["request_id"]), (&"internal_error".into(), &id.as_str().into()));
             assert!(!problem.to_string().contains(cause), "it is for the log only: {problem}");
-            let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+            let text = log.text();
             let line = text.lines().find(|line| line.contains(&id)).expect("a line with the id");
             let line: Value = serde_json::from_str(line).unwrap();
             assert_eq!(

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use redlock_core::{FencingToken, LockName, Ttl};
 
 use super::*;
+use crate::clients::Release;
 use crate::config::{Limits, Quota};
 
 fn name(text: &str) -> LockName {
@@ -127,7 +128,7 @@ fn a_key_may_have_quotas_of_its_own_and_a_new_file_forgets_nothing_of_what_it_ho
     assert!(takes("a").is_ok() && takes("b").is_err());
     authenticator.replace(Keys::parse(&entry).unwrap());
     assert!(takes("b").is_err());
-    caller().client().unwrap().released("a", FencingToken::MIN);
+    caller().client().unwrap().released("a", FencingToken::MIN, Release::Known);
     assert!(takes("b").is_ok());
 }
 

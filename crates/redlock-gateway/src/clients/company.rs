@@ -22,14 +22,41 @@ impl Default for Company {
 }
 
 impl Company {
-    const REMEMBERED: u64 = 100;
+    /// So that who asks for something every second finds the room that is kept for it.
+    const REMEMBERED: u64 = 2_000;
 
-    /// Whether nobody but this client, who comes now, has come for a tenth of a second.
-    pub fn is_alone(&self, client: &Client) -> bool {
-        let (now, client) = (self.began.elapsed().as_millis() as u64, std::ptr::from_ref(client).addr());
-        if self.last.load(Ordering::Relaxed) != client && self.last.swap(client, Ordering::Relaxed) != 0 {
-            self.until.store(now + Self::REMEMBERED, Ordering::Relaxed);
+    /// This client comes. Whether nobody else has come for two seconds.
+    pub fn comes_alone(&self, client: &Client) -> bool {
+        let came = std::ptr::from_ref(client).addr();
+        if self.last.load(Ordering::Relaxed) != came && self.last.swap(came, Ordering::Relaxed) != 0 {
+            self.until.store(self.now() + Self::REMEMBERED, Ordering::Relaxed);
         }
-        now >= self.until.load(Ordering::Relaxed)
+        self.is_alone(client)
+    }
+
+    /// The same of one that is no company to others.
+    pub fn is_alone(&self, client: &Client) -> bool {
+        let last = self.last.load(Ordering::Relaxed);
+        (last == 0 || last == std::ptr::from_ref(client).addr()) && self.now() >= self.until.load(Ordering::Relaxed)
+    }
+
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_beside_another_is_not_alone_for_a_while_and_a_probe_is_no_company() {
+        let (company, [one, other, probe]) = (Company::default(), <[Client; 3]>::default());
+        assert!(company.is_alone(&probe) && company.comes_alone(&one));
+        assert!(!company.is_alone(&probe), "the one has come");
+        assert!(company.comes_alone(&one), "the probe has not");
+        assert!(!company.comes_alone(&other) && !company.comes_alone(&one) && !company.comes_alone(&one));
+        company.until.store(0, Ordering::Relaxed);
+        assert!(company.comes_alone(&one), "after a while");
     }
 }

@@ -65,7 +65,7 @@ struct Table {
     sweep_at: usize,
     swept: Option<Instant>,
     recent: Vec<u64>,
-    /// New names of the last minute, less what has been forgiven since.
+    /// New names that have been counted and have not run out of the bucket again.
     new_names: f64,
     counted: Option<Instant>,
 }
@@ -96,6 +96,16 @@ enum Kind {
     Again,
 }
 
+/// What a release was counted as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Release {
+    /// Of a lock that this client has, or had lately.
+    Known,
+    /// Of a new name, until it turns out that it was this client's.
+    Counted,
+}
+
 impl Kept {
     /// Makes room for a lock that is asked for, until then at the latest.
     pub(super) fn reserve(&self, name: &str, info: usize, until: Instant, quota: &Quota) -> Result<Room, Exceeded> {
@@ -116,7 +126,12 @@ impl Kept {
 
     /// The lock was granted with this fencing token, until then.
     pub(super) fn granted(&self, room: Room, grant: u64, until: Instant) {
-        self.table().hold(room.hash, Lock { until, bytes: room.bytes, grant });
+        let mut table = self.table();
+        // It was known for another request's sake, which has been forgiven since.
+        if room.kind == Kind::Known && !table.locks.contains_key(&room.hash) && !table.is_recent(room.hash) {
+            table.new_names += 1.0;
+        }
+        table.hold(room.hash, Lock { until, bytes: room.bytes, grant });
     }
 
     /// This grant was extended until then.
@@ -127,11 +142,14 @@ impl Kept {
     }
 
     /// This grant was released. Another request of this client may have been granted the lock since.
-    pub(super) fn released(&self, name: &str, grant: u64) {
+    pub(super) fn released(&self, name: &str, grant: u64, release: Release) {
         let mut table = self.table();
         let hash = table.hasher.hash_one(name);
         if table.locks.get(&hash).is_some_and(|lock| lock.grant <= grant) {
             table.remove(hash);
+        }
+        if release == Release::Counted {
+            table.forget_one();
         }
     }
 
@@ -142,23 +160,25 @@ impl Kept {
         table.remember(room.hash);
     }
 
-    /// Somebody else has it: no key is left of this try.
+    /// No key is left of this try.
     pub(super) fn forgive(&self, room: Room) {
         let mut table = self.table();
-        table.give_back(room);
-        if room.kind == Kind::New {
-            table.new_names = (table.new_names - 1.0).max(0.0);
+        // Unless another request of this client was granted the lock: then this one's count stands for both.
+        if table.give_back(room) && room.kind == Kind::New {
+            table.forget_one();
         }
     }
 
     /// A release of a name that is not known to be this client's may leave a fence, like a name that is asked for.
-    pub(super) fn count_release(&self, name: &str, quota: &Quota) -> Result<(), Exceeded> {
+    pub(super) fn count_release(&self, name: &str, quota: &Quota) -> Result<Release, Exceeded> {
         let mut table = self.table();
         let hash = table.hasher.hash_one(name);
         if table.locks.contains_key(&hash) || table.is_recent(hash) {
-            return Ok(());
+            return Ok(Release::Known);
         }
-        table.count_name(Instant::now(), quota)
+        table.count_name(Instant::now(), quota)?;
+        table.remember(hash);
+        Ok(Release::Counted)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -230,10 +250,17 @@ impl Table {
         Ok(())
     }
 
-    fn give_back(&mut self, Room { hash, kind, .. }: Room) {
-        if kind != Kind::Known && self.locks.get(&hash).is_some_and(|lock| lock.grant == 0) {
+    fn forget_one(&mut self) {
+        self.new_names = (self.new_names - 1.0).max(0.0);
+    }
+
+    /// Whether it was still there, and nobody's but this request's.
+    fn give_back(&mut self, Room { hash, kind, .. }: Room) -> bool {
+        let is_asked_for = kind != Kind::Known && self.locks.get(&hash).is_some_and(|lock| lock.grant == 0);
+        if is_asked_for {
             self.remove(hash);
         }
+        is_asked_for
     }
 
     fn put(&mut self, hash: u64, lock: Lock) {
@@ -283,9 +310,9 @@ mod tests {
         let (kept, two) = (Kept::default(), quota(2, usize::MAX, 100));
         assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "b", 0, &two)), (Ok(Kind::New), Ok(Kind::New)));
         assert_eq!((takes(&kept, "a", 0, &two), takes(&kept, "c", 0, &two)), (Ok(Kind::Known), Err(Limited::Locks)));
-        kept.released("a", 1);
+        kept.released("a", 1, Release::Known);
         assert_eq!(takes(&kept, "c", 0, &two), Ok(Kind::New));
-        kept.released("b", 1);
+        kept.released("b", 1, Release::Known);
         kept.extended("b", 2, Instant::now() - SECOND);
         kept.table().swept = None;
         assert_eq!(takes(&kept, "d", 0, &two), Ok(Kind::New));
@@ -297,8 +324,8 @@ mod tests {
         assert_eq!(takes(&kept, "a", 500, &small), Ok(Kind::New));
         assert_eq!(takes(&kept, &"n".repeat(255), 0, &small), Err(Limited::Bytes));
         assert_eq!(takes(&kept, "b", 400, &small), Ok(Kind::New));
-        kept.released("a", 1);
-        kept.released("b", 1);
+        kept.released("a", 1, Release::Known);
+        kept.released("b", 1, Release::Known);
         assert_eq!(kept.table().bytes, 0);
     }
 
@@ -307,7 +334,7 @@ mod tests {
         let (kept, few) = (Kept::default(), quota(100, usize::MAX, 2));
         assert_eq!(takes(&kept, "hot", 0, &few), Ok(Kind::New));
         for _ in 0..10 {
-            kept.released("hot", 1);
+            kept.released("hot", 1, Release::Known);
             assert_eq!(takes(&kept, "hot", 0, &few), Ok(Kind::Again));
             let room = kept.reserve("held by another", 0, Instant::now() + SECOND, &few).unwrap();
             assert_eq!(room.kind, Kind::New);
@@ -329,9 +356,32 @@ mod tests {
             kept.give_up(kept.reserve("a", 0, until, &few).unwrap());
         }
         assert_eq!(takes(&kept, "b", 0, &few), Ok(Kind::New));
-        assert!(kept.count_release("b", &few).is_ok() && kept.count_release("c", &few).is_ok());
+        assert_eq!(kept.count_release("b", &few), Ok(Release::Known));
+        assert_eq!(kept.count_release("c", &few), Ok(Release::Counted));
+        assert_eq!(kept.count_release("c", &few), Ok(Release::Known));
         assert_eq!(kept.count_release("d", &few).unwrap_err().what, Limited::NewNames);
         assert_eq!(takes(&kept, "e", 0, &few), Err(Limited::NewNames));
+        // It was the client's, by another gateway.
+        kept.released("c", 1, Release::Counted);
+        assert_eq!(takes(&kept, "e", 0, &few), Ok(Kind::New));
+    }
+
+    #[test]
+    fn a_name_that_two_requests_ask_for_at_once_counts_whichever_of_them_is_granted_it() {
+        let (kept, many, until) = (Kept::default(), quota(100, usize::MAX, 100), Instant::now() + SECOND * 60);
+        let asks = |name| kept.reserve(name, 0, until, &many).unwrap();
+        let (first, second) = (asks("a"), asks("a"));
+        kept.granted(second, 1, until);
+        kept.forgive(first);
+        assert_eq!(kept.table().new_names.ceil(), 1.0);
+        let (first, second) = (asks("b"), asks("b"));
+        kept.forgive(first);
+        kept.granted(second, 2, until);
+        assert_eq!(kept.table().new_names.ceil(), 2.0);
+        let (first, second) = (asks("c"), asks("c"));
+        kept.granted(first, 3, until);
+        kept.forgive(second);
+        assert_eq!(kept.table().new_names.ceil(), 3.0);
     }
 
     #[test]
@@ -358,7 +408,7 @@ mod tests {
         kept.forgive(waits);
         assert_eq!(takes(&kept, "b", 0, &one), Err(Limited::Locks), "the one that waited has given up");
         kept.extended("a", 8, until);
-        kept.released("a", 7);
+        kept.released("a", 7, Release::Known);
         assert_eq!(takes(&kept, "b", 0, &one), Err(Limited::Locks), "it was handed on");
     }
 }

@@ -56,9 +56,10 @@ impl Turns {
         Arc::new(Self { began: Instant::now(), threads, company: Company::default(), lines: Mutex::default() })
     }
 
-    /// Resolves when it is this client's turn.
-    pub async fn take(self: &Arc<Self>, client: &Arc<Client>) {
-        if !self.company.is_alone(client) && !client.line.is_within_burst(self.window(), BURST * self.threads as u64) {
+    /// Resolves when it is this client's turn. For the sake of who only probes nobody is held back.
+    pub async fn take(self: &Arc<Self>, client: &Arc<Client>, is_probe: bool) {
+        let is_alone = if is_probe { self.company.is_alone(client) } else { self.company.comes_alone(client) };
+        if !is_alone && !client.line.is_within_burst(self.window(), BURST * self.threads as u64) {
             // An error would be the end of all lines, and nothing to wait for.
             let _ = self.stand_in_line(client).await;
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redlock_core::{Lease, LockName, LockToken, Redlock, Ttl};
 
-use crate::clients::Client;
+use crate::clients::{Client, Release};
 
 /// A lease as the client is told of it, at one moment.
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ impl Drop for GrantGuard {
             tracing::debug!(lock = %name, "a grant could not be delivered and is released");
             // A grant that was told again stays.
             if !lease.replayed {
-                self.client.released(name.as_str(), lease.token.fencing());
+                self.client.released(name.as_str(), lease.token.fencing(), Release::Known);
             }
             self.locks.abandon(&name, &lease);
         }

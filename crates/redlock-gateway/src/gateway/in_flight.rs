@@ -68,7 +68,7 @@ impl Requests {
             Work::Held => &client.kept_running,
             Work::Other => &client.others_running,
         };
-        Some(InFlight { working, running: running.begin(self.company.is_alone(client)).await })
+        Some(InFlight { working, running: running.begin(self.company.comes_alone(client)).await })
     }
 
     fn place(&self, work: Work, client: &Client) -> Option<(Place, Option<Place>, Place)> {

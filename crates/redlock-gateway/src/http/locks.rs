@@ -1,5 +1,7 @@
 //! The lock handlers: typed arguments in, one gateway call, render.
 
+use std::time::Instant;
+
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, StatusCode, header};
 use redlock_core::types::NameError;
@@ -55,6 +57,7 @@ pub(super) async fn acquire(
     Json(body): Json<AcquireBody>,
 ) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
+    let came = Instant::now();
     let mut in_flight = access.enter(Work::Other).await?;
     // The body may have been long on its way.
     lock.check_again()?;
@@ -73,6 +76,7 @@ pub(super) async fn acquire(
         wait,
         client: access.client().clone(),
         quota: limits.quota,
+        came,
     };
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
