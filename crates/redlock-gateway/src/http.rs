@@ -404,6 +404,7 @@ mod tests {
         }
     }
 
+    /// Whoever comes beside another stands in line.
     fn app(routes: Router, has_keys: bool) -> App {
         let mut labels = matchit::Router::new();
         labels.insert("/{path}", "a label".to_owned()).unwrap();
@@ -414,7 +415,7 @@ mod tests {
             refusals: Refusals::default(),
             has_keys,
             hosts: Hosts::default(),
-            turns: Turns::new(1),
+            turns: Turns::new(0),
         };
         App::observed(routes, observer)
     }
@@ -435,7 +436,6 @@ mod tests {
         let (clients, turns) = (Arc::<Clients>::default(), app.observer.turns.clone());
         turns.take(&clients.unknown(), false).await;
         let peer = peer(clients).await;
-        while poll(pin!(turns.take(peer.client(), false))).is_ready() {}
         let request = Request::get("/refused").extension(peer).header("host", "a").body(Body::empty()).unwrap();
         assert!(poll(pin!(app.answer(request))).is_pending(), "it is in line");
         let text = log.text();

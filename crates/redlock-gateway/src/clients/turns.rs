@@ -135,7 +135,7 @@ impl Line {
         let most = most.min(0xff);
         let ask = |asked: u64| match asked >> 8 == window {
             true => (asked & 0xff < most).then_some(asked + 1),
-            false => Some((window << 8) + 1),
+            false => (most > 0).then_some((window << 8) + 1),
         };
         self.asked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, ask).is_ok()
     }
@@ -169,6 +169,7 @@ mod tests {
         assert!(line.is_within_burst(8, 4), "the next window");
         let many = (0..1000).filter(|_| line.is_within_burst(9, BURST * 1024)).count();
         assert_eq!(many, 255, "and no more than can be counted");
+        assert!(!line.is_within_burst(10, 0));
     }
 
     #[tokio::test]
