@@ -20,8 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub use self::company::Company;
 pub use self::kept::{Exceeded, Limited, Release};
 use self::kept::{Kept, Room};
-use self::turns::Line;
-pub use self::turns::Turns;
+pub use self::turns::{Line, Turns};
 use crate::config::Quota;
 
 /// Addresses that are told apart. Those that come when there are more are one client together.
@@ -46,7 +45,7 @@ pub struct Client {
     /// Listings.
     pub listing: Counter,
     /// Requests that wait for their turn.
-    line: Line,
+    pub line: Arc<Line>,
     kept: Kept,
 }
 

@@ -59,11 +59,11 @@ impl Service<http::Request<Incoming>> for Connection {
         if let Some(peer) = &self.peer {
             request.extensions_mut().insert(peer.clone());
         }
-        let (app, busy, is_spare) = (self.app.clone(), self.place.begin(), self.place.is_spare());
+        let (app, place, busy) = (self.app.clone(), self.place.clone(), self.place.begin());
         Box::pin(async move {
             let busy = busy.ok_or_else(|| io::Error::other("its place was given to another"))?;
             let mut response = app.answer(request.map(Body::new)).await;
-            if is_spare {
+            if place.is_spare() {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             Ok(response.map(|body| Answer { body, _busy: busy }))

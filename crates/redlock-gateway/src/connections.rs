@@ -267,6 +267,11 @@ impl ConnectionPlace {
         self.is_spare && locked(&self.all.table).open.len() > self.all.most.connections
     }
 
+    /// Whether a request of it can be served. Who has sent a whole one goes before who is idle, however short.
+    pub(crate) fn may_serve(&self) -> bool {
+        !self.is_spare() || self.all.evict_one(&mut locked(&self.all.table), u64::MAX, None)
+    }
+
     /// What is to be closed when another needs the place; false when that has come to pass already.
     pub(crate) fn holds(&self, stream: &Arc<TcpStream>) -> bool {
         *locked(&self.open.stream) = Some(stream.clone());

@@ -6,6 +6,7 @@
 mod grant;
 mod in_flight;
 mod listings;
+mod outcomes;
 mod tokens;
 mod wait_share;
 
@@ -13,10 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use redlock_core::node::{NodeState, NodeStatus, Reason};
+use redlock_core::node::{NodeState, NodeStatus};
 use redlock_core::{
-    AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeAnswer, NodeReport, Redlock,
-    Ttl,
+    AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport, Redlock, Ttl,
 };
 use tokio::sync::Notify;
 
@@ -25,11 +25,12 @@ use self::in_flight::Requests;
 pub use self::in_flight::{Active, InFlight, Work};
 use self::listings::Listings;
 pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
+use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
 pub use self::tokens::{PresentedToken, ResolvedToken};
 pub use self::wait_share::WaitShare;
 use crate::clients::{Client, Exceeded};
 use crate::config::{Limits, Quota};
-use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
+use crate::telemetry::{Operation, Outcome, Telemetry};
 
 /// A page of a listing takes no longer, and ends with what it has.
 const LISTING: Duration = Duration::from_secs(3);
@@ -65,7 +66,7 @@ pub struct AcquireRequest {
     pub client: Arc<Client>,
     pub quota: Quota,
     /// When it was whole. What it has waited since is part of how long it took.
-    pub came: Instant,
+    pub started: Instant,
 }
 
 /// Why a request was not served.
@@ -152,22 +153,12 @@ impl Gateway {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
-        let AcquireRequest {
-            came: started,
-            name,
-            ttl,
-            info,
-            principal,
-            idempotency_key,
-            max_hold,
-            wait,
-            client,
-            quota,
-        } = request;
+        let AcquireRequest { started, name, ttl, info, principal, idempotency_key, max_hold, wait, client, quota } =
+            request;
         let until = started + wait.unwrap_or_default() + ttl.duration();
         let mut reservation = self.within_quota(client.reserve(name.as_str(), info.as_bytes().len(), until, &quota))?;
         let waits = wait.is_some();
-        let mut cancelled = CountCancelled { telemetry: &self.telemetry, started, waits, armed: true };
+        let cancelled = Cancelled::unless_ended(&self.telemetry, started, waits);
         let (owner, shown) =
             tokens::owner(&self.locks, &self.cluster, &name, principal.as_deref(), idempotency_key.as_deref());
         let options = AcquireOptions { info, owner, max_hold: Some(max_hold) };
@@ -191,8 +182,8 @@ impl Gateway {
                 result
             }
         };
-        cancelled.armed = false;
-        if result.as_ref().is_err_and(leaves_no_key) {
+        cancelled.ended();
+        if result.as_ref().is_err_and(leaves_nothing) {
             reservation.not_granted();
         }
         let result = result.and_then(|lease| {
@@ -209,28 +200,12 @@ impl Gateway {
             // A client takes its own round trip off, less this: what it has waited for was not lost on the way.
             Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, guard, decided_in))
         });
-        self.count_acquire(result.as_ref().map(|(_, _, decided_in)| *decided_in), waits, started.elapsed());
+        let decided_in = result.as_ref().map(|(_, _, decided_in)| *decided_in);
+        count_acquire(&self.telemetry, decided_in, waits, started.elapsed());
         result.map(|(view, guard, _)| (view, guard)).map_err(|error| match error {
             LockError::NoQuorum(nodes) => self.without_quorum(nodes),
             error => error.into(),
         })
-    }
-
-    fn count_acquire(&self, result: Result<Duration, &LockError>, waits: bool, elapsed: Duration) {
-        let outcome = outcome_of(result, Outcome::Granted);
-        match (result, waits) {
-            (_, false) => self.telemetry.acquire(outcome, elapsed),
-            (Ok(decided_in), true) => {
-                self.telemetry.acquire(outcome, decided_in);
-                self.telemetry.waited(WaitEnd::Granted, elapsed);
-            }
-            (Err(LockError::Held(_) | LockError::NoQuorum(_) | LockError::Unknown(_)), true) => {
-                self.telemetry.operation(Operation::Acquire, outcome);
-                self.telemetry.waited(WaitEnd::TimedOut, elapsed);
-            }
-            (Err(_), true) => self.telemetry.operation(Operation::Acquire, outcome),
-        }
-        result.err().into_iter().for_each(|error| self.count_failures(Operation::Acquire, error));
     }
 
     /// Why there is no quorum: where quarantines are the reason, until when.
@@ -402,39 +377,7 @@ impl Gateway {
 
     fn counted<T>(&self, operation: Operation, success: Outcome, result: Result<T, LockError>) -> Result<T, Refusal> {
         self.telemetry.operation(operation, outcome_of(result.as_ref(), success));
-        Ok(result.inspect_err(|error| self.count_failures(operation, error))?)
-    }
-
-    fn count_failures(&self, operation: Operation, error: &LockError) {
-        let (LockError::NoQuorum(reports) | LockError::Unknown(reports)) = error else { return };
-        for report in reports {
-            match &report.answer {
-                NodeAnswer::Failed(failure) => self.telemetry.quorum_failure(operation, failure.reason),
-                NodeAnswer::Agreed | NodeAnswer::Refused(_) | NodeAnswer::Pending => {}
-            }
-        }
-        if reports.is_empty() {
-            self.telemetry.quorum_failure(operation, Reason::Timeout);
-        }
-    }
-}
-
-/// Whether an acquire that ended so has left nothing on the masters.
-fn leaves_no_key(error: &LockError) -> bool {
-    use LockError::*;
-    matches!(error, Held(_) | HeldTooLong { .. } | TtlTooLong { .. } | TtlTooShort { .. } | TooManyWaiters { .. })
-}
-
-fn outcome_of<T>(result: Result<T, &LockError>, success: Outcome) -> Outcome {
-    match result {
-        Ok(_) => success,
-        Err(LockError::Held(_)) => Outcome::Held,
-        Err(LockError::NoQuorum(_)) => Outcome::NoQuorum,
-        Err(LockError::Lost) => Outcome::Lost,
-        Err(LockError::NotHolder(_)) => Outcome::NotHolder,
-        Err(LockError::Unknown(_)) => Outcome::Unknown,
-        Err(LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. }) => Outcome::Refused,
-        Err(LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
+        Ok(result.inspect_err(|error| count_failures(&self.telemetry, operation, error))?)
     }
 }
 
@@ -444,26 +387,4 @@ pub enum Readiness {
     Ready,
     NoQuorum,
     Draining,
-}
-
-/// Counts an acquire whose client went away before the decision.
-struct CountCancelled<'a> {
-    telemetry: &'a Telemetry,
-    started: Instant,
-    waits: bool,
-    armed: bool,
-}
-
-impl Drop for CountCancelled<'_> {
-    fn drop(&mut self) {
-        if !self.armed {
-            return;
-        }
-        if self.waits {
-            self.telemetry.operation(Operation::Acquire, Outcome::Cancelled);
-            self.telemetry.waited(WaitEnd::Cancelled, self.started.elapsed());
-        } else {
-            self.telemetry.acquire(Outcome::Cancelled, self.started.elapsed());
-        }
-    }
 }

@@ -173,8 +173,8 @@ impl App {
         let may_be_denied = *has_keys || request.uri().query().is_some() || site::is_of_browser(request.headers());
         let is_recorded = may_be_denied || audit.file().is_some();
         let peer = request.extensions().get::<Peer>();
-        let (address, is_spare) = (peer.map(Peer::address), peer.is_some_and(|peer| peer.place().is_spare()));
-        let client = peer.map(|peer| peer.client().clone());
+        let (address, place) = (peer.map(Peer::address), peer.map(|peer| peer.place().clone()));
+        let line = peer.map(|peer| peer.client().line.clone());
         let record = is_recorded.then(|| {
             let record = AuditGuard::new(audit.clone(), text(&id), address);
             request.extensions_mut().insert(record.context());
@@ -182,10 +182,10 @@ impl App {
         });
 
         let is_probe = PROBES.contains(&request.uri().path());
-        if let (Some(client), false) = (&client, *has_keys) {
-            turns.take(client, is_probe).await;
+        if let (Some(line), false) = (&line, *has_keys) {
+            turns.take(line, is_probe).await;
         }
-        let mut response = if is_spare && !is_probe {
+        let mut response = if !is_probe && place.is_some_and(|place| !place.may_serve()) {
             ApiError::no_place().into_response()
         } else if let Err(error) = hosts.check(&request) {
             error.into_response()
@@ -218,8 +218,8 @@ impl App {
         }
         response.headers_mut().insert(REQUEST_ID.clone(), id);
         // After all is told: who hangs up in line is told of nevertheless.
-        if let (Some(client), false) = (&client, had_turn) {
-            turns.take(client, is_probe).await;
+        if let (Some(line), false) = (&line, had_turn) {
+            turns.take(line, is_probe).await;
         }
         response
     }
@@ -358,116 +358,4 @@ fn method_word(method: &Method) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write;
-    use std::pin::{Pin, pin};
-    use std::sync::Mutex;
-    use std::task::{Context, Poll, Waker};
-
-    use axum::body::to_bytes;
-    use serde_json::Value;
-
-    use super::*;
-    use crate::auth::AuthError;
-    use crate::clients::Clients;
-    use crate::connections::{Connections, Most};
-    use crate::peer::SharedStream;
-
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
-    fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
-        future.poll(&mut Context::from_waker(Waker::noop()))
-    }
-
-    /// What is written at level info while the guard is there.
-    fn logged() -> (Log, tracing::subscriber::DefaultGuard) {
-        let log = Log::default();
-        let to_log = log.clone();
-        let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || to_log.clone());
-        (log, tracing::subscriber::set_default(subscriber.finish()))
-    }
-
-    impl Log {
-        fn text(&self) -> String {
-            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-        }
-    }
-
-    /// Whoever comes beside another stands in line.
-    fn app(routes: Router, has_keys: bool) -> App {
-        let mut labels = matchit::Router::new();
-        labels.insert("/{path}", "a label".to_owned()).unwrap();
-        let observer = Observer {
-            labels,
-            telemetry: Arc::new(Telemetry::new(&[])),
-            audit: Arc::new(Audit::logged()),
-            refusals: Refusals::default(),
-            has_keys,
-            hosts: Hosts::default(),
-            turns: Turns::new(0),
-        };
-        App::observed(routes, observer)
-    }
-
-    async fn peer(clients: Arc<Clients>) -> Peer {
-        let most = Most { connections: 1, per_client: 1, loopback: false };
-        let metrics = Telemetry::new(&[]).connections;
-        let place = Connections::new(most, clients, Arc::default(), metrics).enter([127, 0, 0, 1].into()).await;
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let stream = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        SharedStream::new(stream, place.unwrap()).unwrap().1
-    }
-
-    #[tokio::test]
-    async fn whoever_hung_up_in_line_with_a_wrong_key_left_no_trace() {
-        let (log, _subscribed) = logged();
-        let app = app(Router::new().route("/refused", get(async || ApiError::from(AuthError::Unknown))), true);
-        let (clients, turns) = (Arc::<Clients>::default(), app.observer.turns.clone());
-        turns.take(&clients.unknown(), false).await;
-        let peer = peer(clients).await;
-        let request = Request::get("/refused").extension(peer).header("host", "a").body(Body::empty()).unwrap();
-        assert!(poll(pin!(app.answer(request))).is_pending(), "it is in line");
-        let text = log.text();
-        assert!(
-            text.contains("\"request refused\"") && text.contains("\"status\":401") && text.contains("\"audit\""),
-            "{text}"
-        );
-    }
-
-    #[tokio::test]
-    async fn the_cause_of_an_internal_error_is_in_the_log_under_the_request_id_of_its_answer() {
-        let (log, _subscribed) = logged();
-        let routes = Router::new()
-            .route("/error", get(async || ApiError::internal("the cause")))
-            .route("/panic", get(async || -> () { panic!("what {}", "happened") }));
-        let app = app(routes, false);
-        for (path, cause) in [("/error", "the cause"), ("/panic", "panic: what happened")] {
-            let request = Request::get(path).header("host", "a").body(Body::empty()).unwrap();
-            let response = app.clone().answer(request).await;
-            assert_eq!(response.status(), 500);
-            let id = response.headers()["x-request-id"].to_str().unwrap().to_owned();
-            let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-            let problem: Value = serde_json::from_slice(&body).unwrap();
-            assert_eq!((&problem["code"], &problem["request_id"]), (&"internal_error".into(), &id.as_str().into()));
-            assert!(!problem.to_string().contains(cause), "it is for the log only: {problem}");
-            let text = log.text();
-            let line = text.lines().find(|line| line.contains(&id)).expect("a line with the id");
-            let line: Value = serde_json::from_str(line).unwrap();
-            assert_eq!(
-                (&line["level"], &line["cause"], &line["route"]),
-                (&"ERROR".into(), &cause.into(), &"a label".into())
-            );
-        }
-    }
-}
+mod tests;

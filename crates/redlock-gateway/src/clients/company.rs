@@ -3,9 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::Client;
-
-/// Sees who comes.
+/// Sees who comes, by whatever it is that each has of its own.
 #[derive(Debug)]
 pub struct Company {
     began: Instant,
@@ -26,7 +24,7 @@ impl Company {
     const REMEMBERED: u64 = 2_000;
 
     /// This client comes. Whether nobody else has come for two seconds.
-    pub fn comes_alone(&self, client: &Client) -> bool {
+    pub fn comes_alone<T>(&self, client: &T) -> bool {
         let came = std::ptr::from_ref(client).addr();
         if self.last.load(Ordering::Relaxed) != came && self.last.swap(came, Ordering::Relaxed) != 0 {
             self.until.store(self.now() + Self::REMEMBERED, Ordering::Relaxed);
@@ -35,7 +33,7 @@ impl Company {
     }
 
     /// The same of one that is no company to others.
-    pub fn is_alone(&self, client: &Client) -> bool {
+    pub fn is_alone<T>(&self, client: &T) -> bool {
         let last = self.last.load(Ordering::Relaxed);
         (last == 0 || last == std::ptr::from_ref(client).addr()) && self.now() >= self.until.load(Ordering::Relaxed)
     }
@@ -51,7 +49,7 @@ mod tests {
 
     #[test]
     fn who_comes_beside_another_is_not_alone_for_a_while_and_a_probe_is_no_company() {
-        let (company, [one, other, probe]) = (Company::default(), <[Client; 3]>::default());
+        let (company, [one, other, probe]) = (Company::default(), [1_u8; 3]);
         assert!(company.is_alone(&probe) && company.comes_alone(&one));
         assert!(!company.is_alone(&probe), "the one has come");
         assert!(company.comes_alone(&one), "the probe has not");

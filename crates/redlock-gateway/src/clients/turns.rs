@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use super::{Client, Company};
+use super::company::Company;
 
 /// What a client may ask within a window without standing in line, for each thread: 7,800 requests a second. A thread answers
 /// two to six times as many.
@@ -39,13 +39,13 @@ pub struct Turns {
     began: Instant,
     threads: usize,
     company: Company,
-    /// Who has a line, the next one first.
-    lines: Mutex<VecDeque<Arc<Client>>>,
+    /// Those in which somebody waits, the next one first.
+    lines: Mutex<VecDeque<Arc<Line>>>,
 }
 
 /// The line of one client.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub struct Line {
     /// The number of the window in which it asked last; in the lower byte, how often.
     asked: AtomicU64,
     waiting: Mutex<VecDeque<oneshot::Sender<()>>>,
@@ -56,12 +56,12 @@ impl Turns {
         Arc::new(Self { began: Instant::now(), threads, company: Company::default(), lines: Mutex::default() })
     }
 
-    /// Resolves when it is this client's turn. For the sake of who only probes nobody is held back.
-    pub async fn take(self: &Arc<Self>, client: &Arc<Client>, is_probe: bool) {
-        let is_alone = if is_probe { self.company.is_alone(client) } else { self.company.comes_alone(client) };
-        if !is_alone && !client.line.is_within_burst(self.window(), BURST * self.threads as u64) {
+    /// Resolves when it is the turn of the client whose line this is. For the sake of who only probes nobody is held back.
+    pub async fn take(self: &Arc<Self>, line: &Arc<Line>, is_probe: bool) {
+        let is_alone = if is_probe { self.company.is_alone(&**line) } else { self.company.comes_alone(&**line) };
+        if !is_alone && !line.is_within_burst(self.window(), BURST * self.threads as u64) {
             // An error would be the end of all lines, and nothing to wait for.
-            let _ = self.stand_in_line(client).await;
+            let _ = self.stand_in_line(line).await;
         }
     }
 
@@ -69,15 +69,15 @@ impl Turns {
         self.began.elapsed().as_micros() as u64 / WINDOW
     }
 
-    fn stand_in_line(self: &Arc<Self>, client: &Arc<Client>) -> oneshot::Receiver<()> {
+    fn stand_in_line(self: &Arc<Self>, line: &Arc<Line>) -> oneshot::Receiver<()> {
         let (turn, its_turn) = oneshot::channel();
         let mut lines = self.lines();
-        let mut waiting = client.line.waiting();
+        let mut waiting = line.waiting();
         if lines.is_empty() {
             tokio::spawn(self.clone().let_on());
         }
         if waiting.is_empty() {
-            lines.push_back(client.clone());
+            lines.push_back(line.clone());
         }
         waiting.push_back(turn);
         its_turn
@@ -98,20 +98,20 @@ impl Turns {
     fn let_some_on(&self) -> bool {
         let mut lines = self.lines();
         for _ in 0..BATCH * self.threads {
-            let Some(client) = lines.pop_front() else { break };
-            let mut waiting = client.line.waiting();
+            let Some(line) = lines.pop_front() else { break };
+            let mut waiting = line.waiting();
             // Whoever has hung up has no turn.
             while waiting.pop_front().is_some_and(|turn| turn.send(()).is_err()) {}
             let is_over = waiting.is_empty();
             drop(waiting);
             if !is_over {
-                lines.push_back(client);
+                lines.push_back(line);
             }
         }
         !lines.is_empty()
     }
 
-    fn lines(&self) -> MutexGuard<'_, VecDeque<Arc<Client>>> {
+    fn lines(&self) -> MutexGuard<'_, VecDeque<Arc<Line>>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -151,8 +151,8 @@ mod tests {
 
     use super::*;
 
-    fn line_up(turns: &Arc<Turns>, client: &Arc<Client>, count: usize) -> Vec<oneshot::Receiver<()>> {
-        (0..count).map(|_| turns.stand_in_line(client)).collect()
+    fn line_up(turns: &Arc<Turns>, line: &Arc<Line>, count: usize) -> Vec<oneshot::Receiver<()>> {
+        (0..count).map(|_| turns.stand_in_line(line)).collect()
     }
 
     fn let_on(line: &mut [oneshot::Receiver<()>]) -> usize {
@@ -174,7 +174,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_in_line_is_let_on_beside_a_thousand_requests_of_another_that_came_before() {
-        let (turns, [greedy, modest]) = (Turns::new(1), <[Arc<Client>; 2]>::default());
+        let (turns, [greedy, modest]) = (Turns::new(1), <[Arc<Line>; 2]>::default());
         let mut flood = line_up(&turns, &greedy, 1000);
         let mut two = line_up(&turns, &modest, 2);
         assert!(turns.let_some_on());
@@ -185,7 +185,7 @@ mod tests {
 
     #[tokio::test]
     async fn everything_that_is_ready_comes_between_two_batches_of_a_flood() {
-        let (turns, greedy) = (Turns::new(1), Arc::<Client>::default());
+        let (turns, greedy) = (Turns::new(1), Arc::<Line>::default());
         // As something of the runtime: what it is blocked on is not in the queue of what is ready.
         let watcher = tokio::spawn(async move {
             let mut flood = line_up(&turns, &greedy, 10 * BATCH);
@@ -202,7 +202,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_hangs_up_in_line_takes_no_turn_and_who_comes_after_the_end_of_all_lines_is_let_on() {
-        let (turns, client) = (Turns::new(1), Arc::<Client>::default());
+        let (turns, client) = (Turns::new(1), Arc::<Line>::default());
         drop(line_up(&turns, &client, 100));
         let mut next = line_up(&turns, &client, 1);
         turns.let_some_on();

@@ -174,7 +174,7 @@ impl Access {
             }
             if let Some(client) = access.caller.client() {
                 access.client.clone_from(client);
-                route.app.turns.take(client, false).await;
+                route.app.turns.take(&client.line, false).await;
                 access.note(|entry| entry.had_turn = true);
             }
         }

@@ -57,7 +57,7 @@ pub(super) async fn acquire(
     Json(body): Json<AcquireBody>,
 ) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
-    let came = Instant::now();
+    let started = Instant::now();
     let mut in_flight = access.enter(Work::Other).await?;
     // The body may have been long on its way.
     lock.check_again()?;
@@ -76,7 +76,7 @@ pub(super) async fn acquire(
         wait,
         client: access.client().clone(),
         quota: limits.quota,
-        came,
+        started,
     };
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;

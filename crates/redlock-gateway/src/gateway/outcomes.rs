@@ -1,0 +1,100 @@
+//! How operations ended, as it is counted.
+
+use std::time::{Duration, Instant};
+
+use redlock_core::node::Reason;
+use redlock_core::{LockError, NodeAnswer};
+
+use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
+
+/// An acquire that was decided so long after its begin, or not; with a wait it took longer.
+pub(super) fn count_acquire(
+    telemetry: &Telemetry,
+    result: Result<Duration, &LockError>,
+    waits: bool,
+    elapsed: Duration,
+) {
+    let outcome = outcome_of(result, Outcome::Granted);
+    match (result, waits) {
+        (_, false) => telemetry.acquire(outcome, elapsed),
+        (Ok(decided_in), true) => {
+            telemetry.acquire(outcome, decided_in);
+            telemetry.waited(WaitEnd::Granted, elapsed);
+        }
+        (Err(LockError::Held(_) | LockError::NoQuorum(_) | LockError::Unknown(_)), true) => {
+            telemetry.operation(Operation::Acquire, outcome);
+            telemetry.waited(WaitEnd::TimedOut, elapsed);
+        }
+        (Err(_), true) => telemetry.operation(Operation::Acquire, outcome),
+    }
+    result.err().into_iter().for_each(|error| count_failures(telemetry, Operation::Acquire, error));
+}
+
+/// Why nodes failed, where that decided.
+pub(super) fn count_failures(telemetry: &Telemetry, operation: Operation, error: &LockError) {
+    let (LockError::NoQuorum(reports) | LockError::Unknown(reports)) = error else { return };
+    for report in reports {
+        match &report.answer {
+            NodeAnswer::Failed(failure) => telemetry.quorum_failure(operation, failure.reason),
+            NodeAnswer::Agreed | NodeAnswer::Refused(_) | NodeAnswer::Pending => {}
+        }
+    }
+    if reports.is_empty() {
+        telemetry.quorum_failure(operation, Reason::Timeout);
+    }
+}
+
+/// Whether an acquire that ended so has left nothing on the masters.
+pub(super) fn leaves_nothing(error: &LockError) -> bool {
+    use LockError::*;
+    match error {
+        Held(_) | HeldTooLong { .. } | TtlTooLong { .. } | TtlTooShort { .. } | TooManyWaiters { .. } => true,
+        NoQuorum(_) | Unknown(_) | Lost | NotHolder(_) => false,
+    }
+}
+
+pub(super) fn outcome_of<T>(result: Result<T, &LockError>, success: Outcome) -> Outcome {
+    match result {
+        Ok(_) => success,
+        Err(LockError::Held(_)) => Outcome::Held,
+        Err(LockError::NoQuorum(_)) => Outcome::NoQuorum,
+        Err(LockError::Lost) => Outcome::Lost,
+        Err(LockError::NotHolder(_)) => Outcome::NotHolder,
+        Err(LockError::Unknown(_)) => Outcome::Unknown,
+        Err(LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. }) => Outcome::Refused,
+        Err(LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
+    }
+}
+
+/// Counts an acquire whose client went away before the decision.
+pub(super) struct Cancelled<'a> {
+    telemetry: &'a Telemetry,
+    started: Instant,
+    waits: bool,
+    is_armed: bool,
+}
+
+impl<'a> Cancelled<'a> {
+    /// Counts it when this is dropped before [`Cancelled::ended`].
+    pub(super) fn unless_ended(telemetry: &'a Telemetry, started: Instant, waits: bool) -> Self {
+        Self { telemetry, started, waits, is_armed: true }
+    }
+
+    pub(super) fn ended(mut self) {
+        self.is_armed = false;
+    }
+}
+
+impl Drop for Cancelled<'_> {
+    fn drop(&mut self) {
+        if !self.is_armed {
+            return;
+        }
+        if self.waits {
+            self.telemetry.operation(Operation::Acquire, Outcome::Cancelled);
+            self.telemetry.waited(WaitEnd::Cancelled, self.started.elapsed());
+        } else {
+            self.telemetry.acquire(Outcome::Cancelled, self.started.elapsed());
+        }
+    }
+}
