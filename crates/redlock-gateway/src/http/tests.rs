@@ -1,5 +1,7 @@
 //! What is done around every request, without a server.
 
+#![cfg(test)]
+
 use std::io::Write;
 use std::pin::{Pin, pin};
 use std::sync::Mutex;
