@@ -62,7 +62,8 @@ async fn a_strangers_idle_sockets_kept_others_out_and_requests_that_wait_were_am
     }
     released(&gateway, "job", &lease).await;
     assert_eq!(answer(waiter).await.status, 201, "a request under way is not cut");
-    assert!(count(&gateway, "redlock_connections_evicted_total").await > 150.0);
+    // Of the others those that had a spare place were closed after their answer.
+    assert!(count(&gateway, "redlock_connections_evicted_total").await > 80.0);
     assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 0.0);
     assert_eq!(count(&gateway, "redlock_connections_limit").await, 20.0);
     assert!(count(&gateway, "redlock_connections").await <= 20.0 + SPARE);
@@ -159,8 +160,9 @@ async fn few_descriptors_took_the_masters_connections_away() {
         servers.iter().for_each(|server: &RedisServer| {
             drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]));
         });
-        gateway.all_nodes_admitted().await;
-        gateway.acquire(&format!("job-{round}")).await;
+        // It may not have noticed yet.
+        let granted = async || (gateway.post(&format!("job-{round}"), json!({})).await.status == 201).then_some(());
+        eventually("the masters are connected again", granted).await;
         sockets.push(from(9, &gateway, b"").await);
     }
     let log = gateway.stdout();
