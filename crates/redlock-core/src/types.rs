@@ -44,7 +44,9 @@ impl LockName {
         if text.len() > Self::MAX_LEN {
             return Err(NameError::TooLong { len: text.len() });
         }
-        match text.char_indices().find(|(_, c)| !is_name_char(*c)) {
+        // Byte by byte: none of them is part of another character.
+        let bad = text.bytes().position(|byte| !is_name_byte(byte));
+        match bad.and_then(|at| Some((at, text[at..].chars().next()?))) {
             Some((at, found)) => Err(NameError::BadCharacter { found, at }),
             None => Ok(()),
         }
@@ -62,15 +64,16 @@ impl FromStr for LockName {
 
     fn from_str(text: &str) -> Result<Self, NameError> {
         Self::check_part(text)?;
-        match text.split('/').find_map(|segment| ["", ".", ".."].into_iter().find(|bad| segment == *bad)) {
+        let bad = |segment: &[u8]| ["", ".", ".."].into_iter().find(|bad| segment == bad.as_bytes());
+        match text.as_bytes().split(|byte| *byte == b'/').find_map(bad) {
             Some(found) => Err(NameError::BadSegment { found }),
             None => Ok(Self(text.into())),
         }
     }
 }
 
-fn is_name_char(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "._:@/+~-".contains(c)
+fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'@' | b'/' | b'+' | b'~' | b'-')
 }
 
 impl fmt::Display for LockName {
