@@ -55,7 +55,7 @@ mod http {
     mod errors;
     mod fencing;
     mod fuzz;
-    mod keys;
+    pub(crate) mod keys;
     mod listing;
     mod locks;
     mod openapi;
@@ -70,6 +70,12 @@ mod http {
     mod waiting;
     mod waiting_gateways;
     mod waiting_places;
+}
+
+/// Those who hold locks: the Rust client and `redlock`.
+mod clients {
+    mod guard;
+    mod run;
 }
 
 /// What an operator sets and sees.

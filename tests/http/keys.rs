@@ -10,54 +10,54 @@ use crate::support::harness::eventually;
 use crate::support::waiters::waiting_is;
 
 /// A key, and what stands for it in the file.
-pub(super) struct Key {
-    pub(super) text: String,
-    pub(super) entry: String,
+pub(crate) struct Key {
+    pub(crate) text: String,
+    pub(crate) entry: String,
 }
 
 /// Made by the program itself.
-pub(super) async fn key(name: &str, verbs: &str, names: &str) -> Key {
+pub(crate) async fn key(name: &str, verbs: &str, names: &str) -> Key {
     let made = Launch::bare(&["key", "new", name, "--verbs", verbs, "--names", names]).finish().await;
     assert_eq!(made.code, Some(0), "{made:?}");
     let (text, entry) = made.stdout.split_once("\n\n").expect("the key, an empty line, the entry");
     Key { text: text.into(), entry: entry.into() }
 }
 
-pub(super) fn file(keys: &[&Key]) -> Scratch {
+pub(crate) fn file(keys: &[&Key]) -> Scratch {
     let entries: Vec<_> = keys.iter().map(|key| key.entry.as_str()).collect();
     Scratch::new("keys.toml", &entries.join("\n"))
 }
 
-pub(super) fn with_keys(file: &Scratch) -> Launch {
+pub(crate) fn with_keys(file: &Scratch) -> Launch {
     Launch::embedded().flag("--auth-keys", file.path())
 }
 
-pub(super) const HOLDER: &str = "acquire,extend,release,inspect";
+pub(crate) const HOLDER: &str = "acquire,extend,release,inspect";
 
 impl Key {
-    pub(super) fn bearer(&self) -> String {
+    pub(crate) fn bearer(&self) -> String {
         format!("Bearer {}", self.text)
     }
 
-    pub(super) fn call(&self, gateway: &Gateway, method: Method, path: &str) -> Call {
+    pub(crate) fn call(&self, gateway: &Gateway, method: Method, path: &str) -> Call {
         gateway.call(method, path).header("authorization", self.bearer())
     }
 
-    pub(super) async fn acquire(&self, gateway: &Gateway, name: &str) -> Lease {
+    pub(crate) async fn acquire(&self, gateway: &Gateway, name: &str) -> Lease {
         let call = self.call(gateway, Method::POST, &lock_path(name));
         Lease::from(&call.json(&json!({ "ttl_ms": 60_000, "owner": "somebody" })).send().await)
     }
 
-    pub(super) async fn patch(&self, gateway: &Gateway, name: &str, token: &str) -> Answer {
+    pub(crate) async fn patch(&self, gateway: &Gateway, name: &str, token: &str) -> Answer {
         let call = self.call(gateway, Method::PATCH, &lock_path(name)).header("lock-token", token);
         call.json(&json!({ "ttl_ms": 60_000 })).send().await
     }
 
-    pub(super) async fn delete(&self, gateway: &Gateway, name: &str, token: &str) -> Answer {
+    pub(crate) async fn delete(&self, gateway: &Gateway, name: &str, token: &str) -> Answer {
         self.call(gateway, Method::DELETE, &lock_path(name)).header("lock-token", token).send().await
     }
 
-    pub(super) async fn get(&self, gateway: &Gateway, path: &str) -> Answer {
+    pub(crate) async fn get(&self, gateway: &Gateway, path: &str) -> Answer {
         self.call(gateway, Method::GET, path).send().await
     }
 }

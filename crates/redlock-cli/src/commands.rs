@@ -1,0 +1,145 @@
+//! The commands that are one request each, and the two that are none.
+
+use std::io::Write;
+use std::time::Duration;
+
+use clap::CommandFactory;
+use redlock_client::{Client, LockStatus};
+use serde_json::json;
+
+use crate::args::{Args, Command, Format, Service};
+use crate::outcome::Outcome;
+
+/// Between two looks of `watch`.
+const LOOK: Duration = Duration::from_secs(1);
+/// Locks on a page.
+const PAGE: u32 = 500;
+
+pub(crate) async fn one_request(service: &Service, command: Command, is_json: bool) -> Outcome {
+    let asked = async {
+        let client = service.client()?;
+        match command {
+            Command::Acquire { lock, format } => acquire(&lock.of(&client), &lock.name, format, is_json).await,
+            Command::Extend { name, token, ttl } => {
+                let deadline = client.extend(&name, &token.token, ttl).await?;
+                let left = deadline.left().as_millis() as u64;
+                print(is_json, json!({ "name": name, "validity_ms": left }), format_args!("{name}: held for {left} ms"))
+            }
+            Command::Release { name, token } => {
+                client.release(&name, &token.token).await?;
+                Ok(())
+            }
+            Command::Status { name } => {
+                let status = client.status(&name).await?;
+                print(is_json, json!(status), format_args!("{}", in_words(&status)))
+            }
+            Command::List { prefix } => list(&client, &prefix, is_json).await,
+            Command::Watch { name } => watch(&client, &name, is_json).await,
+            Command::ForceRelease { name } => {
+                client.force_release(&name).await?;
+                Ok(())
+            }
+            Command::Nodes => nodes(&client, is_json).await,
+            Command::Run(_) | Command::Completions { .. } | Command::Man | Command::Guard | Command::Exec { .. } => {
+                Err(Outcome::Failed("this is no request".into()))
+            }
+        }
+    };
+    asked.await.map_or_else(|outcome| outcome, |()| Outcome::Done)
+}
+
+async fn acquire(lock: &redlock_client::Lock, name: &str, format: Format, is_json: bool) -> Result<(), Outcome> {
+    let grant = lock.grant().await?;
+    let (token, fencing_token) = (&grant.token, grant.fencing_token);
+    let validity_ms = grant.deadline.left().as_millis() as u64;
+    let all = json!({ "name": name, "token": token, "fencing_token": fencing_token, "validity_ms": validity_ms });
+    match format {
+        Format::Token => print(is_json, all, format_args!("{token}")),
+        // None of them has a character that a shell would look at twice; names have none either.
+        Format::Shell => print(
+            is_json,
+            all,
+            format_args!(
+                "export REDLOCK_NAME='{name}' REDLOCK_TOKEN='{token}' REDLOCK_FENCING_TOKEN='{fencing_token}' \
+                 REDLOCK_VALIDITY_MS='{validity_ms}'"
+            ),
+        ),
+    }
+}
+
+async fn list(client: &Client, prefix: &str, is_json: bool) -> Result<(), Outcome> {
+    let mut cursor = None;
+    loop {
+        let page = client.list(prefix, PAGE, cursor.as_deref()).await?;
+        for status in &page.locks {
+            print(is_json, json!(status), format_args!("{}", in_words(status)))?;
+        }
+        cursor = page.next_cursor;
+        if cursor.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+async fn watch(client: &Client, name: &str, is_json: bool) -> Result<(), Outcome> {
+    let mut said = None;
+    loop {
+        let status = client.status(name).await?;
+        let now = (status.state.clone(), status.fencing_token);
+        if said.as_ref() != Some(&now) {
+            print(is_json, json!(status), format_args!("{}", in_words(&status)))?;
+            said = Some(now);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+async fn nodes(client: &Client, is_json: bool) -> Result<(), Outcome> {
+    let report = client.nodes().await?;
+    if is_json {
+        return print(true, json!(report), format_args!(""));
+    }
+    print(false, json!(null), format_args!("{}", report.status))?;
+    for node in &report.nodes {
+        let text = |field: &str| node[field].as_str().unwrap_or_default();
+        let why = [text("detail"), text("advice")].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>();
+        let why = if why.is_empty() { String::new() } else { format!(": {}", why.join("; ")) };
+        print(false, json!(null), format_args!("{}  {}{why}", text("node"), text("state")))?;
+    }
+    Ok(())
+}
+
+fn in_words(status: &LockStatus) -> String {
+    let LockStatus { name, state, owner, fencing_token, expires_in_ms, acquired_at, .. } = status;
+    let mut words = format!("{name}: {state}");
+    let mut add = |what: &str, value: Option<String>| {
+        if let Some(value) = value {
+            words += &format!("{what}{value}");
+        }
+    };
+    add(" by ", owner.as_ref().map(|owner| format!("{owner:?}")));
+    add(" since ", acquired_at.clone());
+    add(", expires in ", expires_in_ms.map(|left| format!("{:.1} s unless extended", left as f64 / 1000.0)));
+    add(", fencing token ", fencing_token.map(|token| token.to_string()));
+    words
+}
+
+/// A line on standard output. Whoever has closed it wants no more.
+fn print(is_json: bool, json: serde_json::Value, words: std::fmt::Arguments<'_>) -> Result<(), Outcome> {
+    let mut out = std::io::stdout().lock();
+    let written = if is_json { writeln!(out, "{json}") } else { writeln!(out, "{words}") };
+    written.map_err(|_| Outcome::Done)
+}
+
+pub(crate) fn completions(shell: clap_complete::Shell) -> Outcome {
+    clap_complete::generate(shell, &mut Args::command(), "redlock", &mut std::io::stdout());
+    Outcome::Done
+}
+
+pub(crate) fn man() -> Outcome {
+    let page = clap_mangen::Man::new(Args::command());
+    match page.render(&mut std::io::stdout()) {
+        Ok(()) => Outcome::Done,
+        Err(error) => Outcome::Failed(error.to_string()),
+    }
+}

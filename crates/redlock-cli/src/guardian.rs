@@ -1,0 +1,120 @@
+//! A process that kills a command's process group when its runner cannot: the runner is killed, stopped, or has no time.
+//!
+//! It is told by its standard input which group, and until when. It kills the group (KILL) when that moment has come, and when the
+//! input ends without `done`: then the runner is gone. So there are two that would have to fail at once.
+
+use std::io;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+use redlock_client::clock::Moment;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// What it is told, a line each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// This process group is the command's.
+    Group(i32),
+    /// It has to be gone by then.
+    Until(Moment),
+    /// It may stay.
+    Done,
+}
+
+/// Timers stand still while the machine sleeps.
+const PIECE: Duration = Duration::from_millis(250);
+
+impl std::fmt::Display for Order {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Group(group) => writeln!(f, "group {group}"),
+            Self::Until(moment) => writeln!(f, "until {}", moment.since_boot().as_micros()),
+            Self::Done => writeln!(f, "done"),
+        }
+    }
+}
+
+impl FromStr for Order {
+    type Err = ();
+
+    fn from_str(line: &str) -> Result<Self, ()> {
+        let number = |text: &str| text.parse::<u64>().map_err(|_| ());
+        match line.split_once(' ') {
+            // Group 0 would be its own, and 1 everybody.
+            Some(("group", group)) => group.parse().ok().filter(|group| *group > 1).map(Self::Group).ok_or(()),
+            Some(("until", micros)) => Ok(Self::Until(Moment::after_boot(Duration::from_micros(number(micros)?)))),
+            None if line == "done" => Ok(Self::Done),
+            _ => Err(()),
+        }
+    }
+}
+
+pub(crate) fn main() -> ExitCode {
+    let (mut group, mut until, mut text) = (None, None::<Moment>, Vec::new());
+    loop {
+        let left = until.map_or(PIECE, |until| until.left().min(PIECE));
+        match orders(left, &mut text) {
+            Ok(true) => {}
+            Ok(false) | Err(_) => {
+                kill(group);
+                return ExitCode::SUCCESS;
+            }
+        }
+        while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = text.drain(..=end).collect();
+            match String::from_utf8_lossy(&line).trim().parse() {
+                Ok(Order::Group(told)) => group = Some(told),
+                Ok(Order::Until(moment)) => until = Some(moment),
+                Ok(Order::Done) => return ExitCode::SUCCESS,
+                Err(()) => {}
+            }
+        }
+        if until.is_some_and(Moment::has_passed) {
+            // Again and again until the runner is gone: what was being started at that moment has its turn too.
+            kill(group);
+        }
+    }
+}
+
+/// Reads what there is, for so long at most. False at the end.
+fn orders(wait: Duration, text: &mut Vec<u8>) -> io::Result<bool> {
+    let stdin = io::stdin();
+    let mut polled = [PollFd::new(&stdin, PollFlags::IN)];
+    let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()).max(5_000_000) };
+    match poll(&mut polled, Some(&wait)) {
+        Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(true),
+        Ok(_) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mut buffer = [0; 256];
+    // Not by the library's reader: what it keeps for later is not seen by poll.
+    let read = rustix::io::read(&stdin, &mut buffer)?;
+    text.extend_from_slice(&buffer[..read]);
+    Ok(read > 0)
+}
+
+fn kill(group: Option<i32>) {
+    if let Some(group) = group.and_then(Pid::from_raw) {
+        // It may be gone.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_are_read_as_they_were_written_and_no_group_is_everybody() {
+        for order in
+            [Order::Group(4711), Order::Until(Moment::after_boot(Duration::from_micros(123_456_789))), Order::Done]
+        {
+            assert_eq!(order.to_string().trim().parse(), Ok(order));
+        }
+        for wrong in ["group 0", "group 1", "group -1", "group", "until", "until -1", "doner", ""] {
+            assert_eq!(wrong.parse::<Order>(), Err(()), "{wrong}");
+        }
+    }
+}

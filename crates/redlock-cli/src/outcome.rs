@@ -1,0 +1,77 @@
+//! How it ended, in words and as an exit code.
+
+use std::process::ExitCode;
+
+use redlock_client::Error;
+use serde_json::json;
+
+/// How a command of `redlock` ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Done,
+    /// The command has ended with this code.
+    Ended(u8),
+    Usage(String),
+    Held(String),
+    Unavailable(String),
+    Denied(String),
+    Lost(String),
+    Failed(String),
+}
+
+impl Outcome {
+    /// Those of sysexits.h, but for a lost lock, which it has no word for.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Ended(code) => *code,
+            Self::Usage(_) => 64,
+            Self::Unavailable(_) => 69,
+            Self::Failed(_) => 70,
+            Self::Held(_) => 75,
+            Self::Denied(_) => 77,
+            Self::Lost(_) => 79,
+        }
+    }
+
+    /// Tells it on standard error.
+    pub(crate) fn report(self, is_json: bool) -> ExitCode {
+        let (word, text) = match &self {
+            Self::Done | Self::Ended(_) => return ExitCode::from(self.code()),
+            Self::Usage(text) => ("usage", text),
+            Self::Held(text) => ("held", text),
+            Self::Unavailable(text) => ("unavailable", text),
+            Self::Denied(text) => ("denied", text),
+            Self::Lost(text) => ("lost", text),
+            Self::Failed(text) => ("failed", text),
+        };
+        say(is_json, word, text, json!({ "exit_code": self.code() }));
+        ExitCode::from(self.code())
+    }
+}
+
+/// Tells of something that happens, on standard error.
+pub(crate) fn say(is_json: bool, event: &str, text: &str, more: serde_json::Value) {
+    if is_json {
+        let mut line = json!({ "event": event, "detail": text });
+        if let (Some(line), serde_json::Value::Object(more)) = (line.as_object_mut(), more) {
+            line.extend(more);
+        }
+        eprintln!("{line}");
+    } else {
+        eprintln!("redlock: {text}");
+    }
+}
+
+impl From<Error> for Outcome {
+    fn from(error: Error) -> Self {
+        let text = error.to_string();
+        match error {
+            Error::Held { .. } => Self::Held(text),
+            Error::Lost(_) => Self::Lost(text),
+            Error::Refused(problem) if matches!(problem.status, 401 | 403) => Self::Denied(text),
+            Error::Refused(_) | Error::Setup(_) => Self::Usage(text),
+            _ => Self::Unavailable(text),
+        }
+    }
+}

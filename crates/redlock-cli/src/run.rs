@@ -1,0 +1,370 @@
+//! `redlock run`: a command under a lock.
+//!
+//! The command has a process group of its own, and nothing of that group is left when the lock may be another's:
+//!
+//! ```text
+//!            TERM to the group      KILL by the runner   KILL by the guardian
+//!  ───────────────┬──────────────────────────┬───────────────────┬──────────┬─► time
+//!               lost           grace         │      250 ms before│          │ deadline
+//! ```
+//!
+//! A runner that is killed takes the command with it (the kernel's parent death signal) and the rest of the group (the
+//! guardian). What leaves the group (setsid, a daemon) is out of reach.
+
+use std::ffi::OsString;
+use std::future::poll_fn;
+use std::io::IsTerminal;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{ExitCode, ExitStatus, Stdio};
+use std::task::Poll;
+use std::time::{Duration, SystemTime};
+
+use redlock_client::clock::Moment;
+use redlock_client::{Client, Guard, Loss};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, getppid, kill_process_group};
+use rustix::termios::{tcgetpgrp, tcsetpgrp};
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::process::{Child, ChildStdin};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::{OnLost, Run, Service};
+use crate::guardian::Order;
+use crate::outcome::{Outcome, say};
+
+/// Before the deadline: the runner's own KILL, and the guardian's.
+const KILL: Duration = Duration::from_millis(400);
+const GUARDIAN: Duration = Duration::from_millis(250);
+const LONGEST_GRACE: Duration = Duration::from_secs(5);
+/// For what the command has left behind in its group when it ended by itself.
+const LEFT_BEHIND: Duration = Duration::from_secs(2);
+/// Then the lock ends by itself soon enough.
+const RELEASE: Duration = Duration::from_secs(5);
+/// Before it is told who holds the lock, and between two looks.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What is passed on to the command.
+const FORWARDED: [(SignalKind, Signal); 6] = [
+    (SignalKind::interrupt(), Signal::INT),
+    (SignalKind::terminate(), Signal::TERM),
+    (SignalKind::hangup(), Signal::HUP),
+    (SignalKind::quit(), Signal::QUIT),
+    (SignalKind::user_defined1(), Signal::USR1),
+    (SignalKind::user_defined2(), Signal::USR2),
+];
+
+pub(crate) async fn run(service: &Service, run: Run, is_json: bool) -> Outcome {
+    match attempt(service, run, is_json).await {
+        Ok(outcome) | Err(outcome) => outcome,
+    }
+}
+
+async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, Outcome> {
+    let margin = margin(run.lock.ttl, run.grace)?;
+    let client = service.client()?;
+    let mut signals = Signals::new().map_err(|error| Outcome::Failed(format!("signals: {error}")))?;
+    // Before the lock: a machine that can start no process holds up nobody.
+    let mut guardian = Guardian::start().map_err(|error| Outcome::Failed(format!("the guardian: {error}")))?;
+    let guard = tokio::select! {
+        guard = run.lock.of(&client).margin(margin).acquire() => guard?,
+        () = tell_who_holds(&client, &run.lock.name, run.lock.wait, is_json) => unreachable!("it tells for ever"),
+        signal = signals.asked() => return Ok(Outcome::Ended(128 + signal.as_raw() as u8)),
+    };
+    let outcome = under(&guard, &run, &mut guardian, &mut signals, is_json).await;
+    if guard.check().is_ok() {
+        match tokio::time::timeout(RELEASE, guard.release()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => say(is_json, "not_released", &format!("the lock ends with its ttl: {error}"), json!({})),
+            Err(_) => say(is_json, "not_released", "no gateway answers: the lock ends with its ttl", json!({})),
+        }
+    }
+    guardian.tell(Order::Done).await;
+    Ok(outcome)
+}
+
+/// How long before the deadline a lock is given up for lost, so that the command can be stopped in time.
+fn margin(ttl: Duration, grace: Option<Duration>) -> Result<Duration, Outcome> {
+    let default = (ttl / 6).min(LONGEST_GRACE);
+    let margin = grace.unwrap_or(default) + KILL;
+    // It is extended at a third; as much has to be left for trying.
+    let most = ttl / 2;
+    if margin <= most {
+        return Ok(margin);
+    }
+    let show = |duration: Duration| humantime::format_duration(Duration::from_millis(duration.as_millis() as u64));
+    Err(Outcome::Usage(match grace {
+        Some(grace) if most > KILL => format!(
+            "--grace is {}; with --ttl {} it can be {} at most, so that the command is gone before the lock is another's",
+            show(grace),
+            show(ttl),
+            show(most - KILL)
+        ),
+        Some(_) | None => format!("--ttl is {}; to stop a command in time it has to be at least 1200ms", show(ttl)),
+    }))
+}
+
+/// Runs the command to its end. Says how that was.
+async fn under(guard: &Guard, run: &Run, guardian: &mut Guardian, signals: &mut Signals, is_json: bool) -> Outcome {
+    let kills = run.on_lost == OnLost::Kill;
+    if kills {
+        guardian.tell(Order::Until(guard.deadline() - GUARDIAN)).await;
+    }
+    let (mut child, group) = match spawn(guard, &run.command) {
+        Ok(started) => started,
+        Err(error) => return Outcome::Failed(format!("{}: {error}", run.command[0].display())),
+    };
+    guardian.tell(Order::Group(group.as_raw_nonzero().get())).await;
+    let terminal = Terminal::hand_to(group);
+    let mut deadlines = guard.deadlines();
+    let mut lost: Option<Loss> = None;
+    let status = loop {
+        tokio::select! {
+            biased;
+            status = child.wait() => break status,
+            loss = guard.lost(), if lost.is_none() => {
+                say(is_json, "lost", &format!("the lock is lost: {loss}"), json!({}));
+                lost = Some(loss);
+                if kills {
+                    to_group(group, Signal::TERM);
+                    let killed = tokio::time::timeout((guard.deadline() - KILL).left(), child.wait()).await;
+                    to_group(group, Signal::KILL);
+                    break match killed {
+                        Ok(status) => status,
+                        Err(_) => child.wait().await,
+                    };
+                }
+            }
+            Ok(()) = deadlines.changed(), if kills && lost.is_none() => {
+                let (_, deadline) = *deadlines.borrow_and_update();
+                guardian.tell(Order::Until(deadline - GUARDIAN)).await;
+            }
+            event = signals.next() => match event {
+                Event::Asked(signal) => to_group(group, signal),
+                Event::ChildChanged => go_on_if_stopped(group),
+            },
+            () = guardian.gone(), if !guardian.is_gone => {
+                say(is_json, "guardian", "the guardian is gone: the command would outlive redlock; stopping it", json!({}));
+                to_group(group, Signal::TERM);
+            }
+        }
+    };
+    drop(terminal);
+    leave_nothing(group, is_json).await;
+    match (lost, status) {
+        (Some(loss), _) if kills => Outcome::Lost(format!("the lock was lost and the command stopped: {loss}")),
+        (_, Ok(status)) => match guard.check() {
+            Err(error) if kills => Outcome::Lost(error.to_string()),
+            _ => Outcome::Ended(code(status)),
+        },
+        (_, Err(error)) => Outcome::Failed(format!("waiting for the command: {error}")),
+    }
+}
+
+/// As shells have it.
+fn code(status: ExitStatus) -> u8 {
+    status.code().map_or_else(|| 128 + status.signal().unwrap_or(0) as u8, |code| code as u8)
+}
+
+/// The command, in a process group of its own, whose number is its own.
+fn spawn(guard: &Guard, command: &[OsString]) -> std::io::Result<(Child, Pid)> {
+    let deadline = humantime::format_rfc3339_millis(SystemTime::now() + guard.deadline().left()).to_string();
+    let child = tokio::process::Command::new(std::env::current_exe()?)
+        .arg("__exec")
+        .arg(getpid().as_raw_nonzero().to_string())
+        .args(command)
+        .env("REDLOCK_NAME", guard.name())
+        .env("REDLOCK_TOKEN", guard.token())
+        .env("REDLOCK_FENCING_TOKEN", guard.fencing_token().to_string())
+        .env("REDLOCK_DEADLINE", deadline)
+        .process_group(0)
+        .spawn()?;
+    let group = child.id().and_then(|id| Pid::from_raw(id as i32));
+    Ok((child, group.ok_or_else(|| std::io::Error::other("it ended at once"))?))
+}
+
+/// `__exec`: becomes the command, and dies with the process that is to hold its lock.
+pub(crate) fn become_command(parent: i32, command: &[OsString]) -> ExitCode {
+    let dies_with_parent = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    // It may have died before.
+    if dies_with_parent.is_err() || getppid() != Pid::from_raw(parent) {
+        return ExitCode::from(70);
+    }
+    let error = std::process::Command::new(&command[0]).args(&command[1..]).exec();
+    eprintln!("redlock: {}: {error}", command[0].display());
+    ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+fn to_group(group: Pid, signal: Signal) {
+    // It may have ended.
+    let _ = kill_process_group(group, signal);
+}
+
+/// A command that is stopped from its terminal would keep the lock for ever.
+fn go_on_if_stopped(group: Pid) {
+    let stopped = rustix::process::waitid(WaitId::Pid(group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
+    if matches!(stopped, Ok(Some(_))) {
+        to_group(group, Signal::CONT);
+    }
+}
+
+/// What the command has started and left in its group would go on without the lock.
+async fn leave_nothing(group: Pid, is_json: bool) {
+    let is_left = || rustix::process::test_kill_process_group(group).is_ok();
+    if !is_left() {
+        return;
+    }
+    say(is_json, "left_behind", "the command has left processes behind, which are stopped with it", json!({}));
+    to_group(group, Signal::TERM);
+    let end = Moment::now() + LEFT_BEHIND;
+    while is_left() && !end.has_passed() {
+        // Nobody tells of the end of somebody else's child.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    to_group(group, Signal::KILL);
+}
+
+/// Tells who holds the lock while it is waited for. Never ends.
+async fn tell_who_holds(client: &Client, name: &str, wait: Duration, is_json: bool) {
+    let (since, mut said) = (Moment::now(), None);
+    while !wait.is_zero() {
+        tokio::time::sleep(LOOK).await;
+        let Ok(status) = client.status(name).await else { continue };
+        let holder = (status.owner.clone(), status.fencing_token);
+        if status.state != "held" || said.as_ref() == Some(&holder) && !std::io::stderr().is_terminal() {
+            continue;
+        }
+        let waited = Moment::now().since(since).as_secs();
+        let text = format!(
+            "waiting for {name:?} for {waited} s: {} has had it since {}",
+            status.owner.as_deref().map_or("somebody".into(), |owner| format!("{owner:?}")),
+            status.acquired_at.as_deref().unwrap_or("an unknown time"),
+        );
+        let more = json!({ "waited_s": waited, "holder": status.owner, "acquired_at": status.acquired_at });
+        say(is_json, "waiting", &text, more);
+        said = Some(holder);
+    }
+    std::future::pending().await
+}
+
+/// The terminal belongs to the command while it runs, where it was ours: so an interrupt goes to it, and it may read.
+struct Terminal(Option<Pid>);
+
+impl Terminal {
+    fn hand_to(group: Pid) -> Self {
+        let ours = getpgrp();
+        let stdin = std::io::stdin();
+        let is_ours = stdin.is_terminal() && tcgetpgrp(&stdin).is_ok_and(|foreground| foreground == ours);
+        Self((is_ours && tcsetpgrp(&stdin, group).is_ok()).then_some(ours))
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let Some(ours) = self.0 else { return };
+        // Who is not in the foreground is stopped for this, unless it has blocked the signal.
+        let mut blocked = nix::sys::signal::SigSet::empty();
+        blocked.add(nix::sys::signal::Signal::SIGTTOU);
+        if blocked.thread_block().is_ok() {
+            let _ = tcsetpgrp(std::io::stdin(), ours);
+        }
+    }
+}
+
+/// What this process is told by a signal.
+enum Event {
+    /// By somebody; to be passed on.
+    Asked(Signal),
+    /// By the system.
+    ChildChanged,
+}
+
+/// Signals that this process is sent.
+struct Signals {
+    forwarded: Vec<(tokio::signal::unix::Signal, Signal)>,
+    child: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        let forwarded = FORWARDED.into_iter().map(|(kind, passed_on)| Ok((signal(kind)?, passed_on)));
+        Ok(Self { forwarded: forwarded.collect::<std::io::Result<_>>()?, child: signal(SignalKind::child())? })
+    }
+
+    async fn next(&mut self) -> Event {
+        poll_fn(|context| {
+            let asked =
+                self.forwarded.iter_mut().find_map(|(s, signal)| s.poll_recv(context).is_ready().then_some(*signal));
+            match asked {
+                Some(signal) => Poll::Ready(Event::Asked(signal)),
+                None => self.child.poll_recv(context).map(|_| Event::ChildChanged),
+            }
+        })
+        .await
+    }
+
+    async fn asked(&mut self) -> Signal {
+        loop {
+            if let Event::Asked(signal) = self.next().await {
+                return signal;
+            }
+        }
+    }
+}
+
+/// The process that stands by.
+struct Guardian {
+    child: Child,
+    orders: ChildStdin,
+    is_gone: bool,
+}
+
+impl Guardian {
+    fn start() -> std::io::Result<Self> {
+        let mut child = tokio::process::Command::new(std::env::current_exe()?)
+            .arg("__guard")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            // An interrupt at the terminal is not for it.
+            .process_group(0)
+            .spawn()?;
+        let orders = child.stdin.take().ok_or_else(|| std::io::Error::other("it has no standard input"))?;
+        Ok(Self { child, orders, is_gone: false })
+    }
+
+    async fn tell(&mut self, order: Order) {
+        // It may be gone, which `gone` tells.
+        let _ = self.orders.write_all(order.to_string().as_bytes()).await;
+    }
+
+    async fn gone(&mut self) {
+        let _ = self.child.wait().await;
+        self.is_gone = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_time_to_stop_the_command_or_the_ttl_is_refused_with_one_that_would_do() {
+        let ms = Duration::from_millis;
+        assert_eq!(margin(ms(30_000), None).unwrap(), ms(5_400));
+        assert_eq!(margin(ms(6_000), None).unwrap(), ms(1_400));
+        assert_eq!(margin(ms(30_000), Some(ms(14_600))).unwrap(), ms(15_000));
+        let refused = |ttl, grace| format!("{:?}", margin(ms(ttl), grace).unwrap_err());
+        assert!(
+            refused(30_000, Some(ms(20_000))).contains("14s 600ms at most"),
+            "{}",
+            refused(30_000, Some(ms(20_000)))
+        );
+        assert!(margin(ms(1_200), None).is_ok());
+        assert!(refused(1_199, None).contains("at least 1200ms"));
+    }
+
+    #[test]
+    fn a_command_that_a_signal_ended_has_the_code_that_shells_give_it() {
+        assert_eq!(code(ExitStatus::from_raw(9)), 137);
+        assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
+    }
+}

@@ -1,0 +1,217 @@
+//! A lock that is held: extended in the background, and lost out loud.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::client::{Client, Granted, extension, lost};
+use crate::clock::Moment;
+use crate::error::{Error, Problem};
+
+/// For one try to extend: a share of the time that is left, so that a hung gateway cannot eat the lease, and no more than this.
+const LONGEST_TRY: Duration = Duration::from_secs(5);
+const SHARE_OF_A_TRY: u32 = 4;
+
+/// Why a lock is not held any more, or may not be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Loss {
+    /// It is free or expired: somebody released it, or it was not extended in time.
+    #[error("it was released by somebody else or has expired ({detail})")]
+    Gone { detail: String },
+    /// Somebody else holds it.
+    #[error("{} holds it", .holder.as_deref().unwrap_or("somebody else"))]
+    Taken { holder: Option<String> },
+    /// It was held for as long as a lock may be.
+    #[error("it was held for as long as it may be ({detail})")]
+    MaxHold { detail: String },
+    /// No gateway has confirmed an extension, and its deadline is near.
+    #[error("no gateway has confirmed an extension before its deadline: {}", .what.join("; "))]
+    Unconfirmed { what: Vec<String> },
+}
+
+impl From<Problem> for Loss {
+    fn from(problem: Problem) -> Self {
+        match problem {
+            Problem { status: 404, detail, .. } => Self::Gone { detail },
+            Problem { code, detail, .. } if code == "max_hold_reached" => Self::MaxHold { detail },
+            Problem { holder, .. } => Self::Taken { holder },
+        }
+    }
+}
+
+/// A lock that is held. Dropped, it is released in the background.
+#[derive(Debug)]
+pub struct Guard {
+    held: Arc<Held>,
+    renewal: JoinHandle<()>,
+    is_released: bool,
+}
+
+#[derive(Debug)]
+struct Held {
+    client: Client,
+    name: String,
+    token: String,
+    fencing_token: u64,
+    ttl: Duration,
+    margin: Duration,
+    /// When it was last confirmed, and until when that counts.
+    lease: watch::Sender<(Moment, Moment)>,
+    loss: OnceLock<Loss>,
+    /// Cancelled with the loss.
+    lost: CancellationToken,
+}
+
+impl Guard {
+    pub(crate) fn new(
+        client: Client,
+        name: String,
+        granted: Granted,
+        sent: Moment,
+        deadline: Moment,
+        ttl: Duration,
+        margin: Duration,
+    ) -> Self {
+        let Granted { token, fencing_token, .. } = granted;
+        let (lease, _) = watch::channel((sent, deadline));
+        let (loss, lost) = (OnceLock::new(), CancellationToken::new());
+        let held = Arc::new(Held { client, name, token, fencing_token, ttl, margin, lease, loss, lost });
+        let renewal = tokio::spawn({
+            let held = held.clone();
+            async move { held.lose(held.extend_until_lost().await) }
+        });
+        Self { held, renewal, is_released: false }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.held.name
+    }
+
+    /// The secret by which the lock is extended and released.
+    pub fn token(&self) -> &str {
+        &self.held.token
+    }
+
+    /// Larger than that of every earlier grant of this lock. Give it to the resource with every write, and let the resource
+    /// refuse smaller ones: `UPDATE … SET …, fence = $1 WHERE id = $2 AND fence <= $1`.
+    pub fn fencing_token(&self) -> u64 {
+        self.held.fencing_token
+    }
+
+    /// Until when the lock is certainly ours. It moves on with each extension.
+    pub fn deadline(&self) -> Moment {
+        self.held.lease.borrow().1
+    }
+
+    /// Tells of each new deadline.
+    pub fn deadlines(&self) -> watch::Receiver<(Moment, Moment)> {
+        self.held.lease.subscribe()
+    }
+
+    /// Resolves when the lock is lost, at the latest the margin before its deadline.
+    pub async fn lost(&self) -> Loss {
+        self.held.lost.cancelled().await;
+        self.held.loss()
+    }
+
+    /// Cancelled when the lock is lost: for work that runs elsewhere.
+    pub fn cancellation(&self) -> CancellationToken {
+        self.held.lost.clone()
+    }
+
+    /// Whether the lock is certainly ours at this moment, by the clock too: also where nothing has run for a while.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    pub fn check(&self) -> Result<(), Error> {
+        if self.held.lost.is_cancelled() {
+            return Err(Error::Lost(self.held.loss()));
+        }
+        if self.deadline().has_passed() {
+            return Err(Error::Lost(Loss::Unconfirmed { what: vec!["nothing has run since".into()] }));
+        }
+        Ok(())
+    }
+
+    /// Releases the lock, and tries until its deadline. Quiet when it is not held any more; ask [`Guard::check`] before.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when no gateway has confirmed it: then it ends with its TTL.
+    pub async fn release(mut self) -> Result<(), Error> {
+        self.is_released = true;
+        self.renewal.abort();
+        self.held.release().await
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.renewal.abort();
+        if self.is_released {
+            return;
+        }
+        // Without a runtime it ends with its TTL.
+        if let Ok(runtime) = Handle::try_current() {
+            let held = self.held.clone();
+            runtime.spawn(async move {
+                if let Err(error) = held.release().await {
+                    tracing::warn!(name = held.name, %error, "a lock was not released, and ends with its TTL");
+                }
+            });
+        }
+    }
+}
+
+impl Held {
+    async fn extend_until_lost(&self) -> Loss {
+        let call = match extension(&self.name, &self.token, self.ttl) {
+            Ok(call) => call,
+            Err(error) => return Loss::Unconfirmed { what: vec![error.to_string()] },
+        };
+        loop {
+            let (confirmed, deadline) = *self.lease.borrow();
+            (confirmed + deadline.since(confirmed) / 3).reached().await;
+            let given_up = deadline - self.margin;
+            let mut heard = vec!["it was too late to ask".to_owned()];
+            loop {
+                let left = given_up.left();
+                if left.is_zero() {
+                    return Loss::Unconfirmed { what: heard };
+                }
+                let one_try = (left / SHARE_OF_A_TRY).min(LONGEST_TRY);
+                match self.client.ask::<Granted>(&call, given_up, one_try).await.map_err(lost) {
+                    Ok((Some(granted), sent)) => {
+                        self.lease.send_modify(|lease| *lease = (sent, granted.deadline(sent).max(lease.1)));
+                        break;
+                    }
+                    Ok((None, _)) => heard = vec!["PATCH was answered 204".into()],
+                    Err(Error::Lost(loss)) => return loss,
+                    Err(Error::Unavailable { what }) => heard = what,
+                    // A key that has ended, say. The lock is ours until its deadline, and somebody may mend it.
+                    Err(error) => heard = vec![error.to_string()],
+                }
+                tokio::time::sleep((given_up.left() / 8).min(LONGEST_TRY)).await;
+            }
+        }
+    }
+
+    fn lose(&self, loss: Loss) {
+        tracing::warn!(name = self.name, %loss, "a lock was lost");
+        let _ = self.loss.set(loss);
+        self.lost.cancel();
+    }
+
+    fn loss(&self) -> Loss {
+        self.loss.get().cloned().unwrap_or_else(|| Loss::Unconfirmed { what: Vec::new() })
+    }
+
+    async fn release(&self) -> Result<(), Error> {
+        let deadline = self.lease.borrow().1;
+        self.client.release_until(&self.name, &self.token, deadline.max(Moment::now() + Duration::from_secs(1))).await
+    }
+}

@@ -1,0 +1,190 @@
+//! One request to one gateway, and what its answer means for whoever may ask again.
+
+use std::time::Duration;
+
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::{Method, StatusCode, Url};
+use serde::de::DeserializeOwned;
+
+use crate::error::Problem;
+
+pub(crate) static LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
+pub(crate) static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// A request, without the gateway that it goes to.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    pub(crate) method: Method,
+    /// Below the gateway's URL, percent-encoded.
+    pub(crate) path: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Option<serde_json::Value>,
+    /// A status beside the successful ones whose body is the answer.
+    is_answer: Option<u16>,
+}
+
+/// How a request ended that brought nothing.
+#[derive(Debug, Clone)]
+pub(crate) enum Failure {
+    /// The gateway has answered with a problem.
+    Problem(Box<Problem>),
+    /// It cannot be known whether it was done: no answer, or none of a gateway.
+    Unclear(String),
+}
+
+impl Call {
+    pub(crate) fn new(method: Method, path: impl Into<String>) -> Self {
+        Self { method, path: path.into(), headers: HeaderMap::new(), body: None, is_answer: None }
+    }
+
+    /// Of a lock, whatever its name: `/` is the one character of a name that would end a path segment.
+    pub(crate) fn of_lock(method: Method, name: &str) -> Result<Self, crate::Error> {
+        if matches!(name, "" | "." | "..") {
+            return Err(crate::Error::Setup(format!("{name:?} is no name of a lock: paths of URLs end there")));
+        }
+        // Anything that is no name is encoded too: the gateway says what is wrong with it.
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@+~-".contains(&byte);
+        let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+        Ok(Self::new(method, format!("locks/{}", name.bytes().map(encode).collect::<String>())))
+    }
+
+    pub(crate) fn with_answer(self, status: u16) -> Self {
+        Self { is_answer: Some(status), ..self }
+    }
+
+    pub(crate) fn header(mut self, name: &HeaderName, value: HeaderValue) -> Self {
+        self.headers.insert(name.clone(), value);
+        self
+    }
+
+    /// With a token or key, which no log shall show.
+    pub(crate) fn secret(self, name: &HeaderName, value: &str) -> Result<Self, crate::Error> {
+        let mut value = HeaderValue::try_from(value)
+            .map_err(|_| crate::Error::Setup(format!("what was given for {name} cannot stand in a header")))?;
+        value.set_sensitive(true);
+        Ok(self.header(name, value))
+    }
+
+    pub(crate) fn body(mut self, body: serde_json::Value) -> Self {
+        self.body = Some(body);
+        self
+    }
+
+    /// Asks this gateway, and waits for its answer for so long at most.
+    pub(crate) async fn send<T: DeserializeOwned>(
+        &self,
+        http: &reqwest::Client,
+        url: &Url,
+        limit: Duration,
+    ) -> Result<Option<T>, Failure> {
+        let unclear = |error: reqwest::Error| Failure::Unclear(told(url, error, limit));
+        let to = url.join(&self.path).map_err(|error| Failure::Unclear(format!("{url}{}: {error}", self.path)))?;
+        let mut request = http.request(self.method.clone(), to).headers(self.headers.clone()).timeout(limit);
+        if let Some(body) = &self.body {
+            request = request.json(body);
+        }
+        let response = request.send().await.map_err(unclear)?;
+        let (status, headers) = (response.status(), response.headers().clone());
+        if status == StatusCode::NO_CONTENT {
+            return Ok(None);
+        }
+        let text = response.bytes().await.map_err(unclear)?;
+        if status.is_success() || self.is_answer == Some(status.as_u16()) {
+            let body = serde_json::from_slice(&text);
+            return body.map(Some).map_err(|error| Failure::Unclear(format!("{url} answered {status}: {error}")));
+        }
+        Err(match serde_json::from_slice::<Problem>(&text) {
+            Ok(problem) => Failure::Problem(Box::new(problem)),
+            // A proxy's own page. Some of them say when to come back.
+            Err(_) => of_proxy(url, status, &headers),
+        })
+    }
+}
+
+fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
+    let detail = format!("{url} answered {status}, and not in the words of a gateway");
+    let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let problem = |code: &str, retry_after_ms| {
+        let (status, code, request_id) = (status.as_u16(), code.into(), None);
+        let (holder, expires_in_ms) = (None, None);
+        Failure::Problem(Box::new(Problem {
+            status,
+            code,
+            detail: detail.clone(),
+            request_id,
+            retry_after_ms,
+            holder,
+            expires_in_ms,
+        }))
+    };
+    match (status.as_u16(), seconds) {
+        (408 | 429 | 502..=504, Some(seconds)) => problem("proxy", Some(seconds.saturating_mul(1000))),
+        (408 | 429 | 502..=504, None) => Failure::Unclear(detail),
+        _ => problem("not_a_gateway", None),
+    }
+}
+
+/// In words, down to the cause: the library's own text ends at "error sending request".
+fn told(url: &Url, error: reqwest::Error, limit: Duration) -> String {
+    if error.is_timeout() {
+        return format!("{url} did not answer within {:.1} s", limit.as_secs_f64());
+    }
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    format!("{url}: {cause}")
+}
+
+impl Failure {
+    /// How long to wait before the same is asked again; `None` when it would be refused again.
+    pub(crate) fn pause(&self) -> Option<Duration> {
+        match self {
+            Self::Unclear(_) => Some(Duration::ZERO),
+            Self::Problem(problem) => match problem.status {
+                408 | 429 | 502..=504 => Some(Duration::from_millis(problem.retry_after_ms.unwrap_or(0))),
+                // A defect of the gateway may be gone with the next one.
+                500 => Some(Duration::ZERO),
+                _ => None,
+            },
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Problem(problem) => write!(f, "{} ({}): {}", problem.code, problem.status, problem.detail),
+            Self::Unclear(what) => f.write_str(what),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_one_segment_of_the_path() {
+        let path = |name| Call::of_lock(Method::POST, name).unwrap().path;
+        assert_eq!(path("reports/nightly+a@b:c~d"), "locks/reports%2Fnightly+a@b:c~d");
+        assert_eq!(path("../livez?x#y %2F é"), "locks/..%2Flivez%3Fx%23y%20%252F%20%C3%A9");
+    }
+
+    #[test]
+    fn what_may_go_well_the_next_time_is_told_from_what_may_not() {
+        let problem = |status, code: &str| {
+            let text = format!(
+                r#"{{"type":"t","title":"t","status":{status},"code":"{code}","detail":"d","retry_after_ms":7}}"#
+            );
+            Failure::Problem(Box::new(serde_json::from_str(&text).unwrap()))
+        };
+        let soon = Some(Duration::from_millis(7));
+        assert_eq!(problem(503, "outcome_unknown").pause(), soon);
+        assert_eq!(problem(429, "rate_limited").pause(), soon);
+        for refused in [problem(400, "invalid_ttl"), problem(401, "unauthenticated"), problem(409, "lock_held")] {
+            assert_eq!(refused.pause(), None);
+        }
+        assert_eq!(Failure::Unclear("no answer".into()).pause(), Some(Duration::ZERO));
+    }
+}

@@ -1,0 +1,165 @@
+//! Acquiring.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use reqwest::Method;
+use serde_json::json;
+
+use crate::client::{Client, Granted};
+use crate::clock::Moment;
+use crate::error::{Error, Problem};
+use crate::guard::Guard;
+use crate::http::{Call, IDEMPOTENCY_KEY};
+
+/// A gateway answers a longer wait in turns: proxies in front end a request that is silent for half a minute.
+const LONGEST_TURN: Duration = Duration::from_secs(20);
+const SHORTEST_TURN: Duration = Duration::from_millis(500);
+/// Beside its wait, for one request.
+const ONE_TRY: Duration = Duration::from_secs(5);
+/// For how long a lock is asked for that nobody decides on, also without a wait.
+const UNDECIDED: Duration = Duration::from_secs(5);
+/// The end of a lease that is left for whoever has to stop: a tenth of the TTL, and no more than this.
+const LONGEST_MARGIN: Duration = Duration::from_secs(2);
+
+/// A lock to be acquired, and how.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct Lock {
+    client: Client,
+    name: String,
+    ttl: Duration,
+    wait: Duration,
+    owner: Option<String>,
+    metadata: BTreeMap<String, String>,
+    margin: Option<Duration>,
+}
+
+/// A lock that nobody extends.
+#[derive(Debug, Clone)]
+pub struct Grant {
+    /// The secret by which it is extended and released.
+    pub token: String,
+    /// As of [`Guard::fencing_token`].
+    pub fencing_token: u64,
+    /// Until when it is certainly ours.
+    pub deadline: Moment,
+}
+
+impl Lock {
+    pub(crate) fn new(client: Client, name: String) -> Self {
+        let (ttl, metadata) = (Duration::from_secs(30), BTreeMap::new());
+        Self { client, name, ttl, wait: Duration::ZERO, owner: None, metadata, margin: None }
+    }
+
+    /// For how long the lock outlives its holder: 30 s unless this says otherwise. It is extended long before.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { ttl, ..self }
+    }
+
+    /// How long to wait for it while somebody else holds it, 0 by default: whoever is refused is told at once.
+    pub fn wait(self, wait: Duration) -> Self {
+        Self { wait, ..self }
+    }
+
+    /// A label for people: shown to whoever asks who holds the lock.
+    pub fn owner(self, owner: impl Into<String>) -> Self {
+        Self { owner: Some(owner.into()), ..self }
+    }
+
+    /// Stored beside the lock, for people.
+    pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.metadata.insert(key.into(), value.into());
+        self
+    }
+
+    /// How long before its deadline a lock that could not be extended is given up for lost; a tenth of the TTL by default, 2 s
+    /// at most. As long as work takes to stop.
+    pub fn margin(self, margin: Duration) -> Self {
+        Self { margin: Some(margin), ..self }
+    }
+
+    /// Acquires it, and keeps it until the guard is released or dropped. Dropping the future leaves the queue.
+    ///
+    /// # Errors
+    /// [`Error::Held`], [`Error::Refused`] with what is allowed, [`Error::Unavailable`].
+    pub async fn acquire(self) -> Result<Guard, Error> {
+        let margin = self.margin.unwrap_or((self.ttl / 10).min(LONGEST_MARGIN));
+        let (granted, deadline, sent) = self.asked().await?;
+        Ok(Guard::new(self.client, self.name, granted, sent, deadline, self.ttl, margin))
+    }
+
+    /// Runs this under the lock. When it is lost, the work is dropped where it stands; work that ended after the loss is
+    /// reported as lost too.
+    ///
+    /// # Errors
+    /// As of [`Lock::acquire`], and [`Error::Lost`].
+    pub async fn hold<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T, Error> {
+        let guard = self.acquire().await?;
+        let value = tokio::select! {
+            biased;
+            loss = guard.lost() => return Err(Error::Lost(loss)),
+            value = work(&guard) => value,
+        };
+        guard.check()?;
+        // It was ours until the work was done; whatever becomes of the release, it ends with its TTL.
+        if let Err(error) = guard.release().await {
+            tracing::warn!(%error, "a lock was not released, and ends with its TTL");
+        }
+        Ok(value)
+    }
+
+    /// Acquires it, and leaves extending and releasing to whoever has its token.
+    ///
+    /// # Errors
+    /// As of [`Lock::acquire`].
+    pub async fn grant(&self) -> Result<Grant, Error> {
+        let (Granted { token, fencing_token, .. }, deadline, _) = self.asked().await?;
+        Ok(Grant { token, fencing_token, deadline })
+    }
+
+    async fn asked(&self) -> Result<(Granted, Moment, Moment), Error> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|error| Error::Setup(format!("no randomness: {error}")))?;
+        // The same for all repetitions: whichever is answered tells of the same grant.
+        let call = Call::of_lock(Method::POST, &self.name)?.secret(&IDEMPOTENCY_KEY, &hex::encode(random))?;
+        let end_of_wait = Moment::now() + self.wait;
+        let mut longest = LONGEST_TURN;
+        loop {
+            let turn = end_of_wait.left().min(longest);
+            let body = json!({ "ttl_ms": self.ttl.as_millis() as u64, "wait_ms": turn.as_millis() as u64 });
+            let call = call.clone().body(self.described(body));
+            let until = (Moment::now() + UNDECIDED).max(end_of_wait) + ONE_TRY;
+            match self.client.ask::<Granted>(&call, until, turn + ONE_TRY).await {
+                Ok((Some(granted), sent)) => {
+                    let deadline = granted.deadline(sent);
+                    if !deadline.has_passed() {
+                        return Ok((granted, deadline, sent));
+                    }
+                    // The answer was on its way for longer than the lock lives. Asked again, it is extended or granted anew.
+                }
+                Ok((None, _)) => return Err(Error::Setup("POST was answered 204".into())),
+                Err(Error::Refused(problem)) if problem.code == "invalid_wait" && longest > SHORTEST_TURN => {
+                    longest = (turn / 2).max(SHORTEST_TURN);
+                }
+                Err(Error::Refused(problem)) if problem.code == "lock_held" => {
+                    if end_of_wait.has_passed() {
+                        let Problem { holder, expires_in_ms, .. } = *problem;
+                        return Err(Error::Held { holder, expires_in: expires_in_ms.map(Duration::from_millis) });
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn described(&self, mut body: serde_json::Value) -> serde_json::Value {
+        if let Some(owner) = &self.owner {
+            body["owner"] = json!(owner);
+        }
+        if !self.metadata.is_empty() {
+            body["metadata"] = json!(self.metadata);
+        }
+        body
+    }
+}

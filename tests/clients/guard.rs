@@ -1,0 +1,220 @@
+//! The Rust client over real gateways and masters: the scenarios that every guard runs, in whatever language.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use redlock_client::{Client, Error, Guard, Loss};
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use crate::http::keys::{HOLDER, file, key, with_keys};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{PATIENCE, eventually, masters};
+
+const TTL: Duration = Duration::from_secs(1);
+
+fn url(gateway: &Gateway) -> String {
+    format!("http://{}", gateway.address())
+}
+
+fn client(gateways: &[&Gateway]) -> Client {
+    gateways.iter().fold(Client::builder(), |client, gateway| client.url(url(gateway))).build().expect("these are URLs")
+}
+
+/// Until so many extensions have been confirmed.
+async fn extended(guard: &Guard, times: usize) {
+    let mut deadlines = guard.deadlines();
+    for _ in 0..times {
+        timeout(PATIENCE, deadlines.changed()).await.expect("it is extended").expect("it is held");
+    }
+}
+
+#[tokio::test]
+async fn a_guard_holds_its_lock_for_five_times_its_ttl_and_leaves_nothing() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    let guard = client(&[&gateway]).lock("jobs/nightly").ttl(TTL).owner("host-7").acquire().await.unwrap();
+    let begin = guard.deadline();
+    while guard.deadline().since(begin) < TTL * 5 {
+        extended(&guard, 1).await;
+        guard.check().unwrap();
+        let status = gateway.look("jobs/nightly").await;
+        assert_eq!((&status["owner"], &status["fencing_token"]), (&"host-7".into(), &guard.fencing_token().into()));
+    }
+    guard.release().await.unwrap();
+    assert_eq!(gateway.look("jobs/nightly").await["state"], "free");
+}
+
+#[tokio::test]
+async fn a_guard_that_is_dropped_releases_and_one_that_is_refused_says_who_holds_the_lock() {
+    let gateway = Launch::embedded().ready().await;
+    let client = client(&[&gateway]);
+    let guard = client.lock("a").owner("alice").acquire().await.unwrap();
+    let refused = client.lock("a").acquire().await.unwrap_err();
+    assert!(matches!(&refused, Error::Held { holder: Some(holder), .. } if holder == "alice"), "{refused}");
+    let waits = client.lock("a").wait(PATIENCE);
+    let (next, ()) = tokio::join!(waits.acquire(), async { drop(guard) });
+    next.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_lost_a_lock_to_another_release_was_not_told() {
+    let gateway = Launch::embedded().ready().await;
+    let guard = client(&[&gateway]).lock("a").ttl(TTL).acquire().await.unwrap();
+    let told = guard.cancellation();
+    assert_eq!(gateway.delete("a", guard.token()).await.status, 204);
+    let loss = timeout(TTL, guard.lost()).await.expect("at the next extension");
+    assert!(matches!(loss, Loss::Gone { .. }), "{loss}");
+    assert!(told.is_cancelled() && matches!(guard.check(), Err(Error::Lost(_))));
+    guard.release().await.expect("a release after the loss is quiet");
+}
+
+#[tokio::test]
+async fn the_work_under_a_lost_lock_went_on() {
+    let gateway = Launch::embedded().ready().await;
+    let held = client(&[&gateway]).lock("a").ttl(TTL);
+    let result = held
+        .hold(async |guard| {
+            gateway.delete("a", guard.token()).await;
+            std::future::pending::<()>().await;
+        })
+        .await;
+    assert!(matches!(result, Err(Error::Lost(Loss::Gone { .. }))), "{result:?}");
+}
+
+#[tokio::test]
+async fn a_guard_whose_masters_are_gone_is_lost_before_its_deadline() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).flag("--node-timeout", "50ms").ready().await;
+    let guard = client(&[&gateway]).lock("a").ttl(TTL * 2).acquire().await.unwrap();
+    extended(&guard, 1).await;
+    servers[..2].iter().for_each(|server| server.stop());
+    let loss = timeout(PATIENCE, guard.lost()).await.expect("it is told");
+    let left = guard.deadline().left();
+    servers[..2].iter().for_each(|server| server.cont());
+    assert!(matches!(loss, Loss::Unconfirmed { .. }) && loss.to_string().contains("outcome_unknown"), "{loss}");
+    assert!(left > Duration::from_millis(100), "{left:?} before the deadline; a tenth of the TTL is 200 ms");
+}
+
+#[tokio::test]
+async fn a_guard_survives_a_killed_gateway_and_a_hung_one() {
+    let servers = masters(3);
+    let [killed, hung, last] = [
+        Launch::over(&servers).ready().await,
+        Launch::over(&servers).ready().await,
+        Launch::over(&servers).ready().await,
+    ];
+    let guard = client(&[&killed, &hung, &last]).lock("a").ttl(TTL * 3).acquire().await.unwrap();
+    hung.signal(Signal::STOP);
+    drop(killed);
+    extended(&guard, 3).await;
+    guard.check().unwrap();
+    assert_eq!(last.look("a").await["fencing_token"], guard.fencing_token());
+    guard.release().await.unwrap();
+    hung.signal(Signal::CONT);
+}
+
+/// In front of a gateway: answers of the first requests are taken and not passed on.
+async fn swallowing(to: SocketAddr, most: usize) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let swallowed = Arc::new(AtomicUsize::new(0));
+    let count = swallowed.clone();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let count = count.clone();
+            tokio::spawn(async move {
+                let mut gateway = TcpStream::connect(to).await.unwrap();
+                if count.load(Ordering::SeqCst) >= most {
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut gateway).await;
+                    return;
+                }
+                let mut buffer = vec![0; 65_536];
+                let read = client.read(&mut buffer).await.unwrap();
+                gateway.write_all(&buffer[..read]).await.unwrap();
+                assert_ne!(gateway.read(&mut buffer).await.unwrap(), 0, "an answer");
+                count.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+    });
+    (address, swallowed)
+}
+
+#[tokio::test]
+async fn answers_that_were_lost_lead_to_the_same_grant() {
+    let gateway = Launch::embedded().ready().await;
+    let (address, swallowed) = swallowing(gateway.address(), 2).await;
+    let client = Client::new(format!("http://{address}")).unwrap();
+    let guard = client.lock("a").acquire().await.unwrap();
+    assert_eq!(swallowed.load(Ordering::SeqCst), 2);
+    let status = gateway.look("a").await;
+    assert_eq!((&status["state"], &status["fencing_token"]), (&"held".into(), &guard.fencing_token().into()));
+    guard.release().await.unwrap();
+    assert_eq!(gateway.look("a").await["state"], "free");
+}
+
+#[tokio::test]
+async fn twenty_contenders_lost_a_count_of_a_counter_without_a_lock() {
+    const EACH: usize = 5;
+    let servers = masters(3);
+    let gateways = [Launch::over(&servers).ready().await, Launch::over(&servers).ready().await];
+    let counter = Arc::new(AtomicUsize::new(0));
+    let contenders: Vec<_> = (0..20)
+        .map(|n| {
+            let (client, counter) = (client(&[&gateways[n % 2]]), counter.clone());
+            tokio::spawn(async move {
+                for _ in 0..EACH {
+                    let guard = client.lock("counter").wait(PATIENCE * 2).acquire().await.unwrap();
+                    let before = counter.load(Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    counter.store(before + 1, Ordering::SeqCst);
+                    guard.check().unwrap();
+                    guard.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for contender in contenders {
+        contender.await.unwrap();
+    }
+    assert_eq!(counter.load(Ordering::SeqCst), 20 * EACH);
+}
+
+#[tokio::test]
+async fn what_the_gateway_refuses_is_told_with_what_is_allowed() {
+    let holder = key("jobs", HOLDER, "jobs/*").await;
+    let keys = file(&[&holder]);
+    let gateway = with_keys(&keys).start().await;
+    let of = |secret: &str| Client::builder().url(url(&gateway)).key(secret).build().unwrap();
+    let error =
+        async |client: &Client, name: &str, ttl| client.lock(name).ttl(ttl).acquire().await.unwrap_err().to_string();
+    let minute = Duration::from_secs(60);
+    let known = of(&holder.text);
+    for (told, what) in [
+        (error(&of("rlk_nonsense"), "jobs/a", minute).await, "unauthenticated"),
+        (error(&known, "other/a", minute).await, "acquire"),
+        (error(&known, "jobs/ä", minute).await, "invalid_name"),
+        (error(&known, "..", minute).await, "no name of a lock"),
+        (error(&known, "jobs/a", minute * 60).await, "300000"),
+    ] {
+        assert!(told.contains(what), "{told}");
+    }
+    known.lock("jobs/a").acquire().await.unwrap().release().await.unwrap();
+    assert!(Client::new("http://127.0.0.1:1").unwrap().status("a").await.unwrap_err().to_string().contains("refused"));
+}
+
+#[tokio::test]
+async fn a_wait_that_is_longer_than_the_gateway_allows_is_asked_for_in_turns() {
+    let gateway = Launch::embedded().flag("--max-wait", "600ms").ready().await;
+    let lease = gateway.acquire_for("a", 2_500).await;
+    let client = client(&[&gateway]);
+    let short = client.lock("a").wait(Duration::from_millis(100)).acquire().await;
+    assert!(matches!(short, Err(Error::Held { .. })), "{short:?}");
+    let guard = client.lock("a").wait(PATIENCE).acquire().await.expect("after the first one has expired");
+    assert!(guard.fencing_token() > lease.fencing);
+    eventually("it is held by the guard", async || (gateway.look("a").await["state"] == "held").then_some(())).await;
+}

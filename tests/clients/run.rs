@@ -1,0 +1,281 @@
+//! `redlock run`: the real program, real commands, real masters. What a command does is seen by what it leaves in files.
+
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use crate::support::gateway::{Gateway, Launch, Scratch, built};
+use crate::support::harness::{PATIENCE, TempDir, eventually, masters};
+
+fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| built(&["--package", "redlock-cli"]).join("redlock"))
+}
+
+fn redlock(gateway: &Gateway, args: &[&str]) -> Command {
+    let mut command = Command::new(binary());
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REDLOCK_")) {
+        command.env_remove(name);
+    }
+    command.env("REDLOCK_URL", format!("http://{}", gateway.address())).args(args);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+}
+
+async fn output(gateway: &Gateway, args: &[&str]) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = ended(redlock(gateway, args).spawn().unwrap()).await;
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+async fn ended(child: Child) -> Output {
+    timeout(PATIENCE, child.wait_with_output()).await.expect("it ends").unwrap()
+}
+
+async fn code_and_words(child: Child) -> (Option<i32>, String) {
+    let output = ended(child).await;
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// The first line on standard error. What comes later goes nowhere.
+async fn line(child: &mut Child) -> String {
+    let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+    let mut line = String::new();
+    timeout(PATIENCE, stderr.read_line(&mut line)).await.expect("it tells").unwrap();
+    tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
+    line
+}
+
+/// A script with files to leave its traces in: `$1` is the directory.
+fn script<'a>(dir: &'a TempDir, flags: &[&'a str], script: &'a str) -> Vec<&'a str> {
+    let dir = dir.path().to_str().unwrap();
+    [&["run", "job"], flags, &["--", "sh", "-c", script, "sh", dir]].concat()
+}
+
+/// The number that a script has written, when it has.
+async fn number(dir: &TempDir, file: &str) -> i32 {
+    let path = dir.path().join(file);
+    let read = || std::fs::read_to_string(&path).ok()?.strip_suffix('\n')?.parse().ok();
+    eventually(&format!("{file} is written"), async || read()).await
+}
+
+fn lives(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // A zombie runs nothing.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state.is_some_and(|state| state != 'Z') && test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
+}
+
+async fn gone(pid: i32) -> Instant {
+    eventually("the process is gone", async || (!lives(pid)).then(Instant::now)).await
+}
+
+/// A command and one that it has started, both for ever.
+const TWO: &str = r#"sleep 1000 & echo $! > "$1/grandchild"; echo $$ > "$1/child"; wait"#;
+
+#[tokio::test]
+async fn a_command_runs_under_the_lock_and_ends_with_its_own_code() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    let shown = r#"echo "$REDLOCK_NAME $REDLOCK_TOKEN $REDLOCK_FENCING_TOKEN $REDLOCK_DEADLINE"; exit 7"#;
+    let (code, out, err) = output(&gateway, &["run", "jobs/a", "--", "sh", "-c", shown]).await;
+    assert_eq!((code, &*err), (Some(7), ""));
+    let words: Vec<&str> = out.split_whitespace().collect();
+    assert_eq!((words[0], words[1].split('.').nth(1)), ("jobs/a", Some(words[2])), "{out}");
+    assert!(words[3].ends_with('Z'), "{out}");
+    assert_eq!(gateway.look("jobs/a").await["state"], "free", "it is released");
+    let signalled = output(&gateway, &["run", "jobs/a", "--", "sh", "-c", "kill -TERM $$"]).await;
+    assert_eq!(signalled.0, Some(143));
+    assert_eq!(output(&gateway, &["run", "a", "--", "/no/such/thing"]).await.0, Some(127));
+    let file = Scratch::new("no-program", "");
+    assert_eq!(output(&gateway, &["run", "a", "--", file.path()]).await.0, Some(126));
+}
+
+#[tokio::test]
+async fn whoever_gets_no_lock_runs_nothing_and_says_why_by_its_code() {
+    let gateway = Launch::embedded().ready().await;
+    let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
+    let dir = TempDir::new();
+    let touch = "touch \"$1/ran\"";
+    let (code, _, err) = output(&gateway, &script(&dir, &[], touch)).await;
+    assert!(code == Some(75) && err.contains("\"alice\" holds the lock"), "{err}");
+    let (code, _, err) = output(&gateway, &script(&dir, &["--url", "http://127.0.0.1:1", "--wait", "0s"], touch)).await;
+    assert!(code == Some(69) && err.contains("refused"), "{err}");
+    for (flags, says) in [
+        (&["--ttl", "1s"][..], "at least 1200ms"),
+        (&["--grace", "20s"], "14s 600ms at most"),
+        (&["--ttl", "1h"], "300000"),
+        (&["--url", "localhost"], "\"localhost\""),
+        (&["--key-file", "/no/such/file"], "/no/such/file"),
+        (&["--wait", "soon"], "soon"),
+    ] {
+        let (code, _, err) = output(&gateway, &script(&dir, flags, touch)).await;
+        assert!(code == Some(64) && err.contains(says), "{flags:?}: {err}");
+    }
+    let (code, _, err) = output(&gateway, &[&["--json"], &script(&dir, &[], touch)[..]].concat()).await;
+    let told: Value = serde_json::from_str(&err).expect("nothing but JSON");
+    assert_eq!((code, &told["event"], &told["exit_code"]), (Some(75), &"held".into(), &75.into()));
+    assert!(!dir.path().join("ran").exists());
+}
+
+#[tokio::test]
+async fn a_hundred_runs_of_one_name_appended_to_a_file_at_the_same_time() {
+    const RUNS: usize = 100;
+    let servers = masters(3);
+    let gateways = [Launch::over(&servers).ready().await, Launch::over(&servers).ready().await];
+    let dir = TempDir::new();
+    // Between its two lines another one would write, were it there.
+    let work = r#"echo "begin $$" >> "$1/log"; sleep 0.01; echo "end $$" >> "$1/log""#;
+    let run = |n: usize| redlock(&gateways[n % 2], &script(&dir, &["--wait", "2m"], work)).spawn().unwrap();
+    let runs: Vec<Child> = (0..RUNS).map(run).collect();
+    for child in runs {
+        let output = timeout(PATIENCE * 8, child.wait_with_output()).await.expect("it ends").unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
+    let lines: Vec<_> = log.lines().map(|line| line.split_once(' ').unwrap()).collect();
+    assert_eq!(lines.len(), 2 * RUNS);
+    for pair in lines.chunks(2) {
+        assert!(pair[0].0 == "begin" && pair[1].0 == "end" && pair[0].1 == pair[1].1, "two at once: {pair:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_runner_that_was_killed_left_its_command_running() {
+    let gateway = Launch::embedded().ready().await;
+    let dir = TempDir::new();
+    let mut runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], TWO)).spawn().unwrap();
+    let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+    assert!(lives(child) && lives(grandchild));
+    runner.start_kill().unwrap();
+    runner.wait().await.unwrap();
+    gone(child).await;
+    gone(grandchild).await;
+    let (code, ..) = output(&gateway, &script(&dir, &["--wait", "10s"], "true")).await;
+    assert_eq!(code, Some(0), "the lock ends with its TTL");
+}
+
+/// How long before the end of the lock's validity the command and what it had started were gone.
+async fn stopped_in_time(stop: impl AsyncFnOnce(&Child), gateway: &Gateway, flags: &[&str]) -> (Child, Duration) {
+    let dir = TempDir::new();
+    // What ignores TERM has to be killed.
+    let stubborn = format!("trap '' TERM; {TWO}");
+    let runner = redlock(gateway, &script(&dir, flags, &stubborn)).spawn().unwrap();
+    let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+    stop(&runner).await;
+    // From here on nothing extends it.
+    let expires_in = gateway.look("job").await["expires_in_ms"].as_u64();
+    let expires = expires_in.map(|left| Instant::now() + Duration::from_millis(left));
+    let end = gone(child).await.max(gone(grandchild).await);
+    (runner, expires.map_or(Duration::ZERO, |expires| expires.saturating_duration_since(end)))
+}
+
+#[tokio::test]
+async fn a_runner_that_was_stopped_let_its_command_outlive_the_lock() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    let stop = async |runner: &Child| {
+        let runner = Pid::from_raw(runner.id().unwrap() as i32).unwrap();
+        kill_process(runner, Signal::STOP).unwrap();
+    };
+    let (_runner, margin) = stopped_in_time(stop, &gateway, &["--ttl", "2s"]).await;
+    assert!(margin > Duration::from_millis(100), "{margin:?} before the lock ended");
+}
+
+#[tokio::test]
+async fn a_command_whose_masters_were_gone_outlived_the_lock() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).flag("--node-timeout", "50ms").ready().await;
+    let (dir, stubborn) = (TempDir::new(), format!("trap '' TERM; {TWO}"));
+    let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &stubborn)).spawn().unwrap();
+    let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+    // With a majority stopped nothing is confirmed any more: this is how long the lock lives.
+    servers[..2].iter().for_each(|server| server.stop());
+    let left = u64::try_from(servers[2].cmd(&["PTTL", "lock:job"]).integer()).expect("it is held");
+    let expires = Instant::now() + Duration::from_millis(left);
+    let end = gone(child).await.max(gone(grandchild).await);
+    let margin = expires.saturating_duration_since(end);
+    servers[..2].iter().for_each(|server| server.cont());
+    let (code, err) = code_and_words(runner).await;
+    assert!(code == Some(79) && err.contains("no gateway has confirmed"), "{err}");
+    assert!(margin > Duration::from_millis(100), "{margin:?} before the lock ended on the master that was left");
+    println!("margin: {} ms", margin.as_millis());
+}
+
+#[tokio::test]
+async fn a_command_went_on_when_its_lock_was_released_by_somebody_else() {
+    let gateway = Launch::embedded().ready().await;
+    for (on_lost, code) in [("kill", 79), ("warn", 3)] {
+        let dir = TempDir::new();
+        let work = r#"echo "$REDLOCK_TOKEN" > "$1/token"; while [ ! -e "$1/go" ]; do sleep 0.05; done; exit 3"#;
+        let flags = ["--ttl", "2s", "--on-lost", on_lost];
+        let mut runner = redlock(&gateway, &script(&dir, &flags, work)).spawn().unwrap();
+        let path = dir.path().join("token");
+        let written = || std::fs::read_to_string(&path).ok().filter(|text| text.ends_with('\n'));
+        let token = eventually("it runs", async || written()).await;
+        assert_eq!(gateway.delete("job", token.trim()).await.status, 204);
+        let told = line(&mut runner).await;
+        assert!(told.contains("the lock is lost: it was released"), "{on_lost}: {told}");
+        if on_lost == "warn" {
+            std::fs::write(dir.path().join("go"), "").unwrap();
+        }
+        assert_eq!(ended(runner).await.status.code(), Some(code), "{on_lost}");
+    }
+}
+
+#[tokio::test]
+async fn a_signal_to_the_runner_reaches_the_command_and_what_it_leaves_behind_is_stopped() {
+    let gateway = Launch::embedded().ready().await;
+    let dir = TempDir::new();
+    let work = r#"trap 'exit 5' TERM; sleep 1000 & echo $! > "$1/left"; echo $$ > "$1/child"; wait"#;
+    let runner = redlock(&gateway, &script(&dir, &[], work)).spawn().unwrap();
+    let (left, _) = (number(&dir, "left").await, number(&dir, "child").await);
+    kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
+    assert_eq!(ended(runner).await.status.code(), Some(5));
+    assert!(!lives(left), "it would go on without the lock");
+    assert_eq!(gateway.look("job").await["state"], "free");
+}
+
+#[tokio::test]
+async fn a_runner_that_waits_says_for_whom_and_leaves_the_line_when_it_is_interrupted() {
+    let gateway = Launch::embedded().ready().await;
+    let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
+    let dir = TempDir::new();
+    let mut runner = redlock(&gateway, &script(&dir, &["--wait", "1m"], "touch \"$1/ran\"")).spawn().unwrap();
+    let told = line(&mut runner).await;
+    assert!(told.contains("\"alice\" has had it since 20"), "{told}");
+    kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::INT).unwrap();
+    assert_eq!(ended(runner).await.status.code(), Some(130));
+    assert!(!dir.path().join("ran").exists());
+}
+
+#[tokio::test]
+async fn a_shell_acquires_extends_looks_and_releases() {
+    let gateway = Launch::embedded().ready().await;
+    let path = binary().parent().unwrap().to_str().unwrap();
+    let session = format!(
+        r#"set -eu; PATH={path}:$PATH
+        eval "$(redlock acquire jobs/a --ttl 20s --owner me --format shell)"
+        redlock status jobs/a; redlock list jobs/
+        redlock extend jobs/a --ttl 1m --json
+        redlock release jobs/a; redlock release jobs/a
+        redlock status jobs/a; redlock nodes | head -2"#
+    );
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(session).env("REDLOCK_URL", format!("http://{}", gateway.address()));
+    let output = shell.output().await.unwrap();
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{err}{out}");
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(lines[0].starts_with("jobs/a: held by \"me\" since 20") && lines[1].starts_with("jobs/a: held"), "{out}");
+    assert!(lines[2].starts_with("{\"name\":\"jobs/a\",\"validity_ms\":5"), "{out}");
+    assert_eq!((lines[3], lines[4]), ("jobs/a: free", "ready"), "{out}");
+    assert!(lines[5].ends_with("  admitted"), "{out}");
+}
