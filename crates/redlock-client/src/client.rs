@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::http::{Call, Failure, LOCK_TOKEN};
-use crate::lock::Lock;
 
 /// Between two rounds over all gateways: the first pause, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -173,11 +172,6 @@ impl Client {
 
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
-    }
-
-    /// A lock to be acquired.
-    pub fn lock(&self, name: impl Into<String>) -> Lock {
-        Lock::new(self.clone(), name.into())
     }
 
     /// What the nodes know of a lock.

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::guard::Loss;
-
 /// The body of an error answer, RFC 9457.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Problem {
@@ -27,6 +25,34 @@ pub struct Problem {
     /// When the holder's lock expires unless it is extended, in milliseconds.
     #[serde(default)]
     pub expires_in_ms: Option<u64>,
+}
+
+/// Why a lock is not held any more, or may not be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Loss {
+    /// It is free or expired: somebody released it, or it was not extended in time.
+    #[error("it was released by somebody else or has expired ({detail})")]
+    Gone { detail: String },
+    /// Somebody else holds it.
+    #[error("{} holds it", .holder.as_deref().unwrap_or("somebody else"))]
+    Taken { holder: Option<String> },
+    /// It was held for as long as a lock may be.
+    #[error("it was held for as long as it may be ({detail})")]
+    MaxHold { detail: String },
+    /// No gateway has confirmed an extension, and its deadline is near.
+    #[error("no gateway has confirmed an extension before its deadline: {}", .what.join("; "))]
+    Unconfirmed { what: Vec<String> },
+}
+
+impl From<Problem> for Loss {
+    fn from(problem: Problem) -> Self {
+        match problem {
+            Problem { status: 404, detail, .. } => Self::Gone { detail },
+            Problem { code, detail, .. } if code == "max_hold_reached" => Self::MaxHold { detail },
+            Problem { holder, .. } => Self::Taken { holder },
+        }
+    }
 }
 
 /// Why there is no lock, or no answer.

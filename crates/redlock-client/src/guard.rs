@@ -10,39 +10,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::{Client, Granted, extension, lost};
 use crate::clock::Moment;
-use crate::error::{Error, Problem};
+use crate::error::{Error, Loss};
 
 /// For one try to extend: a share of the time that is left, so that a hung gateway cannot eat the lease, and no more than this.
 const LONGEST_TRY: Duration = Duration::from_secs(5);
 const SHARE_OF_A_TRY: u32 = 4;
-
-/// Why a lock is not held any more, or may not be.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Loss {
-    /// It is free or expired: somebody released it, or it was not extended in time.
-    #[error("it was released by somebody else or has expired ({detail})")]
-    Gone { detail: String },
-    /// Somebody else holds it.
-    #[error("{} holds it", .holder.as_deref().unwrap_or("somebody else"))]
-    Taken { holder: Option<String> },
-    /// It was held for as long as a lock may be.
-    #[error("it was held for as long as it may be ({detail})")]
-    MaxHold { detail: String },
-    /// No gateway has confirmed an extension, and its deadline is near.
-    #[error("no gateway has confirmed an extension before its deadline: {}", .what.join("; "))]
-    Unconfirmed { what: Vec<String> },
-}
-
-impl From<Problem> for Loss {
-    fn from(problem: Problem) -> Self {
-        match problem {
-            Problem { status: 404, detail, .. } => Self::Gone { detail },
-            Problem { code, detail, .. } if code == "max_hold_reached" => Self::MaxHold { detail },
-            Problem { holder, .. } => Self::Taken { holder },
-        }
-    }
-}
 
 /// A lock that is held. Dropped, it is released in the background.
 #[derive(Debug)]

@@ -36,6 +36,6 @@ mod http;
 mod lock;
 
 pub use self::client::{Client, ClientBuilder, LockStatus, NodeReport, Page};
-pub use self::error::{Error, Problem};
-pub use self::guard::{Guard, Loss};
+pub use self::error::{Error, Loss, Problem};
+pub use self::guard::Guard;
 pub use self::lock::{Grant, Lock};

@@ -46,12 +46,22 @@ pub struct Grant {
     pub deadline: Moment,
 }
 
-impl Lock {
-    pub(crate) fn new(client: Client, name: String) -> Self {
-        let (ttl, metadata) = (Duration::from_secs(30), BTreeMap::new());
-        Self { client, name, ttl, wait: Duration::ZERO, owner: None, metadata, margin: None }
+impl Client {
+    /// A lock to be acquired.
+    pub fn lock(&self, name: impl Into<String>) -> Lock {
+        Lock {
+            client: self.clone(),
+            name: name.into(),
+            ttl: Duration::from_secs(30),
+            wait: Duration::ZERO,
+            owner: None,
+            metadata: BTreeMap::new(),
+            margin: None,
+        }
     }
+}
 
+impl Lock {
     /// For how long the lock outlives its holder: 30 s unless this says otherwise. It is extended long before.
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { ttl, ..self }
