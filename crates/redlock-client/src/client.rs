@@ -17,6 +17,8 @@ use crate::http::{Call, Failure, LOCK_TOKEN};
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// A gateway that cannot even be connected to is left for the next one.
 const CONNECT: Duration = Duration::from_secs(2);
+/// With less time an answer is not to be expected, and what was heard before tells more than its absence.
+pub(crate) const SHORTEST_TRY: Duration = Duration::from_millis(50);
 /// For requests that hold no lease up.
 const ONE_TRY: Duration = Duration::from_secs(2);
 const ALL_TRIES: Duration = Duration::from_secs(5);
@@ -281,7 +283,7 @@ impl Client {
                 let _ = current.compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
             }
             let rest = pause.mul_f64(0.5 + fastrand::f64()).max(soonest);
-            if rest >= until.left() {
+            if rest + SHORTEST_TRY >= until.left() {
                 return Err(Error::Unavailable { what: heard });
             }
             tokio::time::sleep(rest).await;

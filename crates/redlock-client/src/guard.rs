@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Client, Granted, extension, lost};
+use crate::client::{Client, Granted, SHORTEST_TRY, extension, lost};
 use crate::clock::Moment;
 use crate::error::{Error, Loss};
 
@@ -152,10 +152,10 @@ impl Held {
             let mut heard = vec!["it was too late to ask".to_owned()];
             loop {
                 let left = given_up.left();
-                if left.is_zero() {
+                if left < SHORTEST_TRY {
                     return Loss::Unconfirmed { what: heard };
                 }
-                let one_try = (left / SHARE_OF_A_TRY).min(LONGEST_TRY);
+                let one_try = (left / SHARE_OF_A_TRY).clamp(SHORTEST_TRY, LONGEST_TRY);
                 match self.client.ask::<Granted>(&call, given_up, one_try).await.map_err(lost) {
                     Ok((Some(granted), sent)) => {
                         self.lease.send_modify(|lease| *lease = (sent, granted.deadline(sent).max(lease.1)));
