@@ -158,6 +158,15 @@ async fn answers_that_were_lost_lead_to_the_same_grant() {
 }
 
 #[tokio::test]
+async fn when_each_gateway_had_failed_once_only_the_first_was_asked_again() {
+    let gateway = Launch::embedded().ready().await;
+    let (address, swallowed) = swallowing(gateway.address(), 2).await;
+    let client = Client::builder().url("http://127.0.0.1:1").url(format!("http://{address}")).build().unwrap();
+    client.lock("a").acquire().await.unwrap().release().await.unwrap();
+    assert_eq!(swallowed.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
 async fn twenty_contenders_lost_a_count_of_a_counter_without_a_lock() {
     const EACH: usize = 5;
     let servers = masters(3);

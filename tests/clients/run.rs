@@ -231,6 +231,23 @@ async fn a_command_went_on_when_its_lock_was_released_by_somebody_else() {
 }
 
 #[tokio::test]
+async fn a_command_that_ignored_term_had_all_the_ttl_when_its_lock_was_already_anothers() {
+    let gateway = Launch::embedded().ready().await;
+    let dir = TempDir::new();
+    let work = format!(r#"trap '' TERM; echo "$REDLOCK_TOKEN" > "$1/token"; {TWO}"#);
+    let flags = ["--ttl", "9s", "--grace", "300ms"];
+    let mut runner = redlock(&gateway, &script(&dir, &flags, &work)).spawn().unwrap();
+    let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+    let token = std::fs::read_to_string(dir.path().join("token")).unwrap();
+    assert_eq!(gateway.delete("job", token.trim()).await.status, 204);
+    assert!(line(&mut runner).await.contains("the lock is lost"));
+    let told = Instant::now();
+    let took = gone(child).await.max(gone(grandchild).await).saturating_duration_since(told);
+    assert!(took < Duration::from_secs(3), "{took:?}; 300 ms were allowed, and the deadline was 6 s away");
+    assert_eq!(ended(runner).await.status.code(), Some(79));
+}
+
+#[tokio::test]
 async fn a_signal_to_the_runner_reaches_the_command_and_what_it_leaves_behind_is_stopped() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();

@@ -13,12 +13,15 @@ const AFTER: &str = "\
 Examples:
   redlock run nightly-report -- ./report.sh
   redlock run deploy --wait 10m --ttl 1m -- make deploy
-  eval \"$(redlock acquire backup --format shell)\"; …; redlock release backup --token \"$REDLOCK_TOKEN\"
+  eval \"$(redlock acquire backup --format shell)\"; …; redlock release backup
 
 Exit codes of redlock itself (of `run` while it works: those of the command, 128 + N when signal N ended it):
   64  wrong usage, or something that the gateway refuses     75  somebody else holds the lock
   69  no gateway decided                                     77  no key, or not for this lock
-  79  the lock was lost while the command ran                126, 127  the command cannot be run, is not found";
+  79  the lock was lost while the command ran                126, 127  the command cannot be run, is not found
+  70  a defect, or a machine without room for a process
+
+`run` stops the process group of its command. What leaves the group (setsid, timeout, a daemon) is out of its reach.";
 
 /// Distributed locks of a redlock-gateway, for shells.
 #[derive(Debug, Parser)]

@@ -128,7 +128,10 @@ fn in_words(status: &LockStatus) -> String {
 fn print(is_json: bool, json: serde_json::Value, words: std::fmt::Arguments<'_>) -> Result<(), Outcome> {
     let mut out = std::io::stdout().lock();
     let written = if is_json { writeln!(out, "{json}") } else { writeln!(out, "{words}") };
-    written.map_err(|_| Outcome::Done)
+    written.map_err(|error| match error.kind() {
+        std::io::ErrorKind::BrokenPipe => Outcome::Done,
+        _ => Outcome::Failed(format!("standard output: {error}")),
+    })
 }
 
 pub(crate) fn completions(shell: clap_complete::Shell) -> Outcome {

@@ -52,6 +52,10 @@ impl FromStr for Order {
 }
 
 pub(crate) fn main() -> ExitCode {
+    // Also what the kernel sends when a group of stopped processes has lost its parent.
+    if nix::sys::signal::SigSet::all().thread_block().is_err() {
+        return ExitCode::FAILURE;
+    }
     let (mut group, mut until, mut text) = (None, None::<Moment>, Vec::new());
     loop {
         let left = until.map_or(PIECE, |until| until.left().min(PIECE));

@@ -1,5 +1,6 @@
 //! How it ended, in words and as an exit code.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use redlock_client::Error;
@@ -57,10 +58,15 @@ pub(crate) fn say(is_json: bool, event: &str, text: &str, more: serde_json::Valu
         if let (Some(line), serde_json::Value::Object(more)) = (line.as_object_mut(), more) {
             line.extend(more);
         }
-        eprintln!("{line}");
+        told(format_args!("{line}"));
     } else {
-        eprintln!("redlock: {text}");
+        told(format_args!("redlock: {text}"));
     }
+}
+
+/// Nobody may be there to hear it: a full disk, a closed pipe. What is to be done is done nevertheless.
+fn told(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 impl From<Error> for Outcome {

@@ -70,7 +70,7 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, 
         () = tell_who_holds(&client, &run.lock.name, run.lock.wait, is_json) => unreachable!("it tells for ever"),
         signal = signals.asked() => return Ok(Outcome::Ended(128 + signal.as_raw() as u8)),
     };
-    let outcome = under(&guard, &run, &mut guardian, &mut signals, is_json).await;
+    let outcome = under(&guard, &run, margin - KILL, &mut guardian, &mut signals, is_json).await;
     if guard.check().is_ok() {
         match tokio::time::timeout(RELEASE, guard.release()).await {
             Ok(Ok(())) => {}
@@ -104,7 +104,14 @@ fn margin(ttl: Duration, grace: Option<Duration>) -> Result<Duration, Outcome> {
 }
 
 /// Runs the command to its end. Says how that was.
-async fn under(guard: &Guard, run: &Run, guardian: &mut Guardian, signals: &mut Signals, is_json: bool) -> Outcome {
+async fn under(
+    guard: &Guard,
+    run: &Run,
+    grace: Duration,
+    guardian: &mut Guardian,
+    signals: &mut Signals,
+    is_json: bool,
+) -> Outcome {
     let kills = run.on_lost == OnLost::Kill;
     if kills {
         guardian.tell(Order::Until(guard.deadline() - GUARDIAN)).await;
@@ -122,17 +129,17 @@ async fn under(guard: &Guard, run: &Run, guardian: &mut Guardian, signals: &mut 
             biased;
             status = child.wait() => break status,
             loss = guard.lost(), if lost.is_none() => {
-                say(is_json, "lost", &format!("the lock is lost: {loss}"), json!({}));
+                let text = format!("the lock is lost: {loss}");
                 lost = Some(loss);
                 if kills {
+                    // Somebody else may have it already: then the grace is all that is left.
+                    let end = (Moment::now() + grace).min(guard.deadline() - KILL);
                     to_group(group, Signal::TERM);
-                    let killed = tokio::time::timeout((guard.deadline() - KILL).left(), child.wait()).await;
-                    to_group(group, Signal::KILL);
-                    break match killed {
-                        Ok(status) => status,
-                        Err(_) => child.wait().await,
-                    };
+                    guardian.tell(Order::Until(end + (KILL - GUARDIAN))).await;
+                    say(is_json, "lost", &text, json!({}));
+                    break stopped(&mut child, group, end).await;
                 }
+                say(is_json, "lost", &text, json!({}));
             }
             Ok(()) = deadlines.changed(), if kills && lost.is_none() => {
                 let (_, deadline) = *deadlines.borrow_and_update();
@@ -143,8 +150,9 @@ async fn under(guard: &Guard, run: &Run, guardian: &mut Guardian, signals: &mut 
                 Event::ChildChanged => go_on_if_stopped(group),
             },
             () = guardian.gone(), if !guardian.is_gone => {
-                say(is_json, "guardian", "the guardian is gone: the command would outlive redlock; stopping it", json!({}));
                 to_group(group, Signal::TERM);
+                say(is_json, "guardian", "the guardian is gone: the command would outlive redlock; stopping it", json!({}));
+                break stopped(&mut child, group, Moment::now() + grace).await;
             }
         }
     };
@@ -160,6 +168,31 @@ async fn under(guard: &Guard, run: &Run, guardian: &mut Guardian, signals: &mut 
     }
 }
 
+/// The end of a command that was told to end: all of its group has until then.
+async fn stopped(child: &mut Child, group: Pid, end: Moment) -> std::io::Result<ExitStatus> {
+    let status = tokio::time::timeout(end.left(), child.wait()).await;
+    if status.is_ok() {
+        emptied(group, end).await;
+    }
+    to_group(group, Signal::KILL);
+    match status {
+        Ok(status) => status,
+        Err(_) => child.wait().await,
+    }
+}
+
+/// Until nothing is left of the group, or then. Nobody tells of the end of somebody else's child.
+async fn emptied(group: Pid, end: Moment) {
+    while is_left(group) && !end.has_passed() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// What may not be signalled is there all the same.
+fn is_left(group: Pid) -> bool {
+    rustix::process::test_kill_process_group(group) != Err(rustix::io::Errno::SRCH)
+}
+
 /// As shells have it.
 fn code(status: ExitStatus) -> u8 {
     status.code().map_or_else(|| 128 + status.signal().unwrap_or(0) as u8, |code| code as u8)
@@ -168,7 +201,8 @@ fn code(status: ExitStatus) -> u8 {
 /// The command, in a process group of its own, whose number is its own.
 fn spawn(guard: &Guard, command: &[OsString]) -> std::io::Result<(Child, Pid)> {
     let deadline = humantime::format_rfc3339_millis(SystemTime::now() + guard.deadline().left()).to_string();
-    let child = tokio::process::Command::new(std::env::current_exe()?)
+    let child = tokio::process::Command::new(this_program()?)
+        .arg0("redlock")
         .arg("__exec")
         .arg(getpid().as_raw_nonzero().to_string())
         .args(command)
@@ -202,24 +236,24 @@ fn to_group(group: Pid, signal: Signal) {
 /// A command that is stopped from its terminal would keep the lock for ever.
 fn go_on_if_stopped(group: Pid) {
     let stopped = rustix::process::waitid(WaitId::Pid(group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
-    if matches!(stopped, Ok(Some(_))) {
+    let Ok(Some(status)) = stopped else { return };
+    // For want of a terminal it would only be stopped again.
+    let waits_for_terminal = [Signal::TTIN, Signal::TTOU].map(|signal| Some(signal.as_raw()));
+    if !waits_for_terminal.contains(&status.stopping_signal()) {
         to_group(group, Signal::CONT);
     }
 }
 
 /// What the command has started and left in its group would go on without the lock.
 async fn leave_nothing(group: Pid, is_json: bool) {
-    let is_left = || rustix::process::test_kill_process_group(group).is_ok();
-    if !is_left() {
+    // What was killed a moment ago may not have left yet.
+    emptied(group, Moment::now() + Duration::from_millis(50)).await;
+    if !is_left(group) {
         return;
     }
-    say(is_json, "left_behind", "the command has left processes behind, which are stopped with it", json!({}));
     to_group(group, Signal::TERM);
-    let end = Moment::now() + LEFT_BEHIND;
-    while is_left() && !end.has_passed() {
-        // Nobody tells of the end of somebody else's child.
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    say(is_json, "left_behind", "the command has left processes behind, which are stopped with it", json!({}));
+    emptied(group, Moment::now() + LEFT_BEHIND).await;
     to_group(group, Signal::KILL);
 }
 
@@ -253,7 +287,9 @@ impl Terminal {
     fn hand_to(group: Pid) -> Self {
         let ours = getpgrp();
         let stdin = std::io::stdin();
-        let is_ours = stdin.is_terminal() && tcgetpgrp(&stdin).is_ok_and(|foreground| foreground == ours);
+        // In a pipeline whoever comes next may want it.
+        let is_alone = stdin.is_terminal() && std::io::stdout().is_terminal();
+        let is_ours = is_alone && tcgetpgrp(&stdin).is_ok_and(|foreground| foreground == ours);
         Self((is_ours && tcsetpgrp(&stdin, group).is_ok()).then_some(ours))
     }
 }
@@ -286,7 +322,9 @@ struct Signals {
 
 impl Signals {
     fn new() -> std::io::Result<Self> {
-        let forwarded = FORWARDED.into_iter().map(|(kind, passed_on)| Ok((signal(kind)?, passed_on)));
+        let ignored = ignored();
+        let heard = FORWARDED.into_iter().filter(|(_, passed_on)| ignored >> (passed_on.as_raw() - 1) & 1 == 0);
+        let forwarded = heard.map(|(kind, passed_on)| Ok((signal(kind)?, passed_on)));
         Ok(Self { forwarded: forwarded.collect::<std::io::Result<_>>()?, child: signal(SignalKind::child())? })
     }
 
@@ -311,6 +349,19 @@ impl Signals {
     }
 }
 
+/// The signals that this process was started to ignore, as `nohup` does it, a bit each; the command inherits that.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// This program, also when its file was replaced meanwhile.
+fn this_program() -> std::io::Result<std::path::PathBuf> {
+    let running = std::path::Path::new("/proc/self/exe");
+    if running.exists() { Ok(running.into()) } else { std::env::current_exe() }
+}
+
 /// The process that stands by.
 struct Guardian {
     child: Child,
@@ -320,7 +371,8 @@ struct Guardian {
 
 impl Guardian {
     fn start() -> std::io::Result<Self> {
-        let mut child = tokio::process::Command::new(std::env::current_exe()?)
+        let mut child = tokio::process::Command::new(this_program()?)
+            .arg0("redlock")
             .arg("__guard")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

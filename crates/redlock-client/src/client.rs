@@ -147,7 +147,9 @@ impl ClientBuilder {
 }
 
 fn parse(text: &str) -> Result<Url, Error> {
-    let refused = |why: String| Error::Setup(format!("{text:?} is no URL of a gateway: {why}"));
+    // What is in front of an @ may be a password.
+    let shown = text.rsplit('@').next().unwrap_or_default();
+    let refused = |why: String| Error::Setup(format!("{shown:?} is no URL of a gateway: {why}"));
     let mut url = Url::parse(text).map_err(|error| refused(error.to_string()))?;
     if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
         return Err(refused("it has to begin with http:// or https://, and name a host".into()));
@@ -214,7 +216,7 @@ impl Client {
         let call = extension(name, token, ttl)?;
         let extended = self.ask::<Granted>(&call, Moment::now() + ALL_TRIES, ONE_TRY).await;
         let (granted, sent) = extended.map_err(lost)?;
-        granted.map(|granted| granted.deadline(sent)).ok_or_else(|| Error::Setup("PATCH was answered 204".into()))
+        granted.map(|granted| granted.deadline(sent, ttl)).ok_or_else(|| Error::Setup("PATCH was answered 204".into()))
     }
 
     /// Releases a lock by its token; quiet when it is not held any more.
@@ -229,7 +231,7 @@ impl Client {
         let call = Call::of_lock(Method::DELETE, name)?.secret(&LOCK_TOKEN, token)?;
         match self.ask::<serde_json::Value>(&call, until, ONE_TRY).await {
             // A repetition meets what the first one did.
-            Err(Error::Refused(problem)) if matches!(problem.status, 404 | 409) => Ok(()),
+            Err(Error::Refused(problem)) if is_loss(&problem.code) => Ok(()),
             result => result.map(|_| ()),
         }
     }
@@ -249,6 +251,10 @@ impl Client {
         answer.ok_or_else(|| Error::Setup(format!("{} was answered without a body", call.path)))
     }
 
+    pub(crate) fn gateways(&self) -> u32 {
+        self.0.urls.len() as u32
+    }
+
     /// Asks one gateway after the other until one answers, with pauses, and says when the request was sent that was answered.
     /// What is asked must do no harm when it is done twice.
     pub(crate) async fn ask<T: DeserializeOwned>(
@@ -266,7 +272,7 @@ impl Client {
         loop {
             let (mut heard, mut soonest) = (Vec::new(), Duration::MAX);
             for _ in 0..urls.len() {
-                let at = current.load(Ordering::Relaxed) % urls.len();
+                let at = current.load(Ordering::Relaxed);
                 let sent = Moment::now();
                 let failure = match call.send(http, &urls[at], one_try.min(until.left())).await {
                     Ok(answer) => return Ok((answer, sent)),
@@ -280,7 +286,7 @@ impl Client {
                 soonest = soonest.min(asked);
                 heard.push(failure.to_string());
                 // Unless another request has gone on to it meanwhile.
-                let _ = current.compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
+                let _ = current.compare_exchange(at, (at + 1) % urls.len(), Ordering::Relaxed, Ordering::Relaxed);
             }
             let rest = pause.mul_f64(0.5 + fastrand::f64()).max(soonest);
             if rest + SHORTEST_TRY >= until.left() {
@@ -302,10 +308,16 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
-    /// Until when it may be trusted, if it was asked for then. What was on the way is lost, what was spent in the gateway is
-    /// not: its validity was counted afterwards.
-    pub(crate) fn deadline(&self, sent: Moment) -> Moment {
-        sent + Duration::from_millis(self.elapsed_ms) + Duration::from_millis(self.validity_ms)
+    /// Until when it may be trusted, if it was asked for then for so long. What was on the way is lost, what was spent in the
+    /// gateway is not: its validity was counted afterwards. No answer is believed that says more than can be.
+    pub(crate) fn deadline(&self, sent: Moment, ttl: Duration) -> Moment {
+        let elapsed = Duration::from_millis(self.elapsed_ms).min(Moment::now().since(sent));
+        sent + elapsed + Duration::from_millis(self.validity_ms).min(ttl)
+    }
+
+    /// Whether the token can be one: shells and headers take it as it stands.
+    pub(crate) fn has_token(&self) -> bool {
+        !self.token.is_empty() && self.token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.')
     }
 }
 
@@ -315,10 +327,15 @@ pub(crate) fn extension(name: &str, token: &str, ttl: Duration) -> Result<Call, 
     Ok(Call::of_lock(Method::PATCH, name)?.secret(&LOCK_TOKEN, token)?.body(body))
 }
 
+/// Whether a gateway says by this that a token holds its lock no more. A page of a proxy has a status too.
+fn is_loss(code: &str) -> bool {
+    matches!(code, "lock_not_found" | "not_holder" | "max_hold_reached")
+}
+
 /// What a refused extension says.
 pub(crate) fn lost(error: Error) -> Error {
     match error {
-        Error::Refused(problem) if matches!(problem.status, 404 | 409) => Error::Lost((*problem).into()),
+        Error::Refused(problem) if is_loss(&problem.code) => Error::Lost((*problem).into()),
         error => error,
     }
 }
@@ -334,7 +351,7 @@ mod tests {
         assert_eq!(url("https://example.com/team-a").unwrap(), "https://example.com/team-a/");
         for wrong in ["localhost:8080", "ftp://a", "http://user:key@a", "http://a/?b", ""] {
             let error = url(wrong).unwrap_err().to_string();
-            assert!(error.contains(&format!("{wrong:?}")), "{error}");
+            assert!(error.contains("is no URL") && !error.contains("key@"), "{error}");
         }
         assert!(Client::builder().build().unwrap_err().to_string().contains("http://127.0.0.1:8080"));
     }
@@ -342,7 +359,9 @@ mod tests {
     #[test]
     fn a_deadline_counts_from_the_moment_of_sending() {
         let granted = Granted { token: String::new(), fencing_token: 1, validity_ms: 29_000, elapsed_ms: 5_000 };
-        let sent = Moment::now();
-        assert_eq!(granted.deadline(sent).since(sent), Duration::from_secs(34));
+        let (sent, ttl) = (Moment::now() - Duration::from_secs(7), Duration::from_secs(30));
+        assert_eq!(granted.deadline(sent, ttl).since(sent), Duration::from_secs(34));
+        let boasts = Granted { validity_ms: u64::MAX, elapsed_ms: u64::MAX, ..granted };
+        assert!(boasts.deadline(sent, ttl).since(sent) < Duration::from_secs(38));
     }
 }

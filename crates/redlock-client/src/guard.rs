@@ -115,9 +115,11 @@ impl Guard {
     /// # Errors
     /// [`Error::Unavailable`] when no gateway has confirmed it: then it ends with its TTL.
     pub async fn release(mut self) -> Result<(), Error> {
-        self.is_released = true;
         self.renewal.abort();
-        self.held.release().await
+        let result = self.held.release().await;
+        // Not before: who gives up here leaves it to the drop.
+        self.is_released = true;
+        result
     }
 }
 
@@ -156,9 +158,15 @@ impl Held {
                     return Loss::Unconfirmed { what: heard };
                 }
                 let one_try = (left / SHARE_OF_A_TRY).clamp(SHORTEST_TRY, LONGEST_TRY);
-                match self.client.ask::<Granted>(&call, given_up, one_try).await.map_err(lost) {
+                let answer = tokio::select! {
+                    answer = self.client.ask::<Granted>(&call, given_up, one_try) => answer.map_err(lost),
+                    // Its own clock stands still while the machine sleeps.
+                    () = given_up.reached() => continue,
+                };
+                match answer {
                     Ok((Some(granted), sent)) => {
-                        self.lease.send_modify(|lease| *lease = (sent, granted.deadline(sent).max(lease.1)));
+                        let deadline = granted.deadline(sent, self.ttl);
+                        self.lease.send_modify(|lease| *lease = (sent, deadline.max(lease.1)));
                         break;
                     }
                     Ok((None, _)) => heard = vec!["PATCH was answered 204".into()],

@@ -14,7 +14,9 @@ use crate::http::{Call, IDEMPOTENCY_KEY};
 
 /// A gateway answers a longer wait in turns: proxies in front end a request that is silent for half a minute.
 const LONGEST_TURN: Duration = Duration::from_secs(20);
-const SHORTEST_TURN: Duration = Duration::from_millis(500);
+const SHORTEST_TURN: Duration = Duration::from_millis(100);
+/// Where there are several gateways: one that hangs must not have all the time.
+const TURN_OF_SEVERAL: Duration = Duration::from_secs(5);
 /// Beside its wait, for one request.
 const ONE_TRY: Duration = Duration::from_secs(5);
 /// For how long a lock is asked for that nobody decides on, also without a wait.
@@ -134,15 +136,20 @@ impl Lock {
         // The same for all repetitions: whichever is answered tells of the same grant.
         let call = Call::of_lock(Method::POST, &self.name)?.secret(&IDEMPOTENCY_KEY, &hex::encode(random))?;
         let end_of_wait = Moment::now() + self.wait;
-        let mut longest = LONGEST_TURN;
-        loop {
+        let gateways = self.client.gateways();
+        let mut longest = if gateways > 1 { TURN_OF_SEVERAL } else { LONGEST_TURN };
+        let give_up = (Moment::now() + UNDECIDED).max(end_of_wait) + (longest.min(self.wait) + ONE_TRY) * gateways;
+        while !give_up.has_passed() {
+            let asked = Moment::now();
             let turn = end_of_wait.left().min(longest);
             let body = json!({ "ttl_ms": self.ttl.as_millis() as u64, "wait_ms": turn.as_millis() as u64 });
             let call = call.clone().body(self.described(body));
-            let until = (Moment::now() + UNDECIDED).max(end_of_wait) + ONE_TRY;
-            match self.client.ask::<Granted>(&call, until, turn + ONE_TRY).await {
+            match self.client.ask::<Granted>(&call, give_up, turn + ONE_TRY).await {
+                Ok((Some(granted), _)) if !granted.has_token() => {
+                    return Err(Error::Setup("POST was answered with a token that is none".into()));
+                }
                 Ok((Some(granted), sent)) => {
-                    let deadline = granted.deadline(sent);
+                    let deadline = granted.deadline(sent, self.ttl);
                     if !deadline.has_passed() {
                         return Ok((granted, deadline, sent));
                     }
@@ -157,10 +164,16 @@ impl Lock {
                         let Problem { holder, expires_in_ms, .. } = *problem;
                         return Err(Error::Held { holder, expires_in: expires_in_ms.map(Duration::from_millis) });
                     }
+                    // Answered before its turn was over: not to be asked again at once.
+                    if Moment::now().since(asked) < turn / 2 {
+                        let pause = Duration::from_millis(problem.retry_after_ms.unwrap_or(1_000));
+                        tokio::time::sleep(pause.min(end_of_wait.left())).await;
+                    }
                 }
                 Err(error) => return Err(error),
             }
         }
+        Err(Error::Unavailable { what: vec!["answers took longer than the lock lives".into()] })
     }
 
     fn described(&self, mut body: serde_json::Value) -> serde_json::Value {
