@@ -215,7 +215,7 @@ pub(crate) struct Run {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLost {
-    /// TERM to all of its process group, then KILL, before somebody else can have the lock
+    /// TERM to all of its process group, then KILL after the grace, and before the lock can expire
     Kill,
     /// Say so, and let it go on
     Warn,

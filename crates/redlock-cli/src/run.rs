@@ -1,6 +1,7 @@
 //! `redlock run`: a command under a lock.
 //!
-//! The command has a process group of its own, and nothing of that group is left when the lock may be another's:
+//! The command has a process group of its own, and nothing of that group is left when the lock may expire. When it was taken
+//! away, which the next extension tells, the group has the grace:
 //!
 //! ```text
 //!            TERM to the group      KILL by the runner   KILL by the guardian
@@ -71,6 +72,8 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, 
         signal = signals.asked() => return Ok(Outcome::Ended(128 + signal.as_raw() as u8)),
     };
     let outcome = under(&guard, &run, margin - KILL, &mut guardian, &mut signals, is_json).await;
+    // Nothing is left of the group, and its number may be another's from now on.
+    guardian.tell(Order::Done).await;
     if guard.check().is_ok() {
         match tokio::time::timeout(RELEASE, guard.release()).await {
             Ok(Ok(())) => {}
@@ -78,7 +81,6 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, 
             Err(_) => say(is_json, "not_released", "no gateway answers: the lock ends with its ttl", json!({})),
         }
     }
-    guardian.tell(Order::Done).await;
     Ok(outcome)
 }
 

@@ -22,8 +22,9 @@
 //!                                             └─ 404, 409: lost now
 //! ```
 //!
-//! What a guard promises: from the moment that [`Guard::lost`] resolves there is still the margin left of the time in which
-//! nobody else can be granted the lock. What it cannot promise: that work which does not look stops. Give
+//! What a guard promises: a lock that could not be extended is told lost while there is still the margin left of the time in
+//! which nobody else can be granted it. One that was taken away (by force, or by its token) is told at the next extension, and may
+//! be another's by then. What it cannot promise: that work which does not look stops. Give
 //! [`Guard::fencing_token`] to whatever is written to, and let it refuse smaller ones.
 //!
 //! Leaves to others: what is done under the lock, and stopping it (`redlock run` kills a process).
