@@ -153,30 +153,23 @@ impl Drop for Place {
 
 /// How many requests of one kind run at the same time: the others of that client wait.
 #[derive(Debug)]
-pub struct Concurrency {
-    /// While nobody else has any.
-    alone: Arc<Semaphore>,
-    beside_others: Arc<Semaphore>,
-}
+pub struct Concurrency(Arc<Semaphore>);
 
 impl Default for Concurrency {
     fn default() -> Self {
-        let of = |most| Arc::new(Semaphore::new(most));
-        Self { alone: of(Self::ALONE), beside_others: of(Self::BESIDE_OTHERS) }
+        Self(Arc::new(Semaphore::new(Self::MOST)))
     }
 }
 
 impl Concurrency {
     /// More brings no more throughput with masters that are near, and what is with the masters for longer than a round may take has no quorum.
-    const ALONE: usize = 256;
-    /// A request of another client comes after so many at each master. Costs a third of what a client gets alone from masters in
-    /// the same machine; where a round takes R seconds a client gets no more than 64 / R requests a second of a kind.
-    const BESIDE_OTHERS: usize = 64;
+    pub const MOST: usize = 256;
 
-    /// Resolves when one more may run; until what it resolves to is dropped. `None` would be the end of all.
-    pub async fn begin(&self, is_alone: bool) -> Option<OwnedSemaphorePermit> {
-        let all = if is_alone { &self.alone } else { &self.beside_others };
-        all.clone().acquire_owned().await.ok()
+    /// Resolves when another one may run beside so many less one; until what it resolves to is dropped. `None` would be the end
+    /// of all.
+    pub async fn begin(&self, together: usize) -> Option<OwnedSemaphorePermit> {
+        let share = Self::MOST / together.clamp(1, Self::MOST);
+        self.0.clone().acquire_many_owned(share as u32).await.ok()
     }
 }
 

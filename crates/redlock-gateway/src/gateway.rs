@@ -197,6 +197,7 @@ impl Gateway {
                 view.token = view.token.shown_by(shown);
             }
             let decided_in = view.elapsed;
+            self.in_flight.took(decided_in);
             // A client takes its own round trip off, less this: what it has waited for was not lost on the way.
             Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, guard, decided_in))
         });
@@ -246,7 +247,8 @@ impl Gateway {
         let result = self.locks.extend(name, &token.known, ttl).await;
         let result = result.and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
-        if result.is_ok() {
+        if let Ok(view) = &result {
+            self.in_flight.took(view.elapsed);
             client.extended(name.as_str(), token.shown.fencing(), Instant::now() + ttl.duration());
         }
         self.counted(Operation::Extend, Outcome::Extended, result)
@@ -342,6 +344,12 @@ impl Gateway {
         let nodes = self.nodes();
         let statuses = nodes.iter().map(|(name, status)| (name.as_str(), status.clone()));
         self.telemetry.render(statuses, self.locks.waiting(), self.listings.count(), self.locks.wall_micros())
+    }
+
+    /// To be called every few seconds.
+    pub fn upkeep(&self) {
+        self.telemetry.upkeep();
+        self.in_flight.upkeep();
     }
 
     /// From now on nothing new is acquired, and those who wait are sent away; extending and releasing go on.

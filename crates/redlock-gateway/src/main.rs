@@ -10,6 +10,9 @@ use redlock_gateway::config::{self, Config, LogFormat, Nodes, Settings, show};
 use redlock_gateway::{Reload, Running, check_files, commands, http, run, telemetry, within_descriptors};
 use tokio::signal::unix::{SignalKind, signal};
 
+/// In polls of a busy thread. The library's 61 would make an answer of the masters wait for a few milliseconds of other requests.
+const LOOK_AT_SOCKETS_EVERY: u32 = 8;
+
 fn main() -> ExitCode {
     let line: Vec<_> = std::env::args_os().collect();
     let cli = config::parse::<Cli, Settings>(&line).unwrap_or_else(|error| error.exit());
@@ -49,7 +52,8 @@ fn on_runtime(settings: Settings, work: impl AsyncFnOnce(Config) -> ExitCode) ->
     let config = Config::new(settings)?;
     check_files(&config)?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(config.settings.worker_threads).enable_all().build();
+    runtime.worker_threads(config.settings.worker_threads).event_interval(LOOK_AT_SOCKETS_EVERY).enable_all();
+    let runtime = runtime.build();
     Ok(runtime.map_err(|error| error.to_string())?.block_on(work(config)))
 }
 

@@ -111,7 +111,7 @@ pub async fn run(
             tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections))
         }
     };
-    tasks.spawn(upkeep(telemetry, clients));
+    tasks.spawn(upkeep(gateway.clone(), clients));
     tasks.spawn(sum_up_for_ever(app.clone(), refusals.clone()));
 
     started(&Running { address, gateway: gateway.clone() });
@@ -173,11 +173,11 @@ fn services(
     })
 }
 
-async fn upkeep(telemetry: Arc<Telemetry>, clients: Arc<Clients>) {
+async fn upkeep(gateway: Arc<Gateway>, clients: Arc<Clients>) {
     let mut tick = tokio::time::interval(UPKEEP);
     loop {
         tick.tick().await;
-        telemetry.upkeep();
+        gateway.upkeep();
         clients.forget_idle();
     }
 }

@@ -6,16 +6,19 @@
 //! a lock that is held goes before what asks for one: a quarter of the places is for it alone.
 //!
 //! Of those who have a place only so many of one client are with the masters at the same time, so that what another one asks
-//! comes soon after, and a burst of thousands does not keep every master busy for longer than a round may take.
+//! comes soon after, and a burst of thousands does not keep every master busy for longer than a round may take. Beside others it
+//! is 16 for each millisecond that a round takes at least: 16,000 requests a second of a kind, however far the masters are, and
+//! no more than a millisecond of work for a master before what somebody else asks.
 //!
 //! No semaphore over all: waiting for all of its permits would take them from the requests that may still be served while draining.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-use crate::clients::{Client, Company, Counter, Place};
+use crate::clients::{Client, Company, Concurrency, Counter, Place};
 
 /// What a request is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +37,37 @@ pub(super) struct Requests {
     /// Those of them that are not about a lock which the caller may hold.
     others: Counter,
     company: Company,
+    rounds: Rounds,
     all: Arc<All>,
+}
+
+/// How long a round takes at least.
+#[derive(Debug)]
+struct Rounds {
+    micros: AtomicU64,
+}
+
+impl Rounds {
+    const BESIDE_OTHERS_PER_MILLI: u64 = 16;
+    const MOST_MICROS: u64 = 1_000 * Concurrency::MOST as u64 / Self::BESIDE_OTHERS_PER_MILLI;
+
+    /// Of one client beside others.
+    fn together(&self) -> usize {
+        (self.micros.load(Ordering::Relaxed).max(1_000) * Self::BESIDE_OTHERS_PER_MILLI / 1_000) as usize
+    }
+
+    fn took(&self, round: Duration) {
+        let micros = round.as_micros() as u64;
+        if micros < self.micros.load(Ordering::Relaxed) {
+            self.micros.fetch_min(micros, Ordering::Relaxed);
+        }
+    }
+
+    /// What was measured long ago says little: until a round tells otherwise, it takes twice as long now.
+    fn forget(&self) {
+        let twice = |micros: u64| Some((2 * micros).clamp(1_000, Self::MOST_MICROS));
+        let _ = self.micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, twice);
+    }
 }
 
 #[derive(Default)]
@@ -57,6 +90,7 @@ impl Requests {
             working: Counter::default(),
             others: Counter::default(),
             company: Company::default(),
+            rounds: Rounds { micros: AtomicU64::new(1_000) },
             all: Arc::default(),
         }
     }
@@ -68,7 +102,19 @@ impl Requests {
             Work::Held => &client.kept_running,
             Work::Other => &client.others_running,
         };
-        Some(InFlight { working, running: running.begin(self.company.comes_alone(client)).await })
+        let is_alone = self.company.comes_alone(client);
+        let together = if is_alone { Concurrency::MOST } else { self.rounds.together() };
+        Some(InFlight { working, running: running.begin(together).await })
+    }
+
+    /// A round has taken so long.
+    pub(super) fn took(&self, round: Duration) {
+        self.rounds.took(round);
+    }
+
+    /// To be called every few seconds.
+    pub(super) fn upkeep(&self) {
+        self.rounds.forget();
     }
 
     fn place(&self, work: Work, client: &Client) -> Option<(Place, Option<Place>, Place)> {
@@ -127,8 +173,6 @@ impl Drop for Active {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tokio::time::timeout;
 
     use super::*;
@@ -194,10 +238,28 @@ mod tests {
         assert_eq!(alone.len(), 256);
         assert_eq!(requests.working.count(), 256, "who gave up in line has no place");
         assert!(begin(Work::Other, &other).await.is_some());
+        assert!(begin(Work::Other, &greedy).await.is_none(), "they are more than it may have now");
+        drop(alone);
         let mut beside = all(Work::Other, &greedy).await;
-        assert_eq!(beside.len(), 64);
+        assert_eq!(beside.len(), 16);
         assert!(begin(Work::Held, &greedy).await.is_some());
         beside[0].wait();
         assert!(begin(Work::Other, &greedy).await.is_some(), "who waits for a lock does not run");
+    }
+
+    #[test]
+    fn as_many_more_run_together_as_rounds_take_longer_and_no_more_once_they_are_quick() {
+        let rounds = Requests::new(1).rounds;
+        let mut seen = Vec::new();
+        for _ in 0..6 {
+            seen.push(rounds.together());
+            rounds.forget();
+            rounds.took(Duration::from_micros(9_500));
+        }
+        assert_eq!(seen, [16, 32, 64, 128, 152, 152]);
+        rounds.took(Duration::from_micros(300));
+        assert_eq!(rounds.together(), 16);
+        (0..9).for_each(|_| rounds.forget());
+        assert_eq!(rounds.together(), Concurrency::MOST);
     }
 }
