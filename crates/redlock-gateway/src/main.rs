@@ -11,7 +11,7 @@ use redlock_gateway::{Reload, Running, check_files, commands, http, run, telemet
 use tokio::signal::unix::{SignalKind, signal};
 
 /// In polls of a busy thread. The library's 61 would make an answer of the masters wait for a few milliseconds of other requests.
-const LOOK_AT_SOCKETS_EVERY: u32 = 8;
+const LOOK_AT_SOCKETS_EVERY: u32 = 16;
 
 fn main() -> ExitCode {
     let line: Vec<_> = std::env::args_os().collect();
