@@ -54,6 +54,7 @@ mod http {
     mod browser;
     mod errors;
     mod fencing;
+    mod front_door;
     mod fuzz;
     pub(crate) mod keys;
     mod listing;

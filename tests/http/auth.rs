@@ -332,8 +332,11 @@ async fn what_is_public_is_what_was_said_to_be() {
 }
 
 #[tokio::test]
-async fn without_keys_nobody_forces_and_nobody_listens_to_the_world() {
-    let gateway = Launch::embedded().start().await;
+async fn without_keys_nobody_forces_from_elsewhere_and_nobody_listens_to_the_world() {
+    let loopback = Launch::embedded().start().await;
+    loopback.acquire("job").await;
+    assert_eq!(loopback.call(Method::DELETE, "/locks/job?force=true").send().await.status, 204);
+    let gateway = Launch::embedded().flag("--listen", "0.0.0.0:0").word("--allow-anonymous").start().await;
     let lease = gateway.acquire("job").await;
     let denied = gateway.call(Method::DELETE, "/locks/job?force=true").send().await;
     denied.problem(403, "forbidden");

@@ -53,7 +53,6 @@ async fn bad_names_are_named() {
         ("two dots in the middle", "/locks/a%2F..%2Fb", 400, "invalid_name", ["segment \"..\"", "not empty"]),
         ("two slashes", "/locks/a%2F%2Fb", 400, "invalid_name", ["segment \"\"", "not empty"]),
         ("a slash at the end", "/locks/a%2F", 400, "invalid_name", ["segment \"\"", "not empty"]),
-        ("a raw slash", "/locks/reports/nightly", 404, "not_found", ["one path segment", "%2F"]),
     ];
     for (what, path, status, code, words) in cases {
         for method in [Method::POST, Method::PATCH, Method::DELETE, Method::GET] {
@@ -89,13 +88,6 @@ async fn bad_ttls_are_quoted_with_the_allowed_range() {
         let patch = gateway.call(Method::PATCH, "/locks/held").header("lock-token", &lease.token);
         let patch = patch.header("content-type", "application/json").body(body).send().await;
         assert_bad(bad, &patch, 400, "invalid_ttl", &[&quoted, allowed]);
-    }
-    for (what, body) in [("no ttl", Some("{}")), ("no body", None)] {
-        let mut patch = gateway.call(Method::PATCH, "/locks/held").header("lock-token", &lease.token);
-        if let Some(body) = body {
-            patch = patch.header("content-type", "application/json").body(body);
-        }
-        assert_bad(what, &patch.send().await, 400, "invalid_ttl", &["ttl_ms is missing", "10 to 120000"]);
     }
     let long = format!("{{\"ttl_ms\":\"{}\"}}", "9".repeat(1_000));
     let answer = with_body(&gateway, long).send().await;
@@ -264,6 +256,7 @@ async fn waiting_times_that_are_none_or_too_long_are_refused() {
 
     let preferring = |value: &str| gateway.call(Method::POST, "/locks/job").header("prefer", value);
     for value in ["wait=21", "respond-async, wait=21", "wait=\"21\"; foo=bar", "WAIT = 21"] {
+        let words = &["Prefer: wait is 21", "allowed are 0 to 20 seconds"];
         assert_bad(value, &preferring(value).send().await, 400, "invalid_wait", words);
     }
     for value in ["wait=soon", "wait=-1", "wait=1.5"] {
@@ -330,9 +323,7 @@ async fn unknown_paths_and_methods_are_told_what_there_is() {
     let gateway = Launch::embedded().start().await;
     let call = |method: &str, path: &str| gateway.call(Method::from_bytes(method.as_bytes()).unwrap(), path);
     assert_all_bad(vec![
-        ("the root", call("GET", "/"), 404, "not_found", &["/docs", "/openapi.json"]),
         ("another path", call("POST", "/lock/job"), 404, "not_found", &["/openapi.json"]),
-        ("below a lock", call("GET", "/locks/job/owner"), 404, "not_found", &["%2F"]),
         ("an asset that is none", call("GET", "/docs/secret.txt"), 404, "not_found", &["/docs"]),
     ])
     .await;

@@ -88,15 +88,15 @@ fn the_documents_say_which_version_they_are_and_describe_the_same_operations() {
     assert_eq!(
         names(&document),
         [
-            "get /healthz",
-            "get /livez",
-            "get /locks",
+            "post /locks/{name}",
+            "patch /locks/{name}",
             "delete /locks/{name}",
             "get /locks/{name}",
-            "patch /locks/{name}",
-            "post /locks/{name}",
-            "get /metrics",
+            "get /locks",
             "get /readyz",
+            "get /healthz",
+            "get /livez",
+            "get /metrics",
         ]
     );
 }
@@ -185,6 +185,28 @@ fn every_operation_lists_all_its_statuses_with_one_success_type_and_one_error_ty
 }
 
 #[test]
+fn every_error_shows_an_example_of_each_of_its_codes() {
+    for document in [document(), twin()] {
+        let schema = &document["components"]["schemas"]["Problem"];
+        let codes = schema["properties"]["code"]["enum"].as_array().unwrap();
+        assert!(codes.len() > 20, "{codes:?}");
+        for (name, operation) in operations(&document) {
+            for (status, response) in operation["responses"].as_object().unwrap() {
+                let Some(content) = response["content"].get("application/problem+json") else { continue };
+                let examples = content["examples"].as_object().unwrap();
+                assert!(!examples.is_empty(), "{name} {status} has none");
+                for (code, example) in examples {
+                    check(&document, schema, &example["value"], &format!("{name} {status} {code}"));
+                    assert_eq!(example["value"]["code"], **code);
+                    assert_eq!(example["value"]["status"].to_string(), *status);
+                    assert!(codes.contains(&example["value"]["code"]), "{code}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn the_older_twin_has_nothing_that_only_the_newer_version_knows() {
     let twin = twin();
     assert!(twin["info"]["license"].get("identifier").is_none());
@@ -206,7 +228,7 @@ fn the_older_twin_has_nothing_that_only_the_newer_version_knows() {
 async fn the_documentation_page_needs_nobody_else() {
     let gateway = Launch::embedded().start().await;
     let moved = gateway.get("/docs").await;
-    assert_eq!((moved.status, moved.header("location")), (303, "/docs/"), "{moved:?}");
+    assert_eq!((moved.status, moved.header("location")), (303, "docs/"), "{moved:?}");
     let page = gateway.get("/docs/").await;
     assert_eq!(page.status, 200);
     assert!(page.header("content-type").starts_with("text/html"), "{page:?}");
@@ -225,7 +247,11 @@ async fn the_documentation_page_needs_nobody_else() {
         let served = gateway.get(&path).await;
         assert!(served.status == 200 && !served.body.is_empty(), "{path}: {}", served.status);
         if asset.contains("initializer") {
-            assert!(served.text().contains("/openapi.json"), "the page shows another document:\n{}", served.text());
+            assert!(
+                served.text().contains("\"../openapi.json\""),
+                "the page shows another document:\n{}",
+                served.text()
+            );
         }
     }
 }

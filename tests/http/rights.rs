@@ -83,7 +83,7 @@ async fn a_key_that_may_only_release_or_extend_learns_nothing_of_the_locks_of_ot
         for answer in [worker.delete(&gateway, "held", token).await, worker.patch(&gateway, "held", token).await] {
             let problem = answer.problem(409, "not_holder");
             assert!(problem.get("holder").is_none() && problem.get("expires_in_ms").is_none(), "{problem}");
-            assert!(!problem.to_string().contains("somebody\\\"") && problem["retry_after_ms"] == 1_000, "{problem}");
+            assert!(!problem.to_string().contains("somebody\\\""), "{problem}");
         }
         for answer in [reader.delete(&gateway, "held", token).await, reader.patch(&gateway, "held", token).await] {
             let problem = answer.problem(409, "not_holder");

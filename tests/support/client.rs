@@ -42,6 +42,11 @@ impl Call {
         Self { address, method, path, headers: HeaderMap::new(), body: Bytes::new(), secrets }
     }
 
+    /// Sends it elsewhere: to a proxy in front of the gateway.
+    pub(crate) fn to(self, address: SocketAddr) -> Self {
+        Self { address, ..self }
+    }
+
     /// Adds a header; the same one twice is sent twice.
     pub(crate) fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
         let value = HeaderValue::from_bytes(value.as_ref()).expect("what a client can send");
@@ -143,7 +148,8 @@ impl Answer {
         openapi::assert_schema("Problem", &problem);
 
         let (required, optional): (&[&str], &[&str]) = match code {
-            "lock_held" | "not_holder" => (&["retry_after_ms"], &["holder", "expires_in_ms"]),
+            "lock_held" => (&["retry_after_ms"], &["holder", "expires_in_ms"]),
+            "not_holder" => (&[], &["holder", "expires_in_ms"]),
             "quorum_unavailable" | "outcome_unknown" => (&["retry_after_ms", "nodes"], &[]),
             "draining" | "overloaded" | "too_many_waiters" | "rate_limited" | "quota_exceeded"
             | "audit_unavailable" => (&["retry_after_ms"], &[]),

@@ -70,8 +70,8 @@ pub(crate) fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
                 assert!(fields.contains_key(name), "{at} lacks {name}: {value}");
             }
             for (name, value) in fields {
-                let property = &schema["properties"][name];
-                assert!(!property.is_null(), "{at} has a field that is not documented: {name}");
+                let property = schema["properties"].get(name).unwrap_or(&schema["additionalProperties"]);
+                assert!(property.is_object(), "{at} has a field that is not documented: {name}");
                 check(document, property, value, &format!("{at}.{name}"));
             }
         }

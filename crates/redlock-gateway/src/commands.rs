@@ -241,6 +241,12 @@ pub fn new_key(name: &str, verbs: &[Verb], names: &[String], expires: Option<&st
         secret.hash_text()
     );
     if let Some(expires) = expires {
+        let is_date = expires.parse::<toml::value::Datetime>().is_ok();
+        if !is_date {
+            return Err(format!(
+                "--expires {expires:?} is no date; expected one such as 2027-01-31 (its beginning, UTC), or 2027-01-31T12:00:00Z"
+            ));
+        }
         entry.push_str(&format!("expires = {expires}\n"));
     }
     Keys::parse(&entry).map_err(|error| error.trim_start_matches([':', ',', ' ']).to_owned())?;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
@@ -63,7 +63,8 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 9] {
 }
 
 /// The paths that stand in no document, and their labels.
-const PAGES: [(&str, &str); 6] = [
+const PAGES: [(&str, &str); 7] = [
+    ("/", "/"),
     ("/locks/", "/locks/"),
     ("/openapi.json", "/openapi.json"),
     ("/openapi-3.0.json", "/openapi-3.0.json"),
@@ -85,7 +86,10 @@ fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
     let pages = Router::new()
         .route("/openapi.json", json(document.to_string()))
         .route("/openapi-3.0.json", json(openapi::downgrade(document).to_string()))
-        .merge(SwaggerUi::new("/docs").config(Config::new(["/openapi.json"])));
+        // Relative, for whoever serves all this under a prefix.
+        .route("/", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "docs/")])))
+        .merge(SwaggerUi::new("/docs").config(Config::new(["../openapi.json"])))
+        .layer(map_response(relative));
     (pages, if public.docs { Needs::Nothing } else { Needs::AnyKey })
 }
 
@@ -161,6 +165,9 @@ impl App {
     /// id.
     pub async fn answer(mut self, mut request: Request) -> Response {
         let started = Instant::now();
+        if let Some(uri) = encoded(request.uri()) {
+            *request.uri_mut() = uri;
+        }
         let id = match request.headers().get(&REQUEST_ID) {
             Some(given) if is_usable_id(given) => given.clone(),
             _ => new_id(),
@@ -199,7 +206,7 @@ impl App {
         let had_turn = !has_keys || record.as_ref().is_some_and(AuditGuard::had_turn);
         let problem = response.extensions_mut().remove::<Problem>();
         // The page's own router says 404 without a body.
-        let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| no_such_path("").problem());
+        let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| no_such_path().problem());
         let problem = problem.or_else(plain);
         let status = response.status();
         let is_told = self.observer.is_told(status, problem.as_ref(), address, record.as_ref());
@@ -314,19 +321,31 @@ fn router(state: &Arc<AppState>) -> (Router, matchit::Router<String>) {
     let router = router
         .route("/locks/", any(locks::no_name))
         .merge(browser::guarded(pages))
-        .fallback(async |uri: Uri| no_such_path(uri.path()))
+        .fallback(async || no_such_path())
         .method_not_allowed_fallback(async || {
             METHOD_NOT_ALLOWED.because("this path does not take this method; the Allow header lists those it takes")
         });
     (router, labels)
 }
 
-fn no_such_path(path: &str) -> ApiError {
-    NOT_FOUND.because(if path.starts_with("/locks/") {
-        "a lock's name is one path segment: write its slashes as %2F"
-    } else {
-        "the paths of this service are listed under /docs and in /openapi.json"
-    })
+/// The library's own way from /docs to /docs/.
+async fn relative(mut response: Response) -> Response {
+    if let Some(location) = response.headers_mut().get_mut(header::LOCATION).filter(|at| *at == "/docs/") {
+        *location = HeaderValue::from_static("docs/");
+    }
+    response
+}
+
+fn no_such_path() -> ApiError {
+    NOT_FOUND.because("the paths of this service are listed under /docs and in /openapi.json")
+}
+
+/// The path of a lock with the slashes of its name encoded, where they are not: some clients do not encode them, and proxies
+/// decode them on the way.
+fn encoded(uri: &Uri) -> Option<Uri> {
+    let name = uri.path().strip_prefix("/locks/").filter(|name| name.contains('/'))?;
+    let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    format!("/locks/{}{query}", name.replace('/', "%2F")).parse().ok()
 }
 
 fn text(value: &HeaderValue) -> String {

@@ -81,7 +81,7 @@ pub async fn run(
     let address = listener.local_addr()?;
     // What may be missing comes before the nodes hear of us.
     let authenticator = match &config.settings.auth_keys {
-        None => Arc::new(Authenticator::open()),
+        None => Arc::new(Authenticator::open(address.ip().is_loopback())),
         Some(path) => Authenticator::following(path, reload)?,
     };
     let audit = audit(&config, reload)?;

@@ -40,17 +40,19 @@ pub enum AuthError {
 /// Lets callers in, or not.
 pub struct Authenticator {
     keys: Option<ArcSwap<Keys>>,
+    /// Whether somebody without a key may force a release.
+    forces: bool,
 }
 
 impl Authenticator {
-    /// Without keys: everybody may come.
-    pub fn open() -> Self {
-        Self { keys: None }
+    /// Without keys: everybody may come. To force a release is only for those on the same machine, whose locks these are.
+    pub fn open(is_loopback: bool) -> Self {
+        Self { keys: None, forces: is_loopback }
     }
 
     /// Only callers with one of these keys.
     pub fn new(keys: Keys) -> Self {
-        let authenticator = Self { keys: Some(ArcSwap::default()) };
+        let authenticator = Self { keys: Some(ArcSwap::default()), forces: false };
         authenticator.replace(keys);
         authenticator
     }
@@ -83,7 +85,7 @@ impl Authenticator {
     /// # Errors
     /// Why nobody is known by it.
     pub fn identify(&self, shown: Option<Credential<'_>>) -> Result<Caller, AuthError> {
-        let Some(keys) = &self.keys else { return Ok(Caller::anonymous()) };
+        let Some(keys) = &self.keys else { return Ok(Caller::anonymous(self.forces)) };
         let keys = keys.load();
         let known = match shown.ok_or(AuthError::Missing)? {
             Credential::Key(text) => keys.proven_by_text(text),
@@ -98,7 +100,7 @@ impl Authenticator {
     /// # Errors
     /// As [`Authenticator::identify`].
     pub fn identify_again(&self, caller: &Caller) -> Result<Caller, AuthError> {
-        let (Some(keys), Some(known)) = (&self.keys, &caller.0) else { return Ok(caller.clone()) };
+        let (Some(keys), Some(known)) = (&self.keys, &caller.known) else { return Ok(caller.clone()) };
         let keys = keys.load();
         let key = keys.by_name.get(&known.key.name).ok_or(AuthError::Unknown)?;
         let still = match known.by {
@@ -144,12 +146,16 @@ impl Authenticator {
 
 /// The sender of a request.
 #[derive(Clone)]
-pub struct Caller(Option<ProvenKey>);
+pub struct Caller {
+    known: Option<ProvenKey>,
+    /// Without a key.
+    forces: bool,
+}
 
 impl Caller {
-    /// Where there are no keys.
-    pub fn anonymous() -> Self {
-        Self(None)
+    /// Where there are no keys; whether it may force a release.
+    pub fn anonymous(forces: bool) -> Self {
+        Self { known: None, forces }
     }
 
     fn of(known: ProvenKey) -> Result<Self, AuthError> {
@@ -159,11 +165,11 @@ impl Caller {
         };
         let now = SystemTime::now();
         let has_ended = [known.key.expires, of_certificate].into_iter().flatten().any(|end| end <= now);
-        if has_ended { Err(AuthError::Expired) } else { Ok(Self(Some(known))) }
+        if has_ended { Err(AuthError::Expired) } else { Ok(Self { known: Some(known), forces: false }) }
     }
 
     fn key(&self) -> Option<&Key> {
-        self.0.as_ref().map(|known| &*known.key)
+        self.known.as_ref().map(|known| &*known.key)
     }
 
     /// Whom its requests are counted for; `None` where there are no keys.
@@ -183,12 +189,12 @@ impl Caller {
 
     /// Whether it may do this to this lock.
     pub fn may(&self, verb: Verb, name: &LockName) -> bool {
-        self.key().map_or(verb != Verb::Force, |key| key.may(verb, name))
+        self.key().map_or(verb != Verb::Force || self.forces, |key| key.may(verb, name))
     }
 
     /// Whether it may do this to any lock, or at all.
     pub fn may_somewhere(&self, verb: Verb) -> bool {
-        self.key().map_or(verb != Verb::Force, |key| key.may_somewhere(verb))
+        self.key().map_or(verb != Verb::Force || self.forces, |key| key.may_somewhere(verb))
     }
 
     /// What its requests may ask for, of what the gateway allows to all.

@@ -147,8 +147,9 @@ fn a_new_file_does_not_refill_what_a_key_has_used_up() {
 }
 
 #[test]
-fn without_keys_everybody_may_all_but_force() {
-    let caller = Authenticator::open().identify(None).unwrap();
+fn without_keys_everybody_may_all_but_force_and_on_loopback_that_too() {
+    assert!(Authenticator::open(true).identify(None).unwrap().may(Verb::Force, &name("x")));
+    let caller = Authenticator::open(false).identify(None).unwrap();
     assert!(caller.may(Verb::Release, &name("x")) && !caller.may(Verb::Force, &name("x")));
     assert_eq!((caller.name(), caller.principal(), caller.check_rate()), ("anonymous", None, Ok(())));
 }

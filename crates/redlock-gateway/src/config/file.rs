@@ -95,12 +95,25 @@ fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
     let one = |value: &Value| match value {
         Value::String(text) if expected == "string" => Ok(text.clone()),
         other if other.type_str() == expected || numeric(other) => Ok(other.to_string()),
-        other => Err(format!("expected {expected}, found {}", other.type_str())),
+        other => Err(format!("expected {expected}, found {}{}", other.type_str(), example(arg))),
     };
     match (arg.get_action(), value) {
         (ArgAction::Append, Value::Array(values)) => values.iter().map(one).collect(),
         (ArgAction::Append, other) => Err(format!("expected array, found {}", other.type_str())),
         (_, value) => one(value).map(|value| vec![value]),
+    }
+}
+
+/// What may stand there, as the flag's help has it.
+fn example(arg: &Arg) -> String {
+    let values = arg.get_possible_values();
+    let words: Vec<_> = values.iter().map(|value| format!("{:?}", value.get_name())).collect();
+    let has = |unit: &str| arg.get_value_names().is_some_and(|names| names.iter().any(|name| name == unit));
+    match () {
+        () if !words.is_empty() => format!(": one of {}", words.join(", ")),
+        () if has("DURATION") => ", such as \"5s\"".to_owned(),
+        () if has("SIZE") => ", such as \"1GiB\"".to_owned(),
+        () => String::new(),
     }
 }
 

@@ -37,7 +37,7 @@ pub struct AppState {
 impl AppState {
     /// Without keys: everything is for everybody.
     pub fn open(gateway: Arc<Gateway>) -> Self {
-        let authenticator = Arc::new(Authenticator::open());
+        let authenticator = Arc::new(Authenticator::open(false));
         let public = Public { docs: true, metrics: true };
         Self { gateway, authenticator, public, clients: Arc::default(), turns: Turns::new(1), cors_origins: Vec::new() }
     }
@@ -152,7 +152,7 @@ impl Access {
         let client =
             parts.extensions.get::<Peer>().map_or_else(|| route.app.clients.unknown(), |peer| peer.client().clone());
         let app = route.app.clone();
-        Self { caller: Caller::anonymous(), client, _active: app.gateway.begin(), app, audit }
+        Self { caller: Caller::anonymous(false), client, _active: app.gateway.begin(), app, audit }
     }
 
     /// Goes on only for somebody who is known, and within the rate of its key. What is denied is on the record with what it
@@ -167,6 +167,7 @@ impl Access {
             if route.is_of_other_site(parts) {
                 return Err(AuthError::CrossSite.into());
             }
+            access.caller = route.app.authenticator.identify(None)?;
         } else {
             access.caller = identify(route, parts)?;
             if let Some(peer) = parts.extensions.get::<Peer>() {
@@ -300,7 +301,11 @@ fn identify(route: &Route, parts: &Parts) -> Result<Caller, ApiError> {
             return Err(refused(AuthError::CrossSite, None));
         }
         let shown = certificate.map(|shown| Credential::Certificate(&shown.subject, shown.ends));
-        return authenticator.identify(shown).map_err(|error| refused(error, None));
+        return authenticator.identify(shown).map_err(|error| match certificate {
+            // Whoever made the certificate has to bring the two together.
+            Some(shown) if error == AuthError::Unknown => ApiError::unknown_certificate(&shown.subject),
+            _ => refused(error, None),
+        });
     };
     if values.next().is_some() {
         return Err(refused(AuthError::Unknown, None));

@@ -3,6 +3,8 @@
 //!
 //! Every error body is one flat `application/problem+json` object (RFC 9457), so that generated clients need one type.
 
+mod kinds;
+
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -13,6 +15,7 @@ use redlock_core::{HeldBy, LockError, NodeReport, Ttl, WaitLimit};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+pub(super) use self::kinds::*;
 use super::wire::{NodeAnswerBody, json_line};
 use crate::auth::AuthError;
 use crate::clients::{Exceeded, Limited};
@@ -20,42 +23,29 @@ use crate::config::show;
 use crate::gateway::{Refusal, TooManyListings};
 use crate::info::label_of;
 
-/// Status, code and title.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Kind(S, &'static str, &'static str);
-
-pub(super) const INVALID_NAME: Kind = Kind(S::BAD_REQUEST, "invalid_name", "Invalid lock name");
-pub(super) const INVALID_TTL: Kind = Kind(S::BAD_REQUEST, "invalid_ttl", "Invalid TTL");
-pub(super) const INVALID_WAIT: Kind = Kind(S::BAD_REQUEST, "invalid_wait", "Invalid waiting time");
-pub(super) const INVALID_BODY: Kind = Kind(S::BAD_REQUEST, "invalid_body", "Invalid request body");
-pub(super) const INVALID_PARAMETER: Kind =
-    Kind(S::BAD_REQUEST, "invalid_parameter", "Invalid header or query parameter");
-pub(super) const MISSING_TOKEN: Kind = Kind(S::BAD_REQUEST, "missing_token", "Missing lock token");
-pub(super) const INVALID_TOKEN: Kind = Kind(S::BAD_REQUEST, "invalid_token", "Invalid lock token");
-const UNAUTHENTICATED: Kind = Kind(S::UNAUTHORIZED, "unauthenticated", "Not authenticated");
-const FORBIDDEN: Kind = Kind(S::FORBIDDEN, "forbidden", "Not allowed");
-pub(super) const MISDIRECTED_REQUEST: Kind =
-    Kind(S::MISDIRECTED_REQUEST, "misdirected_request", "Not a host of this service");
-pub(super) const NOT_FOUND: Kind = Kind(S::NOT_FOUND, "not_found", "No such path");
-const LOCK_NOT_FOUND: Kind = Kind(S::NOT_FOUND, "lock_not_found", "Lock not found");
-pub(super) const METHOD_NOT_ALLOWED: Kind = Kind(S::METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed");
-pub(super) const REQUEST_TIMEOUT: Kind = Kind(S::REQUEST_TIMEOUT, "request_timeout", "Request timed out");
-const ABANDONED: Kind = Kind(S::REQUEST_TIMEOUT, "request_timeout", "Request abandoned");
-const LOCK_HELD: Kind = Kind(S::CONFLICT, "lock_held", "The lock is held");
-const NOT_HOLDER: Kind = Kind(S::CONFLICT, "not_holder", "Not the holder");
-const MAX_HOLD_REACHED: Kind = Kind(S::CONFLICT, "max_hold_reached", "The lock has been held for too long");
-pub(super) const BODY_TOO_LARGE: Kind = Kind(S::PAYLOAD_TOO_LARGE, "body_too_large", "Request body too large");
-pub(super) const UNSUPPORTED_MEDIA_TYPE: Kind =
-    Kind(S::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "Unsupported media type");
-const TOO_MANY_WAITERS: Kind = Kind(S::TOO_MANY_REQUESTS, "too_many_waiters", "Too many waiters");
-pub(super) const RATE_LIMITED: Kind = Kind(S::TOO_MANY_REQUESTS, "rate_limited", "Too many requests");
-const QUOTA_EXCEEDED: Kind = Kind(S::TOO_MANY_REQUESTS, "quota_exceeded", "Quota exceeded");
-const INTERNAL: Kind = Kind(S::INTERNAL_SERVER_ERROR, "internal_error", "Internal error");
-const NO_QUORUM: Kind = Kind(S::SERVICE_UNAVAILABLE, "quorum_unavailable", "No quorum");
-const OUTCOME_UNKNOWN: Kind = Kind(S::SERVICE_UNAVAILABLE, "outcome_unknown", "The outcome is unknown");
-const DRAINING: Kind = Kind(S::SERVICE_UNAVAILABLE, "draining", "Shutting down");
-const AUDIT_UNAVAILABLE: Kind = Kind(S::SERVICE_UNAVAILABLE, "audit_unavailable", "The audit log cannot be written");
-const OVERLOADED: Kind = Kind(S::SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight");
+/// An example of an error with this status and code, if there is one.
+pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
+    let (kind, detail) = kinds::ALL.iter().find(|(Kind(of, word, _), _)| of.as_str() == status && *word == code)?;
+    let error = kind.because(*detail);
+    let mut problem = match *kind {
+        Kind(S::TOO_MANY_REQUESTS | S::SERVICE_UNAVAILABLE, ..) => error.retry_after(SOON),
+        Kind(S::CONFLICT, "lock_held", _) => error.retry_after(LONGEST_PAUSE),
+        _ => error,
+    }
+    .problem();
+    problem.request_id = Some("5f2b7c0e9a3d4418".into());
+    if ["lock_held", "not_holder"].contains(&code) {
+        (problem.holder, problem.expires_in_ms) = (Some("nightly-report on host-7".into()), Some(21_400));
+    }
+    if ["quorum_unavailable", "outcome_unknown"].contains(&code) {
+        problem.nodes = Some(vec![NodeAnswerBody {
+            node: "10.0.0.1:6379".into(),
+            state: "timeout".into(),
+            detail: Some("no answer within 50ms".into()),
+        }]);
+    }
+    Some(problem)
+}
 
 /// Whether this code tells that somebody was not let in.
 pub(super) fn is_denial(code: &str) -> bool {
@@ -174,10 +164,22 @@ impl ApiError {
     pub(super) fn forbidden(key: Option<&str>, verb: &str) -> Self {
         let detail = match key {
             Some(key) => format!("the key {key:?} does not have the permission {verb:?} here"),
-            None => format!("this takes an API key with the permission {verb:?}, and this service has no keys"),
+            None => format!(
+                "this takes an API key with the permission {verb:?}, and this service has no keys; without one it is allowed \
+                 where the gateway listens on a loopback address"
+            ),
         };
         let challenge = key.map(|_| "Bearer realm=\"redlock-gateway\", error=\"insufficient_scope\"");
         Self { challenge, ..FORBIDDEN.because(detail) }
+    }
+
+    /// A certificate was verified, and stands for no key.
+    pub(super) fn unknown_certificate(subject: &str) -> Self {
+        let mut error = Self::from(AuthError::Unknown);
+        error.problem.detail = format!(
+            "no API key has the client certificate with the subject {subject:?}: the keys file names it as `certificate`"
+        );
+        error
     }
 
     /// What this asks for cannot be recorded, and must be.
@@ -203,10 +205,13 @@ impl ApiError {
     fn held_by(self, by: &HeldBy) -> Self {
         let expiry = by.expires_in.unwrap_or(SOON).max(Duration::from_millis(50));
         let expiry = expiry.mul_f64(1.0 + SPREAD * fastrand::f64());
-        let mut error = self.retry_after(expiry.min(LONGEST_PAUSE.mul_f64(1.0 - SPREAD * fastrand::f64())));
-        error.problem.holder = label_of(&by.info);
-        error.problem.expires_in_ms = by.expires_in.map(|left| left.as_millis() as u64);
-        error
+        self.retry_after(expiry.min(LONGEST_PAUSE.mul_f64(1.0 - SPREAD * fastrand::f64()))).with_holder(by)
+    }
+
+    fn with_holder(mut self, by: &HeldBy) -> Self {
+        self.problem.holder = label_of(&by.info);
+        self.problem.expires_in_ms = by.expires_in.map(|left| left.as_millis() as u64);
+        self
     }
 
     pub fn problem(self) -> Problem {
@@ -297,10 +302,10 @@ impl ApiError {
         match error {
             LockError::Held(by) => LOCK_HELD.because(describe(&by)).held_by(&by),
             LockError::NotHolder(by) if told.holder => {
-                NOT_HOLDER.because(format!("this token does not hold the lock; {}", describe(&by))).held_by(&by)
+                NOT_HOLDER.because(format!("this token does not hold the lock; {}", describe(&by))).with_holder(&by)
             }
             LockError::NotHolder(_) if told.is_held => {
-                NOT_HOLDER.because("this token does not hold the lock; somebody else does").retry_after(SOON)
+                NOT_HOLDER.because("this token does not hold the lock; somebody else does")
             }
             LockError::NotHolder(_) | LockError::Lost => {
                 LOCK_NOT_FOUND.because("no such lock is held: it was released or has expired")

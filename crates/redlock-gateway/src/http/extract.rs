@@ -1,27 +1,25 @@
 //! The arguments of the operations, read from requests and checked: what handlers take instead of a request.
 
+mod body;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{FromRequestParts, Query};
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http::{HeaderMap, HeaderName, Uri};
 use redlock_core::{Info, LockName, LockToken, Ttl};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 use utoipa::IntoParams;
 
+pub(super) use self::body::Json;
 use super::access::{Route, is_forced, no_secret};
 use super::error::{
-    ApiError, BODY_TOO_LARGE, INVALID_BODY, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL, INVALID_WAIT, MISSING_TOKEN,
-    REQUEST_TIMEOUT, UNSUPPORTED_MEDIA_TYPE,
+    ApiError, INVALID_BODY, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL, INVALID_WAIT, MISSING_TOKEN,
 };
 use super::wire::{AcquireBody, ExtendBody};
 use crate::config::Limits;
-use crate::config::show;
 use crate::info::LockMetadata;
 use crate::peer::Peer;
 
@@ -29,11 +27,6 @@ use crate::peer::Peer;
 const MAX_LABEL: usize = 255;
 /// Most bytes of all keys and values of `metadata` together.
 const MAX_METADATA: usize = 1024;
-/// Of a body, in bytes. No legal one comes near it: a label and 1 KiB of metadata, at worst all escaped.
-const MAX_BODY: usize = 16 * 1024;
-/// For a body to arrive.
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-
 pub(super) static LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
 static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 static PREFER: HeaderName = HeaderName::from_static("prefer");
@@ -162,62 +155,6 @@ impl ListQuery {
     }
 }
 
-/// A JSON object, or the default when there is no body.
-pub(super) struct Json<T>(pub(super) T);
-
-impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        let (parts, body) = request.into_parts();
-        if http_body::Body::is_end_stream(&body) {
-            return Ok(Self(T::default()));
-        }
-        let bytes = match tokio::time::timeout(BODY_TIMEOUT, collected(Limited::new(body, MAX_BODY))).await {
-            Err(_) => {
-                let limit = show(BODY_TIMEOUT);
-                return Err(REQUEST_TIMEOUT.because(format!("the request body did not arrive within {limit}")));
-            }
-            Ok(Err(error)) if error.is::<LengthLimitError>() => {
-                return Err(BODY_TOO_LARGE.because(format!("the request body is larger than {MAX_BODY} bytes")));
-            }
-            Ok(Err(_)) => return Err(INVALID_BODY.because("the body broke off")),
-            Ok(Ok(bytes)) => bytes,
-        };
-        if bytes.is_empty() {
-            return Ok(Self(T::default()));
-        }
-        let content_type = parts.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-        if !content_type.is_some_and(is_json) {
-            let found = content_type.map_or("missing".into(), |text| format!("{:?}", String::from_utf8_lossy(text)));
-            let detail = format!("the content type is {found}; send application/json (curl: --json '{{…}}')");
-            return Err(UNSUPPORTED_MEDIA_TYPE.because(detail));
-        }
-        // A derived Deserialize takes an array for a struct too, field by field.
-        if !bytes.trim_ascii_start().starts_with(b"{") {
-            return Err(INVALID_BODY.because("the body is no JSON object, such as {\"ttl_ms\": 30000}"));
-        }
-        serde_json::from_slice(&bytes).map(Self).map_err(|error| INVALID_BODY.because(error.to_string()))
-    }
-}
-
-/// Copied as it comes: a chunk keeps the buffer that it was read into, 8 KB for each byte of a client that sends them one by
-/// one.
-async fn collected(mut body: Limited<Body>) -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> {
-    let mut bytes = Vec::new();
-    while let Some(frame) = body.frame().await {
-        if let Ok(chunk) = frame?.into_data() {
-            bytes.extend_from_slice(&chunk);
-        }
-    }
-    Ok(bytes)
-}
-
-fn is_json(content_type: &[u8]) -> bool {
-    let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
-    essence.eq_ignore_ascii_case(b"application/json")
-}
-
 /// A misplaced `?ttl_ms=` must not silently give the default.
 fn no_query(uri: &Uri) -> Result<(), ApiError> {
     match uri.query() {
@@ -277,7 +214,10 @@ fn preferred_wait(headers: &HeaderMap, limits: &Limits) -> Result<Option<u64>, A
 
 fn preferred_time(seconds: u64, limits: &Limits) -> Result<Duration, ApiError> {
     let wait = Some(Duration::from_secs(seconds)).filter(|wait| *wait <= limits.max_wait);
-    wait.ok_or_else(|| invalid_wait(&format!("Prefer asks to wait for {seconds} seconds"), limits))
+    wait.ok_or_else(|| {
+        let max = limits.max_wait.as_secs();
+        INVALID_WAIT.because(format!("Prefer: wait is {seconds}; allowed are 0 to {max} seconds"))
+    })
 }
 
 impl AcquireBody {
@@ -347,7 +287,7 @@ impl ExtendBody {
     pub fn ttl(&self, limits: &Limits) -> Result<Ttl, ApiError> {
         match &self.ttl_ms {
             Some(value) => ttl(value, limits),
-            None => Err(INVALID_TTL.because(format!("ttl_ms is missing; {}", allowed_ttl(limits)))),
+            None => Ok(limits.default_ttl),
         }
     }
 }
@@ -388,6 +328,8 @@ mod properties;
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
     use crate::config::Quota;
     use crate::info::label_of;
@@ -431,11 +373,5 @@ mod tests {
             assert!(lock_token(&headers).is_ok());
         }
         assert_eq!(lock_token(&HeaderMap::new()).unwrap_err().problem().code, "missing_token");
-    }
-
-    #[test]
-    fn content_types_with_parameters_are_json_and_others_are_not() {
-        assert!(is_json(b"application/json") && is_json(b"Application/JSON ; charset=utf-8"));
-        assert!(!is_json(b"application/x-www-form-urlencoded") && !is_json(b""));
     }
 }

@@ -13,7 +13,7 @@ use crate::gateway::Readiness;
 /// Whether the process lives
 ///
 /// Asks no node, so a failure of Redis never restarts gateways.
-#[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations",
+#[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations", security(),
     responses(
         (status = 200, description = "Alive", body = Health),
         (status = 421, description = "misdirected_request"),
@@ -27,7 +27,7 @@ pub(super) async fn livez() -> Result<Response, ApiError> {
 ///
 /// 200 when a majority of the nodes may vote; 503 when not, and while shutting down. Needs no key; where there are keys, the
 /// nodes are shown to those with the metrics permission, within their rate.
-#[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "operations",
+#[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "operations", security(),
     responses(
         (status = 200, description = "Ready", body = Health),
         (status = 503, description = "No quorum, or draining", body = Health),
@@ -47,7 +47,9 @@ pub(super) async fn readyz(visibility: Visibility, access: Access) -> Result<Res
 }
 
 /// The same as /readyz
-#[utoipa::path(get, path = "/healthz", operation_id = "getHealth", tag = "operations",
+///
+/// For whatever looks here by habit.
+#[utoipa::path(get, path = "/healthz", operation_id = "getHealth", tag = "operations", security(),
     responses(
         (status = 200, description = "Ready", body = Health),
         (status = 503, description = "No quorum, or draining", body = Health),
@@ -57,6 +59,8 @@ pub(super) async fn healthz(visibility: Visibility, access: Access) -> Result<Re
 }
 
 /// Metrics as Prometheus text
+///
+/// Of this gateway alone. No label holds the name of a lock.
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "operations",
     responses(
         (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use redlock_core::LockName;
+use redlock_core::node::{NodeState, Reason};
 use serde_json::{Map, Value, json};
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::response::Response;
@@ -11,7 +12,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{RefOr, Required};
 use utoipa::{IntoParams, IntoResponses, Modify, OpenApi};
 
-use super::error::{MEDIA_TYPE, Problem};
+use super::error::{self, MEDIA_TYPE, Problem};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -20,7 +21,7 @@ use super::error::{MEDIA_TYPE, Problem};
         description = "Distributed locks over plain HTTP, on independent Redis masters. POST acquires, PATCH extends, DELETE releases. A lock is granted by a majority of the nodes; `validity_ms` is what a client may trust, and `fencing_token` is what a resource should check.\n\nErrors are `application/problem+json`; program against `code`.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
-    servers((url = "/", description = "this gateway")),
+    servers((url = ".", description = "this gateway")),
     modifiers(&Keys),
     components(schemas(Problem)),
     security((), ("bearer" = []), ("basic" = [])),
@@ -84,28 +85,83 @@ macro_rules! shared_errors {
 shared_errors!(CommonErrors { "401": "unauthenticated", "403": "forbidden", "421": "misdirected_request", "429": "rate_limited", "500": "internal_error" });
 shared_errors!(BodyErrors { "408": "request_timeout", "413": "body_too_large", "415": "unsupported_media_type" });
 
+/// The order in which people need the operations.
+const ORDER: [&str; 9] = [
+    "acquireLock",
+    "extendLock",
+    "releaseLock",
+    "getLock",
+    "listLocks",
+    "getReadiness",
+    "getHealth",
+    "getLiveness",
+    "getMetrics",
+];
+
 /// The document as it is served and committed.
 pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     let mut document = serde_json::to_value(generated).unwrap_or_default();
     // One server, no users and passwords: everything that is not said here would be noise.
     if let Some(info) = document.get_mut("info").and_then(Value::as_object_mut) {
-        info.remove("contact");
+        info.shift_remove("contact");
     }
+    for (schema, property, words) in words() {
+        document["components"]["schemas"][schema]["properties"][property]["enum"] = words.into();
+    }
+    let paths = document["paths"].take();
+    document["paths"] = ordered(paths);
     let paths = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
-    let operations = paths.filter_map(Value::as_object_mut).flat_map(Map::values_mut);
-    let responses = operations.filter_map(|operation| operation.get_mut("responses")?.as_object_mut()).flatten();
-    responses.for_each(|(status, response)| describe_error(status, response));
+    for operation in paths.filter_map(Value::as_object_mut).flat_map(Map::values_mut) {
+        if let Some(body) = operation.get_mut("requestBody").and_then(Value::as_object_mut) {
+            body.shift_remove("required");
+        }
+        let responses = operation.get_mut("responses").and_then(Value::as_object_mut);
+        responses.into_iter().flatten().for_each(|(status, response)| describe_error(status, response));
+    }
     document
 }
 
-/// All errors have one body, and a header where there is something to do about them.
+/// Properties that have one of a few words as their value.
+fn words() -> [(&'static str, &'static str, Vec<&'static str>); 4] {
+    let mut answers = vec!["agreed", "held", "free", "pending"];
+    answers.extend(Reason::ALL.map(Reason::as_str));
+    [
+        ("Problem", "code", error::codes().collect()),
+        ("Health", "status", vec!["alive", "ready", "no_quorum", "draining"]),
+        ("NodeHealth", "state", NodeState::ALL.map(NodeState::as_str).to_vec()),
+        ("NodeAnswer", "state", answers),
+    ]
+}
+
+/// The paths, and the operations of each, in that order.
+fn ordered(paths: Value) -> Value {
+    let place = |operation: &Value| ORDER.iter().position(|id| operation["operationId"] == **id);
+    let Value::Object(paths) = paths else { return paths };
+    let sorted = |operations: Value| {
+        let Value::Object(operations) = operations else { return operations };
+        let mut operations: Vec<_> = operations.into_iter().collect();
+        operations.sort_by_key(|(_, operation)| place(operation));
+        Value::Object(operations.into_iter().collect())
+    };
+    let mut paths: Vec<_> = paths.into_iter().map(|(path, operations)| (path, sorted(operations))).collect();
+    paths.sort_by_key(|(_, operations)| operations.as_object().and_then(|of| of.values().filter_map(place).min()));
+    Value::Object(paths.into_iter().collect())
+}
+
+/// All errors have one body, an example for each code, and a header where there is something to do about them.
 fn describe_error(status: &str, response: &mut Value) {
     if !status.starts_with(['4', '5']) || response.get("content").is_some() {
         return;
     }
-    response["content"] = json!({ MEDIA_TYPE: { "schema": { "$ref": "#/components/schemas/Problem" } } });
+    let text = response["description"].as_str().unwrap_or_default();
+    let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+    let examples = words.filter_map(|word| Some((word.to_owned(), json!({ "value": error::example(status, word)? }))));
+    let content = json!({ "schema": { "$ref": "#/components/schemas/Problem" }, "examples": Map::from_iter(examples) });
+    let is_held = text.contains("lock_held");
+    response["content"] = json!({ MEDIA_TYPE: content });
     let (header, description, schema) = match status {
         "401" | "403" => ("WWW-Authenticate", "Bearer and Basic, in two lines", json!({ "type": "string" })),
+        "409" if !is_held => return,
         "409" | "429" | "503" => (
             "Retry-After",
             "Seconds until trying again makes sense",
@@ -121,7 +177,8 @@ pub fn downgrade(document: &Value) -> Value {
     let mut twin = document.clone();
     twin["openapi"] = "3.0.3".into();
     if let Some(license) = twin.pointer_mut("/info/license").and_then(Value::as_object_mut) {
-        license.remove("identifier");
+        license.shift_remove("identifier");
+        license.insert("url".into(), "https://spdx.org/licenses/".into());
     }
     walk(&mut twin);
     twin
@@ -143,7 +200,7 @@ fn downgrade_schema(schema: &mut Map<String, Value>) {
     if let Some(Value::Array(examples)) = schema.get("examples")
         && let Some(first) = examples.first().cloned()
     {
-        schema.remove("examples");
+        schema.shift_remove("examples");
         schema.insert("example".into(), first);
     }
     if let Some(Value::Array(types)) = schema.get("type") {
@@ -152,7 +209,7 @@ fn downgrade_schema(schema: &mut Map<String, Value>) {
             schema.insert("type".into(), first);
         }
     }
-    schema.remove("propertyNames");
+    schema.shift_remove("propertyNames");
     // 3.0 ignores whatever stands beside a reference, and some tools refuse it.
     if schema.get("$ref").is_some_and(Value::is_string) {
         schema.retain(|key, _| key == "$ref");

@@ -3,6 +3,7 @@
 //!
 //! Optional fields are omitted, never null: several client generators drop or mistype nullable fields.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redlock_core::node::NodeStatus;
@@ -42,14 +43,15 @@ pub struct AcquireBody {
     pub metadata: Option<Value>,
 }
 
-/// For how long to extend.
+/// For how long to extend. Unknown fields are refused.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "ttl_ms": 30000 }))]
 pub struct ExtendBody {
-    /// The lock lives at least so many milliseconds from now; it is never shortened. From 10 to the configured maximum.
+    /// The lock lives at least so many milliseconds from now; it is never shortened. From 10 to the configured maximum; left out,
+    /// the configured default (30000).
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = u32, required = true, minimum = 10, maximum = 86400000, example = 30000)]
+    #[schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000)]
     pub ttl_ms: Option<Value>,
 }
 
@@ -82,6 +84,7 @@ pub struct Lease {
     #[schema(format = "int64")]
     pub elapsed_ms: u64,
     /// When the validity ends by the gateway's wall clock, RFC 3339. For people; count `validity_ms` instead.
+    #[schema(format = DateTime)]
     pub expires_at: String,
     /// The label that the request gave.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -119,7 +122,7 @@ fn rfc3339(micros: u64) -> String {
 /// A lock as a majority of the nodes sees it. Never the token.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(example = json!({
-    "name": "reports/nightly", "state": "held", "owner": "nightly-report on host-7",
+    "name": "reports/nightly", "state": "held", "owner": "nightly-report on host-7", "metadata": { "run": "4711" },
     "fencing_token": 1763725165123456u64, "expires_in_ms": 21400, "acquired_at": "2025-11-21T11:39:25.123Z",
     "nodes": [{ "node": "10.0.0.1:6379", "state": "held" }]
 }))]
@@ -132,6 +135,10 @@ pub struct LockStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub owner: Option<String>,
+    /// What its holder stored beside it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(required = false)]
+    pub metadata: BTreeMap<String, String>,
     /// The name of the API key that acquired it; absent where there are no keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
@@ -146,7 +153,7 @@ pub struct LockStatus {
     pub expires_in_ms: Option<u64>,
     /// When it was acquired, by the acquiring gateway's wall clock, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = String, required = false)]
+    #[schema(value_type = String, format = DateTime, required = false)]
     pub acquired_at: Option<String>,
     /// What each node has; absent in listings.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -220,11 +227,12 @@ impl LockStatus {
 
     fn of(name: &LockName, state: LockStateBody, by: Option<HeldBy>) -> Self {
         let by = by.unwrap_or_default();
-        let LockMetadata { owner, key, .. } = LockMetadata::read(&by.info);
+        let LockMetadata { owner, key, metadata } = LockMetadata::read(&by.info);
         Self {
             name: name.as_str().into(),
             state,
             owner,
+            metadata,
             key,
             fencing_token: by.fencing.map(|token| token.get()),
             expires_in_ms: by.expires_in.map(|left| left.as_millis() as u64),
@@ -286,10 +294,11 @@ pub struct NodeHealth {
     /// connection; being retried) or `refused` (unfit until somebody mends it).
     pub state: String,
     /// Since when, by this gateway's wall clock, RFC 3339.
+    #[schema(format = DateTime)]
     pub since: String,
     /// When a quarantine ends, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = String, required = false)]
+    #[schema(value_type = String, format = DateTime, required = false)]
     pub until: Option<String>,
     /// Why, for people.
     #[serde(skip_serializing_if = "Option::is_none")]

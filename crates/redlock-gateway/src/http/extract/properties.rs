@@ -3,6 +3,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use http::HeaderValue;
+
 use super::*;
 
 fn value() -> impl Strategy<Value = Vec<u8>> {

@@ -1,0 +1,104 @@
+//! The body of a request, whole and no larger than it may be.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use http::{HeaderValue, header};
+use http_body_util::BodyExt;
+use serde::de::DeserializeOwned;
+
+use super::super::error::{ApiError, BODY_TOO_LARGE, INVALID_BODY, REQUEST_TIMEOUT, UNSUPPORTED_MEDIA_TYPE};
+use crate::config::show;
+
+/// Of a body, in bytes. No legal one comes near it: a label and 1 KiB of metadata, at worst all escaped.
+const MAX_BODY: usize = 16 * 1024;
+/// For a body to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// What is read of one that is too large, for its sender to see the answer.
+const MAX_REST: usize = 1024 * 1024;
+const REST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A JSON object, or the default when there is no body.
+pub(crate) struct Json<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let (parts, mut body) = request.into_parts();
+        if http_body::Body::is_end_stream(&body) {
+            return Ok(Self(T::default()));
+        }
+        let bytes = match tokio::time::timeout(BODY_TIMEOUT, collected(&mut body)).await {
+            Err(_) => {
+                let limit = show(BODY_TIMEOUT);
+                return Err(REQUEST_TIMEOUT.because(format!("the request body did not arrive within {limit}")));
+            }
+            Ok(Err(_)) => return Err(INVALID_BODY.because("the body broke off")),
+            Ok(Ok(None)) => {
+                // Apart, or every request would carry the room for it.
+                let _ = tokio::time::timeout(REST_TIMEOUT, Box::pin(read_rest(body))).await;
+                return Err(BODY_TOO_LARGE.because(format!("the request body is larger than {MAX_BODY} bytes")));
+            }
+            Ok(Ok(Some(bytes))) => bytes,
+        };
+        if bytes.is_empty() {
+            return Ok(Self(T::default()));
+        }
+        let content_type = parts.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        if !content_type.is_some_and(is_json) {
+            let found = content_type.map_or("missing".into(), |text| format!("{:?}", String::from_utf8_lossy(text)));
+            let detail = format!(
+                "the content type is {found}; send application/json (curl: -H 'content-type: application/json' -d '{{…}}', or --json since 7.82)"
+            );
+            return Err(UNSUPPORTED_MEDIA_TYPE.because(detail));
+        }
+        // A derived Deserialize takes an array for a struct too, field by field.
+        if !bytes.trim_ascii_start().starts_with(b"{") {
+            return Err(INVALID_BODY.because("the body is no JSON object, such as {\"ttl_ms\": 30000}"));
+        }
+        serde_json::from_slice(&bytes).map(Self).map_err(|error| INVALID_BODY.because(error.to_string()))
+    }
+}
+
+/// `None` when it is too large. Copied as it comes: a chunk keeps the buffer that it was read into, 8 KB for each byte of a client
+/// that sends them one by one.
+async fn collected(body: &mut Body) -> Result<Option<Vec<u8>>, axum::Error> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        if let Ok(chunk) = frame?.into_data() {
+            if bytes.len() + chunk.len() > MAX_BODY {
+                return Ok(None);
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+    }
+    Ok(Some(bytes))
+}
+
+/// A client that is still sending when its connection is closed is told of that by a reset, and never sees its answer.
+async fn read_rest(mut body: Body) {
+    let mut left = MAX_REST;
+    while let Some(Ok(frame)) = body.frame().await {
+        let count = frame.into_data().map_or(0, |chunk| chunk.len());
+        let Some(less) = left.checked_sub(count) else { return };
+        left = less;
+    }
+}
+
+fn is_json(content_type: &[u8]) -> bool {
+    let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    essence.eq_ignore_ascii_case(b"application/json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_types_with_parameters_are_json_and_others_are_not() {
+        assert!(is_json(b"application/json") && is_json(b"Application/JSON ; charset=utf-8"));
+        assert!(!is_json(b"application/x-www-form-urlencoded") && !is_json(b""));
+    }
+}

@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Real servers for the tests of a client in any language: three masters, two gateways over them, a proxy that loses answers.
+
+    tests/clients/servers.py GATEWAY        the path of a built redlock-gateway; needs redis-server
+
+One line of JSON on stdout says where they are:
+
+    {"gateways": [URL, URL], "proxy": URL, "keyed": URL, "key": KEY}
+
+`proxy` stands in front of the first gateway; `keyed` is a gateway of its own that wants the API key `key`, which may use names
+that begin with "jobs/". Then each line of JSON on stdin is done and answered by a line, {} or {"error": TEXT}:
+
+    {"do": "stop-masters", "count": N}      the first N masters answer nobody any more (SIGSTOP)
+    {"do": "continue-masters"}
+    {"do": "stop-gateway", "index": I}      it accepts connections and answers none (SIGSTOP)
+    {"do": "continue-gateway", "index": I}
+    {"do": "kill-gateway", "index": I}      kill -9
+    {"do": "start-gateway", "index": I}     again, at the same address
+    {"do": "swallow", "count": N}           the proxy does not give back the next N answers: it closes the connection
+
+At the end of stdin everything ends.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+PATIENCE = 30
+# Nothing outlives this process, also when it is killed.
+DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def wait_until(what, is_so, process):
+    end = time.monotonic() + PATIENCE
+    while not is_so():
+        if process.poll() is not None:
+            raise RuntimeError(f"{what}: the process ended with {process.returncode}")
+        if time.monotonic() > end:
+            raise RuntimeError(f"{what}: not within {PATIENCE} s")
+        time.sleep(0.02)
+
+
+def answers(url):
+    try:
+        return urllib.request.urlopen(url, timeout=1).status == 200
+    except OSError:
+        return False
+
+
+def accepts(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        return True
+    except OSError:
+        return False
+
+
+class Proxy:
+    """Passes everything on; closes instead of answering as often as it was told to."""
+
+    def __init__(self, target):
+        self.target = target
+        self.swallows = 0
+        self.lock = threading.Lock()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            client, _ = self.listener.accept()
+            threading.Thread(target=self.serve, args=[client], daemon=True).start()
+
+    def serve(self, client):
+        try:
+            gateway = socket.create_connection(("127.0.0.1", self.target))
+        except OSError:
+            client.close()
+            return
+        threading.Thread(target=self.copy, args=[client, gateway], daemon=True).start()
+        while answer := received(gateway):
+            with self.lock:
+                swallow = self.swallows > 0
+                self.swallows -= swallow
+            if swallow:
+                break
+            try:
+                client.sendall(answer)
+            except OSError:
+                break
+        end(client, gateway)
+
+    @staticmethod
+    def copy(client, gateway):
+        while request := received(client):
+            try:
+                gateway.sendall(request)
+            except OSError:
+                break
+        end(client, gateway)
+
+
+def received(source):
+    try:
+        return source.recv(65536)
+    except OSError:
+        return b""
+
+
+def end(*sockets):
+    for each in sockets:
+        try:
+            each.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        each.close()
+
+
+class Servers:
+    def __init__(self, binary, folder):
+        self.binary, self.folder = binary, folder
+        *master_ports, first, second, keyed = free_ports(6)
+        self.masters = [self.start_master(port) for port in master_ports]
+        nodes = [argument for port in master_ports for argument in ("--node", f"redis://127.0.0.1:{port}")]
+        # A gateway makes up its mind about new masters only once, so the first one comes up alone.
+        self.arguments = [nodes, nodes]
+        self.ports = [first, second]
+        self.gateways = [self.start_gateway(index) for index in range(2)]
+        self.proxy = Proxy(first)
+        self.key, keys = self.new_key()
+        self.keyed = keyed
+        self.run_gateway(keyed, ["--auth-keys", keys])
+
+    def start_master(self, port):
+        arguments = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", self.folder]
+        process = subprocess.Popen([*DIES_WITH_US, "redis-server", *arguments], stdout=subprocess.DEVNULL)
+        wait_until("redis-server", lambda: accepts(port), process)
+        return process
+
+    def start_gateway(self, index):
+        return self.run_gateway(self.ports[index], [*self.arguments[index], "--bootstrap"])
+
+    def run_gateway(self, port, arguments):
+        log = open(os.path.join(self.folder, f"gateway-{port}.log"), "ab")
+        command = [*DIES_WITH_US, self.binary, "--listen", f"127.0.0.1:{port}", *arguments]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            wait_until("redlock-gateway", lambda: answers(f"http://127.0.0.1:{port}/readyz"), process)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{open(log.name).read()}") from None
+        return process
+
+    def new_key(self):
+        command = [self.binary, "key", "new", "test", "--verbs", "acquire,extend,release,inspect", "--names", "jobs/*"]
+        key, entry = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n\n", 1)
+        path = os.path.join(self.folder, "keys.toml")
+        with open(path, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(entry)
+        return key.strip(), path
+
+    def told(self):
+        urls = [f"http://127.0.0.1:{port}" for port in self.ports]
+        keyed = f"http://127.0.0.1:{self.keyed}"
+        return {"gateways": urls, "proxy": self.proxy.url, "keyed": keyed, "key": self.key}
+
+    def do(self, order):
+        what, index = order["do"], order.get("index", 0)
+        if what == "stop-masters":
+            for master in self.masters[: order["count"]]:
+                master.send_signal(signal.SIGSTOP)
+        elif what == "continue-masters":
+            for master in self.masters:
+                master.send_signal(signal.SIGCONT)
+        elif what == "stop-gateway":
+            self.gateways[index].send_signal(signal.SIGSTOP)
+        elif what == "continue-gateway":
+            self.gateways[index].send_signal(signal.SIGCONT)
+        elif what == "kill-gateway":
+            self.gateways[index].kill()
+            self.gateways[index].wait()
+        elif what == "start-gateway":
+            self.gateways[index] = self.start_gateway(index)
+        elif what == "swallow":
+            with self.proxy.lock:
+                self.proxy.swallows = order["count"]
+        else:
+            raise ValueError(f"there is no {what!r}")
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    folder = tempfile.mkdtemp(prefix="redlock-clients-")
+    try:
+        servers = Servers(os.path.abspath(sys.argv[1]), folder)
+        print(json.dumps(servers.told()), flush=True)
+        for line in sys.stdin:
+            try:
+                servers.do(json.loads(line))
+                answer = {}
+            except (KeyError, ValueError, IndexError, RuntimeError) as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            print(json.dumps(answer), flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

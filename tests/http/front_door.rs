@@ -1,0 +1,166 @@
+//! What a newcomer meets: the way to the documentation, names with slashes, small requests, and all of it behind a real proxy.
+
+use std::net::SocketAddr;
+use std::process::{Child, Stdio};
+
+use http::Method;
+use serde_json::json;
+
+use crate::support::client::{Answer, Lease};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{TempDir, dies_with_us, eventually, free_port};
+
+#[tokio::test]
+async fn a_name_with_slashes_is_one_lock_raw_and_encoded() {
+    let gateway = Launch::embedded().start().await;
+    let lease = gateway.acquire("reports/eu/nightly").await;
+    let held = gateway.call(Method::POST, "/locks/reports/eu/nightly").send().await;
+    held.problem(409, "lock_held");
+    let released =
+        gateway.call(Method::DELETE, "/locks/reports/eu%2Fnightly").header("lock-token", &lease.token).send().await;
+    assert_eq!(released.status, 204, "{released:?}");
+    for path in ["/locks/a//b", "/locks/a/../b", "/locks/a/", "/locks//a"] {
+        gateway.call(Method::POST, path).send().await.problem(400, "invalid_name");
+    }
+}
+
+#[tokio::test]
+async fn the_root_leads_to_the_documentation() {
+    let gateway = Launch::embedded().start().await;
+    let moved = gateway.get("/").await;
+    assert_eq!((moved.status, moved.header("location")), (303, "docs/"), "{moved:?}");
+}
+
+#[tokio::test]
+async fn an_extension_without_a_body_extends_by_the_default_ttl() {
+    let gateway = Launch::embedded().flag("--default-ttl", "70s").start().await;
+    let lease = gateway.acquire_for("job", 10_000).await;
+    for body in [None, Some("{}")] {
+        let mut call = gateway.call(Method::PATCH, "/locks/job").header("lock-token", &lease.token);
+        if let Some(body) = body {
+            call = call.header("content-type", "application/json").body(body);
+        }
+        let extended = call.send().await;
+        assert_eq!((extended.status, &extended.json()["ttl_ms"]), (200, &json!(70_000)), "{extended:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_holder_stored_is_shown_to_whoever_looks() {
+    let gateway = Launch::embedded().start().await;
+    gateway.post("job", json!({ "owner": "ci", "metadata": { "run": "4711" } })).await;
+    let page = gateway.get("/locks").await.json();
+    for status in [gateway.look("job").await, page["locks"][0].clone()] {
+        assert_eq!((&status["owner"], &status["metadata"]), (&json!("ci"), &json!({ "run": "4711" })));
+    }
+    let free = gateway.look("other").await;
+    assert!(free.get("metadata").is_none(), "{free}");
+}
+
+#[tokio::test]
+async fn whoever_was_still_sending_a_body_that_is_too_large_saw_a_reset_and_no_answer() {
+    let gateway = Launch::embedded().start().await;
+    // More than the buffers of a connection hold: an answer that does not wait for the rest closes while it is sent.
+    for length in [20_000, 900_000] {
+        let mut raw = gateway.raw().await;
+        raw.announce("POST", "job", "connection: close\r\n", length).await;
+        raw.write(vec![b'x'; length]).await;
+        raw.answer().await.problem(413, "body_too_large");
+    }
+}
+
+#[tokio::test]
+async fn extending_or_releasing_what_is_another_s_was_told_when_to_try_again() {
+    let gateway = Launch::embedded().start().await;
+    let old = gateway.acquire_for("job", 60_000).await;
+    gateway.delete("job", &old.token).await;
+    gateway.acquire("job").await;
+    for answer in [gateway.patch("job", &old.token, 1_000).await, gateway.delete("job", &old.token).await] {
+        let problem = answer.problem(409, "not_holder");
+        assert!(answer.header("retry-after").is_empty() && problem.get("retry_after_ms").is_none(), "{problem}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_ends_on_no_date_was_told_of_a_boolean_in_line_five() {
+    let made = Launch::bare(&["key", "new", "ci", "--expires", "tomorrow"]).finish().await;
+    assert_eq!(made.code, Some(1));
+    assert!(["--expires", "tomorrow", "2027-01-31"].iter().all(|word| made.stderr.contains(word)), "{made:?}");
+}
+
+/// A real nginx in front of a gateway.
+struct Nginx {
+    address: SocketAddr,
+    process: Child,
+    _folder: TempDir,
+}
+
+impl Nginx {
+    async fn start(gateway: &Gateway) -> Self {
+        let (folder, port) = (TempDir::new(), free_port());
+        let (here, to) = (folder.path().display(), gateway.address());
+        // With a path, proxy_pass decodes the request's and replaces the prefix; without one it passes on what came.
+        let text = format!(
+            "daemon off; worker_processes 1; pid {here}/pid; error_log stderr;
+             events {{}}
+             http {{
+               access_log off; client_body_temp_path {here}/a; proxy_temp_path {here}/b; fastcgi_temp_path {here}/c;
+               uwsgi_temp_path {here}/d; scgi_temp_path {here}/e;
+               server {{
+                 listen 127.0.0.1:{port};
+                 location / {{ proxy_pass http://{to}; }}
+                 location /redlock/ {{ proxy_pass http://{to}/; }}
+               }}
+             }}"
+        );
+        let file = folder.path().join("nginx.conf");
+        std::fs::write(&file, text).unwrap();
+        let mut command = dies_with_us("/usr/sbin/nginx");
+        command.arg("-e").arg("stderr").arg("-p").arg(folder.path()).arg("-c").arg(&file).stdin(Stdio::null());
+        let process = command.spawn().expect("nginx starts");
+        let proxy = Self { address: SocketAddr::from(([127, 0, 0, 1], port)), process, _folder: folder };
+        eventually("nginx answers", async || {
+            let call = gateway.call(Method::GET, "/livez").to(proxy.address);
+            call.try_send().await.ok().filter(|answer| answer.status == 200)
+        })
+        .await;
+        proxy
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // Its worker goes when the master does.
+        let _ = rustix::process::kill_process(
+            rustix::process::Pid::from_child(&self.process),
+            rustix::process::Signal::QUIT,
+        );
+        let _ = self.process.wait();
+    }
+}
+
+#[tokio::test]
+async fn names_with_slashes_and_the_documentation_work_behind_nginx_at_the_root_and_under_a_prefix() {
+    let gateway = Launch::embedded().start().await;
+    let nginx = Nginx::start(&gateway).await;
+    let call = async |method: Method, path: &str, token: &str| -> Answer {
+        gateway.call(method, path).to(nginx.address).header("lock-token", token).send().await
+    };
+    for prefix in ["", "/redlock"] {
+        for name in ["a/b", "a%2Fb"] {
+            let path = format!("{prefix}/locks/{name}");
+            let lease = Lease::from(&call(Method::POST, &path, "").await);
+            assert_eq!(gateway.look("a/b").await["state"], "held", "{path}");
+            assert_eq!(call(Method::PATCH, &path, &lease.token).await.status, 200, "{path}");
+            assert_eq!(call(Method::DELETE, &path, &lease.token).await.status, 204, "{path}");
+        }
+        let root = call(Method::GET, &format!("{prefix}/"), "").await;
+        assert_eq!((root.status, root.header("location")), (303, "docs/"), "{root:?}");
+        let docs = call(Method::GET, &format!("{prefix}/docs"), "").await;
+        assert_eq!((docs.status, docs.header("location")), (303, "docs/"), "{docs:?}");
+        let page = call(Method::GET, &format!("{prefix}/docs/"), "").await;
+        assert!(page.status == 200 && !page.text().contains("=\"/"), "{}", page.text());
+        let document = call(Method::GET, &format!("{prefix}/openapi.json"), "").await;
+        assert_eq!(document.json()["servers"][0]["url"], ".", "relative to the document, wherever that is");
+    }
+}
