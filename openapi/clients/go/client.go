@@ -1,0 +1,339 @@
+package redlock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlock-gateway/redlock-gateway/openapi/clients/go/api"
+)
+
+const (
+	// Between two rounds over all gateways: the first pause, and the longest.
+	firstPause   = 50 * time.Millisecond
+	longestPause = 2 * time.Second
+	// A gateway that cannot even be connected to is left for the next one.
+	connectLimit = 2 * time.Second
+	// With less time an answer is not to be expected, and what was heard before tells more than its absence.
+	shortestTry = 50 * time.Millisecond
+	// Of an answer; none of a gateway's comes near.
+	mostBytes = 1 << 20
+)
+
+// Config says where the gateways are, and how to be known there.
+type Config struct {
+	// URLs of one or several gateways over the same masters: "http://127.0.0.1:8080". A path is kept.
+	URLs []string
+	// Key is the API key; empty for gateways without keys.
+	Key string
+	// HTTPClient is for TLS settings and the like; redirects are never followed. Its Timeout has to be 0 or longer than a wait.
+	// Nil is a client without a proxy of the environment, and without HTTP/2.
+	HTTPClient *http.Client
+	// Turn is the longest wait that one request asks for: below what proxies in front of the gateways allow. 0 is 20 s, or 5 s
+	// where there are several gateways, so that one that hangs does not have all the time.
+	Turn time.Duration
+	// Logger hears of losses, and of locks that were not released. Nil is silence.
+	Logger *slog.Logger
+}
+
+// Client is a service of one or several gateways over the same masters. It may be used by several goroutines.
+type Client struct {
+	gateways []*api.Client
+	turn     time.Duration
+	log      *slog.Logger
+	// After a try that was not answered in time.
+	hangUp func()
+	// The index of the gateway that answered last.
+	current atomic.Int64
+}
+
+// New makes a client. Nothing is connected yet. The error is a [*SetupError], with what cannot work.
+func New(config Config) (*Client, error) {
+	if len(config.URLs) == 0 {
+		return nil, &SetupError{"no URL of a gateway was given, such as http://127.0.0.1:8080"}
+	}
+	client := &Client{turn: config.Turn, log: config.Logger, hangUp: func() {}}
+	if client.turn <= 0 {
+		client.turn = 20 * time.Second
+		if len(config.URLs) > 1 {
+			client.turn = 5 * time.Second
+		}
+	}
+	if client.log == nil {
+		client.log = slog.New(slog.DiscardHandler)
+	}
+	var doer http.Client
+	if config.HTTPClient != nil {
+		doer = *config.HTTPClient
+	} else {
+		transport := newTransport()
+		doer.Transport = transport
+		client.hangUp = transport.CloseIdleConnections
+	}
+	// A token goes where it was meant to go.
+	doer.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	key := strings.TrimSpace(config.Key)
+	if strings.ContainsFunc(key, func(char rune) bool { return char <= ' ' || char > '~' }) {
+		return nil, &SetupError{"the API key has characters that cannot stand in a header"}
+	}
+	for _, text := range config.URLs {
+		if err := checkURL(text); err != nil {
+			return nil, err
+		}
+		gateway, err := api.NewClient(text, api.WithHTTPClient(&doer), api.WithRequestEditorFn(identify(key)))
+		if err != nil {
+			return nil, &SetupError{err.Error()}
+		}
+		client.gateways = append(client.gateways, gateway)
+	}
+	return client, nil
+}
+
+func newTransport() *http.Transport {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	// No proxy of the environment that a lock would depend on unseen.
+	transport.Proxy = nil
+	transport.DialContext = (&net.Dialer{Timeout: connectLimit, KeepAlive: 15 * time.Second}).DialContext
+	// HTTP/2 would send each repetition over the one connection that hangs.
+	transport.ForceAttemptHTTP2 = false
+	transport.Protocols = new(http.Protocols)
+	transport.Protocols.SetHTTP1(true)
+	transport.MaxIdleConnsPerHost = 32
+	return transport
+}
+
+func identify(key string) api.RequestEditorFn {
+	return func(_ context.Context, request *http.Request) error {
+		request.Header.Set("User-Agent", "redlock-gateway-go/0.1.0")
+		if key != "" {
+			request.Header.Set("Authorization", "Bearer "+key)
+		}
+		return nil
+	}
+}
+
+func checkURL(text string) error {
+	// What is in front of an @ may be a password, also in the parser's own words.
+	refused := func(why string) error {
+		return &SetupError{fmt.Sprintf("%q is no URL of a gateway: %s", text[strings.LastIndex(text, "@")+1:], why)}
+	}
+	parsed, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return refused("it cannot be parsed")
+	case parsed.Scheme != "http" && parsed.Scheme != "https" || parsed.Host == "":
+		return refused("it has to begin with http:// or https://, and name a host")
+	case parsed.User != nil || parsed.RawQuery != "" || parsed.ForceQuery || parsed.Fragment != "":
+		return refused("nothing but scheme, host, port and path belongs there; a key goes into Config.Key")
+	}
+	return nil
+}
+
+// question is what a gateway is asked. It must do no harm when it is done twice.
+type question struct {
+	send func(ctx context.Context, gateway *api.Client) (*http.Response, error)
+	// Nil when there is nothing in the answer.
+	answer *api.Lease
+	until  moment
+	oneTry time.Duration
+	// Hears of each failure; may be nil.
+	heard func(what string)
+}
+
+// ask asks one gateway after the other until one answers, with pauses, and says when the request was sent that was answered.
+func (c *Client) ask(ctx context.Context, q question) (moment, error) {
+	pause := firstPause
+	for {
+		unavailable := &UnavailableError{}
+		soonest := time.Duration(-1)
+		for range c.gateways {
+			limit := min(q.oneTry, q.until.left())
+			if limit < shortestTry && len(unavailable.What) > 0 {
+				break
+			}
+			at := c.current.Load()
+			sent := now()
+			failure := c.try(ctx, c.gateways[at], q, max(limit, shortestTry))
+			if failure == nil {
+				return sent, nil
+			}
+			if ctx.Err() != nil {
+				return sent, ended(ctx)
+			}
+			asked, again := failure.pause()
+			if !again {
+				return sent, &RefusedError{*failure.problem}
+			}
+			if q.heard != nil {
+				q.heard(failure.String())
+			}
+			if soonest < 0 || asked < soonest {
+				soonest = asked
+			}
+			unavailable.What = append(unavailable.What, failure.String())
+			if failure.problem != nil {
+				unavailable.Last = failure.problem
+			}
+			// Unless another request has gone on to it meanwhile.
+			c.current.CompareAndSwap(at, (at+1)%int64(len(c.gateways)))
+		}
+		rest := max(time.Duration(float64(pause)*(0.5+rand.Float64())), soonest)
+		if rest+shortestTry >= q.until.left() {
+			return 0, unavailable
+		}
+		if !sleep(ctx, rest) {
+			return 0, ended(ctx)
+		}
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// try asks this gateway, and waits for its answer for so long at most; nil when it did what it was asked.
+func (c *Client) try(ctx context.Context, gateway *api.Client, q question, limit time.Duration) *failure {
+	unclear := func(format string, values ...any) *failure {
+		return &failure{unclear: gateway.Server + " " + fmt.Sprintf(format, values...)}
+	}
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	response, err := q.send(limited, gateway)
+	var body []byte
+	if err == nil {
+		body, err = io.ReadAll(io.LimitReader(response.Body, mostBytes))
+		response.Body.Close()
+	}
+	if err != nil {
+		if limited.Err() != nil && ctx.Err() == nil {
+			// Behind a cut network every kept connection is dead, and each would cost a try of its own.
+			c.hangUp()
+			return unclear("did not answer within %.1f s", limit.Seconds())
+		}
+		var inner *url.Error
+		if errors.As(err, &inner) {
+			err = inner.Err
+		}
+		return unclear("failed: %v", err)
+	}
+	if response.StatusCode/100 != 2 {
+		return refusal(gateway.Server, response, body)
+	}
+	if q.answer == nil {
+		if response.StatusCode != http.StatusNoContent {
+			return unclear("answered %s, which no gateway does", response.Status)
+		}
+		return nil
+	}
+	*q.answer = api.Lease{}
+	if err := json.Unmarshal(body, q.answer); err != nil {
+		return unclear("answered %s, and no lease: %v", response.Status, err)
+	}
+	if !isToken(q.answer.Token) {
+		return unclear("answered %s, and a token that is none", response.Status)
+	}
+	return nil
+}
+
+// failure is how a request ended that brought nothing.
+type failure struct {
+	// Nil when it cannot be known whether it was done: no answer, or none of a gateway.
+	problem *Problem
+	unclear string
+}
+
+func refusal(server string, response *http.Response, body []byte) *failure {
+	var told api.Problem
+	if json.Unmarshal(body, &told) == nil && told.Code != "" {
+		return &failure{problem: &Problem{
+			Status:     response.StatusCode,
+			Code:       string(told.Code),
+			Detail:     told.Detail,
+			RequestID:  valueOf(told.RequestID),
+			Holder:     valueOf(told.Holder),
+			ExpiresIn:  milliseconds(valueOf(told.ExpiresInMs)),
+			RetryAfter: milliseconds(valueOf(told.RetryAfterMs)),
+		}}
+	}
+	// A proxy's own page. Some of them say when to come back.
+	problem := &Problem{
+		Status: response.StatusCode,
+		Code:   "not_a_gateway",
+		Detail: fmt.Sprintf("%s answered %s, and not in the words of a gateway", server, response.Status),
+	}
+	if problem.mayPass() {
+		seconds, err := strconv.Atoi(response.Header.Get("Retry-After"))
+		if err != nil {
+			return &failure{unclear: problem.Detail}
+		}
+		problem.Code = "proxy"
+		problem.RetryAfter = milliseconds(int64(seconds) * 1000)
+	}
+	return &failure{problem: problem}
+}
+
+// mayPass is whether the same may be answered otherwise a little later.
+func (p *Problem) mayPass() bool {
+	switch p.Status {
+	case http.StatusRequestTimeout, http.StatusTooManyRequests,
+		http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	}
+	return false
+}
+
+// pause is how long to wait before the same is asked again; false when it would be refused again.
+func (f *failure) pause() (time.Duration, bool) {
+	switch {
+	case f.problem == nil:
+		return 0, true
+	case f.problem.mayPass():
+		return f.problem.RetryAfter, true
+	default:
+		// A defect of the gateway may be gone with the next one.
+		return 0, f.problem.Status == http.StatusInternalServerError
+	}
+}
+
+func (f *failure) String() string {
+	if f.problem != nil {
+		return f.problem.String()
+	}
+	return f.unclear
+}
+
+// ended is why a context ended, in words that errors.Is finds the usual ones in.
+func ended(ctx context.Context) error {
+	if cause := context.Cause(ctx); !errors.Is(cause, ctx.Err()) {
+		return fmt.Errorf("%w: %w", ctx.Err(), cause)
+	}
+	return ctx.Err()
+}
+
+func valueOf[T any](pointer *T) T {
+	var value T
+	if pointer != nil {
+		value = *pointer
+	}
+	return value
+}
+
+// milliseconds of what somebody else says: nothing negative, and nothing that overflows.
+func milliseconds(count int64) time.Duration {
+	const most = int64(24 * time.Hour / time.Millisecond)
+	return time.Duration(min(max(count, 0), most)) * time.Millisecond
+}
+
+func isToken(text string) bool {
+	return text != "" && !strings.ContainsFunc(text, func(char rune) bool {
+		return (char < '0' || char > '9') && (char < 'a' || char > 'z') && (char < 'A' || char > 'Z') && char != '.'
+	})
+}

@@ -1,0 +1,94 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redlock-gateway/redlock-gateway/openapi/clients/go/api"
+)
+
+func TestWhatCannotWorkIsNamedAndNoSecretWithIt(t *testing.T) {
+	for _, wrong := range []string{"localhost:8080", "ftp://a", "http://user:secret@a", "http://secret@a:b", "http://a/?b", ""} {
+		_, err := New(Config{URLs: []string{wrong}})
+		if !errors.As(err, new(*SetupError)) || !strings.Contains(err.Error(), "is no URL") || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: %v", wrong, err)
+		}
+	}
+	if _, err := New(Config{}); err == nil || !strings.Contains(err.Error(), "http://127.0.0.1:8080") {
+		t.Error(err)
+	}
+	if _, err := New(Config{URLs: []string{"http://a"}, Key: "secret\nkey"}); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Error(err)
+	}
+	client, err := New(Config{URLs: []string{"http://127.0.0.1:1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"", ".", ".."} {
+		if _, err := client.Lock(context.Background(), name); !errors.As(err, new(*SetupError)) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	if _, err := client.Lock(context.Background(), "a", TTL(time.Second), Margin(time.Second)); !errors.As(err, new(*SetupError)) {
+		t.Error(err)
+	}
+}
+
+func TestANameIsOneSegmentOfThePathBelowThatOfTheGateway(t *testing.T) {
+	for name, path := range map[string]string{
+		"reports/nightly+a@b:c~d": "/team/locks/reports%2Fnightly+a@b:c~d",
+		"../livez?x#y %2F é":      "/team/locks/..%2Flivez%3Fx%23y%20%252F%20%C3%A9",
+	} {
+		request, err := api.NewGetLockRequest("http://a/team/", name)
+		if err != nil || request.URL.EscapedPath() != path {
+			t.Errorf("%v: %v", request.URL, err)
+		}
+	}
+}
+
+func TestADeadlineCountsFromTheMomentOfSending(t *testing.T) {
+	sent := now().add(-7 * time.Second)
+	lease := api.Lease{ValidityMs: 29_000, ElapsedMs: 5_000}
+	if _, deadline := validity(lease, sent, 30*time.Second); deadline.since(sent) != 34*time.Second {
+		t.Error(deadline.since(sent))
+	}
+	boasts := api.Lease{ValidityMs: 1 << 30, ElapsedMs: 1 << 62}
+	if _, deadline := validity(boasts, sent, 30*time.Second); deadline.since(sent) > 38*time.Second {
+		t.Error(deadline.since(sent))
+	}
+}
+
+func TestWhatMayGoWellTheNextTimeIsToldFromWhatMayNot(t *testing.T) {
+	answer := func(status int, after, body string) *failure {
+		response := &http.Response{StatusCode: status, Header: http.Header{"Retry-After": {after}}}
+		return refusal("http://a/", response, []byte(body))
+	}
+	problem := `{"type":"t","title":"t","status":1,"detail":"d","retry_after_ms":7,"code":"c"}`
+	page := "<html>"
+	for _, each := range []struct {
+		failure *failure
+		pause   time.Duration
+		again   bool
+	}{
+		{answer(503, "9", problem), 7 * time.Millisecond, true},
+		{answer(429, "9", problem), 7 * time.Millisecond, true},
+		{answer(500, "9", problem), 0, true},
+		{answer(400, "9", problem), 0, false},
+		{answer(409, "9", problem), 0, false},
+		{answer(502, "9", page), 9 * time.Second, true},
+		{answer(504, "", page), 0, true},
+		{answer(404, "", page), 0, false},
+		{answer(302, "", page), 0, false},
+	} {
+		if pause, again := each.failure.pause(); pause != each.pause || again != each.again {
+			t.Errorf("%v: %v, %v", each.failure, pause, again)
+		}
+	}
+	if answer(404, "", page).problem.isLoss() || answer(409, "", page).problem.isLoss() {
+		t.Error("a proxy's page is no word of a gateway")
+	}
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package redlock
+
+func now() moment {
+	return monotonic()
+}

@@ -1,0 +1,173 @@
+package redlock_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	redlock "github.com/redlock-gateway/redlock-gateway/openapi/clients/go"
+	"github.com/redlock-gateway/redlock-gateway/openapi/clients/go/api"
+)
+
+// For what has to come, on a machine that does other things too.
+const patience = 30 * time.Second
+
+// servers are three masters, two gateways over them, a proxy that loses answers, and a gateway that wants a key.
+type servers struct {
+	t        *testing.T
+	orders   io.WriteCloser
+	answers  *bufio.Scanner
+	Gateways []string `json:"gateways"`
+	Proxy    string   `json:"proxy"`
+	Keyed    string   `json:"keyed"`
+	Key      string   `json:"key"`
+}
+
+func start(t *testing.T) *servers {
+	t.Helper()
+	gateway := os.Getenv("REDLOCK_GATEWAY")
+	if gateway == "" {
+		t.Skip("REDLOCK_GATEWAY is not set: the path of a built redlock-gateway")
+	}
+	script := filepath.FromSlash("../../../tests/clients/servers.py")
+	command := exec.Command("python3", "-B", script, gateway)
+	command.Stderr = os.Stderr
+	orders, err := command.StdinPipe()
+	must(t, err)
+	answers, err := command.StdoutPipe()
+	must(t, err)
+	must(t, command.Start())
+	t.Cleanup(func() {
+		orders.Close()
+		_ = command.Wait()
+	})
+	s := &servers{t: t, orders: orders, answers: bufio.NewScanner(answers)}
+	s.read(s)
+	return s
+}
+
+func (s *servers) read(into any) {
+	s.t.Helper()
+	if !s.answers.Scan() {
+		s.t.Fatalf("the servers have ended: %v", s.answers.Err())
+	}
+	must(s.t, json.Unmarshal(s.answers.Bytes(), into))
+}
+
+// do gives an order, and returns when it is done.
+func (s *servers) do(what string, values map[string]int) {
+	s.t.Helper()
+	order := map[string]any{"do": what}
+	for key, value := range values {
+		order[key] = value
+	}
+	line, err := json.Marshal(order)
+	must(s.t, err)
+	_, err = s.orders.Write(append(line, '\n'))
+	must(s.t, err)
+	var answer struct{ Error string }
+	s.read(&answer)
+	if answer.Error != "" {
+		s.t.Fatal(answer.Error)
+	}
+}
+
+// client is of these URLs, or of all gateways.
+func (s *servers) client(urls ...string) *redlock.Client {
+	s.t.Helper()
+	if len(urls) == 0 {
+		urls = s.Gateways
+	}
+	client, err := redlock.New(redlock.Config{URLs: urls})
+	must(s.t, err)
+	return client
+}
+
+func (s *servers) plain(index int) *api.ClientWithResponses {
+	s.t.Helper()
+	client, err := api.NewClientWithResponses(s.Gateways[index])
+	must(s.t, err)
+	return client
+}
+
+// look is what a gateway says of a lock.
+func (s *servers) look(index int, name string) *api.LockStatus {
+	s.t.Helper()
+	answer, err := s.plain(index).GetLockWithResponse(context.Background(), name)
+	must(s.t, err)
+	if answer.JSON200 == nil {
+		s.t.Fatalf("GET %s: %s", name, answer.Body)
+	}
+	return answer.JSON200
+}
+
+// takeAway releases somebody else's lock by its token.
+func (s *servers) takeAway(guard *redlock.Guard) {
+	s.t.Helper()
+	token := guard.Token()
+	params := &api.ReleaseLockParams{LockToken: &token}
+	answer, err := s.plain(1).ReleaseLockWithResponse(context.Background(), guard.Name(), params)
+	must(s.t, err)
+	if answer.StatusCode() != http.StatusNoContent {
+		s.t.Fatalf("DELETE %s: %s", guard.Name(), answer.Body)
+	}
+}
+
+// leave acquires a lock that nobody extends, and returns its fencing token.
+func (s *servers) leave(name string, ttl time.Duration) int64 {
+	s.t.Helper()
+	ms := int32(ttl.Milliseconds())
+	body := api.AcquireBody{TTLMs: &ms}
+	answer, err := s.plain(0).AcquireLockWithResponse(context.Background(), name, nil, body)
+	must(s.t, err)
+	if answer.JSON201 == nil {
+		s.t.Fatalf("POST %s: %s", name, answer.Body)
+	}
+	return answer.JSON201.FencingToken
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// within waits for a channel to be closed.
+func within(t *testing.T, limit time.Duration, what string, done <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-time.After(limit):
+		t.Fatalf("%s: not within %v", what, limit)
+	}
+}
+
+// eventually waits until it is so.
+func eventually(t *testing.T, what string, isSo func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !isSo(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v", what, patience)
+		}
+	}
+}
+
+// extended waits until so many extensions have been confirmed.
+func extended(t *testing.T, guard *redlock.Guard, times int) {
+	t.Helper()
+	for range times {
+		before := guard.Deadline()
+		eventually(t, "an extension", func() bool {
+			must(t, guard.Check())
+			return guard.Deadline() > before
+		})
+	}
+}
