@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::layout::files;
 use crate::support::gateway::source_root;
 
 const PAGE: &str = "crates/redlock-core/ARCHITECTURE.md";
@@ -72,6 +73,36 @@ fn the_map_in_the_readme_names_files_that_are_there() {
     let missing: Vec<_> = map.lines().flat_map(paths).filter(|name| !tree.contains(&format!("/{name}\n"))).collect();
     assert!(missing.is_empty(), "the README names {missing:?}, which are not there");
     assert!(map.lines().flat_map(paths).count() > 10, "names are not recognised");
+}
+
+/// `](path)` in a page leads to a file, from where the page is.
+fn dead_links(page: &str, text: &str) -> Vec<String> {
+    let here = source_root().join(page).parent().map(Path::to_owned).unwrap_or_default();
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let files = targets.filter(|to| !to.contains("://") && !to.starts_with('#') && !to.contains([' ', '{']));
+    files
+        .filter(|to| !here.join(to.split('#').next().unwrap_or(to)).exists())
+        .map(|to| format!("{page}: {to}"))
+        .collect()
+}
+
+#[test]
+fn every_link_between_pages_leads_somewhere() {
+    let mut pages = files("crates", &["md"]);
+    pages.extend(files("openapi", &["md"]));
+    pages.extend(["README.md", ".github/SECURITY.md", "CHANGELOG.md"].map(|page| (page.to_owned(), read(page))));
+    let dead: Vec<_> = pages.iter().flat_map(|(page, text)| dead_links(page, text)).collect();
+    assert!(dead.is_empty(), "{dead:#?}");
+    assert!(pages.len() > 8 && dead_links("README.md", "[a](b.md)") == ["README.md: b.md"]);
+}
+
+#[test]
+fn the_readme_is_a_front_door_and_no_manual() {
+    let lines = read("README.md").lines().count();
+    assert!(
+        lines <= 200,
+        "{lines} lines: what operators and authors of clients need is for crates/redlock-gateway/docs"
+    );
 }
 
 #[test]
