@@ -1,0 +1,36 @@
+"""Holds locks of a redlock-gateway: extends them while work goes on, and tells at once when one is lost.
+
+    from redlock_gateway import Client
+
+    client = Client("http://127.0.0.1:8080")
+    with client.lock("reports/nightly", ttl=30, wait=60) as guard:
+        for row in rows:
+            guard.check()
+            write(row, guard.fencing_token)
+
+All times are floats in seconds. The generated code below it, with every other call, is ``redlock_gateway._api``.
+"""
+
+from ._api.models import LockStatus
+from .client import Client, Lock, current_guard
+from .clock import now
+from .errors import LockHeld, LockLost, Loss, Problem, RedlockError, Refused, SetupError, Unavailable
+from .guard import Guard
+
+__all__ = [
+    "Client",
+    "Guard",
+    "Lock",
+    "LockHeld",
+    "LockLost",
+    "LockStatus",
+    "Loss",
+    "Problem",
+    "RedlockError",
+    "Refused",
+    "SetupError",
+    "Unavailable",
+    "current_guard",
+    "now",
+]
+__version__ = "0.1.0"

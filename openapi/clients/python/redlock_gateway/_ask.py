@@ -1,0 +1,233 @@
+"""How one of several gateways is asked until it answers, and what its answer means for whoever may ask again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from . import _api
+from ._api.models import Lease
+from ._api.types import Response
+from ._background import Background, background, left_behind
+from .clock import finished, now
+from .errors import Loss, Problem, Refused, Unavailable
+
+T = TypeVar("T")
+Api = _api.AuthenticatedClient | _api.Client
+Send = Callable[[Api], Coroutine[Any, Any, Response[Any]]]
+
+log = logging.getLogger("redlock_gateway")
+
+# All in seconds.
+# Between two rounds over all gateways: the first pause, and the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+# A gateway that cannot even be connected to is left for the next one.
+_CONNECT = 2.0
+# With less time an answer is not to be expected, and what was heard before tells more than its absence.
+SHORTEST_TRY = 0.05
+# For requests that hold no lease up.
+ONE_TRY, ALL_TRIES = 2.0, 5.0
+
+# By these a gateway says that a token holds its lock no more. A page of a proxy has a status too, but no code.
+_LOSSES = {"lock_not_found", "not_holder", "max_hold_reached"}
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a guard needs to know of a granted or extended lock."""
+
+    token: str
+    fencing_token: int
+    validity: float
+    elapsed: float
+
+    def deadline(self, sent: float, ttl: float) -> float:
+        """Until when it may be trusted, if it was asked for then and for so long.
+
+        What was on the way is lost; what was spent in the gateway is not, its validity was counted afterwards.
+        No answer is believed that says more than can be.
+        """
+        return sent + min(self.elapsed, now() - sent) + min(self.validity, ttl)
+
+
+def grant(answer: object) -> Grant:
+    """Of a lease. ValueError when it is none."""
+    if not isinstance(answer, Lease):
+        raise ValueError("a lease was expected")
+    token, fencing_token = answer.token, int(answer.fencing_token)
+    if not (token.isascii() and token.replace(".", "").isalnum()):
+        raise ValueError("its token is none")
+    return Grant(token, fencing_token, int(answer.validity_ms) / 1000, int(answer.elapsed_ms) / 1000)
+
+
+def is_loss(problem: Problem) -> bool:
+    """Whether the token holds its lock no more."""
+    return problem.code in _LOSSES
+
+
+def loss_of(problem: Problem) -> Loss:
+    """What a refused extension says."""
+    if problem.status == 404:
+        return Loss("gone", f"it was released by somebody else or has expired ({problem.detail})")
+    if problem.code == "max_hold_reached":
+        return Loss("max_hold", f"it was held for as long as it may be ({problem.detail})")
+    return Loss("taken", f"{problem.holder or 'somebody else'} holds it", problem.holder)
+
+
+class Failure(Exception):
+    """An answer that brought nothing, or none. ``pause`` is for whoever asks again; None: it would be refused again."""
+
+    def __init__(self, text: str, problem: Problem | None = None, pause: float | None = 0.0) -> None:
+        super().__init__(text)
+        self.problem = problem
+        self.pause = pause
+
+
+def failure(response: httpx.Response) -> Failure:
+    """Of an answer that is no success, whose body has been read.
+
+    It is read leniently and by hand: the generated code refuses whole answers for a code that is new to it.
+    """
+    status, url = response.status_code, str(response.request.url)
+    try:
+        body = response.json()
+        problem: Problem | None = Problem(
+            status=int(body["status"]),
+            code=str(body["code"]),
+            detail=str(body["detail"]),
+            request_id=_text(body.get("request_id")),
+            retry_after=_seconds(body.get("retry_after_ms")),
+            holder=_text(body.get("holder")),
+            expires_in=_seconds(body.get("expires_in_ms")),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError):
+        problem = None
+    may_go_well = status in (408, 429, 500, 502, 503, 504)
+    if problem is not None:
+        # A defect of the gateway may be gone with the next one.
+        return Failure(str(problem), problem, (problem.retry_after or 0.0) if may_go_well else None)
+    # A proxy's own page. Some of them say when to come back.
+    detail = f"{url} answered {status}, and not in the words of a gateway"
+    if not may_go_well or status == 500:
+        return Failure(detail, Problem(status, "not_a_gateway", detail), 0.0 if may_go_well else None)
+    after = response.headers.get("Retry-After", "")
+    return Failure(detail, pause=float(after) if after.isascii() and after.isdigit() else 0.0)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _seconds(milliseconds: Any) -> float | None:
+    return None if milliseconds is None else float(milliseconds) / 1000
+
+
+async def _look(response: httpx.Response) -> None:
+    if not response.is_success:
+        await response.aread()
+        raise failure(response)
+
+
+class Gateways:
+    """One or several gateways over the same masters. Everything here runs in the background thread."""
+
+    def __init__(self, urls: list[str], key: str | None, context: ssl.SSLContext | None) -> None:
+        self.urls = urls
+        self._key = key
+        self._context = context
+        self._current = 0
+        self._apis: list[Api] = []
+        self._thread: Background | None = None
+
+    def _api(self, at: int) -> Api:
+        # A forked child has a thread of its own, and needs connections of its own.
+        if self._thread is not background():
+            left_behind.append(self._apis)
+            self._thread, self._apis = background(), [self._new(url) for url in self.urls]
+        return self._apis[at]
+
+    def _new(self, url: str) -> Api:
+        options: dict[str, Any] = {
+            # The limit of a whole try is kept by ask: httpx only limits its parts.
+            "timeout": httpx.Timeout(None, connect=_CONNECT),
+            "verify_ssl": self._context or False if url.startswith("https:") else False,
+            # A token goes where it was meant to go.
+            "follow_redirects": False,
+            "httpx_args": {
+                "event_hooks": {"response": [_look]},
+                # No proxy of the environment that a lock would depend on unseen.
+                "trust_env": False,
+                # Waiting requests must not keep an extension from being sent.
+                "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
+            },
+        }
+        if self._key is None:
+            return _api.Client(base_url=url, **options)
+        return _api.AuthenticatedClient(base_url=url, token=self._key, **options)
+
+    async def ask(
+        self,
+        send: Send,
+        read: Callable[[Any], T],
+        until: float,
+        one_try: float,
+    ) -> tuple[T, float]:
+        """Asks one gateway after the other until one answers, with pauses, and says when the answered request was sent.
+
+        What is asked must do no harm when it is done twice. Raises Refused and Unavailable.
+        """
+        pause = _FIRST_PAUSE
+        while True:
+            heard: list[str] = []
+            problem: Problem | None = None
+            soonest = float("inf")
+            for _ in self.urls:
+                at = self._current
+                sent = now()
+                if heard and until - sent < SHORTEST_TRY:
+                    break
+                try:
+                    return read(await self._try(send, at, min(sent + one_try, until))), sent
+                except Failure as failed:
+                    if failed.pause is None and failed.problem is not None:
+                        raise Refused(failed.problem) from None
+                    log.debug("asking the next gateway after %s: %s", self.urls[at], failed)
+                    problem = failed.problem or problem
+                    soonest = min(soonest, failed.pause or 0.0)
+                    heard.append(str(failed))
+                except Exception as error:
+                    # Whatever a library below raises: it cannot be known whether the request was done.
+                    log.debug("asking the next gateway after %s: %r", self.urls[at], error)
+                    soonest = 0.0
+                    heard.append(f"{self.urls[at]}: {type(error).__name__}: {error}")
+                # Unless another request has gone on to it meanwhile.
+                if self._current == at:
+                    self._current = (at + 1) % len(self.urls)
+            rest = max(pause * random.uniform(0.5, 1.5), soonest)
+            if rest + SHORTEST_TRY >= until - now():
+                raise Unavailable(heard, problem)
+            await asyncio.sleep(rest)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _try(self, send: Send, at: int, until: float) -> Any:
+        begin = now()
+        task = asyncio.create_task(send(self._api(at)))
+        try:
+            if not await finished(task, until):
+                raise Failure(f"{self.urls[at]} did not answer within {max(until - begin, 0.0):.1f} s")
+            return task.result().parsed
+        finally:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._thread is background():
+            for api in self._apis:
+                await api.get_async_httpx_client().aclose()

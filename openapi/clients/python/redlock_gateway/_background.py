@@ -1,0 +1,72 @@
+"""One thread with an event loop, in which all requests of this process are made.
+
+A guard has to be extended whatever its user does: a blocked event loop or a busy thread must not lose the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Background:
+    """The thread. It is a daemon: a process that ends does not wait for it, and its locks lapse."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="redlock-gateway", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Runs this in the thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T], *, to_the_end: bool = False) -> T:
+        """Waits for its result. Who is interrupted ends the work, unless it is to be done to the end."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("this would wait for itself: a callback of on_lost must not block")
+        future = self.start(work)
+        try:
+            return future.result()
+        except BaseException:
+            if not to_the_end:
+                future.cancel()
+            raise
+
+    async def arun(self, work: Coroutine[Any, Any, T], *, to_the_end: bool = False) -> T:
+        """The same from another event loop."""
+        future = asyncio.wrap_future(self.start(work))
+        return await (asyncio.shield(future) if to_the_end else future)
+
+
+_mutex = threading.Lock()
+_current: Background | None = None
+# What a fork left behind shares sockets and the epoll instance with the parent: freed, it would touch the parent's.
+left_behind: list[object] = []
+
+
+def background() -> Background:
+    """The thread of this process, started with the first use."""
+    global _current
+    with _mutex:
+        if _current is None:
+            _current = Background()
+        return _current
+
+
+def _after_fork() -> None:
+    global _current, _mutex
+    _mutex = threading.Lock()
+    left_behind.append(_current)
+    _current = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

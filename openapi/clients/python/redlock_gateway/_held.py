@@ -1,0 +1,165 @@
+"""What the renewal of a lock knows and does; all but what the guard reads runs in the background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from ._api.api.locks import extend_lock, release_lock
+from ._api.models import ExtendBody
+from ._ask import ONE_TRY, SHORTEST_TRY, Gateways, Grant, grant, is_loss, loss_of
+from .clock import now, reached
+from .errors import Loss, Refused, Unavailable
+
+log = logging.getLogger("redlock_gateway")
+
+# For one try to extend: a share of the time that is left, so that a hung gateway cannot eat the lease; seconds at most.
+_LONGEST_TRY = 5.0
+_SHARE_OF_A_TRY = 4
+
+
+async def release_until(gateways: Gateways, name: str, token: str, until: float) -> None:
+    """Releases a lock. That it is held no more counts as done: a repetition meets what the first one did."""
+    try:
+        await gateways.ask(
+            lambda api: release_lock.asyncio_detailed(name, client=api, lock_token=token),
+            lambda _: None,
+            until,
+            ONE_TRY,
+        )
+    except Refused as refused:
+        if not is_loss(refused.problem):
+            raise
+
+
+class Held:
+    """What the renewal knows of a lock. It knows nothing of the guard, so that a guard that is dropped can be freed."""
+
+    def __init__(self, gateways: Gateways, name: str, granted: Grant, sent: float, ttl: float, margin: float) -> None:
+        self.gateways, self.name, self.ttl, self.margin = gateways, name, ttl, margin
+        self.token, self.fencing_token = granted.token, granted.fencing_token
+        # When it was last confirmed, and until when that counts. Replaced as a whole: read without a lock.
+        self.lease = (sent, granted.deadline(sent, ttl))
+        self.extended = threading.Condition()
+        self.extensions = 0
+        self.lost = threading.Event()
+        self.loss: Loss | None = None
+        self.is_released = False
+        self.is_done = False
+        self.process = os.getpid()
+        self._loop = asyncio.get_running_loop()
+        self._listening = threading.Lock()
+        self._listeners: list[Callable[[Loss], object]] = []
+        self.renewal = self._loop.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        try:
+            self._lose(await self._extend_until_lost())
+        except Exception as error:
+            # A lock that nobody extends any more must not look held.
+            self._lose(Loss("unconfirmed", f"the renewal has failed: {error!r}"))
+
+    async def _extend_until_lost(self) -> Loss:
+        body = ExtendBody.from_dict({"ttl_ms": round(self.ttl * 1000)})
+        while True:
+            confirmed, deadline = self.lease
+            await reached(confirmed + (deadline - confirmed) / 3)
+            given_up = deadline - self.margin
+            heard, has_said = "it was too late to ask", False
+            while True:
+                left = given_up - now()
+                if left < SHORTEST_TRY:
+                    return Loss("unconfirmed", f"no gateway has confirmed an extension before its deadline: {heard}")
+                one_try = min(max(left / _SHARE_OF_A_TRY, SHORTEST_TRY), _LONGEST_TRY)
+                try:
+                    granted, sent = await self.gateways.ask(
+                        lambda api: extend_lock.asyncio_detailed(
+                            self.name, client=api, body=body, lock_token=self.token
+                        ),
+                        grant,
+                        given_up,
+                        one_try,
+                    )
+                except Refused as refused:
+                    if is_loss(refused.problem):
+                        return loss_of(refused.problem)
+                    # A key that has ended, say. The lock is ours until its deadline, and somebody may mend it.
+                    heard, has_said = str(refused), True
+                except Unavailable as unavailable:
+                    # What a gateway has said tells more than the silence at the end of the time.
+                    if unavailable.problem is not None or not has_said:
+                        heard, has_said = "; ".join(unavailable.heard), unavailable.problem is not None
+                else:
+                    # It is never shortened: an older answer may promise more.
+                    self.lease = (sent, max(granted.deadline(sent, self.ttl), deadline))
+                    with self.extended:
+                        self.extensions += 1
+                        self.extended.notify_all()
+                    break
+                await asyncio.sleep(max(min((given_up - now()) / 8, _LONGEST_TRY), 0.0))
+
+    def _lose(self, loss: Loss) -> None:
+        if self.is_released:
+            return
+        log.warning("the lock %r was lost: %s", self.name, loss)
+        with self._listening:
+            self.loss = loss
+            listeners, self._listeners = self._listeners, []
+        self.lost.set()
+        with self.extended:
+            self.extended.notify_all()
+        for listener in listeners:
+            _tell(listener, loss)
+
+    def on_lost(self, listener: Callable[[Loss], object]) -> None:
+        with self._listening:
+            loss = self.loss
+            if loss is None:
+                self._listeners.append(listener)
+        if loss is not None:
+            _tell(listener, loss)
+
+    def forget(self, listener: Callable[[Loss], object]) -> None:
+        with self._listening, suppress(ValueError):
+            self._listeners.remove(listener)
+
+    def loss_now(self) -> Loss | None:
+        """Takes no lock: also right in a forked child and where the renewal has not run for a while."""
+        if self.loss is None and self.lease[1] <= now():
+            return Loss("unconfirmed", "its deadline has passed, and nothing has extended it")
+        return self.loss
+
+    async def release(self) -> None:
+        self.is_released = True
+        self.renewal.cancel()
+        if self.is_done:
+            return
+        until = max(self.lease[1], now() + 1.0)
+        try:
+            await release_until(self.gateways, self.name, self.token, until)
+        except Unavailable:
+            if self.loss is None:
+                raise
+        self.is_done = True
+
+    def drop(self) -> None:
+        async def release() -> None:
+            try:
+                await self.release()
+            except Exception as error:
+                log.warning("the lock %r was not released, and ends with its TTL: %s", self.name, error)
+
+        # It may come out of a garbage collection anywhere, and takes no lock. A forked child has no part in the lock.
+        if not self.is_released and self.process == os.getpid():
+            asyncio.run_coroutine_threadsafe(release(), self._loop)
+
+
+def _tell(listener: Callable[[Loss], object], loss: Loss) -> None:
+    try:
+        listener(loss)
+    except Exception:
+        log.exception("a callback of on_lost has failed")

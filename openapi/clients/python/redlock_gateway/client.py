@@ -1,0 +1,351 @@
+"""The gateways, and locks to be acquired."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+import secrets
+import ssl
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast
+from urllib.parse import urlsplit
+
+from ._api.api.locks import acquire_lock, get_lock
+from ._api.models import AcquireBody, LockStatus
+from ._ask import ALL_TRIES, ONE_TRY, Gateways, grant
+from ._background import background
+from ._held import Held
+from .clock import now
+from .errors import LockHeld, Refused, SetupError, Unavailable
+from .guard import Guard
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# All in seconds.
+# A longer wait is asked for in turns: proxies in front end a request that is silent for half a minute.
+_LONGEST_TURN = 20.0
+_SHORTEST_TURN = 0.1
+# Where there are several gateways: one that hangs must not have all the time.
+_TURN_OF_SEVERAL = 5.0
+# Beside its wait, for one request.
+_ONE_TRY = 5.0
+# For how long a lock is asked for that nobody decides on, also without a wait.
+_UNDECIDED = 5.0
+# The end of a lease that is left for whoever has to stop: a tenth of the TTL, and no more than this.
+_LONGEST_MARGIN = 2.0
+
+_guard: ContextVar[Guard] = ContextVar("redlock_gateway.guard")
+
+
+def current_guard() -> Guard:
+    """In a function that is decorated with ``client.locked``: its guard. Elsewhere LookupError is raised."""
+    return _guard.get()
+
+
+class Client:
+    """A service of one or several gateways over the same masters. Threads and tasks may share it."""
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        *,
+        key: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        longest_turn: float | None = None,
+    ) -> None:
+        """Nothing is connected yet. Raises SetupError, with the value, when something of this cannot work.
+
+        Args:
+            url: A gateway, or several; a path is kept: ``https://example.com/locks-of-team-a``.
+            key: The API key.
+            ssl_context: For https: authorities and client certificates of your own.
+            longest_turn: How many seconds one request may wait for a lock; a longer wait is asked for in turns.
+                20 unless this says otherwise, 5 with several gateways.
+
+        """
+        urls = [_parsed(each) for each in ([url] if isinstance(url, str) else url)]
+        if not urls:
+            raise SetupError("no URL of a gateway was given, such as http://127.0.0.1:8080")
+        if key is not None:
+            key = key.strip()
+            if not key or not all("!" <= character <= "~" for character in key):
+                raise SetupError("the API key cannot stand in a header")
+        if ssl_context is None and any(each.startswith("https:") for each in urls):
+            ssl_context = ssl.create_default_context()
+        self._gateways = Gateways(urls, key, ssl_context)
+        turn = longest_turn if longest_turn is not None else _TURN_OF_SEVERAL if len(urls) > 1 else _LONGEST_TURN
+        self._longest_turn = _span("longest_turn", turn)
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        wait: float = 0.0,
+        owner: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        margin: float | None = None,
+    ) -> Lock:
+        """A lock to be acquired: ``with client.lock("a") as guard:`` or ``async with``.
+
+        Args:
+            name: 1 to 255 bytes of ``[A-Za-z0-9._:@/+~-]``.
+            ttl: For how many seconds the lock outlives its holder. It is extended long before.
+            wait: How many seconds to wait while somebody else holds it; ``math.inf`` for as long as it takes.
+            owner: A label for people: shown to whoever asks who holds the lock.
+            metadata: Stored beside the lock, for people.
+            margin: How many seconds before its deadline a lock that could not be extended is given up for lost; a
+                tenth of the TTL unless this says otherwise, 2 at most. As long as work takes to stop.
+
+        """
+        return Lock(self._gateways, self._longest_turn, name, ttl, wait, owner, metadata, margin)
+
+    def locked(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        wait: float = 0.0,
+        owner: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        margin: float | None = None,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """A decorator, for functions and coroutine functions: each call runs under the lock. Arguments as of lock().
+
+        ``current_guard()`` is the guard in the function. A result that came after the loss is not returned: LockLost is
+        raised instead.
+        """
+        lock = functools.partial(self.lock, name, ttl=ttl, wait=wait, owner=owner, metadata=metadata, margin=margin)
+        lock()
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                raise TypeError("a generator would run after its lock was released: use with inside of it")
+            if inspect.iscoroutinefunction(function):
+
+                @functools.wraps(function)
+                async def arun(*args: P.args, **kwargs: P.kwargs) -> Any:
+                    async with lock() as guard:
+                        before = _guard.set(guard)
+                        try:
+                            return await function(*args, **kwargs)
+                        finally:
+                            _guard.reset(before)
+
+                return cast("Callable[P, R]", arun)
+
+            @functools.wraps(function)
+            def run(*args: P.args, **kwargs: P.kwargs) -> R:
+                with lock() as guard:
+                    before = _guard.set(guard)
+                    try:
+                        return function(*args, **kwargs)
+                    finally:
+                        _guard.reset(before)
+
+            return run
+
+        return decorate
+
+    def status(self, name: str) -> LockStatus:
+        """What the nodes know of a lock. Raises Refused, Unavailable."""
+        return background().run(self._status(name))
+
+    async def astatus(self, name: str) -> LockStatus:
+        """As status(), for asyncio."""
+        return await background().arun(self._status(name))
+
+    async def _status(self, name: str) -> LockStatus:
+        _named(name)
+
+        def read(answer: object) -> LockStatus:
+            if not isinstance(answer, LockStatus):
+                raise ValueError("a lock's status was expected")
+            return answer
+
+        status, _ = await self._gateways.ask(
+            lambda api: get_lock.asyncio_detailed(name, client=api), read, now() + ALL_TRIES, ONE_TRY
+        )
+        return status
+
+    def close(self) -> None:
+        """Closes the connections. Guards that are still held cannot be extended any more: leave them before."""
+        background().run(self._gateways.close())
+
+    async def aclose(self) -> None:
+        """As close(), for asyncio."""
+        await background().arun(self._gateways.close())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Lock:
+    """A lock to be acquired, and how; made by ``client.lock``. It may be entered again, also by several at once."""
+
+    def __init__(
+        self,
+        gateways: Gateways,
+        longest_turn: float,
+        name: str,
+        ttl: float,
+        wait: float,
+        owner: str | None,
+        metadata: Mapping[str, str] | None,
+        margin: float | None,
+    ) -> None:
+        _named(name)
+        self._gateways, self._longest_turn, self._name = gateways, longest_turn, name
+        self._ttl = _span("ttl", ttl)
+        if math.isnan(wait) or wait < 0:
+            raise SetupError(f"a wait of {wait} s cannot be")
+        self._wait = wait
+        self._margin = min(ttl / 10, _LONGEST_MARGIN) if margin is None else margin
+        if not 0 <= self._margin < ttl:
+            raise SetupError(f"a margin of {self._margin} s has to be shorter than the ttl of {ttl} s")
+        self._labels: dict[str, Any] = {}
+        if owner is not None:
+            self._labels["owner"] = owner
+        if metadata:
+            self._labels["metadata"] = dict(metadata)
+        # Of each with that is open: whose it is. One lock may be open in several threads and tasks.
+        self._open: list[tuple[object, Guard]] = []
+        self._mutex = threading.Lock()
+
+    def acquire(self) -> Guard:
+        """Acquires it. It is kept until the guard is released or dropped.
+
+        Raises LockHeld, Refused with what is allowed, Unavailable.
+        """
+        return background().run(self._acquire())
+
+    async def aacquire(self) -> Guard:
+        """As acquire(), for asyncio. Cancelled, it leaves the queue."""
+        return await background().arun(self._acquire())
+
+    def __enter__(self) -> Guard:
+        guard = self.acquire()
+        self._opened(guard)
+        return guard.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed().__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Guard:
+        guard = await self.aacquire()
+        self._opened(guard)
+        return await guard.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._closed().__aexit__(kind, error, trace)
+
+    def _opened(self, guard: Guard) -> None:
+        with self._mutex:
+            self._open.append((_who(), guard))
+
+    def _closed(self) -> Guard:
+        who = _who()
+        with self._mutex:
+            mine = [at for at, (whose, _) in enumerate(self._open) if whose == who]
+            # Some frameworks leave in another task than they entered. Of one there is no doubt.
+            if not mine and len(self._open) != 1:
+                raise RuntimeError("a lock was left by another task than had entered it: call client.lock for each")
+            return self._open.pop(mine[-1] if mine else 0)[1]
+
+    async def _acquire(self) -> Guard:
+        # The same for all repetitions: whichever is answered tells of the same grant.
+        idempotency_key = secrets.token_hex(16)
+        gateways = self._gateways
+        count = len(gateways.urls)
+        longest = self._longest_turn
+        end_of_wait = now() + self._wait
+        give_up = max(now() + _UNDECIDED, end_of_wait) + (min(longest, self._wait) + _ONE_TRY) * count
+        while (asked := now()) < give_up:
+            turn = min(max(end_of_wait - asked, 0.0), longest)
+            times = {"ttl_ms": round(self._ttl * 1000), "wait_ms": round(turn * 1000)}
+            body = AcquireBody.from_dict({**times, **self._labels})
+            try:
+                granted, sent = await gateways.ask(
+                    lambda api, body=body: acquire_lock.asyncio_detailed(  # type: ignore[misc]
+                        self._name, client=api, body=body, idempotency_key=idempotency_key
+                    ),
+                    grant,
+                    give_up,
+                    turn + _ONE_TRY,
+                )
+            except Refused as refused:
+                problem = refused.problem
+                if problem.code == "invalid_wait" and longest > _SHORTEST_TURN:
+                    longest = max(turn / 2, _SHORTEST_TURN)
+                    continue
+                if problem.code != "lock_held":
+                    raise
+                if now() >= end_of_wait:
+                    raise LockHeld(problem) from None
+                # Answered before its turn was over: not to be asked again at once.
+                if now() - asked < turn / 2:
+                    pause = 1.0 if problem.retry_after is None else problem.retry_after
+                    await asyncio.sleep(max(min(pause, end_of_wait - now()), 0.0))
+                continue
+            # An answer may be on its way for longer than the lock lives. Asked again, it is extended or granted anew.
+            if granted.deadline(sent, self._ttl) > now():
+                return Guard(Held(gateways, self._name, granted, sent, self._ttl, self._margin))
+        raise Unavailable(["answers took longer than the lock lives"])
+
+
+def _who() -> object:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return (threading.get_ident(), task)
+
+
+def _span(what: str, seconds: float) -> float:
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise SetupError(f"a {what} of {seconds} s cannot be")
+    return seconds
+
+
+def _named(name: str) -> None:
+    # Paths of URLs end there; whatever else is no name, the gateway says what is wrong with it.
+    if name in ("", ".", ".."):
+        raise SetupError(f"{name!r} is no name of a lock: paths of URLs end there")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SetupError(f"{name!r} is no name of a lock: {error}") from None
+
+
+def _parsed(url: str) -> str:
+    # What is in front of an @ may be a password.
+    shown = url.rsplit("@", 1)[-1]
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise SetupError(f"{shown!r} is no URL of a gateway: {error}") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise SetupError(f"{shown!r} is no URL of a gateway: it has to begin with http:// or https://, and name a host")
+    if parts.query or parts.fragment or "@" in parts.netloc:
+        raise SetupError(f"{shown!r} is no URL of a gateway: nothing but scheme, host, port and path belongs there")
+    return url.rstrip("/")

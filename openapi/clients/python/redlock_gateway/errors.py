@@ -1,0 +1,152 @@
+"""What can go wrong, so told that a person can act on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The body of an error answer (RFC 9457). Codes that this version does not know are kept as they are."""
+
+    status: int
+    """The HTTP status."""
+    code: str
+    """The kind of problem, as a word to program against."""
+    detail: str
+    """What happened, with the value and what is allowed."""
+    request_id: str | None = None
+    """Under this the gateway's log has more."""
+    retry_after: float | None = None
+    """When trying again makes sense, in seconds."""
+    holder: str | None = None
+    """The label of whoever holds the lock."""
+    expires_in: float | None = None
+    """When the holder's lock expires unless it is extended, in seconds."""
+
+    def __str__(self) -> str:
+        return f"{self.code} ({self.status}): {self.detail}"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why a lock is not held any more, or may not be."""
+
+    kind: Literal["gone", "taken", "max_hold", "unconfirmed", "released"]
+    """
+    ``gone``: somebody released it, or it expired. ``taken``: somebody else holds it. ``max_hold``: it was held
+    for as long as a lock may be. ``unconfirmed``: no gateway confirmed an extension, and the deadline is near.
+    ``released``: by its own guard; this is never told as a loss, only by ``check()``.
+    """
+    detail: str
+    """The kind in words, with what was heard last."""
+    holder: str | None = None
+    """For ``taken``: the label of whoever has it."""
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+class RedlockError(Exception):
+    """Whatever this library raises."""
+
+    # Exceptions of which only the message is an argument cannot be pickled otherwise.
+    def __reduce__(self) -> Any:
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[RedlockError], args: tuple[object, ...], fields: dict[str, object]) -> RedlockError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+class SetupError(RedlockError, ValueError):
+    """Nothing was asked: what was given cannot work."""
+
+
+class Refused(RedlockError):
+    """A gateway refuses the request as it is; a repetition would be refused too."""
+
+    def __init__(self, problem: Problem, message: str | None = None) -> None:
+        super().__init__(message or str(problem))
+        self.problem = problem
+        """The whole answer."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.problem.status
+
+    @property
+    def code(self) -> str:
+        """The kind, as a word to program against: ``invalid_ttl``, ``unauthenticated``, ``forbidden``, …"""
+        return self.problem.code
+
+    @property
+    def detail(self) -> str:
+        """What happened, with the value and what is allowed."""
+        return self.problem.detail
+
+    @property
+    def retry_after(self) -> float | None:
+        """When trying again makes sense, in seconds."""
+        return self.problem.retry_after
+
+
+class LockHeld(Refused):
+    """Somebody else has the lock, and had it until the wait ended."""
+
+    def __init__(self, problem: Problem) -> None:
+        who = repr(problem.holder) if problem.holder else "somebody"
+        message = f"{who} holds the lock"
+        if problem.expires_in is not None:
+            message += f"; it expires in {problem.expires_in:.1f} s unless it is extended"
+        super().__init__(problem, message)
+
+    @property
+    def holder(self) -> str | None:
+        """The label of whoever holds it, if that one gave a label."""
+        return self.problem.holder
+
+    @property
+    def expires_in(self) -> float | None:
+        """When it expires unless it is extended, in seconds."""
+        return self.problem.expires_in
+
+
+class Unavailable(RedlockError):
+    """No gateway decided."""
+
+    def __init__(self, heard: list[str], problem: Problem | None = None) -> None:
+        super().__init__("no gateway decided: " + "; ".join(heard))
+        self.heard = heard
+        """The last thing that was heard of each URL."""
+        self.problem = problem
+        """The last answer with a code, if any gateway gave one."""
+
+    @property
+    def status(self) -> int | None:
+        """The HTTP status of the last answer with a code."""
+        return None if self.problem is None else self.problem.status
+
+    @property
+    def code(self) -> str | None:
+        """The code of the last answer: ``quorum_unavailable``, ``overloaded``, ``rate_limited``, …"""
+        return None if self.problem is None else self.problem.code
+
+    @property
+    def retry_after(self) -> float | None:
+        """When trying again makes sense, in seconds."""
+        return None if self.problem is None else self.problem.retry_after
+
+
+class LockLost(RedlockError):
+    """The lock was lost: what was done under it may have happened while somebody else had it."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(f"the lock was lost: {loss}")
+        self.loss = loss
+        """Why."""

@@ -1,0 +1,380 @@
+"""The scenarios that every guard runs, in whatever language, over real servers; then what is Python's own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import threading
+import time
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+from servers import PATIENCE, Servers
+
+from redlock_gateway import (
+    Client,
+    Guard,
+    LockHeld,
+    LockLost,
+    Loss,
+    Refused,
+    SetupError,
+    Unavailable,
+    current_guard,
+)
+
+TTL = 1.0
+servers: Servers
+
+
+def setUpModule() -> None:
+    global servers
+    servers = Servers()
+
+
+def tearDownModule() -> None:
+    servers.close()
+
+
+def take_away(guard: Guard) -> None:
+    """By somebody else, with its own token."""
+    url = f"{servers.urls[1]}/locks/{guard.name}"
+    assert httpx.delete(url, headers={"Lock-Token": guard.token}).status_code == 204
+
+
+class Scenario(unittest.TestCase):
+    def setUp(self) -> None:
+        self.name = self.id().rsplit(".", 1)[-1]
+        self.client = Client(servers.urls)
+        self.addCleanup(self.client.close)
+
+    def extended(self, guard: Guard, times: int) -> None:
+        for _ in range(times):
+            self.assertTrue(guard.wait_extended(PATIENCE), guard.loss)
+
+    def lost(self, guard: Guard, within: float = PATIENCE) -> Loss:
+        self.assertTrue(guard.lost.wait(within), "it is told")
+        assert guard.loss is not None
+        return guard.loss
+
+
+class Guards(Scenario):
+    def test_holds_for_five_times_its_ttl_and_leaves_nothing(self) -> None:
+        with self.client.lock(self.name, ttl=TTL, owner="host-7", metadata={"run": "17"}) as guard:
+            begin = guard.deadline
+            while guard.deadline - begin < 5 * TTL:
+                self.extended(guard, 1)
+                guard.check()
+                status = self.client.status(self.name)
+                self.assertEqual(("host-7", guard.fencing_token), (status.owner, status.fencing_token))
+        self.assertEqual("free", str(self.client.status(self.name).state))
+
+    def test_is_told_of_the_loss_when_the_lock_is_taken_away(self) -> None:
+        guard = self.client.lock(self.name, ttl=TTL).acquire()
+        told: list[Loss] = []
+        guard.on_lost(told.append)
+        take_away(guard)
+        loss = self.lost(guard, TTL)
+        self.assertEqual("gone", loss.kind)
+        with self.assertRaisesRegex(LockLost, "released by somebody else"):
+            guard.check()
+        guard.release()
+        self.assertEqual([loss], told)
+
+    def test_is_told_who_has_it_when_it_is_anothers(self) -> None:
+        with self.assertRaises(LockLost) as raised, self.client.lock(self.name, ttl=TTL) as guard:
+            take_away(guard)
+            with self.client.lock(self.name, owner="bob"):
+                self.lost(guard, TTL)
+        self.assertEqual(("taken", "bob"), (raised.exception.loss.kind, raised.exception.loss.holder))
+
+    def test_without_a_majority_of_masters_is_told_lost_before_the_deadline(self) -> None:
+        guard = self.client.lock(self.name, ttl=2 * TTL).acquire()
+        self.extended(guard, 1)
+        with servers.during("stop-masters", "continue-masters", count=2):
+            loss = self.lost(guard)
+            left = guard.remaining
+        self.assertEqual("unconfirmed", loss.kind)
+        self.assertIn("outcome_unknown", loss.detail)
+        self.assertGreater(left, 0.1, "a tenth of the TTL is 0.2 s")
+        guard.release()
+
+    def test_survives_a_killed_gateway(self) -> None:
+        with self.client.lock(self.name, ttl=3 * TTL) as guard:
+            with servers.during("kill-gateway", "start-gateway", index=0):
+                self.extended(guard, 2)
+                guard.check()
+            self.assertEqual(guard.fencing_token, self.client.status(self.name).fencing_token)
+
+    def test_survives_a_hung_gateway(self) -> None:
+        with self.client.lock(self.name, ttl=3 * TTL) as guard:
+            with servers.during("stop-gateway", "continue-gateway", index=0):
+                self.extended(guard, 2)
+                guard.check()
+            self.assertEqual(guard.fencing_token, self.client.status(self.name).fencing_token)
+
+    def test_answers_that_were_lost_lead_to_the_same_grant(self) -> None:
+        with Client(servers.proxy) as client:
+            servers.do("swallow", count=2)
+            with client.lock(self.name) as guard:
+                status = self.client.status(self.name)
+                self.assertEqual(("held", guard.fencing_token), (str(status.state), status.fencing_token))
+                servers.do("swallow", count=1)
+            self.assertEqual("free", str(self.client.status(self.name).state))
+
+    def test_a_gateway_that_refuses_connections_is_passed_over(self) -> None:
+        with Client(["http://127.0.0.1:1", servers.urls[0]]) as client, client.lock(self.name):
+            pass
+
+    def test_twenty_contenders_on_an_unlocked_counter_never_overlap(self) -> None:
+        each, counter = 5, 0
+
+        def contend(n: int) -> None:
+            nonlocal counter
+            with Client(servers.urls[n % 2]) as client:
+                for _ in range(each):
+                    with client.lock(self.name, wait=4 * PATIENCE) as guard:
+                        before = counter
+                        time.sleep(0.001)  # Where there is no lock, others come between.
+                        counter = before + 1
+                        guard.check()
+
+        with ThreadPoolExecutor(20) as threads:
+            list(threads.map(contend, range(20)))
+        self.assertEqual(20 * each, counter)
+
+    def test_release_after_loss_is_quiet(self) -> None:
+        guard = self.client.lock(self.name, ttl=TTL).acquire()
+        take_away(guard)
+        self.lost(guard, TTL)
+        guard.release()
+        guard.release()
+
+    def test_work_that_ended_after_the_loss_is_reported_lost(self) -> None:
+        with self.assertRaises(LockLost), self.client.lock(self.name, ttl=TTL) as guard:
+            take_away(guard)
+            self.lost(guard, TTL)
+        with self.assertRaises(LockLost) as raised, self.client.lock(self.name, ttl=TTL) as guard:
+            take_away(guard)
+            self.lost(guard, TTL)
+            raise ZeroDivisionError
+        self.assertIsInstance(raised.exception.__cause__, ZeroDivisionError)
+
+    def test_a_refusal_says_what_is_allowed(self) -> None:
+        def refusal(key: str | None, name: str, ttl: float = 60) -> Refused:
+            with Client(servers.keyed, key=key) as client, self.assertRaises(Refused) as raised:
+                client.lock(name, ttl=ttl).acquire()
+            return raised.exception
+
+        for refused, status, code, what in [
+            (refusal("rlk_nonsense", "jobs/a"), 401, "unauthenticated", "key"),
+            (refusal(None, "jobs/a"), 401, "unauthenticated", "key"),
+            (refusal(servers.key, "other/a"), 403, "forbidden", "acquire"),
+            (refusal(servers.key, "jobs/ä"), 400, "invalid_name", "A-Za-z0-9"),
+            (refusal(servers.key, "jobs/.."), 400, "invalid_name", ".."),
+            (refusal(servers.key, "jobs/a", 3600), 400, "invalid_ttl", "300000"),
+            (refusal(servers.key, "jobs/a", 0.001), 400, "invalid_ttl", "10"),
+        ]:
+            with self.subTest(str(refused)):
+                self.assertEqual((status, code), (refused.status, refused.code))
+                self.assertIn(what, refused.detail)
+                self.assertIn(code, str(refused))
+        with Client(servers.keyed, key=servers.key) as client, client.lock("jobs/a") as guard:
+            self.assertEqual("jobs/a", guard.name)
+
+    def test_what_cannot_work_is_told_before_anything_is_asked(self) -> None:
+        for url in ["localhost:8080", "ftp://a", "http://user:secret@a", "http://a/?b", ""]:
+            with self.assertRaises(SetupError) as raised:
+                Client(url)
+            self.assertNotIn("secret@", str(raised.exception))
+        for setup in [
+            lambda: Client([]),
+            lambda: Client(servers.urls, key="a\nb"),
+            lambda: self.client.lock(".."),
+            lambda: self.client.lock("a", ttl=float("nan")),
+            lambda: self.client.lock("a", wait=-1),
+            lambda: self.client.lock("a", margin=60),
+            lambda: self.client.locked("", wait=1),
+        ]:
+            self.assertRaises(SetupError, setup)
+
+    def test_who_is_refused_is_told_who_holds_the_lock(self) -> None:
+        with self.client.lock(self.name, owner="alice"):
+            with self.assertRaisesRegex(LockHeld, "'alice' holds the lock; it expires in") as raised:
+                self.client.lock(self.name).acquire()
+            held = raised.exception
+            self.assertEqual(("alice", 409, "lock_held"), (held.holder, held.status, held.code))
+            assert held.expires_in is not None and held.retry_after is not None
+            again = pickle.loads(pickle.dumps(held))
+            self.assertEqual((str(held), held.problem), (str(again), again.problem))
+
+    def test_nobody_there_is_told_with_what_was_heard(self) -> None:
+        with Client("http://127.0.0.1:1") as client, self.assertRaisesRegex(Unavailable, "127.0.0.1:1"):
+            client.status("a")
+
+    def test_a_wait_in_turns_gets_the_lock(self) -> None:
+        first = self.client.lock(self.name).acquire()
+        with Client(servers.urls, longest_turn=0.2) as client, ThreadPoolExecutor(1) as thread:
+            begin = time.monotonic()
+            self.assertRaises(LockHeld, client.lock(self.name, wait=0.5).acquire)
+            self.assertGreater(time.monotonic() - begin, 0.45)
+            second = thread.submit(client.lock(self.name, wait=PATIENCE).acquire)
+            threading.Timer(0.7, first.release).start()
+            with second.result(PATIENCE) as guard:
+                self.assertGreater(guard.fencing_token, first.fencing_token)
+
+    def test_a_wait_longer_than_the_gateway_allows_is_shortened(self) -> None:
+        first = self.client.lock(self.name).acquire()
+        with Client(servers.urls[0], longest_turn=60) as client, ThreadPoolExecutor(1) as thread:
+            second = thread.submit(client.lock(self.name, wait=120).acquire)
+            threading.Timer(0.3, first.release).start()
+            second.result(PATIENCE).release()
+
+    def test_a_guard_that_is_dropped_releases(self) -> None:
+        guard = self.client.lock(self.name).acquire()
+        token = guard.fencing_token
+        del guard
+        gc.collect()
+        with self.client.lock(self.name, wait=PATIENCE) as guard:
+            self.assertGreater(guard.fencing_token, token)
+
+    def test_a_released_guard_does_not_say_that_it_holds(self) -> None:
+        with self.client.lock(self.name) as guard:
+            pass
+        with self.assertRaisesRegex(LockLost, "released by its own guard"):
+            guard.check()
+        self.assertFalse(guard.lost.is_set())
+
+    def test_a_decorated_function_runs_under_the_lock(self) -> None:
+        @self.client.locked(self.name, owner="decorated")
+        def work(number: int) -> int:
+            self.assertRaises(LockHeld, self.client.lock(self.name).acquire)
+            self.assertEqual(self.name, current_guard().name)
+            return number + 1
+
+        self.assertEqual((2, 3), (work(1), work(2)))
+        self.assertRaises(LookupError, current_guard)
+        with self.assertRaises(TypeError):
+            self.client.locked(self.name)(lambda: (yield))
+
+    def test_one_lock_is_open_in_several_threads(self) -> None:
+        lock = self.client.lock(self.name, wait=PATIENCE)
+        inside = 0
+
+        def enter(_: int) -> None:
+            nonlocal inside
+            with lock:
+                inside += 1
+                self.assertEqual(1, inside)
+                inside -= 1
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(enter, range(8)))
+
+    @unittest.skipUnless(hasattr(os, "fork"), "needs fork")
+    def test_a_forked_child_has_no_part_in_the_lock_and_may_acquire_its_own(self) -> None:
+        with self.client.lock(self.name) as guard:
+            child = os.fork()
+            if child == 0:
+                ended = 1
+                try:
+                    guard.release()
+                    with self.client.lock(f"{self.name}/child"):
+                        ended = 0
+                finally:
+                    os._exit(ended)
+            self.assertEqual(0, os.waitpid(child, 0)[1])
+            self.assertEqual(guard.fencing_token, self.client.status(self.name).fencing_token)
+
+
+class AsyncGuards(Scenario):
+    def test_the_body_is_cancelled_when_the_lock_is_lost(self) -> None:
+        async def work() -> None:
+            async with self.client.lock(self.name, ttl=TTL) as guard:
+                await asyncio.to_thread(take_away, guard)
+                await asyncio.sleep(PATIENCE)
+
+        with self.assertRaises(LockLost) as raised:
+            asyncio.run(work())
+        self.assertEqual("gone", raised.exception.loss.kind)
+        self.assertIsInstance(raised.exception.__cause__, asyncio.CancelledError)
+
+    def test_work_that_swallowed_its_end_is_reported_lost(self) -> None:
+        async def work() -> None:
+            async with self.client.lock(self.name, ttl=TTL) as guard:
+                await asyncio.to_thread(take_away, guard)
+                try:
+                    await asyncio.sleep(PATIENCE)
+                except asyncio.CancelledError:
+                    pass
+
+        self.assertRaises(LockLost, asyncio.run, work())
+
+    def test_who_cancels_for_a_reason_of_their_own_gets_it(self) -> None:
+        async def work(entered: asyncio.Event) -> None:
+            async with self.client.lock(self.name):
+                entered.set()
+                await asyncio.sleep(PATIENCE)
+
+        async def main() -> None:
+            entered = asyncio.Event()
+            task = asyncio.create_task(work(entered))
+            await entered.wait()
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            self.assertEqual("free", str((await self.client.astatus(self.name)).state))
+
+        asyncio.run(main())
+
+    def test_a_lock_is_kept_while_the_event_loop_is_blocked(self) -> None:
+        async def work() -> None:
+            async with self.client.lock(self.name, ttl=2 * TTL) as guard:
+                self.extended(guard, 5)  # It blocks the loop for longer than the TTL.
+                guard.check()
+
+        asyncio.run(work())
+
+    def test_a_loss_is_awaited(self) -> None:
+        async def work() -> Loss:
+            guard = await self.client.lock(self.name, ttl=TTL).aacquire()
+            await asyncio.to_thread(take_away, guard)
+            loss = await asyncio.wait_for(guard.wait_lost(), TTL)
+            await guard.arelease()
+            return loss
+
+        self.assertEqual("gone", asyncio.run(work()).kind)
+
+    def test_who_stops_waiting_leaves_the_queue(self) -> None:
+        async def main() -> None:
+            async with self.client.lock(self.name):
+                with self.assertRaises(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.client.lock(self.name, wait=PATIENCE).aacquire(), 0.3)
+            async with self.client.lock(self.name, wait=TTL):
+                pass
+
+        asyncio.run(main())
+
+    def test_decorated_coroutines_of_one_lock_take_turns(self) -> None:
+        inside = 0
+
+        @self.client.locked(self.name, wait=PATIENCE)
+        async def work(number: int) -> int:
+            nonlocal inside
+            inside += 1
+            await asyncio.sleep(0.01)
+            self.assertEqual((1, self.name), (inside, current_guard().name))
+            inside -= 1
+            return number
+
+        async def main() -> list[int]:
+            return await asyncio.gather(*(work(number) for number in range(10)))
+
+        self.assertEqual(list(range(10)), asyncio.run(main()))
+
+
+if __name__ == "__main__":
+    unittest.main()
