@@ -162,30 +162,20 @@ async fn a_runner_that_was_killed_left_its_command_running() {
     assert_eq!(code, Some(0), "the lock ends with its TTL");
 }
 
-/// How long before the end of the lock's validity the command and what it had started were gone.
-async fn stopped_in_time(stop: impl AsyncFnOnce(&Child), gateway: &Gateway, flags: &[&str]) -> (Child, Duration) {
-    let dir = TempDir::new();
-    // What ignores TERM has to be killed.
-    let stubborn = format!("trap '' TERM; {TWO}");
-    let runner = redlock(gateway, &script(&dir, flags, &stubborn)).spawn().unwrap();
-    let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
-    stop(&runner).await;
-    // From here on nothing extends it.
-    let expires_in = gateway.look("job").await["expires_in_ms"].as_u64();
-    let expires = expires_in.map(|left| Instant::now() + Duration::from_millis(left));
-    let end = gone(child).await.max(gone(grandchild).await);
-    (runner, expires.map_or(Duration::ZERO, |expires| expires.saturating_duration_since(end)))
-}
-
 #[tokio::test]
 async fn a_runner_that_was_stopped_let_its_command_outlive_the_lock() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
-    let stop = async |runner: &Child| {
-        let runner = Pid::from_raw(runner.id().unwrap() as i32).unwrap();
-        kill_process(runner, Signal::STOP).unwrap();
-    };
-    let (_runner, margin) = stopped_in_time(stop, &gateway, &["--ttl", "2s"]).await;
+    // What ignores TERM has to be killed.
+    let (dir, stubborn) = (TempDir::new(), format!("trap '' TERM; {TWO}"));
+    let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &stubborn)).spawn().unwrap();
+    let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+    kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::STOP).unwrap();
+    // From here on nothing extends it.
+    let left = gateway.look("job").await["expires_in_ms"].as_u64().unwrap_or(0);
+    let expires = Instant::now() + Duration::from_millis(left);
+    let end = gone(child).await.max(gone(grandchild).await);
+    let margin = expires.saturating_duration_since(end);
     assert!(margin > Duration::from_millis(100), "{margin:?} before the lock ended");
 }
 
@@ -245,6 +235,44 @@ async fn a_command_that_ignored_term_had_all_the_ttl_when_its_lock_was_already_a
     let took = gone(child).await.max(gone(grandchild).await).saturating_duration_since(told);
     assert!(took < Duration::from_secs(3), "{took:?}; 300 ms were allowed, and the deadline was 6 s away");
     assert_eq!(ended(runner).await.status.code(), Some(79));
+}
+
+/// What `timeout` and setsid start has left the command's group; its numbers are in the files `timed` and `session`.
+const LEFT: &str = r#"
+    trap '' TERM
+    timeout 1000 sh -c 'echo $$ > "$1/timed"; while :; do sleep 1; done' sh "$1" &
+    setsid sh -c 'echo $$ > "$1/session"; while :; do sleep 1; done' sh "$1" &
+    while :; do sleep 1; done"#;
+
+#[tokio::test]
+async fn what_had_left_the_group_of_its_command_outlived_the_lock_and_the_runner() {
+    let gateway = Launch::embedded().ready().await;
+    for is_killed in [false, true] {
+        let (dir, token) = (TempDir::new(), format!("echo \"$REDLOCK_TOKEN\" > \"$1/token\"; {LEFT}"));
+        let mut runner = redlock(&gateway, &script(&dir, &["--ttl", "3s"], &token)).spawn().unwrap();
+        let (timed, session) = (number(&dir, "timed").await, number(&dir, "session").await);
+        if is_killed {
+            runner.start_kill().unwrap();
+        } else {
+            let token = std::fs::read_to_string(dir.path().join("token")).unwrap();
+            assert_eq!(gateway.delete("job", token.trim()).await.status, 204);
+        }
+        gone(timed).await;
+        gone(session).await;
+        runner.wait().await.unwrap();
+        eventually("the lock is free", async || (gateway.look("job").await["state"] == "free").then_some(())).await;
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_stays_that_a_command_leaves_behind_when_it_ends_by_itself() {
+    let gateway = Launch::embedded().ready().await;
+    let dir = TempDir::new();
+    let work = r#"setsid sleep 1000 > /dev/null 2>&1 & echo $! > "$1/daemon""#;
+    let (code, ..) = output(&gateway, &script(&dir, &[], work)).await;
+    let daemon = number(&dir, "daemon").await;
+    assert!(code == Some(0) && lives(daemon));
+    kill_process(Pid::from_raw(daemon).unwrap(), Signal::KILL).unwrap();
 }
 
 #[tokio::test]

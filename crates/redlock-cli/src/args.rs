@@ -21,7 +21,7 @@ Exit codes of redlock itself (of `run` while it works: those of the command, 128
   79  the lock was lost while the command ran                126, 127  the command cannot be run, is not found
   70  a defect, or a machine without room for a process
 
-`run` stops the process group of its command. What leaves the group (setsid, timeout, a daemon) is out of its reach.";
+`run` stops its command and all that came of it, also what left its process group (timeout, setsid); out of reach is only what wiped\nits environment or runs as another user. A daemon that is left behind by a command which ends by itself stays.";
 
 /// Distributed locks of a redlock-gateway, for shells.
 #[derive(Debug, Parser)]
@@ -215,7 +215,7 @@ pub(crate) struct Run {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLost {
-    /// TERM to all of its process group, then KILL after the grace, and before the lock can expire
+    /// TERM to all that came of it, then KILL after the grace, and before the lock can expire
     Kill,
     /// Say so, and let it go on
     Warn,

@@ -1,6 +1,6 @@
-//! A process that kills a command's process group when its runner cannot: the runner is killed, stopped, or has no time.
+//! A process that kills a command and what it has started when its runner cannot: the runner is killed, stopped, or has no time.
 //!
-//! It is told by its standard input which group, and until when. It kills the group (KILL) when that moment has come, and when the
+//! It is told by its standard input which they are, and until when. It kills them (KILL) when that moment has come, and when the
 //! input ends without `done`: then the runner is gone. So there are two that would have to fail at once.
 
 use std::io;
@@ -10,11 +10,15 @@ use std::time::Duration;
 
 use redlock_client::clock::Moment;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal};
+
+use crate::family::{Family, Mark};
 
 /// What it is told, a line each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Order {
+    /// Whatever carries this will be the command's.
+    Mark(Mark),
     /// This process group is the command's.
     Group(i32),
     /// It has to be gone by then.
@@ -25,10 +29,14 @@ pub(crate) enum Order {
 
 /// Timers stand still while the machine sleeps.
 const PIECE: Duration = Duration::from_millis(250);
+/// Between two looks at what was killed.
+const SHORT: Duration = Duration::from_millis(5);
+const LONG: Duration = Duration::from_secs(10);
 
 impl std::fmt::Display for Order {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
+            Self::Mark(mark) => writeln!(f, "mark {}", mark.variable()),
             Self::Group(group) => writeln!(f, "group {group}"),
             Self::Until(moment) => writeln!(f, "until {}", moment.since_boot().as_micros()),
             Self::Done => writeln!(f, "done"),
@@ -42,6 +50,7 @@ impl FromStr for Order {
     fn from_str(line: &str) -> Result<Self, ()> {
         let number = |text: &str| text.parse::<u64>().map_err(|_| ());
         match line.split_once(' ') {
+            Some(("mark", text)) => Mark::read(text).map(Self::Mark).ok_or(()),
             // Group 0 would be its own, and 1 everybody.
             Some(("group", group)) => group.parse().ok().filter(|group| *group > 1).map(Self::Group).ok_or(()),
             Some(("until", micros)) => Ok(Self::Until(Moment::after_boot(Duration::from_micros(number(micros)?)))),
@@ -56,20 +65,26 @@ pub(crate) fn main() -> ExitCode {
     if nix::sys::signal::SigSet::all().thread_block().is_err() {
         return ExitCode::FAILURE;
     }
-    let (mut group, mut until, mut text) = (None, None::<Moment>, Vec::new());
+    let (mut family, mut until, mut text) = (Family { group: None, mark: None }, None::<Moment>, Vec::new());
     loop {
         let left = until.map_or(PIECE, |until| until.left().min(PIECE));
         match orders(left, &mut text) {
             Ok(true) => {}
             Ok(false) | Err(_) => {
-                kill(group);
+                // What is being started just now has its turn too; what may not be signalled is there for ever.
+                let end = Moment::now() + LONG;
+                while family.is_left() && !end.has_passed() {
+                    family.signal(Signal::KILL);
+                    std::thread::sleep(SHORT);
+                }
                 return ExitCode::SUCCESS;
             }
         }
         while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = text.drain(..=end).collect();
             match String::from_utf8_lossy(&line).trim().parse() {
-                Ok(Order::Group(told)) => group = Some(told),
+                Ok(Order::Mark(mark)) => family.mark = Some(mark),
+                Ok(Order::Group(group)) => family.group = Pid::from_raw(group),
                 Ok(Order::Until(moment)) => until = Some(moment),
                 Ok(Order::Done) => return ExitCode::SUCCESS,
                 Err(()) => {}
@@ -77,7 +92,7 @@ pub(crate) fn main() -> ExitCode {
         }
         if until.is_some_and(Moment::has_passed) {
             // Again and again until the runner is gone: what was being started at that moment has its turn too.
-            kill(group);
+            family.signal(Signal::KILL);
         }
     }
 }
@@ -99,25 +114,21 @@ fn orders(wait: Duration, text: &mut Vec<u8>) -> io::Result<bool> {
     Ok(read > 0)
 }
 
-fn kill(group: Option<i32>) {
-    if let Some(group) = group.and_then(Pid::from_raw) {
-        // It may be gone.
-        let _ = kill_process_group(group, Signal::KILL);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn orders_are_read_as_they_were_written_and_no_group_is_everybody() {
-        for order in
-            [Order::Group(4711), Order::Until(Moment::after_boot(Duration::from_micros(123_456_789))), Order::Done]
-        {
+        for order in [
+            Order::Mark(Mark::new()),
+            Order::Group(4711),
+            Order::Until(Moment::after_boot(Duration::from_micros(123_456_789))),
+            Order::Done,
+        ] {
             assert_eq!(order.to_string().trim().parse(), Ok(order));
         }
-        for wrong in ["group 0", "group 1", "group -1", "group", "until", "until -1", "doner", ""] {
+        for wrong in ["mark PATH", "group 0", "group 1", "group -1", "group", "until", "until -1", "doner", ""] {
             assert_eq!(wrong.parse::<Order>(), Err(()), "{wrong}");
         }
     }

@@ -9,6 +9,7 @@
 
 mod args;
 mod commands;
+mod family;
 mod guardian;
 mod outcome;
 mod run;

@@ -1,16 +1,16 @@
 //! `redlock run`: a command under a lock.
 //!
-//! The command has a process group of its own, and nothing of that group is left when the lock may expire. When it was taken
-//! away, which the next extension tells, the group has the grace:
+//! The command has a process group of its own and a mark in its environment, and nothing of either is left when the lock may
+//! expire. When it was taken away, which the next extension tells, they have the grace:
 //!
 //! ```text
-//!            TERM to the group      KILL by the runner   KILL by the guardian
+//!            TERM to all of them    KILL by the runner   KILL by the guardian
 //!  ───────────────┬──────────────────────────┬───────────────────┬──────────┬─► time
 //!               lost           grace         │      250 ms before│          │ deadline
 //! ```
 //!
-//! A runner that is killed takes the command with it (the kernel's parent death signal) and the rest of the group (the
-//! guardian). What leaves the group (setsid, a daemon) is out of reach.
+//! A runner that is killed takes the command with it (the kernel's parent death signal) and the rest of them (the
+//! guardian). A command that ends by itself may leave a daemon behind: only its group is stopped then.
 
 use std::ffi::OsString;
 use std::future::poll_fn;
@@ -30,6 +30,7 @@ use tokio::process::{Child, ChildStdin};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{OnLost, Run, Service};
+use crate::family::{Family, Mark};
 use crate::guardian::Order;
 use crate::outcome::{Outcome, say};
 
@@ -43,6 +44,8 @@ const LEFT_BEHIND: Duration = Duration::from_secs(2);
 const RELEASE: Duration = Duration::from_secs(5);
 /// Before it is told who holds the lock, and between two looks.
 const LOOK: Duration = Duration::from_secs(2);
+/// Between two looks at processes.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// What is passed on to the command.
 const FORWARDED: [(SignalKind, Signal); 6] = [
@@ -118,11 +121,14 @@ async fn under(
     if kills {
         guardian.tell(Order::Until(guard.deadline() - GUARDIAN)).await;
     }
-    let (mut child, group) = match spawn(guard, &run.command) {
+    let mark = Mark::new();
+    guardian.tell(Order::Mark(mark.clone())).await;
+    let (mut child, group) = match spawn(guard, &mark, &run.command) {
         Ok(started) => started,
         Err(error) => return Outcome::Failed(format!("{}: {error}", run.command[0].display())),
     };
     guardian.tell(Order::Group(group.as_raw_nonzero().get())).await;
+    let family = Family { group: Some(group), mark: Some(mark) };
     let terminal = Terminal::hand_to(group);
     let mut deadlines = guard.deadlines();
     let mut lost: Option<Loss> = None;
@@ -136,10 +142,10 @@ async fn under(
                 if kills {
                     // Somebody else may have it already: then the grace is all that is left.
                     let end = (Moment::now() + grace).min(guard.deadline() - KILL);
-                    to_group(group, Signal::TERM);
+                    family.signal(Signal::TERM);
                     guardian.tell(Order::Until(end + (KILL - GUARDIAN))).await;
                     say(is_json, "lost", &text, json!({}));
-                    break stopped(&mut child, group, end).await;
+                    break stopped(&mut child, &family, end).await;
                 }
                 say(is_json, "lost", &text, json!({}));
             }
@@ -152,14 +158,14 @@ async fn under(
                 Event::ChildChanged => go_on_if_stopped(group),
             },
             () = guardian.gone(), if !guardian.is_gone => {
-                to_group(group, Signal::TERM);
+                family.signal(Signal::TERM);
                 say(is_json, "guardian", "the guardian is gone: the command would outlive redlock; stopping it", json!({}));
-                break stopped(&mut child, group, Moment::now() + grace).await;
+                break stopped(&mut child, &family, Moment::now() + grace).await;
             }
         }
     };
     drop(terminal);
-    leave_nothing(group, is_json).await;
+    leave_nothing(&family, is_json).await;
     match (lost, status) {
         (Some(loss), _) if kills => Outcome::Lost(format!("the lock was lost and the command stopped: {loss}")),
         (_, Ok(status)) => match guard.check() {
@@ -170,29 +176,30 @@ async fn under(
     }
 }
 
-/// The end of a command that was told to end: all of its group has until then.
-async fn stopped(child: &mut Child, group: Pid, end: Moment) -> std::io::Result<ExitStatus> {
+/// The end of a command that was told to end: all that came of it has until then.
+async fn stopped(child: &mut Child, family: &Family, end: Moment) -> std::io::Result<ExitStatus> {
     let status = tokio::time::timeout(end.left(), child.wait()).await;
     if status.is_ok() {
-        emptied(group, end).await;
+        until_not(|| family.is_left(), end).await;
     }
-    to_group(group, Signal::KILL);
-    match status {
+    family.signal(Signal::KILL);
+    let status = match status {
         Ok(status) => status,
         Err(_) => child.wait().await,
+    };
+    // What was being started just then has its turn too.
+    while family.is_left() && !(end + GUARDIAN).has_passed() {
+        family.signal(Signal::KILL);
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
+    status
 }
 
-/// Until nothing is left of the group, or then. Nobody tells of the end of somebody else's child.
-async fn emptied(group: Pid, end: Moment) {
-    while is_left(group) && !end.has_passed() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+/// Until it is so no longer, or then. Nobody tells of the end of somebody else's child.
+async fn until_not(is_so: impl Fn() -> bool, end: Moment) {
+    while is_so() && !end.has_passed() {
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
-}
-
-/// What may not be signalled is there all the same.
-fn is_left(group: Pid) -> bool {
-    rustix::process::test_kill_process_group(group) != Err(rustix::io::Errno::SRCH)
 }
 
 /// As shells have it.
@@ -201,13 +208,14 @@ fn code(status: ExitStatus) -> u8 {
 }
 
 /// The command, in a process group of its own, whose number is its own.
-fn spawn(guard: &Guard, command: &[OsString]) -> std::io::Result<(Child, Pid)> {
+fn spawn(guard: &Guard, mark: &Mark, command: &[OsString]) -> std::io::Result<(Child, Pid)> {
     let deadline = humantime::format_rfc3339_millis(SystemTime::now() + guard.deadline().left()).to_string();
     let child = tokio::process::Command::new(this_program()?)
         .arg0("redlock")
         .arg("__exec")
         .arg(getpid().as_raw_nonzero().to_string())
         .args(command)
+        .env(mark.variable(), "1")
         .env("REDLOCK_NAME", guard.name())
         .env("REDLOCK_TOKEN", guard.token())
         .env("REDLOCK_FENCING_TOKEN", guard.fencing_token().to_string())
@@ -247,16 +255,18 @@ fn go_on_if_stopped(group: Pid) {
 }
 
 /// What the command has started and left in its group would go on without the lock.
-async fn leave_nothing(group: Pid, is_json: bool) {
+async fn leave_nothing(family: &Family, is_json: bool) {
+    // A daemon that has left the group was meant to stay.
+    let family = Family { group: family.group, mark: None };
     // What was killed a moment ago may not have left yet.
-    emptied(group, Moment::now() + Duration::from_millis(50)).await;
-    if !is_left(group) {
+    until_not(|| family.has_group(), Moment::now() + Duration::from_millis(50)).await;
+    if !family.has_group() {
         return;
     }
-    to_group(group, Signal::TERM);
+    family.signal(Signal::TERM);
     say(is_json, "left_behind", "the command has left processes behind, which are stopped with it", json!({}));
-    emptied(group, Moment::now() + LEFT_BEHIND).await;
-    to_group(group, Signal::KILL);
+    until_not(|| family.has_group(), Moment::now() + LEFT_BEHIND).await;
+    family.signal(Signal::KILL);
 }
 
 /// Tells who holds the lock while it is waited for. Never ends.
