@@ -130,8 +130,12 @@ pub(crate) enum Command {
     Nodes,
     /// Print a completion script
     Completions { shell: clap_complete::Shell },
-    /// Print the manual page (troff)
-    Man,
+    /// Print the manual page (troff), or write those of all commands
+    Man {
+        /// Where to: redlock.1, redlock-run.1 and so on
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
     /// What kills a command when `redlock run` cannot
     #[command(name = "__guard", hide = true)]
     Guard,

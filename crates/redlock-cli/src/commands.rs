@@ -1,5 +1,7 @@
 //! The commands that are one request each, and the two that are none.
 
+use std::path::Path;
+
 use std::io::Write;
 use std::time::Duration;
 
@@ -40,9 +42,11 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
                 Ok(())
             }
             Command::Nodes => nodes(&client, is_json).await,
-            Command::Run(_) | Command::Completions { .. } | Command::Man | Command::Guard | Command::Exec { .. } => {
-                Err(Outcome::Failed("this is no request".into()))
-            }
+            Command::Run(_)
+            | Command::Completions { .. }
+            | Command::Man { .. }
+            | Command::Guard
+            | Command::Exec { .. } => Err(Outcome::Failed("this is no request".into())),
         }
     };
     asked.await.map_or_else(|outcome| outcome, |()| Outcome::Done)
@@ -139,10 +143,10 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Outcome {
     Outcome::Done
 }
 
-pub(crate) fn man() -> Outcome {
-    let page = clap_mangen::Man::new(Args::command());
-    match page.render(&mut std::io::stdout()) {
-        Ok(()) => Outcome::Done,
-        Err(error) => Outcome::Failed(error.to_string()),
-    }
+pub(crate) fn man(dir: Option<&Path>) -> Outcome {
+    let written = match dir {
+        Some(dir) => clap_mangen::generate_to(Args::command(), dir),
+        None => clap_mangen::Man::new(Args::command()).render(&mut std::io::stdout()),
+    };
+    written.map_or_else(|error| Outcome::Failed(error.to_string()), |()| Outcome::Done)
 }

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         Command::Exec { parent, command } => return run::become_command(parent, &command),
         Command::Run(run) => runtime.block_on(run::run(&args.service, run, is_json)),
         Command::Completions { shell } => commands::completions(shell),
-        Command::Man => commands::man(),
+        Command::Man { dir } => commands::man(dir.as_deref()),
         command => runtime.block_on(commands::one_request(&args.service, command, is_json)),
     };
     outcome.report(is_json)

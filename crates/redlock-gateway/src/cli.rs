@@ -60,6 +60,14 @@ pub enum Command {
         #[command(flatten)]
         settings: Settings,
     },
+    /// Print a completion script.
+    Completions { shell: clap_complete::Shell },
+    /// Write the manual pages of all commands (troff).
+    Man {
+        /// Where to: redlock-gateway.1, redlock-gateway-check.1 and so on
+        #[arg(long, value_name = "DIR")]
+        dir: PathBuf,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::net::TcpListener;
 use std::process::ExitCode;
 
+use clap::CommandFactory;
 use redlock_core::node::admission::quarantine;
 use redlock_gateway::cli::{Cli, Command, KeyCommand};
 use redlock_gateway::config::{self, Config, LogFormat, Nodes, Settings, show};
@@ -28,6 +29,14 @@ fn main() -> ExitCode {
             })
         }
         Command::Openapi { version } => Ok(openapi(&version)),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "redlock-gateway", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man { dir } => {
+            let written = clap_mangen::generate_to(Cli::command(), &dir);
+            written.map(|()| ExitCode::SUCCESS).map_err(|error| format!("{}: {error}", dir.display()))
+        }
         Command::Check(settings) => on_runtime(settings, async |config| match commands::check(&config).await {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
