@@ -272,6 +272,10 @@ impl Client {
         loop {
             let (mut heard, mut soonest) = (Vec::new(), Duration::MAX);
             for _ in 0..urls.len() {
+                // One that has no time for an answer would hide what was heard before.
+                if !heard.is_empty() && until.left() < SHORTEST_TRY {
+                    break;
+                }
                 let at = current.load(Ordering::Relaxed);
                 let sent = Moment::now();
                 let failure = match call.send(http, &urls[at], one_try.min(until.left())).await {
