@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use redlock_core::Ttl;
 use redlock_core::clock::{OsEntropy, SystemClock};
+use redlock_core::node::Remedy;
 use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::probe::{Master, Probe, Verdict};
 use redlock_core::node::redis::{RedisNode, RedisUrl};
@@ -15,7 +16,7 @@ use redlock_core::reconfigure::{Old, OldNodes, Progress, ReconfigureError, surve
 
 use crate::auth::{Keys, Secret, Verb, exposed_mode};
 use crate::config::{Config, Nodes, show};
-use crate::remedy::in_words;
+use crate::remedy::{in_flags, in_words};
 use crate::serve::{cluster_name, named_cluster, redis_settings, within_descriptors};
 
 /// Reports every node on standard output; true when a majority would be admitted.
@@ -44,7 +45,13 @@ pub async fn check(config: &Config) -> bool {
                 later += usize::from(matches!(found.verdict, Verdict::Quarantined(..)) && clock_agrees);
                 print_probe(&master, &found, config.settings.clock_skew);
             }
-            Err(why) => println!("{url}: UNREACHABLE: {why}"),
+            Err(why) => {
+                // A server without TLS waits for the rest of what it takes for a command.
+                let is_silent = url.is_tls() && why.detail == "no answer in time";
+                let remedy = why.remedy.or(is_silent.then_some(Remedy::MatchTls));
+                let remedy = remedy.map(|remedy| format!("; {}", in_flags(remedy))).unwrap_or_default();
+                println!("{url}: UNREACHABLE: {why}{remedy}");
+            }
         }
     }
     let needed = Quorum::new(urls.len()).map_or(0, Quorum::size);

@@ -1,6 +1,7 @@
 //! The link to a real master. This file and those below it are the only ones that name the Redis client.
 
 mod codec;
+mod failure;
 #[cfg(feature = "bench-internals")]
 #[doc(hidden)]
 pub mod internals;

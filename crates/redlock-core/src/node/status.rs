@@ -171,6 +171,8 @@ pub enum Remedy {
     MendClock,
     /// Hints cannot be heard or said.
     AllowHints,
+    /// One side speaks TLS and the other does not.
+    MatchTls,
     /// The node's certificate is not trusted, not valid now or for another host.
     TrustNodeCertificate,
     /// The node wants to see a certificate.
@@ -224,6 +226,7 @@ impl fmt::Display for Remedy {
             Self::ReadOtherLogs => "look at the other gateways' logs",
             Self::MendClock => "mend the clock that is wrong",
             Self::AllowHints => "allow the user of this connection SUBSCRIBE and PUBLISH on the channel of hints",
+            Self::MatchTls => "use rediss:// where the node speaks TLS, and redis:// where it does not",
             Self::TrustNodeCertificate => {
                 "the node's certificate must come from a trusted authority, be valid now and name the node's host"
             }

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use bytes::Bytes;
 use fred::bytes_utils::Str;
 use fred::clients::Client;
-use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, EventInterface, KeysInterface, LuaInterface, PubsubInterface};
 #[cfg(feature = "tls")]
 use fred::types::config::TlsConfig;
@@ -24,12 +23,12 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::codec::{self, Header};
-use super::scripts;
 use super::settings::RedisSettings;
 use super::stored;
 #[cfg(feature = "tls")]
 use super::tls;
 use super::url::RedisUrl;
+use super::{failure, scripts};
 use crate::node::admission::{Facts, SETTINGS, database_key, marker_key};
 use crate::node::link::{
     Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
@@ -57,7 +56,7 @@ impl RedisLink {
     /// Connects, authenticates and selects the database.
     async fn open(self, listens: bool) -> Result<RedisSession, LinkError> {
         let Target { url, settings } = self.0.as_ref();
-        let deadline = settings.call_deadline();
+        let (deadline, is_tls) = (settings.call_deadline(), url.tls);
         let config = Config {
             server: ServerConfig::new_centralized(&url.host, url.port),
             username: url.username.clone(),
@@ -91,7 +90,7 @@ impl RedisLink {
         if let Err(error) = session.client.wait_for_connect().await {
             // The connection task knows more than "cancelled".
             return Err(match timeout(deadline, connection).await {
-                Ok(Ok(Err(cause))) => cause.into(),
+                Ok(Ok(Err(cause))) => failure::on_connecting(cause.into(), is_tls),
                 _ => error.into(),
             });
         }
@@ -352,38 +351,4 @@ fn is_forbidden(error: &LinkError) -> bool {
 
 fn error(detail: impl Into<String>) -> LinkError {
     LinkError::new(LinkErrorKind::Error, detail)
-}
-
-impl From<Error> for LinkError {
-    fn from(error: Error) -> Self {
-        let text = error.details();
-        let word = text.split_whitespace().next().unwrap_or_default();
-        let (kind, detail) = match (error.kind(), word) {
-            (_, "NOSCRIPT") => {
-                (LinkErrorKind::NoScript, "the node was restarted or its scripts were flushed".to_owned())
-            }
-            (_, "NOAUTH" | "WRONGPASS" | "NOPERM" | "LOADING" | "BUSY" | "MASTERDOWN") => {
-                (LinkErrorKind::Refused, text.to_owned())
-            }
-            (ErrorKind::Timeout, _) => (LinkErrorKind::Broken, "no answer in time".to_owned()),
-            (ErrorKind::Unknown | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand, _)
-                if word.chars().all(|c| c.is_ascii_uppercase()) =>
-            {
-                (LinkErrorKind::Error, text.to_owned())
-            }
-            (kind, _) => (LinkErrorKind::Broken, format!("{}: {text}", kind.to_str())),
-        };
-        let remedy = match word {
-            "NOPERM" => Some(Remedy::AllowCommands),
-            "NOAUTH" | "WRONGPASS" => Some(Remedy::GiveCredentials),
-            "OOM" => Some(Remedy::RaiseMaxMemory),
-            "MISCONF" => Some(Remedy::MendDisk),
-            "WRONGTYPE" => Some(Remedy::ChangeKeyPrefix),
-            #[cfg(feature = "tls")]
-            _ => tls::remedy(text),
-            #[cfg(not(feature = "tls"))]
-            _ => None,
-        };
-        Self { kind, detail, remedy }
-    }
 }

@@ -1,0 +1,102 @@
+//! What the Redis client says of a failure, for those who know this service and not the client.
+
+use fred::error::{Error, ErrorKind};
+
+#[cfg(feature = "tls")]
+use super::tls;
+use crate::node::Remedy;
+use crate::node::link::{LinkError, LinkErrorKind};
+
+impl From<Error> for LinkError {
+    fn from(error: Error) -> Self {
+        let text = error.details();
+        let word = text.split_whitespace().next().unwrap_or_default();
+        let (kind, detail) = match (error.kind(), word) {
+            (_, "NOSCRIPT") => {
+                (LinkErrorKind::NoScript, "the node was restarted or its scripts were flushed".to_owned())
+            }
+            (_, "NOAUTH" | "WRONGPASS" | "NOPERM" | "LOADING" | "BUSY" | "MASTERDOWN") => {
+                (LinkErrorKind::Refused, text.to_owned())
+            }
+            (ErrorKind::Timeout, _) => (LinkErrorKind::Broken, "no answer in time".to_owned()),
+            (ErrorKind::Unknown | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand, _)
+                if word.chars().all(|c| c.is_ascii_uppercase()) =>
+            {
+                (LinkErrorKind::Error, text.to_owned())
+            }
+            (ErrorKind::IO, _) => (LinkErrorKind::Broken, in_words(text)),
+            (kind, _) => (LinkErrorKind::Broken, format!("{}: {text}", kind.to_str())),
+        };
+        let remedy = match word {
+            "NOPERM" => Some(Remedy::AllowCommands),
+            "NOAUTH" | "WRONGPASS" => Some(Remedy::GiveCredentials),
+            "OOM" => Some(Remedy::RaiseMaxMemory),
+            "MISCONF" => Some(Remedy::MendDisk),
+            "WRONGTYPE" => Some(Remedy::ChangeKeyPrefix),
+            #[cfg(feature = "tls")]
+            _ => tls::remedy(text),
+            #[cfg(not(feature = "tls"))]
+            _ => None,
+        };
+        Self { kind, detail, remedy }
+    }
+}
+
+/// What the system or TLS said. The client keeps no more of it than how Rust shows it to programmers.
+fn in_words(text: &str) -> String {
+    const CERTIFICATES: [(&str, &str); 6] = [
+        ("NotValidForName", "the node's certificate does not name this host"),
+        ("UnknownIssuer", "the node's certificate comes from an authority that is not trusted"),
+        ("CaUsedAsEndEntity", "the node's certificate is an authority's own, and not one of a server"),
+        ("Expired", "the node's certificate has expired"),
+        ("NotValidYet", "the node's certificate is not valid yet"),
+        ("InvalidContentType", "the node does not speak TLS"),
+    ];
+    if let Some((_, words)) = CERTIFICATES.iter().find(|(word, _)| text.contains(word)) {
+        return (*words).to_owned();
+    }
+    let quoted = ["message: \"", "error: \""].iter().find_map(|before| text.split(before).nth(1)?.split('"').next());
+    quoted.map_or_else(|| text.to_owned(), str::to_lowercase)
+}
+
+/// Why no connection came about. A server that speaks TLS resets one that does not.
+pub(super) fn on_connecting(error: LinkError, is_tls: bool) -> LinkError {
+    let differs =
+        if is_tls { error.detail.contains("does not speak TLS") } else { error.detail.contains("reset by peer") };
+    if differs { LinkError { remedy: Some(Remedy::MatchTls), ..error } } else { error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_told_in_words() {
+        for (text, words) in [
+            (r#"Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }"#, "connection refused"),
+            (
+                r#"Custom { kind: Uncategorized, error: "failed to lookup address information: Name or service not known" }"#,
+                "failed to lookup address information: name or service not known",
+            ),
+            (
+                "Custom { kind: InvalidData, error: InvalidCertificate(NotValidForNameContext { expected: DnsName(\"a\") }) }",
+                "the node's certificate does not name this host",
+            ),
+            ("something else", "something else"),
+        ] {
+            let error = LinkError::from(Error::new(ErrorKind::IO, text.to_owned()));
+            assert_eq!((error.kind, error.detail.as_str()), (LinkErrorKind::Broken, words));
+        }
+    }
+
+    #[test]
+    fn a_reset_is_a_hint_at_tls_only_where_none_was_spoken() {
+        let reset = || LinkError::broken("connection reset by peer");
+        assert_eq!(on_connecting(reset(), false).remedy, Some(Remedy::MatchTls));
+        assert_eq!(on_connecting(reset(), true).remedy, None);
+        assert_eq!(
+            on_connecting(LinkError::broken("the node does not speak TLS"), true).remedy,
+            Some(Remedy::MatchTls)
+        );
+    }
+}
