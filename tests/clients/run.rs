@@ -265,6 +265,19 @@ async fn what_had_left_the_group_of_its_command_outlived_the_lock_and_the_runner
 }
 
 #[tokio::test]
+async fn a_signal_to_the_runner_released_the_lock_while_what_had_left_the_group_still_worked() {
+    let gateway = Launch::embedded().ready().await;
+    let dir = TempDir::new();
+    let work = r#"timeout 1000 sh -c 'echo $$ > "$1/timed"; while :; do sleep 1; done' sh "$1"; echo after"#;
+    let runner = redlock(&gateway, &script(&dir, &[], work)).spawn().unwrap();
+    let timed = number(&dir, "timed").await;
+    kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
+    assert_eq!(ended(runner).await.status.code(), Some(143));
+    assert!(!lives(timed));
+    assert_eq!(gateway.look("job").await["state"], "free");
+}
+
+#[tokio::test]
 async fn a_daemon_stays_that_a_command_leaves_behind_when_it_ends_by_itself() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();

@@ -72,10 +72,12 @@ pub(crate) fn main() -> ExitCode {
             Ok(true) => {}
             Ok(false) | Err(_) => {
                 // What is being started just now has its turn too; what may not be signalled is there for ever.
-                let end = Moment::now() + LONG;
-                while family.is_left() && !end.has_passed() {
-                    family.signal(Signal::KILL);
+                let (end, mut seen_gone) = (Moment::now() + LONG, 0);
+                // Twice: a process that is just becoming another program shows no mark.
+                while seen_gone < 2 && !end.has_passed() {
+                    family.signal_all(Signal::KILL);
                     std::thread::sleep(SHORT);
+                    seen_gone = if family.is_left() { 0 } else { seen_gone + 1 };
                 }
                 return ExitCode::SUCCESS;
             }
@@ -92,7 +94,7 @@ pub(crate) fn main() -> ExitCode {
         }
         if until.is_some_and(Moment::has_passed) {
             // Again and again until the runner is gone: what was being started at that moment has its turn too.
-            family.signal(Signal::KILL);
+            family.signal_all(Signal::KILL);
         }
     }
 }

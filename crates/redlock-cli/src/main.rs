@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  redlock run ──┬── the lock: acquire, extend, release (redlock-client)
-//!                ├── guardian: kills the group at the deadline, or when redlock run is gone
+//!                ├── guardian: kills the command and all that came of it at the deadline, or when redlock run is gone
 //!                └── the command, in a process group of its own; killed with whoever started it
 //! ```
 

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A runner that is killed takes the command with it (the kernel's parent death signal) and the rest of them (the
-//! guardian). A command that ends by itself may leave a daemon behind: only its group is stopped then.
+//! guardian). A command that ends by itself may leave a daemon behind: only its group is stopped then. While the machine sleeps
+//! nobody is stopped; what is late then is stopped within 250 ms of its waking up.
 
 use std::ffi::OsString;
 use std::future::poll_fn;
@@ -22,7 +23,7 @@ use std::time::{Duration, SystemTime};
 
 use redlock_client::clock::Moment;
 use redlock_client::{Client, Guard, Loss};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, getppid, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, getppid};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -46,6 +47,8 @@ const RELEASE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(2);
 /// Between two looks at processes.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// What may be killed is gone by then.
+const KILLED_WITHIN: Duration = Duration::from_millis(250);
 
 /// What is passed on to the command.
 const FORWARDED: [(SignalKind, Signal); 6] = [
@@ -74,8 +77,14 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, 
         () = tell_who_holds(&client, &run.lock.name, run.lock.wait, is_json) => unreachable!("it tells for ever"),
         signal = signals.asked() => return Ok(Outcome::Ended(128 + signal.as_raw() as u8)),
     };
-    let outcome = under(&guard, &run, margin - KILL, &mut guardian, &mut signals, is_json).await;
-    // Nothing is left of the group, and its number may be another's from now on.
+    let (outcome, is_left) = under(&guard, &run, margin - KILL, &mut guardian, &mut signals, is_json).await;
+    if is_left {
+        // It goes on trying for a while. The lock is not given back under what still works.
+        guardian.abandon();
+        say(is_json, "not_stopped", "not all that the command has started could be stopped", json!({}));
+        return Ok(outcome);
+    }
+    // The group's number may be another's from now on.
     guardian.tell(Order::Done).await;
     if guard.check().is_ok() {
         match tokio::time::timeout(RELEASE, guard.release()).await {
@@ -108,7 +117,7 @@ fn margin(ttl: Duration, grace: Option<Duration>) -> Result<Duration, Outcome> {
     }))
 }
 
-/// Runs the command to its end. Says how that was.
+/// Runs the command to its end. Says how that was, and whether something of it is left.
 async fn under(
     guard: &Guard,
     run: &Run,
@@ -116,7 +125,7 @@ async fn under(
     guardian: &mut Guardian,
     signals: &mut Signals,
     is_json: bool,
-) -> Outcome {
+) -> (Outcome, bool) {
     let kills = run.on_lost == OnLost::Kill;
     if kills {
         guardian.tell(Order::Until(guard.deadline() - GUARDIAN)).await;
@@ -125,13 +134,14 @@ async fn under(
     guardian.tell(Order::Mark(mark.clone())).await;
     let (mut child, group) = match spawn(guard, &mark, &run.command) {
         Ok(started) => started,
-        Err(error) => return Outcome::Failed(format!("{}: {error}", run.command[0].display())),
+        Err(error) => return (Outcome::Failed(format!("{}: {error}", run.command[0].display())), false),
     };
     guardian.tell(Order::Group(group.as_raw_nonzero().get())).await;
     let family = Family { group: Some(group), mark: Some(mark) };
     let terminal = Terminal::hand_to(group);
     let mut deadlines = guard.deadlines();
-    let mut lost: Option<Loss> = None;
+    // A command that ends by itself may leave a daemon behind; one that was told to end, nothing.
+    let (mut lost, mut ends_all): (Option<Loss>, bool) = (None, false);
     let status = loop {
         tokio::select! {
             biased;
@@ -142,7 +152,8 @@ async fn under(
                 if kills {
                     // Somebody else may have it already: then the grace is all that is left.
                     let end = (Moment::now() + grace).min(guard.deadline() - KILL);
-                    family.signal(Signal::TERM);
+                    family.signal_all(Signal::TERM);
+                    ends_all = true;
                     guardian.tell(Order::Until(end + (KILL - GUARDIAN))).await;
                     say(is_json, "lost", &text, json!({}));
                     break stopped(&mut child, &family, end).await;
@@ -154,26 +165,35 @@ async fn under(
                 guardian.tell(Order::Until(deadline - GUARDIAN)).await;
             }
             event = signals.next() => match event {
-                Event::Asked(signal) => to_group(group, signal),
-                Event::ChildChanged => go_on_if_stopped(group),
+                Event::Asked(signal @ (Signal::USR1 | Signal::USR2)) => family.signal_group(signal),
+                Event::Asked(signal) => {
+                    ends_all = true;
+                    family.signal_all(signal);
+                }
+                Event::ChildChanged => go_on_if_stopped(&family, group),
             },
             () = guardian.gone(), if !guardian.is_gone => {
-                family.signal(Signal::TERM);
+                family.signal_all(Signal::TERM);
+                ends_all = true;
                 say(is_json, "guardian", "the guardian is gone: the command would outlive redlock; stopping it", json!({}));
                 break stopped(&mut child, &family, Moment::now() + grace).await;
             }
         }
     };
     drop(terminal);
-    leave_nothing(&family, is_json).await;
-    match (lost, status) {
+    // From a terminal the signal comes to the command alone.
+    ends_all |= status.as_ref().is_ok_and(|status| code(*status) > 128);
+    let is_left = !leave_nothing(&family, ends_all, is_json).await;
+    let outcome = match (lost, status) {
+        (Some(loss), _) if kills && is_left => Outcome::Lost(format!("the lock was lost: {loss}")),
         (Some(loss), _) if kills => Outcome::Lost(format!("the lock was lost and the command stopped: {loss}")),
         (_, Ok(status)) => match guard.check() {
             Err(error) if kills => Outcome::Lost(error.to_string()),
             _ => Outcome::Ended(code(status)),
         },
         (_, Err(error)) => Outcome::Failed(format!("waiting for the command: {error}")),
-    }
+    };
+    (outcome, is_left)
 }
 
 /// The end of a command that was told to end: all that came of it has until then.
@@ -182,17 +202,27 @@ async fn stopped(child: &mut Child, family: &Family, end: Moment) -> std::io::Re
     if status.is_ok() {
         until_not(|| family.is_left(), end).await;
     }
-    family.signal(Signal::KILL);
-    let status = match status {
+    // The command of another user stays, whatever it is sent.
+    kill(|| family.is_left(), || family.signal_all(Signal::KILL)).await;
+    match status {
         Ok(status) => status,
-        Err(_) => child.wait().await,
-    };
-    // What was being started just then has its turn too.
-    while family.is_left() && !(end + GUARDIAN).has_passed() {
-        family.signal(Signal::KILL);
-        tokio::time::sleep(LOOK_AGAIN).await;
+        Err(_) => match tokio::time::timeout(KILLED_WITHIN, child.wait()).await {
+            Ok(status) => status,
+            Err(_) => Err(std::io::Error::other("it cannot be killed")),
+        },
     }
-    status
+}
+
+/// Until nothing was found twice, whatever the clock says: a process that is just becoming another program shows no mark.
+async fn kill(is_left: impl Fn() -> bool, kill: impl Fn()) {
+    let (end, mut seen_gone) = (Moment::now() + KILLED_WITHIN, 0);
+    while seen_gone < 2 && !(end.has_passed() && seen_gone == 0) {
+        seen_gone = if is_left() { 0 } else { seen_gone + 1 };
+        if seen_gone == 0 {
+            kill();
+        }
+        tokio::time::sleep(LOOK_AGAIN / 2).await;
+    }
 }
 
 /// Until it is so no longer, or then. Nobody tells of the end of somebody else's child.
@@ -238,35 +268,30 @@ pub(crate) fn become_command(parent: i32, command: &[OsString]) -> ExitCode {
     ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-fn to_group(group: Pid, signal: Signal) {
-    // It may have ended.
-    let _ = kill_process_group(group, signal);
-}
-
 /// A command that is stopped from its terminal would keep the lock for ever.
-fn go_on_if_stopped(group: Pid) {
+fn go_on_if_stopped(family: &Family, group: Pid) {
     let stopped = rustix::process::waitid(WaitId::Pid(group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
     let Ok(Some(status)) = stopped else { return };
     // For want of a terminal it would only be stopped again.
     let waits_for_terminal = [Signal::TTIN, Signal::TTOU].map(|signal| Some(signal.as_raw()));
     if !waits_for_terminal.contains(&status.stopping_signal()) {
-        to_group(group, Signal::CONT);
+        family.signal_group(Signal::CONT);
     }
 }
 
-/// What the command has started and left in its group would go on without the lock.
-async fn leave_nothing(family: &Family, is_json: bool) {
-    // A daemon that has left the group was meant to stay.
-    let family = Family { group: family.group, mark: None };
+/// What the command has started would go on without the lock: all of it, or what is in its group. Whether nothing is left.
+async fn leave_nothing(family: &Family, all: bool, is_json: bool) -> bool {
+    let is_left = || if all { family.is_left() } else { family.has_group() };
+    let signal = |signal| if all { family.signal_all(signal) } else { family.signal_group(signal) };
     // What was killed a moment ago may not have left yet.
-    until_not(|| family.has_group(), Moment::now() + Duration::from_millis(50)).await;
-    if !family.has_group() {
-        return;
+    until_not(is_left, Moment::now() + Duration::from_millis(50)).await;
+    if is_left() {
+        signal(Signal::TERM);
+        say(is_json, "left_behind", "the command has left processes behind, which are stopped with it", json!({}));
+        until_not(is_left, Moment::now() + LEFT_BEHIND).await;
+        kill(is_left, || signal(Signal::KILL)).await;
     }
-    family.signal(Signal::TERM);
-    say(is_json, "left_behind", "the command has left processes behind, which are stopped with it", json!({}));
-    until_not(|| family.has_group(), Moment::now() + LEFT_BEHIND).await;
-    family.signal(Signal::KILL);
+    !is_left()
 }
 
 /// Tells who holds the lock while it is waited for. Never ends.
@@ -377,7 +402,7 @@ fn this_program() -> std::io::Result<std::path::PathBuf> {
 /// The process that stands by.
 struct Guardian {
     child: Child,
-    orders: ChildStdin,
+    orders: Option<ChildStdin>,
     is_gone: bool,
 }
 
@@ -392,12 +417,19 @@ impl Guardian {
             .process_group(0)
             .spawn()?;
         let orders = child.stdin.take().ok_or_else(|| std::io::Error::other("it has no standard input"))?;
-        Ok(Self { child, orders, is_gone: false })
+        Ok(Self { child, orders: Some(orders), is_gone: false })
     }
 
     async fn tell(&mut self, order: Order) {
         // It may be gone, which `gone` tells.
-        let _ = self.orders.write_all(order.to_string().as_bytes()).await;
+        if let Some(orders) = &mut self.orders {
+            let _ = orders.write_all(order.to_string().as_bytes()).await;
+        }
+    }
+
+    /// It takes the end of its orders for ours.
+    fn abandon(&mut self) {
+        self.orders = None;
     }
 
     async fn gone(&mut self) {

@@ -165,10 +165,10 @@ impl Concurrency {
     /// More brings no more throughput with masters that are near, and what is with the masters for longer than a round may take has no quorum.
     pub const MOST: usize = 256;
 
-    /// Resolves when another one may run beside so many less one; until what it resolves to is dropped. `None` would be the end
-    /// of all.
+    /// Resolves when this one may run, of so many at most; it runs until what it resolves to is dropped. `None` would be the end of
+    /// all.
     pub async fn begin(&self, together: usize) -> Option<OwnedSemaphorePermit> {
-        let share = Self::MOST / together.clamp(1, Self::MOST);
+        let share = Self::MOST.div_ceil(together.clamp(1, Self::MOST));
         self.0.clone().acquire_many_owned(share as u32).await.ok()
     }
 }

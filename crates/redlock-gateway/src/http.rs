@@ -345,7 +345,11 @@ fn no_such_path() -> ApiError {
 fn encoded(uri: &Uri) -> Option<Uri> {
     let name = uri.path().strip_prefix("/locks/").filter(|name| name.contains('/'))?;
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
-    format!("/locks/{}{query}", name.replace('/', "%2F")).parse().ok()
+    let path = format!("/locks/{}{query}", name.replace('/', "%2F")).parse().ok()?;
+    // The rest stays: a target in absolute form names the host that is checked.
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(path);
+    Uri::from_parts(parts).ok()
 }
 
 fn text(value: &HeaderValue) -> String {

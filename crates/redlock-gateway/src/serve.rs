@@ -81,7 +81,10 @@ pub async fn run(
     let address = listener.local_addr()?;
     // What may be missing comes before the nodes hear of us.
     let authenticator = match &config.settings.auth_keys {
-        None => Arc::new(Authenticator::open(address.ip().is_loopback())),
+        // Where other hosts or pages are let in, those who come need not be of this machine.
+        None => Arc::new(Authenticator::open(
+            address.ip().is_loopback() && config.allowed_hosts.is_empty() && config.cors_origins.is_empty(),
+        )),
         Some(path) => Authenticator::following(path, reload)?,
     };
     let audit = audit(&config, reload)?;

@@ -7,13 +7,13 @@
 //!
 //! Of those who have a place only so many of one client are with the masters at the same time, so that what another one asks
 //! comes soon after, and a burst of thousands does not keep every master busy for longer than a round may take. Beside others it
-//! is 16 for each millisecond that a round takes at least: 16,000 requests a second of a kind, however far the masters are, and
-//! no more than a millisecond of work for a master before what somebody else asks.
+//! is 16 for each millisecond that a round takes at least, and 256 at most: 16,000 requests a second of a kind where masters are up
+//! to 16 ms away, and 256 for each round where they are farther.
 //!
 //! No semaphore over all: waiting for all of its permits would take them from the requests that may still be served while draining.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit};
@@ -45,6 +45,8 @@ pub(super) struct Requests {
 #[derive(Debug)]
 struct Rounds {
     micros: AtomicU64,
+    /// Whether there was one since it was looked at last.
+    is_known: AtomicBool,
 }
 
 impl Rounds {
@@ -58,13 +60,18 @@ impl Rounds {
 
     fn took(&self, round: Duration) {
         let micros = round.as_micros() as u64;
+        self.is_known.store(true, Ordering::Relaxed);
         if micros < self.micros.load(Ordering::Relaxed) {
             self.micros.fetch_min(micros, Ordering::Relaxed);
         }
     }
 
-    /// What was measured long ago says little: until a round tells otherwise, it takes twice as long now.
+    /// What was measured long ago says little: until a round tells otherwise, it takes twice as long now. Without any round
+    /// nothing changes: a flood of other requests must not gain by it.
     fn forget(&self) {
+        if !self.is_known.swap(false, Ordering::Relaxed) {
+            return;
+        }
         let twice = |micros: u64| Some((2 * micros).clamp(1_000, Self::MOST_MICROS));
         let _ = self.micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, twice);
     }
@@ -90,7 +97,7 @@ impl Requests {
             working: Counter::default(),
             others: Counter::default(),
             company: Company::default(),
-            rounds: Rounds { micros: AtomicU64::new(1_000) },
+            rounds: Rounds { micros: AtomicU64::new(Rounds::MOST_MICROS), is_known: AtomicBool::new(false) },
             all: Arc::default(),
         }
     }
@@ -240,6 +247,7 @@ mod tests {
         assert!(begin(Work::Other, &other).await.is_some());
         assert!(begin(Work::Other, &greedy).await.is_none(), "they are more than it may have now");
         drop(alone);
+        requests.took(Duration::from_millis(1));
         let mut beside = all(Work::Other, &greedy).await;
         assert_eq!(beside.len(), 16);
         assert!(begin(Work::Held, &greedy).await.is_some());
@@ -253,13 +261,15 @@ mod tests {
         let mut seen = Vec::new();
         for _ in 0..6 {
             seen.push(rounds.together());
-            rounds.forget();
             rounds.took(Duration::from_micros(9_500));
+            rounds.forget();
         }
-        assert_eq!(seen, [16, 32, 64, 128, 152, 152]);
+        assert_eq!(seen, [256; 6], "it may take twice as long");
+        rounds.took(Duration::from_micros(9_500));
+        assert_eq!(rounds.together(), 152);
         rounds.took(Duration::from_micros(300));
         assert_eq!(rounds.together(), 16);
         (0..9).for_each(|_| rounds.forget());
-        assert_eq!(rounds.together(), Concurrency::MOST);
+        assert_eq!(rounds.together(), 16, "nobody knows better");
     }
 }

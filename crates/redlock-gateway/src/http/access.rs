@@ -167,7 +167,9 @@ impl Access {
             if route.is_of_other_site(parts) {
                 return Err(AuthError::CrossSite.into());
             }
-            access.caller = route.app.authenticator.identify(None)?;
+            if !site::is_forwarded(&parts.headers) {
+                access.caller = route.app.authenticator.identify(None)?;
+            }
         } else {
             access.caller = identify(route, parts)?;
             if let Some(peer) = parts.extensions.get::<Peer>() {

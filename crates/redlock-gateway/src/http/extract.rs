@@ -235,8 +235,7 @@ impl AcquireBody {
 
     /// Label and metadata as they are stored, with the principal whose lock it will be.
     pub fn metadata(self, principal: Option<&str>) -> Result<LockMetadata, ApiError> {
-        let is_label =
-            |text: &str| text.chars().count() <= MAX_LABEL && !text.chars().any(|c| c.is_control() || is_deceptive(c));
+        let is_label = |text: &str| text.chars().count() <= MAX_LABEL && !text.contains(is_unshowable);
         let owner = match self.owner {
             None => None,
             Some(Value::String(label)) if is_label(&label) => Some(label),
@@ -254,9 +253,11 @@ impl AcquireBody {
                 .map_err(|_| INVALID_BODY.because("metadata must be an object whose values are strings"))?,
         };
         if let Some((key, _)) =
-            metadata.iter().find(|(key, value)| [key, value].iter().any(|text| text.contains(is_deceptive)))
+            metadata.iter().find(|(key, value)| [key, value].iter().any(|text| text.contains(is_unshowable)))
         {
-            let detail = format!("metadata has a line separator or a bidirectional control in {key:?} or its value");
+            let detail = format!(
+                "metadata has a control character, a line separator or a bidirectional control in {key:?} or its value"
+            );
             return Err(INVALID_BODY.because(detail));
         }
         let size: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
@@ -272,6 +273,10 @@ impl AcquireBody {
 /// the bidirectional algorithm (Unicode Annex 9). What is stored is shown in terminals, logs and dashboards.
 fn is_deceptive(c: char) -> bool {
     matches!(c, '\u{2028}' | '\u{2029}' | '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+fn is_unshowable(c: char) -> bool {
+    c.is_control() || is_deceptive(c)
 }
 
 /// What is stored of it.

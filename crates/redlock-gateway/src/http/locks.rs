@@ -220,7 +220,7 @@ pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
 ///
 /// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
 /// before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
-/// list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+/// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
 #[utoipa::path(
     get, path = "/locks", operation_id = "listLocks", tag = "locks",
     params(ListQuery),
@@ -242,7 +242,8 @@ pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, A
         cursor: query.cursor(),
     };
     let page = access.gateway().list(request, is_listed).await.map_err(|refusal| access.refused(refusal))?;
-    json_response(StatusCode::OK, &LockList::from(page))
+    let shows = |name: &_| access.caller().may(Verb::Inspect, name);
+    json_response(StatusCode::OK, &LockList::new(page, shows))
 }
 
 /// `/locks/` without a name.

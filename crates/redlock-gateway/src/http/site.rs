@@ -18,6 +18,11 @@ use crate::config::Origin;
 static SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 static SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
+/// Whether a proxy says that it passes this on for somebody else.
+pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
+    ["forwarded", "x-forwarded-for", "x-real-ip", "via"].iter().any(|name| headers.contains_key(*name))
+}
+
 /// The names that a gateway is reached under.
 #[derive(Debug, Clone, Default)]
 pub struct Hosts {

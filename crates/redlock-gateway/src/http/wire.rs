@@ -36,8 +36,8 @@ pub struct AcquireBody {
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "nightly-report on host-7")]
     pub owner: Option<Value>,
-    /// Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without line separators
-    /// (U+2028, U+2029) and bidirectional controls.
+    /// Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without control
+    /// characters, line separators (U+2028, U+2029) and bidirectional controls.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = BTreeMap<String, String>, required = false)]
     pub metadata: Option<Value>,
@@ -254,9 +254,11 @@ pub struct LockList {
     pub next_cursor: Option<String>,
 }
 
-impl From<ListView> for LockList {
-    fn from(page: ListView) -> Self {
+impl LockList {
+    /// `shows`: whether more than that it is held is for whoever asks.
+    pub fn new(page: ListView, shows: impl Fn(&LockName) -> bool) -> Self {
         let status = |(name, state)| match state {
+            LockState::Held(_) if !shows(&name) => LockStatus::of(&name, LockStateBody::Held, None),
             LockState::Held(by) => LockStatus::of(&name, LockStateBody::Held, Some(by)),
             LockState::Free => LockStatus::of(&name, LockStateBody::Free, None),
             LockState::Unknown => LockStatus::of(&name, LockStateBody::Unknown, None),

@@ -229,8 +229,8 @@ func (e ProblemCode) Valid() bool {
 
 // AcquireBody What to acquire. Every field may be omitted; unknown fields are refused.
 type AcquireBody struct {
-	// Metadata Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without line separators
-	// (U+2028, U+2029) and bidirectional controls.
+	// Metadata Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without control
+	// characters, line separators (U+2028, U+2029) and bidirectional controls.
 	Metadata map[string]string `json:"metadata,omitempty"`
 
 	// Owner A label for people: shown to whoever asks who holds the lock. At most 255 characters, none of them a control character,
@@ -560,7 +560,7 @@ type ClientInterface interface {
 	//
 	// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
 	// before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
-	// list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+	// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
 	//
 	// Corresponds with GET /locks (the `ListLocks` operationId).
 	ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -681,7 +681,7 @@ func (c *Client) GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn)
 //
 // One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
 // before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
-// list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
 //
 // Corresponds with GET /locks (the `ListLocks` operationId).
 func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -1348,7 +1348,7 @@ type ClientWithResponsesInterface interface {
 	//
 	// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
 	// before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
-	// list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+	// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2394,7 +2394,7 @@ func (c *ClientWithResponses) GetLivenessWithResponse(ctx context.Context, reqEd
 //
 // One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
 // before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
-// list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
 //
 // Returns a wrapper object for the known response body format(s).
 //

@@ -44,13 +44,15 @@ impl From<Error> for LinkError {
 
 /// What the system or TLS said. The client keeps no more of it than how Rust shows it to programmers.
 fn in_words(text: &str) -> String {
-    const CERTIFICATES: [(&str, &str); 6] = [
+    const CERTIFICATES: [(&str, &str); 8] = [
         ("NotValidForName", "the node's certificate does not name this host"),
         ("UnknownIssuer", "the node's certificate comes from an authority that is not trusted"),
         ("CaUsedAsEndEntity", "the node's certificate is an authority's own, and not one of a server"),
         ("Expired", "the node's certificate has expired"),
         ("NotValidYet", "the node's certificate is not valid yet"),
+        ("BadSignature", "the node's certificate is not signed by an authority that is trusted"),
         ("InvalidContentType", "the node does not speak TLS"),
+        ("InvalidCertificate(", "the node's certificate is not accepted"),
     ];
     if let Some((_, words)) = CERTIFICATES.iter().find(|(word, _)| text.contains(word)) {
         return (*words).to_owned();
@@ -81,6 +83,10 @@ mod tests {
             (
                 "Custom { kind: InvalidData, error: InvalidCertificate(NotValidForNameContext { expected: DnsName(\"a\") }) }",
                 "the node's certificate does not name this host",
+            ),
+            (
+                "Custom { kind: InvalidData, error: InvalidCertificate(Revoked) }",
+                "the node's certificate is not accepted",
             ),
             ("something else", "something else"),
         ] {

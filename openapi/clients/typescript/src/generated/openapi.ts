@@ -54,7 +54,7 @@ export interface paths {
          * List held locks
          * @description One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
          *     before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
-         *     list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+         *     list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
          */
         get: operations["listLocks"];
         put?: never;
@@ -159,8 +159,8 @@ export interface components {
          */
         AcquireBody: {
             /**
-             * @description Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without line separators
-             *     (U+2028, U+2029) and bidirectional controls.
+             * @description Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without control
+             *     characters, line separators (U+2028, U+2029) and bidirectional controls.
              */
             metadata?: {
                 [key: string]: string;

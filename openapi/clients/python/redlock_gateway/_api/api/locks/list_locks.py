@@ -110,7 +110,8 @@ def sync_detailed(
     asked, or fewer, also none
     before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees
     the locks that it may
-    list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+    list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond
+    two of all clients, it is 429.
 
     Args:
         prefix (str | Unset):
@@ -151,7 +152,8 @@ def sync(
     asked, or fewer, also none
     before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees
     the locks that it may
-    list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+    list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond
+    two of all clients, it is 429.
 
     Args:
         prefix (str | Unset):
@@ -187,7 +189,8 @@ async def asyncio_detailed(
     asked, or fewer, also none
     before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees
     the locks that it may
-    list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+    list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond
+    two of all clients, it is 429.
 
     Args:
         prefix (str | Unset):
@@ -226,7 +229,8 @@ async def asyncio(
     asked, or fewer, also none
     before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees
     the locks that it may
-    list, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+    list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond
+    two of all clients, it is 429.
 
     Args:
         prefix (str | Unset):
