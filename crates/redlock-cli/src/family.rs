@@ -60,8 +60,9 @@ impl Family {
         for (pid, path) in processes() {
             // Held before it is looked at: its number may be another's a moment later.
             let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
-            let is_outside = self.group.is_none() || getpgid(Some(pid)).ok() != self.group;
-            if is_outside && pid != getpid() && mark.is_in(&path) {
+            // Of what has the mark only: the kernel's own processes are in no group, which the library takes for impossible.
+            let is_marked = pid != getpid() && mark.is_in(&path);
+            if is_marked && (self.group.is_none() || getpgid(Some(pid)).ok() != self.group) {
                 let _ = pidfd_send_signal(&process, signal);
             }
         }
