@@ -7,7 +7,7 @@ import schemathesis
 
 TOKEN = re.compile(r"1\.[1-8][0-9]{15}\.[0-9a-f]{40}")
 DAY_MS = 86_400_000
-DECEPTIVE = re.compile("[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+DECEPTIVE = re.compile("[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def without_deceptive(value):

@@ -13,6 +13,8 @@ mod family;
 mod guardian;
 mod outcome;
 mod run;
+mod signals;
+mod terminal;
 
 use std::process::ExitCode;
 

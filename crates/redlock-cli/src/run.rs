@@ -14,26 +14,24 @@
 //! nobody is stopped; what is late then is stopped within 250 ms of its waking up.
 
 use std::ffi::OsString;
-use std::future::poll_fn;
 use std::io::IsTerminal;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{ExitCode, ExitStatus, Stdio};
-use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use redlock_client::clock::Moment;
 use redlock_client::{Client, Guard, Loss};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, getppid};
-use rustix::termios::{tcgetpgrp, tcsetpgrp};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, getppid};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, ChildStdin};
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{OnLost, Run, Service};
 use crate::family::{Family, Mark};
 use crate::guardian::Order;
 use crate::outcome::{Outcome, say};
+use crate::signals::{Event, Signals};
+use crate::terminal::Terminal;
 
 /// Before the deadline: the runner's own KILL, and the guardian's.
 const KILL: Duration = Duration::from_millis(400);
@@ -49,16 +47,6 @@ const LOOK: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// What may be killed is gone by then.
 const KILLED_WITHIN: Duration = Duration::from_millis(250);
-
-/// What is passed on to the command.
-const FORWARDED: [(SignalKind, Signal); 6] = [
-    (SignalKind::interrupt(), Signal::INT),
-    (SignalKind::terminate(), Signal::TERM),
-    (SignalKind::hangup(), Signal::HUP),
-    (SignalKind::quit(), Signal::QUIT),
-    (SignalKind::user_defined1(), Signal::USR1),
-    (SignalKind::user_defined2(), Signal::USR2),
-];
 
 pub(crate) async fn run(service: &Service, run: Run, is_json: bool) -> Outcome {
     match attempt(service, run, is_json).await {
@@ -184,16 +172,26 @@ async fn under(
     // From a terminal the signal comes to the command alone.
     ends_all |= status.as_ref().is_ok_and(|status| code(*status) > 128);
     let is_left = !leave_nothing(&family, ends_all, is_json).await;
-    let outcome = match (lost, status) {
-        (Some(loss), _) if kills && is_left => Outcome::Lost(format!("the lock was lost: {loss}")),
-        (Some(loss), _) if kills => Outcome::Lost(format!("the lock was lost and the command stopped: {loss}")),
-        (_, Ok(status)) => match guard.check() {
+    (outcome(guard, lost.filter(|_| kills), status, kills, is_left), is_left)
+}
+
+/// How it was, of a command that is lost only where that ends it.
+fn outcome(
+    guard: &Guard,
+    lost: Option<Loss>,
+    status: std::io::Result<ExitStatus>,
+    kills: bool,
+    is_left: bool,
+) -> Outcome {
+    match (lost, status) {
+        (Some(loss), _) if is_left => Outcome::Lost(format!("the lock was lost: {loss}")),
+        (Some(loss), _) => Outcome::Lost(format!("the lock was lost and the command stopped: {loss}")),
+        (None, Ok(status)) => match guard.check() {
             Err(error) if kills => Outcome::Lost(error.to_string()),
             _ => Outcome::Ended(code(status)),
         },
-        (_, Err(error)) => Outcome::Failed(format!("waiting for the command: {error}")),
-    };
-    (outcome, is_left)
+        (None, Err(error)) => Outcome::Failed(format!("waiting for the command: {error}")),
+    }
 }
 
 /// The end of a command that was told to end: all that came of it has until then.
@@ -315,82 +313,6 @@ async fn tell_who_holds(client: &Client, name: &str, wait: Duration, is_json: bo
         said = Some(holder);
     }
     std::future::pending().await
-}
-
-/// The terminal belongs to the command while it runs, where it was ours: so an interrupt goes to it, and it may read.
-struct Terminal(Option<Pid>);
-
-impl Terminal {
-    fn hand_to(group: Pid) -> Self {
-        let ours = getpgrp();
-        let stdin = std::io::stdin();
-        // In a pipeline whoever comes next may want it.
-        let is_alone = stdin.is_terminal() && std::io::stdout().is_terminal();
-        let is_ours = is_alone && tcgetpgrp(&stdin).is_ok_and(|foreground| foreground == ours);
-        Self((is_ours && tcsetpgrp(&stdin, group).is_ok()).then_some(ours))
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let Some(ours) = self.0 else { return };
-        // Who is not in the foreground is stopped for this, unless it has blocked the signal.
-        let mut blocked = nix::sys::signal::SigSet::empty();
-        blocked.add(nix::sys::signal::Signal::SIGTTOU);
-        if blocked.thread_block().is_ok() {
-            let _ = tcsetpgrp(std::io::stdin(), ours);
-        }
-    }
-}
-
-/// What this process is told by a signal.
-enum Event {
-    /// By somebody; to be passed on.
-    Asked(Signal),
-    /// By the system.
-    ChildChanged,
-}
-
-/// Signals that this process is sent.
-struct Signals {
-    forwarded: Vec<(tokio::signal::unix::Signal, Signal)>,
-    child: tokio::signal::unix::Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        let ignored = ignored();
-        let heard = FORWARDED.into_iter().filter(|(_, passed_on)| ignored >> (passed_on.as_raw() - 1) & 1 == 0);
-        let forwarded = heard.map(|(kind, passed_on)| Ok((signal(kind)?, passed_on)));
-        Ok(Self { forwarded: forwarded.collect::<std::io::Result<_>>()?, child: signal(SignalKind::child())? })
-    }
-
-    async fn next(&mut self) -> Event {
-        poll_fn(|context| {
-            let asked =
-                self.forwarded.iter_mut().find_map(|(s, signal)| s.poll_recv(context).is_ready().then_some(*signal));
-            match asked {
-                Some(signal) => Poll::Ready(Event::Asked(signal)),
-                None => self.child.poll_recv(context).map(|_| Event::ChildChanged),
-            }
-        })
-        .await
-    }
-
-    async fn asked(&mut self) -> Signal {
-        loop {
-            if let Event::Asked(signal) = self.next().await {
-                return signal;
-            }
-        }
-    }
-}
-
-/// The signals that this process was started to ignore, as `nohup` does it, a bit each; the command inherits that.
-fn ignored() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// This program, also when its file was replaced meanwhile.

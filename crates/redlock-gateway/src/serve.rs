@@ -80,13 +80,7 @@ pub async fn run(
     rustix::net::listen(&listener, BACKLOG)?;
     let address = listener.local_addr()?;
     // What may be missing comes before the nodes hear of us.
-    let authenticator = match &config.settings.auth_keys {
-        // Where other hosts or pages are let in, those who come need not be of this machine.
-        None => Arc::new(Authenticator::open(
-            address.ip().is_loopback() && config.allowed_hosts.is_empty() && config.cors_origins.is_empty(),
-        )),
-        Some(path) => Authenticator::following(path, reload)?,
-    };
+    let authenticator = authenticator(&config, address, reload)?;
     let audit = audit(&config, reload)?;
     let (gateway, telemetry) = assemble(&config)?;
     audit.file().into_iter().for_each(|file| file.count_failures(telemetry.audit_failures.clone()));
@@ -140,6 +134,15 @@ pub async fn run(
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+fn authenticator(config: &Config, address: SocketAddr, reload: &Reload) -> Result<Arc<Authenticator>, String> {
+    // Where other hosts or pages are let in, those who come need not be of this machine.
+    let lets_force = address.ip().is_loopback() && config.allowed_hosts.is_empty() && config.cors_origins.is_empty();
+    match &config.settings.auth_keys {
+        None => Ok(Arc::new(Authenticator::open(lets_force))),
+        Some(path) => Authenticator::following(path, reload),
+    }
 }
 
 fn most(capacity: &Capacity) -> Most {

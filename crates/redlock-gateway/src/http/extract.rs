@@ -235,7 +235,8 @@ impl AcquireBody {
 
     /// Label and metadata as they are stored, with the principal whose lock it will be.
     pub fn metadata(self, principal: Option<&str>) -> Result<LockMetadata, ApiError> {
-        let is_label = |text: &str| text.chars().count() <= MAX_LABEL && !text.contains(is_unshowable);
+        let is_label =
+            |text: &str| text.chars().count() <= MAX_LABEL && !text.chars().any(|c| c.is_control() || is_deceptive(c));
         let owner = match self.owner {
             None => None,
             Some(Value::String(label)) if is_label(&label) => Some(label),
@@ -256,7 +257,7 @@ impl AcquireBody {
             metadata.iter().find(|(key, value)| [key, value].iter().any(|text| text.contains(is_unshowable)))
         {
             let detail = format!(
-                "metadata has a control character, a line separator or a bidirectional control in {key:?} or its value"
+                "metadata has a control character (U+007F to U+009F), a line separator or a bidirectional control in {key:?} or its value"
             );
             return Err(INVALID_BODY.because(detail));
         }
@@ -275,8 +276,9 @@ fn is_deceptive(c: char) -> bool {
     matches!(c, '\u{2028}' | '\u{2029}' | '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// JSON escapes the control characters of ASCII, so metadata may have them; it passes on the others, which terminals obey.
 fn is_unshowable(c: char) -> bool {
-    c.is_control() || is_deceptive(c)
+    ('\u{7f}'..='\u{9f}').contains(&c) || is_deceptive(c)
 }
 
 /// What is stored of it.

@@ -36,8 +36,8 @@ pub struct AcquireBody {
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "nightly-report on host-7")]
     pub owner: Option<Value>,
-    /// Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without control
-    /// characters, line separators (U+2028, U+2029) and bidirectional controls.
+    /// Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without the
+    /// control characters U+007F to U+009F, line separators (U+2028, U+2029) and bidirectional controls.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = BTreeMap<String, String>, required = false)]
     pub metadata: Option<Value>,

@@ -229,8 +229,8 @@ func (e ProblemCode) Valid() bool {
 
 // AcquireBody What to acquire. Every field may be omitted; unknown fields are refused.
 type AcquireBody struct {
-	// Metadata Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without control
-	// characters, line separators (U+2028, U+2029) and bidirectional controls.
+	// Metadata Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without the
+	// control characters U+007F to U+009F, line separators (U+2028, U+2029) and bidirectional controls.
 	Metadata map[string]string `json:"metadata,omitempty"`
 
 	// Owner A label for people: shown to whoever asks who holds the lock. At most 255 characters, none of them a control character,

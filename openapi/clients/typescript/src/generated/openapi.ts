@@ -159,8 +159,8 @@ export interface components {
          */
         AcquireBody: {
             /**
-             * @description Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without control
-             *     characters, line separators (U+2028, U+2029) and bidirectional controls.
+             * @description Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without the
+             *     control characters U+007F to U+009F, line separators (U+2028, U+2029) and bidirectional controls.
              */
             metadata?: {
                 [key: string]: string;

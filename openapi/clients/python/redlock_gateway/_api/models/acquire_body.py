@@ -24,8 +24,8 @@ class AcquireBody:
 
     Attributes:
         metadata (AcquireBodyMetadata | Unset): Stored beside the lock for people: strings only, keys and values
-            together at most 1024 bytes, without control
-            characters, line separators (U+2028, U+2029) and bidirectional controls.
+            together at most 1024 bytes, without the
+            control characters U+007F to U+009F, line separators (U+2028, U+2029) and bidirectional controls.
         owner (str | Unset): A label for people: shown to whoever asks who holds the lock. At most 255 characters, none
             of them a control character,
             a line separator or a bidirectional control. Example: nightly-report on host-7.

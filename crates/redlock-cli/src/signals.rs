@@ -1,0 +1,67 @@
+//! Signals that the runner is sent.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// What is passed on to the command.
+const FORWARDED: [(SignalKind, Signal); 6] = [
+    (SignalKind::interrupt(), Signal::INT),
+    (SignalKind::terminate(), Signal::TERM),
+    (SignalKind::hangup(), Signal::HUP),
+    (SignalKind::quit(), Signal::QUIT),
+    (SignalKind::user_defined1(), Signal::USR1),
+    (SignalKind::user_defined2(), Signal::USR2),
+];
+
+/// What this process is told by a signal.
+pub(crate) enum Event {
+    /// By somebody; to be passed on.
+    Asked(Signal),
+    /// By the system.
+    ChildChanged,
+}
+
+/// Signals that this process is sent.
+pub(crate) struct Signals {
+    forwarded: Vec<(tokio::signal::unix::Signal, Signal)>,
+    child: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let ignored = ignored();
+        let heard = FORWARDED.into_iter().filter(|(_, passed_on)| ignored >> (passed_on.as_raw() - 1) & 1 == 0);
+        let forwarded = heard.map(|(kind, passed_on)| Ok((signal(kind)?, passed_on)));
+        Ok(Self { forwarded: forwarded.collect::<std::io::Result<_>>()?, child: signal(SignalKind::child())? })
+    }
+
+    pub(crate) async fn next(&mut self) -> Event {
+        poll_fn(|context| {
+            let asked =
+                self.forwarded.iter_mut().find_map(|(s, signal)| s.poll_recv(context).is_ready().then_some(*signal));
+            match asked {
+                Some(signal) => Poll::Ready(Event::Asked(signal)),
+                None => self.child.poll_recv(context).map(|_| Event::ChildChanged),
+            }
+        })
+        .await
+    }
+
+    pub(crate) async fn asked(&mut self) -> Signal {
+        loop {
+            if let Event::Asked(signal) = self.next().await {
+                return signal;
+            }
+        }
+    }
+}
+
+/// The signals that this process was started to ignore, as `nohup` does it, a bit each; the command inherits that.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
