@@ -109,8 +109,8 @@ async fn whoever_gets_no_lock_runs_nothing_and_says_why_by_its_code() {
     let (code, _, err) = output(&gateway, &script(&dir, &["--url", "http://127.0.0.1:1", "--wait", "0s"], touch)).await;
     assert!(code == Some(69) && err.contains("refused"), "{err}");
     for (flags, says) in [
-        (&["--ttl", "1s"][..], "at least 1200ms"),
-        (&["--grace", "20s"], "14s 600ms at most"),
+        (&["--ttl", "1s"][..], "more than 1200ms"),
+        (&["--grace", "20s"], "less than 14s 600ms"),
         (&["--ttl", "1h"], "300000"),
         (&["--url", "localhost"], "\"localhost\""),
         (&["--key-file", "/no/such/file"], "/no/such/file"),

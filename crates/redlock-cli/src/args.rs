@@ -208,7 +208,8 @@ pub(crate) struct Run {
     #[arg(long, value_enum, default_value_t = OnLost::Kill)]
     pub(crate) on_lost: OnLost,
 
-    /// How long the command has between TERM and KILL when the lock is lost [default: a sixth of the ttl, at most 5s]
+    /// How long the command has between TERM and KILL when the lock is lost; with 400ms more it is
+    /// less than half of the ttl [default: a sixth of the ttl, at most 5s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) grace: Option<Duration>,
 

@@ -88,20 +88,20 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, 
 fn margin(ttl: Duration, grace: Option<Duration>) -> Result<Duration, Outcome> {
     let default = (ttl / 6).min(LONGEST_GRACE);
     let margin = grace.unwrap_or(default) + KILL;
-    // It is extended at a third; as much has to be left for trying.
-    let most = ttl / 2;
-    if margin <= most {
+    // It is extended at a third; as much has to be left for trying. The guard refuses half of the TTL too.
+    let limit = ttl / 2;
+    if margin < limit {
         return Ok(margin);
     }
     let show = |duration: Duration| humantime::format_duration(Duration::from_millis(duration.as_millis() as u64));
     Err(Outcome::Usage(match grace {
-        Some(grace) if most > KILL => format!(
-            "--grace is {}; with --ttl {} it can be {} at most, so that the command is gone before the lock is another's",
+        Some(grace) if limit > KILL => format!(
+            "--grace is {}; with --ttl {} it has to be less than {}, so that the command is gone before the lock is another's",
             show(grace),
             show(ttl),
-            show(most - KILL)
+            show(limit - KILL)
         ),
-        Some(_) | None => format!("--ttl is {}; to stop a command in time it has to be at least 1200ms", show(ttl)),
+        Some(_) | None => format!("--ttl is {}; to stop a command in time it has to be more than 1200ms", show(ttl)),
     }))
 }
 
@@ -369,15 +369,14 @@ mod tests {
         let ms = Duration::from_millis;
         assert_eq!(margin(ms(30_000), None).unwrap(), ms(5_400));
         assert_eq!(margin(ms(6_000), None).unwrap(), ms(1_400));
-        assert_eq!(margin(ms(30_000), Some(ms(14_600))).unwrap(), ms(15_000));
+        assert_eq!(margin(ms(30_000), Some(ms(14_599))).unwrap(), ms(14_999));
         let refused = |ttl, grace| format!("{:?}", margin(ms(ttl), grace).unwrap_err());
-        assert!(
-            refused(30_000, Some(ms(20_000))).contains("14s 600ms at most"),
-            "{}",
-            refused(30_000, Some(ms(20_000)))
-        );
-        assert!(margin(ms(1_200), None).is_ok());
-        assert!(refused(1_199, None).contains("at least 1200ms"));
+        for grace in [14_600, 20_000] {
+            let told = refused(30_000, Some(ms(grace)));
+            assert!(told.contains("has to be less than 14s 600ms"), "{told}");
+        }
+        assert!(margin(ms(1_201), None).is_ok());
+        assert!(refused(1_200, None).contains("more than 1200ms"));
     }
 
     #[test]

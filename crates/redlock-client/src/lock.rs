@@ -86,7 +86,7 @@ impl Lock {
     }
 
     /// How long before its deadline a lock that could not be extended is given up for lost; a tenth of the TTL by default, 2 s
-    /// at most. As long as work takes to stop.
+    /// at most; less than half of the TTL. As long as work takes to stop.
     pub fn margin(self, margin: Duration) -> Self {
         Self { margin: Some(margin), ..self }
     }
@@ -94,9 +94,10 @@ impl Lock {
     /// Acquires it, and keeps it until the guard is released or dropped. Dropping the future leaves the queue.
     ///
     /// # Errors
-    /// [`Error::Held`], [`Error::Refused`] with what is allowed, [`Error::Unavailable`].
+    /// [`Error::Held`], [`Error::Refused`] with what is allowed, [`Error::Unavailable`]; [`Error::Setup`] for a name or margin that
+    /// cannot work.
     pub async fn acquire(self) -> Result<Guard, Error> {
-        let margin = self.margin.unwrap_or((self.ttl / 10).min(LONGEST_MARGIN));
+        let margin = margin(self.ttl, self.margin)?;
         let (granted, deadline, sent) = self.asked().await?;
         Ok(Guard::new(self.client, self.name, granted, sent, deadline, self.ttl, margin))
     }
@@ -184,5 +185,33 @@ impl Lock {
             body["metadata"] = json!(self.metadata);
         }
         body
+    }
+}
+
+/// It is extended at a third of its validity: with half of it or more as margin hardly any time would be left for trying again.
+fn margin(ttl: Duration, asked: Option<Duration>) -> Result<Duration, Error> {
+    match asked {
+        None => Ok((ttl / 10).min(LONGEST_MARGIN)),
+        Some(margin) if margin.saturating_mul(2) < ttl => Ok(margin),
+        Some(margin) => {
+            Err(Error::Setup(format!("the margin of {margin:?} has to be less than half of the TTL of {ttl:?}")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_margin_of_half_the_ttl_left_no_time_to_try_again() {
+        let (ttl, ms) = (Duration::from_secs(1), Duration::from_millis);
+        assert_eq!(margin(ttl, None).unwrap(), ms(100));
+        assert_eq!(margin(ttl * 60, None).unwrap(), LONGEST_MARGIN);
+        assert_eq!(margin(ttl, Some(ms(499))).unwrap(), ms(499));
+        for wrong in [ms(500), ttl, Duration::MAX] {
+            let told = margin(ttl, Some(wrong)).unwrap_err().to_string();
+            assert!(told.contains(&format!("{wrong:?}")) && told.contains("less than half of the TTL of 1s"), "{told}");
+        }
     }
 }

@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"strings"
 	"testing"
@@ -33,8 +34,12 @@ func TestWhatCannotWorkIsNamedAndNoSecretWithIt(t *testing.T) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
-	if _, err := client.Lock(context.Background(), "a", TTL(time.Second), Margin(time.Second)); !errors.As(err, new(*SetupError)) {
-		t.Error(err)
+	for _, margin := range []time.Duration{-time.Second, 500 * time.Millisecond, time.Second, math.MaxInt64} {
+		_, err := client.Lock(context.Background(), "a", TTL(time.Second), Margin(margin))
+		if !errors.As(err, new(*SetupError)) || !strings.Contains(err.Error(), margin.String()) ||
+			!strings.Contains(err.Error(), "less than half of the TTL of 1s") {
+			t.Error(err)
+		}
 	}
 }
 

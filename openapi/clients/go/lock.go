@@ -29,6 +29,7 @@ type Option func(*request)
 
 type request struct {
 	ttl, wait, margin time.Duration
+	hasMargin         bool
 	owner             string
 	metadata          map[string]string
 }
@@ -58,7 +59,7 @@ func Metadata(metadata map[string]string) Option {
 // Margin is how long before its deadline a lock that could not be extended is given up for lost: as long as work takes to stop.
 // A tenth of the TTL by default, 2 s at most; it has to be less than half of the TTL.
 func Margin(margin time.Duration) Option {
-	return func(r *request) { r.margin = margin }
+	return func(r *request) { r.margin, r.hasMargin = margin, true }
 }
 
 // Lock acquires the lock, and keeps it until [Guard.Release]. Call that, or it is extended until the process ends.
@@ -68,7 +69,7 @@ func Margin(margin time.Duration) Option {
 //
 // The error is a [*HeldError], a [*RefusedError] with what is allowed, an [*UnavailableError], a [*SetupError], or that of ctx.
 func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Guard, error) {
-	r := request{ttl: 30 * time.Second, margin: -1}
+	r := request{ttl: 30 * time.Second}
 	for _, option := range options {
 		option(&r)
 	}
@@ -76,10 +77,10 @@ func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Gua
 	if name == "" || name == "." || name == ".." {
 		return nil, &SetupError{fmt.Sprintf("%q is no name of a lock: paths of URLs end there", name)}
 	}
-	if r.margin < 0 {
+	if !r.hasMargin {
 		r.margin = min(r.ttl/10, longestMargin)
-	} else if r.margin*2 >= r.ttl {
-		return nil, &SetupError{fmt.Sprintf("the margin of %v has to be less than half of the TTL of %v", r.margin, r.ttl)}
+	} else if r.margin < 0 || r.margin >= r.ttl-r.margin {
+		return nil, &SetupError{fmt.Sprintf("the margin of %v has to be 0 or more, and less than half of the TTL of %v", r.margin, r.ttl)}
 	}
 	lease, sent, err := c.acquire(ctx, name, r)
 	if err != nil {

@@ -101,7 +101,8 @@ class Client:
             owner: A label for people: shown to whoever asks who holds the lock.
             metadata: Stored beside the lock, for people.
             margin: How many seconds before its deadline a lock that could not be extended is given up for lost; a
-                tenth of the TTL unless this says otherwise, 2 at most. As long as work takes to stop.
+                tenth of the TTL unless this says otherwise, 2 at most; less than half of the TTL. As long as work takes
+                to stop.
 
         """
         return Lock(self._gateways, self._longest_turn, name, ttl, wait, owner, metadata, margin)
@@ -216,8 +217,8 @@ class Lock:
             raise SetupError(f"a wait of {wait} s cannot be")
         self._wait = wait
         self._margin = min(ttl / 10, _LONGEST_MARGIN) if margin is None else margin
-        if not 0 <= self._margin < ttl:
-            raise SetupError(f"a margin of {self._margin} s has to be shorter than the ttl of {ttl} s")
+        if not 0 <= self._margin < ttl / 2:
+            raise SetupError(f"a margin of {self._margin} s has to be 0 or more, and less than half of the ttl of {ttl} s")
         self._labels: dict[str, Any] = {}
         if owner is not None:
             self._labels["owner"] = owner

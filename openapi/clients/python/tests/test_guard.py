@@ -196,10 +196,13 @@ class Guards(Scenario):
             lambda: self.client.lock(".."),
             lambda: self.client.lock("a", ttl=float("nan")),
             lambda: self.client.lock("a", wait=-1),
-            lambda: self.client.lock("a", margin=60),
             lambda: self.client.locked("", wait=1),
         ]:
             self.assertRaises(SetupError, setup)
+        for margin in [1, 2, 60, -1, float("nan")]:
+            with self.assertRaisesRegex(SetupError, f"{margin} s .* less than half of the ttl of 2 s"):
+                self.client.lock("a", ttl=2, margin=margin)
+        self.client.lock("a", ttl=2, margin=0.99)
 
     def test_who_is_refused_is_told_who_holds_the_lock(self) -> None:
         with self.client.lock(self.name, owner="alice"):
