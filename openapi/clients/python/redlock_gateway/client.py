@@ -218,7 +218,9 @@ class Lock:
         self._wait = wait
         self._margin = min(ttl / 10, _LONGEST_MARGIN) if margin is None else margin
         if not 0 <= self._margin < ttl / 2:
-            raise SetupError(f"a margin of {self._margin} s has to be 0 or more, and less than half of the ttl of {ttl} s")
+            raise SetupError(
+                f"a margin of {self._margin} s has to be 0 or more, and less than half of the ttl of {ttl} s"
+            )
         self._labels: dict[str, Any] = {}
         if owner is not None:
             self._labels["owner"] = owner
