@@ -76,6 +76,7 @@ mod http {
 /// Those who hold locks: the Rust client and `redlock`.
 mod clients {
     mod guard;
+    mod recipes;
     mod run;
 }
 

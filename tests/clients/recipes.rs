@@ -1,0 +1,230 @@
+//! The page of recipes is executed: its blocks are taken out by heading and language, and run as they stand, but for what
+//! [`Place::put`] puts in: the gateway's address and the directory of the programs that the recipes call.
+
+mod ci;
+mod databases;
+mod jobs;
+mod services;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use crate::support::gateway::{Gateway, Launch, built, source_root};
+use crate::support::harness::{PATIENCE, RedisServer, TempDir, dies_with_us, eventually, masters};
+
+/// How each recipe is run; `None`: the page says that it is not.
+const RUN: &[(&str, Option<&str>)] = &[
+    ("A shell script with curl only", Some("jobs::a_script_with_curl")),
+    ("Cron on several hosts", Some("jobs::a_crontab")),
+    ("A systemd timer on several hosts", Some("jobs::a_unit_of_systemd")),
+    ("GitHub Actions", Some("ci::steps_of_github")),
+    ("GitLab CI", Some("ci::a_script_of_gitlab")),
+    ("A webhook that is delivered twice", Some("services::a_delivery_that_came_twice")),
+    ("An Ansible playbook", Some("ci::an_ansible_playbook")),
+    ("A Kubernetes CronJob", None),
+    ("Leader election in Kubernetes", None),
+    ("PostgreSQL refuses a late writer", Some("databases::a_holder_that_was_paused")),
+    ("AI agents that claim their work", Some("services::agents_that_claim")),
+    ("Terraform without a lock of its own", Some("ci::terraform")),
+    ("Readers and a writer", Some("jobs::readers_and_writers")),
+];
+
+fn page() -> String {
+    let path = source_root().join("crates/redlock-gateway/docs/recipes.md");
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Each recipe by its heading, with what stands below it.
+fn recipes(page: &str) -> Vec<(&str, &str)> {
+    page.split("\n## ").skip(1).map(|recipe| recipe.split_once('\n').expect("a recipe has text")).collect()
+}
+
+/// The blocks of a recipe that are in this language.
+fn blocks(page: &str, heading: &str, language: &str) -> Vec<String> {
+    let recipes = recipes(page);
+    let (_, text) = recipes.iter().find(|(title, _)| *title == heading).unwrap_or_else(|| panic!("no {heading:?}"));
+    let fenced = text.split("\n```").skip(1).step_by(2);
+    let found = fenced.filter_map(|block| block.split_once('\n').filter(|(name, _)| *name == language));
+    found.map(|(_, block)| format!("{block}\n")).collect()
+}
+
+#[test]
+fn every_recipe_says_whether_it_is_run_and_is_if_it_says_so() {
+    let page = page();
+    let headings: Vec<_> = recipes(&page).into_iter().map(|(heading, _)| heading).collect();
+    assert_eq!(headings, RUN.iter().map(|(heading, _)| *heading).collect::<Vec<_>>());
+    for ((heading, text), (_, test)) in recipes(&page).into_iter().zip(RUN) {
+        let first = text.lines().next().unwrap_or_default();
+        let says = first.strip_prefix('*').and_then(|rest| rest.strip_suffix(".*")).unwrap_or_default();
+        let is_run = says == "Run by the tests" || says.starts_with("Run by the tests where ");
+        assert!(is_run || says.starts_with("Not run by the tests: needs "), "{heading}: {first}");
+        assert_eq!(is_run, test.is_some(), "{heading}: {first}");
+        let Some((module, function)) = test.and_then(|test| test.split_once("::")) else { continue };
+        let source = source_root().join(format!("tests/clients/recipes/{module}.rs"));
+        let source = std::fs::read_to_string(source).expect("its module");
+        assert!(source.contains(&format!("#[tokio::test]\nasync fn {function}")), "{heading}: no test {function}");
+    }
+}
+
+/// What the recipes call as their work: says that it begins, and waits while there is a file `hold`, and says that it ends.
+const WORK: &str = r#"#!/bin/sh
+cd "DIR"
+echo "begin $$ ${0##*/}" >> log
+n=0
+while [ -e hold ] && [ $n -lt 1500 ]; do n=$((n + 1)); sleep 0.02; done
+sleep 0.05
+echo "end $$ ${0##*/}" >> log
+[ ! -e code ] || exit "$(cat code)"
+"#;
+
+/// Where one recipe is run: a gateway over masters, and a directory with the programs that it calls.
+struct Place {
+    dir: TempDir,
+    gateway: Gateway,
+    _servers: Vec<RedisServer>,
+}
+
+impl Place {
+    async fn new(works: &[&str]) -> Self {
+        let servers = masters(3);
+        let gateway = Launch::over(&servers).ready().await;
+        Self::with(servers, gateway, works)
+    }
+
+    fn with(servers: Vec<RedisServer>, gateway: Gateway, works: &[&str]) -> Self {
+        let place = Self { dir: TempDir::new(), gateway, _servers: servers };
+        std::fs::create_dir(place.path("bin")).expect("a fresh directory");
+        let redlock = built(&["--package", "redlock-cli"]).join("redlock");
+        std::os::unix::fs::symlink(redlock, place.path("bin/redlock")).expect("a fresh directory");
+        for work in works {
+            place.program(&format!("bin/{work}"), &WORK.replace("DIR", &place.path("")));
+        }
+        place
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().expect("a plain path").to_owned()
+    }
+
+    fn file(&self, name: &str, content: &str) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, content).expect("the directory can be written");
+        path
+    }
+
+    fn program(&self, name: &str, content: &str) -> String {
+        let path = self.file(name, content);
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("our own file");
+        path
+    }
+
+    /// A block of the page with the addresses of this place.
+    fn block(&self, heading: &str, language: &str, number: usize) -> String {
+        let block = blocks(&page(), heading, language).into_iter().nth(number);
+        self.put(&block.unwrap_or_else(|| panic!("{heading}: no block {number} in {language}")))
+    }
+
+    fn put(&self, text: &str) -> String {
+        let address = self.gateway.address().to_string();
+        let text = text.replace("127.0.0.1:8080", &address).replace("redlock-gateway.redlock:8080", &address);
+        text.replace("/usr/bin/redlock", &self.path("bin/redlock")).replace("/usr/local/bin", &self.path("bin"))
+    }
+
+    fn search_path(&self) -> String {
+        format!("{}:{}", self.path("bin"), std::env::var("PATH").unwrap_or_default())
+    }
+
+    /// Runs a program in this place; it dies with the test.
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = dies_with_us(words[0]);
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REDLOCK_")) {
+            command.env_remove(name);
+        }
+        command.env("PATH", self.search_path()).env("REDLOCK_URL", format!("http://{}", self.gateway.address()));
+        command.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONUNBUFFERED", "1");
+        command.args(&words[1..]).current_dir(self.dir.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut command = Command::from(command);
+        command.kill_on_drop(true);
+        command
+    }
+
+    /// What the work has said so far, in words.
+    fn log(&self) -> Vec<Vec<String>> {
+        let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
+        log.lines().map(|line| line.split(' ').map(str::to_owned).collect()).collect()
+    }
+
+    fn count(&self, word: &str) -> usize {
+        self.log().iter().filter(|line| line[0] == word).count()
+    }
+
+    /// Work that has begun does not end before [`Self::go`].
+    fn hold(&self) {
+        self.file("hold", "");
+    }
+
+    fn go(&self) {
+        std::fs::remove_file(self.path("hold")).expect("it is held");
+    }
+
+    async fn begun(&self, count: usize) {
+        eventually("the work begins", async || (self.count("begin") >= count).then_some(())).await;
+    }
+
+    /// So often has the work run, and never two at once.
+    fn assert_one_at_a_time(&self, runs: usize) {
+        let log = self.log();
+        assert_eq!(log.len(), 2 * runs, "{log:?}");
+        for pair in log.chunks(2) {
+            assert!(pair[0][0] == "begin" && pair[1][0] == "end" && pair[0][1] == pair[1][1], "two at once: {log:?}");
+        }
+    }
+
+    async fn assert_free(&self, name: &str) {
+        let free = async || (self.gateway.look(name).await["state"] == "free").then_some(());
+        eventually(&format!("{name} is free"), free).await;
+    }
+}
+
+/// The exit code of a process, and what it has written.
+async fn ended(child: Child) -> (Option<i32>, String) {
+    let Output { status, stdout, stderr } =
+        timeout(PATIENCE * 2, child.wait_with_output()).await.expect("it ends").unwrap();
+    (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))
+}
+
+async fn run(mut command: Command) -> (Option<i32>, String) {
+    ended(command.spawn().expect("setpriv (util-linux) starts")).await
+}
+
+/// Starts one command so often at the same time; each has to end with 0.
+async fn together(count: usize, command: impl Fn() -> Command) {
+    let children: Vec<Child> = (0..count).map(|_| command().spawn().expect("setpriv (util-linux) starts")).collect();
+    for child in children {
+        let (code, said) = ended(child).await;
+        assert_eq!(code, Some(0), "{said}");
+    }
+}
+
+/// A program that may be missing on this machine: says so, once it is.
+async fn is_here(place: &Place, words: &[&str]) -> bool {
+    let (code, said) = run(place.command(words)).await;
+    if code != Some(0) {
+        println!("NOT RUN, because it is not here: {}: {said}", words[0]);
+    }
+    code == Some(0)
+}
+
+/// The value at a path of keys and numbers in a text in YAML, as JSON.
+async fn yaml(place: &Place, text: &str) -> serde_json::Value {
+    let path: PathBuf = place.file("parsed.yml", text).into();
+    let read = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1]))))";
+    let (code, said) = run(place.command(&["python3", "-c", read, path.to_str().expect("plain")])).await;
+    assert_eq!(code, Some(0), "python3-yaml reads it: {said}");
+    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
+}

@@ -1,0 +1,166 @@
+//! Recipes for what deploys: CI systems, Ansible, Terraform.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use super::{Place, ended, is_here, run, together, yaml};
+use crate::http::keys::{HOLDER, Key, file, key};
+use crate::support::gateway::{Launch, Scratch};
+use crate::support::harness::masters;
+
+/// A place whose gateway wants a key; the file of keys stays as long as it is asked for.
+async fn locked_place() -> (Place, Key, Scratch) {
+    let ci = key("ci", HOLDER, "deploy/*").await;
+    let (keys, servers) = (file(&[&ci]), masters(3));
+    let gateway = Launch::over(&servers).flag("--auth-keys", keys.path()).ready().await;
+    (Place::with(servers, gateway, &["deploy-production"]), ci, keys)
+}
+
+/// Sets the variables of a mapping in YAML, after `put` has put in what the CI system knows.
+fn set(command: &mut Command, variables: &Value, put: impl Fn(&str) -> String) {
+    for (name, value) in variables.as_object().into_iter().flatten() {
+        command.env(name, put(value.as_str().expect("text")));
+    }
+}
+
+#[tokio::test]
+async fn steps_of_github_ran_two_deployments_at_once() {
+    let (place, ci, _keys) = locked_place().await;
+    let workflow = yaml(&place, &place.block("GitHub Actions", "yaml", 0)).await;
+    let job = &workflow["jobs"]["deploy"];
+    let step = job["steps"].as_array().unwrap().iter().find(|step| step["run"].is_string()).expect("a step");
+    let put = |text: &str| {
+        let text = text.replace("${{ secrets.REDLOCK_KEY }}", &ci.text);
+        let text = text.replace("${{ github.repository }}", "a/b").replace("${{ github.run_id }}", "7");
+        assert!(!text.contains("${{"), "{text}");
+        text
+    };
+    let script = place.file("step.sh", &put(step["run"].as_str().unwrap()));
+    let runner = |temp: &str| {
+        std::fs::create_dir_all(place.path(temp)).unwrap();
+        // What GitHub's runner does where `shell` is not set.
+        let mut command = place.command(&["bash", "-e", &script]);
+        command.env_remove("REDLOCK_URL").env("RUNNER_TEMP", place.path(temp));
+        set(&mut command, &job["env"], put);
+        set(&mut command, &step["env"], put);
+        command
+    };
+    place.hold();
+    let first = runner("first").spawn().unwrap();
+    place.begun(1).await;
+    let held = ci.get(&place.gateway, "/locks/deploy/production").await.json();
+    assert_eq!(held["owner"], "a/b run 7");
+    let others = ["second", "third"].map(|temp| runner(temp).spawn().unwrap());
+    place.go();
+    for child in [first].into_iter().chain(others) {
+        let (code, said) = ended(child).await;
+        assert_eq!(code, Some(0), "{said}");
+    }
+    place.assert_one_at_a_time(3);
+    place.file("code", "9");
+    assert_eq!(run(runner("first")).await.0, Some(9), "a deployment that fails fails the step");
+}
+
+#[tokio::test]
+async fn a_script_of_gitlab_ran_two_deployments_at_once() {
+    let (place, ci, _keys) = locked_place().await;
+    let job = yaml(&place, &place.block("GitLab CI", "yaml", 0)).await["deploy"].clone();
+    let lines: Vec<_> = job["script"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+    let script = place.file("script.sh", &format!("set -eo pipefail\n{}\n", lines.join("\n")));
+    let key = place.file("key", &ci.text);
+    let put = |text: &str| {
+        let text = text.replace("$CI_PROJECT_PATH", "a/b").replace("$CI_JOB_ID", "7");
+        assert!(!text.contains('$'), "{text}");
+        text
+    };
+    let runner = || {
+        let mut command = place.command(&["bash", &script]);
+        command.env_remove("REDLOCK_URL").env("REDLOCK_KEY_FILE", &key);
+        set(&mut command, &job["variables"], put);
+        command
+    };
+    together(3, runner).await;
+    place.assert_one_at_a_time(3);
+    place.file("code", "9");
+    assert_eq!(run(runner()).await.0, Some(9));
+}
+
+/// Ansible in a folder of its own below the build directory, installed once; `None` where pip cannot.
+async fn ansible(place: &Place) -> Option<String> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ansible");
+    let playbook = folder.join("bin/ansible-playbook").to_str()?.to_owned();
+    let done = folder.join("installed");
+    if !done.exists() {
+        let install = r#"rm -rf "$0" && python3 -m venv "$0" && "$0/bin/pip" install -q --disable-pip-version-check \
+            --retries 1 'ansible-core>=2.15,<3' && touch "$0/installed""#;
+        let mut command = place.command(&["sh", "-c", install, folder.to_str()?]);
+        let installed = timeout(Duration::from_secs(180), command.output()).await;
+        let said = installed.as_ref().map(|done| done.as_ref().map(|done| String::from_utf8_lossy(&done.stderr)));
+        if !done.exists() {
+            println!("NOT RUN, because pip cannot install ansible-core: {said:?}");
+            return None;
+        }
+    }
+    Some(playbook)
+}
+
+#[tokio::test]
+async fn an_ansible_playbook_was_played_twice_at_once() {
+    let place = Place::new(&["site-change"]).await;
+    let Some(program) = ansible(&place).await else { return };
+    let playbook = place.file("site.yml", &place.block("An Ansible playbook", "yaml", 0));
+    let play = || {
+        let mut command = place.command(&[&program, "-i", "localhost,", "-c", "local", &playbook]);
+        command.env("HOME", place.path("")).env("ANSIBLE_HOME", place.path("ansible"));
+        command.env("ANSIBLE_REMOTE_TEMP", place.path("remote"));
+        // It looks for the newest Python on the path, and that may be a shim.
+        let python = program.replace("ansible-playbook", "python3");
+        command.env("ANSIBLE_PYTHON_INTERPRETER", python).env("USER", "root").env("LC_ALL", "C.UTF-8");
+        command
+    };
+    place.hold();
+    let first = play().spawn().unwrap();
+    place.begun(1).await;
+    assert_eq!(place.gateway.look("ansible/site").await["owner"], "ansible of root");
+    let second = play().spawn().unwrap();
+    crate::support::waiters::waiting_is(&place.gateway, 1, 1).await;
+    place.go();
+    for child in [first, second] {
+        let (code, said) = ended(child).await;
+        assert_eq!(code, Some(0), "{said}");
+    }
+    place.assert_one_at_a_time(2);
+    place.file("code", "1");
+    assert_ne!(run(play()).await.0, Some(0), "work that fails fails the play");
+    place.assert_free("ansible/site").await;
+}
+
+#[tokio::test]
+async fn terraform_wrote_one_state_twice_at_once() {
+    let place = Place::new(&["change"]).await;
+    if !is_here(&place, &["terraform", "version"]).await {
+        return;
+    }
+    let resource = r#"resource "terraform_data" "it" {
+        triggers_replace = [timestamp()]
+        provisioner "local-exec" { command = "change" }
+    }"#;
+    place.file("main.tf", resource);
+    let of = |words: &[&str]| {
+        let mut command = place.command(words);
+        command.env("HOME", place.path("")).env("CHECKPOINT_DISABLE", "1").env("TF_IN_AUTOMATION", "1");
+        command
+    };
+    let (code, said) = run(of(&["terraform", "init", "-input=false"])).await;
+    assert_eq!(code, Some(0), "{said}");
+    let block = place.block("Terraform without a lock of its own", "sh", 0);
+    together(3, || of(&["sh", "-c", &block])).await;
+    place.assert_one_at_a_time(3);
+    let state = std::fs::read_to_string(place.path("terraform.tfstate")).unwrap();
+    let state: Value = serde_json::from_str(&state).expect("a whole file");
+    assert_eq!(state["resources"].as_array().map(Vec::len), Some(1));
+}

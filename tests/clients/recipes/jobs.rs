@@ -1,0 +1,192 @@
+//! Recipes for shells, cron, systemd, and the containers of Kubernetes.
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::Command;
+
+use super::{Place, ended, is_here, run, together, yaml};
+use crate::support::harness::eventually;
+use crate::support::waiters::waiting;
+
+const SHELL: &str = "A shell script with curl only";
+
+#[tokio::test]
+async fn a_script_with_curl_let_two_runs_overlap_or_kept_the_lock() {
+    let place = Place::new(&["nightly-report"]).await;
+    let script = place.file("report.sh", &place.block(SHELL, "sh", 0));
+    assert!(!place.block(SHELL, "sh", 0).contains("--json"), "curl has it since 7.82 only");
+    together(5, || place.command(&["dash", &script])).await;
+    place.assert_one_at_a_time(5);
+    place.assert_free("reports/nightly").await;
+    place.file("code", "3");
+    let (code, said) = run(place.command(&["dash", &script])).await;
+    assert_eq!(code, Some(3), "the work's own code: {said}");
+    place.assert_free("reports/nightly").await;
+    // A signal while the work runs: the work ends first, then the lock is released.
+    std::fs::remove_file(place.path("code")).unwrap();
+    place.hold();
+    let shell = place.command(&["dash", &script]).spawn().unwrap();
+    place.begun(7).await;
+    assert_eq!(place.gateway.look("reports/nightly").await["state"], "held");
+    kill_process(Pid::from_raw(shell.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
+    place.go();
+    assert_eq!(ended(shell).await.0, Some(143));
+    place.assert_free("reports/nightly").await;
+    place.assert_one_at_a_time(7);
+}
+
+/// The commands of a crontab, to be started as cron does it: with nothing in the environment but what the table sets.
+fn cron(place: &Place, table: &str) -> Vec<Vec<String>> {
+    let is_setting = |line: &&str| line.split_once('=').is_some_and(|(name, _)| !name.contains([' ', '*']));
+    let mut start: Vec<String> = ["env", "-i", "LOGNAME=reporter"].map(String::from).into();
+    start.push(format!("HOME={}", place.path("")));
+    start.extend(table.lines().filter(is_setting).map(str::to_owned));
+    let shell = table.lines().find_map(|line| line.strip_prefix("SHELL=")).unwrap_or("/bin/sh");
+    start.extend([shell.to_owned(), "-c".into()]);
+    let jobs = table.lines().filter(|line| !is_setting(line) && !line.is_empty());
+    jobs.map(|line| {
+        let mut fields = line.splitn(6, ' ');
+        let times: Vec<_> = fields.by_ref().take(5).collect();
+        assert!(times.iter().all(|time| *time == "*" || time.parse::<u8>().is_ok()), "{line}");
+        let command = fields.next().expect("a command").replace("\\%", "\0");
+        assert!(!command.contains('%'), "cron makes a new line of it: {line}");
+        [start.clone(), vec![command.replace('\0', "%")]].concat()
+    })
+    .collect()
+}
+
+#[tokio::test]
+async fn a_crontab_ran_on_two_hosts_at_once_or_called_the_skipped_run_an_error() {
+    let place = Place::new(&["nightly-report", "daily-mail"]).await;
+    let jobs = cron(&place, &place.block("Cron on several hosts", "crontab", 0));
+    assert_eq!(jobs.len(), 2);
+    let host = |job: usize| -> Command { place.command(&jobs[job].iter().map(String::as_str).collect::<Vec<_>>()) };
+    place.hold();
+    let first = host(0).spawn().unwrap();
+    place.begun(1).await;
+    let (code, said) = run(host(0)).await;
+    assert!(code == Some(0) && said.contains("holds the lock"), "{said}");
+    place.go();
+    assert_eq!(ended(first).await.0, Some(0));
+    place.assert_one_at_a_time(1);
+    // An error is still one.
+    place.file("code", "3");
+    assert_ne!(run(host(0)).await.0, Some(0));
+    std::fs::remove_file(place.path("code")).unwrap();
+    place.assert_one_at_a_time(2);
+    // One after the other, and only the first ran.
+    for _ in 0..2 {
+        let (code, said) = run(host(1)).await;
+        assert_eq!(code, Some(0), "{said}");
+    }
+    place.assert_one_at_a_time(3);
+}
+
+/// The value of a setting in a unit.
+fn setting<'a>(unit: &'a str, name: &str) -> &'a str {
+    let found = unit.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    found.unwrap_or_else(|| panic!("no {name}: {unit}"))
+}
+
+#[tokio::test]
+async fn a_unit_of_systemd_was_wrong_or_ran_twice() {
+    let place = Place::new(&["nightly-report"]).await;
+    let heading = "A systemd timer on several hosts";
+    let unit = place.block(heading, "ini", 0);
+    let service = place.file("nightly-report.service", &unit);
+    let timer = place.file("nightly-report.timer", &place.block(heading, "ini", 1));
+    if is_here(&place, &["systemd-analyze", "--version"]).await {
+        let (code, said) = run(place.command(&["systemd-analyze", "verify", &service, &timer])).await;
+        assert!(code == Some(0) && !said.contains("nightly-report."), "{said}");
+    }
+    let start = || {
+        let words: Vec<_> = setting(&unit, "ExecStart").split(' ').collect();
+        let (name, value) = setting(&unit, "Environment").split_once('=').unwrap();
+        let mut command = place.command(&words);
+        command.env_clear().env("PATH", "/usr/bin:/bin").env(name, value);
+        command
+    };
+    place.hold();
+    let first = start().spawn().unwrap();
+    place.begun(1).await;
+    let (code, said) = run(start()).await;
+    assert_eq!(code, setting(&unit, "SuccessExitStatus").parse().ok(), "{said}");
+    // What `systemctl stop` does with KillMode=mixed.
+    kill_process(Pid::from_raw(first.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
+    assert_eq!(ended(first).await.0, Some(143));
+    place.assert_free("nightly-report").await;
+    place.go();
+    assert_eq!(run(start()).await.0, Some(0));
+    assert_eq!((place.count("begin"), place.count("end")), (2, 1));
+}
+
+/// The command of the only container in a manifest of Kubernetes, with its environment.
+async fn container(place: &Place, heading: &str, pod: &str) -> (Vec<String>, serde_json::Value) {
+    let manifest = yaml(place, &place.block(heading, "yaml", 0)).await;
+    let container = manifest.pointer(&format!("{pod}/spec/containers/0")).expect("a container").clone();
+    let words = container["command"].as_array().expect("a command").iter();
+    (words.map(|word| word.as_str().expect("text").to_owned()).collect(), container["env"].clone())
+}
+
+fn start(place: &Place, (words, env): &(Vec<String>, serde_json::Value)) -> Command {
+    let mut command = place.command(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    for set in env.as_array().expect("variables") {
+        command.env(set["name"].as_str().expect("a name"), set["value"].as_str().unwrap_or("mailer-7"));
+    }
+    command
+}
+
+#[tokio::test]
+async fn the_commands_of_containers_did_not_keep_two_apart() {
+    let place = Place::new(&["nightly-report", "mailer"]).await;
+    let report = container(&place, "A Kubernetes CronJob", "/spec/jobTemplate/spec/template").await;
+    let mailer = container(&place, "Leader election in Kubernetes", "/spec/template").await;
+    place.hold();
+    let first = start(&place, &report).spawn().unwrap();
+    place.begun(1).await;
+    assert_eq!(run(start(&place, &report)).await.0, Some(75));
+    let mut leader = start(&place, &mailer).spawn().unwrap();
+    place.begun(2).await;
+    let candidate = start(&place, &mailer).spawn().unwrap();
+    assert_eq!(place.gateway.look("leader/mailer").await["owner"], "mailer-7");
+    let before = place.gateway.look("leader/mailer").await["fencing_token"].as_u64();
+    // Its machine dies; what it led is killed, and the candidate leads when the lock has ended.
+    leader.start_kill().unwrap();
+    leader.wait().await.unwrap();
+    place.gateway.call(http::Method::DELETE, "/locks/leader/mailer?force=true").send().await;
+    place.begun(3).await;
+    let after = place.gateway.look("leader/mailer").await["fencing_token"].as_u64();
+    assert!(after > before, "{after:?} {before:?}");
+    place.go();
+    assert_eq!((ended(first).await.0, ended(candidate).await.0), (Some(0), Some(0)));
+    assert_eq!(place.count("end"), 2, "the leader that was killed left nothing running: {:?}", place.log());
+}
+
+#[tokio::test]
+async fn readers_and_writers_overlapped() {
+    let place = Place::new(&["reader", "writer"]).await;
+    place.program("bin/rw", &place.block("Readers and a writer", "sh", 0));
+    let rw = |mode: &str, work: &str| place.command(&["rw", mode, "doc", work]).spawn().unwrap();
+    place.hold();
+    let readers: Vec<_> = (0..12).map(|_| rw("read", "reader")).collect();
+    // Two beside each other. By chance all are sent to one slot once in 170,000 times.
+    place.begun(2).await;
+    let writers: Vec<_> = (0..3).map(|_| rw("write", "writer")).collect();
+    eventually("all but three wait", async || (waiting(&place.gateway).await.0 >= 12).then_some(())).await;
+    place.go();
+    for child in readers.into_iter().chain(writers) {
+        let (code, said) = ended(child).await;
+        assert_eq!(code, Some(0), "{said}");
+    }
+    let (log, mut inside) = (place.log(), Vec::new());
+    assert_eq!(log.len(), 2 * 15, "{log:?}");
+    for line in &log {
+        let [word, process, who] = [&line[0], &line[1], &line[2]];
+        if word == "begin" {
+            inside.push((who, process));
+        } else {
+            inside.retain(|(_, other)| *other != process);
+        }
+        let writes = inside.iter().any(|(who, _)| *who == "writer");
+        assert!(inside.len() <= if writes { 1 } else { 3 }, "{inside:?} at once: {log:?}");
+    }
+}

@@ -1,0 +1,99 @@
+//! Recipes for what serves: a receiver of webhooks, and agents that claim their work.
+
+use serde_json::json;
+use tokio::process::Command;
+
+use super::{Place, ended, run, together};
+use crate::support::harness::{eventually, free_port};
+
+const WEBHOOK: &str = "A webhook that is delivered twice";
+
+#[tokio::test]
+async fn a_delivery_that_came_twice_was_worked_on_twice() {
+    let place = Place::new(&["process-order"]).await;
+    let receiver = place.file("receiver.py", &place.block(WEBHOOK, "python", 0));
+    let port = free_port().to_string();
+    let _receiver = place.command(&["python3", &receiver]).env("PORT", &port).spawn().unwrap();
+    let connect = async || std::net::TcpStream::connect(format!("127.0.0.1:{port}")).ok();
+    drop(eventually("the receiver listens", connect).await);
+    let delivery = |id: &str, order: u32| -> Command {
+        let (id, url) = (format!("X-Delivery-Id: {id}"), format!("http://127.0.0.1:{port}/"));
+        let body = json!({ "order": order }).to_string();
+        let ask = ["curl", "-sS", "-o", "answer", "-w", "%{http_code}", "-H", &id, "-d", &body, &url];
+        place.command(&ask)
+    };
+    let status = async |id: &str, order| run(delivery(id, order)).await.1;
+    let [one, two] = ["11111111-1111-1111", "22222222-2222-2222"];
+    place.hold();
+    let first = delivery(one, 42).spawn().unwrap();
+    place.begun(1).await;
+    assert_eq!(status(one, 42).await, "503", "a copy while the first is at work");
+    assert_eq!(status(two, 42).await, "503", "another one for the order");
+    place.go();
+    assert_eq!(ended(first).await.1, "200");
+    assert_eq!(status(one, 42).await, "200", "a copy after that");
+    place.assert_one_at_a_time(1);
+    let at_once: Vec<_> = (0..6).map(|_| delivery(two, 42).spawn().unwrap()).collect();
+    for child in at_once {
+        let (_, status) = ended(child).await;
+        assert!(["200", "503"].contains(&&*status), "{status}");
+    }
+    assert_eq!(status(two, 42).await, "200");
+    place.assert_one_at_a_time(2);
+    // Work that fails is not done, and is begun again.
+    place.file("code", "1");
+    assert_eq!(status("33333333-3333-3333", 42).await, "503");
+    std::fs::remove_file(place.path("code")).unwrap();
+    assert_eq!(status("33333333-3333-3333", 42).await, "200");
+    place.assert_one_at_a_time(4);
+}
+
+/// What an agent does with its tools: two, one after the other.
+const SESSION: &str = r#"
+from claims import *
+token, fence = claim("fix/login", "ada", "find the cause")
+assert claim("fix/login", "bob", "the same") is None
+assert who() == {"fix/login": ("ada", {"plan": "find the cause"})}, who()
+assert renew("fix/login", token)
+release("fix/login", token)
+assert not renew("fix/login", token)
+assert who() == {}, who()
+token, later = claim("fix/login", "bob", "write a test")
+assert later > fence
+release("fix/login", token)
+try:
+    claim("no name: ä", "ada", "")
+except RuntimeError as error:
+    print(error)
+else:
+    raise AssertionError("it is no name")
+"#;
+
+/// An agent that does whatever it can claim and is not done.
+const AGENT: &str = r#"
+import os, pathlib, subprocess, sys, time
+from claims import *
+tasks = ["a", "b", "c"]
+end = time.monotonic() + 20
+while left := [task for task in tasks if not pathlib.Path(task + ".done").exists()]:
+    assert time.monotonic() < end, left
+    for task in left:
+        if claimed := claim(task, sys.argv[1], "work"):
+            if not pathlib.Path(task + ".done").exists():
+                os.mkdir(task)   # fails when another one is at it
+                subprocess.run(["work"], check=True)
+                pathlib.Path(task + ".done").touch()
+                os.rmdir(task)
+            release(task, claimed[0])
+"#;
+
+#[tokio::test]
+async fn agents_that_claim_worked_on_one_task_at_once() {
+    let place = Place::new(&["work"]).await;
+    place.file("claims.py", &place.block("AI agents that claim their work", "python", 0));
+    let (code, said) = run(place.command(&["python3", &place.file("session.py", SESSION)])).await;
+    assert!(code == Some(0) && said.contains("name"), "{said}");
+    let agent = place.file("agent.py", AGENT);
+    together(4, || place.command(&["python3", &agent, "ada"])).await;
+    assert_eq!((place.count("begin"), place.count("end")), (3, 3));
+}
