@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use sha2::{Digest, Sha256};
 use tokio::time::{Instant, error::Elapsed, timeout_at};
 
 use crate::error::{LockError, NodeAnswer, NodeReport};
@@ -43,13 +44,32 @@ pub struct ListCursor {
     node: usize,
     walked: u32,
     at: Bytes,
+    /// What was shown of the scan that begins there, where a page was full before its end. A place within it would not do:
+    /// with the keys that go and come meanwhile, another scan from there has others.
+    shown: Vec<Digest8>,
+    /// How many keys that scan has looked at.
+    count: u32,
+}
+
+/// Of a name; the same on every gateway.
+type Digest8 = [u8; 8];
+
+fn digest(name: &LockName) -> Digest8 {
+    let digest = Sha256::digest(name.as_str());
+    std::array::from_fn(|i| digest[i])
 }
 
 /// Text for a client to bring along, which it need not understand.
 impl fmt::Display for ListCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hex = |f: &mut fmt::Formatter<'_>, bytes: &[u8]| bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"));
         write!(f, "{}-{:x}-", self.node, self.walked)?;
-        self.at.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        hex(f, &self.at)?;
+        if self.shown.is_empty() {
+            return Ok(());
+        }
+        write!(f, "-{:x}-", self.count)?;
+        hex(f, self.shown.as_flattened())
     }
 }
 
@@ -71,14 +91,24 @@ impl ListCursor {
         let mut parts = text.split('-');
         let node = parts.next()?.parse().ok().filter(|node| *node < Quorum::MAX_NODES)?;
         let walked = u32::from_str_radix(parts.next()?, 16).ok()?;
-        let hex = parts.next()?;
-        if parts.next().is_some() || !hex.is_ascii() || hex.len() % 2 != 0 || hex.len() > 4096 {
-            return None;
-        }
-        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-        let at = hex.as_bytes().chunks(2).map(byte).collect::<Option<Vec<_>>>()?.into();
-        Some(Self { node, walked, at })
+        let at = Bytes::from(unhex(parts.next()?)?);
+        let (count, shown) = match parts.next() {
+            Some(count) => {
+                (u32::from_str_radix(count, 16).ok()?, unhex(parts.next()?).filter(|shown| !shown.is_empty())?)
+            }
+            None => (0, Vec::new()),
+        };
+        let (shown, rest) = shown.as_chunks();
+        (rest.is_empty() && parts.next().is_none()).then(|| Self { node, walked, at, shown: shown.to_vec(), count })
     }
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    if !text.is_ascii() || text.len() % 2 != 0 || text.len() > 4096 {
+        return None;
+    }
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    text.as_bytes().chunks(2).map(byte).collect()
 }
 
 /// What a listing shows, and for how long it may take.
@@ -100,7 +130,9 @@ pub(crate) async fn list(
     let is_complete = |cursor: &ListCursor| cursor.walked.count_ones() as usize >= shared.quorum.blocking();
     let mut listing = Listing { shared, until, seen: HashSet::new(), locks: Vec::new(), failures: Vec::new() };
     listing.failures.resize(shared.nodes.len(), None);
-    let (mut count, mut is_empty) = (limit.clamp(LEAST_COUNT, MOST_COUNT), true);
+    let first_count =
+        if cursor.shown.is_empty() { limit.clamp(LEAST_COUNT, MOST_COUNT) } else { cursor.count as usize };
+    let (mut count, mut is_empty) = (first_count, true);
     while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
         // Nodes of this process answer at once, however many questions they are asked.
         tokio::task::yield_now().await;
@@ -109,19 +141,32 @@ pub(crate) async fn list(
         let Ok(scanned) = listing.scan(cursor.node, scan).await else { break };
         let Some(Scanned { keys, count: looked_at, next }) = scanned else {
             // Skipped: other nodes can make up for it. What was shown of it stays right.
-            cursor = ListCursor { node: cursor.node + 1, walked: cursor.walked, at: Bytes::new() };
+            cursor = ListCursor { node: cursor.node + 1, walked: cursor.walked, ..ListCursor::default() };
             continue;
         };
         let mut names = names_of(&keys, &shared.settings.key_prefix);
         names.retain(&passes);
+        if names.len() > MOST_COUNT && looked_at as usize > MOST_COUNT {
+            // More than a cursor could tell of.
+            count = MOST_COUNT;
+            continue;
+        }
+        names.retain(|name| !cursor.shown.contains(&digest(name)));
         // As many keys as should have what is missing, if they are like those before.
         let missing = limit.saturating_sub(listing.locks.len() + names.len()).clamp(LEAST_COUNT, MOST_COUNT);
         count = ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(LEAST_COUNT);
+        let before = listing.locks.len();
         if listing.add(names, cursor.walked).await.is_err() {
             break;
         }
         is_empty = false;
-        cursor.at = next.unwrap_or_default();
+        if listing.locks.len() > limit {
+            listing.locks.truncate(limit);
+            cursor.shown.extend(listing.locks[before..].iter().map(|(name, _)| digest(name)));
+            cursor.count = looked_at;
+            break;
+        }
+        (cursor.at, cursor.shown, cursor.count) = (next.unwrap_or_default(), Vec::new(), 0);
         if cursor.at.is_empty() {
             cursor.walked |= 1 << cursor.node;
             cursor.node += 1;
@@ -240,14 +285,17 @@ mod tests {
             node in 0..Quorum::MAX_NODES,
             walked: u32,
             at in proptest::collection::vec(any::<u8>(), 0..64),
+            shown in proptest::collection::vec(any::<[u8; 8]>(), 0..150),
+            count: u32,
         ) {
-            let cursor = ListCursor { node, walked, at: at.into() };
+            let count = if shown.is_empty() { 0 } else { count };
+            let cursor = ListCursor { node, walked, at: at.into(), shown, count };
             prop_assert_eq!(cursor.to_string().parse(), Ok(cursor));
         }
 
         #[test]
         fn no_text_makes_the_parser_panic_and_no_cursor_is_beyond_the_nodes(
-            text in prop_oneof![4 => "[0-9+é]{0,3}-[0-9a-g+]{0,9}-[0-9a-gé+]{0,12}-?", 1 => any::<String>()],
+            text in prop_oneof![4 => "[0-9+é]{0,3}-[0-9a-g+]{0,9}-[0-9a-gé+]{0,12}(-[0-9a-f+]{0,9})?(-[0-9a-gé+]{0,32})?-?", 1 => any::<String>()],
         ) {
             if let Ok(cursor) = text.parse::<ListCursor>() {
                 prop_assert!(cursor.node < Quorum::MAX_NODES);

@@ -117,7 +117,7 @@ pub(super) struct ListQuery {
     #[serde(default)]
     #[param(required = false, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]*$")]
     pub(super) prefix: String,
-    /// About how many locks on a page, 1 to 1000.
+    /// How many locks on a page at most, 1 to 1000. A page may have fewer and still not be the last: that one has no `next_cursor`.
     #[serde(default = "default_limit")]
     #[param(required = false, minimum = 1, maximum = 1000, default = 100)]
     pub(super) limit: u32,
