@@ -21,7 +21,7 @@ struct SuspendedClock {
 impl Clock for SuspendedClock {
     fn monotonic(&self) -> Duration {
         let votes = self.recorder.votes.lock().unwrap();
-        let agreed = votes.iter().filter(|vote| matches!(vote, Vote::Granted | Vote::Extended)).count();
+        let agreed = votes.iter().filter(|vote| matches!(vote, Vote::Granted | Vote::Extended { .. })).count();
         SystemClock.monotonic() + if agreed >= self.enough { self.slept } else { Duration::ZERO }
     }
     fn wall_micros(&self) -> u64 {

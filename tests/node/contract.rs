@@ -15,7 +15,9 @@ use tokio::time::Instant;
 
 use crate::node::subject::{Kind, Subject};
 use crate::support::harness::eventually;
-use crate::support::nodes::{AGAIN, LONG_MS, Lock, assert_failed, failure, now, record, submit, token, ttl, votes};
+use crate::support::nodes::{
+    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, failure, now, record, submit, token, ttl, votes,
+};
 
 /// The remaining life is what was asked for, less what a slow machine may have used up.
 #[track_caller]
@@ -123,9 +125,11 @@ async fn the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed(kind: 
 async fn an_extension_prolongs_and_never_shortens(kind: Kind) {
     let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    assert_eq!(subject.ask(lock.extend(1, t, 100)).await, Vote::Extended);
+    let extended = subject.ask(lock.extend(1, t, 100)).await;
+    let Vote::Extended { expires_in } = extended else { panic!("{extended:?}") };
+    assert_lives(Some(expires_in), LONG_MS);
     assert_lives(subject.stored(&lock).await.unwrap().1, LONG_MS);
-    assert_eq!(subject.ask(lock.extend(1, t, 3 * LONG_MS)).await, Vote::Extended);
+    assert_extended(&subject.ask(lock.extend(1, t, 3 * LONG_MS)).await);
     let (stored, left) = subject.stored(&lock).await.unwrap();
     let same = Some((token(1, t), &b""[..]));
     assert_eq!((stored.parse(), subject.fence(&lock).await), (same, Some(t)), "an extension changes no T");
@@ -144,15 +148,12 @@ async fn a_heal_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind: 
     let (stored, left) = subject.stored(&lost).await.unwrap();
     assert_eq!((stored.parse(), subject.fence(&lost).await), (Some((token(1, old), &b""[..])), Some(old)));
     assert_lives(left, LONG_MS);
-    assert_eq!(
-        subject.ask(lost.extend(1, old, LONG_MS)).await,
-        Vote::Extended,
-        "to extend it sends what it always sent"
-    );
-    assert_eq!(subject.ask(lost.heal(1, old, LONG_MS)).await, Vote::Extended, "it is there already");
+    // To extend it sends what it always sent.
+    assert_extended(&subject.ask(lost.extend(1, old, LONG_MS)).await);
+    assert_extended(&subject.ask(lost.heal(1, old, LONG_MS)).await);
 
     assert_eq!(subject.ask(ended.acquire(1, t, 150)).await, Vote::Granted);
-    assert_eq!(subject.ask(ended.extend(1, t, 150)).await, Vote::Extended);
+    assert_extended(&subject.ask(ended.extend(1, t, 150)).await);
     gone(&subject, &ended).await;
     assert_eq!(subject.ask(ended.heal(1, t, LONG_MS)).await, Vote::Granted);
 }
@@ -163,7 +164,7 @@ async fn a_heal_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind
         let lock = Lock::new(&name.replace(' ', "-"));
         assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
         if extended {
-            assert_eq!(subject.ask(lock.extend(1, t, LONG_MS)).await, Vote::Extended);
+            assert_extended(&subject.ask(lock.extend(1, t, LONG_MS)).await);
         }
         assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Released);
         assert_eq!(subject.ask(lock.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) }, "{name}");
@@ -174,7 +175,7 @@ async fn a_heal_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind
     assert_eq!(subject.ask(lost.release(1, t)).await, Vote::Missing);
     assert_eq!(subject.ask(lost.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
     assert_eq!(subject.ask(ended.acquire(1, t, 150)).await, Vote::Granted);
-    assert_eq!(subject.ask(ended.extend(1, t, 150)).await, Vote::Extended);
+    assert_extended(&subject.ask(ended.extend(1, t, 150)).await);
     gone(&subject, &ended).await;
     assert_eq!(subject.ask(ended.release(1, t)).await, Vote::Missing);
     assert_eq!(subject.ask(ended.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
@@ -292,7 +293,7 @@ async fn a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock(kind: Kind) {
         eventually("its fence ends", async || subject.fence(lock).await.is_none().then_some(())).await;
     };
     assert_eq!(subject.ask(extended.acquire(1, t, 50)).await, Vote::Granted);
-    assert_eq!(subject.ask(extended.extend(1, t, 1_500)).await, Vote::Extended);
+    assert_extended(&subject.ask(extended.extend(1, t, 1_500)).await);
     ends(&extended, t).await;
     let t = now();
     assert_eq!(subject.ask(barred.acquire(1, t, 1_500)).await, Vote::Granted);

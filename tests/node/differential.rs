@@ -213,6 +213,9 @@ impl Pair {
             (Vote::Held(memory), Vote::Held(redis))
             | (Vote::Yours(memory), Vote::Yours(redis))
             | (Vote::Found(memory), Vote::Found(redis)) => alike(memory, redis),
+            (Vote::Extended { expires_in: memory }, Vote::Extended { expires_in: redis }) => {
+                memory.abs_diff(*redis) < TOLERANCE
+            }
             // The script is careful and says that an operation which ended with an error may have had an effect.
             (Vote::Failed(memory), Vote::Failed(redis)) => memory.reason == redis.reason,
             (memory, redis) => memory == redis,

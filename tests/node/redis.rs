@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use crate::node::contract::{assert_held, fencing};
 use crate::support::harness::{DeadPort, RedisOptions, RedisServer, eventually};
 use crate::support::nodes::{
-    LONG_MS, Lock, Recorder, ask, assert_failed, failure, in_state, name, now, record, redis_settings, remote_node,
-    remote_node_with, strict_node, submit, ttl, votes,
+    LONG_MS, Lock, Recorder, ask, assert_extended, assert_failed, failure, in_state, name, now, record, redis_settings,
+    remote_node, remote_node_with, strict_node, submit, ttl, votes,
 };
 use crate::support::resp::Resp;
 
@@ -43,7 +43,7 @@ async fn out_of_memory_acquires_fail_alone_and_releases_still_delete() {
     let refused = failure(answers[0].clone());
     assert_eq!(refused.reason, Reason::Error);
     assert!(refused.detail.contains("OOM"), "{}", refused.detail);
-    assert_eq!(answers[1], Vote::Extended);
+    assert_extended(&answers[1]);
     assert!(matches!(answers[2], Vote::Found(_)));
     // Nothing to delete, so no room for the barrier: to be owned up to, or nobody would try again.
     let refused = failure(ask(node.as_ref(), refused_lock.release(1, t)).await);

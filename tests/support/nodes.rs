@@ -174,6 +174,11 @@ pub(crate) fn assert_failed(vote: Vote, reason: Reason, effect: Effect) {
     assert_eq!((failure.reason, failure.effect), (reason, effect), "{}", failure.detail);
 }
 
+#[track_caller]
+pub(crate) fn assert_extended(vote: &Vote) {
+    assert!(matches!(vote, Vote::Extended { .. }), "{vote:?}");
+}
+
 /// Waits until a node is in a state.
 pub(crate) async fn in_state(node: &dyn Node, state: NodeState) -> NodeStatus {
     let mut status = node.status();

@@ -9,8 +9,9 @@ use std::time::Duration;
 use divan::counter::ItemsCount;
 use divan::{AllocProfiler, Bencher, black_box};
 use redlock_core::clock::{HybridClock, SystemClock};
-use redlock_core::internals::{Codec, Replies, tally};
-use redlock_core::node::{Hint, Holding, Keys, Op, Record, ReleaseScope, Vote};
+use redlock_core::internals::{packed_answer, tally, unpacked_answer};
+use redlock_core::node::packed::{Header, pack_call};
+use redlock_core::node::{Hint, Holding, Keys, NodeSettings, Op, Record, ReleaseScope, Vote};
 use redlock_core::quorum::Quorum;
 use redlock_core::validity::{drift, validity};
 use redlock_core::{FencingToken, Info, LockName, LockToken, Owner, Ttl};
@@ -120,7 +121,7 @@ mod decisions {
 
     #[divan::bench]
     fn validity_left() -> Option<Duration> {
-        let ttl = black_box(ttl());
+        let ttl = black_box(ttl()).duration();
         validity(ttl, black_box(Duration::from_millis(1)), drift(ttl, black_box(0.01)))
     }
 
@@ -162,26 +163,19 @@ mod batch {
 
     #[divan::bench(args = SIZES)]
     fn encoded(bencher: Bencher, size: usize) {
-        let codec = Codec::new("lock:", "1 a-marker");
+        let header = Header::new("{lock:}:node", "1 a-marker", "{lock:}:hints", &NodeSettings::default());
         let ops: Vec<_> = (0..size).map(|at| Arc::new(if is_acquire(&at) { acquire() } else { release() })).collect();
-        bencher.counter(ItemsCount::new(size)).bench(|| codec.encode(black_box(&ops)));
+        bencher.counter(ItemsCount::new(size)).bench(|| pack_call(&header, black_box(&ops).iter()));
     }
 
     #[divan::bench(args = SIZES)]
     fn decoded(bencher: Bencher, size: usize) {
-        let codec = Codec::new("lock:", "1 a-marker");
-        let record = Record::new(&token(), &info());
-        let mut replies = Replies::default();
-        for at in 0..size {
-            match at {
-                at if !is_acquire(&at) => replies.released(),
-                at if at % 8 == 6 => replies.held(&record, 20_000),
-                _ => replies.granted(),
-            }
-        }
-        bencher
-            .counter(ItemsCount::new(size))
-            .with_inputs(|| replies.clone())
-            .bench_values(|replies| codec.decode(replies).for_each(|vote| drop(black_box(vote))));
+        let vote = |at: usize| match at {
+            at if !is_acquire(&at) => Vote::Released,
+            at if at % 8 == 6 => held(),
+            _ => Vote::Granted,
+        };
+        let answer = packed_answer(&(0..size).map(vote).collect::<Vec<_>>());
+        bencher.counter(ItemsCount::new(size)).bench(|| unpacked_answer(size, black_box(answer.clone())));
     }
 }

@@ -28,7 +28,8 @@ pub(crate) async fn extend(shared: &Shared, keys: Keys, token: &LockToken, ttl: 
             ttl,
             began_micros: shared.seams.clock.wall_micros(),
             not_after: Instant::now() + ttl.duration(),
-            until: started + ttl.duration().saturating_sub(validity::drift(ttl, shared.settings.drift_factor)),
+            until: started
+                + ttl.duration().saturating_sub(validity::drift(ttl.duration(), shared.settings.drift_factor)),
             clock: shared.seams.clock.clone(),
             progress: Default::default(),
         }) as Arc<dyn WhenMissing>

@@ -35,7 +35,7 @@ impl NodeView {
             Some(Vote::Found(_) | Vote::Held(_) | Vote::Yours(_)) => Self::Held,
             Some(Vote::Missing) => Self::Free,
             Some(Vote::Failed(failure)) => Self::Failed(failure.clone()),
-            Some(Vote::Granted | Vote::Stale { .. } | Vote::Extended | Vote::Released) => {
+            Some(Vote::Granted | Vote::Stale { .. } | Vote::Extended { .. } | Vote::Released) => {
                 Self::Failed(Failure::new(Reason::Error, Effect::None, "an answer to another question"))
             }
         }

@@ -1,10 +1,24 @@
 //! What benchmarks measure and users must not reach. Behind the feature `bench-internals`.
 
-pub use crate::node::redis::internals::{Call, Codec, Replies};
+use bytes::Bytes;
+
+use crate::node::packed::{self, AnswerPacker};
 use crate::node::{Op, Vote};
 use crate::quorum::Tally;
 
 /// The votes of one round, counted.
 pub fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
     crate::round::tally(op, votes)
+}
+
+/// What a node answers with these votes.
+pub fn packed_answer(votes: &[Vote]) -> Bytes {
+    let mut answer = AnswerPacker::new(1_763_725_165_123_456, true);
+    votes.iter().for_each(|vote| answer.vote(vote));
+    answer.finish().into()
+}
+
+/// The votes of an answer to so many operations.
+pub fn unpacked_answer(operations: usize, answer: Bytes) -> Option<Vec<Vote>> {
+    packed::unpack_answer(operations, answer).map(|answer| answer.votes)
 }

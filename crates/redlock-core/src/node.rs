@@ -11,6 +11,7 @@
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
 //! | `op`, `record` | what is asked and answered; what is stored | how it travels |
+//! | [`packed`] | a call and its answer as bytes | who carries them |
 //! | `hint` | what gateways tell each other | who hears it |
 //! | `observer` | what is measured, and what is taken from outside | what comes of it |
 //! | `task` | an operation on its way, and the way back of its vote | who votes |
@@ -46,6 +47,7 @@ pub mod link;
 pub mod memory;
 mod observer;
 mod op;
+pub mod packed;
 mod peers;
 pub mod probe;
 mod rate;

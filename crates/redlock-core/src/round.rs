@@ -56,7 +56,7 @@ fn may_have_granted(vote: &Vote) -> bool {
     match vote {
         Vote::Granted => true,
         Vote::Failed(failure) => failure.effect == Effect::Possible,
-        Vote::Held(_) | Vote::Yours(_) | Vote::Stale { .. } | Vote::Extended => false,
+        Vote::Held(_) | Vote::Yours(_) | Vote::Stale { .. } | Vote::Extended { .. } => false,
         Vote::Released | Vote::Missing | Vote::Found(_) => false,
     }
 }
@@ -231,7 +231,7 @@ impl Voter for Round {
                 // At the decision for all that have no such lock; after it for each that comes in.
                 let lost: Vec<usize> =
                     all.clone().filter(|at| is(*at, &Vote::Missing) && (was_open || *at == node)).collect();
-                let witness = all.into_iter().find(|at| is(*at, &Vote::Extended));
+                let witness = all.into_iter().find(|at| matches!(ballot.votes[*at], Some(Vote::Extended { .. })));
                 witness.filter(|_| !lost.is_empty()).map(|witness| (when_missing.clone(), lost, witness))
             }
             _ => None,
@@ -259,7 +259,7 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
     for vote in votes.iter().flatten() {
         match (op, vote) {
             (Op::Acquire { .. }, Vote::Granted)
-            | (Op::Extend { .. }, Vote::Extended)
+            | (Op::Extend { .. }, Vote::Extended { .. })
             | (Op::Release { .. }, Vote::Released) => tally.yes += 1,
             (Op::Acquire { .. }, Vote::Held(_))
             | (Op::Extend { .. } | Op::Release { .. }, Vote::Held(_) | Vote::Missing)
@@ -269,7 +269,7 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
             // Neither a stale T nor a lock of its own refuses an owner for good: see `acquire/attempt.rs`.
             (_, Vote::Failed(_) | Vote::Stale { .. } | Vote::Yours(_)) => tally.failed += 1,
             // An answer to another question.
-            (_, Vote::Granted | Vote::Held(_) | Vote::Extended) => tally.failed += 1,
+            (_, Vote::Granted | Vote::Held(_) | Vote::Extended { .. }) => tally.failed += 1,
             (_, Vote::Released | Vote::Missing | Vote::Found(_)) => tally.failed += 1,
         }
     }

@@ -125,7 +125,8 @@ impl Shared {
     }
 
     pub(crate) fn lease(&self, token: LockToken, ttl: Ttl, started: Duration, outcome: &Outcome) -> Lease {
-        let agreed = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Extended);
+        let agreed = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Extended { .. });
+        let life = votes::life(self.quorum, ttl, &outcome.votes);
         Lease {
             token,
             ttl,
@@ -135,7 +136,8 @@ impl Shared {
             ticket: None,
             replayed: false,
             started,
-            drift: validity::drift(ttl, self.settings.drift_factor),
+            drift: validity::drift(life, self.settings.drift_factor),
+            life,
         }
     }
 

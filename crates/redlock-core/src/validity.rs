@@ -6,13 +6,14 @@ use crate::types::{LockToken, Ttl};
 
 /// What clocks that run at slightly different rates may eat of a lease: `ttl × factor + 2 ms`, as in the Redis
 /// "Distributed Locks" page. The 2 ms stand for Redis' expiry precision of 1 ms and 1 ms of minimum drift.
-pub fn drift(ttl: Ttl, factor: f64) -> Duration {
-    ttl.duration().mul_f64(factor) + Duration::from_millis(2)
+pub fn drift(life: Duration, factor: f64) -> Duration {
+    life.mul_f64(factor) + Duration::from_millis(2)
 }
 
-/// `ttl − elapsed − drift`, or `None` when nothing of it is left.
-pub fn validity(ttl: Ttl, elapsed: Duration, drift: Duration) -> Option<Duration> {
-    ttl.duration().checked_sub(elapsed)?.checked_sub(drift).filter(|left| !left.is_zero())
+/// `life − elapsed − drift`, or `None` when nothing of it is left. The life is the TTL, or what an extension has found to be
+/// left where that is longer.
+pub fn validity(life: Duration, elapsed: Duration, drift: Duration) -> Option<Duration> {
+    life.checked_sub(elapsed)?.checked_sub(drift).filter(|left| !left.is_zero())
 }
 
 /// A round that has taken longer is not believed: a master that has forgotten its vote may have been told by others what it
@@ -43,6 +44,8 @@ pub struct Lease {
     /// When the request began and how much of the TTL goes to drift, on the clock that counts suspend.
     pub(crate) started: Duration,
     pub(crate) drift: Duration,
+    /// What a majority stores it for, from then on at least: the TTL, or longer.
+    pub(crate) life: Duration,
 }
 
 impl Lease {
@@ -52,7 +55,7 @@ impl Lease {
     }
 
     pub(crate) fn validity(&self, now: Duration) -> Option<Duration> {
-        validity(self.ttl, self.elapsed(now), self.drift)
+        validity(self.life, self.elapsed(now), self.drift)
     }
 }
 
@@ -63,7 +66,7 @@ mod tests {
 
     #[test]
     fn thirty_seconds_lose_302_ms_to_drift() {
-        let ttl = Ttl::from_millis(30_000).unwrap();
+        let ttl = Duration::from_millis(30_000);
         assert_eq!(drift(ttl, 0.01), Duration::from_millis(302));
         assert_eq!(validity(ttl, Duration::from_millis(5), drift(ttl, 0.01)), Some(Duration::from_millis(29_693)));
     }
@@ -71,11 +74,11 @@ mod tests {
     proptest! {
         #[test]
         fn validity_is_positive_and_below_what_the_ttl_leaves(ttl in 10u64..86_400_000, elapsed in 0u64..90_000_000, factor in 0.0..0.5) {
-            let ttl = Ttl::from_millis(ttl).unwrap();
+            let ttl = Duration::from_millis(ttl);
             let elapsed = Duration::from_millis(elapsed);
             match validity(ttl, elapsed, drift(ttl, factor)) {
-                Some(left) => prop_assert!(!left.is_zero() && left + elapsed + Duration::from_millis(2) <= ttl.duration()),
-                None => prop_assert!(elapsed + drift(ttl, factor) >= ttl.duration()),
+                Some(left) => prop_assert!(!left.is_zero() && left + elapsed + Duration::from_millis(2) <= ttl),
+                None => prop_assert!(elapsed + drift(ttl, factor) >= ttl),
             }
         }
     }

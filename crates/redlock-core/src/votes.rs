@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::{HeldBy, LockError, NodeAnswer};
 use crate::node::{Holding, Vote};
 use crate::quorum::{Decision, Quorum};
-use crate::types::LockToken;
+use crate::types::{LockToken, Ttl};
 
 /// The majority's view of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +107,20 @@ pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
     }
 }
 
+/// For how long a majority stores the lock: the TTL, or what the quorum-th longest of them says that was extended.
+pub(crate) fn life(quorum: Quorum, ttl: Ttl, votes: &[Option<Vote>]) -> Duration {
+    let mut lives: Vec<_> = votes
+        .iter()
+        .flatten()
+        .filter_map(|vote| match vote {
+            Vote::Extended { expires_in } => Some(*expires_in),
+            _ => None,
+        })
+        .collect();
+    lives.sort_unstable_by(|a, b| b.cmp(a));
+    lives.get(quorum.size() - 1).copied().unwrap_or_default().max(ttl.duration())
+}
+
 /// Nodes that have not answered, or not told what they store.
 fn unheard(votes: &[Option<Vote>]) -> usize {
     votes.iter().filter(|vote| matches!(vote, None | Some(Vote::Failed(_)))).count()
@@ -166,7 +180,7 @@ pub(crate) fn same_owner(a: &Holding, b: &Holding) -> bool {
 pub(crate) fn answer(vote: Option<&Vote>) -> NodeAnswer {
     match vote {
         None => NodeAnswer::Pending,
-        Some(Vote::Granted | Vote::Extended | Vote::Released) => NodeAnswer::Agreed,
+        Some(Vote::Granted | Vote::Extended { .. } | Vote::Released) => NodeAnswer::Agreed,
         Some(Vote::Found(_)) => NodeAnswer::Agreed,
         Some(Vote::Held(_)) => NodeAnswer::Refused("held by somebody else"),
         Some(Vote::Yours(_)) => NodeAnswer::Refused("held by another grant of this owner"),

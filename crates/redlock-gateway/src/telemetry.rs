@@ -129,7 +129,7 @@ fn vote_index(vote: &Vote) -> usize {
         Vote::Yours(_) => 1,
         Vote::Held(_) => 2,
         Vote::Stale { .. } => 3,
-        Vote::Extended => 4,
+        Vote::Extended { .. } => 4,
         Vote::Released => 5,
         Vote::Missing => 6,
         Vote::Found(_) => 7,

@@ -12,9 +12,10 @@ use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderValue, Request, StatusCode};
 use redlock_core::clock::{Clock, Entropy};
-use redlock_core::internals::{Codec, Replies};
+use redlock_core::internals::{packed_answer, unpacked_answer};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Keys, NoObserver, Node, NodeSettings, Observer, Op, Record, ReleaseScope};
+use redlock_core::node::packed::{Header, pack_call};
+use redlock_core::node::{Holding, Keys, NoObserver, Node, NodeSettings, Observer, Op, Record, ReleaseScope, Vote};
 use redlock_core::{AcquireOptions, Info, LockError, LockName, LockToken, Redlock, Seams, Settings, Ttl};
 use redlock_gateway::audit::Audit;
 use redlock_gateway::config::{Limits, LogFormat, Quota};
@@ -121,28 +122,26 @@ fn on_runtime(work: impl Future<Output = ()>) {
 
 fn batch(times: u32) {
     const HALF: usize = 16;
-    let codec = Codec::new("lock:", "1 9f86d081884c7d65 6379");
+    let header = Header::new("{lock:}:node", "1 9f86d081884c7d65 6379", "{lock:}:hints", &NodeSettings::default());
     let token = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b".parse::<LockToken>().expect("a token");
     let record = Record::new(&token, &Info::new(BODY).expect("short enough"));
     let names = names();
-    let (mut ops, mut replies) = (Vec::new(), Replies::default());
+    let (mut ops, mut votes) = (Vec::new(), Vec::new());
     for (at, name) in names.iter().enumerate().take(HALF) {
         let keys = Keys::new("lock:", name);
         ops.push(Arc::new(Op::Acquire { keys: keys.clone(), record: record.clone(), ttl: ttl(), tell: None }));
         ops.push(Arc::new(Op::Release { keys, record: record.clone(), scope: ReleaseScope::Holder, tell: None }));
         // A few are refused, as in life.
-        if at % 4 == 0 {
-            replies.held(&record, 20_000)
-        } else {
-            replies.granted()
-        }
-        replies.released();
+        let refusal = || Holding { record: record.clone(), expires_in: Some(Duration::from_secs(20)) };
+        votes.push(if at % 4 == 0 { Vote::Held(refusal()) } else { Vote::Granted });
+        votes.push(Vote::Released);
     }
+    let answer = packed_answer(&votes);
     for _ in 0..times {
-        let (_, call) = codec.encode(std::hint::black_box(&ops));
-        assert_eq!(std::hint::black_box(call).size(), (1 + 4 * HALF, 3 + 5 * HALF));
-        let votes = codec.decode(replies.clone()).map(std::hint::black_box);
-        assert_eq!(votes.count(), 2 * HALF);
+        let call = std::hint::black_box(pack_call(&header, std::hint::black_box(&ops).iter()));
+        assert!(call.len() > ops.len() * Record::GRANT_LEN);
+        let votes = unpacked_answer(ops.len(), std::hint::black_box(answer.clone()));
+        assert_eq!(std::hint::black_box(votes).map(|votes| votes.len()), Some(2 * HALF));
     }
 }
 

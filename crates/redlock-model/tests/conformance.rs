@@ -112,7 +112,7 @@ fn read(vote: CoreVote) -> String {
         CoreVote::Yours(Holding { record, .. }) => format!("of its own, held by {record:?}"),
         CoreVote::Held(Holding { record, .. }) => format!("held by {record:?}"),
         CoreVote::Stale { fence } => format!("stale {}", fence.get()),
-        CoreVote::Extended => "extended".into(),
+        CoreVote::Extended { .. } => "extended".into(),
         CoreVote::Released => "released".into(),
         CoreVote::Missing => "missing".into(),
         CoreVote::Failed(failure) if failure.reason == Reason::Quarantined => "quarantined".into(),

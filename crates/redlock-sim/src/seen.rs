@@ -28,7 +28,7 @@ pub fn cast(vote: &Vote) -> Cast {
         Vote::Yours(_) => Cast::Yours,
         Vote::Held(_) => Cast::Held,
         Vote::Stale { .. } => Cast::Stale,
-        Vote::Extended => Cast::Extended,
+        Vote::Extended { .. } => Cast::Extended,
         Vote::Released => Cast::Released,
         Vote::Missing => Cast::Missing,
         Vote::Found(_) => Cast::Found,

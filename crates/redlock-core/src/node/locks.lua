@@ -2,22 +2,8 @@
 -- without operations is the heartbeat: it writes the marker that stands there once more, and answers with the error if this
 -- master takes no writes (it has no memory left, its disk is full, it has lost its replicas).
 --
--- KEYS[1]  the marker of this node
--- ARGV[1]  the marker that admits this gateway     ARGV[2]  D in microseconds     ARGV[3]  how long a fence outlives what it is for, in ms
--- then for each operation, its arguments from ARGV[4] and its keys from KEYS[2]:
---   A record ttl_ms | lock fence     acquire; record = T:grant:info, T 16 digits, grant 40: owner 32, nonce 8
---   W record ttl_ms channel hint | lock fence    the same, and when it is held: publish the hint
---   E T:grant ttl_ms | lock fence    extend
---   H record ttl_ms began | lock fence     heal: set an extended lock again where it is gone; the extension began then, in microseconds since 1970
---   R T:grant       | lock fence     release
---   N T:grant channel hint | lock fence          the same, and when it was released: publish the hint
---   U T:grant       | lock fence     undo of a try that failed, whose T nobody has seen: of exactly this grant, unless it was extended
---   V T:grant channel hint | lock fence          the same, and when it was released: publish the hint
---   X T:grant       | lock fence     release of exactly this grant, extended or not
---   I               | lock           inspect
--- Answers: this node's time in microseconds, 1 or 0 for whether the marker admits the gateway, then for each operation a number or a list that begins with one:
---   1 granted   2 held (pttl, record)   11 held by another grant of the same owner (pttl, record)   3 stale (fence)   4 extended   5 released   6 missing   7 found (pttl, record)
---   8 quarantined   9 clock   10 error (text)
+-- ARGV[1]  the call, and what is returned the answer, both packed as node/packed.rs says. A call that is not whole is refused before anything
+-- of it runs. Each lock has its key, and its fence beside it: a record is T:grant:info, T 16 digits, grant 40: owner 32, nonce 8.
 --
 -- A fence outlives its lock, but no longer than its reasons: what is older than D is refused by the clock (see `fence_grace` in
 -- node/rules.rs). It is T, or T and a mark:
@@ -25,7 +11,8 @@
 --   T! or T!S+ there was no fence before this T, or S+
 -- T is handled as the text it came as: Lua's tostring gives 1.76e+15. Comparisons are between numbers below 2^53.
 
-local call, sub, num = redis.pcall, string.sub, tonumber
+local call, sub, num, byte = redis.pcall, string.sub, tonumber, string.byte
+local pack, unpack = struct.pack, struct.unpack
 
 local RULE_LOCK_IS_KEPT = true
 local RULE_RELEASE_IS_A_BARRIER = true
@@ -35,20 +22,72 @@ local RULE_CLOCK_IS_CHECKED = true
 local RULE_FENCE_IS_CHECKED = true
 local RULE_MARKER_IS_CHECKED = true
 
+local MALFORMED = redis.error_reply('ERR the call is malformed')
+-- Of what stands under the key of a lock, in bytes; of another client's it may be anything.
+local LONGEST = 8448
+
+local packed = ARGV[1]
+if byte(packed) ~= 1 then
+  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 1')
+end
+-- All of it is read before any of it runs. What is cut off is an error of unpack.
+local _, marker_key, marker, channel, max_offset, grace, count, at = unpack('<BI2c0I2c0I2c0I8I8I2', packed)
+local codes, locks, records, ttls, extras, t_nums = {}, {}, {}, {}, {}, {}
+local RECORD, GRANT, NONE = 1, 2, 3
+local A, E, H, I, N, R, U, V, W, X = byte('AEHINRUVWX', 1, -1)
+local TAKES = { [A] = RECORD, [W] = RECORD, [H] = RECORD, [E] = GRANT, [R] = GRANT, [N] = GRANT, [U] = GRANT, [V] = GRANT, [X] = GRANT, [I] = NONE }
+for i = 1, count do
+  local code, lock, record, ttl
+  code, lock, record, ttl, at = unpack('<BI2c0I2c0I4', packed, at)
+  local takes = TAKES[code]
+  if takes == RECORD and #record < 58 or takes == GRANT and #record ~= 57 or takes == NONE and record ~= '' or not takes then return MALFORMED end
+  if (takes == RECORD or code == E) and (ttl < 10 or ttl > 86400000) then return MALFORMED end
+  if takes ~= NONE and code ~= E then
+    local t = num(sub(record, 1, 16))
+    if not t or t < 1000000000000000 or t > 9007199254740991 then return MALFORMED end
+    t_nums[i] = t
+  end
+  if code == W or code == N or code == V then
+    extras[i], at = unpack('<I2c0', packed, at)
+  elseif code == H then
+    extras[i], at = unpack('<I8', packed, at)
+  end
+  codes[i], locks[i], records[i], ttls[i] = code, lock, record, ttl
+end
+if at ~= #packed + 1 then return MALFORMED end
+
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local stands = call('GET', KEYS[1]) == ARGV[1]
+local stands = call('GET', marker_key) == marker
 local admitted = not RULE_MARKER_IS_CHECKED or stands
-local max_offset, grace = num(ARGV[2]), num(ARGV[3])
 
 local function failed(reply)
   return type(reply) == 'table' and reply.err
 end
 
+local GRANTED, RELEASED, MISSING, QUARANTINED, CLOCK = '\1', '\5', '\6', '\8', '\9'
+local HELD, FOUND, OTHER_GRANT = 2, 7, 11
+
 local function held(code, lock, record)
   local pttl = call('PTTL', lock)
-  return { code, failed(pttl) and 0 or pttl, record }
+  record = sub(record, 1, LONGEST)
+  return pack('<Bi8I4c0', code, failed(pttl) and 0 or pttl, #record, record)
 end
+
+local function error_of(reply)
+  return pack('<BI2c0', 10, #reply.err, reply.err)
+end
+
+local function stale(fence)
+  fence = sub(fence, 1, 64)
+  return pack('<BI2c0', 3, #fence, fence)
+end
+
+local function extended(left)
+  return pack('<Bi8', 4, left)
+end
+
+local NO_NUMBER = { err = 'ERR the fence holds no number' }
 
 -- Without a mark.
 local function fence_number(text)
@@ -57,28 +96,27 @@ end
 
 -- A lock is never overwritten, not even for its owner: what was promised to an earlier request stands.
 local function refuse(lock, current, record)
-  if sub(current, 18, 49) ~= sub(record, 18, 49) then return held(2, lock, current) end
-  if RULE_LOCK_IS_KEPT then return held(11, lock, current) end
+  if sub(current, 18, 49) ~= sub(record, 18, 49) then return held(HELD, lock, current) end
+  if RULE_LOCK_IS_KEPT then return held(OTHER_GRANT, lock, current) end
 end
 
-local function acquire(lock, fence, record, ttl)
-  if not admitted then return 8 end
+local function acquire(lock, fence, record, ttl, t_num)
+  if not admitted then return QUARANTINED end
   local t = sub(record, 1, 16)
-  local t_num = num(t)
-  if RULE_CLOCK_IS_CHECKED and (t_num - now > max_offset or now - t_num > max_offset) then return 9 end
+  if RULE_CLOCK_IS_CHECKED and (t_num - now > max_offset or now - t_num > max_offset) then return CLOCK end
 
   local last = call('GET', fence)
-  if failed(last) then return { 10, last.err } end
+  if failed(last) then return error_of(last) end
   local last_num = last and fence_number(last)
-  if last and not last_num then return { 10, 'ERR the fence holds no number' } end
+  if last and not last_num then return error_of(NO_NUMBER) end
   if RULE_FENCE_IS_CHECKED and last and last_num >= t_num then
     local current = call('GET', lock)
-    if failed(current) then return { 10, current.err } end
-    return current and refuse(lock, current, record) or { 3, last }
+    if failed(current) then return error_of(current) end
+    return current and refuse(lock, current, record) or stale(last)
   end
 
   local current = call('SET', lock, record, 'NX', 'GET', 'PX', ttl)
-  if failed(current) then return { 10, current.err } end
+  if failed(current) then return error_of(current) end
   if current then
     local refused = refuse(lock, current, record)
     if refused then return refused end
@@ -90,12 +128,12 @@ local function acquire(lock, fence, record, ttl)
   elseif sub(last, 17) == '+' then
     text = t .. '!' .. last
   end
-  local set = call('SET', fence, text, 'PX', num(ttl) + grace)
+  local set = call('SET', fence, text, 'PX', ttl + grace)
   if failed(set) then
     call('DEL', lock)
-    return { 10, set.err }
+    return error_of(set)
   end
-  return 1
+  return GRANTED
 end
 
 -- The first extension marks the lock (';' for ':' after the owner) and the fence ('+' after T). The marks are what a heal
@@ -112,55 +150,57 @@ local function mark(lock, fence, current, ttl)
 end
 
 local function extend(lock, fence, grant, ttl)
-  if not admitted then return 8 end
+  if not admitted then return QUARANTINED end
   local current = call('GET', lock)
-  if failed(current) then return { 10, current.err } end
-  if not current then return 6 end
+  if failed(current) then return error_of(current) end
+  if not current then return MISSING end
   -- T counts too: the owner may have lost the lock and been granted it again, and then this T had a gap.
-  if sub(current, 1, 57) ~= grant then return held(2, lock, current) end
+  if sub(current, 1, 57) ~= grant then return held(HELD, lock, current) end
   local left = call('PTTL', lock)
-  if failed(left) then return { 10, left.err } end
+  if failed(left) then return error_of(left) end
   local first, set = sub(current, 58, 58) == ':', nil
-  if first or left >= 0 and left < num(ttl) then
+  local life = left > ttl and left or ttl
+  if first or left >= 0 and left < ttl then
     -- Works when Redis is out of memory, and lets the rest of the script write; so before the marks.
-    set = call('PEXPIRE', lock, left > num(ttl) and left or ttl)
+    set = call('PEXPIRE', lock, life)
   end
   if first and not failed(set) then
-    local life = left > num(ttl) and left or num(ttl)
     set = mark(lock, fence, current, life)
     -- The lock lives longer all the same, and its release counts on the fence. (Works without memory.)
     if failed(set) then call('PEXPIRE', fence, life + grace, 'GT') end
   end
-  if failed(set) then return { 10, set.err } end
-  return 4
+  if failed(set) then return error_of(set) end
+  return extended(life)
 end
 
 -- The majority that has just extended this T vouches for it: it may be old, but the extension must not be, or the fences that
 -- would tell of what has happened since may be gone. A fence beyond T tells of a later grant or of the release of this one. A
 -- fence at T tells that the lock was here; with the mark, that no release has been here since.
-local function heal(lock, fence, record, ttl, began)
-  if not admitted then return 8 end
+local function heal(lock, fence, record, ttl, t_num, began)
+  if not admitted then return QUARANTINED end
   local t = sub(record, 1, 16)
-  local t_num, began_num = num(t), num(began)
-  if RULE_CLOCK_IS_CHECKED and (t_num - now > max_offset or began_num - now > max_offset or now - began_num > max_offset) then
-    return 9
+  if RULE_CLOCK_IS_CHECKED and (t_num - now > max_offset or began - now > max_offset or now - began > max_offset) then
+    return CLOCK
   end
   local current = call('GET', lock)
-  if failed(current) then return { 10, current.err } end
+  if failed(current) then return error_of(current) end
   if current then
-    if sub(current, 1, 57) == sub(record, 1, 57) then return 4 end
-    return held(2, lock, current)
+    if sub(current, 1, 57) == sub(record, 1, 57) then
+      local left = call('PTTL', lock)
+      return failed(left) and error_of(left) or extended(left < 0 and ttl or left)
+    end
+    return held(HELD, lock, current)
   end
   local marked = t .. '+'
   local last = call('GET', fence)
-  if failed(last) then return { 10, last.err } end
-  if last and not fence_number(last) then return { 10, 'ERR the fence holds no number' } end
-  if RULE_FENCE_IS_CHECKED and last and last ~= marked and fence_number(last) >= t_num then return { 3, last } end
-  local set = call('SET', fence, marked, 'PX', num(ttl) + grace)
-  if failed(set) then return { 10, set.err } end
+  if failed(last) then return error_of(last) end
+  if last and not fence_number(last) then return error_of(NO_NUMBER) end
+  if RULE_FENCE_IS_CHECKED and last and last ~= marked and fence_number(last) >= t_num then return stale(last) end
+  local set = call('SET', fence, marked, 'PX', ttl + grace)
+  if failed(set) then return error_of(set) end
   set = call('SET', lock, sub(record, 1, 57) .. ';' .. sub(record, 59), 'PX', ttl)
-  if failed(set) then return { 10, set.err } end
-  return 1
+  if failed(set) then return error_of(set) end
+  return GRANTED
 end
 
 -- A try that failed takes its fence back, where it was granted: nobody has seen its T, and it must not keep a heal away
@@ -174,28 +214,27 @@ end
 
 -- Needs no admission: taking a lock away can never produce a second holder. Deletes before it sets anything: the
 -- deletion works, and lets the rest of the script write, when Redis is out of memory.
-local function release(lock, fence, grant, failed_try, only_this)
+local function release(lock, fence, grant, t_num, failed_try, only_this)
   local current = call('GET', lock)
-  if failed(current) then return { 10, current.err } end
+  if failed(current) then return error_of(current) end
   local deleted = false
   local same = current and sub(current, 1, 57) == grant
   if same and sub(current, 58, 58) ~= ';' then
     local del = call('DEL', lock)
-    if failed(del) then return { 10, del.err } end
+    if failed(del) then return error_of(del) end
     if failed_try then undo(fence, sub(grant, 1, 16)) end
     -- Otherwise the acquire that stored this very T has left the fence at T, which outlives the lock, and no heal takes an
     -- unmarked fence at T.
-    return 5
+    return RELEASED
   end
   local spares = failed_try and RULE_UNDO_IS_EXACT
   local exact = spares or only_this and RULE_UNDO_IS_EXACT
   -- Extended, so confirmed: another request of the same owner counts on it.
-  if spares and same then return held(2, lock, current) end
-  local t_num = num(sub(grant, 1, 16))
+  if spares and same then return held(HELD, lock, current) end
   local mine = current and not exact and sub(current, 18, 49) == sub(grant, 18, 49)
   if same or mine and (not RULE_RELEASE_KEEPS_NEWER or (num(sub(current, 1, 16)) or 0) <= t_num) then
     local del = call('DEL', lock)
-    if failed(del) then return { 10, del.err } end
+    if failed(del) then return error_of(del) end
     deleted = true
   end
   if RULE_RELEASE_IS_A_BARRIER then
@@ -203,7 +242,7 @@ local function release(lock, fence, grant, failed_try, only_this)
     -- this lock, and of all gateways that see the fence, towards what nodes with other clocks refuse.
     if same or t_num - now <= max_offset / 2 then
       local last = call('GET', fence)
-      if failed(last) then return { 10, last.err } end
+      if failed(last) then return error_of(last) end
       -- The mark of this T goes too: a heal may be in flight, which the undo of a try has nothing against. And a fence that could be taken back stays from now on, or
       -- this barrier would go with it.
       local t, text = sub(grant, 1, 16), nil
@@ -217,67 +256,58 @@ local function release(lock, fence, grant, failed_try, only_this)
         -- What stood there may be for a lock of somebody else, which it has to outlive.
         if last and not same then
           local left = call('PTTL', fence)
-          if failed(left) then return { 10, left.err } end
+          if failed(left) then return error_of(left) end
           if left > life then life = left end
         end
         local set = call('SET', fence, text, 'PX', life)
-        if failed(set) and not deleted then return { 10, set.err } end
+        if failed(set) and not deleted then return error_of(set) end
       else
         -- What it counts on must not end before what was on its way.
         call('PEXPIRE', fence, grace, 'GT')
       end
     else
       -- Also where an older T was deleted: without its barrier the release is not done.
-      return 9
+      return CLOCK
     end
   end
-  if deleted then return 5 end
-  if current then return held(2, lock, current) end
-  return 6
+  if deleted then return RELEASED end
+  if current then return held(HELD, lock, current) end
+  return MISSING
 end
 
 local function inspect(lock)
   local current = call('GET', lock)
-  if failed(current) then return { 10, current.err } end
-  if not current then return 6 end
-  return held(7, lock, current)
+  if failed(current) then return error_of(current) end
+  if not current then return MISSING end
+  return held(FOUND, lock, current)
 end
 
 -- A hint that cannot be published is lost, as hints may be.
-local function publish(vote, when, channel, hint)
-  if (type(vote) == 'table' and vote[1] or vote) == when then call('PUBLISH', channel, hint) end
+local function publish(vote, when, hint)
+  if hint and byte(vote) == when then call('PUBLISH', channel, hint) end
   return vote
 end
 
-local out, n, k, a = { now, admitted and 1 or 0 }, 2, 2, 4
-if not ARGV[4] and stands then
-  local set = call('SET', KEYS[1], ARGV[1])
-  if failed(set) then out[3] = set.err end
-end
-while ARGV[a] do
-  local op = ARGV[a]
-  n = n + 1
-  if op == 'A' then
-    out[n] = acquire(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])
-    k, a = k + 2, a + 3
-  elseif op == 'R' or op == 'U' or op == 'X' then
-    out[n] = release(KEYS[k], KEYS[k + 1], ARGV[a + 1], op == 'U', op == 'X')
-    k, a = k + 2, a + 2
-  elseif op == 'W' then
-    out[n] = publish(acquire(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2]), 2, ARGV[a + 3], ARGV[a + 4])
-    k, a = k + 2, a + 5
-  elseif op == 'N' or op == 'V' then
-    out[n] = publish(release(KEYS[k], KEYS[k + 1], ARGV[a + 1], op == 'V'), 5, ARGV[a + 2], ARGV[a + 3])
-    k, a = k + 2, a + 4
-  elseif op == 'H' then
-    out[n] = heal(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
-    k, a = k + 2, a + 4
-  elseif op == 'E' then
-    out[n] = extend(KEYS[k], KEYS[k + 1], ARGV[a + 1], ARGV[a + 2])
-    k, a = k + 2, a + 3
+local out = { pack('<BI8B', 1, now, admitted and 1 or 0) }
+for i = 1, count do
+  local code, lock, record = codes[i], locks[i], records[i]
+  local fence, vote = '{' .. lock .. '}:fence', nil
+  if code == A or code == W then
+    vote = publish(acquire(lock, fence, record, ttls[i], t_nums[i]), HELD, extras[i])
+  elseif code == E then
+    vote = extend(lock, fence, record, ttls[i])
+  elseif code == H then
+    vote = heal(lock, fence, record, ttls[i], t_nums[i], extras[i])
+  elseif code == I then
+    vote = inspect(lock)
   else
-    out[n] = inspect(KEYS[k])
-    k, a = k + 1, a + 1
+    vote = publish(release(lock, fence, record, t_nums[i], code == U or code == V, code == X), 5, extras[i])
   end
+  out[i + 1] = vote
 end
-return out
+if count == 0 then
+  local set = stands and call('SET', marker_key, marker)
+  local text = failed(set) or ''
+  out[2] = pack('<I2c0', #text, text)
+end
+return table.concat(out)

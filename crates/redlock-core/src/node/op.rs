@@ -24,10 +24,19 @@ pub struct Keys {
 impl Keys {
     /// The keys of one lock under a prefix.
     pub fn new(prefix: &str, name: &LockName) -> Self {
-        let mut text = Vec::with_capacity(prefix.len() + name.as_str().len() + 8);
+        Self::of_parts(prefix.as_bytes(), name.as_str().as_bytes())
+    }
+
+    /// The keys of the lock that has this one.
+    pub(crate) fn of_lock_key(lock: &[u8]) -> Self {
+        Self::of_parts(lock, b"")
+    }
+
+    fn of_parts(prefix: &[u8], name: &[u8]) -> Self {
+        let mut text = Vec::with_capacity(prefix.len() + name.len() + 8);
         text.push(b'{');
-        text.extend_from_slice(prefix.as_bytes());
-        text.extend_from_slice(name.as_str().as_bytes());
+        text.extend_from_slice(prefix);
+        text.extend_from_slice(name);
         let end = text.len();
         text.extend_from_slice(b"}:fence");
         let fence = Bytes::from(text);
@@ -126,8 +135,11 @@ pub enum Vote {
         /// The last T stored for this lock.
         fence: FencingToken,
     },
-    /// The lock is still this grant and lives at least the asked TTL from now.
-    Extended,
+    /// The lock is still this grant, and lives so long from now: at least the asked TTL.
+    Extended {
+        /// Longer where it would have lived longer anyway.
+        expires_in: Duration,
+    },
     /// The lock was this owner's and is gone now; the fence is at T or above, and no heal passes it.
     Released,
     /// There is no such lock.

@@ -36,8 +36,8 @@ impl Record {
     }
 
     /// `T:grant`, for a record of our own.
-    pub fn grant(&self) -> Bytes {
-        self.0.slice(..Self::GRANT_LEN)
+    pub fn grant(&self) -> &[u8] {
+        &self.0[..Self::GRANT_LEN]
     }
 
     /// The parts, or `None` when another client's value is stored.

@@ -1,10 +1,6 @@
 //! The link to a real master. This file and those below it are the only ones that name the Redis client.
 
-mod codec;
 mod failure;
-#[cfg(feature = "bench-internals")]
-#[doc(hidden)]
-pub mod internals;
 mod scripts;
 mod session;
 mod settings;

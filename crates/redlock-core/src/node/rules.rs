@@ -128,7 +128,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
 
     fn extend(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, OutOfMemory> {
         let Some(value) = self.space.get(&keys.lock) else { return Ok(Vote::Missing) };
-        if !value.starts_with(&record.grant()) {
+        if !value.starts_with(record.grant()) {
             return Ok(Vote::Held(self.holding(keys, value)));
         }
         let stored = Record::foreign(value);
@@ -146,7 +146,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
             self.prolong_fence(keys, life);
             return Err(out_of_memory);
         }
-        Ok(Vote::Extended)
+        Ok(Vote::Extended { expires_in: Duration::from_millis(life) })
     }
 
     /// The lock before the fence: the release of an unmarked lock counts on an unmarked fence.
@@ -167,8 +167,10 @@ impl<S: KeySpace> RulesOn<'_, S> {
             return Ok(clock_refusal());
         }
         if let Some(value) = self.space.get(&keys.lock) {
-            let same = value.starts_with(&record.grant());
-            return Ok(if same { Vote::Extended } else { Vote::Held(self.holding(keys, value)) });
+            let same = value.starts_with(record.grant());
+            let holding = self.holding(keys, value);
+            let expires_in = holding.expires_in.unwrap_or(ttl.duration());
+            return Ok(if same { Vote::Extended { expires_in } } else { Vote::Held(holding) });
         }
         if let Some(text) = self.space.get(&keys.fence) {
             let Some(fence) = fence_of(&text) else { return Ok(error("ERR the fence holds no number")) };
@@ -191,7 +193,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
         let exact = scope != ReleaseScope::Holder && rules.undo_is_exact;
         let spares = scope == ReleaseScope::Try && rules.undo_is_exact;
         if let Some(current) = &current {
-            same = current.as_bytes().starts_with(&record.grant());
+            same = current.as_bytes().starts_with(record.grant());
             // Confirmed: another request of the same owner counts on it.
             if spares && same && current.is_extended() {
                 return Ok(Vote::Held(self.holding(keys, current.as_bytes().clone())));

@@ -22,7 +22,6 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::codec::{self, Header};
 use super::settings::RedisSettings;
 use super::stored;
 #[cfg(feature = "tls")]
@@ -34,6 +33,7 @@ use crate::node::link::{
     Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
     StoredPage, Subscription, Swapped,
 };
+use crate::node::packed::{self, Header};
 use crate::node::{Hint, Remedy, Task, hint};
 
 /// Messages of a subscription that are kept for a reader that comes late.
@@ -250,7 +250,7 @@ impl Session for RedisSession {
     fn load(&self, run_id: &str, marker: &str) -> Answering<()> {
         let Target { url, settings } = self.target.0.as_ref();
         let channel = hint::channel(&settings.key_prefix, url.database);
-        let header = Header::new(marker_key(&settings.key_prefix), marker.to_owned(), channel, &settings.node);
+        let header = Header::new(&marker_key(&settings.key_prefix), marker, &channel, &settings.node);
         let script = scripts::locks(run_id, settings.node.rules());
         let (client, loaded) = (self.client.clone(), self.loaded.clone());
         async move {
@@ -268,12 +268,11 @@ impl Session for RedisSession {
             return async { Err(LinkError::new(LinkErrorKind::NoScript, "no script was loaded")) }.boxed();
         };
         let operations = tasks.len();
-        let (digest, (keys, arguments)) = (digest.clone(), codec::encode(header, tasks.iter().map(|task| &task.op)));
+        let (digest, call) = (digest.clone(), packed::pack_call(header, tasks.iter().map(|task| &task.op)));
         async move {
-            let Value::Array(replies) = client.evalsha(digest, keys, Value::Array(arguments)).await? else {
-                return Err(error("the script gave no list"));
-            };
-            codec::answer(operations, replies).ok_or_else(|| error("the script did not tell the time"))
+            let answer: Value = client.evalsha(digest, Vec::<Key>::new(), Value::Bytes(call.into())).await?;
+            let answer = answer.into_bytes().and_then(|answer| packed::unpack_answer(operations, answer));
+            answer.ok_or_else(|| error("the master gave an answer that it does not have"))
         }
         .boxed()
     }

@@ -12,13 +12,12 @@ use super::scripts;
 use super::settings::RedisSettings;
 use crate::node::admission::marker_key;
 use crate::node::link::{Adopted, Adoption, LinkError, LinkErrorKind, Scan, Scanned, Stored, StoredPage};
+use crate::node::packed::LONGEST_VALUE;
 use crate::node::{Keys, Record};
 use crate::types::LockName;
 
 /// Keys that are looked at for a page.
 const PAGE: u32 = 500;
-/// Of a lock, in bytes: a label and metadata of 8 KiB, as earlier versions took them.
-const LONGEST_VALUE: usize = 8 * 1024 + 256;
 
 pub(super) async fn scan(client: Client, Scan { key_prefix, cursor, count }: Scan) -> Result<Scanned, LinkError> {
     let cursor = match std::str::from_utf8(&cursor) {
