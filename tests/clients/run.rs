@@ -264,6 +264,74 @@ async fn what_had_left_the_group_of_its_command_outlived_the_lock_and_the_runner
     }
 }
 
+/// An orphan in a session of its own, whose title has overwritten its environment.
+const TITLED: &str = r#"
+    (setsid perl -e '$SIG{TERM} = "IGNORE"; $0 = "x" x 100000; open F, ">", "$ARGV[0]/titled"; print F "$$\n"; close F; sleep 1000' "$1" &)
+    echo "$REDLOCK_TOKEN" > "$1/token"; trap '' TERM; while :; do sleep 1; done"#;
+
+#[tokio::test]
+async fn an_orphan_that_had_left_the_group_and_overwritten_its_environment_outlived_the_lock() {
+    let gateway = Launch::embedded().ready().await;
+    for is_stopped in [false, true] {
+        let dir = TempDir::new();
+        let runner = redlock(&gateway, &script(&dir, &["--ttl", "3s", "--grace", "300ms"], TITLED)).spawn().unwrap();
+        let titled = number(&dir, "titled").await;
+        let environment = std::fs::read(format!("/proc/{titled}/environ")).unwrap();
+        assert!(!String::from_utf8_lossy(&environment).contains("REDLOCK"), "it is overwritten");
+        let token = dir.path().join("token");
+        let written = || std::fs::read_to_string(&token).ok()?.strip_suffix('\n').map(str::to_owned);
+        let token = eventually("the command runs", async || written()).await;
+        let process = Pid::from_raw(runner.id().unwrap() as i32).unwrap();
+        // The guardian does it when the runner does not.
+        match is_stopped {
+            true => kill_process(process, Signal::STOP).unwrap(),
+            false => assert_eq!(gateway.delete("job", &token).await.status, 204),
+        }
+        gone(titled).await;
+        kill_process(process, Signal::CONT).unwrap();
+        ended(runner).await;
+    }
+}
+
+#[tokio::test]
+async fn orphans_that_have_ended_stay_no_zombies_and_the_command_keeps_its_code() {
+    let gateway = Launch::embedded().ready().await;
+    let dir = TempDir::new();
+    let work = r#"for n in 1 2 3 4 5 6 7 8; do (sleep 0.$n & echo $! > "$1/$n"); done
+        while [ ! -e "$1/go" ]; do sleep 0.05; done; exit 7"#;
+    let runner = redlock(&gateway, &script(&dir, &[], work)).spawn().unwrap();
+    for n in 1..=8 {
+        let orphan = number(&dir, &n.to_string()).await;
+        let is_there = || Path::new(&format!("/proc/{orphan}")).exists();
+        eventually("it is gone, and no zombie", async || (!is_there()).then_some(())).await;
+    }
+    std::fs::write(dir.path().join("go"), "").unwrap();
+    assert_eq!(ended(runner).await.status.code(), Some(7));
+}
+
+#[tokio::test]
+async fn what_a_shell_had_started_before_it_became_the_runner_was_taken_for_the_commands() {
+    let gateway = Launch::embedded().ready().await;
+    let dir = TempDir::new();
+    // One that stays its child, and one that is orphaned while the command runs.
+    let before = r#"sleep 1000 & echo $! > "$2/child"
+        sh -c 'sleep 1000 & echo $! > "$1/orphan"; while [ ! -e "$1/go" ]; do sleep 0.05; done' sh "$2" &
+        exec "$1" run job --ttl 3s -- sh -c 'echo $$ > "$1/command"; while :; do sleep 1; done' sh "$2""#;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", before, "sh"]).arg(binary()).arg(dir.path());
+    shell.env("REDLOCK_URL", format!("http://{}", gateway.address())).stderr(Stdio::null()).kill_on_drop(true);
+    let mut runner = shell.spawn().unwrap();
+    let (child, orphan) = (number(&dir, "child").await, number(&dir, "orphan").await);
+    number(&dir, "command").await;
+    std::fs::write(dir.path().join("go"), "").unwrap();
+    kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
+    assert_eq!(runner.wait().await.unwrap().code(), Some(143));
+    for pid in [child, orphan] {
+        assert!(lives(pid));
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_signal_to_the_runner_released_the_lock_while_what_had_left_the_group_still_worked() {
     let gateway = Launch::embedded().ready().await;

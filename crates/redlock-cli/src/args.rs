@@ -21,7 +21,10 @@ Exit codes of redlock itself (of `run` while it works: those of the command, 128
   79  the lock was lost while the command ran                126, 127  the command cannot be run, is not found
   70  a defect, or a machine without room for a process
 
-`run` stops its command and all that came of it, also what left its process group (timeout, setsid); out of reach is what wipes or\noverwrites its environment (programs that set their own title), runs as another user, or is started by somebody else for it (docker,\nsystemd-run). A daemon stays that is left behind by a command which ends by itself.";
+`run` stops its command and all that came of it, also what left its process group (timeout, setsid, a daemon). Out of reach is what
+somebody else starts for it (docker, systemd-run), and what runs as another user, which is told. When `redlock run` itself is killed
+with -9, also what has left the group and has wiped or overwritten its environment (programs that set their own title); so it is at
+any time where a shell with jobs became `redlock run` by exec. A daemon stays that is left behind by a command which ends by itself.";
 
 /// Distributed locks of a redlock-gateway, for shells.
 #[derive(Debug, Parser)]

@@ -1,14 +1,21 @@
-//! All that has come of a command: its process group, and whatever has left that (`timeout`, setsid, a daemon) and still carries
-//! the mark that the command was given in its environment. Out of reach is what has wiped or overwritten its environment, as a
-//! program does that sets its own title, what runs as another user, and what somebody else starts for it (docker, systemd-run).
+//! All that has come of a command: its process group; whatever has left that (`timeout`, setsid, a daemon) and still carries the
+//! mark that the command was given in its environment; and all that descends from the runner, which orphans become children of
+//! (a child subreaper), also where the mark was wiped or overwritten, as a program does that sets its own title.
+//!
+//! Out of reach is what somebody else starts for the command (docker, systemd-run). When the runner is killed its children have
+//! another parent: the guardian then goes by group and mark alone. So it is all the time where the runner had children before it
+//! began (a shell that has jobs and becomes `redlock run`): their orphans would be taken for the command's.
 
-use std::path::Path;
+use std::collections::HashSet;
 
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use redlock_client::clock::Moment;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, getpgid, getpid, kill_process_group, pidfd_open, pidfd_send_signal,
-    test_kill_process_group,
+    Pid, PidfdFlags, Signal, WaitOptions, getpid, getppid, kill_process_group, pidfd_open, pidfd_send_signal,
+    set_child_subreaper, test_kill_process_group, waitpid,
 };
+
+use crate::processes::{Process, descendants};
 
 /// The name of an environment variable that no other command has. Another run below this one keeps it, and has one of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,11 +40,50 @@ impl Mark {
     }
 
     /// A zombie has no environment.
-    fn is_in(&self, process: &Path) -> bool {
-        let Ok(environment) = std::fs::read(process.join("environ")) else { return false };
+    fn is_in(&self, process: &Process) -> bool {
+        let Ok(environment) = std::fs::read(process.environment()) else { return false };
         let names = environment.split(|byte| *byte == 0).map(|pair| pair.split(|byte| *byte == b'=').next());
         names.flatten().any(|name| name == self.0.as_bytes())
     }
+}
+
+/// Whose descendants are the command's.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tree {
+    /// This process, or its parent while that lives.
+    pub(crate) runner: Pid,
+    pub(crate) guardian: Pid,
+}
+
+impl Tree {
+    fn members(&self, all: &[Process]) -> HashSet<Pid> {
+        // Looked at afterwards: when the runner is gone, its number may be another's.
+        let found = descendants(all, self.runner, self.guardian);
+        let is_there = self.runner == getpid() || Some(self.runner) == getppid();
+        if is_there { found } else { HashSet::new() }
+    }
+}
+
+/// Makes this process the parent of all orphans that come of it. False where that could not be told from what it had before.
+pub(crate) fn adopt_orphans() -> bool {
+    let has_none = matches!(peek(Id::All), Err(nix::errno::Errno::ECHILD));
+    has_none && set_child_subreaper(Some(getpid())).is_ok()
+}
+
+/// Adopted orphans that have ended stay until they are waited for. Whoever waits for these two has to find them.
+pub(crate) fn bury_orphans(command: Pid, guardian: Pid) {
+    // One of the two may stand in front of others: their turn comes when it is waited for, and the next child ends.
+    while let Ok(Some(ended)) = peek(Id::All)
+        && let Some(pid) = Pid::from_raw(ended.as_raw())
+        && pid != command
+        && pid != guardian
+        && waitpid(Some(pid), WaitOptions::NOHANG).is_ok()
+    {}
+}
+
+/// A child that has ended, which remains to be waited for.
+fn peek(of: Id<'_>) -> nix::Result<Option<nix::unistd::Pid>> {
+    Ok(waitid(of, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT)?.pid())
 }
 
 /// A command and what it has started.
@@ -45,6 +91,7 @@ impl Mark {
 pub(crate) struct Family {
     pub(crate) group: Option<Pid>,
     pub(crate) mark: Option<Mark>,
+    pub(crate) tree: Option<Tree>,
 }
 
 impl Family {
@@ -56,45 +103,38 @@ impl Family {
     /// Each process once. Those that are started meanwhile are for the next time.
     pub(crate) fn signal_all(&self, signal: Signal) {
         self.signal_group(signal);
-        let Some(mark) = &self.mark else { return };
-        for (pid, path) in processes() {
-            // Held before it is looked at: its number may be another's a moment later.
-            let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
-            // Of what has the mark only: the kernel's own processes are in no group, which the library takes for impossible.
-            let is_marked = pid != getpid() && mark.is_in(&path);
-            if is_marked && (self.group.is_none() || getpgid(Some(pid)).ok() != self.group) {
-                let _ = pidfd_send_signal(&process, signal);
+        for member in self.members(|process| !self.group.is_some_and(|group| process.is_in(group))) {
+            // Held before it is looked at again: its number may be another's by now.
+            if let Ok(held) = pidfd_open(member.pid, PidfdFlags::empty())
+                && member.is_still_there()
+            {
+                let _ = pidfd_send_signal(&held, signal);
             }
         }
     }
 
-    /// What may not be signalled is there all the same; a zombie, which nobody may ever wait for, is not.
+    /// What may not be signalled is there all the same.
     pub(crate) fn has_group(&self) -> bool {
         let Some(group) = self.group else { return false };
         test_kill_process_group(group) != Err(rustix::io::Errno::SRCH)
-            && processes().any(|(_, path)| is_living_in(&path, group.as_raw_nonzero().get()))
+            && Process::all().any(|process| process.is_in(group) && process.is_living())
     }
 
     pub(crate) fn is_left(&self) -> bool {
-        let carries = |mark: &Mark| processes().any(|(pid, path)| pid != getpid() && mark.is_in(&path));
-        self.has_group() || self.mark.as_ref().is_some_and(carries)
+        self.has_group() || !self.members(|_| true).is_empty()
     }
-}
 
-fn processes() -> impl Iterator<Item = (Pid, std::path::PathBuf)> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| {
-        let pid = entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw)?;
-        Some((pid, entry.path()))
-    })
-}
-
-/// Behind the name, which may hold anything: state, parent, group.
-fn is_living_in(process: &Path, group: i32) -> bool {
-    let stat = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
-    let mut fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
-    let (state, its_group) = (fields.next(), fields.nth(1));
-    !matches!(state, None | Some("Z" | "X")) && its_group.and_then(|number| number.parse().ok()) == Some(group)
+    /// What descends from the command or carries its mark, of those that matter.
+    fn members(&self, matters: impl Fn(&Process) -> bool) -> Vec<Process> {
+        let mut all: Vec<Process> = Process::all().collect();
+        let tree = self.tree.map_or_else(HashSet::new, |tree| tree.members(&all));
+        let is_marked = |process: &Process| self.mark.as_ref().is_some_and(|mark| mark.is_in(process));
+        all.retain(|process| {
+            let may_be = process.pid != getpid() && process.is_living() && matters(process);
+            may_be && (tree.contains(&process.pid) || is_marked(process))
+        });
+        all
+    }
 }
 
 #[cfg(test)]
@@ -113,8 +153,7 @@ mod tests {
     #[test]
     fn a_process_is_found_in_its_group() {
         let group = rustix::process::getpgrp();
-        assert!(Family { group: Some(group), mark: None }.has_group());
-        assert!(is_living_in(Path::new("/proc/self"), group.as_raw_nonzero().get()));
-        assert!(!is_living_in(Path::new("/proc/self"), 1) && !is_living_in(Path::new("/nothing"), 1));
+        assert!(Family { group: Some(group), mark: None, tree: None }.has_group());
+        assert!(!Family { group: Pid::from_raw(i32::MAX), mark: None, tree: None }.has_group());
     }
 }

@@ -10,15 +10,17 @@ use std::time::Duration;
 
 use redlock_client::clock::Moment;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, getpid};
 
-use crate::family::{Family, Mark};
+use crate::family::{Family, Mark, Tree};
 
 /// What it is told, a line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Whatever carries this will be the command's.
     Mark(Mark),
+    /// What descends from this process, its parent, will be the command's, but for the guardian.
+    Runner(Pid),
     /// This process group is the command's.
     Group(i32),
     /// It has to be gone by then.
@@ -37,6 +39,7 @@ impl std::fmt::Display for Order {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Mark(mark) => writeln!(f, "mark {}", mark.variable()),
+            Self::Runner(runner) => writeln!(f, "runner {}", runner.as_raw_nonzero()),
             Self::Group(group) => writeln!(f, "group {group}"),
             Self::Until(moment) => writeln!(f, "until {}", moment.since_boot().as_micros()),
             Self::Done => writeln!(f, "done"),
@@ -51,6 +54,9 @@ impl FromStr for Order {
         let number = |text: &str| text.parse::<u64>().map_err(|_| ());
         match line.split_once(' ') {
             Some(("mark", text)) => Mark::read(text).map(Self::Mark).ok_or(()),
+            Some(("runner", pid)) => {
+                pid.parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw).map(Self::Runner).ok_or(())
+            }
             // Group 0 would be its own, and 1 everybody.
             Some(("group", group)) => group.parse().ok().filter(|group| *group > 1).map(Self::Group).ok_or(()),
             Some(("until", micros)) => Ok(Self::Until(Moment::after_boot(Duration::from_micros(number(micros)?)))),
@@ -65,7 +71,8 @@ pub(crate) fn main() -> ExitCode {
     if nix::sys::signal::SigSet::all().thread_block().is_err() {
         return ExitCode::FAILURE;
     }
-    let (mut family, mut until, mut text) = (Family { group: None, mark: None }, None::<Moment>, Vec::new());
+    let (mut family, mut until, mut text) =
+        (Family { group: None, mark: None, tree: None }, None::<Moment>, Vec::new());
     loop {
         let left = until.map_or(PIECE, |until| until.left().min(PIECE));
         match orders(left, &mut text) {
@@ -86,6 +93,7 @@ pub(crate) fn main() -> ExitCode {
             let line: Vec<u8> = text.drain(..=end).collect();
             match String::from_utf8_lossy(&line).trim().parse() {
                 Ok(Order::Mark(mark)) => family.mark = Some(mark),
+                Ok(Order::Runner(runner)) => family.tree = Some(Tree { runner, guardian: getpid() }),
                 Ok(Order::Group(group)) => family.group = Pid::from_raw(group),
                 Ok(Order::Until(moment)) => until = Some(moment),
                 Ok(Order::Done) => return ExitCode::SUCCESS,
@@ -124,13 +132,26 @@ mod tests {
     fn orders_are_read_as_they_were_written_and_no_group_is_everybody() {
         for order in [
             Order::Mark(Mark::new()),
+            Order::Runner(getpid()),
             Order::Group(4711),
             Order::Until(Moment::after_boot(Duration::from_micros(123_456_789))),
             Order::Done,
         ] {
             assert_eq!(order.to_string().trim().parse(), Ok(order));
         }
-        for wrong in ["mark PATH", "group 0", "group 1", "group -1", "group", "until", "until -1", "doner", ""] {
+        for wrong in [
+            "mark PATH",
+            "runner 0",
+            "runner -1",
+            "group 0",
+            "group 1",
+            "group -1",
+            "group",
+            "until",
+            "until -1",
+            "doner",
+            "",
+        ] {
             assert_eq!(wrong.parse::<Order>(), Err(()), "{wrong}");
         }
     }

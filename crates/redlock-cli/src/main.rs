@@ -12,6 +12,7 @@ mod commands;
 mod family;
 mod guardian;
 mod outcome;
+mod processes;
 mod run;
 mod signals;
 mod terminal;

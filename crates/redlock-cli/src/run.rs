@@ -1,7 +1,7 @@
 //! `redlock run`: a command under a lock.
 //!
-//! The command has a process group of its own and a mark in its environment, and nothing of either is left when the lock may
-//! expire. When it was taken away, which the next extension tells, they have the grace:
+//! The command has a process group of its own and a mark in its environment, and its orphans become children of the runner:
+//! nothing of these is left when the lock may expire. When it was taken away, which the next extension tells, they have the grace:
 //!
 //! ```text
 //!            TERM to all of them    KILL by the runner   KILL by the guardian
@@ -27,7 +27,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, ChildStdin};
 
 use crate::args::{OnLost, Run, Service};
-use crate::family::{Family, Mark};
+use crate::family::{Family, Mark, Tree, adopt_orphans, bury_orphans};
 use crate::guardian::Order;
 use crate::outcome::{Outcome, say};
 use crate::signals::{Event, Signals};
@@ -58,8 +58,10 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, 
     let margin = margin(run.lock.ttl, run.grace)?;
     let client = service.client()?;
     let mut signals = Signals::new().map_err(|error| Outcome::Failed(format!("signals: {error}")))?;
+    // Before there is a guardian: a child that is here already is not of the command, nor are its orphans.
+    let adopts = adopt_orphans();
     // Before the lock: a machine that can start no process holds up nobody.
-    let mut guardian = Guardian::start().map_err(|error| Outcome::Failed(format!("the guardian: {error}")))?;
+    let mut guardian = Guardian::start(adopts).map_err(|error| Outcome::Failed(format!("the guardian: {error}")))?;
     let guard = tokio::select! {
         guard = run.lock.of(&client).margin(margin).acquire() => guard?,
         () = tell_who_holds(&client, &run.lock.name, run.lock.wait, is_json) => unreachable!("it tells for ever"),
@@ -120,12 +122,15 @@ async fn under(
     }
     let mark = Mark::new();
     guardian.tell(Order::Mark(mark.clone())).await;
+    if let Some(tree) = guardian.tree {
+        guardian.tell(Order::Runner(tree.runner)).await;
+    }
     let (mut child, group) = match spawn(guard, &mark, &run.command) {
         Ok(started) => started,
         Err(error) => return (Outcome::Failed(format!("{}: {error}", run.command[0].display())), false),
     };
     guardian.tell(Order::Group(group.as_raw_nonzero().get())).await;
-    let family = Family { group: Some(group), mark: Some(mark) };
+    let family = Family { group: Some(group), mark: Some(mark), tree: guardian.tree };
     let terminal = Terminal::hand_to(group);
     let mut deadlines = guard.deadlines();
     // A command that ends by itself may leave a daemon behind; one that was told to end, nothing.
@@ -158,7 +163,12 @@ async fn under(
                     ends_all = true;
                     family.signal_all(signal);
                 }
-                Event::ChildChanged => go_on_if_stopped(&family, group),
+                Event::ChildChanged => {
+                    go_on_if_stopped(&family, group);
+                    if let Some(tree) = guardian.tree {
+                        bury_orphans(group, tree.guardian);
+                    }
+                }
             },
             () = guardian.gone(), if !guardian.is_gone => {
                 family.signal_all(Signal::TERM);
@@ -326,10 +336,12 @@ struct Guardian {
     child: Child,
     orders: Option<ChildStdin>,
     is_gone: bool,
+    /// Where all children of this process but the guardian are the command's.
+    tree: Option<Tree>,
 }
 
 impl Guardian {
-    fn start() -> std::io::Result<Self> {
+    fn start(adopts: bool) -> std::io::Result<Self> {
         let mut child = tokio::process::Command::new(this_program()?)
             .arg0("redlock")
             .arg("__guard")
@@ -339,7 +351,9 @@ impl Guardian {
             .process_group(0)
             .spawn()?;
         let orders = child.stdin.take().ok_or_else(|| std::io::Error::other("it has no standard input"))?;
-        Ok(Self { child, orders: Some(orders), is_gone: false })
+        let tree = child.id().and_then(|id| Pid::from_raw(id as i32)).filter(|_| adopts);
+        let tree = tree.map(|guardian| Tree { runner: getpid(), guardian });
+        Ok(Self { child, orders: Some(orders), is_gone: false, tree })
     }
 
     async fn tell(&mut self, order: Order) {
