@@ -1,32 +1,53 @@
-// The clock of deadlines. On Linux neither performance.now() nor a timer goes on while the machine sleeps, and nothing that
-// does can be read without native code. So every jump of the wall clock ahead of performance.now() counts as time that has
-// passed: after a night asleep a lock is known to be lost. Somebody who sets the wall clock ahead loses locks; nobody keeps one
-// that has expired.
+// The clock of deadlines. On Linux neither performance.now() nor a timer goes on while the machine sleeps (CLOCK_MONOTONIC). Two
+// clocks do: the wall clock, which somebody may set back meanwhile, and the machine's uptime (CLOCK_BOOTTIME), which is coarse, and
+// only there where the system is Linux and Node.js has process.getBuiltinModule. So every jump of one of them ahead of
+// performance.now() counts as time that has passed: after a night asleep a lock is known to be lost. Somebody who sets the wall
+// clock ahead loses locks; nobody keeps one that has expired.
 
-/** Jumps smaller than this are noise, in milliseconds; they add up until they are not. */
-const NOISE = 50;
+/** A clock that goes on while the machine sleeps, in milliseconds. Jumps smaller than its noise add up until they are not. */
+interface Sleepless {
+  read: () => number;
+  noise: number;
+  /** How far it is ahead of performance.now(). */
+  offset: number;
+}
+
+/** What of Node.js is asked for. In a browser there is none of it. */
+interface MaybeNode {
+  process?: { platform?: string; getBuiltinModule?: (name: "node:os") => { uptime: () => number } | undefined };
+}
+
+/** A longer pause between two readings would look like a jump, in milliseconds. */
+const PAUSE = 25;
 /** Timers stand still while the machine sleeps; so a long pause is slept in pieces, in milliseconds. */
 const PIECE = 500;
 
+const sleepless: Sleepless[] = [{ read: () => Date.now(), noise: 50, offset: Infinity }];
+const { process } = globalThis as MaybeNode;
+const os = process?.platform === "linux" ? process.getBuiltinModule?.("node:os") : undefined;
+if (os !== undefined) {
+  // Some containers are told whole seconds.
+  sleepless.push({ read: () => os.uptime() * 1_000, noise: 1_500, offset: Infinity });
+}
 let skipped = 0;
-let offset = Infinity;
 
 /**
- * Milliseconds on the clock of deadlines: `performance.now()` and what the wall clock has jumped ahead of it.
+ * Milliseconds on the clock of deadlines: `performance.now()` and what the wall clock or the machine's uptime has jumped ahead of it.
  * Only differences mean something.
  */
 export function now(): number {
   const before = performance.now();
-  const wall = Date.now();
+  const readings = sleepless.map((clock) => clock.read());
   const monotonic = performance.now();
   // A pause between the readings would look like a jump back, and the next reading like one ahead.
-  if (monotonic - before < NOISE / 2) {
-    const seen = wall - monotonic;
-    if (seen > offset + NOISE) {
-      skipped += seen - offset;
-      offset = seen;
-    } else {
-      offset = Math.min(offset, seen);
+  if (monotonic - before < PAUSE) {
+    const seen = sleepless.map((clock, at) => ({ clock, offset: readings[at]! - monotonic }));
+    const jumps = seen.map(({ clock, offset }) => (offset > clock.offset + clock.noise ? offset - clock.offset : 0));
+    const jump = Math.max(...jumps);
+    skipped += jump;
+    for (const { clock, offset } of seen) {
+      // All have seen the same sleep: it counts once.
+      clock.offset = jump > 0 ? offset : Math.min(clock.offset, offset);
     }
   }
   return monotonic + skipped;

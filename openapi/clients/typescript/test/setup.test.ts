@@ -2,9 +2,10 @@
 
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
+import os from "node:os";
 import { test } from "node:test";
 
-import { Client, SetupError, UnavailableError } from "redlock-gateway";
+import { Client, now, SetupError, UnavailableError } from "redlock-gateway";
 
 /** Nobody listens there. Of the ports that are so, fetch refuses the better known ones by itself. */
 const NOWHERE = "http://127.0.0.1:2";
@@ -39,6 +40,26 @@ test("where nobody listens, what was heard of each gateway is told", { timeout: 
     assert.equal(error.heard.length, 2);
     return error.heard.every((heard) => /ECONNREFUSED/.test(heard));
   });
+});
+
+const hasUptime = process.platform === "linux" && "getBuiltinModule" in process;
+
+test("a sleep counts once, also where the wall clock was set back by as much", { skip: !hasUptime }, (context) => {
+  const [uptime, wall] = [os.uptime, Date.now];
+  for (const isSetBack of [true, false]) {
+    const before = now();
+    context.mock.method(os, "uptime", () => uptime() + 60);
+    if (!isSetBack) {
+      context.mock.method(Date, "now", () => wall() + 60_000);
+    }
+    const after = [now() - before, now() - before];
+    context.mock.restoreAll();
+    assert.ok(
+      after.every((passed) => passed > 58_000 && passed < 70_000),
+      `${after}`,
+    );
+    assert.ok(now() - before < 70_000, "what jumps back does not count");
+  }
 });
 
 test("await using works where Symbol.asyncDispose is missing", () => {
