@@ -24,6 +24,7 @@ mod node {
     mod batches;
     mod contract;
     mod differential;
+    mod malformed;
     mod pipelining;
     mod redis;
     mod rules;

@@ -258,6 +258,14 @@ impl RedisServer {
         }
     }
 
+    /// The error of a command where that is what is looked at.
+    pub(crate) fn answer<A: AsRef<[u8]>>(&self, words: &[A]) -> Result<Resp, String> {
+        match self.try_cmd(words).unwrap_or_else(|error| panic!("redis-server on port {}: {error}", self.port)) {
+            Resp::Error(error) => Err(error),
+            answer => Ok(answer),
+        }
+    }
+
     fn try_cmd<A: AsRef<[u8]>>(&self, words: &[A]) -> io::Result<Resp> {
         let mut wire = self.wire();
         // Taken out, so that a connection that failed half-way is never used again.

@@ -1,0 +1,99 @@
+//! Calls that are not whole: cut off, with lengths that lie, of noise. A master refuses each before anything of it runs.
+//!
+//! `MALFORMED_SEED=<seed>` replays a run.
+
+use std::sync::Arc;
+
+use redlock_core::node::packed::{Header, pack_call, unpack_call};
+use redlock_core::node::{NodeSettings, Op};
+
+use crate::support::chance::{Chance, seed};
+use crate::support::harness::RedisServer;
+use crate::support::nodes::{LONG_MS, Lock, now, telling};
+use crate::support::resp::Resp;
+
+const SCRIPT: &str = include_str!("../../crates/redlock-core/src/node/locks.lua");
+const MARKER_KEY: &str = "{lock:}:marker";
+const MARKER: &str = "1 a-marker";
+const CALLS: usize = 3_000;
+const MOST_NOISE: usize = 64 * 1024;
+
+fn eval(server: &RedisServer, call: &[u8]) -> Result<Resp, String> {
+    server.answer(&[b"EVAL", SCRIPT.as_bytes(), b"0", call])
+}
+
+/// How often any key was changed.
+fn changes(server: &RedisServer) -> String {
+    let info = server.cmd(&["INFO", "persistence"]).text().to_owned();
+    info.lines().find(|line| line.starts_with("rdb_changes_since_last_save:")).expect("a number of changes").to_owned()
+}
+
+fn whole(chance: &mut Chance, round: usize) -> Vec<u8> {
+    let lock = |n: usize| Lock::new(&format!("{round}/{n}"));
+    let op = |chance: &mut Chance, lock: &Lock| -> Op {
+        let (owner, t) = (chance.below(3) as u8, now());
+        let op = match chance.below(7) {
+            0 => lock.extend(owner, t, LONG_MS),
+            1 => lock.heal(owner, t, LONG_MS),
+            2 => lock.release(owner, t),
+            3 => lock.undo(owner, t),
+            4 => lock.release_exactly(owner, t),
+            5 => lock.inspect(),
+            _ => lock.acquire(owner, t, LONG_MS),
+        };
+        let may_tell = matches!(op, Op::Acquire { .. } | Op::Release { .. });
+        if may_tell && chance.one_in(2) { telling(op, "so and so") } else { op }
+    };
+    let count = 1 + chance.below(6);
+    let ops: Vec<_> = (0..count).map(|n| Arc::new(op(chance, &lock(n)))).collect();
+    pack_call(&Header::new(MARKER_KEY, MARKER, "{lock:}:hints", &NodeSettings::default()), ops.iter())
+}
+
+/// What becomes of a call on its way through somebody else's bug.
+fn mangled(chance: &mut Chance, mut call: Vec<u8>) -> Vec<u8> {
+    match chance.below(5) {
+        0 => call.truncate(chance.below(call.len())),
+        1 => call.extend((0..1 + chance.below(40)).map(|_| 0)),
+        2 => {
+            // The first byte of some length, more often than not.
+            let at = chance.below(call.len());
+            call[at] = chance.next() as u8;
+        }
+        3 => {
+            let at = chance.below(call.len());
+            call.remove(at);
+        }
+        _ => {
+            call.truncate(chance.below(call.len()));
+            for _ in 0..=chance.below(MOST_NOISE) {
+                call.push(chance.next() as u8);
+            }
+        }
+    }
+    call
+}
+
+#[test]
+fn a_call_that_is_not_whole_is_refused_and_changes_nothing() {
+    let server = RedisServer::start();
+    server.cmd(&["SET", MARKER_KEY, MARKER]);
+    let mut chance = Chance::of(seed("MALFORMED_SEED"), 0);
+    let (mut refused, mut taken) = (0, 0);
+    for round in 0..CALLS {
+        let call = whole(&mut chance, round);
+        let call = if chance.one_in(10) { call } else { mangled(&mut chance, call) };
+        let (is_call, before) = (unpack_call(call.clone().into()), changes(&server));
+        let answer = eval(&server, &call);
+        match (is_call, answer) {
+            (Ok(_), Ok(Resp::Bytes(_))) => taken += 1,
+            (Err(why), Err(error)) => {
+                assert_eq!(changes(&server), before, "{why}: {error}: {call:02x?}");
+                refused += 1;
+            }
+            (is_call, answer) => panic!("{is_call:?}, but the script: {answer:?}: {call:02x?}"),
+        }
+    }
+    // Many flips fall into texts, where any byte will do.
+    assert!(changes(&server) != "rdb_changes_since_last_save:1", "no call has set anything");
+    assert!(refused > CALLS / 2 && taken > CALLS / 10, "{refused} refused, {taken} taken");
+}
