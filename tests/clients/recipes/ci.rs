@@ -10,13 +10,15 @@ use tokio::time::timeout;
 use super::{Place, ended, is_here, run, together, yaml};
 use crate::http::keys::{HOLDER, Key, file, key};
 use crate::support::gateway::{Launch, Scratch};
-use crate::support::harness::masters;
+use crate::support::harness::{eventually, masters};
+use crate::support::waiters::waiting_is;
 
 /// A place whose gateway wants a key; the file of keys stays as long as it is asked for.
 async fn locked_place() -> (Place, Key, Scratch) {
     let ci = key("ci", HOLDER, "deploy/*").await;
     let (keys, servers) = (file(&[&ci]), masters(3));
-    let gateway = Launch::over(&servers).flag("--auth-keys", keys.path()).ready().await;
+    let gateway = Launch::over(&servers).flag("--auth-keys", keys.path()).start().await;
+    eventually("a majority votes", async || (gateway.readyz().await.status == 200).then_some(())).await;
     (Place::with(servers, gateway, &["deploy-production"]), ci, keys)
 }
 
@@ -127,7 +129,7 @@ async fn an_ansible_playbook_was_played_twice_at_once() {
     place.begun(1).await;
     assert_eq!(place.gateway.look("ansible/site").await["owner"], "ansible of root");
     let second = play().spawn().unwrap();
-    crate::support::waiters::waiting_is(&place.gateway, 1, 1).await;
+    waiting_is(&place.gateway, 1, 1).await;
     place.go();
     for child in [first, second] {
         let (code, said) = ended(child).await;
