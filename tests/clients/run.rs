@@ -126,6 +126,30 @@ async fn whoever_gets_no_lock_runs_nothing_and_says_why_by_its_code() {
 }
 
 #[tokio::test]
+async fn with_json_whatever_is_wrong_before_anything_is_asked_is_one_object() {
+    let gateway = Launch::embedded().ready().await;
+    for (args, code, event, says) in [
+        (&["--json", "run", "job"][..], 64, "usage", "<COMMAND>"),
+        (&["run", "job", "--wait", "soon", "--json", "--", "true"], 64, "usage", "'soon'"),
+        (&["--json", "nonsense"], 64, "usage", "'nonsense'"),
+        (&["--json"], 64, "usage", "subcommand"),
+        (&["status", "job", "--json", "--url", "localhost"], 64, "usage", "\"localhost\""),
+        (&["status", "job", "--json", "--key-file", "/no/such/file"], 64, "usage", "/no/such/file"),
+        (&["--json", "status", ".."], 64, "usage", "no name of a lock"),
+        (&["--json", "run", "job", "--ttl", "1s", "--", "true"], 64, "usage", "1200ms"),
+        (&["--json", "run", "job", "--", "/no/such/thing"], 127, "not_run", "/no/such/thing: "),
+    ] {
+        let (ended, out, err) = output(&gateway, args).await;
+        let told: Value = serde_json::from_str(&err).unwrap_or_else(|_| panic!("{args:?}: no JSON: {err}"));
+        let detail = told["detail"].as_str().unwrap();
+        assert_eq!((ended, &told["event"], &told["exit_code"]), (Some(code), &event.into(), &code.into()), "{args:?}");
+        assert!(detail.contains(says) && !detail.contains('\n') && err.ends_with("}\n") && out.is_empty(), "{err}");
+    }
+    let (code, _, err) = output(&gateway, &["run", "job", "--nonsense", "--", "curl", "--json"]).await;
+    assert!(code == Some(64) && err.starts_with("error: "), "that one is the command's: {err}");
+}
+
+#[tokio::test]
 async fn a_hundred_runs_of_one_name_appended_to_a_file_at_the_same_time() {
     const RUNS: usize = 100;
     let servers = masters(3);

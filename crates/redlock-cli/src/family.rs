@@ -70,17 +70,6 @@ pub(crate) fn adopt_orphans() -> bool {
     has_none && set_child_subreaper(Some(getpid())).is_ok()
 }
 
-/// Adopted orphans that have ended stay until they are waited for. Whoever waits for these two has to find them.
-pub(crate) fn bury_orphans(command: Pid, guardian: Pid) {
-    // One of the two may stand in front of others: their turn comes when it is waited for, and the next child ends.
-    while let Ok(Some(ended)) = peek(Id::All)
-        && let Some(pid) = Pid::from_raw(ended.as_raw())
-        && pid != command
-        && pid != guardian
-        && waitpid(Some(pid), WaitOptions::NOHANG).is_ok()
-    {}
-}
-
 /// A child that has ended, which remains to be waited for.
 fn peek(of: Id<'_>) -> nix::Result<Option<nix::unistd::Pid>> {
     Ok(waitid(of, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT)?.pid())
@@ -122,6 +111,18 @@ impl Family {
 
     pub(crate) fn is_left(&self) -> bool {
         self.has_group() || !self.members(|_| true).is_empty()
+    }
+
+    /// Adopted orphans that have ended stay until they are waited for. Whoever waits for command and guardian has to find these.
+    pub(crate) fn bury_orphans(&self) {
+        let Some(tree) = self.tree else { return };
+        // One of the two may stand in front of others: their turn comes when it is waited for, and the next child ends.
+        while let Ok(Some(ended)) = peek(Id::All)
+            && let Some(pid) = Pid::from_raw(ended.as_raw())
+            && Some(pid) != self.group
+            && pid != tree.guardian
+            && waitpid(Some(pid), WaitOptions::NOHANG).is_ok()
+        {}
     }
 
     /// What descends from the command or carries its mark, of those that matter.

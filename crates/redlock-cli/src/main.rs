@@ -27,10 +27,11 @@ use self::outcome::Outcome;
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
-        Err(error) => {
+        Err(error) if !error.use_stderr() => {
             let _ = error.print();
-            return if error.use_stderr() { Outcome::Usage(String::new()).code().into() } else { ExitCode::SUCCESS };
+            return ExitCode::SUCCESS;
         }
+        Err(error) => return refused(&error),
     };
     let is_json = args.json;
     // One thread: a command that is killed with the thread that started it must not outlive it, nor end before it.
@@ -41,11 +42,46 @@ fn main() -> ExitCode {
     };
     let outcome = match args.command {
         Command::Guard => return guardian::main(),
-        Command::Exec { parent, command } => return run::become_command(parent, &command),
+        Command::Exec { parent, command } => return run::become_command(parent, &command, is_json),
         Command::Run(run) => runtime.block_on(run::run(&args.service, run, is_json)),
         Command::Completions { shell } => commands::completions(shell),
         Command::Man { dir } => commands::man(dir.as_deref()),
         command => runtime.block_on(commands::one_request(&args.service, command, is_json)),
     };
     outcome.report(is_json)
+}
+
+/// Nothing is known of arguments that are refused. What is behind `--` is the command's.
+fn refused(error: &clap::Error) -> ExitCode {
+    let is_json = std::env::args_os().skip(1).take_while(|arg| arg != "--").any(|arg| arg == "--json");
+    if !is_json {
+        let _ = error.print();
+        return Outcome::Usage(String::new()).code().into();
+    }
+    Outcome::Usage(in_one_line(&error.render().to_string())).report(true)
+}
+
+/// What is wrong, without how it would be right, which is told in many lines.
+fn in_one_line(error: &str) -> String {
+    let what = error.split("\n\nUsage:").next().unwrap_or_default();
+    let what = what.split("\n\nFor more information").next().unwrap_or_default();
+    what.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_arguments_is_told_in_one_line() {
+        let told = |args: &[&str]| in_one_line(&Args::try_parse_from(args).unwrap_err().to_string());
+        assert_eq!(
+            told(&["redlock", "run", "a", "--ttl", "soon", "--", "b"]),
+            "invalid value 'soon' for '--ttl <DURATION>': expected number at 0"
+        );
+        let missing = told(&["redlock", "run", "a"]);
+        assert_eq!(missing, "the following required arguments were not provided: <COMMAND>...");
+        let unknown = told(&["redlock", "--json", "runn"]);
+        assert!(unknown.starts_with("unrecognized subcommand 'runn'") && !unknown.contains('\n'), "{unknown}");
+    }
 }

@@ -27,7 +27,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, ChildStdin};
 
 use crate::args::{OnLost, Run, Service};
-use crate::family::{Family, Mark, Tree, adopt_orphans, bury_orphans};
+use crate::family::{Family, Mark, Tree, adopt_orphans};
 use crate::guardian::Order;
 use crate::outcome::{Outcome, say};
 use crate::signals::{Event, Signals};
@@ -121,11 +121,8 @@ async fn under(
         guardian.tell(Order::Until(guard.deadline() - GUARDIAN)).await;
     }
     let mark = Mark::new();
-    guardian.tell(Order::Mark(mark.clone())).await;
-    if let Some(tree) = guardian.tree {
-        guardian.tell(Order::Runner(tree.runner)).await;
-    }
-    let (mut child, group) = match spawn(guard, &mark, &run.command) {
+    guardian.expect(&mark).await;
+    let (mut child, group) = match spawn(guard, &mark, &run.command, is_json) {
         Ok(started) => started,
         Err(error) => return (Outcome::Failed(format!("{}: {error}", run.command[0].display())), false),
     };
@@ -163,12 +160,7 @@ async fn under(
                     ends_all = true;
                     family.signal_all(signal);
                 }
-                Event::ChildChanged => {
-                    go_on_if_stopped(&family, group);
-                    if let Some(tree) = guardian.tree {
-                        bury_orphans(group, tree.guardian);
-                    }
-                }
+                Event::ChildChanged => child_changed(&family, group),
             },
             () = guardian.gone(), if !guardian.is_gone => {
                 family.signal_all(Signal::TERM);
@@ -246,10 +238,11 @@ fn code(status: ExitStatus) -> u8 {
 }
 
 /// The command, in a process group of its own, whose number is its own.
-fn spawn(guard: &Guard, mark: &Mark, command: &[OsString]) -> std::io::Result<(Child, Pid)> {
+fn spawn(guard: &Guard, mark: &Mark, command: &[OsString], is_json: bool) -> std::io::Result<(Child, Pid)> {
     let deadline = humantime::format_rfc3339_millis(SystemTime::now() + guard.deadline().left()).to_string();
     let child = tokio::process::Command::new(this_program()?)
         .arg0("redlock")
+        .args(is_json.then_some("--json"))
         .arg("__exec")
         .arg(getpid().as_raw_nonzero().to_string())
         .args(command)
@@ -265,19 +258,21 @@ fn spawn(guard: &Guard, mark: &Mark, command: &[OsString]) -> std::io::Result<(C
 }
 
 /// `__exec`: becomes the command, and dies with the process that is to hold its lock.
-pub(crate) fn become_command(parent: i32, command: &[OsString]) -> ExitCode {
+pub(crate) fn become_command(parent: i32, command: &[OsString], is_json: bool) -> ExitCode {
     let dies_with_parent = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     // It may have died before.
     if dies_with_parent.is_err() || getppid() != Pid::from_raw(parent) {
         return ExitCode::from(70);
     }
     let error = std::process::Command::new(&command[0]).args(&command[1..]).exec();
-    eprintln!("redlock: {}: {error}", command[0].display());
-    ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+    let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
+    say(is_json, "not_run", &format!("{}: {error}", command[0].display()), json!({ "exit_code": code }));
+    ExitCode::from(code)
 }
 
-/// A command that is stopped from its terminal would keep the lock for ever.
-fn go_on_if_stopped(family: &Family, group: Pid) {
+/// A command that is stopped from its terminal would keep the lock for ever, and an adopted orphan its number.
+fn child_changed(family: &Family, group: Pid) {
+    family.bury_orphans();
     let stopped = rustix::process::waitid(WaitId::Pid(group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
     let Ok(Some(status)) = stopped else { return };
     // For want of a terminal it would only be stopped again.
@@ -360,6 +355,14 @@ impl Guardian {
         // It may be gone, which `gone` tells.
         if let Some(orders) = &mut self.orders {
             let _ = orders.write_all(order.to_string().as_bytes()).await;
+        }
+    }
+
+    /// How it will know what comes of the command.
+    async fn expect(&mut self, mark: &Mark) {
+        self.tell(Order::Mark(mark.clone())).await;
+        if let Some(tree) = self.tree {
+            self.tell(Order::Runner(tree.runner)).await;
         }
     }
 
