@@ -15,6 +15,7 @@ use rustix::process::{
     set_child_subreaper, test_kill_process_group, waitpid,
 };
 
+use crate::environment::Reader;
 use crate::processes::{Process, descendants};
 
 /// The name of an environment variable that no other command has. Another run below this one keeps it, and has one of its own.
@@ -39,9 +40,7 @@ impl Mark {
         &self.0
     }
 
-    /// A zombie has no environment.
-    fn is_in(&self, process: &Process) -> bool {
-        let Ok(environment) = std::fs::read(process.environment()) else { return false };
+    fn is_in(&self, environment: &[u8]) -> bool {
         let names = environment.split(|byte| *byte == 0).map(|pair| pair.split(|byte| *byte == b'=').next());
         names.flatten().any(|name| name == self.0.as_bytes())
     }
@@ -76,11 +75,12 @@ fn peek(of: Id<'_>) -> nix::Result<Option<nix::unistd::Pid>> {
 }
 
 /// A command and what it has started.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Family {
     pub(crate) group: Option<Pid>,
     pub(crate) mark: Option<Mark>,
     pub(crate) tree: Option<Tree>,
+    pub(crate) environments: Reader,
 }
 
 impl Family {
@@ -129,7 +129,11 @@ impl Family {
     fn members(&self, matters: impl Fn(&Process) -> bool) -> Vec<Process> {
         let mut all: Vec<Process> = Process::all().collect();
         let tree = self.tree.map_or_else(HashSet::new, |tree| tree.members(&all));
-        let is_marked = |process: &Process| self.mark.as_ref().is_some_and(|mark| mark.is_in(process));
+        // While a read hangs there are no marks to be seen, but what is in the group or descends from the runner is found.
+        let environment = |process: &Process| self.environments.read(&process.environment());
+        let is_marked = |process: &Process| {
+            self.mark.as_ref().is_some_and(|mark| environment(process).is_some_and(|read| mark.is_in(&read)))
+        };
         all.retain(|process| {
             let may_be = process.pid != getpid() && process.is_living() && matters(process);
             may_be && (tree.contains(&process.pid) || is_marked(process))
@@ -154,7 +158,7 @@ mod tests {
     #[test]
     fn a_process_is_found_in_its_group() {
         let group = rustix::process::getpgrp();
-        assert!(Family { group: Some(group), mark: None, tree: None }.has_group());
-        assert!(!Family { group: Pid::from_raw(i32::MAX), mark: None, tree: None }.has_group());
+        assert!(Family { group: Some(group), ..Family::default() }.has_group());
+        assert!(!Family { group: Pid::from_raw(i32::MAX), ..Family::default() }.has_group());
     }
 }

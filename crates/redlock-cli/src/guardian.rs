@@ -71,8 +71,7 @@ pub(crate) fn main() -> ExitCode {
     if nix::sys::signal::SigSet::all().thread_block().is_err() {
         return ExitCode::FAILURE;
     }
-    let (mut family, mut until, mut text) =
-        (Family { group: None, mark: None, tree: None }, None::<Moment>, Vec::new());
+    let (mut family, mut until, mut text) = (Family::default(), None::<Moment>, Vec::new());
     loop {
         let left = until.map_or(PIECE, |until| until.left().min(PIECE));
         match orders(left, &mut text) {

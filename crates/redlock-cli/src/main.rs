@@ -9,6 +9,7 @@
 
 mod args;
 mod commands;
+mod environment;
 mod family;
 mod guardian;
 mod outcome;

@@ -127,7 +127,7 @@ async fn under(
         Err(error) => return (Outcome::Failed(format!("{}: {error}", run.command[0].display())), false),
     };
     guardian.tell(Order::Group(group.as_raw_nonzero().get())).await;
-    let family = Family { group: Some(group), mark: Some(mark), tree: guardian.tree };
+    let family = Family { group: Some(group), mark: Some(mark), tree: guardian.tree, ..Family::default() };
     let terminal = Terminal::hand_to(group);
     let mut deadlines = guard.deadlines();
     // A command that ends by itself may leave a daemon behind; one that was told to end, nothing.
