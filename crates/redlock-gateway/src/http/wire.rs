@@ -78,7 +78,8 @@ pub struct Lease {
     pub fencing_token: u64,
     /// For how long the lock was granted, in milliseconds.
     pub ttl_ms: u32,
-    /// For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round trip − `elapsed_ms`).
+    /// For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round trip − `elapsed_ms`). More
+    /// than `ttl_ms` after an extension by less than was left.
     pub validity_ms: u32,
     /// How long the request took inside the gateway until `validity_ms` was counted, in milliseconds; waiting included.
     #[schema(format = "int64")]

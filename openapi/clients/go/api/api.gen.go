@@ -295,7 +295,8 @@ type Lease struct {
 	// TTLMs For how long the lock was granted, in milliseconds.
 	TTLMs int32 `json:"ttl_ms"`
 
-	// ValidityMs For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round trip − `elapsed_ms`).
+	// ValidityMs For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round trip − `elapsed_ms`). More
+	// than `ttl_ms` after an extension by less than was left.
 	ValidityMs int32 `json:"validity_ms"`
 }
 
@@ -431,7 +432,7 @@ type ListLocksParams struct {
 	// Prefix Only names that begin so.
 	Prefix *string `form:"prefix,omitempty" json:"prefix,omitempty"`
 
-	// Limit About how many locks on a page, 1 to 1000.
+	// Limit How many locks on a page at most, 1 to 1000. A page may have fewer and still not be the last: that one has no `next_cursor`.
 	Limit *int32 `form:"limit,omitempty" json:"limit,omitempty"`
 
 	// Cursor Where the last page ended.

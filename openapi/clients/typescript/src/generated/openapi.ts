@@ -280,7 +280,8 @@ export interface components {
             ttl_ms: number;
             /**
              * Format: int32
-             * @description For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round trip − `elapsed_ms`).
+             * @description For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round trip − `elapsed_ms`). More
+             *     than `ttl_ms` after an extension by less than was left.
              */
             validity_ms: number;
         };
@@ -1008,7 +1009,7 @@ export interface operations {
             query?: {
                 /** @description Only names that begin so. */
                 prefix?: string;
-                /** @description About how many locks on a page, 1 to 1000. */
+                /** @description How many locks on a page at most, 1 to 1000. A page may have fewer and still not be the last: that one has no `next_cursor`. */
                 limit?: number;
                 /** @description Where the last page ended. */
                 cursor?: string;

@@ -36,7 +36,8 @@ class Lease:
         token (str): Show it in the `Lock-Token` header to extend or release. A secret.
         ttl_ms (int): For how long the lock was granted, in milliseconds.
         validity_ms (int): For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round
-            trip − `elapsed_ms`).
+            trip − `elapsed_ms`). More
+            than `ttl_ms` after an extension by less than was left.
         owner (str | Unset): The label that the request gave.
     """
 
