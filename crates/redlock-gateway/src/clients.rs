@@ -167,8 +167,8 @@ impl Concurrency {
 
     /// Resolves when this one may run, of so many at most; it runs until what it resolves to is dropped. `None` would be the end of
     /// all.
-    pub async fn begin(&self, together: usize) -> Option<OwnedSemaphorePermit> {
-        let share = Self::MOST.div_ceil(together.clamp(1, Self::MOST));
+    pub async fn begin(&self, concurrent_limit: usize) -> Option<OwnedSemaphorePermit> {
+        let share = Self::MOST.div_ceil(concurrent_limit.clamp(1, Self::MOST));
         self.0.clone().acquire_many_owned(share as u32).await.ok()
     }
 }

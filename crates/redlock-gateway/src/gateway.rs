@@ -197,7 +197,7 @@ impl Gateway {
                 view.token = view.token.shown_by(shown);
             }
             let decided_in = view.elapsed;
-            self.in_flight.took(decided_in);
+            self.in_flight.record_round(decided_in);
             // A client takes its own round trip off, less this: what it has waited for was not lost on the way.
             Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, guard, decided_in))
         });
@@ -248,7 +248,7 @@ impl Gateway {
         let result = result.and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
         if let Ok(view) = &result {
-            self.in_flight.took(view.elapsed);
+            self.in_flight.record_round(view.elapsed);
             client.extended(name.as_str(), token.shown.fencing(), Instant::now() + ttl.duration());
         }
         self.counted(Operation::Extend, Outcome::Extended, result)

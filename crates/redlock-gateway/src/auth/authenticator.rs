@@ -41,18 +41,18 @@ pub enum AuthError {
 pub struct Authenticator {
     keys: Option<ArcSwap<Keys>>,
     /// Whether somebody without a key may force a release.
-    forces: bool,
+    may_force: bool,
 }
 
 impl Authenticator {
     /// Without keys: everybody may come. To force a release is only for those on the same machine, whose locks these are.
     pub fn open(is_loopback: bool) -> Self {
-        Self { keys: None, forces: is_loopback }
+        Self { keys: None, may_force: is_loopback }
     }
 
     /// Only callers with one of these keys.
     pub fn new(keys: Keys) -> Self {
-        let authenticator = Self { keys: Some(ArcSwap::default()), forces: false };
+        let authenticator = Self { keys: Some(ArcSwap::default()), may_force: false };
         authenticator.replace(keys);
         authenticator
     }
@@ -85,7 +85,7 @@ impl Authenticator {
     /// # Errors
     /// Why nobody is known by it.
     pub fn identify(&self, shown: Option<Credential<'_>>) -> Result<Caller, AuthError> {
-        let Some(keys) = &self.keys else { return Ok(Caller::anonymous(self.forces)) };
+        let Some(keys) = &self.keys else { return Ok(Caller::anonymous(self.may_force)) };
         let keys = keys.load();
         let known = match shown.ok_or(AuthError::Missing)? {
             Credential::Key(text) => keys.proven_by_text(text),
@@ -148,14 +148,14 @@ impl Authenticator {
 #[derive(Clone)]
 pub struct Caller {
     known: Option<ProvenKey>,
-    /// Without a key.
-    forces: bool,
+    /// Without a key: one that is known may what its key may.
+    may_force: bool,
 }
 
 impl Caller {
     /// Where there are no keys; whether it may force a release.
-    pub fn anonymous(forces: bool) -> Self {
-        Self { known: None, forces }
+    pub fn anonymous(may_force: bool) -> Self {
+        Self { known: None, may_force }
     }
 
     fn of(known: ProvenKey) -> Result<Self, AuthError> {
@@ -165,7 +165,7 @@ impl Caller {
         };
         let now = SystemTime::now();
         let has_ended = [known.key.expires, of_certificate].into_iter().flatten().any(|end| end <= now);
-        if has_ended { Err(AuthError::Expired) } else { Ok(Self { known: Some(known), forces: false }) }
+        if has_ended { Err(AuthError::Expired) } else { Ok(Self { known: Some(known), may_force: false }) }
     }
 
     fn key(&self) -> Option<&Key> {
@@ -189,12 +189,12 @@ impl Caller {
 
     /// Whether it may do this to this lock.
     pub fn may(&self, verb: Verb, name: &LockName) -> bool {
-        self.key().map_or(verb != Verb::Force || self.forces, |key| key.may(verb, name))
+        self.key().map_or(verb != Verb::Force || self.may_force, |key| key.may(verb, name))
     }
 
     /// Whether it may do this to any lock, or at all.
     pub fn may_somewhere(&self, verb: Verb) -> bool {
-        self.key().map_or(verb != Verb::Force || self.forces, |key| key.may_somewhere(verb))
+        self.key().map_or(verb != Verb::Force || self.may_force, |key| key.may_somewhere(verb))
     }
 
     /// What its requests may ask for, of what the gateway allows to all.

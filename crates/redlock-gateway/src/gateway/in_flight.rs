@@ -37,28 +37,28 @@ pub(super) struct Requests {
     /// Those of them that are not about a lock which the caller may hold.
     others: Counter,
     company: Company,
-    rounds: Rounds,
+    rounds: MinRoundTrip,
     all: Arc<All>,
 }
 
 /// How long a round takes at least.
 #[derive(Debug)]
-struct Rounds {
+struct MinRoundTrip {
     micros: AtomicU64,
     /// Whether there was one since it was looked at last.
     is_known: AtomicBool,
 }
 
-impl Rounds {
+impl MinRoundTrip {
     const BESIDE_OTHERS_PER_MILLI: u64 = 16;
     const MOST_MICROS: u64 = 1_000 * Concurrency::MOST as u64 / Self::BESIDE_OTHERS_PER_MILLI;
 
     /// Of one client beside others.
-    fn together(&self) -> usize {
+    fn concurrent_limit(&self) -> usize {
         (self.micros.load(Ordering::Relaxed).max(1_000) * Self::BESIDE_OTHERS_PER_MILLI / 1_000) as usize
     }
 
-    fn took(&self, round: Duration) {
+    fn record_round(&self, round: Duration) {
         let micros = round.as_micros() as u64;
         self.is_known.store(true, Ordering::Relaxed);
         if micros < self.micros.load(Ordering::Relaxed) {
@@ -68,7 +68,7 @@ impl Rounds {
 
     /// What was measured long ago says little: until a round tells otherwise, it takes twice as long now. Without any round
     /// nothing changes: a flood of other requests must not gain by it.
-    fn forget(&self) {
+    fn decay(&self) {
         if !self.is_known.swap(false, Ordering::Relaxed) {
             return;
         }
@@ -97,7 +97,10 @@ impl Requests {
             working: Counter::default(),
             others: Counter::default(),
             company: Company::default(),
-            rounds: Rounds { micros: AtomicU64::new(Rounds::MOST_MICROS), is_known: AtomicBool::new(false) },
+            rounds: MinRoundTrip {
+                micros: AtomicU64::new(MinRoundTrip::MOST_MICROS),
+                is_known: AtomicBool::new(false),
+            },
             all: Arc::default(),
         }
     }
@@ -110,18 +113,18 @@ impl Requests {
             Work::Other => &client.others_running,
         };
         let is_alone = self.company.comes_alone(client);
-        let together = if is_alone { Concurrency::MOST } else { self.rounds.together() };
-        Some(InFlight { working, running: running.begin(together).await })
+        let concurrent_limit = if is_alone { Concurrency::MOST } else { self.rounds.concurrent_limit() };
+        Some(InFlight { working, running: running.begin(concurrent_limit).await })
     }
 
     /// A round has taken so long.
-    pub(super) fn took(&self, round: Duration) {
-        self.rounds.took(round);
+    pub(super) fn record_round(&self, round: Duration) {
+        self.rounds.record_round(round);
     }
 
     /// To be called every few seconds.
     pub(super) fn upkeep(&self) {
-        self.rounds.forget();
+        self.rounds.decay();
     }
 
     fn place(&self, work: Work, client: &Client) -> Option<(Place, Option<Place>, Place)> {
@@ -247,7 +250,7 @@ mod tests {
         assert!(begin(Work::Other, &other).await.is_some());
         assert!(begin(Work::Other, &greedy).await.is_none(), "they are more than it may have now");
         drop(alone);
-        requests.took(Duration::from_millis(1));
+        requests.record_round(Duration::from_millis(1));
         let mut beside = all(Work::Other, &greedy).await;
         assert_eq!(beside.len(), 16);
         assert!(begin(Work::Held, &greedy).await.is_some());
@@ -260,16 +263,16 @@ mod tests {
         let rounds = Requests::new(1).rounds;
         let mut seen = Vec::new();
         for _ in 0..6 {
-            seen.push(rounds.together());
-            rounds.took(Duration::from_micros(9_500));
-            rounds.forget();
+            seen.push(rounds.concurrent_limit());
+            rounds.record_round(Duration::from_micros(9_500));
+            rounds.decay();
         }
         assert_eq!(seen, [256; 6], "it may take twice as long");
-        rounds.took(Duration::from_micros(9_500));
-        assert_eq!(rounds.together(), 152);
-        rounds.took(Duration::from_micros(300));
-        assert_eq!(rounds.together(), 16);
-        (0..9).for_each(|_| rounds.forget());
-        assert_eq!(rounds.together(), 16, "nobody knows better");
+        rounds.record_round(Duration::from_micros(9_500));
+        assert_eq!(rounds.concurrent_limit(), 152);
+        rounds.record_round(Duration::from_micros(300));
+        assert_eq!(rounds.concurrent_limit(), 16);
+        (0..9).for_each(|_| rounds.decay());
+        assert_eq!(rounds.concurrent_limit(), 16, "nobody knows better");
     }
 }
