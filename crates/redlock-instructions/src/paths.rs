@@ -139,7 +139,7 @@ fn batch(times: u32) {
     let answer = packed_answer(&votes);
     for _ in 0..times {
         let call = std::hint::black_box(pack_call(&header, std::hint::black_box(&ops).iter()));
-        assert!(call.len() > ops.len() * Record::GRANT_LEN);
+        assert!(call.len() > ops.len() * record.grant().len());
         let votes = unpacked_answer(ops.len(), std::hint::black_box(answer.clone()));
         assert_eq!(std::hint::black_box(votes).map(|votes| votes.len()), Some(2 * HALF));
     }
