@@ -91,13 +91,14 @@ fn print_probe(master: &Master, found: &Probe, skew: Duration) {
     let far = Duration::from_micros(found.clock_offset_micros.unsigned_abs()) > skew / 2;
     let warning = if far { format!(" (TOO FAR: more than half of {})", show(skew)) } else { String::new() };
     println!(
-        "{}: Redis {}, role {}, policy {}, {}, {marker}, clock {offset:+.1} ms{warning}, evicted {}",
+        "{}: Redis {}, role {}, policy {}, {}, {marker}, clock {offset:+.1} ms{warning}, evicted {}, rules {}",
         master.name,
         facts.version,
         facts.role,
         if facts.policy.is_empty() { "unknown" } else { &facts.policy },
         facts.durability,
         facts.evicted_keys,
+        found.engine.map_or("cannot be loaded", |engine| engine.as_str()),
     );
     match &found.verdict {
         Verdict::Refused(diagnosis) => println!("  REFUSED: {}", in_words(diagnosis)),

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use redlock_core::node::link::{
-    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
-    StoredPage, Subscription, Swapped,
+    Adopted, Adoption, Answer, Answering, Engine, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned,
+    Session, StoredPage, Subscription, Swapped,
 };
 use redlock_core::node::{Hint, Keys, Task};
 use tokio::sync::{mpsc, oneshot};
@@ -214,7 +214,7 @@ impl Session for SimSession {
     }
 
     /// A real session loads its script here; looking stands for that round trip.
-    fn load(&self, _run_id: &str, marker: &str) -> Answering<()> {
+    fn load(&self, _run_id: &str, marker: &str) -> Answering<Engine> {
         let (look, link) = (self.look(), self.link.clone());
         let (loaded, connection, marker) = (self.marker.clone(), self.connection.clone(), marker.to_owned());
         async move {
@@ -224,7 +224,7 @@ impl Session for SimSession {
             (current.calls, current.admitted) = (Some(connection), Some(Instant::now()));
             drop(current);
             link.recorder.count(|counts| counts.admissions += 1);
-            Ok(())
+            Ok(Engine::Lua)
         }
         .boxed()
     }

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use super::Task;
 use super::admission::{Admission, Doubt, Early, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN, Step};
 use super::calls::{Call, Calls, fail_all};
-use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
+use super::link::{Answer, Engine, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
 use super::observer::Seams;
 use super::op::{Effect, Failure, Op, Reason, Vote};
 use super::peers::Peers;
@@ -87,7 +87,7 @@ pub(super) enum Event {
     /// To [`Action::SwapMarker`].
     Swapped(Result<Swapped, LinkError>),
     /// To [`Action::Load`].
-    Loaded(Result<(), LinkError>),
+    Loaded(Result<Engine, LinkError>),
     /// To the oldest [`Action::Call`] that is under way.
     Answered(Result<Answer, LinkError>),
     /// To [`Action::Follow`].
@@ -320,7 +320,8 @@ impl Driver {
                 Ok(())
             }
             Event::Swapped(Ok(Swapped::OtherProcess)) => Err(Outage::Unreachable("it was restarted just now".into())),
-            Event::Loaded(Ok(())) => {
+            Event::Loaded(Ok(engine)) => {
+                self.report.engine(engine);
                 self.loaded(now);
                 Ok(())
             }

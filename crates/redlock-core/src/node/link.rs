@@ -52,9 +52,9 @@ pub trait Session: Send + 'static {
     /// The master's wall clock, in microseconds since 1970.
     fn time_micros(&self) -> Answering<i64>;
 
-    /// Makes the session fit for calls under this marker. The process is told apart from every other one of this master: one
+    /// Makes the session fit for calls under this marker, and says who runs them. The process is told apart from every other one of this master: one
     /// that was started since refuses the calls with [`LinkErrorKind::NoScript`].
-    fn load(&self, run_id: &str, marker: &str) -> Answering<()>;
+    fn load(&self, run_id: &str, marker: &str) -> Answering<Engine>;
 
     /// Lock operations, in this order, as one call that nothing comes between. Calls are answered in the order in which they
     /// were made. Without operations it is the heartbeat.
@@ -71,6 +71,25 @@ pub trait Subscription: Send + 'static {
 
     /// Whether anybody is there.
     fn ping(&self) -> Answering<()>;
+}
+
+/// Who runs the rules of locks on a master. The rules are the same, and so are their answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// A script.
+    Lua,
+    /// The module that is loaded there; faster.
+    Native,
+}
+
+impl Engine {
+    /// A word for answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Lua => "lua",
+            Self::Native => "native",
+        }
+    }
 }
 
 /// What there is to see of a master.

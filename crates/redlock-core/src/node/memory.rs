@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::link::{Adopted, Adoption, Put, Scan, Scanned, Stored};
-use super::rules::{self, Expiry, KeySpace, NodeSettings, OutOfMemory};
+use super::rules::{self, Expiry, KeyError, KeySpace, NodeSettings};
 use super::{Failure, Keys, Listener, LockReader, Node, NodeState, NodeStatus, Op, Record, Reply, Vote};
 use crate::clock::Clock;
 use crate::types::{FencingToken, LockName};
@@ -73,7 +73,7 @@ impl MemoryNode {
         keys.sort_unstable();
         let lock = |key: Bytes| {
             let name = std::str::from_utf8(&key).ok()?.strip_prefix(prefix)?.parse().ok()?;
-            let record = Record::foreign(store.get(&key)?);
+            let record = Record::foreign(store.value(&key)?);
             Some(Stored { name, record, expires_in: Duration::from_millis(store.time_to_live(&key)?) })
         };
         keys.into_iter().filter_map(lock).collect()
@@ -86,7 +86,7 @@ impl MemoryNode {
             return Some(Adopted::OtherMarker);
         }
         let mut foreign = |(name, put): &(LockName, Put)| {
-            let current = store.get(&Keys::new(prefix, name).lock).map(Record::foreign);
+            let current = store.value(&Keys::new(prefix, name).lock).map(Record::foreign);
             current.is_some_and(|current| current.parse().is_none() && current != put.record)
         };
         if adoption.puts.iter().any(&mut foreign) {
@@ -100,7 +100,7 @@ impl MemoryNode {
                 return store.set(&keys.lock, record.as_bytes().clone(), life).is_ok();
             };
             // As for a heal: what a release has reached is not set again.
-            let (last, current) = (store.get(&keys.fence), store.get(&keys.lock).map(Record::foreign));
+            let (last, current) = (store.value(&keys.fence), store.value(&keys.lock).map(Record::foreign));
             let passes = |last: Bytes| last == format!("{t}+") || last[..FencingToken::TEXT_LEN] < t.text()[..];
             if !last.is_none_or(passes) && !current.is_some_and(|current| current.is_grant_of(record)) {
                 return store.set(&keys.lock, Record::nobodys(t).as_bytes().clone(), life).is_ok();
@@ -298,6 +298,15 @@ impl Store {
         Scanned { keys, count, next: entries.next().map(|((place, _), _)| format!("{place:x}").into()) }
     }
 
+    fn value(&mut self, key: &Bytes) -> Option<Bytes> {
+        let entry = self.entries.get(&self.place(key))?;
+        if is_past(entry.expires_at, self.now()) {
+            self.delete(key);
+            return None;
+        }
+        Some(entry.value.clone())
+    }
+
     fn place(&self, key: &Bytes) -> (u64, Bytes) {
         (self.hasher.hash_one(key), key.clone())
     }
@@ -327,13 +336,8 @@ impl KeySpace for Store {
         self.clock.wall_micros()
     }
 
-    fn get(&mut self, key: &Bytes) -> Option<Bytes> {
-        let entry = self.entries.get(&self.place(key))?;
-        if is_past(entry.expires_at, self.now()) {
-            self.delete(key);
-            return None;
-        }
-        Some(entry.value.clone())
+    fn get(&mut self, key: &Bytes) -> Result<Option<Bytes>, KeyError> {
+        Ok(self.value(key))
     }
 
     fn time_to_live(&mut self, key: &Bytes) -> Option<u64> {
@@ -341,9 +345,9 @@ impl KeySpace for Store {
         self.entries.get(&self.place(key))?.expires_at?.checked_sub(now)
     }
 
-    fn set(&mut self, key: &Bytes, value: Bytes, expiry: Expiry) -> Result<(), OutOfMemory> {
+    fn set(&mut self, key: &Bytes, value: Bytes, expiry: Expiry) -> Result<(), KeyError> {
         if self.sets_left == Some(0) {
-            return Err(OutOfMemory);
+            return Err(KeyError::OutOfMemory);
         }
         self.sets_left = self.sets_left.map(|left| left - 1);
         let place = self.place(key);

@@ -262,7 +262,7 @@ fn millis(time: Duration) -> i64 {
 }
 
 /// What a master answered to a call of so many operations. `None` when that is no answer: then nothing is known of what ran.
-pub(crate) fn unpack_answer(operations: usize, mut bytes: Bytes) -> Option<Answer> {
+pub fn unpack_answer(operations: usize, mut bytes: Bytes) -> Option<Answer> {
     if bytes.try_get_u8().ok()? != VERSION {
         return None;
     }

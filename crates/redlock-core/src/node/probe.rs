@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{Admission, Facts, Moment, NodeIdentity, Step};
-use super::link::{Link, LinkError, Look, MarkerSwap, Swapped};
+use super::link::{Engine, Link, LinkError, Look, MarkerSwap, Swapped};
 use super::{Diagnosis, NodeSettings};
 use crate::clock::{Clock, Entropy};
 
@@ -34,6 +34,8 @@ pub struct Probe {
     pub verdict: Verdict,
     /// Its clock minus ours, in microseconds.
     pub clock_offset_micros: i64,
+    /// Who would run the rules of locks on it; `None` where they cannot be loaded.
+    pub engine: Option<Engine>,
 }
 
 /// What a gateway that starts now would do with a master.
@@ -48,7 +50,7 @@ pub enum Verdict {
 }
 
 impl Master {
-    /// Looks at it without changing anything.
+    /// Looks at it without changing anything that is stored.
     ///
     /// # Errors
     /// What its link says, or that it did not answer in time.
@@ -56,7 +58,9 @@ impl Master {
         let (Look { facts, marker }, clock_offset_micros) = self.look(clock).await?;
         let verdict =
             self.verdict(&facts, marker.clone(), Moment { monotonic: Duration::ZERO, ..Moment::of(clock) }, entropy);
-        Ok(Probe { facts, marker, verdict, clock_offset_micros })
+        let load = async { self.link.connect().await?.load(&facts.run_id, "").await };
+        let engine = self.in_time(load).await.ok();
+        Ok(Probe { facts, marker, verdict, clock_offset_micros, engine })
     }
 
     /// What there is to see, and its clock minus ours in microseconds.

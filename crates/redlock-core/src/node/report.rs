@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::admission::{Doubt, Facts};
+use super::link::Engine;
 use super::observer::Seams;
 use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
 
@@ -71,6 +72,10 @@ impl Reporter {
             marker.clone_into(&mut status.marker);
         });
         tracing::info!(node = %self.name, version = %facts.version, durability = %facts.durability, "node admitted");
+    }
+
+    pub(super) fn engine(&self, engine: Engine) {
+        self.status.send_if_modified(|status| status.engine.replace(engine) != Some(engine));
     }
 
     pub(super) fn cannot_vote(&self, state: NodeState, diagnosis: &Diagnosis) {

@@ -21,7 +21,10 @@ pub trait KeySpace {
     fn now_micros(&self) -> u64;
 
     /// The value of a key that has not expired.
-    fn get(&mut self, key: &Bytes) -> Option<Bytes>;
+    ///
+    /// # Errors
+    /// What stands there is no text.
+    fn get(&mut self, key: &Bytes) -> Result<Option<Bytes>, KeyError>;
 
     /// How long a key still lives; `None` when it has no expiry.
     fn time_to_live(&mut self, key: &Bytes) -> Option<u64>;
@@ -30,7 +33,7 @@ pub trait KeySpace {
     ///
     /// # Errors
     /// Nothing was set: there is no memory left.
-    fn set(&mut self, key: &Bytes, value: Bytes, expiry: Expiry) -> Result<(), OutOfMemory>;
+    fn set(&mut self, key: &Bytes, value: Bytes, expiry: Expiry) -> Result<(), KeyError>;
 
     /// Gives a key another time to live. Takes no memory.
     fn expire(&mut self, key: &Bytes, millis: u64);
@@ -50,15 +53,24 @@ pub enum Expiry {
     Never,
 }
 
-/// A key could not be set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OutOfMemory;
+/// Why a key could not be read or set, in the words of Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// There is no memory left for it.
+    #[error("OOM command not allowed when used memory > 'maxmemory'.")]
+    OutOfMemory,
+    /// It holds no text, and nothing of ours.
+    #[error("WRONGTYPE Operation against a key holding the wrong kind of value")]
+    WrongType,
+    /// The caller may not use it.
+    #[error("NOPERM No permissions to access a key")]
+    Forbidden,
+}
 
-impl From<OutOfMemory> for Vote {
+impl From<KeyError> for Vote {
     /// What the operation had set before may stand.
-    fn from(_: OutOfMemory) -> Self {
-        let detail = "OOM command not allowed when used memory > 'maxmemory'.";
-        Self::Failed(Failure::new(Reason::Error, Effect::Possible, detail))
+    fn from(error: KeyError) -> Self {
+        Self::Failed(Failure::new(Reason::Error, Effect::Possible, error.to_string()))
     }
 }
 
@@ -76,10 +88,7 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
         Op::Heal { keys, record, ttl, began_micros } => node.heal(keys, record, *ttl, *began_micros),
         // Needs no admission: taking a lock away can never produce a second holder.
         Op::Release { keys, record, scope, .. } => node.release(keys, record, *scope),
-        Op::Inspect { keys } => Ok(match node.space.get(&keys.lock) {
-            Some(value) => Vote::Found(node.holding(keys, value)),
-            None => Vote::Missing,
-        }),
+        Op::Inspect { keys } => node.inspect(keys),
     };
     vote.unwrap_or_else(Vote::from)
 }
@@ -90,18 +99,18 @@ struct RulesOn<'a, S> {
 }
 
 impl<S: KeySpace> RulesOn<'_, S> {
-    fn acquire(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, OutOfMemory> {
+    fn acquire(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
         if rules.clock_is_checked && t.get().abs_diff(self.space.now_micros()) > self.max_offset() {
             return Ok(clock_refusal());
         }
-        let last = self.space.get(&keys.fence);
+        let last = self.space.get(&keys.fence)?;
         let fence = last.as_ref().map(|text| fence_of(text));
         if fence == Some(None) {
             return Ok(error("ERR the fence holds no number"));
         }
-        if let Some(value) = self.space.get(&keys.lock) {
+        if let Some(value) = self.space.get(&keys.lock)? {
             let is_own = Record::foreign(value.clone()).owner_text() == record.owner_text();
             if !is_own || rules.lock_is_kept {
                 let holding = self.holding(keys, value);
@@ -119,15 +128,15 @@ impl<S: KeySpace> RulesOn<'_, S> {
             }
             Some(_) => fence_text(t),
         };
-        if let Err(out_of_memory) = self.set_fence(keys, fence, u64::from(ttl.millis())) {
+        if let Err(error) = self.set_fence(keys, fence, u64::from(ttl.millis())) {
             self.space.delete(&keys.lock);
-            return Err(out_of_memory);
+            return Err(error);
         }
         Ok(Vote::Granted)
     }
 
-    fn extend(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, OutOfMemory> {
-        let Some(value) = self.space.get(&keys.lock) else { return Ok(Vote::Missing) };
+    fn extend(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
+        let Some(value) = self.space.get(&keys.lock)? else { return Ok(Vote::Missing) };
         if !value.starts_with(record.grant()) {
             return Ok(Vote::Held(self.holding(keys, value)));
         }
@@ -140,39 +149,46 @@ impl<S: KeySpace> RulesOn<'_, S> {
             self.space.expire(&keys.lock, life);
         }
         if let (true, Some(t)) = (is_first, stored.fencing())
-            && let Err(out_of_memory) = self.mark(keys, &stored, t, life)
+            && let Err(error) = self.mark(keys, &stored, t, life)
         {
             // The lock lives longer all the same, and its release counts on the fence.
             self.prolong_fence(keys, life);
-            return Err(out_of_memory);
+            return Err(error);
         }
         Ok(Vote::Extended { expires_in: Duration::from_millis(life) })
     }
 
+    fn inspect(&mut self, keys: &Keys) -> Result<Vote, KeyError> {
+        Ok(match self.space.get(&keys.lock)? {
+            Some(value) => Vote::Found(self.holding(keys, value)),
+            None => Vote::Missing,
+        })
+    }
+
     /// The lock before the fence: the release of an unmarked lock counts on an unmarked fence.
-    fn mark(&mut self, keys: &Keys, stored: &Record, t: FencingToken, life: u64) -> Result<(), OutOfMemory> {
+    fn mark(&mut self, keys: &Keys, stored: &Record, t: FencingToken, life: u64) -> Result<(), KeyError> {
         self.space.set(&keys.lock, stored.extended().as_bytes().clone(), Expiry::Keep)?;
-        if self.space.get(&keys.fence).is_none_or(|fence| fence_of(&fence) == Some(t)) {
+        if self.space.get(&keys.fence)?.is_none_or(|fence| fence_of(&fence) == Some(t)) {
             self.set_fence(keys, marked(t), life)?;
         }
         Ok(())
     }
 
     /// T may be old, but not the extension that vouches for it: the fences that tell of what has happened since have an end.
-    fn heal(&mut self, keys: &Keys, record: &Record, ttl: Ttl, began: u64) -> Result<Vote, OutOfMemory> {
+    fn heal(&mut self, keys: &Keys, record: &Record, ttl: Ttl, began: u64) -> Result<Vote, KeyError> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
         let (now, max) = (self.space.now_micros(), self.max_offset());
         if rules.clock_is_checked && (t.get().saturating_sub(now) > max || began.abs_diff(now) > max) {
             return Ok(clock_refusal());
         }
-        if let Some(value) = self.space.get(&keys.lock) {
+        if let Some(value) = self.space.get(&keys.lock)? {
             let same = value.starts_with(record.grant());
             let holding = self.holding(keys, value);
             let expires_in = holding.expires_in.unwrap_or(ttl.duration());
             return Ok(if same { Vote::Extended { expires_in } } else { Vote::Held(holding) });
         }
-        if let Some(text) = self.space.get(&keys.fence) {
+        if let Some(text) = self.space.get(&keys.fence)? {
             let Some(fence) = fence_of(&text) else { return Ok(error("ERR the fence holds no number")) };
             if rules.fence_is_checked && fence >= t && text != marked(t) {
                 return Ok(Vote::Stale { fence });
@@ -185,10 +201,10 @@ impl<S: KeySpace> RulesOn<'_, S> {
     }
 
     /// Deletes before it sets anything, which works without memory.
-    fn release(&mut self, keys: &Keys, record: &Record, scope: ReleaseScope) -> Result<Vote, OutOfMemory> {
+    fn release(&mut self, keys: &Keys, record: &Record, scope: ReleaseScope) -> Result<Vote, KeyError> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
-        let current = self.space.get(&keys.lock).map(Record::foreign);
+        let current = self.space.get(&keys.lock)?.map(Record::foreign);
         let (mut same, mut deleted) = (false, false);
         let exact = scope != ReleaseScope::Holder && rules.undo_is_exact;
         let spares = scope == ReleaseScope::Try && rules.undo_is_exact;
@@ -214,10 +230,10 @@ impl<S: KeySpace> RulesOn<'_, S> {
             if !same && t.get().saturating_sub(self.space.now_micros()) > self.max_offset() / 2 {
                 return Ok(clock_refusal());
             }
-            if let Err(out_of_memory) = self.set_barrier(keys, t, same, spares)
-                && !deleted
-            {
-                return Err(out_of_memory);
+            match self.set_barrier(keys, t, same, spares) {
+                // What was deleted is gone, if not for good.
+                Err(KeyError::OutOfMemory) if deleted => {}
+                set => set?,
             }
         }
         Ok(match current {
@@ -229,8 +245,8 @@ impl<S: KeySpace> RulesOn<'_, S> {
 
     /// The mark of this T goes: a heal may be in flight, which the undo of a try has nothing against. A fence that could be
     /// taken back stays from now on.
-    fn set_barrier(&mut self, keys: &Keys, t: FencingToken, own: bool, keeps_mark: bool) -> Result<(), OutOfMemory> {
-        let stands = self.space.get(&keys.fence);
+    fn set_barrier(&mut self, keys: &Keys, t: FencingToken, own: bool, keeps_mark: bool) -> Result<(), KeyError> {
+        let stands = self.space.get(&keys.fence)?;
         let fence = match stands.as_ref().and_then(|text| fence_of(text)) {
             Some(fence) if fence >= t && (keeps_mark || stands != Some(marked(t))) => {
                 let provisional = stands.as_ref().is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));
@@ -251,7 +267,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
 
     /// The only rule that lowers a fence: nobody has seen the T of a try that failed.
     fn take_fence_back(&mut self, keys: &Keys, t: FencingToken) {
-        let Some(last) = self.space.get(&keys.fence) else { return };
+        let Ok(Some(last)) = self.space.get(&keys.fence) else { return };
         match last.strip_prefix(format!("{t}!").as_bytes()) {
             Some([]) => self.space.delete(&keys.fence),
             // Without memory the higher fence stays, which refuses more than it must.
@@ -261,7 +277,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
     }
 
     /// For as long as the lock lives, in milliseconds, and its reasons after that.
-    fn set_fence(&mut self, keys: &Keys, text: Bytes, life: u64) -> Result<(), OutOfMemory> {
+    fn set_fence(&mut self, keys: &Keys, text: Bytes, life: u64) -> Result<(), KeyError> {
         self.space.set(&keys.fence, text, Expiry::In(life.saturating_add(self.fence_grace())))
     }
 

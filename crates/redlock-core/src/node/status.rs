@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::link::Engine;
+
 /// What a node is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NodeState {
@@ -47,6 +49,8 @@ pub struct NodeStatus {
     pub marker: String,
     /// Whether it is quarantined as a node of a cluster that an operator calls brand-new.
     pub is_bootstrapping: bool,
+    /// Who runs the rules of locks on it, as it was when it last came to voting.
+    pub engine: Option<Engine>,
     /// Whether its clock and this machine's differ by more than D: then it refuses our fencing tokens.
     pub clock_is_off: bool,
     /// Whether it takes no writes: then it grants no locks.
@@ -70,6 +74,7 @@ impl NodeStatus {
             remedy: None,
             marker: String::new(),
             is_bootstrapping: false,
+            engine: None,
             clock_is_off: false,
             refuses_writes: false,
             looks: 0,

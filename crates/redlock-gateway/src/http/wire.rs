@@ -311,6 +311,10 @@ pub struct NodeHealth {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub advice: Option<String>,
+    /// What runs the rules of locks on it: `native` (the module is loaded there; faster) or `lua` (a script).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    pub engine: Option<String>,
     /// Restarts of the node that this gateway has seen.
     #[schema(format = "int64")]
     pub restarts: u64,
@@ -343,6 +347,7 @@ impl Health {
             until: status.until_micros.map(rfc3339),
             detail: said(status.detail),
             advice: status.remedy.map(|remedy| in_flags(remedy).into_owned()),
+            engine: status.engine.map(|engine| engine.as_str().to_owned()),
             restarts: status.restarts,
             evicted_keys: status.evicted_keys,
         });

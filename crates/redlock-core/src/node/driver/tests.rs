@@ -118,7 +118,7 @@ impl Bench {
         let loads = bench.sees(Some(&marker));
         bench.marker = marker;
         assert!(matches!(loads.as_slice(), [Action::Load { .. }]), "{loads:?}");
-        assert_eq!(bench.on(Event::Loaded(Ok(()))), [Action::Call], "which tells how far the node is");
+        assert_eq!(bench.on(Event::Loaded(Ok(Engine::Lua))), [Action::Call], "which tells how far the node is");
         bench.now += Duration::from_millis(2);
         assert_eq!(bench.on(Event::Answered(Ok(answer(Vec::new())))), []);
         bench

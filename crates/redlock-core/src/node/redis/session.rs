@@ -30,11 +30,11 @@ use super::url::RedisUrl;
 use super::{failure, scripts};
 use crate::node::admission::{Facts, SETTINGS, database_key, marker_key};
 use crate::node::link::{
-    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
-    StoredPage, Subscription, Swapped,
+    Adopted, Adoption, Answer, Answering, Engine, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned,
+    Session, StoredPage, Subscription, Swapped,
 };
 use crate::node::packed::{self, Header};
-use crate::node::{Hint, Remedy, Task, hint};
+use crate::node::{Effect, Failure, Hint, Reason, Remedy, Rules, Task, Vote, hint};
 
 /// Messages of a subscription that are kept for a reader that comes late.
 const MESSAGES: usize = 1024;
@@ -159,10 +159,48 @@ struct RedisSession {
     loaded: Arc<OnceLock<Loaded>>,
 }
 
-/// What calls of this session begin with, and the digest of the script that belongs to this process of the node.
+/// What calls of this session begin with, and how they are made. Both ways name the process of the node: another one refuses
+/// the call.
 struct Loaded {
     header: Header,
-    digest: Str,
+    way: Way,
+}
+
+#[derive(Clone)]
+enum Way {
+    /// The script of this digest, which belongs to the process.
+    Script(Str),
+    /// The module's command, with the run_id of the process.
+    Module(Bytes),
+}
+
+const MODULE_CALL: &str = "REDLOCK.CALL";
+
+/// As the module answers it.
+async fn by_module(client: Client, run_id: Bytes, call: Vec<u8>) -> Result<Value, LinkError> {
+    let command = CustomCommand::new_static(MODULE_CALL, None, false);
+    let answer = client.custom::<Value, _>(command, vec![Value::Bytes(run_id), Value::Bytes(call.into())]).await;
+    answer.map_err(|error| match LinkError::from(error) {
+        // It was unloaded, and nothing ran.
+        LinkError { kind: LinkErrorKind::Error | LinkErrorKind::Broken, detail, .. }
+            if detail.contains("unknown command") =>
+        {
+            LinkError::new(LinkErrorKind::NoScript, "the module was unloaded from the node")
+        }
+        error => error,
+    })
+}
+
+/// What a master refuses as a whole because it takes no writes, as the script says it: for each operation, and for the next
+/// look.
+fn no_writes(operations: usize, error: LinkError) -> Result<Answer, LinkError> {
+    let words = ["MISCONF", "NOREPLICAS", "READONLY"];
+    if !words.iter().any(|word| error.detail.starts_with(word)) {
+        return Err(error);
+    }
+    let refused = || Vote::Failed(Failure::new(Reason::Error, Effect::None, error.detail.clone()));
+    let votes = std::iter::repeat_with(refused).take(operations).collect();
+    Ok(Answer { votes, time_micros: None, is_admitted: true, write_error: Some(error.detail) })
 }
 
 impl RedisSession {
@@ -247,30 +285,50 @@ impl Session for RedisSession {
         .boxed()
     }
 
-    fn load(&self, run_id: &str, marker: &str) -> Answering<()> {
+    fn load(&self, run_id: &str, marker: &str) -> Answering<Engine> {
         let Target { url, settings } = self.target.0.as_ref();
         let channel = hint::channel(&settings.key_prefix, url.database);
         let header = Header::new(&marker_key(&settings.key_prefix), marker, &channel, &settings.node);
         let script = scripts::locks(run_id, settings.node.rules());
         let (client, loaded) = (self.client.clone(), self.loaded.clone());
+        let (run_id, is_native) = (Bytes::copy_from_slice(run_id.as_bytes()), settings.node.rules() == Rules::ALL);
         async move {
-            let digest = Str::from(client.script_load::<String, _>(script).await?);
+            let mut way = None;
+            if is_native {
+                // The heartbeat, which a module of another version refuses as well as one that is not there.
+                let heartbeat = packed::pack_call(&header, [].iter());
+                match by_module(client.clone(), run_id.clone(), heartbeat).await {
+                    Ok(answer) if says(&answer) => way = Some(Way::Module(run_id)),
+                    Err(error @ LinkError { kind: LinkErrorKind::Broken, .. }) => return Err(error),
+                    Ok(_) | Err(_) => {}
+                }
+            }
+            let (way, engine) = match way {
+                Some(way) => (way, Engine::Native),
+                None => (Way::Script(client.script_load::<String, _>(script).await?.into()), Engine::Lua),
+            };
             // A session is loaded once.
-            drop(loaded.set(Loaded { header, digest }));
-            Ok(())
+            drop(loaded.set(Loaded { header, way }));
+            Ok(engine)
         }
         .boxed()
     }
 
     fn call(&self, tasks: &[Task]) -> Answering<Answer> {
         let client = self.client.clone();
-        let Some(Loaded { header, digest }) = self.loaded.get() else {
+        let Some(Loaded { header, way }) = self.loaded.get() else {
             return async { Err(LinkError::new(LinkErrorKind::NoScript, "no script was loaded")) }.boxed();
         };
         let operations = tasks.len();
-        let (digest, call) = (digest.clone(), packed::pack_call(header, tasks.iter().map(|task| &task.op)));
+        let (way, call) = (way.clone(), packed::pack_call(header, tasks.iter().map(|task| &task.op)));
         async move {
-            let answer: Value = client.evalsha(digest, Vec::<Key>::new(), Value::Bytes(call.into())).await?;
+            let answer: Value = match way {
+                Way::Script(digest) => client.evalsha(digest, Vec::<Key>::new(), Value::Bytes(call.into())).await?,
+                Way::Module(run_id) => match by_module(client, run_id, call).await {
+                    Ok(answer) => answer,
+                    Err(error) => return no_writes(operations, error),
+                },
+            };
             let answer = answer.into_bytes().and_then(|answer| packed::unpack_answer(operations, answer));
             answer.ok_or_else(|| error("the master gave an answer that it does not have"))
         }
@@ -346,6 +404,11 @@ async fn secured(settings: &RedisSettings, deadline: std::time::Duration) -> Res
 fn is_forbidden(error: &LinkError) -> bool {
     let answered = matches!(error.kind, LinkErrorKind::Refused | LinkErrorKind::Error);
     answered && (error.detail.starts_with("NOPERM") || error.detail.contains("unknown command"))
+}
+
+/// Whether that is an answer to a heartbeat.
+fn says(answer: &Value) -> bool {
+    answer.clone().into_bytes().is_some_and(|answer| packed::unpack_answer(0, answer).is_some())
 }
 
 fn error(detail: impl Into<String>) -> LinkError {

@@ -12,7 +12,9 @@ use futures_util::future::ready;
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::node::link::Engine;
 use crate::clock::{OsEntropy, SystemClock};
+use crate::node::link::Engine;
 use crate::node::admission::{ClusterConfig, Facts};
 use crate::node::link::{Adopted, Adoption, Look, MarkerSwap, Scan, Scanned, StoredPage, Subscription, Swapped};
 use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, Rules, Voter};
@@ -73,9 +75,9 @@ impl Session for Told {
         ready(Ok(0)).boxed()
     }
 
-    fn load(&self, _: &str, _: &str) -> Answering<()> {
+    fn load(&self, _: &str, _: &str) -> Answering<Engine> {
         self.sessions.fetch_add(1, Ordering::Relaxed);
-        ready(Ok(())).boxed()
+        ready(Ok(Engine::Lua)).boxed()
     }
 
     fn call(&self, tasks: &[Task]) -> Answering<Answer> {

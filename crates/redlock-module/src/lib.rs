@@ -1,0 +1,95 @@
+//! The rules of locks as a native command: what `node/locks.lua` does, by the very code of embedded and simulated nodes
+//! (`node/rules.rs`) over the keys of the server. It makes masters faster and promises nothing else.
+//!
+//! `redis-server --loadmodule libredlock_module.so`, or `MODULE LOAD`. A gateway tries the command whenever it connects, and
+//! speaks Lua to a master that has not got it, or for calls of another version; so masters with and without it mix.
+//!
+//! `REDLOCK.CALL <run_id> <call>` gives the answer, both as `node/packed.rs` says; `NOSCRIPT` when the process is another one or
+//! the call is of another version: then nothing of it ran.
+//!
+//! Locks are ordinary keys, seen by every client. What is set goes to the append-only file and to replicas as plain `SET`,
+//! `DEL` and `PEXPIREAT`: a server without the module loads and follows it. The permissions of the caller are checked for
+//! every key and for the channel of hints.
+
+mod api;
+mod space;
+
+use std::ffi::{CStr, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use redlock_core::node::packed::{self, AnswerPacker, Malformed};
+use redlock_core::node::rules::{self, Expiry, KeySpace};
+
+use crate::api::{Call, RawContext, Server, Text};
+use crate::space::Space;
+
+struct Module {
+    server: Server,
+    run_id: Vec<u8>,
+}
+
+static MODULE: OnceLock<Module> = OnceLock::new();
+
+/// Called by the server when it loads the module.
+///
+/// # Safety
+/// By the server only, with a context of its own.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn RedisModule_OnLoad(ctx: *mut RawContext, _: *mut Text, _: c_int) -> c_int {
+    // SAFETY: as promised.
+    let joined = unsafe {
+        let Some(server) = Server::join(ctx, c"redlock", c_int::from(packed::VERSION)) else { return api::ERR };
+        let Some(run_id) = server.run_id(ctx) else { return api::ERR };
+        // No `deny-oom`: releases work without memory, and acquires are refused one by one.
+        server.add_command(ctx, c"redlock.call", call, c"write") && MODULE.set(Module { server, run_id }).is_ok()
+    };
+    if joined { api::OK } else { api::ERR }
+}
+
+unsafe extern "C" fn call(ctx: *mut RawContext, arguments: *mut Text, count: c_int) -> c_int {
+    let Some(module) = MODULE.get() else { return api::ERR };
+    // SAFETY: Redis gives them.
+    let call = unsafe { module.server.call(ctx, arguments, count) };
+    // A panic must not unwind into the server. There is none known.
+    match catch_unwind(AssertUnwindSafe(|| answer(&call, &module.run_id))) {
+        Ok(Ok(answer)) => call.reply(&answer),
+        Ok(Err(refusal)) => call.reply_error(refusal),
+        Err(_) => call.reply_error(c"ERR redlock: a defect of the module"),
+    }
+}
+
+/// Runs what is asked, after all of it was read.
+fn answer(call: &Call<'_>, run_id: &[u8]) -> Result<Vec<u8>, &'static CStr> {
+    let (Some(for_process), Some(packed)) = (call.argument(1), call.argument(2)) else {
+        return Err(c"ERR wrong number of arguments for 'redlock.call' command");
+    };
+    if for_process != run_id {
+        return Err(c"NOSCRIPT redlock: the call is for another process");
+    }
+    let asked = packed::unpack_call(Bytes::copy_from_slice(packed)).map_err(|malformed| match malformed {
+        Malformed::Version(_) => c"NOSCRIPT redlock: the call has another version",
+        Malformed::Call => c"ERR the call is malformed",
+    })?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now_micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+    let mut space = Space::new(call, now_micros);
+    let admitted = space.get(&asked.marker_key).is_ok_and(|stands| stands == Some(asked.marker.clone()));
+    let mut answer = AnswerPacker::new(now_micros, admitted);
+    if asked.ops.is_empty() {
+        // Writes the marker that stands there once more: says whether this master takes writes.
+        let set = if admitted { space.set(&asked.marker_key, asked.marker, Expiry::Never) } else { Ok(()) };
+        answer.write_error(&set.err().map(|error| error.to_string()).unwrap_or_default());
+    }
+    for op in &asked.ops {
+        space.next_operation();
+        let vote = rules::run(&mut space, &asked.settings, admitted, op);
+        if let Some(hint) = op.told(&vote) {
+            space.publish(&asked.channel, hint.as_bytes());
+        }
+        answer.vote(&vote);
+    }
+    Ok(answer.finish())
+}
