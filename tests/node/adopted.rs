@@ -110,6 +110,25 @@ async fn locks_are_told_and_what_is_none_is_passed_over() {
     assert_eq!(both.stored().await.len(), 2_002, "over several pages");
 }
 
+/// It was promised whoever extended it since.
+#[tokio::test]
+async fn a_lock_whose_expiry_somebody_took_away_or_prolonged_is_told_with_the_longest_life() {
+    let both = Both::start().await;
+    for (lock, owner, command) in [("persisted", 1, ["PERSIST", ""]), ("prolonged", 2, ["PEXPIRE", "300000000000000"])]
+    {
+        let key = format!("{PREFIX}{lock}");
+        both.server.cmd(&[b"SET".as_slice(), key.as_bytes(), record(owner, T).as_bytes(), b"PX", b"60000"]);
+        let [word, argument] = command;
+        both.server.cmd(&[word, &key, argument].into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>());
+    }
+    both.server.cmd(&["SET", &format!("{PREFIX}foreign"), "of another client, for ever"]);
+    let mut told = both.session.stored(None).await.expect("an answer").stored;
+    told.sort_by_key(|lock| lock.name.as_str().to_owned());
+    let longest = redlock_core::Settings::default().max_ttl.duration();
+    let told: Vec<_> = told.iter().map(|lock| (lock.name.as_str(), lock.expires_in)).collect();
+    assert_eq!(told, [("persisted", longest), ("prolonged", longest)]);
+}
+
 #[tokio::test]
 async fn what_is_given_back_stands_with_its_fence_and_only_while_the_quarantine_does() {
     let both = Both::start().await;

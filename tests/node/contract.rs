@@ -46,6 +46,9 @@ macro_rules! contract {
         mod on_redis {
             $(#[tokio::test] async fn $case() { super::$case(super::Kind::Redis).await })*
         }
+        mod on_the_module {
+            $(#[tokio::test] async fn $case() { super::$case(super::Kind::Native).await })*
+        }
     };
 }
 

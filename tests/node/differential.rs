@@ -1,5 +1,5 @@
-//! Holds the master in memory to a real one: any sequence of operations gets the same answers from both, leaves the same
-//! keys behind and tells listeners the same. Simulations and the gateway's embedded default stand on this.
+//! Holds the master in memory to a real one, and that to one with the module: any sequence of operations gets the same answers
+//! from both, leaves the same keys behind and tells listeners the same. Simulations and the gateway's embedded default stand on this.
 //!
 //! Remaining lives are compared within a tolerance, so they are long; a few are as short as a TTL may be, and then both
 //! nodes are watched until the key is gone before anything else happens. Tokens lie well within or well beyond D.
@@ -16,10 +16,11 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::ReleaseScope;
+use redlock_core::node::link::Engine;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Hint, Holding, Keys, Listener, Node, NodeSettings, NodeState, Op, Vote};
 
-use crate::support::harness::{PATIENCE, RedisServer, Subscription};
+use crate::support::harness::{PATIENCE, RedisOptions, RedisServer, Subscription};
 use crate::support::nodes::{
     AGAIN, LONG_MS, Lock, PREFIX, ask, in_state, now, record, redis_settings, remote_node_with, telling,
 };
@@ -174,11 +175,12 @@ fn alike(memory: &Holding, redis: &Holding) -> bool {
 }
 
 impl Pair {
-    async fn start() -> Self {
-        let server = RedisServer::start();
+    async fn start(native: bool) -> Self {
+        let server = RedisServer::start_with(RedisOptions { native, ..RedisOptions::default() });
         let observer = Arc::new(redlock_core::node::NoObserver);
         let redis = remote_node_with(&server.url(), redis_settings(settings()), observer);
-        in_state(redis.as_ref(), NodeState::Admitted).await;
+        let status = in_state(redis.as_ref(), NodeState::Admitted).await;
+        assert!(!native || status.engine == Some(Engine::Native), "{status:?}");
         let memory = Arc::new(MemoryNode::new("memory", Arc::new(SystemClock), settings()));
         let (told, heard) = (Arc::new(Told::default()), RefCell::new(server.subscribe(&format!("{{{PREFIX}}}:hints"))));
         let listener: Arc<dyn Listener> = told.clone();
@@ -310,6 +312,15 @@ impl Pair {
 
 #[test]
 fn a_node_in_memory_answers_and_stores_what_a_real_one_does() {
+    compare(false);
+}
+
+#[test]
+fn the_module_answers_and_stores_what_a_node_in_memory_does() {
+    compare(true);
+}
+
+fn compare(native: bool) {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = CASES;
@@ -325,7 +336,7 @@ fn a_node_in_memory_answers_and_stores_what_a_real_one_does() {
     config.rng_seed = RngSeed::Fixed(seed);
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let pair = runtime.block_on(Pair::start());
+    let pair = runtime.block_on(Pair::start(native));
     // Each case has locks of its own, the shrunk ones included.
     let case = Cell::new(0);
     let steps = proptest::collection::vec((0..NAMES, any_step()), 1..STEPS);

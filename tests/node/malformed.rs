@@ -8,7 +8,7 @@ use redlock_core::node::packed::{Header, pack_call, unpack_call};
 use redlock_core::node::{NodeSettings, Op};
 
 use crate::support::chance::{Chance, seed};
-use crate::support::harness::RedisServer;
+use crate::support::harness::{RedisOptions, RedisServer};
 use crate::support::nodes::{LONG_MS, Lock, now, telling};
 use crate::support::resp::Resp;
 
@@ -18,14 +18,23 @@ const MARKER: &str = "1 a-marker";
 const CALLS: usize = 3_000;
 const MOST_NOISE: usize = 64 * 1024;
 
-fn eval(server: &RedisServer, call: &[u8]) -> Result<Resp, String> {
+fn by_script(server: &RedisServer, call: &[u8]) -> Result<Resp, String> {
     server.answer(&[b"EVAL", SCRIPT.as_bytes(), b"0", call])
+}
+
+fn by_module(server: &RedisServer, call: &[u8]) -> Result<Resp, String> {
+    server.answer(&[b"REDLOCK.CALL", info(server, "server", "run_id").as_bytes(), call])
+}
+
+fn info(server: &RedisServer, section: &str, field: &str) -> String {
+    let info = server.cmd(&["INFO", section]).text().to_owned();
+    let line = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {field}")).to_owned()
 }
 
 /// How often any key was changed.
 fn changes(server: &RedisServer) -> String {
-    let info = server.cmd(&["INFO", "persistence"]).text().to_owned();
-    info.lines().find(|line| line.starts_with("rdb_changes_since_last_save:")).expect("a number of changes").to_owned()
+    info(server, "persistence", "rdb_changes_since_last_save")
 }
 
 fn whole(chance: &mut Chance, round: usize) -> Vec<u8> {
@@ -74,26 +83,34 @@ fn mangled(chance: &mut Chance, mut call: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-fn a_call_that_is_not_whole_is_refused_and_changes_nothing() {
-    let server = RedisServer::start();
+fn a_call_that_is_not_whole_is_refused_by_the_script_and_changes_nothing() {
+    refuses(&RedisServer::start(), by_script);
+}
+
+#[test]
+fn a_call_that_is_not_whole_is_refused_by_the_module_and_changes_nothing() {
+    refuses(&RedisServer::start_with(RedisOptions { native: true, ..RedisOptions::default() }), by_module);
+}
+
+fn refuses(server: &RedisServer, run: fn(&RedisServer, &[u8]) -> Result<Resp, String>) {
     server.cmd(&["SET", MARKER_KEY, MARKER]);
     let mut chance = Chance::of(seed("MALFORMED_SEED"), 0);
     let (mut refused, mut taken) = (0, 0);
     for round in 0..CALLS {
         let call = whole(&mut chance, round);
         let call = if chance.one_in(10) { call } else { mangled(&mut chance, call) };
-        let (is_call, before) = (unpack_call(call.clone().into()), changes(&server));
-        let answer = eval(&server, &call);
+        let (is_call, before) = (unpack_call(call.clone().into()), changes(server));
+        let answer = run(server, &call);
         match (is_call, answer) {
             (Ok(_), Ok(Resp::Bytes(_))) => taken += 1,
             (Err(why), Err(error)) => {
-                assert_eq!(changes(&server), before, "{why}: {error}: {call:02x?}");
+                assert_eq!(changes(server), before, "{why}: {error}: {call:02x?}");
                 refused += 1;
             }
-            (is_call, answer) => panic!("{is_call:?}, but the script: {answer:?}: {call:02x?}"),
+            (is_call, answer) => panic!("{is_call:?}, but the master: {answer:?}: {call:02x?}"),
         }
     }
     // Many flips fall into texts, where any byte will do.
-    assert!(changes(&server) != "rdb_changes_since_last_save:1", "no call has set anything");
+    assert!(changes(server) != "1", "no call has set anything");
     assert!(refused > CALLS / 2 && taken > CALLS / 10, "{refused} refused, {taken} taken");
 }

@@ -4,16 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlock_core::clock::SystemClock;
+use redlock_core::node::link::Engine;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Holding, NoObserver, Node, NodeSettings, NodeState, Op, Record, Vote};
 
-use crate::support::harness::RedisServer;
+use crate::support::harness::{RedisOptions, RedisServer};
 use crate::support::nodes::{Lock, ask, in_state, redis_settings, remote_node_with};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
     Memory,
+    /// By the script.
     Redis,
+    /// By the module.
+    Native,
 }
 
 /// A node under test, and the hands of somebody else who can reach its data.
@@ -38,10 +42,12 @@ impl Kind {
                 let node = Arc::new(MemoryNode::new("memory", Arc::new(SystemClock), settings));
                 Subject { node: node.clone(), backing: Backing::Memory(node) }
             }
-            Self::Redis => {
-                let server = RedisServer::start();
+            Self::Redis | Self::Native => {
+                let native = matches!(self, Self::Native);
+                let server = RedisServer::start_with(RedisOptions { native, ..RedisOptions::default() });
                 let node = remote_node_with(&server.url(), redis_settings(settings), Arc::new(NoObserver));
-                in_state(node.as_ref(), NodeState::Admitted).await;
+                let status = in_state(node.as_ref(), NodeState::Admitted).await;
+                assert!(!native || status.engine == Some(Engine::Native), "{status:?}");
                 Subject { node, backing: Backing::Redis(server) }
             }
         }

@@ -25,6 +25,12 @@ pub(crate) fn binary() -> &'static Path {
     BINARY.get_or_init(|| built(&["--package", "redlock-gateway"]).join("redlock-gateway"))
 }
 
+/// The module for masters, built likewise.
+pub(crate) fn module() -> &'static Path {
+    static MODULE: OnceLock<PathBuf> = OnceLock::new();
+    MODULE.get_or_init(|| built(&["--package", "redlock-module"]).join("libredlock_module.so"))
+}
+
 /// Builds what of the workspace is named, and answers the directory that it is in.
 pub(crate) fn built(what: &[&str]) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");

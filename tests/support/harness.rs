@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::{fmt, io};
 
+use crate::support::gateway::module;
 use crate::support::resp::{Resp, Wire};
 
 /// How long anything that must happen may take before a test fails.
@@ -142,12 +143,24 @@ impl Drop for Process {
     }
 }
 
+/// `REDLOCK_TEST_MASTERS=native` gives every server of a run the module, `mix` every other one.
+fn has_module(port: u16) -> bool {
+    match std::env::var("REDLOCK_TEST_MASTERS").as_deref() {
+        Ok("native") => true,
+        Ok("mix") => port % 2 == 0,
+        Ok("lua") | Err(_) => false,
+        Ok(other) => panic!("REDLOCK_TEST_MASTERS={other}; known are lua, native and mix"),
+    }
+}
+
 /// How a redis-server is started. The default keeps nothing on disk.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RedisOptions {
     /// An append-only file that is synced with every write.
     pub(crate) append_only: bool,
     pub(crate) password: Option<String>,
+    /// With the module for masters.
+    pub(crate) native: bool,
     /// Further arguments, as redis-server takes them.
     pub(crate) args: Vec<String>,
     /// `NAME=value` for its environment.
@@ -195,6 +208,9 @@ impl RedisServer {
         }
         if let Some(password) = &options.password {
             args.extend(["--requirepass".into(), password.clone()]);
+        }
+        if options.native || has_module(port) {
+            args.extend(["--loadmodule".into(), module().to_str().expect("a plain path").to_owned()]);
         }
         args.extend(options.args.iter().cloned());
         Process::spawn("env", &[options.env.clone(), vec!["redis-server".into()], args].concat())

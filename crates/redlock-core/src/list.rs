@@ -151,6 +151,9 @@ pub(crate) async fn list(
             count = MOST_COUNT;
             continue;
         }
+        let digests: HashSet<Digest8> = names.iter().map(digest).collect();
+        // What has gone need not be remembered: so the cursor has no more than a scan.
+        cursor.shown.retain(|shown| digests.contains(shown));
         names.retain(|name| !cursor.shown.contains(&digest(name)));
         // As many keys as should have what is missing, if they are like those before.
         let missing = limit.saturating_sub(listing.locks.len() + names.len()).clamp(LEAST_COUNT, MOST_COUNT);

@@ -126,7 +126,9 @@ impl Shared {
 
     pub(crate) fn lease(&self, token: LockToken, ttl: Ttl, started: Duration, outcome: &Outcome) -> Lease {
         let agreed = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Extended { .. });
-        let life = votes::life(self.quorum, ttl, &outcome.votes);
+        // Beyond the longest TTL nothing is promised, whatever somebody has made of the keys: masters that forget are trusted
+        // again after it.
+        let life = votes::life(self.quorum, ttl, &outcome.votes).min(self.settings.max_ttl.duration());
         Lease {
             token,
             ttl,

@@ -160,7 +160,8 @@ local function extend(lock, fence, grant, ttl)
   if failed(left) then return error_of(left) end
   local first, set = sub(current, 58, 58) == ':', nil
   local life = left > ttl and left or ttl
-  if first or left >= 0 and left < ttl then
+  -- Also where somebody has taken the expiry away.
+  if first or left < ttl then
     -- Works when Redis is out of memory, and lets the rest of the script write; so before the marks.
     set = call('PEXPIRE', lock, life)
   end

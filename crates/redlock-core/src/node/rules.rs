@@ -144,7 +144,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
         let is_first = !stored.is_extended();
         let (left, asked) = (self.space.time_to_live(&keys.lock), u64::from(ttl.millis()));
         let life = left.map_or(asked, |left| left.max(asked));
-        if is_first || left.is_some_and(|left| left < asked) {
+        if is_first || left.is_none_or(|left| left < asked) {
             // Before the marks: it takes no memory.
             self.space.expire(&keys.lock, life);
         }

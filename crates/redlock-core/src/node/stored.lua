@@ -1,13 +1,22 @@
--- The values and times to live of a page of locks. KEYS: the locks. ARGV[1]: the longest value that a lock can have.
--- One without expiry is no lock.
+-- The values and times to live of a page of locks. KEYS: the locks. ARGV[1]: the longest value that a lock can have. ARGV[2]: the
+-- longest life of one, in ms.
+-- What another client has set without expiry is no lock. One of ours that somebody took the expiry of was promised when it was
+-- extended: it counts for the longest life, and so does what somebody prolonged by hand.
 
+local longest, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 local out = {}
 for i, key in ipairs(KEYS) do
-  local left = redis.call('PTTL', key)
-  out[2 * i - 1] = left > 0 and redis.call('GET', key)
-  out[2 * i] = left
-  if out[2 * i - 1] and #out[2 * i - 1] > tonumber(ARGV[1]) then
-    return redis.error_reply('ERR the value of a lock is too long')
+  local left, value = redis.call('PTTL', key), false
+  if left == -1 or left > 0 then
+    value = redis.call('GET', key)
+    if #value > longest then return redis.error_reply('ERR the value of a lock is too long') end
+    local mark = string.sub(value, 58, 58)
+    local ours = string.sub(value, 17, 17) == ':' and (mark == ':' or mark == ';')
+    if left == -1 and not ours then value = false end
+    if left == -1 or ours and left > most then left = most end
+    -- Of another client: beyond what a script writes as a number.
+    if left > 1e12 then left = 1e12 end
   end
+  out[2 * i - 1], out[2 * i] = value, left
 end
 return out

@@ -11,11 +11,19 @@ use crate::node::Rules;
 /// every Redis process has a digest of its own: one that was restarted behind our back answers NOSCRIPT before we have even
 /// seen the connection break.
 pub(super) fn locks(run_id: &str, rules: Rules) -> String {
-    let text = format!("-- {run_id}\n{LOCKS}");
-    if rules == Rules::ALL {
-        return text;
-    }
-    let switches = [
+    let switch = |text: String, (name, on): (&str, bool)| {
+        text.replace(&format!("local {name} = true"), &format!("local {name} = {on}"))
+    };
+    switches(rules).into_iter().filter(|(_, on)| !on).fold(format!("-- {run_id}\n{LOCKS}"), switch)
+}
+
+/// Whether all rules are on that a master runs.
+pub(super) fn all_on(rules: Rules) -> bool {
+    switches(rules).into_iter().all(|(_, on)| on)
+}
+
+fn switches(rules: Rules) -> [(&'static str, bool); 7] {
+    [
         ("RULE_LOCK_IS_KEPT", rules.lock_is_kept),
         ("RULE_RELEASE_IS_A_BARRIER", rules.release_is_a_barrier),
         ("RULE_RELEASE_KEEPS_NEWER", rules.release_keeps_newer),
@@ -23,9 +31,5 @@ pub(super) fn locks(run_id: &str, rules: Rules) -> String {
         ("RULE_CLOCK_IS_CHECKED", rules.clock_is_checked),
         ("RULE_FENCE_IS_CHECKED", rules.fence_is_checked),
         ("RULE_MARKER_IS_CHECKED", rules.marker_is_checked),
-    ];
-    let switch = |text: String, (name, on): (&str, bool)| {
-        text.replace(&format!("local {name} = true"), &format!("local {name} = {on}"))
-    };
-    switches.into_iter().fold(text, switch)
+    ]
 }

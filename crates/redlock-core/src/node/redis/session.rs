@@ -34,7 +34,7 @@ use crate::node::link::{
     Session, StoredPage, Subscription, Swapped,
 };
 use crate::node::packed::{self, Header};
-use crate::node::{Effect, Failure, Hint, Reason, Remedy, Rules, Task, Vote, hint};
+use crate::node::{Effect, Failure, Hint, Reason, Remedy, Task, Vote, hint};
 
 /// Messages of a subscription that are kept for a reader that comes late.
 const MESSAGES: usize = 1024;
@@ -265,7 +265,8 @@ impl Session for RedisSession {
     }
 
     fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage> {
-        stored::page(self.client.clone(), self.prefix().to_owned(), cursor).boxed()
+        let longest_life = self.target.0.settings.cluster_config.max_ttl();
+        stored::page(self.client.clone(), self.prefix().to_owned(), longest_life, cursor).boxed()
     }
 
     fn adopt(&self, adoption: Adoption) -> Answering<Adopted> {
@@ -291,7 +292,7 @@ impl Session for RedisSession {
         let header = Header::new(&marker_key(&settings.key_prefix), marker, &channel, &settings.node);
         let script = scripts::locks(run_id, settings.node.rules());
         let (client, loaded) = (self.client.clone(), self.loaded.clone());
-        let (run_id, is_native) = (Bytes::copy_from_slice(run_id.as_bytes()), settings.node.rules() == Rules::ALL);
+        let (run_id, is_native) = (Bytes::copy_from_slice(run_id.as_bytes()), scripts::all_on(settings.node.rules()));
         async move {
             let mut way = None;
             if is_native {

@@ -30,7 +30,12 @@ pub(super) async fn scan(client: Client, Scan { key_prefix, cursor, count }: Sca
     Ok(Scanned { keys, count, next: (next != "0").then(|| next.into()) })
 }
 
-pub(super) async fn page(client: Client, prefix: String, cursor: Option<Bytes>) -> Result<StoredPage, LinkError> {
+pub(super) async fn page(
+    client: Client,
+    prefix: String,
+    longest_life: Duration,
+    cursor: Option<Bytes>,
+) -> Result<StoredPage, LinkError> {
     let of_all = Scan { key_prefix: prefix.clone().into(), cursor: cursor.unwrap_or_default(), count: PAGE };
     let Scanned { keys, next, .. } = scan(client.clone(), of_all).await?;
     let name = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(&prefix).and_then(LockName::stored);
@@ -39,7 +44,8 @@ pub(super) async fn page(client: Client, prefix: String, cursor: Option<Bytes>) 
         return Ok(StoredPage { stored: Vec::new(), next });
     }
     let (names, keys): (Vec<_>, Vec<_>) = locks.into_iter().unzip();
-    let values: Vec<Value> = client.eval(scripts::STORED, keys, vec![LONGEST_VALUE]).await?;
+    let limits = vec![LONGEST_VALUE.to_string(), longest_life.as_millis().to_string()];
+    let values: Vec<Value> = client.eval(scripts::STORED, keys, limits).await?;
     let stored = |(name, pair): (LockName, &[Value])| {
         let millis = pair[1].as_u64().filter(|millis| *millis > 0)?;
         let record = Record::foreign(pair[0].clone().into_bytes()?);
