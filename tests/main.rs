@@ -25,6 +25,7 @@ mod node {
     mod contract;
     mod differential;
     mod malformed;
+    mod module;
     mod pipelining;
     mod redis;
     mod rules;

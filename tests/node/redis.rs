@@ -32,7 +32,18 @@ async fn recovers(node: &dyn Node) {
 
 #[tokio::test]
 async fn out_of_memory_acquires_fail_alone_and_releases_still_delete() {
-    let (server, node, _) = redis_node().await;
+    out_of_memory(false).await;
+}
+
+#[tokio::test]
+async fn out_of_memory_acquires_fail_alone_and_releases_still_delete_by_the_module() {
+    out_of_memory(true).await;
+}
+
+async fn out_of_memory(native: bool) {
+    let server = RedisServer::start_with(RedisOptions { native, ..RedisOptions::default() });
+    let node = remote_node(&server.url());
+    in_state(node.as_ref(), NodeState::Admitted).await;
     let (held, refused_lock, retaken, t) = (Lock::new("a"), Lock::new("b"), Lock::new("c"), now());
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(ask(node.as_ref(), retaken.acquire(1, t, LONG_MS)).await, Vote::Granted);

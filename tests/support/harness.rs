@@ -265,6 +265,12 @@ impl RedisServer {
         });
     }
 
+    /// The same, with or without the module.
+    pub(crate) fn restart_as(&mut self, native: bool) {
+        self.options.native = native;
+        self.restart();
+    }
+
     /// Runs one command, given as the words one would type; any error is a panic.
     pub(crate) fn cmd<A: AsRef<[u8]>>(&self, words: &[A]) -> Resp {
         match self.try_cmd(words) {

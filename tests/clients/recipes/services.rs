@@ -1,27 +1,37 @@
 //! Recipes for what serves: a receiver of webhooks, and agents that claim their work.
 
+use std::time::{Duration, Instant};
+
 use serde_json::json;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use super::{Place, ended, run, together};
 use crate::support::harness::{eventually, free_port};
 
 const WEBHOOK: &str = "A webhook that is delivered twice";
 
+/// A receiver that listens, and its port.
+async fn receiver(place: &Place, program: &str) -> (Child, u16) {
+    let port = free_port();
+    let child = place.command(&["python3", program]).env("PORT", port.to_string()).spawn().unwrap();
+    let connect = async || std::net::TcpStream::connect(("127.0.0.1", port)).ok();
+    drop(eventually("the receiver listens", connect).await);
+    (child, port)
+}
+
+/// Says the status of its answer.
+fn delivery(place: &Place, port: u16, id: &str, order: u32) -> Command {
+    let (id, url) = (format!("X-Delivery-Id: {id}"), format!("http://127.0.0.1:{port}/"));
+    let body = json!({ "order": order }).to_string();
+    place.command(&["curl", "-sS", "-o", "answer", "-w", "%{http_code}", "-H", &id, "-d", &body, &url])
+}
+
 #[tokio::test]
 async fn a_delivery_that_came_twice_was_worked_on_twice() {
     let place = Place::new(&["process-order"]).await;
-    let receiver = place.file("receiver.py", &place.block(WEBHOOK, "python", 0));
-    let port = free_port().to_string();
-    let _receiver = place.command(&["python3", &receiver]).env("PORT", &port).spawn().unwrap();
-    let connect = async || std::net::TcpStream::connect(format!("127.0.0.1:{port}")).ok();
-    drop(eventually("the receiver listens", connect).await);
-    let delivery = |id: &str, order: u32| -> Command {
-        let (id, url) = (format!("X-Delivery-Id: {id}"), format!("http://127.0.0.1:{port}/"));
-        let body = json!({ "order": order }).to_string();
-        let ask = ["curl", "-sS", "-o", "answer", "-w", "%{http_code}", "-H", &id, "-d", &body, &url];
-        place.command(&ask)
-    };
+    let program = place.file("receiver.py", &place.block(WEBHOOK, "python", 0));
+    let (_receiver, port) = receiver(&place, &program).await;
+    let delivery = |id: &str, order: u32| delivery(&place, port, id, order);
     let status = async |id: &str, order| run(delivery(id, order)).await.1;
     let [one, two] = ["11111111-1111-1111", "22222222-2222-2222"];
     place.hold();
@@ -46,6 +56,40 @@ async fn a_delivery_that_came_twice_was_worked_on_twice() {
     std::fs::remove_file(place.path("code")).unwrap();
     assert_eq!(status("33333333-3333-3333", 42).await, "200");
     place.assert_one_at_a_time(4);
+}
+
+#[tokio::test]
+async fn copies_of_a_delivery_kept_the_lock_of_a_receiver_that_had_crashed() {
+    const TTL: Duration = Duration::from_secs(4);
+    let place = Place::new(&["process-order"]).await;
+    let block = place.block(WEBHOOK, "python", 0);
+    let short = block.replace("60_000", &TTL.as_millis().to_string()).replace(r#""40""#, r#""1""#);
+    assert!(short.matches("4000").count() == 1 && short.matches(r#""1""#).count() == 1, "its times: {short}");
+    let program = place.file("receiver.py", &short);
+    let (mut crashes, port) = receiver(&place, &program).await;
+    let id = "44444444-4444-4444";
+    place.hold();
+    let _lost = delivery(&place, port, id, 42).spawn().unwrap();
+    place.begun(1).await;
+    crashes.kill().await.unwrap();
+    let crashed = Instant::now();
+    let (_receiver, port) = receiver(&place, &program).await;
+    let is_older = async || (place.gateway.look("orders/42").await["expires_in_ms"].as_u64()? < 2_500).then_some(());
+    assert_eq!(run(delivery(&place, port, id, 42)).await.1, "503", "the lock is held still");
+    eventually("the lock grows older under copies", is_older).await;
+    // By now `timeout` has ended the work of the receiver that is gone.
+    place.go();
+    let mut copies = 1;
+    while run(delivery(&place, port, id, 42)).await.1 != "200" {
+        copies += 1;
+        assert!(crashed.elapsed() < TTL * 2, "{copies} copies and not done after {:?}", crashed.elapsed());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert!(copies > 3, "they came while it was held: {copies}");
+    let log = place.log();
+    let [first, again, end] = &log[..] else { panic!("one that was ended, and one: {log:?}") };
+    assert!(first[0] == "begin" && again[0] == "begin" && end[0] == "end" && again[1] == end[1], "{log:?}");
+    place.assert_free("orders/42").await;
 }
 
 /// What an agent does with its tools: two, one after the other.

@@ -1,0 +1,160 @@
+//! What the module for masters does beside answering as the script does: what it writes, and how it comes and goes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlock_core::node::link::Engine;
+use redlock_core::node::{Node, NodeState, Vote};
+
+use crate::support::chance::{Chance, seed};
+use crate::support::gateway::module;
+use crate::support::harness::{RedisOptions, RedisServer, eventually};
+use crate::support::nodes::{LONG_MS, Lock, ask, assert_extended, now, remote_node, submit, votes};
+use crate::support::resp::Resp;
+
+fn options(native: bool, args: &[&str]) -> RedisOptions {
+    let args = args.iter().map(ToString::to_string).collect();
+    RedisOptions { native, append_only: true, args, ..RedisOptions::default() }
+}
+
+/// Waits until it votes, by this engine.
+async fn votes_by(node: &dyn Node, engine: Engine) {
+    let mut status = node.status();
+    let voting =
+        |status: &redlock_core::node::NodeStatus| status.state == NodeState::Admitted && status.engine == Some(engine);
+    let seen = tokio::time::timeout(Duration::from_secs(20), status.wait_for(voting)).await;
+    assert!(seen.is_ok(), "{:?}", node.status().borrow());
+}
+
+/// Every key with its value and when it ends.
+fn stored(server: &RedisServer) -> BTreeMap<String, (Resp, i64)> {
+    let Resp::List(keys) = server.cmd(&["KEYS", "*"]) else { panic!("a list of keys") };
+    let entry = |key: &Resp| {
+        let key = key.text().to_owned();
+        let stored = (server.cmd(&["GET", &key]), server.cmd(&["PEXPIRETIME", &key]).integer());
+        (key, stored)
+    };
+    keys.iter().map(entry).collect()
+}
+
+/// Every kind of effect.
+async fn effects(node: &dyn Node) {
+    let [held, extended, released, barred, undone, healed] = ["a", "b", "c", "d", "e", "f"].map(Lock::new);
+    let t = now();
+    for lock in [&held, &extended, &released, &undone] {
+        assert_eq!(ask(node, lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    }
+    assert_extended(&ask(node, extended.extend(1, t, 2 * LONG_MS)).await);
+    assert_eq!(ask(node, released.release(1, t)).await, Vote::Released);
+    assert_eq!(ask(node, barred.release(1, t)).await, Vote::Missing);
+    assert_eq!(ask(node, undone.undo(1, t)).await, Vote::Released);
+    assert_eq!(ask(node, healed.heal(1, t, LONG_MS)).await, Vote::Granted);
+}
+
+#[tokio::test]
+async fn what_the_module_writes_is_loaded_without_it_and_the_other_way_round() {
+    for native in [true, false] {
+        let mut server = RedisServer::start_with(options(native, &[]));
+        let node = remote_node(&server.url());
+        votes_by(node.as_ref(), if native { Engine::Native } else { Engine::Lua }).await;
+        effects(node.as_ref()).await;
+        drop(node);
+        let before = stored(&server);
+        // Four locks stand or have a fence beside one that is gone; the marker, and which database it is in.
+        assert_eq!(before.len(), 3 + 5 + 2, "{before:#?}");
+        server.restart_as(!native);
+        assert_eq!(stored(&server), before, "native: {native}");
+    }
+}
+
+#[tokio::test]
+async fn a_replica_without_the_module_follows_a_master_with_it() {
+    let master = RedisServer::start_with(options(true, &[]));
+    let replica = RedisServer::start_with(options(false, &["--replicaof", "127.0.0.1", &master.port().to_string()]));
+    eventually("it is connected", async || {
+        replica.cmd(&["INFO", "replication"]).text().contains("master_link_status:up").then_some(())
+    })
+    .await;
+    let node = remote_node(&master.url());
+    votes_by(node.as_ref(), Engine::Native).await;
+    effects(node.as_ref()).await;
+    assert_eq!(master.cmd(&["WAIT", "1", "10000"]).integer(), 1);
+    assert_eq!(stored(&replica), stored(&master));
+}
+
+#[tokio::test]
+async fn a_module_that_comes_and_goes_under_a_gateway_costs_a_reconnect_and_no_lock() {
+    let server = RedisServer::start_with(options(true, &["--enable-module-command", "local"]));
+    let node = remote_node(&server.url());
+    votes_by(node.as_ref(), Engine::Native).await;
+    let (held, t) = (Lock::new("a"), now());
+    assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    server.cmd(&["MODULE", "UNLOAD", "redlock"]);
+    // Whoever asks next finds out, if the heartbeat has not; nothing ran.
+    let _ = ask(node.as_ref(), held.inspect()).await;
+    votes_by(node.as_ref(), Engine::Lua).await;
+    assert_extended(&ask(node.as_ref(), held.extend(1, t, LONG_MS)).await);
+    server.cmd(&["MODULE", "LOAD", module().to_str().unwrap()]);
+    server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    votes_by(node.as_ref(), Engine::Native).await;
+    assert_eq!(ask(node.as_ref(), held.release(1, t)).await, Vote::Released);
+    assert_eq!(node.status().borrow().restarts, 0);
+}
+
+/// Who may not run the command is served by the script, and so is a gateway whose rights are older than the module.
+#[tokio::test]
+async fn permissions_are_those_of_the_caller() {
+    let server = RedisServer::start_with(options(true, &[]));
+    server.cmd(&["ACL", "SETUSER", "older", "on", ">pw", "~*", "&*", "+@all", "-redlock.call"]);
+    server.cmd(&["ACL", "SETUSER", "narrow", "on", ">pw", "~{lock:}:*", "~lock:mine*", "~{lock:mine*", "&*", "+@all"]);
+    let at = |user: &str| remote_node(&format!("redis://{user}:pw@127.0.0.1:{}", server.port()));
+    let older = at("older");
+    votes_by(older.as_ref(), Engine::Lua).await;
+    assert_eq!(ask(older.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
+    let narrow = at("narrow");
+    votes_by(narrow.as_ref(), Engine::Native).await;
+    assert_eq!(ask(narrow.as_ref(), Lock::new("mine").acquire(1, now(), LONG_MS)).await, Vote::Granted);
+    let theirs = ask(narrow.as_ref(), Lock::new("theirs").acquire(1, now(), LONG_MS)).await;
+    assert!(matches!(&theirs, Vote::Failed(failure) if failure.detail.contains("NOPERM")), "{theirs:?}");
+    assert_eq!(server.cmd(&["EXISTS", "lock:theirs"]), Resp::Integer(0));
+}
+
+/// With `appendfsync always`: what was answered is on disk. `MODULE_SEED=<seed>` replays the moments.
+#[tokio::test]
+async fn nothing_that_was_answered_is_lost_by_a_kill_at_any_moment() {
+    let mut chance = Chance::of(seed("MODULE_SEED"), 0);
+    let mut server = RedisServer::start_with(options(true, &[]));
+    for round in 0..5 {
+        let node: Arc<dyn Node> = remote_node(&server.url());
+        votes_by(node.as_ref(), Engine::Native).await;
+        let t = now();
+        let (mut granted, enough) = (Vec::new(), 20 + chance.below(200));
+        let mut pid = Some(&mut server);
+        for batch in 0.. {
+            let locks: Vec<_> = (0..16).map(|n| Lock::new(&format!("{round}/{batch}/{n}"))).collect();
+            let pending = locks.iter().map(|lock| submit(node.as_ref(), lock.acquire(1, t, LONG_MS))).collect();
+            if granted.len() >= enough
+                && let Some(server) = pid.take()
+            {
+                server.kill();
+            }
+            let answers = votes(pending).await;
+            let all = answers.iter().all(|vote| *vote == Vote::Granted);
+            granted.extend(
+                locks.into_iter().zip(answers).filter(|(_, vote)| *vote == Vote::Granted).map(|(lock, _)| lock),
+            );
+            if !all {
+                break;
+            }
+        }
+        server.restart();
+        for lock in &granted {
+            for key in [&lock.keys.lock, &lock.keys.fence] {
+                let stands = server.cmd(&[b"EXISTS", &key[..]]);
+                assert_eq!(stands, Resp::Integer(1), "round {round}: {key:?} of {} was granted", granted.len());
+            }
+        }
+        assert!(granted.len() >= enough);
+    }
+}
