@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use redlock_core::LockName;
+use redlock_core::node::link::Engine;
 use redlock_core::node::{NodeState, Reason};
 use serde_json::{Map, Value, json};
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
@@ -122,13 +123,14 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
 }
 
 /// Properties that have one of a few words as their value.
-fn words() -> [(&'static str, &'static str, Vec<&'static str>); 4] {
+fn words() -> [(&'static str, &'static str, Vec<&'static str>); 5] {
     let mut answers = vec!["agreed", "held", "free", "pending"];
     answers.extend(Reason::ALL.map(Reason::as_str));
     [
         ("Problem", "code", error::codes().collect()),
         ("Health", "status", vec!["alive", "ready", "no_quorum", "draining"]),
         ("NodeHealth", "state", NodeState::ALL.map(NodeState::as_str).to_vec()),
+        ("NodeHealth", "engine", vec![Engine::Lua.as_str(), Engine::Native.as_str()]),
         ("NodeAnswer", "state", answers),
     ]
 }

@@ -107,6 +107,24 @@ func (e NodeAnswerState) Valid() bool {
 	}
 }
 
+// Defines values for NodeHealthEngine.
+const (
+	NodeHealthEngineLua    NodeHealthEngine = "lua"
+	NodeHealthEngineNative NodeHealthEngine = "native"
+)
+
+// Valid indicates whether the value is a known member of the NodeHealthEngine enum.
+func (e NodeHealthEngine) Valid() bool {
+	switch e {
+	case NodeHealthEngineLua:
+		return true
+	case NodeHealthEngineNative:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for NodeHealthState.
 const (
 	NodeHealthStateAdmitted    NodeHealthState = "admitted"
@@ -367,6 +385,9 @@ type NodeHealth struct {
 	// Detail Why, for people.
 	Detail *string `json:"detail,omitempty"`
 
+	// Engine What runs the rules of locks on it: `native` (the module is loaded there; faster) or `lua` (a script).
+	Engine *NodeHealthEngine `json:"engine,omitempty"`
+
 	// EvictedKeys Keys that the node has evicted since its start, as it said last; above 0 locks may be lost.
 	EvictedKeys int64 `json:"evicted_keys"`
 
@@ -386,6 +407,9 @@ type NodeHealth struct {
 	// Until When a quarantine ends, RFC 3339.
 	Until *time.Time `json:"until,omitempty"`
 }
+
+// NodeHealthEngine What runs the rules of locks on it: `native` (the module is loaded there; faster) or `lua` (a script).
+type NodeHealthEngine string
 
 // NodeHealthState `admitted` (it votes), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
 // connection; being retried) or `refused` (unfit until somebody mends it).

@@ -389,6 +389,7 @@ export interface components {
          *       "until": "2025-11-21T11:44:56.822Z",
          *       "detail": "it was restarted and may have forgotten locks; a crash can lose locks (appendonly no)",
          *       "advice": "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart needs none",
+         *       "engine": "lua",
          *       "restarts": 1,
          *       "evicted_keys": 0
          *     }
@@ -398,6 +399,11 @@ export interface components {
             advice?: string;
             /** @description Why, for people. */
             detail?: string;
+            /**
+             * @description What runs the rules of locks on it: `native` (the module is loaded there; faster) or `lua` (a script).
+             * @enum {string}
+             */
+            engine?: "lua" | "native";
             /**
              * Format: int64
              * @description Keys that the node has evicted since its start, as it said last; above 0 locks may be lost.

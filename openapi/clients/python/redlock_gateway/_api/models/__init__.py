@@ -14,6 +14,7 @@ from .lock_status_metadata import LockStatusMetadata
 from .node_answer import NodeAnswer
 from .node_answer_state import NodeAnswerState
 from .node_health import NodeHealth
+from .node_health_engine import NodeHealthEngine
 from .node_health_state import NodeHealthState
 from .problem import Problem
 from .problem_code import ProblemCode
@@ -32,6 +33,7 @@ __all__ = (
     "NodeAnswer",
     "NodeAnswerState",
     "NodeHealth",
+    "NodeHealthEngine",
     "NodeHealthState",
     "Problem",
     "ProblemCode",

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from attrs import define as _attrs_define
 from attrs import field as _attrs_field
 
+from ..models.node_health_engine import NodeHealthEngine
 from ..models.node_health_state import NodeHealthState
 from ..types import UNSET, Unset
 
@@ -22,7 +23,7 @@ class NodeHealth:
         {'node': '10.0.0.1:6379', 'state': 'quarantined', 'since': '2025-11-21T11:39:54.822Z', 'until':
             '2025-11-21T11:44:56.822Z', 'detail': 'it was restarted and may have forgotten locks; a crash can lose locks
             (appendonly no)', 'advice': 'wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the
-            next restart needs none', 'restarts': 1, 'evicted_keys': 0}
+            next restart needs none', 'engine': 'lua', 'restarts': 1, 'evicted_keys': 0}
 
     Attributes:
         evicted_keys (int): Keys that the node has evicted since its start, as it said last; above 0 locks may be lost.
@@ -34,6 +35,8 @@ class NodeHealth:
             connection; being retried) or `refused` (unfit until somebody mends it).
         advice (str | Unset): What an operator can do.
         detail (str | Unset): Why, for people.
+        engine (NodeHealthEngine | Unset): What runs the rules of locks on it: `native` (the module is loaded there;
+            faster) or `lua` (a script).
         until (datetime.datetime | Unset): When a quarantine ends, RFC 3339.
     """
 
@@ -44,6 +47,7 @@ class NodeHealth:
     state: NodeHealthState
     advice: str | Unset = UNSET
     detail: str | Unset = UNSET
+    engine: NodeHealthEngine | Unset = UNSET
     until: datetime.datetime | Unset = UNSET
     additional_properties: dict[str, Any] = _attrs_field(init=False, factory=dict)
 
@@ -61,6 +65,10 @@ class NodeHealth:
         advice = self.advice
 
         detail = self.detail
+
+        engine: str | Unset = UNSET
+        if not isinstance(self.engine, Unset):
+            engine = self.engine.value
 
         until: str | Unset = UNSET
         if not isinstance(self.until, Unset):
@@ -81,6 +89,8 @@ class NodeHealth:
             field_dict["advice"] = advice
         if detail is not UNSET:
             field_dict["detail"] = detail
+        if engine is not UNSET:
+            field_dict["engine"] = engine
         if until is not UNSET:
             field_dict["until"] = until
 
@@ -103,6 +113,13 @@ class NodeHealth:
 
         detail = d.pop("detail", UNSET)
 
+        _engine = d.pop("engine", UNSET)
+        engine: NodeHealthEngine | Unset
+        if isinstance(_engine, Unset):
+            engine = UNSET
+        else:
+            engine = NodeHealthEngine(_engine)
+
         _until = d.pop("until", UNSET)
         until: datetime.datetime | Unset
         if isinstance(_until, Unset):
@@ -118,6 +135,7 @@ class NodeHealth:
             state=state,
             advice=advice,
             detail=detail,
+            engine=engine,
             until=until,
         )
 
