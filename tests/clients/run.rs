@@ -1,5 +1,7 @@
 //! `redlock run`: the real program, real commands, real masters. What a command does is seen by what it leaves in files.
 
+mod endings;
+
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::OnceLock;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use redlock_client::Client;
+use rustix::process::Signal;
 
 use crate::outcome::Outcome;
 
@@ -211,7 +212,12 @@ pub(crate) struct Run {
     #[arg(long, value_enum, default_value_t = OnLost::Kill)]
     pub(crate) on_lost: OnLost,
 
-    /// How long the command has between TERM and KILL when the lock is lost; with 400ms more it is
+    /// What the command is asked to stop with, when the lock is lost and when redlock itself is sent TERM. Other signals that
+    /// redlock is sent are passed on as they are
+    #[arg(long, value_enum, value_name = "SIGNAL", default_value = "TERM", ignore_case = true)]
+    pub(crate) stop_signal: StopSignal,
+
+    /// How long the command has between the stop signal and KILL when the lock is lost; with 400ms more it is
     /// less than half of the ttl [default: a sixth of the ttl, at most 5s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) grace: Option<Duration>,
@@ -223,10 +229,41 @@ pub(crate) struct Run {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLost {
-    /// TERM to all that came of it, then KILL after the grace, and before the lock can expire
+    /// The stop signal to all that came of it, then KILL after the grace, and before the lock can expire
     Kill,
     /// Say so, and let it go on
     Warn,
+}
+
+/// Those that a program can catch and that mean an end to some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "UPPER")]
+pub(crate) enum StopSignal {
+    #[value(alias = "SIGTERM")]
+    Term,
+    #[value(alias = "SIGINT")]
+    Int,
+    #[value(alias = "SIGHUP")]
+    Hup,
+    #[value(alias = "SIGQUIT")]
+    Quit,
+    #[value(alias = "SIGUSR1")]
+    Usr1,
+    #[value(alias = "SIGUSR2")]
+    Usr2,
+}
+
+impl StopSignal {
+    pub(crate) fn signal(self) -> Signal {
+        match self {
+            Self::Term => Signal::TERM,
+            Self::Int => Signal::INT,
+            Self::Hup => Signal::HUP,
+            Self::Quit => Signal::QUIT,
+            Self::Usr1 => Signal::USR1,
+            Self::Usr2 => Signal::USR2,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -4,7 +4,7 @@
 //! nothing of these is left when the lock may expire. When it was taken away, which the next extension tells, they have the grace:
 //!
 //! ```text
-//!            TERM to all of them    KILL by the runner   KILL by the guardian
+//!        stop signal to all of them KILL by the runner   KILL by the guardian
 //!  ───────────────┬──────────────────────────┬───────────────────┬──────────┬─► time
 //!               lost           grace         │      250 ms before│          │ deadline
 //! ```
@@ -130,8 +130,8 @@ async fn under(
     let family = Family { group: Some(group), mark: Some(mark), tree: guardian.tree, ..Family::default() };
     let terminal = Terminal::hand_to(group);
     let mut deadlines = guard.deadlines();
-    // A command that ends by itself may leave a daemon behind; one that was told to end, nothing.
-    let (mut lost, mut ends_all): (Option<Loss>, bool) = (None, false);
+    let mut ending = Ending { family: &family, stop: run.stop_signal.signal(), takes_all: false, is_asked: false };
+    let mut lost: Option<Loss> = None;
     let status = loop {
         tokio::select! {
             biased;
@@ -142,8 +142,7 @@ async fn under(
                 if kills {
                     // Somebody else may have it already: then the grace is all that is left.
                     let end = (Moment::now() + grace).min(guard.deadline() - KILL);
-                    family.signal_all(Signal::TERM);
-                    ends_all = true;
+                    ending.ask();
                     guardian.tell(Order::Until(end + (KILL - GUARDIAN))).await;
                     say(is_json, "lost", &text, json!({}));
                     break stopped(&mut child, &family, end).await;
@@ -155,16 +154,11 @@ async fn under(
                 guardian.tell(Order::Until(deadline - GUARDIAN)).await;
             }
             event = signals.next() => match event {
-                Event::Asked(signal @ (Signal::USR1 | Signal::USR2)) => family.signal_group(signal),
-                Event::Asked(signal) => {
-                    ends_all = true;
-                    family.signal_all(signal);
-                }
+                Event::Asked(signal) => ending.pass_on(signal),
                 Event::ChildChanged => child_changed(&family, group),
             },
             () = guardian.gone(), if !guardian.is_gone => {
-                family.signal_all(Signal::TERM);
-                ends_all = true;
+                ending.ask();
                 say(is_json, "guardian", "the guardian is gone: the command would outlive redlock; stopping it", json!({}));
                 break stopped(&mut child, &family, Moment::now() + grace).await;
             }
@@ -172,8 +166,8 @@ async fn under(
     };
     drop(terminal);
     // From a terminal the signal comes to the command alone.
-    ends_all |= status.as_ref().is_ok_and(|status| code(*status) > 128);
-    let is_left = !leave_nothing(&family, ends_all, is_json).await;
+    ending.takes_all |= status.as_ref().is_ok_and(|status| code(*status) > 128);
+    let is_left = !leave_nothing(&ending, is_json).await;
     (outcome(guard, lost.filter(|_| kills), status, kills, is_left), is_left)
 }
 
@@ -282,14 +276,48 @@ fn child_changed(family: &Family, group: Pid) {
     }
 }
 
+/// How a command comes to its end.
+struct Ending<'a> {
+    family: &'a Family,
+    /// What it is asked to stop with.
+    stop: Signal,
+    /// Also what has left the group: a command that ends by itself may leave a daemon behind, one that was told to end, nothing.
+    takes_all: bool,
+    /// Once: many a program drops its work when it is asked again. Whoever asks redlock twice means it.
+    is_asked: bool,
+}
+
+impl Ending<'_> {
+    fn ask(&mut self) {
+        self.takes_all = true;
+        if !std::mem::replace(&mut self.is_asked, true) {
+            self.family.signal_all(self.stop);
+        }
+    }
+
+    /// What this process was sent.
+    fn pass_on(&mut self, signal: Signal) {
+        let signal = if signal == Signal::TERM { self.stop } else { signal };
+        if signal != self.stop && matches!(signal, Signal::USR1 | Signal::USR2) {
+            return self.family.signal_group(signal);
+        }
+        self.is_asked |= signal == self.stop;
+        self.takes_all = true;
+        self.family.signal_all(signal);
+    }
+}
+
 /// What the command has started would go on without the lock: all of it, or what is in its group. Whether nothing is left.
-async fn leave_nothing(family: &Family, all: bool, is_json: bool) -> bool {
+async fn leave_nothing(ending: &Ending<'_>, is_json: bool) -> bool {
+    let (family, all) = (ending.family, ending.takes_all);
     let is_left = || if all { family.is_left() } else { family.has_group() };
     let signal = |signal| if all { family.signal_all(signal) } else { family.signal_group(signal) };
     // What was killed a moment ago may not have left yet.
     until_not(is_left, Moment::now() + Duration::from_millis(50)).await;
     if is_left() {
-        signal(Signal::TERM);
+        if !ending.is_asked {
+            signal(ending.stop);
+        }
         say(is_json, "left_behind", "the command has left processes behind, which are stopped with it", json!({}));
         until_not(is_left, Moment::now() + LEFT_BEHIND).await;
         kill(is_left, || signal(Signal::KILL)).await;
