@@ -13,6 +13,8 @@ pub(crate) struct Process {
     /// 0 where it has none that can be seen from here.
     parent: i32,
     group: i32,
+    /// With the one that began it, also when that has ended.
+    threads: u32,
     /// In ticks since boot. Together with the number it is of no other process.
     start: u64,
 }
@@ -29,12 +31,13 @@ impl Process {
         Self::parse(pid, &stat)
     }
 
-    /// Behind the name, which may hold anything: state, parent, group, and 16 more before the start.
+    /// Behind the name, which may hold anything: state, parent, group, 14 more, the threads, one more, the start.
     fn parse(pid: Pid, stat: &str) -> Option<Self> {
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let state = fields.next()?.chars().next()?;
         let (parent, group) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-        Some(Self { pid, state, parent, group, start: fields.nth(16)?.parse().ok()? })
+        let threads = fields.nth(14)?.parse().ok()?;
+        Some(Self { pid, state, parent, group, threads, start: fields.nth(1)?.parse().ok()? })
     }
 
     /// Whether it is there still, and not another one of the same number.
@@ -42,9 +45,13 @@ impl Process {
         Self::look(self.pid).is_some_and(|now| now.start == self.start)
     }
 
-    /// A zombie, which nobody may ever wait for, does nothing any more.
+    /// A zombie, which nobody may ever wait for, does nothing any more, unless only its first thread has ended.
     pub(crate) fn is_living(&self) -> bool {
-        !matches!(self.state, 'Z' | 'X')
+        !self.has_lost_its_first_thread() || self.threads > 1
+    }
+
+    fn has_lost_its_first_thread(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
     }
 
     pub(crate) fn is_in(&self, group: Pid) -> bool {
@@ -52,7 +59,13 @@ impl Process {
     }
 
     pub(crate) fn environment(&self) -> PathBuf {
-        format!("/proc/{}/environ", self.pid.as_raw_nonzero()).into()
+        let process = PathBuf::from(format!("/proc/{}", self.pid.as_raw_nonzero()));
+        // A thread that has ended shows none; the others have the same.
+        let others = || std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+        let is_first = |name: &std::ffi::OsStr| name.to_str() == Some(&self.pid.as_raw_nonzero().to_string());
+        let other = || others().find(|task| !is_first(&task.file_name())).map(|task| task.path().join("environ"));
+        let found = if self.has_lost_its_first_thread() { other() } else { None };
+        found.unwrap_or_else(|| process.join("environ"))
     }
 }
 
@@ -76,7 +89,7 @@ mod tests {
     }
 
     fn child(of: i32, number: i32) -> Process {
-        Process { pid: pid(number), state: 'S', parent: of, group: 1, start: 1 }
+        Process { pid: pid(number), state: 'S', parent: of, group: 1, threads: 1, start: 1 }
     }
 
     #[test]
@@ -84,12 +97,16 @@ mod tests {
         let stat =
             "7 (a) Z 1 2) S 3 4 5 0 -1 4194560 127 0 0 0 0 0 0 0 20 0 1 0 4711 8192 1 18446744073709551615 1 1\n";
         let read = Process::parse(pid(7), stat).unwrap();
-        assert_eq!(read, Process { pid: pid(7), state: 'S', parent: 3, group: 4, start: 4711 });
+        assert_eq!(read, Process { pid: pid(7), state: 'S', parent: 3, group: 4, threads: 1, start: 4711 });
         assert!(read.is_living() && read.is_in(pid(4)) && !read.is_in(pid(5)));
         assert_eq!(Process::parse(pid(7), ""), None);
         let me = Process::look(rustix::process::getpid()).unwrap();
         assert!(me.is_still_there() && me.is_in(rustix::process::getpgrp()));
-        assert!(!Process { start: me.start + 1, ..me }.is_still_there());
+        assert!(!Process { start: me.start + 1, ..me }.is_still_there() && me.threads > 1);
+        assert!(
+            !Process { state: 'Z', threads: 1, ..me }.is_living()
+                && Process { state: 'Z', threads: 2, ..me }.is_living()
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How `redlock run` brings its command to an end.
 
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::process::Child;
+use tokio::process::{Child, Command};
 
 use super::{code_and_words, lives, number, output, redlock, script};
 use crate::support::gateway::Launch;
@@ -63,4 +63,55 @@ async fn what_was_left_behind_was_asked_to_stop_a_second_time_and_dropped_its_wo
     assert_eq!(code_and_words(runner).await.0, Some(5));
     assert!(!lives(left) && dir.path().join("saved").exists(), "it had time to end");
     assert_eq!(written(&dir, "told").await, "INT");
+}
+
+/// Leaves its group; its first thread ends, and another one goes on and ignores TERM.
+const THREADED: &str = r#"
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+static void *work(void *file) {
+    usleep(100000);
+    FILE *out = fopen(file, "w");
+    fprintf(out, "%d\n", getpid());
+    fclose(out);
+    for (;;) sleep(1);
+}
+int main(int count, char **words) {
+    pthread_t thread;
+    signal(SIGTERM, SIG_IGN);
+    setsid();
+    if (count < 2 || pthread_create(&thread, NULL, work, words[1])) return 1;
+    pthread_exit(NULL);
+}
+"#;
+
+#[tokio::test]
+async fn a_process_whose_first_thread_had_ended_was_taken_for_dead_and_outlived_the_lock() {
+    let gateway = Launch::embedded().ready().await;
+    let (dir, file) = (TempDir::new(), |dir: &TempDir, name: &str| dir.path().join(name).to_str().unwrap().to_owned());
+    let (source, program) = (file(&dir, "threaded.c"), file(&dir, "threaded"));
+    std::fs::write(&source, THREADED).unwrap();
+    let built = Command::new("cc").args(["-pthread", "-o", &program, &source]).output().await.expect("cc starts");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    for is_killed in [false, true] {
+        let dir = TempDir::new();
+        let work =
+            format!(r#"{program} "$1/threaded" & echo "$REDLOCK_TOKEN" > "$1/token"; while :; do sleep 1; done"#);
+        let mut runner = redlock(&gateway, &script(&dir, &["--ttl", "3s", "--grace", "300ms"], &work)).spawn().unwrap();
+        let (threaded, token) = (number(&dir, "threaded").await, written(&dir, "token").await);
+        let process = format!("/proc/{threaded}");
+        let stat = std::fs::read_to_string(format!("{process}/stat")).unwrap();
+        assert!(stat.contains(") Z "), "its first thread has ended: {stat}");
+        // What the guardian has to go by is the mark.
+        match is_killed {
+            true => runner.start_kill().unwrap(),
+            false => assert_eq!(gateway.delete("job", &token).await.status, 204),
+        }
+        let threads = || std::fs::read_dir(format!("{process}/task")).map_or(0, Iterator::count);
+        eventually("all its threads are gone", async || (threads() < 2).then_some(())).await;
+        assert_eq!(runner.wait().await.unwrap().code(), if is_killed { None } else { Some(79) });
+        eventually("the lock is free", async || (gateway.look("job").await["state"] == "free").then_some(())).await;
+    }
 }
