@@ -33,6 +33,11 @@ impl Default for Reader {
 }
 
 impl Reader {
+    /// What was asked for, or comes next, is not known.
+    pub(crate) fn hangs(&self) -> bool {
+        self.hangs.get()
+    }
+
     /// Nothing of what may not be read, cannot be read in time, or comes while another one is still being read.
     pub(crate) fn read(&self, path: &Path) -> Option<Vec<u8>> {
         if self.hangs.get() {

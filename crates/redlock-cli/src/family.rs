@@ -80,6 +80,8 @@ pub(crate) struct Family {
     pub(crate) group: Option<Pid>,
     pub(crate) mark: Option<Mark>,
     pub(crate) tree: Option<Tree>,
+    /// The guardian, which was there before the command: who is older carries no mark, and may hang as it likes.
+    pub(crate) first: Option<Process>,
     pub(crate) environments: Reader,
 }
 
@@ -109,8 +111,9 @@ impl Family {
             && Process::all().any(|process| process.is_in(group) && process.is_living())
     }
 
+    /// Also while an environment cannot be read: that may be of one who is left.
     pub(crate) fn is_left(&self) -> bool {
-        self.has_group() || !self.members(|_| true).is_empty()
+        self.has_group() || !self.members(|_| true).is_empty() || self.environments.hangs()
     }
 
     /// Adopted orphans that have ended stay until they are waited for. Whoever waits for command and guardian has to find these.
@@ -131,8 +134,10 @@ impl Family {
         let tree = self.tree.map_or_else(HashSet::new, |tree| tree.members(&all));
         // While a read hangs there are no marks to be seen, but what is in the group or descends from the runner is found.
         let environment = |process: &Process| self.environments.read(&process.environment());
+        let may_carry = |process: &Process| !self.first.is_some_and(|first| process.is_older_than(&first));
         let is_marked = |process: &Process| {
-            self.mark.as_ref().is_some_and(|mark| environment(process).is_some_and(|read| mark.is_in(&read)))
+            let mark = self.mark.as_ref().filter(|_| may_carry(process));
+            mark.is_some_and(|mark| environment(process).is_some_and(|read| mark.is_in(&read)))
         };
         all.retain(|process| {
             let may_be = process.pid != getpid() && process.is_living() && matters(process);
@@ -152,6 +157,56 @@ mod tests {
         assert_eq!(Mark::read(mark.variable()), Some(mark));
         for wrong in ["REDLOCK_RUN_", "REDLOCK_RUN_a", "PATH", "", "REDLOCK_TOKEN"] {
             assert_eq!(Mark::read(wrong), None, "{wrong}");
+        }
+    }
+
+    /// A process that carries a mark, until it is dropped.
+    struct Marked(std::process::Child, Mark);
+
+    impl Marked {
+        fn start() -> Self {
+            let mark = Mark::new();
+            let child = std::process::Command::new("sleep").arg("1000").env(mark.variable(), "1").spawn().unwrap();
+            Self(child, mark)
+        }
+
+        fn process(&self) -> Process {
+            Process::look(Pid::from_child(&self.0)).unwrap()
+        }
+    }
+
+    impl Drop for Marked {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn who_was_there_before_the_run_was_read_too() {
+        let before = Marked::start();
+        // A tick of the system's clock.
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        let first = Marked::start();
+        let of = |mark: &Mark| Family { mark: Some(mark.clone()), first: Some(first.process()), ..Family::default() };
+        assert!(of(&first.1).is_left() && !of(&before.1).is_left());
+        assert!(Family { first: None, ..of(&before.1) }.is_left());
+    }
+
+    #[test]
+    fn while_an_environment_could_not_be_read_everybody_was_taken_for_gone() {
+        let family = Family { mark: Some(Mark::new()), first: Process::look(getpid()), ..Family::default() };
+        // Nobody writes to it, and so opening it hangs.
+        let fifo = std::env::temp_dir().join(format!("redlock-family-{}", std::process::id()));
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        assert!(!family.is_left());
+        assert_eq!(family.environments.read(&fifo), None);
+        assert!(family.is_left() && family.is_left());
+        std::fs::write(&fifo, "").unwrap();
+        std::fs::remove_file(&fifo).unwrap();
+        let end = Moment::now() + std::time::Duration::from_secs(10);
+        while family.is_left() {
+            assert!(!end.has_passed(), "it hangs no longer");
         }
     }
 

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, getpid};
 
 use crate::family::{Family, Mark, Tree};
+use crate::processes::Process;
 
 /// What it is told, a line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +72,8 @@ pub(crate) fn main() -> ExitCode {
     if nix::sys::signal::SigSet::all().thread_block().is_err() {
         return ExitCode::FAILURE;
     }
-    let (mut family, mut until, mut text) = (Family::default(), None::<Moment>, Vec::new());
+    let (mut until, mut text) = (None::<Moment>, Vec::new());
+    let mut family = Family { first: Process::look(getpid()), ..Family::default() };
     loop {
         let left = until.map_or(PIECE, |until| until.left().min(PIECE));
         match orders(left, &mut text) {

@@ -45,6 +45,11 @@ impl Process {
         Self::look(self.pid).is_some_and(|now| now.start == self.start)
     }
 
+    /// Whoever is older than what began it has not come of it.
+    pub(crate) fn is_older_than(&self, other: &Self) -> bool {
+        self.start < other.start
+    }
+
     /// A zombie, which nobody may ever wait for, does nothing any more, unless only its first thread has ended.
     pub(crate) fn is_living(&self) -> bool {
         !self.has_lost_its_first_thread() || self.threads > 1

@@ -30,6 +30,7 @@ use crate::args::{OnLost, Run, Service};
 use crate::family::{Family, Mark, Tree, adopt_orphans};
 use crate::guardian::Order;
 use crate::outcome::{Outcome, say};
+use crate::processes::Process;
 use crate::signals::{Event, Signals};
 use crate::terminal::Terminal;
 
@@ -71,7 +72,7 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, 
     if is_left {
         // It goes on trying for a while. The lock is not given back under what still works.
         guardian.abandon();
-        say(is_json, "not_stopped", "not all that the command has started could be stopped", json!({}));
+        say(is_json, "not_stopped", "not all that the command has started could be stopped, or looked at", json!({}));
         return Ok(outcome);
     }
     // The group's number may be another's from now on.
@@ -127,7 +128,8 @@ async fn under(
         Err(error) => return (Outcome::Failed(format!("{}: {error}", run.command[0].display())), false),
     };
     guardian.tell(Order::Group(group.as_raw_nonzero().get())).await;
-    let family = Family { group: Some(group), mark: Some(mark), tree: guardian.tree, ..Family::default() };
+    let (tree, first) = (guardian.tree, guardian.process);
+    let family = Family { group: Some(group), mark: Some(mark), tree, first, ..Family::default() };
     let terminal = Terminal::hand_to(group);
     let mut deadlines = guard.deadlines();
     let mut ending = Ending { family: &family, stop: run.stop_signal.signal(), takes_all: false, is_asked: false };
@@ -359,6 +361,7 @@ struct Guardian {
     child: Child,
     orders: Option<ChildStdin>,
     is_gone: bool,
+    process: Option<Process>,
     /// Where all children of this process but the guardian are the command's.
     tree: Option<Tree>,
 }
@@ -374,9 +377,9 @@ impl Guardian {
             .process_group(0)
             .spawn()?;
         let orders = child.stdin.take().ok_or_else(|| std::io::Error::other("it has no standard input"))?;
-        let tree = child.id().and_then(|id| Pid::from_raw(id as i32)).filter(|_| adopts);
-        let tree = tree.map(|guardian| Tree { runner: getpid(), guardian });
-        Ok(Self { child, orders: Some(orders), is_gone: false, tree })
+        let pid = child.id().and_then(|id| Pid::from_raw(id as i32));
+        let tree = pid.filter(|_| adopts).map(|guardian| Tree { runner: getpid(), guardian });
+        Ok(Self { child, orders: Some(orders), is_gone: false, process: pid.and_then(Process::look), tree })
     }
 
     async fn tell(&mut self, order: Order) {
