@@ -372,14 +372,16 @@ async fn a_signal_to_the_runner_released_the_lock_while_what_had_left_the_group_
 }
 
 #[tokio::test]
-async fn a_daemon_stays_that_a_command_leaves_behind_when_it_ends_by_itself() {
+async fn a_daemon_stays_that_a_command_leaves_behind_when_it_ends_by_itself_with_whatever_code() {
     let gateway = Launch::embedded().ready().await;
-    let dir = TempDir::new();
-    let work = r#"setsid sleep 1000 > /dev/null 2>&1 & echo $! > "$1/daemon""#;
-    let (code, ..) = output(&gateway, &script(&dir, &[], work)).await;
-    let daemon = number(&dir, "daemon").await;
-    assert!(code == Some(0) && lives(daemon));
-    kill_process(Pid::from_raw(daemon).unwrap(), Signal::KILL).unwrap();
+    for code in [0, 255] {
+        let dir = TempDir::new();
+        let work = format!(r#"setsid sleep 1000 > /dev/null 2>&1 & echo $! > "$1/daemon"; sleep 0.2; exit {code}"#);
+        let (ended, ..) = output(&gateway, &script(&dir, &[], &work)).await;
+        let daemon = number(&dir, "daemon").await;
+        assert!(ended == Some(code) && lives(daemon), "{code}");
+        kill_process(Pid::from_raw(daemon).unwrap(), Signal::KILL).unwrap();
+    }
 }
 
 #[tokio::test]

@@ -221,6 +221,12 @@ async fn an_extension_never_shortens_and_its_validity_is_what_a_majority_stores(
     for left in [&extended.json()["validity_ms"], &gateway.look("job").await["expires_in_ms"]] {
         assert!((50_000..=60_000).contains(&number(left)), "{left}");
     }
+    // Somebody has prolonged it by hand: masters that forget are trusted again after --max-ttl, so no more is promised.
+    for server in &servers {
+        server.cmd(&["PEXPIRE", "lock:job", "300000000000000"]);
+    }
+    let prolonged = gateway.patch("job", &lease.token, 100).await;
+    assert!((250_000..=300_000).contains(&number(&prolonged.json()["validity_ms"])), "{prolonged:?}");
 }
 
 #[tokio::test]

@@ -168,7 +168,7 @@ async fn under(
     };
     drop(terminal);
     // From a terminal the signal comes to the command alone.
-    ending.takes_all |= status.as_ref().is_ok_and(|status| code(*status) > 128);
+    ending.takes_all |= status.as_ref().is_ok_and(|status| was_ended(*status));
     let is_left = !leave_nothing(&ending, is_json).await;
     (outcome(guard, lost.filter(|_| kills), status, kills, is_left), is_left)
 }
@@ -231,6 +231,11 @@ async fn until_not(is_so: impl Fn() -> bool, end: Moment) {
 /// As shells have it.
 fn code(status: ExitStatus) -> u8 {
     status.code().map_or_else(|| 128 + status.signal().unwrap_or(0) as u8, |code| code as u8)
+}
+
+/// By a signal, or at one: as programs say it that catch HUP, INT, QUIT or TERM. What else is above 128 is the program's own.
+fn was_ended(status: ExitStatus) -> bool {
+    status.signal().is_some() || matches!(status.code(), Some(129 | 130 | 131 | 143))
 }
 
 /// The command, in a process group of its own, whose number is its own.
@@ -431,5 +436,7 @@ mod tests {
     fn a_command_that_a_signal_ended_has_the_code_that_shells_give_it() {
         assert_eq!(code(ExitStatus::from_raw(9)), 137);
         assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
+        let ended = |raw| was_ended(ExitStatus::from_raw(raw));
+        assert!(ended(9) && ended(130 << 8) && ended(143 << 8) && !ended(255 << 8) && !ended(137 << 8) && !ended(0));
     }
 }

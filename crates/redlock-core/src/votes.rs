@@ -189,3 +189,27 @@ pub(crate) fn answer(vote: Option<&Vote>) -> NodeAnswer {
         Some(Vote::Failed(failure)) => NodeAnswer::Failed(failure.clone()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_life_is_what_the_quorum_th_longest_stores_and_never_less_than_the_ttl() {
+        let (quorum, ttl) = (Quorum::new(5).unwrap(), Ttl::from_millis(1_000).unwrap());
+        let votes = |lives: &[u64]| -> Vec<Option<Vote>> {
+            let extended = |millis: &u64| Vote::Extended { expires_in: Duration::from_millis(*millis) };
+            lives.iter().map(|millis| Some(extended(millis))).chain([Some(Vote::Missing), None]).collect()
+        };
+        for (lives, wanted) in [
+            (&[90_000, 20_000, 1_000][..], 1_000),
+            (&[90_000, 20_000, 30_000, 10_000], 20_000),
+            (&[20_000, 20_000, 20_000], 20_000),
+            // Of two, and of none, no majority says anything.
+            (&[90_000, 20_000], 1_000),
+            (&[], 1_000),
+        ] {
+            assert_eq!(life(quorum, ttl, &votes(lives)), Duration::from_millis(wanted), "{lives:?}");
+        }
+    }
+}

@@ -249,7 +249,7 @@ impl Gateway {
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
         if let Ok(view) = &result {
             self.in_flight.record_round(view.elapsed);
-            client.extended(name.as_str(), token.shown.fencing(), Instant::now() + ttl.duration());
+            client.extended(name.as_str(), token.shown.fencing(), Instant::now() + ttl.duration().max(view.validity));
         }
         self.counted(Operation::Extend, Outcome::Extended, result)
     }

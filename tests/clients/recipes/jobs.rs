@@ -34,6 +34,22 @@ async fn a_script_with_curl_let_two_runs_overlap_or_kept_the_lock() {
     place.assert_one_at_a_time(7);
 }
 
+#[tokio::test]
+async fn a_script_with_curl_called_every_refusal_a_held_lock() {
+    let place = Place::new(&["nightly-report"]).await;
+    let script = place.block(SHELL, "sh", 0);
+    assert!(!script.contains("$answer."), "a name that others can foretell: {script}");
+    let code = async |script: &str| run(place.command(&["dash", &place.file("report.sh", script)])).await;
+    let _lease = place.gateway.post("reports/nightly", serde_json::json!({ "owner": "alice" })).await;
+    let (held, said) = code(&script.replace("20000", "100")).await;
+    assert!(held == Some(75) && said.contains("409"), "{said}");
+    let (refused, said) = code(&script.replace("60000", "9000000000")).await;
+    assert!(refused == Some(69) && said.contains("400"), "{said}");
+    let (unanswered, said) = code(&script.replace(&place.gateway.address().to_string(), "127.0.0.1:1")).await;
+    assert_eq!(unanswered, Some(69), "{said}");
+    assert_eq!(place.count("begin"), 0);
+}
+
 /// The commands of a crontab, to be started as cron does it: with nothing in the environment but what the table sets.
 fn cron(place: &Place, table: &str) -> Vec<Vec<String>> {
     let is_setting = |line: &&str| line.split_once('=').is_some_and(|(name, _)| !name.contains([' ', '*']));
