@@ -255,11 +255,17 @@ async fn waiting_times_that_are_none_or_too_long_are_refused() {
 
     let preferring = |value: &str| gateway.call(Method::POST, "/locks/job").header("prefer", value);
     for value in ["wait=21", "respond-async, wait=21", "wait=\"21\"; foo=bar", "WAIT = 21"] {
-        let words = &["Prefer: wait is 21", "allowed are 0 to 20 seconds"];
+        let words = &["Prefer: wait is 21", "allowed are 0 to 20 whole seconds"];
         assert_bad(value, &preferring(value).send().await, 400, "invalid_wait", words);
     }
     for value in ["wait=soon", "wait=-1", "wait=1.5"] {
-        assert_bad(value, &preferring(value).send().await, 400, "invalid_wait", &["Prefer", "no number of seconds"]);
+        assert_bad(
+            value,
+            &preferring(value).send().await,
+            400,
+            "invalid_wait",
+            &["Prefer", "allowed are 0 to 20 whole seconds"],
+        );
     }
     assert_eq!(gateway.look("job").await["state"], "free");
     let body_wins = preferring("wait=21").json(&json!({ "wait_ms": 0, "ttl_ms": 60_000 })).send().await;

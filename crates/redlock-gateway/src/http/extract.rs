@@ -204,7 +204,11 @@ fn preferred_wait(headers: &HeaderMap, limits: &Limits) -> Result<Option<u64>, A
                 let seconds = seconds.trim().trim_matches('"');
                 return match seconds.parse() {
                     Ok(seconds) => Ok(Some(seconds)),
-                    Err(_) => Err(invalid_wait("Prefer: wait is no number of seconds", limits)),
+                    Err(_) => {
+                        let (given, max) = (seconds.chars().take(40).collect::<String>(), limits.max_wait.as_secs());
+                        let what = format!("Prefer: wait is {given:?}; allowed are 0 to {max} whole seconds");
+                        Err(INVALID_WAIT.because(what))
+                    }
                 };
             }
         }
@@ -216,7 +220,7 @@ fn preferred_time(seconds: u64, limits: &Limits) -> Result<Duration, ApiError> {
     let wait = Some(Duration::from_secs(seconds)).filter(|wait| *wait <= limits.max_wait);
     wait.ok_or_else(|| {
         let max = limits.max_wait.as_secs();
-        INVALID_WAIT.because(format!("Prefer: wait is {seconds}; allowed are 0 to {max} seconds"))
+        INVALID_WAIT.because(format!("Prefer: wait is {seconds}; allowed are 0 to {max} whole seconds"))
     })
 }
 

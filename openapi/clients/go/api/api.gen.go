@@ -583,8 +583,9 @@ type ClientInterface interface {
 
 	// ListLocks List held locks
 	//
-	// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
-	// before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
+	// One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked, also none before the end:
+	// it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go meanwhile, or are set again
+	// on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a larger `limit`. A key sees the locks that it may
 	// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
 	//
 	// Corresponds with GET /locks (the `ListLocks` operationId).
@@ -704,8 +705,9 @@ func (c *Client) GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn)
 
 // ListLocks List held locks
 //
-// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
-// before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
+// One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked, also none before the end:
+// it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go meanwhile, or are set again
+// on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a larger `limit`. A key sees the locks that it may
 // list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
 //
 // Corresponds with GET /locks (the `ListLocks` operationId).
@@ -1371,8 +1373,9 @@ type ClientWithResponsesInterface interface {
 
 	// ListLocksWithResponse List held locks
 	//
-	// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
-	// before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
+	// One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked, also none before the end:
+	// it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go meanwhile, or are set again
+	// on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a larger `limit`. A key sees the locks that it may
 	// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -2417,8 +2420,9 @@ func (c *ClientWithResponses) GetLivenessWithResponse(ctx context.Context, reqEd
 
 // ListLocksWithResponse List held locks
 //
-// One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
-// before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
+// One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked, also none before the end:
+// it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go meanwhile, or are set again
+// on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a larger `limit`. A key sees the locks that it may
 // list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
 //
 // Returns a wrapper object for the known response body format(s).

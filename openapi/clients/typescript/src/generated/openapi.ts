@@ -52,8 +52,9 @@ export interface paths {
         };
         /**
          * List held locks
-         * @description One page, merged over the nodes, in no particular order. A page may hold a few more locks than asked, or fewer, also none
-         *     before the end: it takes a few seconds at most, and the next one goes on where it ended. A key sees the locks that it may
+         * @description One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked, also none before the end:
+         *     it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go meanwhile, or are set again
+         *     on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a larger `limit`. A key sees the locks that it may
          *     list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
          */
         get: operations["listLocks"];
