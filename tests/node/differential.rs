@@ -176,7 +176,7 @@ fn alike(memory: &Holding, redis: &Holding) -> bool {
 
 impl Pair {
     async fn start(native: bool) -> Self {
-        let server = RedisServer::start_with(RedisOptions { native, ..RedisOptions::default() });
+        let server = RedisServer::start_with(RedisOptions { native: Some(native), ..RedisOptions::default() });
         let observer = Arc::new(redlock_core::node::NoObserver);
         let redis = remote_node_with(&server.url(), redis_settings(settings()), observer);
         let status = in_state(redis.as_ref(), NodeState::Admitted).await;

@@ -89,7 +89,7 @@ fn a_call_that_is_not_whole_is_refused_by_the_script_and_changes_nothing() {
 
 #[test]
 fn a_call_that_is_not_whole_is_refused_by_the_module_and_changes_nothing() {
-    refuses(&RedisServer::start_with(RedisOptions { native: true, ..RedisOptions::default() }), by_module);
+    refuses(&RedisServer::start_with(RedisOptions { native: Some(true), ..RedisOptions::default() }), by_module);
 }
 
 fn refuses(server: &RedisServer, run: fn(&RedisServer, &[u8]) -> Result<Resp, String>) {

@@ -15,7 +15,7 @@ use crate::support::resp::Resp;
 
 fn options(native: bool, args: &[&str]) -> RedisOptions {
     let args = args.iter().map(ToString::to_string).collect();
-    RedisOptions { native, append_only: true, args, ..RedisOptions::default() }
+    RedisOptions { native: Some(native), append_only: true, args, ..RedisOptions::default() }
 }
 
 /// Waits until it votes, by this engine.

@@ -69,7 +69,10 @@ async fn pass_requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, counter:
     while let Ok(got @ 1..) = from.read(&mut chunk).await {
         text.extend_from_slice(&chunk[..got]);
         let count = |word: &[u8]| text.windows(word.len()).filter(|found| *found == word).count();
-        counter.send_replace(Asked { calls: count(b"\r\nEVALSHA\r\n"), looks: count(b"\r\nINFO\r\n") });
+        counter.send_replace(Asked {
+            calls: count(b"\r\nEVALSHA\r\n") + count(b"\r\nREDLOCK.CALL\r\n"),
+            looks: count(b"\r\nINFO\r\n"),
+        });
         if to.write_all(&chunk[..got]).await.is_err() {
             return;
         }

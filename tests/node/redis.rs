@@ -41,7 +41,7 @@ async fn out_of_memory_acquires_fail_alone_and_releases_still_delete_by_the_modu
 }
 
 async fn out_of_memory(native: bool) {
-    let server = RedisServer::start_with(RedisOptions { native, ..RedisOptions::default() });
+    let server = RedisServer::start_with(RedisOptions { native: Some(native), ..RedisOptions::default() });
     let node = remote_node(&server.url());
     in_state(node.as_ref(), NodeState::Admitted).await;
     let (held, refused_lock, retaken, t) = (Lock::new("a"), Lock::new("b"), Lock::new("c"), now());
@@ -73,7 +73,9 @@ async fn out_of_memory(native: bool) {
 
 #[tokio::test]
 async fn after_a_script_flush_the_worker_loads_its_script_again() {
-    let (server, node, _) = redis_node().await;
+    let server = RedisServer::start_with(RedisOptions { native: Some(false), ..RedisOptions::default() });
+    let node = remote_node(&server.url());
+    in_state(node.as_ref(), NodeState::Admitted).await;
     let (lock, t) = (Lock::new("a"), now());
     server.cmd(&["SCRIPT", "FLUSH"]);
     assert_failed(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Reason::Down, Effect::None);
@@ -171,8 +173,8 @@ async fn twenty_lost_connections_leave_no_connection_behind() {
 
 #[tokio::test]
 async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
-    let options = RedisOptions { password: Some("p@ss/word".into()), ..RedisOptions::default() };
-    let server = RedisServer::start_with(options);
+    let password = Some("p@ss/word".into());
+    let server = RedisServer::start_with(RedisOptions { password, native: Some(false), ..RedisOptions::default() });
     server.cmd(&["ACL", "SETUSER", "gateway", "on", ">its:secret", "~*", "+@all"]);
     server.cmd(&["ACL", "SETUSER", "narrow", "on", ">its:secret", "~*", "+@all", "-evalsha"]);
     let at = format!("127.0.0.1:{}", server.port());

@@ -44,7 +44,7 @@ impl Kind {
             }
             Self::Redis | Self::Native => {
                 let native = matches!(self, Self::Native);
-                let server = RedisServer::start_with(RedisOptions { native, ..RedisOptions::default() });
+                let server = RedisServer::start_with(RedisOptions { native: Some(native), ..RedisOptions::default() });
                 let node = remote_node_with(&server.url(), redis_settings(settings), Arc::new(NoObserver));
                 let status = in_state(node.as_ref(), NodeState::Admitted).await;
                 assert!(!native || status.engine == Some(Engine::Native), "{status:?}");

@@ -159,8 +159,8 @@ pub(crate) struct RedisOptions {
     /// An append-only file that is synced with every write.
     pub(crate) append_only: bool,
     pub(crate) password: Option<String>,
-    /// With the module for masters.
-    pub(crate) native: bool,
+    /// With the module for masters, or without; by default as the run has it.
+    pub(crate) native: Option<bool>,
     /// Further arguments, as redis-server takes them.
     pub(crate) args: Vec<String>,
     /// `NAME=value` for its environment.
@@ -209,7 +209,7 @@ impl RedisServer {
         if let Some(password) = &options.password {
             args.extend(["--requirepass".into(), password.clone()]);
         }
-        if options.native || has_module(port) {
+        if options.native.unwrap_or_else(|| has_module(port)) {
             args.extend(["--loadmodule".into(), module().to_str().expect("a plain path").to_owned()]);
         }
         args.extend(options.args.iter().cloned());
@@ -267,7 +267,7 @@ impl RedisServer {
 
     /// The same, with or without the module.
     pub(crate) fn restart_as(&mut self, native: bool) {
-        self.options.native = native;
+        self.options.native = Some(native);
         self.restart();
     }
 
