@@ -147,7 +147,7 @@ impl Drop for Process {
 fn has_module(port: u16) -> bool {
     match std::env::var("REDLOCK_TEST_MASTERS").as_deref() {
         Ok("native") => true,
-        Ok("mix") => port % 2 == 0,
+        Ok("mix") => port.is_multiple_of(2),
         Ok("lua") | Err(_) => false,
         Ok(other) => panic!("REDLOCK_TEST_MASTERS={other}; known are lua, native and mix"),
     }

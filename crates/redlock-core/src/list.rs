@@ -104,7 +104,7 @@ impl ListCursor {
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {
-    if !text.is_ascii() || text.len() % 2 != 0 || text.len() > 4096 {
+    if !text.is_ascii() || !text.len().is_multiple_of(2) || text.len() > 4096 {
         return None;
     }
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
