@@ -341,7 +341,7 @@ async fn what_a_shell_had_started_before_it_became_the_runner_was_taken_for_the_
     let dir = TempDir::new();
     // One that stays its child, and one that is orphaned while the command runs.
     let before = r#"sleep 1000 & echo $! > "$2/child"
-        sh -c 'sleep 1000 & echo $! > "$1/orphan"; while [ ! -e "$1/go" ]; do sleep 0.05; done' sh "$2" &
+        sh -c 'sleep 1000 & echo $! > "$1/orphan"; while [ -d "$1" ] && [ ! -e "$1/go" ]; do sleep 0.05; done' sh "$2" &
         exec "$1" run job --ttl 3s -- sh -c 'echo $$ > "$1/command"; while :; do sleep 1; done' sh "$2""#;
     let mut shell = Command::new("sh");
     shell.args(["-c", before, "sh"]).arg(binary()).arg(dir.path());
