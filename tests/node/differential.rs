@@ -15,8 +15,8 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
+use redlock_core::node::Engine;
 use redlock_core::node::ReleaseScope;
-use redlock_core::node::link::Engine;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Hint, Holding, Keys, Listener, Node, NodeSettings, NodeState, Op, Vote};
 

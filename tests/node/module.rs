@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlock_core::node::link::Engine;
+use redlock_core::node::Engine;
 use redlock_core::node::{Node, NodeState, Vote};
 
 use crate::support::chance::{Chance, seed};

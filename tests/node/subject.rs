@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlock_core::clock::SystemClock;
-use redlock_core::node::link::Engine;
+use redlock_core::node::Engine;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Holding, NoObserver, Node, NodeSettings, NodeState, Op, Record, Vote};
 

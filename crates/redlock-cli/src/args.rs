@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use redlock_client::Client;
 use rustix::process::Signal;
 
-use crate::outcome::Outcome;
+use crate::outcome::{HELD, Outcome};
 
 const AFTER: &str = "\
 Examples:
@@ -207,6 +207,10 @@ pub(crate) struct Token {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) lock: Lock,
+
+    /// The exit code when somebody else holds the lock, also after the wait. With 0 that is no error, and 75 is the command's own
+    #[arg(long, value_name = "CODE", default_value_t = HELD)]
+    pub(crate) conflict_exit_code: u8,
 
     /// What becomes of the command when the lock is lost
     #[arg(long, value_enum, default_value_t = OnLost::Kill)]

@@ -6,6 +6,9 @@ use std::process::ExitCode;
 use redlock_client::Error;
 use serde_json::json;
 
+/// The exit code where somebody else holds the lock, unless another one is asked for.
+pub(crate) const HELD: u8 = 75;
+
 /// How a command of `redlock` ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
@@ -13,7 +16,8 @@ pub(crate) enum Outcome {
     /// The command has ended with this code.
     Ended(u8),
     Usage(String),
-    Held(String),
+    /// With the exit code for it.
+    Held(String, u8),
     Unavailable(String),
     Denied(String),
     Lost(String),
@@ -29,7 +33,7 @@ impl Outcome {
             Self::Usage(_) => 64,
             Self::Unavailable(_) => 69,
             Self::Failed(_) => 70,
-            Self::Held(_) => 75,
+            Self::Held(_, code) => *code,
             Self::Denied(_) => 77,
             Self::Lost(_) => 79,
         }
@@ -40,7 +44,7 @@ impl Outcome {
         let (word, text) = match &self {
             Self::Done | Self::Ended(_) => return ExitCode::from(self.code()),
             Self::Usage(text) => ("usage", text),
-            Self::Held(text) => ("held", text),
+            Self::Held(text, _) => ("held", text),
             Self::Unavailable(text) => ("unavailable", text),
             Self::Denied(text) => ("denied", text),
             Self::Lost(text) => ("lost", text),
@@ -73,7 +77,7 @@ impl From<Error> for Outcome {
     fn from(error: Error) -> Self {
         let text = error.to_string();
         match error {
-            Error::Held { .. } => Self::Held(text),
+            Error::Held { .. } => Self::Held(text, HELD),
             Error::Lost(_) => Self::Lost(text),
             Error::Refused(problem) if matches!(problem.status, 401 | 403) => Self::Denied(text),
             Error::Refused(_) | Error::Setup(_) => Self::Usage(text),

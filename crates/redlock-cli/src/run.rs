@@ -50,7 +50,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const KILLED_WITHIN: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(service: &Service, run: Run, is_json: bool) -> Outcome {
+    let held = run.conflict_exit_code;
     match attempt(service, run, is_json).await {
+        Err(Outcome::Held(text, _)) => Outcome::Held(text, held),
         Ok(outcome) | Err(outcome) => outcome,
     }
 }

@@ -109,16 +109,19 @@ pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
 
 /// For how long a majority stores the lock: the TTL, or what the quorum-th longest of them says that was extended.
 pub(crate) fn life(quorum: Quorum, ttl: Ttl, votes: &[Option<Vote>]) -> Duration {
-    let mut lives: Vec<_> = votes
-        .iter()
-        .flatten()
-        .filter_map(|vote| match vote {
-            Vote::Extended { expires_in } => Some(*expires_in),
+    let longer = || {
+        votes.iter().flatten().filter_map(|vote| match vote {
+            Vote::Extended { expires_in } => Some(*expires_in).filter(|left| *left > ttl.duration()),
             _ => None,
         })
-        .collect();
+    };
+    // As a rule the extension has set it.
+    if longer().count() < quorum.size() {
+        return ttl.duration();
+    }
+    let mut lives: Vec<_> = longer().collect();
     lives.sort_unstable_by(|a, b| b.cmp(a));
-    lives.get(quorum.size() - 1).copied().unwrap_or_default().max(ttl.duration())
+    lives[quorum.size() - 1]
 }
 
 /// Nodes that have not answered, or not told what they store.

@@ -60,10 +60,11 @@ macro_rules! functions {
                 };
                 let name = |name: &str| std::ffi::CString::new(format!("RedisModule_{name}")).ok();
                 // SAFETY: the types are those of redismodule.h.
+                #[allow(clippy::missing_transmute_annotations)]
                 unsafe {
                     Some(Self {
-                        Replicate: std::mem::transmute::<*mut c_void, _>(find(&name("Replicate")?)?),
-                        $($name: std::mem::transmute::<*mut c_void, _>(find(&name(stringify!($name))?)?),)*
+                        Replicate: std::mem::transmute(find(&name("Replicate")?)?),
+                        $($name: std::mem::transmute(find(&name(stringify!($name))?)?),)*
                     })
                 }
             }

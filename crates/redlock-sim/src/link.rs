@@ -8,10 +8,10 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use redlock_core::node::link::{
-    Adopted, Adoption, Answer, Answering, Engine, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned,
-    Session, StoredPage, Subscription, Swapped,
+    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
+    StoredPage, Subscription, Swapped,
 };
-use redlock_core::node::{Hint, Keys, Task};
+use redlock_core::node::{Engine, Hint, Keys, Task};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 

@@ -22,6 +22,34 @@ async fn locked_place() -> (Place, Key, Scratch) {
     (Place::with(servers, gateway, &["deploy-production"]), ci, keys)
 }
 
+/// A clone as a CI system makes it, of a repository with one commit, which is returned.
+async fn cloned(place: &Place) -> String {
+    let script =
+        "git init -q -b main origin && git -C origin $ID commit -q --allow-empty -m 1 && git clone -q origin clone";
+    commit(place, script).await
+}
+
+/// Runs a script that commits to the repository; the commit that is its newest then.
+async fn commit(place: &Place, script: &str) -> String {
+    let identity = "ID='-c user.name=a -c user.email=a@example.org -c commit.gpgsign=false'";
+    let script = format!("{identity}; {script} && git -C origin rev-parse HEAD");
+    let (code, said) = run(place.command(&["sh", "-c", &script])).await;
+    assert_eq!(code, Some(0), "{said}");
+    said.trim().to_owned()
+}
+
+/// A newer commit than the one that is to be deployed, which is not deployed then; nor is one that nobody can look up.
+async fn an_older_commit_stays(place: &Place, job: impl Fn() -> Command) {
+    let runs = place.count("begin");
+    commit(place, "git -C origin $ID commit -q --allow-empty -m 2").await;
+    let (code, said) = run(job()).await;
+    assert!(code == Some(0) && said.contains("a newer commit"), "{said}");
+    std::fs::rename(place.path("origin"), place.path("away")).unwrap();
+    let (code, said) = run(job()).await;
+    assert!(code != Some(0), "{said}");
+    assert_eq!(place.count("begin"), runs);
+}
+
 /// Sets the variables of a mapping in YAML, after `put` has put in what the CI system knows.
 fn set(command: &mut Command, variables: &Value, put: impl Fn(&str) -> String) {
     for (name, value) in variables.as_object().into_iter().flatten() {
@@ -42,11 +70,13 @@ async fn steps_of_github_ran_two_deployments_at_once() {
         text
     };
     let script = place.file("step.sh", &put(step["run"].as_str().unwrap()));
+    let newest = cloned(&place).await;
     let runner = |temp: &str| {
         std::fs::create_dir_all(place.path(temp)).unwrap();
         // What GitHub's runner does where `shell` is not set.
         let mut command = place.command(&["bash", "-e", &script]);
-        command.env_remove("REDLOCK_URL").env("RUNNER_TEMP", place.path(temp));
+        command.env_remove("REDLOCK_URL").env("RUNNER_TEMP", place.path(temp)).current_dir(place.path("clone"));
+        command.env("GITHUB_REF", "refs/heads/main").env("GITHUB_SHA", &newest);
         set(&mut command, &job["env"], put);
         set(&mut command, &step["env"], put);
         command
@@ -65,6 +95,7 @@ async fn steps_of_github_ran_two_deployments_at_once() {
     place.assert_one_at_a_time(3);
     place.file("code", "9");
     assert_eq!(run(runner("first")).await.0, Some(9), "a deployment that fails fails the step");
+    an_older_commit_stays(&place, || runner("first")).await;
 }
 
 #[tokio::test]
@@ -79,9 +110,11 @@ async fn a_script_of_gitlab_ran_two_deployments_at_once() {
         assert!(!text.contains('$'), "{text}");
         text
     };
+    let newest = cloned(&place).await;
     let runner = || {
         let mut command = place.command(&["bash", &script]);
-        command.env_remove("REDLOCK_URL").env("REDLOCK_KEY_FILE", &key);
+        command.env_remove("REDLOCK_URL").env("REDLOCK_KEY_FILE", &key).current_dir(place.path("clone"));
+        command.env("CI_COMMIT_BRANCH", "main").env("CI_COMMIT_SHA", &newest);
         set(&mut command, &job["variables"], put);
         command
     };
@@ -89,6 +122,7 @@ async fn a_script_of_gitlab_ran_two_deployments_at_once() {
     place.assert_one_at_a_time(3);
     place.file("code", "9");
     assert_eq!(run(runner()).await.0, Some(9));
+    an_older_commit_stays(&place, runner).await;
 }
 
 /// Ansible in a folder of its own below the build directory, installed once; `None` where pip cannot.

@@ -115,3 +115,27 @@ async fn a_process_whose_first_thread_had_ended_was_taken_for_dead_and_outlived_
         eventually("the lock is free", async || (gateway.look("job").await["state"] == "free").then_some(())).await;
     }
 }
+
+#[tokio::test]
+async fn a_command_that_ended_with_75_could_not_be_told_from_a_lock_that_is_held() {
+    let gateway = Launch::embedded().ready().await;
+    let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
+    for (wanted, code) in [("0", 0), ("9", 9), ("75", 75), ("255", 255)] {
+        for wait in ["0s", "100ms"] {
+            let args = ["--json", "run", "job", "--wait", wait, "--conflict-exit-code", wanted, "--", "false"];
+            let (ended, _, err) = output(&gateway, &args).await;
+            let told: serde_json::Value = serde_json::from_str(&err).unwrap();
+            assert_eq!(
+                (ended, &told["event"], &told["exit_code"]),
+                (Some(code), &"held".into(), &code.into()),
+                "{err}"
+            );
+        }
+    }
+    let free = ["run", "free", "--conflict-exit-code", "0", "--"];
+    assert_eq!(output(&gateway, &[&free[..], &["sh", "-c", "exit 75"]].concat()).await.0, Some(75));
+    let nowhere = ["--url", "http://127.0.0.1:1"];
+    assert_eq!(output(&gateway, &[&nowhere[..], &free, &["true"]].concat()).await.0, Some(69), "that is no lock held");
+    let (code, _, err) = output(&gateway, &["run", "job", "--conflict-exit-code", "256", "--", "true"]).await;
+    assert!(code == Some(64) && err.contains("256"), "{err}");
+}

@@ -27,14 +27,14 @@ use tokio::time::Instant;
 use super::Task;
 use super::admission::{Admission, Doubt, Early, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN, Step};
 use super::calls::{Call, Calls, fail_all};
-use super::link::{Answer, Engine, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
+use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
 use super::observer::Seams;
 use super::op::{Effect, Failure, Op, Reason, Vote};
 use super::peers::Peers;
 use super::rate::{RanAhead, Rate, Reading};
 use super::report::{Reporter, remedy_of_write_error};
 use super::rules::Rules;
-use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
+use super::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
 use crate::clock::lead_left;
 use crate::types::FencingToken;
 

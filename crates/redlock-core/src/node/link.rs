@@ -15,7 +15,7 @@ use super::admission::Facts;
 use super::hint::Hint;
 use super::op::Vote;
 use super::record::Record;
-use super::status::{Diagnosis, Remedy};
+use super::status::{Diagnosis, Engine, Remedy};
 use super::task::Task;
 use crate::types::LockName;
 
@@ -71,25 +71,6 @@ pub trait Subscription: Send + 'static {
 
     /// Whether anybody is there.
     fn ping(&self) -> Answering<()>;
-}
-
-/// Who runs the rules of locks on a master. The rules are the same, and so are their answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Engine {
-    /// A script.
-    Lua,
-    /// The module that is loaded there; faster.
-    Native,
-}
-
-impl Engine {
-    /// A word for answers.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Lua => "lua",
-            Self::Native => "native",
-        }
-    }
 }
 
 /// What there is to see of a master.

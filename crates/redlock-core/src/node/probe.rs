@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{Admission, Facts, Moment, NodeIdentity, Step};
-use super::link::{Engine, Link, LinkError, Look, MarkerSwap, Swapped};
-use super::{Diagnosis, NodeSettings};
+use super::link::{Link, LinkError, Look, MarkerSwap, Swapped};
+use super::{Diagnosis, Engine, NodeSettings};
 use crate::clock::{Clock, Entropy};
 
 /// A master, and what it is in a configuration.

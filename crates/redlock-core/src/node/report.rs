@@ -6,9 +6,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::admission::{Doubt, Facts};
-use super::link::Engine;
 use super::observer::Seams;
-use super::status::{Diagnosis, NodeState, NodeStatus, Remedy};
+use super::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
 
 /// How often a quarantine is mentioned in the log.
 const MENTION: Duration = Duration::from_secs(60);

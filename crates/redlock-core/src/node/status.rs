@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use super::link::Engine;
-
 /// What a node is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NodeState {
@@ -28,6 +26,25 @@ impl NodeState {
             Self::Quarantined => "quarantined",
             Self::Connecting => "connecting",
             Self::Refused => "refused",
+        }
+    }
+}
+
+/// Who runs the rules of locks on a master. The rules are the same, and so are their answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// A script.
+    Lua,
+    /// The module that is loaded there; faster.
+    Native,
+}
+
+impl Engine {
+    /// A word for answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Lua => "lua",
+            Self::Native => "native",
         }
     }
 }

@@ -30,11 +30,11 @@ use super::url::RedisUrl;
 use super::{failure, scripts};
 use crate::node::admission::{Facts, SETTINGS, database_key, marker_key};
 use crate::node::link::{
-    Adopted, Adoption, Answer, Answering, Engine, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned,
-    Session, StoredPage, Subscription, Swapped,
+    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
+    StoredPage, Subscription, Swapped,
 };
 use crate::node::packed::{self, Header};
-use crate::node::{Effect, Failure, Hint, Reason, Remedy, Task, Vote, hint};
+use crate::node::{Effect, Engine, Failure, Hint, Reason, Remedy, Task, Vote, hint};
 
 /// Messages of a subscription that are kept for a reader that comes late.
 const MESSAGES: usize = 1024;

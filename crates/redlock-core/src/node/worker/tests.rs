@@ -13,8 +13,8 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::clock::{OsEntropy, SystemClock};
+use crate::node::Engine;
 use crate::node::admission::{ClusterConfig, Facts};
-use crate::node::link::Engine;
 use crate::node::link::{Adopted, Adoption, Look, MarkerSwap, Scan, Scanned, StoredPage, Subscription, Swapped};
 use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, Rules, Voter};
 
