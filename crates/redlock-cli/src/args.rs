@@ -16,16 +16,21 @@ Examples:
   redlock run deploy --wait 10m --ttl 1m -- make deploy
   eval \"$(redlock acquire backup --format shell)\"; …; redlock release backup
 
-Exit codes of redlock itself (of `run` while it works: those of the command, 128 + N when signal N ended it):
-  64  wrong usage, or something that the gateway refuses     75  somebody else holds the lock
-  69  no gateway decided                                     77  no key, or not for this lock
-  79  the lock was lost while the command ran                126, 127  the command cannot be run, is not found
-  70  a defect, or a machine without room for a process
+Exit codes of redlock (`run` has its command's, 128 + N when signal N ended it):
+  64   wrong usage, or something that the gateway refuses
+  69   no gateway decided
+  70   a defect, or a machine without room for a process
+  75   somebody else holds the lock; of `run` what --conflict-exit-code says
+  77   no key, or not for this lock
+  79   the lock was lost while the command ran
+  126  the command cannot be run
+  127  the command is not found
 
-`run` stops its command and all that came of it, also what left its process group (timeout, setsid, a daemon). Out of reach is what
-somebody else starts for it (docker, systemd-run), and what runs as another user, which is told. When `redlock run` itself is killed
-with -9, also what has left the group and has wiped or overwritten its environment (programs that set their own title); so it is at
-any time where a shell with jobs became `redlock run` by exec. A daemon stays that is left behind by a command which ends by itself.";
+`run` stops its command and all that came of it, also what left its process group (timeout, setsid, a daemon). \
+Out of reach is what somebody else starts for it (docker, systemd-run), and what runs as another user, which is told. \
+When `redlock run` itself is killed with -9, also what has left the group and has wiped or overwritten its environment \
+(programs that set their own title); so it is at any time where a shell with jobs became `redlock run` by exec. \
+A daemon stays that is left behind by a command which ends by itself, not at a signal (nor with 129, 130, 131 or 143).";
 
 /// Distributed locks of a redlock-gateway, for shells.
 #[derive(Debug, Parser)]
@@ -276,4 +281,17 @@ pub(crate) enum Format {
     Token,
     /// Variables, for eval
     Shell,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_help_that_were_broken_by_hand_broke_once_more_at_the_edge_of_the_terminal() {
+        let lines: Vec<&str> = AFTER.lines().collect();
+        for pair in lines.windows(2) {
+            assert!(pair[0].chars().count() <= 80 || pair[1].is_empty(), "it goes on in another line: {}", pair[0]);
+        }
+    }
 }

@@ -182,6 +182,12 @@ mod tests {
         }
     }
 
+    /// On a busy machine a read may be late, which counts as one who is left.
+    fn soon(is_so: impl Fn() -> bool) -> bool {
+        let end = Moment::now() + std::time::Duration::from_secs(10);
+        std::iter::repeat_with(is_so).take_while(|_| !end.has_passed()).any(|is_so| is_so)
+    }
+
     #[test]
     fn who_was_there_before_the_run_was_read_too() {
         let before = Marked::start();
@@ -189,7 +195,9 @@ mod tests {
         std::thread::sleep(std::time::Duration::from_millis(30));
         let first = Marked::start();
         let of = |mark: &Mark| Family { mark: Some(mark.clone()), first: Some(first.process()), ..Family::default() };
-        assert!(of(&first.1).is_left() && !of(&before.1).is_left());
+        assert!(of(&first.1).is_left());
+        let of_before = of(&before.1);
+        assert!(soon(|| !of_before.is_left()));
         assert!(Family { first: None, ..of(&before.1) }.is_left());
     }
 
@@ -199,15 +207,12 @@ mod tests {
         // Nobody writes to it, and so opening it hangs.
         let fifo = std::env::temp_dir().join(format!("redlock-family-{}", std::process::id()));
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-        assert!(!family.is_left());
+        assert!(soon(|| !family.is_left()));
         assert_eq!(family.environments.read(&fifo), None);
         assert!(family.is_left() && family.is_left());
         std::fs::write(&fifo, "").unwrap();
         std::fs::remove_file(&fifo).unwrap();
-        let end = Moment::now() + std::time::Duration::from_secs(10);
-        while family.is_left() {
-            assert!(!end.has_passed(), "it hangs no longer");
-        }
+        assert!(soon(|| !family.is_left()), "it hangs no longer");
     }
 
     #[test]
