@@ -14,7 +14,7 @@ const AFTER: &str = "\
 Examples:
   redlock run nightly-report -- ./report.sh
   redlock run deploy --wait 10m --ttl 1m -- make deploy
-  eval \"$(redlock acquire backup --format shell)\"; …; redlock release backup
+  eval \"$(redlock acquire backup --format shell)\" && { …; redlock release backup; }
 
 Exit codes of redlock (`run` has its command's, 128 + N when signal N ended it):
   64   wrong usage, or something that the gateway refuses
@@ -30,7 +30,9 @@ Exit codes of redlock (`run` has its command's, 128 + N when signal N ended it):
 Out of reach is what somebody else starts for it (docker, systemd-run), and what runs as another user, which is told. \
 When `redlock run` itself is killed with -9, also what has left the group and has wiped or overwritten its environment \
 (programs that set their own title); so it is at any time where a shell with jobs became `redlock run` by exec. \
-A daemon stays that is left behind by a command which ends by itself, not at a signal (nor with 129, 130, 131 or 143).";
+A daemon stays that is left behind by a command which ends by itself, not at a signal (nor with 129, 130, 131 or 143); \
+so does what `setsid` has started, which ends at once: say `setsid -w`. A command that somebody stops (SIGSTOP) is continued: it would \
+keep the lock for as long as nobody continues it.";
 
 /// Distributed locks of a redlock-gateway, for shells.
 #[derive(Debug, Parser)]

@@ -53,7 +53,12 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
 }
 
 async fn acquire(lock: &redlock_client::Lock, name: &str, format: Format, is_json: bool) -> Result<(), Outcome> {
-    let grant = lock.grant().await?;
+    let grant = lock.grant().await.map_err(Outcome::from).inspect_err(|outcome| {
+        // What is evaluated fails: nothing would be a success, and the work be done without the lock.
+        if format == Format::Shell && !is_json {
+            println!("(exit {})", outcome.code());
+        }
+    })?;
     let (token, fencing_token) = (&grant.token, grant.fencing_token);
     let validity_ms = grant.deadline.left().as_millis() as u64;
     let all = json!({ "name": name, "token": token, "fencing_token": fencing_token, "validity_ms": validity_ms });

@@ -104,6 +104,12 @@ impl Family {
         }
     }
 
+    /// Also what is stopped: it would keep the signal for when it goes on, and the lock with it.
+    pub(crate) fn end_all(&self, signal: Signal) {
+        self.signal_all(signal);
+        self.signal_all(Signal::CONT);
+    }
+
     /// What may not be signalled is there all the same.
     pub(crate) fn has_group(&self) -> bool {
         let Some(group) = self.group else { return false };

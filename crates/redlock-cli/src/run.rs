@@ -300,7 +300,7 @@ impl Ending<'_> {
     fn ask(&mut self) {
         self.takes_all = true;
         if !std::mem::replace(&mut self.is_asked, true) {
-            self.family.signal_all(self.stop);
+            self.family.end_all(self.stop);
         }
     }
 
@@ -312,7 +312,7 @@ impl Ending<'_> {
         }
         self.is_asked |= signal == self.stop;
         self.takes_all = true;
-        self.family.signal_all(signal);
+        self.family.end_all(signal);
     }
 }
 
@@ -331,7 +331,11 @@ async fn leave_nothing(ending: &Ending<'_>, is_json: bool) -> bool {
         until_not(is_left, Moment::now() + LEFT_BEHIND).await;
         kill(is_left, || signal(Signal::KILL)).await;
     }
-    !is_left()
+    let is_gone = !is_left();
+    if is_gone && !all && family.is_left() {
+        say(is_json, "left_running", "processes of the command go on without the lock", json!({}));
+    }
+    is_gone
 }
 
 /// Tells who holds the lock while it is waited for. Never ends.

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use rustix::fs::{FileType, fstat};
 use rustix::process::{Pid, getpgrp};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
@@ -13,7 +14,8 @@ impl Terminal {
         let ours = getpgrp();
         let stdin = std::io::stdin();
         // In a pipeline whoever comes next may want it.
-        let is_alone = stdin.is_terminal() && std::io::stdout().is_terminal();
+        let is_piped = fstat(std::io::stdout()).is_ok_and(|out| FileType::from_raw_mode(out.st_mode) == FileType::Fifo);
+        let is_alone = stdin.is_terminal() && !is_piped;
         let is_ours = is_alone && tcgetpgrp(&stdin).is_ok_and(|foreground| foreground == ours);
         Self((is_ours && tcsetpgrp(&stdin, group).is_ok()).then_some(ours))
     }

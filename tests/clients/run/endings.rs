@@ -139,3 +139,45 @@ async fn a_command_that_ended_with_75_could_not_be_told_from_a_lock_that_is_held
     let (code, _, err) = output(&gateway, &["run", "job", "--conflict-exit-code", "256", "--", "true"]).await;
     assert!(code == Some(64) && err.contains("256"), "{err}");
 }
+
+/// It would have kept the signal until somebody continued it, and the lock as long.
+#[tokio::test]
+async fn a_command_that_waited_for_a_terminal_kept_its_lock_through_every_signal() {
+    let gateway = Launch::embedded().ready().await;
+    let dir = TempDir::new();
+    let work = r#"echo up > "$1/up"; exec perl -e '$SIG{TTIN} = "DEFAULT"; kill TTIN => $$; sleep 60'"#;
+    let runner = redlock(&gateway, &script(&dir, &[], work)).spawn().unwrap();
+    written(&dir, "up").await;
+    let group = Pid::from_raw(runner.id().unwrap() as i32).unwrap();
+    eventually("the command is stopped", async || {
+        let pids = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", group.as_raw_nonzero())).ok()?;
+        let is_stopped =
+            |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "));
+        pids.split_whitespace().any(is_stopped).then_some(())
+    })
+    .await;
+    signal(&runner, Signal::TERM);
+    assert_eq!(code_and_words(runner).await.0, Some(143));
+    assert_eq!(gateway.look("job").await["state"], "free");
+}
+
+#[tokio::test]
+async fn what_a_shell_evaluates_was_a_success_where_the_lock_was_not_to_be_had() {
+    let gateway = Launch::embedded().ready().await;
+    let _lease = gateway.post("job", serde_json::json!({ "ttl_ms": 60_000 })).await;
+    let dead = "http://127.0.0.1:1";
+    let alive = format!("http://{}", gateway.address());
+    for (url, code) in [(&*alive, 75), (dead, 69)] {
+        let redlock = super::binary().display();
+        let work = format!("set -e; eval \"$({redlock} acquire job --format shell)\"; echo working without the lock");
+        let output = Command::new("sh").args(["-c", &work]).env("REDLOCK_URL", url).output().await.unwrap();
+        assert_eq!((output.status.code(), &*output.stdout), (Some(code), &b""[..]), "{url}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_left_work_behind_without_the_lock_said_nothing_of_it() {
+    let gateway = Launch::embedded().ready().await;
+    let (code, _, err) = output(&gateway, &["run", "job", "--", "setsid", "sleep", "2"]).await;
+    assert!(code == Some(0) && err.contains("go on without the lock"), "{code:?} {err}");
+}
