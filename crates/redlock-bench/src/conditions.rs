@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -60,6 +60,15 @@ impl Condition {
     }
 }
 
+/// The module for masters, where it lies beside this program: then they have it.
+pub(crate) fn module() -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok()?.with_file_name("libredlock_module.so");
+    beside.exists().then_some(beside)
+}
+
+/// The login of who may not use the module.
+pub(crate) const SCRIPTS_ONLY: &str = "scripts:x@";
+
 /// The Redis masters, which keep everything in memory.
 pub(crate) struct Masters {
     condition: Condition,
@@ -82,6 +91,7 @@ impl Masters {
         }
         let ports: Vec<_> = ports.into_iter().collect();
         let network = condition.delays().map(|delays| Network::start(&ports, delays)).transpose()?;
+        let module = module().and_then(|path| path.into_os_string().into_string().ok());
         let mut masters = Self { condition, servers: Vec::with_capacity(MASTERS), network };
         for (index, port) in ports.into_iter().enumerate() {
             let (bind, reached) = match &masters.network {
@@ -93,8 +103,13 @@ impl Masters {
                 ["--port", &port_text, "--bind", &bind, "--protected-mode", "no", "--save", "", "--appendonly", "no"];
             let address = SocketAddr::new(IpAddr::V4(reached), port);
             let name = format!("redis-{}", index + 1);
-            let mut process = Process::spawn(&name, Path::new("redis-server"), &[&args, more].concat(), scratch)?;
+            let load: Vec<_> = module.as_deref().into_iter().flat_map(|path| ["--loadmodule", path]).collect();
+            let args = [&args[..], &load, more].concat();
+            let mut process = Process::spawn(&name, Path::new("redis-server"), &args, scratch)?;
             wait_until(&mut process, READY_WITHIN, async || Wire::open(address).await?.ping().await).await?;
+            if module.is_some() {
+                Wire::open(address).await?.add_who_may_run_scripts_only().await?;
+            }
             masters.servers.push((process, address));
         }
         Ok(masters)
@@ -190,6 +205,18 @@ impl Wire {
         let stream = TcpStream::connect(address).await;
         let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
         Ok(Self { stream: stream.map_err(|error| format!("PING at {address}: {error}"))?, address })
+    }
+
+    async fn add_who_may_run_scripts_only(&mut self) -> Result<(), String> {
+        let mut answer = [0; 5];
+        let io = async {
+            self.stream.write_all(b"ACL SETUSER scripts on >x ~* &* +@all -redlock.call\r\n").await?;
+            self.stream.read_exact(&mut answer).await
+        };
+        let done = io.await.map_err(|error| format!("ACL at {}: {error}", self.address));
+        done.and_then(
+            |_| if answer == *b"+OK\r\n" { Ok(()) } else { Err(format!("ACL at {} is refused", self.address)) },
+        )
     }
 
     async fn ping(&mut self) -> Result<(), String> {

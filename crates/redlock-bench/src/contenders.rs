@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::conditions::Masters;
+use crate::conditions::{Masters, SCRIPTS_ONLY, module};
 use crate::naive::Design;
 use crate::servers::{Process, Scratch, free_address, wait_until};
 use crate::{http, servers};
@@ -28,13 +28,15 @@ pub(crate) enum Contender {
     FredFenced,
     /// The library rslock inside this program, without HTTP
     Rslock,
-    /// redlock-gateway, which holds the promises that the others do not
+    /// redlock-gateway, which holds the promises that the others do not, by scripts
+    GatewayLua,
+    /// The same by the module of the masters
     Gateway,
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Noop, Self::Floor, Self::FredPlain, Self::FredFenced, Self::Rslock, Self::Gateway];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Noop, Self::Floor, Self::FredPlain, Self::FredFenced, Self::Rslock, Self::GatewayLua, Self::Gateway];
 
     pub(crate) fn label(self) -> &'static str {
         match self {
@@ -43,8 +45,13 @@ impl Contender {
             Self::FredPlain => "fred per node, plain",
             Self::FredFenced => "fred per node, fenced",
             Self::Rslock => "rslock in-process",
+            Self::GatewayLua => "redlock-gateway, Lua",
             Self::Gateway => "redlock-gateway",
         }
+    }
+
+    pub(crate) fn is_gateway(self) -> bool {
+        matches!(self, Self::GatewayLua | Self::Gateway)
     }
 
     /// Whether it is a library that runs in this program, and no server.
@@ -59,7 +66,7 @@ impl Contender {
             Self::Floor => Some(Design::Floor),
             Self::FredPlain => Some(Design::Plain),
             Self::FredFenced => Some(Design::Fenced),
-            Self::Rslock | Self::Gateway => None,
+            Self::Rslock | Self::GatewayLua | Self::Gateway => None,
         }
     }
 }
@@ -79,6 +86,9 @@ pub(crate) struct Programs {
 impl Programs {
     pub(crate) fn find(needs_gateway: bool, gateway: Option<&Path>) -> Result<Self, String> {
         let bench = std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
+        if needs_gateway && module().is_none() {
+            return Err("no module for the masters beside this program; build it with `cargo build --release -p redlock-module`".into());
+        }
         let gateway = match needs_gateway {
             true => find_gateway(gateway)
                 .map_err(|error| format!("{error}, or leave it out with --only noop,floor,fred-plain,fred-fenced"))?,
@@ -123,7 +133,8 @@ pub(crate) async fn start(
 ) -> Result<Running, String> {
     let Some(design) = contender.design() else {
         let args: Vec<_> = iter::once(EVERY_NAME.to_owned()).chain(gateway_args.iter().cloned()).collect();
-        return start_gateway(contender.label(), &programs.gateway, masters, &args, scratch).await;
+        let login = if contender == Contender::GatewayLua { SCRIPTS_ONLY } else { "" };
+        return start_gateway_as(login, contender.label(), &programs.gateway, masters, &args, scratch).await;
     };
     let address = free_address()?;
     let design = design.to_possible_value().expect("no design is skipped").get_name().to_owned();
@@ -140,9 +151,20 @@ pub(crate) async fn start_gateway(
     more_args: &[String],
     scratch: &Scratch,
 ) -> Result<Running, String> {
+    start_gateway_as("", name, program, masters, more_args, scratch).await
+}
+
+async fn start_gateway_as(
+    login: &str,
+    name: &str,
+    program: &Path,
+    masters: &Masters,
+    more_args: &[String],
+    scratch: &Scratch,
+) -> Result<Running, String> {
     let address = free_address()?;
     let mut args: Vec<OsString> = vec!["--listen".into(), address.to_string().into()];
-    args.extend(masters.addresses().flat_map(|master| ["--node".into(), format!("redis://{master}").into()]));
+    args.extend(masters.addresses().flat_map(|master| ["--node".into(), format!("redis://{login}{master}").into()]));
     args.push("--bootstrap".into());
     args.extend(more_args.iter().map(OsString::from));
     start_server(name, program, &args, address, scratch).await

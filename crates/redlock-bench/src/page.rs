@@ -112,11 +112,11 @@ mod tests {
 
     #[test]
     fn goals_are_of_all_runs_and_tables_of_the_last() {
-        let text = Page { runs: &[run(150.0), run(250.0)] }.to_string();
-        assert!(text.contains("| ≥ 2.00 | 1.50, **not met** | 2.50, met |"), "{text}");
+        let text = Page { runs: &[run(150.0), run(350.0)] }.to_string();
+        assert!(text.contains("| ≥ 3.00 | 1.50, **not met** | 3.50, met |"), "{text}");
         assert_eq!(text.matches("### uncontended").count(), 1);
         assert!(
-            text.contains("| redlock-gateway | 250 | 2.50 |") && !text.contains("| redlock-gateway | 150 |"),
+            text.contains("| redlock-gateway | 350 | 3.50 |") && !text.contains("| redlock-gateway | 150 |"),
             "{text}"
         );
         assert!(text.contains("### Run 1") && text.contains("### Run 2"), "{text}");

@@ -251,7 +251,7 @@ impl Calls {
 impl Prepared {
     /// `None` of those who do not say.
     async fn calls(&self) -> Result<Option<Calls>, String> {
-        let Some(server) = self.server.as_ref().filter(|_| self.contender == Contender::Gateway) else {
+        let Some(server) = self.server.as_ref().filter(|_| self.contender.is_gateway()) else {
             return Ok(None);
         };
         let mut connection = Connection::open(server.address).await?;

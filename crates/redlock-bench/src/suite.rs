@@ -142,7 +142,7 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     };
     leave_out_unavailable(&mut workloads, options, &mut report)?;
 
-    let needs_gateway = report.settings.has(Contender::Gateway);
+    let needs_gateway = Contender::ALL.into_iter().any(|one| one.is_gateway() && report.settings.has(one));
     let programs = Programs::find(needs_gateway, options.shared.gateway.as_deref())?;
     let json = JsonFile::create(options.shared.json.as_deref())?;
     let plan = workloads.iter().map(|&workload| (workload, report.settings.estimate(workload)));

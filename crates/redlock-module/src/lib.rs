@@ -44,7 +44,10 @@ pub unsafe extern "C" fn RedisModule_OnLoad(ctx: *mut RawContext, _: *mut Text, 
         let Some(server) = Server::join(ctx, c"redlock", c_int::from(packed::VERSION)) else { return api::ERR };
         let Some(run_id) = server.run_id(ctx) else { return api::ERR };
         // No `deny-oom`: releases work without memory, and acquires are refused one by one.
-        server.add_command(ctx, c"redlock.call", call, c"write") && MODULE.set(Module { server, run_id }).is_ok()
+        let joined = server.add_command(ctx, c"redlock.call", call, c"write");
+        // It stands already where the system has kept the library through an unload: of the same process, so it holds.
+        drop(MODULE.set(Module { server, run_id }));
+        joined
     };
     if joined { api::OK } else { api::ERR }
 }

@@ -175,7 +175,7 @@ impl StageReport {
 
     /// Wrong answers. While a master fails, those of the naive contenders are figures of theirs and no fault of the run.
     pub(crate) fn problems(&self) -> Vec<String> {
-        let counts = |entry: &&Entry| entry.contender == Contender::Gateway || !self.workload.breaks_masters();
+        let counts = |entry: &&Entry| entry.contender.is_gateway() || !self.workload.breaks_masters();
         let of = |entry: &Entry| {
             let failures = entry.failures.iter().map(|failure| format!("{}: {failure}", entry.contender.label()));
             entry.errors().into_iter().chain(failures).collect::<Vec<_>>()

@@ -1,8 +1,8 @@
 //! The rules of one node: what an operation does to the keys of a lock, and what is answered. The same rules stand in
-//! `node/locks.lua`, which real masters run; a differential test holds the two together.
+//! `node/locks.lua`, which real masters run that have not loaded the module; a differential test holds the two together.
 //!
-//! They need no more than a few commands over a key space ([`KeySpace`]): that of an in-memory node, or of a simulated master
-//! that runs out of memory between two writes. What must happen in one step is the caller's: it runs one operation at a
+//! They need no more than a few commands over a key space ([`KeySpace`]): that of an in-memory node, of a simulated master
+//! that runs out of memory between two writes, or of a real one that has loaded the module. What must happen in one step is the caller's: it runs one operation at a
 //! time.
 
 use std::time::Duration;
