@@ -54,6 +54,7 @@ impl LockName {
 
     /// As a node stores it. Earlier versions took any segment, and a lock that is left out when a node is filled again could
     /// be granted twice.
+    #[cfg(feature = "redis")]
     pub(crate) fn stored(text: &str) -> Option<Self> {
         Self::check_part(text).ok().map(|()| Self(text.into()))
     }
