@@ -191,3 +191,19 @@ async fn a_listing_that_may_take_no_time_says_that_it_could_read_nothing() {
     assert!(matches!(&reports[0].answer, NodeAnswer::Failed(failure) if failure.reason == Reason::Timeout));
     assert!(began.elapsed() < PATIENCE);
 }
+
+/// Until a gateway refused it as too long.
+#[tokio::test]
+async fn a_cursor_grew_with_every_lock_that_was_shown_and_gone() {
+    let cluster = Cluster::start(3).await;
+    let (locks, mut cursor) = (cluster.redlock(), ListCursor::default());
+    for page in 0..12 {
+        let held = acquire_all(&locks, (0..60).map(|n| format!("a/{page}/{n}"))).await;
+        let listed = locks.list("a/", 1, cursor, PATIENCE, |_| true).await.unwrap();
+        cursor = listed.next.unwrap_or_default();
+        assert!(cursor.to_string().len() < 100, "page {page}: {cursor}");
+        for lock in &held {
+            locks.force_release(lock, |_| ()).await.unwrap();
+        }
+    }
+}
