@@ -131,7 +131,7 @@ pub(crate) async fn list(
     let mut listing = Listing { shared, until, seen: HashSet::new(), locks: Vec::new(), failures: Vec::new() };
     listing.failures.resize(shared.nodes.len(), None);
     let first_count =
-        if cursor.shown.is_empty() { limit.clamp(LEAST_COUNT, MOST_COUNT) } else { cursor.count as usize };
+        if cursor.shown.is_empty() { limit.min(MOST_COUNT) } else { cursor.count as usize }.max(LEAST_COUNT);
     let (mut count, mut is_empty) = (first_count, true);
     while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
         // Nodes of this process answer at once, however many questions they are asked.
@@ -151,10 +151,12 @@ pub(crate) async fn list(
             count = MOST_COUNT;
             continue;
         }
-        let digests: HashSet<Digest8> = names.iter().map(digest).collect();
-        // What has gone need not be remembered: so the cursor has no more than a scan.
-        cursor.shown.retain(|shown| digests.contains(shown));
-        names.retain(|name| !cursor.shown.contains(&digest(name)));
+        if !cursor.shown.is_empty() {
+            // What has gone need not be remembered: so the cursor has no more than a scan.
+            let (again, new): (Vec<_>, _) = names.into_iter().partition(|name| cursor.shown.contains(&digest(name)));
+            cursor.shown = again.iter().map(digest).collect();
+            names = new;
+        }
         // As many keys as should have what is missing, if they are like those before.
         let missing = limit.saturating_sub(listing.locks.len() + names.len()).clamp(LEAST_COUNT, MOST_COUNT);
         count = ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(LEAST_COUNT);

@@ -52,8 +52,8 @@ pub trait Session: Send + 'static {
     /// The master's wall clock, in microseconds since 1970.
     fn time_micros(&self) -> Answering<i64>;
 
-    /// Makes the session fit for calls under this marker, and says who runs them. The process is told apart from every other one of this master: one
-    /// that was started since refuses the calls with [`LinkErrorKind::NoScript`].
+    /// Makes the session fit for calls under this marker, and says who runs them. The process is told apart from every other one
+    /// of this master: one that was started since refuses the calls with [`LinkErrorKind::NoScript`].
     fn load(&self, run_id: &str, marker: &str) -> Answering<Engine>;
 
     /// Lock operations, in this order, as one call that nothing comes between. Calls are answered in the order in which they

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use redlock_core::LockName;
-use redlock_core::node::Engine;
-use redlock_core::node::{NodeState, Reason};
+use redlock_core::node::{Engine, NodeState, Reason};
 use serde_json::{Map, Value, json};
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::response::Response;
