@@ -92,8 +92,11 @@ mod operations {
     mod masters_tls;
     mod memory;
     mod metrics;
+    mod monitoring;
     mod quarantine;
     mod reconfigure;
+    mod start;
+    mod upgrade;
 }
 
 /// The source tree itself.

@@ -22,7 +22,9 @@ fn binary() -> &'static Path {
 }
 
 fn redlock(gateway: &Gateway, args: &[&str]) -> Command {
-    let mut command = Command::new(binary());
+    // A shell starts what runs in the background with SIGINT ignored, and no shell below can trap it then.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT,QUIT").arg(binary());
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REDLOCK_")) {
         command.env_remove(name);
     }
@@ -408,6 +410,19 @@ async fn a_runner_that_waits_says_for_whom_and_leaves_the_line_when_it_is_interr
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::INT).unwrap();
     assert_eq!(ended(runner).await.status.code(), Some(130));
     assert!(!dir.path().join("ran").exists());
+}
+
+#[tokio::test]
+async fn a_run_of_the_tests_in_the_background_does_not_have_interrupts_ignored() {
+    let mut tests = Command::new("env");
+    tests.arg("--ignore-signal=INT").arg(std::env::current_exe().unwrap()).kill_on_drop(true);
+    tests.args([
+        "--exact",
+        "clients::run::a_runner_that_waits_says_for_whom_and_leaves_the_line_when_it_is_interrupted",
+    ]);
+    let output = tests.output().await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
 #[tokio::test]

@@ -159,7 +159,9 @@ class Servers:
     def run_gateway(self, port, arguments):
         log = open(os.path.join(self.folder, f"gateway-{port}.log"), "ab")
         command = [*DIES_WITH_US, self.binary, "--listen", f"127.0.0.1:{port}", *arguments]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        # What tells this program where the gateway is would be no setting of the gateway.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("REDLOCK_")}
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             wait_until("redlock-gateway", lambda: answers(f"http://127.0.0.1:{port}/readyz"), process)
         except RuntimeError as error:

@@ -307,6 +307,8 @@ async fn an_extension_never_shortens_also_where_it_heals() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     five.extend(&lease, 60_000).await.unwrap();
+    // Otherwise the one that forgets may hear of the long extension only then.
+    eventually("all have extended it", async || (0..5).all(|at| five.left_ms(at) > 50_000).then_some(())).await;
     five.forget(2);
     five.extend(&lease, 5_000).await.unwrap();
     eventually("it is there again", async || (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())).await;

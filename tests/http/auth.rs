@@ -336,7 +336,8 @@ async fn without_keys_nobody_forces_from_elsewhere_and_nobody_listens_to_the_wor
     let loopback = Launch::embedded().start().await;
     loopback.acquire("job").await;
     assert_eq!(loopback.call(Method::DELETE, "/locks/job?force=true").send().await.status, 204);
-    let gateway = Launch::embedded().flag("--listen", "0.0.0.0:0").word("--allow-anonymous").start().await;
+    let gateway =
+        Launch::embedded().flag("--listen", "0.0.0.0:0").word("--embedded").word("--allow-anonymous").start().await;
     let lease = gateway.acquire("job").await;
     let denied = gateway.call(Method::DELETE, "/locks/job?force=true").send().await;
     denied.problem(403, "forbidden");
@@ -346,20 +347,20 @@ async fn without_keys_nobody_forces_from_elsewhere_and_nobody_listens_to_the_wor
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
 
     let refused = Launch::bare(&["--listen", "0.0.0.0:0"]).finish().await;
-    assert_eq!(refused.code, Some(1));
+    assert_eq!(refused.code, Some(2));
     assert!(refused.stderr.contains("--listen: 0.0.0.0:0 is reachable") && refused.stderr.contains("--auth-keys"));
     let known = key("ci", HOLDER, "*").await;
     let file = file(&[&known]);
     let both = with_keys(&file).more("--allow-anonymous=true", "--max-wait=1s").finish().await;
     assert!(both.stderr.contains("--allow-anonymous: not allowed beside --auth-keys"), "{}", both.stderr);
-    let world = with_keys(&file).flag("--listen", "0.0.0.0:0").start().await;
+    let world = with_keys(&file).flag("--listen", "0.0.0.0:0").word("--embedded").start().await;
     // The banner comes after the first line of the log.
     let caution = "CAUTION: keys and tokens travel as plain text";
     eventually(caution, async || world.stderr().contains(caution).then_some(())).await;
 
     let broken = Scratch::new("keys.toml", "[[key]]\nname = 'a b'\nallow = []");
     let refused = with_keys(&broken).finish().await;
-    assert_eq!(refused.code, Some(1));
+    assert_eq!(refused.code, Some(2));
     assert!(
         refused.stderr.contains("--auth-keys: ") && refused.stderr.contains("key 1: the name"),
         "{}",

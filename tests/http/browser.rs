@@ -148,7 +148,7 @@ async fn an_origin_that_is_none_is_refused_at_the_start() {
             Launch::embedded().env("REDLOCK_CORS_ORIGINS", &format!("{PAGE},{origin}")),
         ] {
             let refused = launch.finish().await;
-            assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""), "{refused:?}");
+            assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{refused:?}");
             for word in ["--cors-origin", origin, word] {
                 assert!(refused.stderr.contains(word), "no {word:?} in {refused:?}");
             }

@@ -84,7 +84,7 @@ async fn extending_or_releasing_what_is_another_s_was_told_when_to_try_again() {
 #[tokio::test]
 async fn a_key_that_ends_on_no_date_was_told_of_a_boolean_in_line_five() {
     let made = Launch::bare(&["key", "new", "ci", "--expires", "tomorrow"]).finish().await;
-    assert_eq!(made.code, Some(1));
+    assert_eq!(made.code, Some(2));
     assert!(["--expires", "tomorrow", "2027-01-31"].iter().all(|word| made.stderr.contains(word)), "{made:?}");
 }
 

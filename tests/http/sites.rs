@@ -183,7 +183,7 @@ async fn a_name_that_somebody_else_points_at_loopback_leads_nowhere() {
 
 #[tokio::test]
 async fn off_loopback_any_name_is_right_until_some_are_named() {
-    let world = || Launch::embedded().flag("--listen", "0.0.0.0:0").word("--allow-anonymous");
+    let world = || Launch::embedded().flag("--listen", "0.0.0.0:0").word("--embedded").word("--allow-anonymous");
     let get = async |gateway: &Gateway, host: &str| {
         gateway.call(Method::GET, "/livez").header("host", host).send().await.status
     };

@@ -98,7 +98,7 @@ async fn files_that_cannot_be_used_are_named_before_anything_is_bound() {
         let launch =
             flags.iter().fold(Launch::bare(&["--listen", &taken]), |launch, (flag, value)| launch.flag(flag, value));
         let refused = launch.finish().await;
-        assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""), "{flags:?}: {refused:?}");
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{flags:?}: {refused:?}");
         for word in words {
             assert!(refused.stderr.contains(word), "{flags:?}: {word:?} is not in {:?}", refused.stderr);
         }
@@ -107,7 +107,7 @@ async fn files_that_cannot_be_used_are_named_before_anything_is_bound() {
     let file = format!("listen = '127.0.0.1:0'\ntls_cert = '{}'\n", one.cert);
     let file = Scratch::new("gateway.toml", &file);
     let half = Launch::bare(&["--config", file.path()]).finish().await;
-    assert!(half.code == Some(1) && half.stderr.contains("--tls-key"), "{half:?}");
+    assert!(half.code == Some(2) && half.stderr.contains("--tls-key"), "{half:?}");
     let gateway = Launch::bare(&["--config", file.path()]).env("REDLOCK_TLS_KEY", &one.key).start().await;
     assert_eq!(Client::trusting(&authority).get(gateway.address(), "/livez").await, Ok(200));
 }

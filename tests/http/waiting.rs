@@ -101,8 +101,10 @@ async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.post("job", json!({ "ttl_ms": 60_000, "owner": "alice" })).await;
     assert_eq!(held.status, 201);
-    let mut late = Vec::new();
+    let (mut late, mut plain) = (Vec::new(), Vec::new());
     for round in 0..10 {
+        let sent = Instant::now();
+        plain.push(gateway.post("job", json!({ "ttl_ms": 60_000 })).await.at - sent);
         // The first of the line and one who never came to try.
         let waits = [100 + round, 130 + round];
         let asked = waits.map(|wait_ms| {
@@ -121,8 +123,10 @@ async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
         }
     }
     println!("late by {late:?}");
-    assert!(late.iter().all(|late| *late <= Duration::from_millis(200)), "{late:?}");
-    assert!(median(late.clone()) <= Duration::from_millis(20), "{late:?}");
+    // A wait ends with one more try, which takes as long as this machine is busy.
+    let plain = median(plain);
+    assert!(late.iter().all(|late| *late <= Duration::from_millis(200) + 4 * plain), "{late:?}, plain {plain:?}");
+    assert!(median(late.clone()) <= Duration::from_millis(20) + plain, "{late:?}, plain {plain:?}");
     waiting_is(&gateway, 0, 0).await;
 }
 

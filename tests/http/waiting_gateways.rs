@@ -44,12 +44,18 @@ async fn a_release_at_another_gateway_reaches_the_waiter_within_milliseconds() {
     const ROUNDS: usize = 20;
     let servers = masters(5);
     let [first, second] = two_over(&servers).await;
-    let mut times = Vec::new();
+    let (mut times, mut plain) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         times.push(handed_over(&first, &second, &first).await);
+        let sent = Instant::now();
+        let lease = second.acquire("another").await;
+        released(&second, "another", &lease).await;
+        plain.push(sent.elapsed());
     }
-    println!("by a hint: {times:?}");
-    assert!(median(times.clone()) <= Duration::from_millis(10), "{times:?}");
+    // A release and the grant that follows it take as long as this machine is busy.
+    let plain = median(plain);
+    println!("by a hint: {times:?}, plain {plain:?}");
+    assert!(median(times.clone()) <= Duration::from_millis(10) + plain, "{times:?}, plain {plain:?}");
     let (local, remote) = hand_offs(&second).await;
     // A poll may have come first here and there.
     assert!(local == 0.0 && remote > ROUNDS as f64 / 2.0, "{local} local, {remote} remote");

@@ -68,6 +68,13 @@ async fn what_the_module_writes_is_loaded_without_it_and_the_other_way_round() {
     }
 }
 
+/// How much of the master's writes a server has written or read, by its own account.
+fn offset(server: &RedisServer, field: &str) -> u64 {
+    let info = server.cmd(&["INFO", "replication"]).text();
+    let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{field} in {info}"))
+}
+
 #[tokio::test]
 async fn a_replica_without_the_module_follows_a_master_with_it() {
     let master = RedisServer::start_with(options(true, &[]));
@@ -79,7 +86,12 @@ async fn a_replica_without_the_module_follows_a_master_with_it() {
     let node = remote_node(&master.url());
     votes_by(node.as_ref(), Engine::Native).await;
     effects(node.as_ref()).await;
-    assert_eq!(master.cmd(&["WAIT", "1", "10000"]).integer(), 1);
+    // Not WAIT: it asks for what its own connection has written, and that is nothing.
+    let written = offset(&master, "master_repl_offset");
+    eventually("the replica has read all of it", async || {
+        (offset(&replica, "slave_repl_offset") >= written).then_some(())
+    })
+    .await;
     assert_eq!(stored(&replica), stored(&master));
 }
 
@@ -100,6 +112,36 @@ async fn a_module_that_comes_and_goes_under_a_gateway_costs_a_reconnect_and_no_l
     votes_by(node.as_ref(), Engine::Native).await;
     assert_eq!(ask(node.as_ref(), held.release(1, t)).await, Vote::Released);
     assert_eq!(node.status().borrow().restarts, 0);
+}
+
+/// As from the script: a client that keeps copies of keys, or watches them, hears of what was written and of nothing else.
+#[tokio::test]
+async fn who_watches_a_key_hears_of_what_was_changed_and_not_of_what_was_read() {
+    for native in [true, false] {
+        let server = RedisServer::start_with(options(native, &[]));
+        let node = remote_node(&server.url());
+        votes_by(node.as_ref(), if native { Engine::Native } else { Engine::Lua }).await;
+        let (lock, t) = (Lock::new("a"), now());
+        let ask = async |op| ask(node.as_ref(), op).await;
+        let watch = || server.cmd(&[&b"WATCH"[..], &lock.keys.lock, &lock.keys.fence]);
+        let was_changed = || {
+            server.cmd(&["MULTI"]);
+            server.cmd(&["EXEC"]) == Resp::Nil
+        };
+        watch();
+        assert_eq!(ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
+        assert!(was_changed(), "native: {native}");
+        watch();
+        assert!(matches!(ask(lock.acquire(2, t + 1, LONG_MS)).await, Vote::Held(_)));
+        assert!(matches!(ask(lock.inspect()).await, Vote::Found(_)));
+        assert!(!was_changed(), "native: {native}");
+        watch();
+        assert_extended(&ask(lock.extend(1, t, 2 * LONG_MS)).await);
+        assert!(was_changed(), "native: {native}");
+        watch();
+        assert_eq!(ask(lock.release(1, t)).await, Vote::Released);
+        assert!(was_changed(), "native: {native}");
+    }
 }
 
 /// Who may not run the command is served by the script, and so is a gateway whose rights are older than the module.

@@ -221,7 +221,8 @@ async fn check_tells_who_would_wait_and_why() {
     assert!(servers.iter().all(|server| server.cmd(&["DBSIZE"]).integer() == 0), "looking changes nothing");
 
     let gateway = short(Launch::embedded().nodes(&urls).brand_new()).ready().await;
-    let admitted = logged(&gateway, "node admitted", &servers[2]).expect("it is in the log");
+    // It is ready at two of three.
+    let admitted = eventually("it is in the log", async || logged(&gateway, "node admitted", &servers[2])).await;
     assert!(text(&admitted, "durability").contains("durability unknown"), "{admitted}");
     drop(gateway);
     servers[1].cmd(&["SAVE"]);
@@ -310,7 +311,8 @@ async fn an_extension_by_http_heals_and_is_counted() {
         .await;
         servers[at].restart();
         eventually("it is back in service", async || {
-            assert_eq!(gateway.patch("job", &lease.token, 3_000).await.status, 200);
+            let extended = gateway.patch("job", &lease.token, 3_000).await;
+            assert_eq!(extended.status, 200, "{:?}", extended.body);
             let status = states(&gateway).await.remove(&of(&servers[at])).expect("it is listed");
             (status["state"] == "admitted" && status["restarts"] == 1).then_some(())
         })

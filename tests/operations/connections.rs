@@ -3,13 +3,16 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use http::Method;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
+use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{PATIENCE, RedisServer, eventually, masters};
+use crate::support::harness::{PATIENCE, RedisServer, eventually, free_port, masters};
 use crate::support::metrics::Samples;
 use crate::support::waiters::{LONG_MS, answer, line_up, patient, released};
 
@@ -110,7 +113,7 @@ async fn when_all_have_requests_under_way_probes_are_answered_and_others_told_to
     .await;
     refused.problem(503, "overloaded");
     assert_eq!((refused.header("connection"), refused.header("retry-after")), ("close", "1"));
-    for probe in ["/livez", "/readyz", "/healthz"] {
+    for probe in ["/livez", "/readyz", "/healthz", "/metrics"] {
         assert_eq!(gateway.get(probe).await.status, 200, "{probe}");
     }
     waiting.clear();
@@ -211,4 +214,44 @@ async fn a_client_that_does_not_read_its_answer_keeps_no_connection_for_ever() {
     });
     closed.await.expect("the connection is closed");
     drop(stranger);
+}
+
+#[tokio::test]
+async fn operators_have_an_address_of_their_own_where_others_take_no_place_and_find_no_locks() {
+    let admin = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let file = file(&[&key("deploy", HOLDER, "*").await]);
+    let launch = with_keys(&file).flag("--admin-listen", &admin.to_string());
+    let mut gateway = launch.flag("--max-connections", "2").flag("--drain-delay", "1s").start().await;
+    let call = |path: &str| gateway.call(Method::GET, path).to(admin);
+    // All places of the public address and the spare ones: their heads are never whole.
+    let mut taken = Vec::new();
+    for _ in 0..30 {
+        taken.push(from(9, &gateway, b"GET /livez HTTP/1.1\r\nhost: loc").await);
+    }
+    for probe in ["/livez", "/readyz", "/healthz", "/metrics"] {
+        assert_eq!(call(probe).send().await.status, 200, "{probe}");
+    }
+    assert!(call("/readyz").send().await.json()["nodes"].as_array().is_some_and(|nodes| nodes.len() == 5));
+    for path in ["/docs", "/openapi.json", "/"] {
+        call(path).send().await.problem(404, "not_found");
+    }
+    for path in ["/locks", "/locks/job"] {
+        let mut raw = TcpStream::connect(admin).await.expect("it listens");
+        raw.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).await.expect("sent");
+        assert_eq!(status_line(&mut raw).await, "HTTP/1.1 404", "{path}");
+    }
+    let other = gateway.call(Method::GET, "/livez").to(admin).header("host", "evil.example").send().await;
+    other.problem(421, "misdirected_request");
+
+    // Whoever is in the middle of a head is given the whole grace.
+    drop(taken);
+    gateway.signal(Signal::TERM);
+    eventually("it says so while it still serves", async || (call("/readyz").send().await.status == 503).then_some(()))
+        .await;
+    assert_eq!(gateway.ended().await, Some(0));
+    let again = Launch::embedded().flag("--admin-listen", &gateway.address().to_string()).start().await;
+    let same = again.address().to_string();
+    let second = Launch::embedded().flag("--admin-listen", &same).finish().await;
+    assert_eq!(second.code, Some(1));
+    assert!(second.stderr.contains("--admin-listen") && second.stderr.contains(&same), "{}", second.stderr);
 }

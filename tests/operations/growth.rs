@@ -1,5 +1,5 @@
 //! What a name leaves behind that was used once: a fence on every master, until 10 s after its TTL, and nothing else, in the gateway
-//! least of all. The benchmark does the same with ten million names (`redlock-bench growth`).
+//! least of all.
 
 use std::ops::Range;
 

@@ -94,6 +94,21 @@ async fn ends_in_order(signal: Signal) {
 }
 
 #[tokio::test]
+async fn load_balancers_saw_that_it_ends_only_when_requests_were_refused() {
+    let mut gateway = Launch::embedded().flag("--drain-delay", "4s").start().await;
+    let before = gateway.get("/livez").await;
+    assert_eq!(before.header("connection"), "");
+    let since = Instant::now();
+    gateway.signal(Signal::TERM);
+    draining(&gateway).await;
+    let lease = gateway.post("job", json!({})).await;
+    assert_eq!((lease.status, lease.header("connection")), (201, "close"), "{lease:?}");
+    assert_eq!(gateway.delete("job", &Lease::from(&lease).token).await.header("connection"), "close");
+    assert_eq!(gateway.ended().await, Some(0));
+    assert!(since.elapsed() >= Duration::from_secs(4), "{:?}", since.elapsed());
+}
+
+#[tokio::test]
 async fn sigterm_finishes_what_is_in_flight_and_begins_nothing() {
     ends_in_order(Signal::TERM).await;
 }

@@ -124,12 +124,12 @@ async fn settings_for_masters_behind_tls_that_cannot_be_used_are_named() {
             let node = format!("{scheme}://127.0.0.1:1");
             let launch = Launch::bare(&[command, "--node", &node]);
             let refused = flags.iter().fold(launch, |launch, (flag, value)| launch.flag(flag, value)).finish().await;
-            assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""), "{flags:?}: {refused:?}");
+            assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{flags:?}: {refused:?}");
             for word in words {
                 assert!(refused.stderr.contains(word), "{flags:?}: {word:?} is not in {:?}", refused.stderr);
             }
         }
     }
     let embedded = Launch::bare(&["--node-ca", &ca]).finish().await;
-    assert!(embedded.code == Some(1) && embedded.stderr.contains("rediss://"), "{embedded:?}");
+    assert!(embedded.code == Some(2) && embedded.stderr.contains("rediss://"), "{embedded:?}");
 }

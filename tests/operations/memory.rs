@@ -9,6 +9,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use crate::support::certificates::{Authority, Client};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::eventually;
+use crate::support::metrics::Samples;
 
 const FEW: usize = 400;
 const MANY: usize = 16_000;
@@ -28,10 +29,10 @@ fn partial_head() -> Vec<u8> {
     head
 }
 
-/// What the gateway says that so many connections take, in bytes.
-async fn said(launch: &Launch) -> f64 {
+/// What the gateway says that as many take as this flag allows, in bytes.
+async fn said(launch: &Launch, flag: &str) -> f64 {
     let checked = launch.clone().command("check").finish().await;
-    let (_, said) = checked.stdout.split_once("--max-connections ").expect("check says what connections cost");
+    let (_, said) = checked.stdout.split_once(&format!("{flag} ")).expect("check says what it costs");
     let mut words = said.split([' ', ':', ',', ')']).filter(|word| !word.is_empty()).skip(1);
     let number: f64 = words.next().and_then(|word| word.parse().ok()).expect("a number");
     let unit = words.next().expect("a unit");
@@ -62,9 +63,9 @@ async fn resident(gateway: &Gateway) -> f64 {
     .await
 }
 
-async fn holds(gateway: &Gateway, launch: &Launch, before: f64, what: &str, count: usize) {
+async fn holds(gateway: &Gateway, (launch, flag): (&Launch, &str), before: f64, what: &str, count: usize) {
     let grown = resident(gateway).await - before;
-    let said = said(launch).await;
+    let said = said(launch, flag).await;
     let each = grown / 1e3 / count as f64;
     println!("{count} {what}: {each:.1} kB each, {:.0} MB; said to be {:.0} MB", grown / 1e6, said / 1e6);
     // Tasks that were not optimised are larger.
@@ -94,7 +95,7 @@ async fn partial_heads_took_more_memory_than_there_was() {
     for stream in &mut streams {
         send(stream, &head).await;
     }
-    holds(&gateway, &launch, before, "partial heads", count).await;
+    holds(&gateway, (&launch, "--max-connections"), before, "partial heads", count).await;
 }
 
 #[tokio::test]
@@ -117,7 +118,7 @@ async fn partial_heads_and_partial_records_over_tls_took_more_memory_than_there_
         let (raw, _) = stream.get_mut();
         send(raw, &[&[0x17, 3, 3, 0x41, 0], [0; 16_000].as_slice()].concat()).await;
     }
-    holds(&gateway, &launch, before, "partial heads and records over TLS", count).await;
+    holds(&gateway, (&launch, "--max-connections"), before, "partial heads and records over TLS", count).await;
 }
 
 #[tokio::test]
@@ -142,4 +143,33 @@ async fn bodies_that_came_byte_by_byte_kept_a_buffer_for_each() {
     }
     let grown = resident(&gateway).await - before;
     assert!(grown < 5e6, "{grown} bytes for ten bodies of {BYTES} bytes");
+}
+
+#[tokio::test]
+async fn requests_that_wait_took_more_memory_than_they_were_said_to() {
+    let count = connections().min(4_000);
+    let most = count.to_string();
+    let launch = launch(count + 16).flag("--max-waiters", &most).flag("--max-waiters-per-client", &most);
+    let gateway = launch.clone().start().await;
+    let names = count.div_ceil(100);
+    for name in 0..names {
+        gateway.acquire_for(&format!("job-{name}"), 200_000).await;
+    }
+    let mut streams = Vec::new();
+    for number in 0..count {
+        let mut stream = connect(&gateway, number).await;
+        send(&mut stream, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        stream.readable().await.expect("it is answered");
+        streams.push(stream);
+    }
+    let before = resident(&gateway).await;
+    let body = r#"{"ttl_ms": 60000, "wait_ms": 25000}"#;
+    for (number, stream) in streams.iter_mut().enumerate() {
+        let (name, length) = (number % names, body.len());
+        let head = format!("POST /locks/job-{name} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json");
+        send(stream, format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}").as_bytes()).await;
+    }
+    eventually("all wait", async || Samples::of(&gateway).await.is("redlock_waiters", &[], count as f64).then_some(()))
+        .await;
+    holds(&gateway, (&launch, "--max-waiters"), before, "requests that wait", count).await;
 }

@@ -4,6 +4,7 @@
 //! Nothing here waits for a length of time. A server is ready when the very process that was started answers PING; it is
 //! stopped when the kernel says so; everything else goes through [`eventually`], which polls and gives up loudly.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -143,14 +144,26 @@ impl Drop for Process {
     }
 }
 
-/// `REDLOCK_TEST_MASTERS=native` gives every server of a run the module, `mix` every other one.
-fn has_module(port: u16) -> bool {
+/// `REDLOCK_TEST_MASTERS=native` gives every server of a run the module, `lua` (the default) none; with `mix` every other
+/// server of a test has it. Which one is first is a matter of the test's name, so that a test does the same in every run.
+fn has_module() -> bool {
+    thread_local!(static NEXT: Cell<Option<bool>> = const { Cell::new(None) });
     match std::env::var("REDLOCK_TEST_MASTERS").as_deref() {
         Ok("native") => true,
-        Ok("mix") => port.is_multiple_of(2),
         Ok("lua") | Err(_) => false,
+        Ok("mix") => {
+            let by_name = || std::thread::current().name().is_some_and(|name| name.len().is_multiple_of(2));
+            let native = NEXT.get().unwrap_or_else(by_name);
+            NEXT.set(Some(!native));
+            native
+        }
         Ok(other) => panic!("REDLOCK_TEST_MASTERS={other}; known are lua, native and mix"),
     }
+}
+
+/// `REDLOCK_TEST_REDIS_SERVER=<path>` runs the tests on another server, such as Valkey's.
+fn server_program() -> String {
+    std::env::var("REDLOCK_TEST_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
 }
 
 /// How a redis-server is started. The default keeps nothing on disk.
@@ -181,7 +194,9 @@ impl RedisServer {
         Self::start_with(RedisOptions::default())
     }
 
-    pub(crate) fn start_with(options: RedisOptions) -> Self {
+    pub(crate) fn start_with(mut options: RedisOptions) -> Self {
+        // Once, and not at each restart.
+        options.native.get_or_insert_with(has_module);
         let dir = TempDir::new();
         let port = free_port();
         let process = Self::launch(port, &dir, &options);
@@ -209,11 +224,11 @@ impl RedisServer {
         if let Some(password) = &options.password {
             args.extend(["--requirepass".into(), password.clone()]);
         }
-        if options.native.unwrap_or_else(|| has_module(port)) {
+        if options.native == Some(true) {
             args.extend(["--loadmodule".into(), module().to_str().expect("a plain path").to_owned()]);
         }
         args.extend(options.args.iter().cloned());
-        Process::spawn("env", &[options.env.clone(), vec!["redis-server".into()], args].concat())
+        Process::spawn("env", &[options.env.clone(), vec![server_program()], args].concat())
     }
 
     /// Waits until the process that was started, and no other on the same port, serves; `Err` when it ended.

@@ -1,92 +1,95 @@
 //! Many workers, one lock: what waiting in the gateway gives beside polling, the usual default of lock libraries.
 //!
-//! Every worker is one keep-alive connection that wants the lock, holds it, releases it and wants it again at once. Two
-//! contenders ask with `wait_ms` and are queued by the gateway; two ask with `wait_ms` 0 and on 409 sleep for a random
-//! 50 to 200 ms. Each is there once with one gateway and once with two gateways over the same masters and half of the
-//! workers at each. Gateways are started anew for each turn, so that none idles beside the one that is measured.
+//! Every worker is one keep-alive connection that wants the lock, releases it and wants it again at once. Those who wait
+//! ask with `wait_ms` and are queued by the gateway, or by two gateways over the same masters with half of the workers
+//! each; those who poll ask with `wait_ms` 0 and on 409 sleep for a random 50 to 200 ms. Masters and gateways are started
+//! anew for each turn.
 //!
 //! Grants per second mislead: without a queue the releaser takes the lock again while the others sleep. So what counts
-//! are hand-offs, grants that went to another worker than the one before in the order of fencing tokens, and how long
-//! workers go without. Every grant of a turn is also checked against its neighbours: fencing tokens rise without
-//! duplicates and no two holders overlap.
+//! are hand-offs, grants that went to another worker than the one before in the order of fencing tokens. Every grant of a
+//! turn is also checked against its neighbours: fencing tokens rise without duplicates and no two holders overlap.
 //!
-//! A wait is measured from the first request of a want to its 201, over all requests between. Answers that are neither
-//! a grant nor the 409 of a poll are counted by status; a few do not matter.
+//! All times are of one monotonic clock, this machine's. A grant is taken to last from the moment its answer was read until
+//! just before its release was sent: somewhat shorter than what the gateway promised, so an overlap is a broken promise
+//! and no artefact of measuring. A wait lasts from the first request of a want to its 201, over all requests between.
 
-mod options;
-mod report;
-mod worker;
-
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::options::{Contender, Options};
-pub(crate) use self::report::Report;
-use self::report::{Measurement, Turn};
-use self::worker::{Job, Pace};
-use crate::conditions::{Condition, Masters};
-use crate::contenders::{Running, find_gateway, start_gateway};
-use crate::http::Connection;
-use crate::metrics::metric;
-use crate::report::{JsonFile, Machine};
-use crate::servers::{Accounts, Scratch};
-use crate::worker_pool::WorkerPool;
+use tokio::time::sleep;
 
+use crate::client::Target;
+use crate::contenders::{Programs, Running};
+use crate::masters::{Condition, Masters};
+use crate::report::{Latencies, Row, Table, Unit, millis, thousands};
+use crate::servers::{Accounts, Cpu, free_address, scratch};
+use crate::worker_pool::{Phase, WorkerPool};
+
+const WORKERS: u32 = 64;
+const WAIT: Duration = Duration::from_secs(10);
 /// Long enough for all workers to have queued up, or to have fallen out of step with one another.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// What an answer may take beyond the wait it asked for.
 const GRACE: Duration = Duration::from_secs(10);
+/// Between two polls, in ms; the default of several Redlock libraries.
+const POLL_EVERY: std::ops::RangeInclusive<u64> = 50..=200;
+/// After an answer that nobody asked for, lest refusals become the load.
+const REFUSED_PAUSE: Duration = Duration::from_millis(20);
+/// More answers than this share that nobody asked for make another load of it.
+const MAX_OTHERS: f64 = 0.01;
+const REMOTE: &str = r#"redlock_handoffs_total{kind="remote"}"#;
 
-pub(crate) async fn measure(options: &Options) -> Result<(), String> {
-    let gateway = find_gateway(options.shared.gateway.as_deref())?;
-    let json = JsonFile::create(options.shared.json.as_deref())?;
-    let report = run(options, &gateway, Machine::look()?).await?;
-    print!("{report}");
-    json.write(&report)?;
-    report.verdict()
+struct Contender {
+    name: &'static str,
+    waits: bool,
+    gateways: usize,
 }
 
+const CONTENDERS: [Contender; 3] = [
+    Contender { name: "waiting, 1 gateway", waits: true, gateways: 1 },
+    Contender { name: "waiting, 2 gateways", waits: true, gateways: 2 },
+    Contender { name: "polling, 1 gateway", waits: false, gateways: 1 },
+];
+
 /// Must be called on the main thread, because it starts processes.
-pub(crate) async fn run(options: &Options, gateway: &Path, machine: Machine) -> Result<Report, String> {
-    let lineup = options.lineup();
-    let bench = Bench { options, gateway, machine, scratch: Scratch::create()? };
-    let masters = Masters::start(Condition::Healthy, &bench.scratch).await?;
-    let mut report = Report::new(bench.machine.clone(), options, bench.threads(), &lineup);
-    for round in 0..options.rounds {
-        for turn in 0..lineup.len() {
-            let contender = lineup[(turn + round as usize) % lineup.len()];
-            let measurement = bench.turn(contender, round, &masters).await?;
-            eprintln!("round {}/{}  {:<9} {measurement}", round + 1, options.rounds, contender.label());
-            report.add(contender, measurement);
+pub(crate) async fn measure(
+    programs: &Programs,
+    window: Duration,
+    rounds: u32,
+    threads: u32,
+    table: &mut Table,
+) -> Result<(), String> {
+    let bench = Bench { programs, window, threads };
+    table.rows = CONTENDERS.iter().map(|contender| Row::new(contender.name)).collect();
+    for round in 0..rounds as usize {
+        for turn in 0..CONTENDERS.len() {
+            let at = (turn + round) % CONTENDERS.len();
+            let row = &mut table.rows[at];
+            bench.turn(&CONTENDERS[at], row, &mut table.faults).await?;
+            let handoffs = thousands(row.median("hand-offs/s").unwrap_or_default());
+            eprintln!("round {}/{rounds}  {:<20} {handoffs} hand-offs/s", round + 1, row.name);
         }
     }
-    Ok(report)
+    Ok(())
 }
 
 struct Bench<'a> {
-    options: &'a Options,
-    gateway: &'a Path,
-    machine: Machine,
-    scratch: Scratch,
+    programs: &'a Programs,
+    window: Duration,
+    threads: u32,
 }
 
 impl Bench<'_> {
-    fn threads(&self) -> u32 {
-        let default = (self.machine.cores as u32 / 2).max(1);
-        self.options.load_threads.unwrap_or(default).min(self.options.workers)
-    }
-
-    /// Must be called on the main thread, because it starts processes.
-    async fn turn(&self, contender: Contender, round: u32, masters: &Masters) -> Result<Measurement, String> {
-        let mut gateways = Vec::with_capacity(contender.gateways());
-        for number in 1..=contender.gateways() {
-            let name = format!("{} gateway {number} round {}", contender.label(), round + 1);
-            let more = &self.options.shared.gateway_arg;
-            gateways.push(start_gateway(&name, self.gateway, masters, more, &self.scratch).await?);
+    async fn turn(&self, contender: &Contender, row: &mut Row, faults: &mut Vec<String>) -> Result<(), String> {
+        let scratch = scratch()?;
+        let masters = Masters::start(Condition::Healthy, &scratch).await?;
+        let mut gateways = Vec::with_capacity(contender.gateways);
+        for _ in 0..contender.gateways {
+            let target = Target::plain(free_address()?);
+            gateways.push(self.programs.start_gateway("gateway", target, "", &masters, &[], &scratch).await?);
         }
-        self.measure(contender, &gateways, masters).await.map_err(|error| {
+        self.measure(contender, &masters, &gateways, row, faults).await.map_err(|error| {
             let logs: Vec<_> = gateways.iter().map(|gateway| gateway.process.log_tail()).collect();
-            format!("{}: {error}\n{}", contender.label(), logs.join("\n"))
+            format!("{}: {error}\n{}", contender.name, logs.join("\n"))
         })
     }
 
@@ -94,50 +97,207 @@ impl Bench<'_> {
     /// both.
     async fn measure(
         &self,
-        contender: Contender,
-        gateways: &[Running],
+        contender: &Contender,
         masters: &Masters,
-    ) -> Result<Measurement, String> {
-        let options = self.options;
-        let job = Job {
-            gateways: gateways.iter().map(|gateway| gateway.address).collect(),
-            // A lock of its own for each turn: nothing that one leaves behind disturbs the next.
-            lock: rand::random(),
-            pace: if contender.waits() { Pace::Wait(Duration::from_millis(options.wait_ms)) } else { Pace::Poll },
-            hold: Duration::from_millis(options.hold_ms),
-        };
-        let start = Instant::now();
-        let mut pool = WorkerPool::start(options.workers, self.threads(), move |worker, phase| {
-            worker::work(job.clone(), worker, phase)
+        gateways: &[Running],
+        row: &mut Row,
+        faults: &mut Vec<String>,
+    ) -> Result<(), String> {
+        let (lock, waits) = (rand::random(), contender.waits);
+        let targets: Vec<_> = gateways.iter().map(|gateway| gateway.target.clone()).collect();
+        let mut pool = WorkerPool::start(WORKERS, self.threads, move |worker, phase| {
+            work(targets[worker as usize % targets.len()].clone(), lock, waits, worker, phase)
         })?;
         pool.run_for(WARM_UP).await?;
 
         let remote_before = remote_handoffs(gateways).await?;
-        let processes = || gateways.iter().map(|gateway| &gateway.process);
-        let (from, before) = (Instant::now(), Accounts::look(processes(), masters.cpu()?)?);
-        pool.run_for(Duration::from_secs(options.seconds)).await?;
-        let (until, after) = (Instant::now(), Accounts::look(processes(), masters.cpu()?)?);
-
-        let remote = remote_handoffs(gateways).await?.zip(remote_before).map(|(after, before)| after - before);
-
-        let queue = Duration::from_millis(options.wait_ms + options.hold_ms * u64::from(options.workers));
-        let logs = pool.stop(queue + GRACE).await?;
-        let turn = Turn { start, from, until, workers: options.workers, gateways: gateways.len() };
-        Measurement::new(logs, &turn, after.since(&before), self.threads(), remote)
+        let look = || Accounts::look(gateways.iter().map(|gateway| &gateway.process), masters.cpu()?);
+        let (from, before) = (Instant::now(), look()?);
+        pool.run_for(self.window).await?;
+        let (until, after) = (Instant::now(), look()?);
+        let remote = remote_handoffs(gateways).await? - remote_before;
+        let logs = pool.stop(WAIT + GRACE).await?;
+        let turn = Turn { from, until, gateways: gateways.len(), threads: self.threads };
+        turn.add_to(row, faults, logs, after.since(&before))?;
+        row.add("remote hand-offs/s", Unit::Count, remote / turn.seconds());
+        Ok(())
     }
 }
 
-/// What the gateways say of themselves: how often one of them took over a lock that another one's holder let go. `None`
-/// when they do not say.
-async fn remote_handoffs(gateways: &[Running]) -> Result<Option<f64>, String> {
-    let mut sum = None;
+/// How often one gateway took over a lock that another one's holder let go, by their own account.
+async fn remote_handoffs(gateways: &[Running]) -> Result<f64, String> {
+    let mut sum = 0.0;
     for gateway in gateways {
-        let mut connection = Connection::open(gateway.address).await?;
-        let answer = connection.get("/metrics").await?;
-        let text = String::from_utf8_lossy(answer.body);
-        if let Some(count) = metric(&text, r#"redlock_handoffs_total{kind="remote"}"#) {
-            sum = Some(sum.unwrap_or_default() + count);
-        }
+        sum += gateway.target.open().await?.metric(REMOTE).await?.unwrap_or_default();
     }
     Ok(sum)
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Grant {
+    fencing_token: u64,
+    worker: u32,
+    wanted: Instant,
+    received: Instant,
+    released: Instant,
+}
+
+/// What one worker saw, from its first request to its last.
+#[derive(Default)]
+struct Log {
+    grants: Vec<Grant>,
+    /// Answers that are neither a grant nor the 409 of a poll.
+    others: Vec<String>,
+}
+
+async fn work(target: Target, lock: u64, waits: bool, worker: u32, phase: Phase) -> Result<Log, String> {
+    let (mut connection, mut log) = (target.open().await?, Log::default());
+    let body = format!(r#"{{"ttl_ms":30000,"wait_ms":{}}}"#, if waits { WAIT.as_millis() } else { 0 });
+    let mut wanted = Instant::now();
+    while !phase.stops() {
+        let answer = connection.acquire(lock, &body).await?;
+        let received = Instant::now();
+        if let Some((token, fencing_token)) = answer.granted().and_then(|token| Some((token, fencing_token(token)?))) {
+            log.grants.push(Grant { fencing_token, worker, wanted, received, released: Instant::now() });
+            connection.settled_release(lock, token).await?;
+            wanted = Instant::now();
+        } else if answer.status == 409 && !waits {
+            sleep(Duration::from_millis(rand::random_range(POLL_EVERY))).await;
+        } else {
+            log.others.push(answer.describe());
+            sleep(REFUSED_PAUSE).await;
+        }
+    }
+    Ok(log)
+}
+
+/// Reads T out of `1.<T>.<owner>`, without the cost of parsing a body.
+fn fencing_token(lock_token: &str) -> Option<u64> {
+    let (fencing, _owner) = lock_token.strip_prefix("1.")?.split_once('.')?;
+    fencing.parse().ok()
+}
+
+/// Neighbours of which the later one has no larger token, or was granted before the earlier one's release. None means
+/// that all grants exclude one another and that tokens rise. `grants` must be in the order of their fencing tokens.
+fn violations(grants: &[Grant]) -> Vec<String> {
+    let is_wrong =
+        |pair: &&[Grant]| pair[0].fencing_token == pair[1].fencing_token || pair[1].received < pair[0].released;
+    grants.windows(2).filter(is_wrong).map(|pair| format!("{:?} and {:?} overlap", pair[0], pair[1])).collect()
+}
+
+/// What of a turn is counted.
+struct Turn {
+    from: Instant,
+    until: Instant,
+    /// Worker n is at gateway n modulo this.
+    gateways: usize,
+    threads: u32,
+}
+
+impl Turn {
+    fn seconds(&self) -> f64 {
+        (self.until - self.from).as_secs_f64()
+    }
+
+    /// Fails when there is nothing to divide by.
+    fn add_to(&self, row: &mut Row, faults: &mut Vec<String>, logs: Vec<Log>, cpu: Cpu) -> Result<(), String> {
+        let (mut grants, mut others) = (Vec::new(), Vec::new());
+        for log in logs {
+            grants.extend(log.grants);
+            others.extend(log.others);
+        }
+        grants.sort_unstable_by_key(|grant| grant.fencing_token);
+        let counts = |grant: &Grant| (self.from..self.until).contains(&grant.received);
+        let handoffs = grants.windows(2).filter(|pair| pair[0].worker != pair[1].worker && counts(&pair[1])).count();
+        let (mut waits, mut longest) = (Latencies::new(), Duration::ZERO);
+        let mut per_gateway = vec![0.0; self.gateways];
+        for grant in grants.iter().filter(|grant| counts(grant)) {
+            waits.record(grant.received - grant.wanted);
+            longest = longest.max(grant.received - grant.wanted);
+            per_gateway[grant.worker as usize % self.gateways] += 1.0;
+        }
+        let other = format!("{} other answers, first: {:?}", others.len(), others.first());
+        if waits.count() == 0 {
+            return Err(format!("the lock was not granted once; {other}"));
+        }
+        let (count, seconds) = (waits.count() as f64, self.seconds());
+        row.add("hand-offs/s", Unit::Rate, handoffs as f64 / seconds);
+        row.add("grants/s", Unit::Count, count / seconds);
+        row.add_latencies("wait", &waits);
+        row.add("wait max ms", Unit::Millis, millis(longest));
+        row.add("smallest share", Unit::Ratio, per_gateway.into_iter().fold(f64::MAX, f64::min) / count);
+        cpu.add_to(row, "grant", count, self.threads, false);
+
+        if others.len() as f64 > MAX_OTHERS * 2.0 * grants.len() as f64 {
+            faults.push(format!("{}: {other}", row.name));
+        } else if !others.is_empty() {
+            row.remarks.push(other);
+        }
+        faults.extend(violations(&grants).into_iter().next().map(|first| format!("{}: {first}", row.name)));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A worker that wanted the lock at the first time of each pair and got it at the second, in ms after the start.
+    fn log(start: Instant, worker: u32, waits: &[(u64, u64)]) -> Log {
+        let at = |ms| start + Duration::from_millis(ms);
+        let grant = |&(wanted, received): &(u64, u64)| {
+            let fencing_token = 1_000_000 + received;
+            Grant { fencing_token, worker, wanted: at(wanted), received: at(received), released: at(received) }
+        };
+        Log { grants: waits.iter().map(grant).collect(), ..Log::default() }
+    }
+
+    fn measured(logs: Vec<Log>, start: Instant) -> Result<(Row, Vec<String>), String> {
+        let (ms, mut row, mut faults) = (Duration::from_millis, Row::new("a"), Vec::new());
+        let turn = Turn { from: start + ms(1000), until: start + ms(3000), gateways: 2, threads: 1 };
+        let cpu = Cpu { server: ms(1), redis: ms(0), load: ms(2000), others: ms(0), elapsed: ms(2000) };
+        turn.add_to(&mut row, &mut faults, logs, cpu).map(|()| (row, faults))
+    }
+
+    #[test]
+    fn only_what_was_granted_during_the_measurement_is_counted() {
+        let start = Instant::now();
+        let first = log(start, 0, &[(0, 500), (500, 1100), (1100, 2000), (2000, 3100)]);
+        let (row, faults) = measured(vec![first, log(start, 1, &[(0, 1500), (1500, 1600)])], start).unwrap();
+        let medians = ["grants/s", "hand-offs/s", "wait max ms", "smallest share", "its CPU µs/grant"];
+        let expected = [2.0, 1.0, 1500.0, 0.5, 250.0];
+        assert_eq!(medians.map(|figure| row.median(figure)), expected.map(Some), "grants at 1100, 1500, 1600 and 2000");
+        assert_eq!(faults, Vec::<String>::new());
+    }
+
+    #[test]
+    fn violations_and_many_other_answers_are_faults_and_few_are_not() {
+        let start = Instant::now();
+        let all: Vec<_> = (1000..1100).map(|at| (at, at)).collect();
+        for (others, twice, faults) in [(1, false, 0), (100, false, 1), (0, true, 1)] {
+            let mut logs = vec![log(start, 0, &all)];
+            logs[0].others = vec!["503".into(); others];
+            logs.extend(twice.then(|| log(start, 1, &[(1000, 1010)])));
+            assert_eq!(measured(logs, start).unwrap().1.len(), faults);
+        }
+        assert!(measured(vec![Log::default()], start).is_err());
+    }
+
+    #[test]
+    fn overlaps_and_sinking_tokens_are_violations_and_neighbours_that_touch_are_not() {
+        let start = Instant::now();
+        let grant = |fencing_token, received, released| {
+            let at = |ms| start + Duration::from_millis(ms);
+            Grant { fencing_token, worker: 0, wanted: start, received: at(received), released: at(released) }
+        };
+        assert!(violations(&[grant(5, 1, 2), grant(7, 2, 3), grant(8, 9, 9)]).is_empty());
+        assert_eq!(violations(&[grant(5, 1, 3), grant(6, 2, 4)]).len(), 1);
+        assert_eq!(violations(&[grant(5, 5, 6), grant(6, 1, 2)]).len(), 1);
+    }
+
+    #[test]
+    fn a_fencing_token_is_read_out_of_the_lock_token_only() {
+        assert_eq!(fencing_token("1.1795264376745353.c0d2"), Some(1_795_264_376_745_353));
+        assert!(["", "1", "1.2", "2.3.a", "1..a"].iter().all(|other| fencing_token(other).is_none()));
+    }
 }

@@ -2,21 +2,24 @@
 //! load need not know which one it talks to. The naive ones are this very program, started again.
 
 use std::ffi::OsString;
-use std::iter;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
 
 use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use crate::conditions::{Masters, SCRIPTS_ONLY, module};
+use crate::client::Target;
+use crate::masters::{Masters, SCRIPTS_ONLY, module};
 use crate::naive::Design;
-use crate::servers::{Process, Scratch, free_address, wait_until};
-use crate::{http, servers};
+use crate::servers::{Process, READY_WITHIN, free_address, wait_until};
 
 /// In the order of the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Contender {
     /// HTTP and JSON both ways, no Redis: the ceiling of any gateway
     Noop,
@@ -32,12 +35,13 @@ pub(crate) enum Contender {
     GatewayLua,
     /// The same by the module of the masters
     Gateway,
+    /// The same, and every request shows an API key
+    GatewayKeys,
+    /// The same as `gateway` by TLS
+    GatewayTls,
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Noop, Self::Floor, Self::FredPlain, Self::FredFenced, Self::Rslock, Self::GatewayLua, Self::Gateway];
-
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Noop => "HTTP no-op",
@@ -47,145 +51,175 @@ impl Contender {
             Self::Rslock => "rslock in-process",
             Self::GatewayLua => "redlock-gateway, Lua",
             Self::Gateway => "redlock-gateway",
+            Self::GatewayKeys => "redlock-gateway, keys",
+            Self::GatewayTls => "redlock-gateway, TLS",
         }
     }
 
-    pub(crate) fn is_gateway(self) -> bool {
-        matches!(self, Self::GatewayLua | Self::Gateway)
-    }
-
-    /// Whether it is a library that runs in this program, and no server.
-    pub(crate) fn is_in_process(self) -> bool {
-        self == Self::Rslock
-    }
-
-    /// `None` when the contender is the gateway itself.
+    /// `None` of the gateway, and of a library that runs in this program.
     fn design(self) -> Option<Design> {
         match self {
             Self::Noop => Some(Design::Noop),
             Self::Floor => Some(Design::Floor),
             Self::FredPlain => Some(Design::Plain),
             Self::FredFenced => Some(Design::Fenced),
-            Self::Rslock | Self::GatewayLua | Self::Gateway => None,
+            Self::Rslock | Self::GatewayLua | Self::Gateway | Self::GatewayKeys | Self::GatewayTls => None,
         }
+    }
+
+    pub(crate) fn is_gateway(self) -> bool {
+        self.design().is_none() && self != Self::Rslock
     }
 }
 
 /// A server that is ready for requests.
 pub(crate) struct Running {
     pub(crate) process: Process,
-    pub(crate) address: SocketAddr,
+    pub(crate) target: Target,
 }
+
+/// The load is one client, and uses more new names, locks and bytes than one may by default.
+const NO_QUOTAS: [&str; 3] =
+    ["--max-new-names-per-minute=100000000", "--max-locks-per-client=1000000", "--max-bytes-per-client=10000000000"];
 
 /// The binaries, looked for before anything is started.
 pub(crate) struct Programs {
     bench: PathBuf,
     gateway: PathBuf,
+    /// What the user wants every gateway to be given besides.
+    gateway_args: Vec<String>,
 }
 
 impl Programs {
-    pub(crate) fn find(needs_gateway: bool, gateway: Option<&Path>) -> Result<Self, String> {
+    /// The gateway's binary is the one that was named, or the one beside this program.
+    pub(crate) fn find(gateway: Option<&Path>, gateway_args: &[String]) -> Result<Self, String> {
         let bench = std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
-        if needs_gateway && module().is_none() {
-            return Err("no module for the masters beside this program; build it with `cargo build --release -p redlock-module`".into());
+        let gateway = gateway.map_or_else(|| bench.with_file_name("redlock-gateway"), Path::to_owned);
+        // Children run in directories of their own.
+        let gateway = std::path::absolute(gateway).map_err(|error| error.to_string())?;
+        Ok(Self { gateway, bench, gateway_args: gateway_args.to_vec() })
+    }
+
+    /// Whether a gateway can be started, over masters with the module.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if module().is_none() {
+            return Err("no module beside this program: `cargo build --release -p redlock-module`".into());
         }
-        let gateway = match needs_gateway {
-            true => find_gateway(gateway)
-                .map_err(|error| format!("{error}, or leave it out with --only noop,floor,fred-plain,fred-fenced"))?,
-            false => PathBuf::new(),
+        let built = std::fs::metadata(&self.gateway).and_then(|file| file.modified()).map_err(|error| {
+            let path = self.gateway.display();
+            format!("no gateway at {path}: {error}; `cargo build --release -p redlock-gateway`, or --gateway PATH")
+        })?;
+        // Running the benchmark does not rebuild the gateway.
+        eprintln!(
+            "gateway: {}, built {} min ago",
+            self.gateway.display(),
+            built.elapsed().unwrap_or_default().as_secs() / 60
+        );
+        Ok(())
+    }
+
+    /// Starts one contender and returns when it says that it is ready. Must be called on the main thread.
+    pub(crate) async fn start(
+        &self,
+        contender: Contender,
+        masters: &Masters,
+        scratch: &TempDir,
+    ) -> Result<Running, String> {
+        let Some(design) = contender.design() else {
+            let mut args = Vec::new();
+            let mut target = Target::plain(free_address()?);
+            match contender {
+                Contender::GatewayKeys => {
+                    args.push(format!("--auth-keys={}", keys_file(scratch)?.display()));
+                    target = target.with_key(KEY);
+                }
+                Contender::GatewayTls => {
+                    let (cert, key) = certificate(scratch)?;
+                    target.tls = Some(trusting(&cert)?);
+                    args.extend([format!("--tls-cert={}", cert.display()), format!("--tls-key={}", key.display())]);
+                }
+                _ => {}
+            }
+            let login = if contender == Contender::GatewayLua { SCRIPTS_ONLY } else { "" };
+            return self.start_gateway(contender.label(), target, login, masters, &args, scratch).await;
         };
-        Ok(Self { gateway, bench })
+        let target = Target::plain(free_address()?);
+        let design = design.to_possible_value().expect("no design is skipped").get_name().to_owned();
+        let mut args: Vec<OsString> =
+            ["naive", &design, "--listen", &target.address.to_string()].map(Into::into).into();
+        args.extend(masters.addresses().flat_map(|master| ["--master".into(), master.to_string().into()]));
+        start_server(contender.label(), &self.bench, &args, target, scratch).await
     }
 
-    pub(crate) fn gateway(&self) -> &Path {
-        &self.gateway
+    /// Starts a gateway over the masters; of two over the same, the second finds them admitted.
+    pub(crate) async fn start_gateway(
+        &self,
+        name: &str,
+        target: Target,
+        login: &str,
+        masters: &Masters,
+        args: &[String],
+        scratch: &TempDir,
+    ) -> Result<Running, String> {
+        let mut all: Vec<OsString> = vec!["--listen".into(), target.address.to_string().into(), "--bootstrap".into()];
+        all.extend(masters.addresses().flat_map(|master| ["--node".into(), format!("redis://{login}{master}").into()]));
+        all.extend(NO_QUOTAS.map(Into::into));
+        all.extend(args.iter().chain(&self.gateway_args).map(OsString::from));
+        start_server(name, &self.gateway, &all, target, scratch).await
     }
-}
-
-/// The gateway's binary: the one that was named, or the one beside this program.
-pub(crate) fn find_gateway(named: Option<&Path>) -> Result<PathBuf, String> {
-    let bench = std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
-    let gateway = named.map_or_else(|| bench.with_file_name("redlock-gateway"), Path::to_owned);
-    let profile = if cfg!(debug_assertions) { "" } else { "--release " };
-    let built = std::fs::metadata(&gateway).and_then(|file| file.modified()).map_err(|error| {
-        format!(
-            "no gateway at {}: {error}; build it with `cargo build {profile}-p redlock-gateway`, name another binary \
-             with --gateway PATH",
-            gateway.display()
-        )
-    })?;
-    // Running the benchmark does not rebuild the gateway.
-    let age = built.elapsed().unwrap_or_default().as_secs() / 60;
-    eprintln!("gateway: {}, built {age} min ago", gateway.display());
-    Ok(gateway)
-}
-
-/// The load is one client, and uses more new names in a minute than one may by default.
-pub(crate) const EVERY_NAME: &str = "--max-new-names-per-minute=100000000";
-
-/// Starts one contender and returns when it says that it is ready.
-pub(crate) async fn start(
-    contender: Contender,
-    programs: &Programs,
-    masters: &Masters,
-    gateway_args: &[String],
-    scratch: &Scratch,
-) -> Result<Running, String> {
-    let Some(design) = contender.design() else {
-        let args: Vec<_> = iter::once(EVERY_NAME.to_owned()).chain(gateway_args.iter().cloned()).collect();
-        let login = if contender == Contender::GatewayLua { SCRIPTS_ONLY } else { "" };
-        return start_gateway_as(login, contender.label(), &programs.gateway, masters, &args, scratch).await;
-    };
-    let address = free_address()?;
-    let design = design.to_possible_value().expect("no design is skipped").get_name().to_owned();
-    let mut args: Vec<OsString> = vec!["naive".into(), design.into(), "--listen".into(), address.to_string().into()];
-    args.extend(masters.addresses().flat_map(|master| ["--master".into(), master.to_string().into()]));
-    start_server(contender.label(), &programs.bench, &args, address, scratch).await
-}
-
-/// Starts a gateway over the masters; of two over the same, the second finds them admitted.
-pub(crate) async fn start_gateway(
-    name: &str,
-    program: &Path,
-    masters: &Masters,
-    more_args: &[String],
-    scratch: &Scratch,
-) -> Result<Running, String> {
-    start_gateway_as("", name, program, masters, more_args, scratch).await
-}
-
-async fn start_gateway_as(
-    login: &str,
-    name: &str,
-    program: &Path,
-    masters: &Masters,
-    more_args: &[String],
-    scratch: &Scratch,
-) -> Result<Running, String> {
-    let address = free_address()?;
-    let mut args: Vec<OsString> = vec!["--listen".into(), address.to_string().into()];
-    args.extend(masters.addresses().flat_map(|master| ["--node".into(), format!("redis://{login}{master}").into()]));
-    args.push("--bootstrap".into());
-    args.extend(more_args.iter().map(OsString::from));
-    start_server(name, program, &args, address, scratch).await
 }
 
 async fn start_server(
     name: &str,
     program: &Path,
     args: &[OsString],
-    address: SocketAddr,
-    scratch: &Scratch,
+    target: Target,
+    scratch: &TempDir,
 ) -> Result<Running, String> {
     let mut process = Process::spawn(name, program, args, scratch)?;
-    wait_until(&mut process, servers::READY_WITHIN, async || {
-        let mut connection = http::Connection::open(address).await?;
-        let answer = connection.get("/readyz").await?;
-        match answer.status {
-            200 => Ok(()),
-            _ => Err(format!("GET /readyz is answered with {}", answer.describe())),
-        }
+    wait_until(&mut process, READY_WITHIN, async || {
+        let answer = target.open().await?.get("/readyz").await?;
+        if answer.status == 200 { Ok(()) } else { Err(format!("GET /readyz is answered with {}", answer.describe())) }
     })
     .await?;
-    Ok(Running { process, address })
+    Ok(Running { process, target })
+}
+
+// Not secrets: keys of gateways that live as long as a measurement, on loopback.
+const KEY: &str = "rlk.victim.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+const KEY_HASH: &str = "sha256:3ef192dc65c64dd13b39774a83e58315ee37aea48c8be26799693152033fc444";
+
+fn keys_file(scratch: &TempDir) -> Result<PathBuf, String> {
+    let verbs = r#"["acquire", "extend", "release", "metrics"]"#;
+    let rights = format!(r#"allow = [{{ verbs = {verbs}, names = ["*"] }}]"#);
+    let path = scratch.path().join("keys.toml");
+    let text = format!("[[key]]\nname = \"victim\"\nhashes = [\"{KEY_HASH}\"]\n{rights}\n");
+    std::fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    Ok(path)
+}
+
+/// One that signs itself, and its key.
+fn certificate(scratch: &TempDir) -> Result<(PathBuf, PathBuf), String> {
+    let [cert, key] = ["cert.pem", "key.pem"].map(|name| scratch.path().join(name));
+    let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-days", "2", "-subj", "/CN=redlock-bench"])
+        .args(["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"])
+        .args(curve)
+        .arg("-keyout")
+        .arg(&key)
+        .arg("-out")
+        .arg(&cert)
+        .output()
+        .map_err(|error| format!("cannot run openssl: {error}"))?;
+    let error = || format!("openssl made no certificate: {}", String::from_utf8_lossy(&made.stderr));
+    made.status.success().then_some((cert, key)).ok_or_else(error)
+}
+
+fn trusting(certificate: &Path) -> Result<TlsConnector, String> {
+    let mut trusted = RootCertStore::empty();
+    let read = CertificateDer::from_pem_file(certificate).map_err(|error| error.to_string())?;
+    trusted.add(read).map_err(|error| error.to_string())?;
+    let config = ClientConfig::builder().with_root_certificates(trusted).with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
 }

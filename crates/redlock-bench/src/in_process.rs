@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rslock::LockManager;
 
 use crate::load::Tally;
+use crate::report::cores;
 use crate::worker_pool::{Phase, WorkerPool};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -22,8 +23,7 @@ const LOOK_WITHIN: Duration = Duration::from_secs(3);
 
 /// Starts connecting.
 pub(crate) fn start(masters: &[SocketAddr], workers: u32) -> Result<WorkerPool<Tally>, String> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = workers.min(cores as u32);
+    let threads = workers.min(cores());
     let urls: Vec<_> = masters.iter().map(|master| format!("redis://{master}/")).collect();
     let users: Vec<_> = (0..threads).map(|_| User::new(&urls)).collect();
     WorkerPool::start(workers, threads, move |worker, phase| users[(worker % threads) as usize].clone().work(phase))

@@ -1,45 +1,38 @@
-//! The load: connections that each do one thing over and over, as fast as the answers come: acquire a lock and release it,
-//! or extend locks that are held.
+//! The load: connections that acquire a lock and release it, over and over, as fast as the answers come.
 //!
 //! A connection counts what it sees while counting is on, and only then. An answer with another status than expected is
 //! counted apart, the first one is kept in full, and the load goes on; a broken connection ends the measurement.
 
-mod names;
-
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use self::names::{Source, share};
-use crate::histogram::Histogram;
-use crate::holders::{Share, settle};
-use crate::http::{Connection, write_acquire, write_extend, write_release};
+use futures_util::future::try_join_all;
+
+use crate::client::{Connection, Target};
+use crate::report::{Latencies, Row};
 use crate::worker_pool::{Phase, WorkerPool};
-use crate::workload::Names;
 
 const BODY: &str = r#"{"ttl_ms":30000}"#;
-/// Locks that are extended outlast the other contenders' turns.
-const EXTEND_BODY: &str = r#"{"ttl_ms":300000}"#;
+/// Of locks that are held throughout, and names that are to be remembered: the longest that a gateway grants by default.
+const HELD_BODY: &str = r#"{"ttl_ms":300000}"#;
 /// A request that is unanswered for longer, after everybody was told to stop, is lost.
 pub(crate) const STOP_WITHIN: Duration = Duration::from_secs(10);
 /// What filling may take, at the slowest.
 const FILL_PER_NAME: Duration = Duration::from_millis(5);
 
-/// What the connections do.
-#[derive(Clone)]
-pub(crate) enum Work {
-    Cycle(Names),
-    /// One share for each connection.
-    Extend(Arc<Vec<Share>>),
+/// Which locks a connection acquires and releases.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Names {
+    /// Each is new.
+    Random,
+    /// Of so many, each connection walks through its own share again and again. All are used once before.
+    Walk(u64),
 }
 
 /// What the connections counted.
 pub(crate) struct Tally {
-    pub(crate) acquire: Histogram,
-    pub(crate) extend: Histogram,
-    pub(crate) release: Histogram,
-    /// Acquires that were answered 409 where somebody else may hold the lock.
-    pub(crate) refused: u64,
+    pub(crate) acquire: Latencies,
+    pub(crate) release: Latencies,
     /// Answers with an unexpected status, counting on or off.
     pub(crate) errors: u64,
     pub(crate) first_error: Option<String>,
@@ -47,150 +40,164 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn new() -> Self {
-        let [acquire, extend, release] = std::array::from_fn(|_| Histogram::new());
-        Self { acquire, extend, release, refused: 0, errors: 0, first_error: None }
+        Self { acquire: Latencies::new(), release: Latencies::new(), errors: 0, first_error: None }
     }
 
     pub(crate) fn sum(tallies: Vec<Self>) -> Self {
-        let mut sum = Self::new();
-        for tally in tallies {
-            sum.add(tally);
-        }
-        sum
-    }
-
-    fn add(&mut self, other: Self) {
-        self.acquire.add(&other.acquire);
-        self.extend.add(&other.extend);
-        self.release.add(&other.release);
-        self.refused += other.refused;
-        self.errors += other.errors;
-        self.first_error = self.first_error.take().or(other.first_error);
+        tallies.into_iter().fold(Self::new(), |mut sum, other| {
+            sum.acquire.add(&other.acquire);
+            sum.release.add(&other.release);
+            sum.errors += other.errors;
+            sum.first_error = sum.first_error.take().or(other.first_error);
+            sum
+        })
     }
 
     pub(crate) fn error(&mut self, describe: impl FnOnce() -> String) {
         self.errors += 1;
         self.first_error.get_or_insert_with(describe);
     }
+
+    /// Fails when there is nothing to divide by.
+    pub(crate) fn requests(&self) -> Result<f64, String> {
+        match self.acquire.count() + self.release.count() {
+            0 => {
+                let example = self.first_error.as_deref().unwrap_or("no answer came at all");
+                Err(format!("no request was answered as it must be; {} errors, first: {example}", self.errors))
+            }
+            requests => Ok(requests as f64),
+        }
+    }
+
+    pub(crate) fn add_latencies_to(&self, row: &mut Row) {
+        row.add_latencies("acquire", &self.acquire);
+        row.add_latencies("release", &self.release);
+    }
 }
 
 /// Starts connecting; `threads` must not exceed `connections`.
 pub(crate) fn start(
-    address: SocketAddr,
+    target: &Target,
     connections: u32,
     threads: u32,
-    work: Work,
+    names: Names,
 ) -> Result<WorkerPool<Tally>, String> {
+    let target = target.clone();
     WorkerPool::start(connections, threads, move |worker, phase| {
-        let work = work.clone();
+        let target = target.clone();
         async move {
-            match work {
-                Work::Cycle(names) => cycle(address, Source::new(names, worker, connections), phase).await,
-                Work::Extend(shares) => extend(address, &shares[worker as usize], phase).await,
+            let (mut connection, mut tally) = (target.open().await?, Tally::new());
+            let mut walk = match names {
+                Names::Walk(count) => share(count, worker, connections),
+                Names::Random => 0..0,
             }
+            .cycle();
+            while !phase.stops() {
+                cycle(&mut connection, walk.next().unwrap_or_else(rand::random), &phase, &mut tally).await?;
+            }
+            Ok(tally)
         }
     })
 }
 
-/// Has every one of the names used once, so that what the masters keep of a name is there.
-pub(crate) async fn fill(address: SocketAddr, connections: u32, threads: u32, names: u64) -> Result<(), String> {
-    let pool = WorkerPool::start(connections, threads, move |worker, phase| async move {
-        let mut connection = Connection::open(address).await?;
-        let mut request = Vec::with_capacity(512);
-        for name in share(names, worker, connections) {
-            if phase.stops() {
-                break;
+/// Has every one of the names used once. What the masters keep of a name ends 10 s after its TTL: the longest there is
+/// lets it outlive the measurement.
+pub(crate) async fn fill(target: &Target, connections: u32, threads: u32, names: u64) -> Result<(), String> {
+    let target = target.clone();
+    let pool = WorkerPool::start(connections, threads, move |worker, phase| {
+        let target = target.clone();
+        async move {
+            let mut connection = target.open().await?;
+            for name in share(names, worker, connections).take_while(|_| !phase.stops()) {
+                let token = connection.settled_acquire(name, HELD_BODY).await?;
+                connection.settled_release(name, &token).await?;
             }
-            write_acquire(&mut request, name, BODY);
-            let answer = settle(&mut connection, &request).await?;
-            if answer.status != 201 {
-                return Err(format!("the first POST for a name was answered with {}", answer.text));
-            }
-            write_release(&mut request, name, &answer.lock_token);
-            let answer = settle(&mut connection, &request).await?;
-            if !answer.is_released() {
-                return Err(format!("the first DELETE for a name was answered with {}", answer.text));
-            }
+            Ok(())
         }
-        Ok(())
     })?;
     let within = STOP_WITHIN + FILL_PER_NAME * u32::try_from(names).unwrap_or(u32::MAX);
     pool.finish(within).await.map(drop)
 }
 
-async fn cycle(address: SocketAddr, mut names: Source, phase: Phase) -> Result<Tally, String> {
-    let mut client = Client::open(address).await?;
-    while !phase.stops() {
-        client.cycle(names.next(), names.is_shared(), &phase).await?;
-    }
-    Ok(client.tally)
-}
-
-async fn extend(address: SocketAddr, share: &Share, phase: Phase) -> Result<Tally, String> {
-    let mut client = Client::open(address).await?;
-    for (name, token) in share.iter().cycle() {
-        if phase.stops() {
-            break;
-        }
-        client.extend(*name, token, &phase).await?;
-    }
-    Ok(client.tally)
-}
-
-/// One connection and what it counted.
-struct Client {
-    connection: Connection,
-    request: Vec<u8>,
-    tally: Tally,
-}
-
-impl Client {
-    async fn open(address: SocketAddr) -> Result<Self, String> {
-        let connection = Connection::open(address).await?;
-        Ok(Self { connection, request: Vec::with_capacity(512), tally: Tally::new() })
+async fn cycle(connection: &mut Connection, name: u64, phase: &Phase, tally: &mut Tally) -> Result<(), String> {
+    let sent = Instant::now();
+    let answer = connection.acquire(name, BODY).await?;
+    let elapsed = sent.elapsed();
+    let Some(token) = answer.granted() else {
+        tally.error(|| format!("POST was answered with {}", answer.describe()));
+        return Ok(());
+    };
+    if phase.counts() {
+        tally.acquire.record(elapsed);
     }
 
-    async fn cycle(&mut self, name: u64, may_be_held: bool, phase: &Phase) -> Result<(), String> {
-        write_acquire(&mut self.request, name, BODY);
-        let sent = Instant::now();
-        let answer = self.connection.exchange(&self.request).await?;
-        let elapsed = sent.elapsed();
-        match (answer.status, answer.lock_token) {
-            (201, Some(token)) => write_release(&mut self.request, name, token),
-            (409, _) if may_be_held => {
-                self.tally.refused += u64::from(phase.counts());
-                return Ok(());
+    let sent = Instant::now();
+    let answer = connection.release(name, token).await?;
+    let elapsed = sent.elapsed();
+    if answer.status != 204 {
+        tally.error(|| format!("DELETE was answered with {}", answer.describe()));
+    } else if phase.counts() {
+        tally.release.record(elapsed);
+    }
+    Ok(())
+}
+
+/// Locks that are held while something else is measured.
+pub(crate) struct Holders {
+    target: Target,
+    /// Locks and their tokens, as they are shared out among the connections.
+    held: Vec<Vec<(u64, String)>>,
+}
+
+impl Holders {
+    /// On so many connections at most.
+    pub(crate) async fn take(target: &Target, connections: u32, locks: &[u64]) -> Result<Self, String> {
+        let shares = locks.chunks(locks.len().div_ceil(connections as usize).max(1));
+        let held = shares.map(async |share| {
+            let (mut connection, mut held) = (target.open().await?, Vec::with_capacity(share.len()));
+            for &lock in share {
+                held.push((lock, connection.settled_acquire(lock, HELD_BODY).await?));
             }
-            _ => {
-                self.tally.error(|| format!("POST was answered with {}", answer.describe()));
-                return Ok(());
-            }
-        }
-        if phase.counts() {
-            self.tally.acquire.record(elapsed);
-        }
-
-        let sent = Instant::now();
-        let answer = self.connection.exchange(&self.request).await?;
-        let elapsed = sent.elapsed();
-        if answer.status != 204 {
-            self.tally.error(|| format!("DELETE was answered with {}", answer.describe()));
-        } else if phase.counts() {
-            self.tally.release.record(elapsed);
-        }
-        Ok(())
+            Ok::<_, String>(held)
+        });
+        Ok(Self { held: try_join_all(held).await?, target: target.clone() })
     }
 
-    async fn extend(&mut self, name: u64, token: &[u8], phase: &Phase) -> Result<(), String> {
-        write_extend(&mut self.request, name, token, EXTEND_BODY);
-        let sent = Instant::now();
-        let answer = self.connection.exchange(&self.request).await?;
-        let elapsed = sent.elapsed();
-        if answer.status != 200 {
-            self.tally.error(|| format!("PATCH was answered with {}", answer.describe()));
-        } else if phase.counts() {
-            self.tally.extend.record(elapsed);
-        }
-        Ok(())
+    /// A lock that was lost meanwhile is an error.
+    pub(crate) async fn release(self) -> Result<(), String> {
+        let releases = self.held.iter().map(async |share| {
+            let mut connection = self.target.open().await?;
+            for (lock, token) in share {
+                connection.settled_release(*lock, token).await?;
+            }
+            Ok(())
+        });
+        try_join_all(releases).await.map(drop)
+    }
+}
+
+/// All shares together are all names, and none is in two of them.
+fn share(names: u64, worker: u32, connections: u32) -> Range<u64> {
+    let from = |worker: u32| names * u64::from(worker) / u64::from(connections);
+    from(worker)..from(worker + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_in_one_share() {
+        let all: Vec<_> = (0..7).flat_map(|worker| share(100, worker, 7)).collect();
+        assert!(all.into_iter().eq(0..100));
+    }
+
+    #[test]
+    fn nothing_at_all_is_an_error_with_an_example() {
+        let mut tally = Tally::new();
+        tally.error(|| "POST was answered with 503".into());
+        assert!(tally.requests().unwrap_err().ends_with("1 errors, first: POST was answered with 503"));
+        tally.acquire.record(Duration::from_millis(1));
+        assert_eq!(tally.requests(), Ok(1.0));
     }
 }

@@ -9,55 +9,38 @@
 //! Masters, contenders and load share one machine, as separate processes. CPU is read from the accounting of the
 //! processes themselves.
 //!
-//! Without a subcommand it is a suite of workloads, judged by goals. `contended` and `waiters` are part of it and can be run
-//! by themselves with options of their own; `page` makes the project's performance page of what was measured. `growth` uses
-//! millions of names and looks at what is left of them.
+//! It measures a suite of workloads, judged by goals, as one table each. `page` makes the project's performance page of
+//! such runs.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | `workload` | what is measured: who takes part, and what a connection does |
-//! | `suite` | the run: which workloads, how long, how far |
+//! | `suite` | the run: which workloads, how long |
 //! | `stage` | one workload: its contenders take turns |
 //! | `contenders` | who is measured, and how each is started |
 //! | `naive` | the contenders that live in here; the program runs itself again to be one |
 //! | `in_process` | the contender that is no server but a library in here |
 //! | `servers` | child processes: starting, waiting for, accounting, killing |
-//! | `conditions` | the masters: healthy, one stopped, one late, all behind a network |
+//! | `masters` | the masters: healthy, one stopped, one late, all behind a network |
 //! | `network` | the delay |
 //! | `worker_pool` | workers on threads: run, count, stop |
-//! | `load` | the connections that acquire, extend and release, and what they counted |
-//! | `holders` | locks that are held meanwhile |
-//! | `http` | as much of an HTTP/1.1 client as the load needs |
-//! | `metrics` | single figures out of a gateway's metrics |
-//! | `histogram` | latencies |
-//! | `report` | what documents are made of: figures, medians, tables, JSON |
-//! | `document` | a run as one document |
+//! | `client` | the HTTP client of the load |
+//! | `load` | the connections that acquire and release, and what they counted; locks that are held meanwhile |
+//! | `report` | what every measurement comes to: rows of figures, and when they are worth nothing |
 //! | `goals` | what is to be reached, and whether it was |
 //! | `page` | the performance page |
-//! | `options` | options that several commands share |
 //! | `contended` | one lock, waiting beside polling |
-//! | `grants` | what the grants of one lock say, laid side by side |
-//! | `waiters` | ten thousand requests that wait: memory, hand-over, disconnects, punctuality |
-//! | `growth` | ten million names, each used once: what is left behind |
-//! | `isolation` | what one client has to suffer from another one: attacks, and a victim beside each |
+//! | `waiters` | ten thousand requests that wait: memory, and what others notice |
 
-mod conditions;
+mod client;
 mod contended;
 mod contenders;
-mod document;
 mod goals;
-mod grants;
-mod growth;
-mod histogram;
-mod holders;
-mod http;
 mod in_process;
-mod isolation;
 mod load;
-mod metrics;
+mod masters;
 mod naive;
 mod network;
-mod options;
 mod page;
 mod report;
 mod servers;
@@ -79,11 +62,11 @@ const EXAMPLES: &str = "\
 Examples:
   cargo build --release -p redlock-gateway && cargo run --release -p redlock-bench
   cargo run --release -p redlock-bench -- --quick
-  cargo run --release -p redlock-bench -- --workload uncontended,mixed --only fred-fenced,gateway --json run.json
+  cargo run --release -p redlock-bench -- --workload uncontended,stopped --only fred-fenced,gateway --json run.json
 
 Run it while the machine has nothing else to do; it says when that was not so. A goal that is missed is a figure, and
-no failure. It exits with 1 after wrong answers: anything but 201 to an acquire, 200 to an extension and 204 to a
-release, save 409 where a lock may be held, grants that overlap, waiters that are forgotten.";
+no failure. It exits with 1 after wrong answers: anything but 201 to an acquire and 204 to a release, grants that overlap,
+waiters that are forgotten.";
 
 /// Measures the gateway beside the floor, the naive designs and a library, and prints tables and goals.
 ///
@@ -91,7 +74,7 @@ release, save 409 where a lock may be held, grants that overlap, waiters that ar
 /// load in turn, and prints the medians over the rounds. Everything that was started ends with the program. Progress goes
 /// to stderr, the tables to stdout.
 ///
-/// Needs redis-server 7 or newer and setpriv (util-linux) on the PATH, and the gateway built beside this program.
+/// Needs redis-server 7 or newer, setpriv (util-linux) and openssl on the PATH, and gateway and module built beside this program.
 #[derive(Debug, Parser)]
 #[command(name = "redlock-bench", after_help = EXAMPLES)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
@@ -115,29 +98,18 @@ enum Role {
         /// Address of a master
         #[arg(long)]
         master: Vec<SocketAddr>,
-        /// Threads that serve requests [default: half the cores]
-        #[arg(long)]
-        threads: Option<usize>,
     },
-    Contended(contended::Options),
-    Waiters(waiters::Options),
-    Growth(growth::Options),
-    Isolation(isolation::Options),
-    /// Be the attacker
+    /// Be the network
     #[command(hide = true)]
-    Attack(isolation::AttackerOptions),
+    Network(network::Options),
     Page(page::Options),
 }
 
 fn main() -> ExitCode {
     let Cli { suite, role } = Cli::parse();
     let result = match role {
-        Some(Role::Naive { design, listen, master, threads }) => naive::serve(design, listen, &master, threads),
-        Some(Role::Contended(options)) => until_interrupted(contended::measure(&options)),
-        Some(Role::Waiters(options)) => until_interrupted(waiters::measure(&options)),
-        Some(Role::Growth(options)) => until_interrupted(growth::measure(&options)),
-        Some(Role::Isolation(options)) => until_interrupted(isolation::measure(&options)),
-        Some(Role::Attack(options)) => until_interrupted(isolation::attack(options)),
+        Some(Role::Naive { design, listen, master }) => naive::serve(design, listen, &master),
+        Some(Role::Network(options)) => network::serve(&options),
         Some(Role::Page(options)) => page::print(&options),
         None => until_interrupted(suite::measure(&suite)),
     };

@@ -12,7 +12,6 @@
 //!
 //! All of them serve with half of the cores, like the gateway, and when that is one, on a runtime of one thread: on two
 //! cores that took less CPU for each, and made all faster but *fenced*, which was 4 % slower in one series of two.
-//! `--threads` tries it again.
 
 mod floor;
 
@@ -37,6 +36,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use serde::{Deserialize, Serialize};
 
 use self::floor::Floor;
+use crate::report::cores;
 
 /// KEYS lock, fence; ARGV token, fencing token, ttl in ms, retention of the fence in ms.
 const ACQUIRE_FENCED: &str = "\
@@ -51,8 +51,10 @@ const RELEASE: &str = "\
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0";
 
-/// As long as the gateway keeps its fences, so that Redis has the same number of keys to carry.
-const RETENTION_MS: u64 = 30 * 60 * 1000;
+/// How much longer than its lock a fence is kept: as the gateway keeps it.
+const RETENTION_MS: u64 = 10_000;
+
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Which of them this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -69,6 +71,7 @@ struct Wanted {
     ttl_ms: u64,
 }
 
+/// The fields of the gateway's answer.
 #[derive(Serialize)]
 struct Granted {
     name: String,
@@ -82,43 +85,6 @@ struct Granted {
     nodes_total: usize,
 }
 
-impl Granted {
-    fn new(
-        naive: &Naive,
-        name: String,
-        token: String,
-        fencing_token: u64,
-        ttl_ms: u64,
-        nodes_granted: usize,
-        began: Instant,
-    ) -> Self {
-        let elapsed_ms = began.elapsed().as_millis() as u64;
-        let validity_ms = ttl_ms.saturating_sub(elapsed_ms + ttl_ms / 100 + 2);
-        let expires_at = SystemTime::now() + Duration::from_millis(validity_ms);
-        Self {
-            name,
-            token,
-            fencing_token,
-            ttl_ms,
-            validity_ms,
-            elapsed_ms,
-            expires_at: humantime::format_rfc3339_millis(expires_at).to_string(),
-            nodes_granted,
-            nodes_total: naive.masters,
-        }
-    }
-
-    fn respond(self, status: StatusCode) -> Response {
-        let headers = [
-            (header::LOCATION.as_str(), format!("/locks/{}", self.name)),
-            ("lock-token", self.token.clone()),
-            (header::CACHE_CONTROL.as_str(), "no-store".into()),
-            ("x-request-id", format!("{:016x}", rand::random::<u64>())),
-        ];
-        (status, headers, Json(self)).into_response()
-    }
-}
-
 struct Naive {
     design: Design,
     masters: usize,
@@ -130,14 +96,8 @@ struct Naive {
 }
 
 /// Serves until killed.
-pub(crate) fn serve(
-    design: Design,
-    listen: SocketAddr,
-    masters: &[SocketAddr],
-    threads: Option<usize>,
-) -> Result<(), String> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let runtime = match threads.unwrap_or(cores / 2) {
+pub(crate) fn serve(design: Design, listen: SocketAddr, masters: &[SocketAddr]) -> Result<(), String> {
+    let runtime = match cores() as usize / 2 {
         0 | 1 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
         threads => tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build(),
     };
@@ -145,10 +105,8 @@ pub(crate) fn serve(
     runtime.block_on(async {
         let masters = if design == Design::Noop { &[] } else { masters };
         let naive = Naive::connect(design, masters).await.map_err(|error| format!("cannot use a master: {error}"))?;
-        let locks = post(acquire).delete(release);
-        let locks = if design == Design::Noop { locks.patch(extend) } else { locks };
         let router = Router::new()
-            .route("/locks/{name}", locks)
+            .route("/locks/{name}", post(acquire).delete(release))
             .route("/readyz", get(async || "ready"))
             .with_state(Arc::new(naive));
         let listener = tokio::net::TcpListener::bind(listen)
@@ -172,22 +130,27 @@ async fn acquire(
         naive.release(&name, &token).await;
         return StatusCode::CONFLICT.into_response();
     }
-    let answer = Granted::new(&naive, name, token, fencing_token, ttl_ms, nodes_granted, began);
-    answer.respond(StatusCode::CREATED)
-}
-
-/// The no-op's only.
-async fn extend(
-    State(naive): State<Arc<Naive>>,
-    Path(name): Path<String>,
-    headers: HeaderMap,
-    Json(Wanted { ttl_ms }): Json<Wanted>,
-) -> Response {
-    let began = Instant::now();
-    let Some(token) = headers.get("lock-token").and_then(|token| token.to_str().ok()) else {
-        return StatusCode::BAD_REQUEST.into_response();
+    let elapsed_ms = began.elapsed().as_millis() as u64;
+    let validity_ms = ttl_ms.saturating_sub(elapsed_ms + ttl_ms / 100 + 2);
+    let expires_at = SystemTime::now() + Duration::from_millis(validity_ms);
+    let headers = [
+        (header::LOCATION.as_str(), format!("/locks/{name}")),
+        ("lock-token", token.clone()),
+        (header::CACHE_CONTROL.as_str(), "no-store".into()),
+        ("x-request-id", format!("{:016x}", rand::random::<u64>())),
+    ];
+    let granted = Granted {
+        name,
+        token,
+        fencing_token,
+        ttl_ms,
+        validity_ms,
+        elapsed_ms,
+        expires_at: humantime::format_rfc3339_millis(expires_at).to_string(),
+        nodes_granted,
+        nodes_total: naive.masters,
     };
-    Granted::new(&naive, name, token.into(), naive.next_fence(), ttl_ms, 0, began).respond(StatusCode::OK)
+    (StatusCode::CREATED, headers, Json(granted)).into_response()
 }
 
 async fn release(State(naive): State<Arc<Naive>>, Path(name): Path<String>, headers: HeaderMap) -> Response {
@@ -223,13 +186,11 @@ impl Naive {
     }
 
     async fn connect_fred(&mut self, masters: &[SocketAddr]) -> Result<(), Error> {
-        for master in masters {
-            let config = Config {
-                server: ServerConfig::new_centralized(master.ip().to_string(), master.port()),
-                ..Config::default()
-            };
-            let client = Builder::from_config(config)
+        for &master in masters {
+            let server = ServerConfig::new_centralized(master.ip().to_string(), master.port());
+            let client = Builder::from_config(Config { server, ..Config::default() })
                 .with_connection_config(|connection| connection.tcp.nodelay = Some(true))
+                .with_performance_config(|performance| performance.default_command_timeout = COMMAND_TIMEOUT)
                 .build()?;
             client.init().await?;
             self.acquire_sha = client.script_load(ACQUIRE_FENCED).await?;
@@ -269,7 +230,12 @@ impl Naive {
             Design::Fenced => {
                 self.ask_all(|node| {
                     let keys = vec![format!("bench:{name}"), format!("{{bench:{name}}}:fence")];
-                    let args = vec![token.to_owned(), fence.to_string(), ttl_ms.to_string(), RETENTION_MS.to_string()];
+                    let args = vec![
+                        token.to_owned(),
+                        fence.to_string(),
+                        ttl_ms.to_string(),
+                        (ttl_ms + RETENTION_MS).to_string(),
+                    ];
                     let sha = self.acquire_sha.clone();
                     async move { node.evalsha::<i64, _, _, _>(sha, keys, args).await.map(|granted| granted == 1) }
                 })

@@ -1,44 +1,30 @@
-//! A network with a delay, for masters that are to be late or far away.
+//! A network with a delay, for masters that are to be late or far away: a process of this program's that takes connections
+//! for each of them and passes on what it reads, each way as late as it was told.
 //!
-//! The kernel's own means, netem, is missing in many kernels, those of small virtual machines among them, and wants
-//! namespaces that somebody has to clean up. So the delay is made here: what the kernel sends into a TUN device is held
-//! back, and given to the kernel again with source and destination exchanged. A server that listens on the near address
-//! is reached by the far one, and both ends are the kernel's real TCP:
+//! The kernel's own means, netem, is missing in many kernels, those of small virtual machines among them. A delay is
+//! constant, bytes keep their order and are never early; how late they are beyond that, a measured round trip says. Nothing
+//! is parsed. Opening a connection is not delayed: contenders keep theirs.
 //!
-//! | | sent as | arrives as |
-//! | --- | --- | --- |
-//! | request | near:c → far:s | far:c → near:s |
-//! | answer | near:s → far:c | far:s → near:c |
-//!
-//! The exchange leaves every checksum as it was. A delay is constant and packets keep their order. A packet is never
-//! early; how late it is beyond that, a measured round trip says.
-//!
-//! Nothing needs to be removed: the kernel takes the device away, with its address and route, when this program ends,
-//! however it ends. The CPU time of the threads in here is no contender's and not the load's; `Accounts` leaves it out.
+//! It is a process of its own so that its CPU time is nobody's: not a contender's, not the load's.
 
-use std::io;
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, setpriority_process};
-use rustix::thread::{gettid, set_current_timer_slack};
-use tun_rs::{DeviceBuilder, InterruptEvent, SyncDevice};
+use clap::Args;
+use rustix::process::setpriority_process;
+use rustix::thread::set_current_timer_slack;
+use tempfile::TempDir;
 
-use crate::servers::cpu_of;
+use crate::servers::Process;
 
-/// 198.18.0.0/15 is set aside for benchmarks of networks (RFC 2544); every network takes a /30 of it.
-const RANGE: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
-const PREFIX: u8 = 30;
-const NETWORKS: u32 = 1 << (PREFIX - 15);
-/// Packets that may wait in the device for the reader. A lost one would cost TCP 200 ms.
-const QUEUE: u32 = 10_000;
-const MTU: u16 = 1500;
-/// The highest priority but real time: a packet that is due must not queue behind the busy contenders.
+/// The highest priority but real time: what is due must not queue behind the busy contenders.
 const NICE: i32 = -20;
+const BUFFER: usize = 64 * 1024;
 
 /// What is held back, and how long.
 #[derive(Debug, Clone, Copy)]
@@ -47,206 +33,132 @@ pub(crate) struct Delays {
     pub(crate) answers: Duration,
 }
 
-/// Ends when dropped.
-pub(crate) struct Network {
-    near: Ipv4Addr,
-    far: Ipv4Addr,
-    stop: Arc<InterruptEvent>,
-    threads: Vec<(Pid, JoinHandle<()>)>,
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    #[arg(long)]
+    requests_us: u64,
+    #[arg(long)]
+    answers_us: u64,
+    /// Where each master is reached, in their order
+    #[arg(long)]
+    listen: Vec<SocketAddr>,
+    #[arg(long)]
+    master: Vec<SocketAddr>,
 }
 
-/// A packet, and when it is due.
-type Held = (Instant, Vec<u8>);
-
-impl Network {
-    /// Tries one out. The error says what is missing.
-    pub(crate) fn available() -> Result<(), String> {
-        Self::start(&[], Delays { requests: Duration::ZERO, answers: Duration::ZERO }).map(drop)
+/// Starts it; it listens soon after.
+pub(crate) fn spawn(
+    ways: impl Iterator<Item = (SocketAddr, SocketAddr)>,
+    delays: Delays,
+    scratch: &TempDir,
+) -> Result<Process, String> {
+    let bench = std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
+    let [requests, answers] = [delays.requests, delays.answers].map(|delay| delay.as_micros().to_string());
+    let mut args = vec!["network".to_owned(), "--requests-us".into(), requests, "--answers-us".into(), answers];
+    for (listen, master) in ways {
+        args.extend(["--listen".into(), listen.to_string(), "--master".into(), master.to_string()]);
     }
-
-    /// What comes from one of the servers' ports is an answer.
-    pub(crate) fn start(servers: &[u16], delays: Delays) -> Result<Self, String> {
-        let (near, far) = free_pair()?;
-        let device = DeviceBuilder::new()
-            .name("redlock%d")
-            .ipv4(near, PREFIX, None)
-            .mtu(MTU)
-            .with(|options| {
-                options.tx_queue_len(QUEUE);
-            })
-            .build_sync()
-            .map_err(|error| {
-                format!("cannot make a network device: {error}; it takes /dev/net/tun and CAP_NET_ADMIN")
-            })?;
-        let device = Arc::new(device);
-        let stop = Arc::new(InterruptEvent::new().map_err(|error| format!("cannot make a pipe: {error}"))?);
-        let mut network = Self { near, far, stop, threads: Vec::new() };
-        let (requests, due_requests) = mpsc::channel();
-        let (answers, due_answers) = mpsc::channel();
-        let remotes = [(requests, delays.requests), (answers, delays.answers)];
-        let reader = Reader { device: device.clone(), near, far, servers: servers.to_vec(), remotes };
-        let stop = network.stop.clone();
-        network.spawn(move || report("read from", reader.run(&stop)))?;
-        for due in [due_requests, due_answers] {
-            let device = device.clone();
-            network.spawn(move || report("write to", deliver(&device, &due)))?;
-        }
-        Ok(network)
-    }
-
-    fn spawn(&mut self, work: impl FnOnce() + Send + 'static) -> Result<(), String> {
-        let (ready, begun) = mpsc::sync_channel(1);
-        let thread = thread::Builder::new().name("network".into()).spawn(move || {
-            let prepared = prepare();
-            let failed = prepared.is_err();
-            // A caller waits for this answer.
-            let _ = ready.send(prepared);
-            if !failed {
-                work();
-            }
-        });
-        let thread = thread.map_err(|error| format!("cannot start a thread: {error}"))?;
-        let id = begun.recv().map_err(|_| "a thread of the network ended at once")??;
-        self.threads.push((id, thread));
-        Ok(())
-    }
-
-    /// Where a server has to listen.
-    pub(crate) fn near(&self) -> Ipv4Addr {
-        self.near
-    }
-
-    /// Where it is reached, with the delays.
-    pub(crate) fn far(&self) -> Ipv4Addr {
-        self.far
-    }
-
-    /// The CPU time that the delay has cost so far.
-    pub(crate) fn cpu(&self) -> Result<Duration, String> {
-        self.threads.iter().map(|(id, _)| cpu_of(&format!("self/task/{}", id.as_raw_nonzero()))).sum()
-    }
+    Process::spawn("network", Path::new(&bench), &args, scratch)
 }
 
-impl Drop for Network {
-    fn drop(&mut self) {
-        // The reader ends and takes the senders with it; the others end when nothing is left to be delivered.
-        let _ = self.stop.trigger();
-        for (_, thread) in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+/// Serves until killed.
+pub(crate) fn serve(options: &Options) -> Result<(), String> {
+    // Both are inherited by the threads that are started after this.
+    if let Err(error) = setpriority_process(None, NICE) {
+        eprintln!("without the priority {NICE}, which takes CAP_SYS_NICE: {error}");
     }
-}
-
-/// On Linux both hold for the calling thread only.
-fn prepare() -> Result<Pid, String> {
-    setpriority_process(None, NICE).map_err(|error| {
-        format!("cannot give the network's threads the priority {NICE}: {error}; it takes CAP_SYS_NICE")
-    })?;
     // The kernel may otherwise be 50 µs late on purpose.
-    set_current_timer_slack(std::num::NonZeroU64::new(1))
-        .map_err(|error| format!("cannot set a timer's slack: {error}"))?;
-    Ok(gettid())
-}
-
-/// What has ended a thread for any other reason than `stop` makes the masters silent, which the measurement then reports.
-fn report(what: &str, result: io::Result<()>) {
-    if let Err(error) = result {
-        eprintln!("cannot {what} the network device any more: {error}");
-    }
-}
-
-/// Two addresses of a /30 that this machine has not got. Those who look at the same time begin at different places.
-fn free_pair() -> Result<(Ipv4Addr, Ipv4Addr), String> {
-    static STARTED: AtomicU32 = AtomicU32::new(0);
-    let first = std::process::id().wrapping_mul(8).wrapping_add(STARTED.fetch_add(1, Ordering::Relaxed));
-    (0..NETWORKS)
-        .map(|offset| RANGE.to_bits() + (first.wrapping_add(offset) % NETWORKS) * 4)
-        .map(|network| (Ipv4Addr::from_bits(network + 1), Ipv4Addr::from_bits(network + 2)))
-        // Only an address of this machine can be bound.
-        .find(|&(near, far)| [near, far].iter().all(|&address| TcpListener::bind((address, 0)).is_err()))
-        .ok_or_else(|| {
-            format!("no /{PREFIX} of {RANGE}/15 is free on this machine (or net.ipv4.ip_nonlocal_bind is set)")
-        })
-}
-
-struct Reader {
-    device: Arc<SyncDevice>,
-    near: Ipv4Addr,
-    far: Ipv4Addr,
-    servers: Vec<u16>,
-    remotes: [(Sender<Held>, Duration); 2],
-}
-
-impl Reader {
-    fn run(&self, stop: &InterruptEvent) -> io::Result<()> {
-        let mut buffer = [0; MTU as usize];
-        loop {
-            let length = match self.device.recv_intr(&mut buffer, stop) {
-                Ok(length) => length,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-                Err(error) => return Err(error),
-            };
-            let now = Instant::now();
-            let packet = &mut buffer[..length];
-            let Some(sender) = exchange(packet, self.near, self.far) else { continue };
-            let (remote, delay) = &self.remotes[usize::from(self.servers.contains(&sender))];
-            if remote.send((now + *delay, packet.to_vec())).is_err() {
-                return Err(io::Error::other("its writer has ended"));
+    set_current_timer_slack(std::num::NonZeroU64::new(1)).map_err(|error| format!("a timer's slack: {error}"))?;
+    let [requests, answers] = [options.requests_us, options.answers_us].map(Duration::from_micros).map(Way::start);
+    let mut listeners = Vec::new();
+    for (listen, &master) in options.listen.iter().zip(&options.master) {
+        let listener = TcpListener::bind(listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
+        let (requests, answers) = (requests.clone(), answers.clone());
+        listeners.push(thread::spawn(move || -> io::Result<()> {
+            for client in listener.incoming() {
+                let (client, server) = (client?, TcpStream::connect(master)?);
+                requests.pass_on(client.try_clone()?, server.try_clone()?)?;
+                answers.pass_on(server, client)?;
             }
-        }
+            Ok(())
+        }));
     }
-}
-
-/// Exchanges source and destination of a TCP packet from near to far, and returns the port that sent it. The kernel also
-/// sends what nobody asked for, multicasts for instance: `None`.
-fn exchange(packet: &mut [u8], near: Ipv4Addr, far: Ipv4Addr) -> Option<u16> {
-    const TCP: u8 = 6;
-    let (header, _) = packet.split_first_chunk_mut::<20>()?;
-    if header[0] >> 4 != 4 || header[9] != TCP || header[12..16] != near.octets() || header[16..20] != far.octets() {
-        return None;
-    }
-    header[12..16].copy_from_slice(&far.octets());
-    header[16..20].copy_from_slice(&near.octets());
-    let length = usize::from(header[0] & 15) * 4;
-    Some(u16::from_be_bytes(*packet.get(length..)?.first_chunk()?))
-}
-
-fn deliver(device: &SyncDevice, due: &Receiver<Held>) -> io::Result<()> {
-    for (when, packet) in due {
-        thread::sleep(when.saturating_duration_since(Instant::now()));
-        device.send(&packet)?;
+    for listener in listeners {
+        listener.join().map_err(|_| "a thread panicked")?.map_err(|error| error.to_string())?;
     }
     Ok(())
+}
+
+/// When it is due, where it goes and what it is; nothing at the end of the connection.
+type Held = (Instant, Arc<TcpStream>, Vec<u8>);
+
+/// One direction of all connections. The delay is the same for all of them, so one thread delivers in the order of arrival:
+/// five that wake at the same time would be late by one another.
+#[derive(Clone)]
+struct Way {
+    delay: Duration,
+    sender: Sender<Held>,
+}
+
+impl Way {
+    fn start(delay: Duration) -> Self {
+        let (sender, due) = mpsc::channel::<Held>();
+        thread::spawn(move || {
+            for (when, to, bytes) in due {
+                thread::sleep(when.saturating_duration_since(Instant::now()));
+                if bytes.is_empty() || (&*to).write_all(&bytes).is_err() {
+                    // Fails only when the other way has ended it.
+                    let _ = to.shutdown(Shutdown::Both);
+                }
+            }
+        });
+        Self { delay, sender }
+    }
+
+    fn pass_on(&self, mut from: TcpStream, to: TcpStream) -> io::Result<()> {
+        to.set_nodelay(true)?;
+        let (way, to) = (self.clone(), Arc::new(to));
+        thread::spawn(move || {
+            let mut buffer = vec![0; BUFFER];
+            loop {
+                let length = from.read(&mut buffer).unwrap_or(0);
+                let held = (Instant::now() + way.delay, to.clone(), buffer[..length].to_vec());
+                if way.sender.send(held).is_err() || length == 0 {
+                    return;
+                }
+            }
+        });
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const NEAR: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
-    const FAR: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
-
-    fn packet(protocol: u8, source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
-        let start = [0x46, 0, 0, 44, 0, 0, 0, 0, 64, protocol, 0, 0];
-        [&start[..], &source.octets(), &destination.octets(), &[1; 4], &6379_u16.to_be_bytes(), &[9; 18]].concat()
-    }
-
+    /// The server answers every byte with the same.
     #[test]
-    fn source_and_destination_are_exchanged_and_the_port_is_behind_the_options() {
-        let mut there = packet(6, NEAR, FAR);
-        assert_eq!(exchange(&mut there, NEAR, FAR), Some(6379));
-        assert_eq!(there, packet(6, FAR, NEAR));
-    }
+    fn what_is_sent_comes_back_whole_in_order_and_never_early() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            io::copy(&mut stream.try_clone().unwrap(), &mut stream)
+        });
+        let near = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(near.local_addr().unwrap()).unwrap();
+        let (middle, server) = (near.accept().unwrap().0, TcpStream::connect(server).unwrap());
+        let delay = Duration::from_millis(20);
+        Way::start(delay).pass_on(middle.try_clone().unwrap(), server.try_clone().unwrap()).unwrap();
+        Way::start(delay).pass_on(server, middle).unwrap();
 
-    #[test]
-    fn what_is_not_tcp_between_the_two_is_dropped() {
-        assert_eq!(exchange(&mut packet(17, NEAR, FAR), NEAR, FAR), None);
-        assert_eq!(exchange(&mut packet(6, NEAR, Ipv4Addr::new(224, 0, 0, 22)), NEAR, FAR), None);
-        assert_eq!(exchange(&mut packet(6, FAR, NEAR), NEAR, FAR), None);
-        assert_eq!(exchange(&mut packet(6, NEAR, FAR)[..24], NEAR, FAR), None);
-        assert_eq!(exchange(&mut [], NEAR, FAR), None);
-        let mut version_6 = packet(6, NEAR, FAR);
-        version_6[0] = 0x66;
-        assert_eq!(exchange(&mut version_6, NEAR, FAR), None);
+        let sent: Vec<u8> = (0..1_000_000_u32).map(|number| (number % 251) as u8).collect();
+        let (mut received, began, data) = (vec![0; sent.len()], Instant::now(), sent.clone());
+        let mut sender = client.try_clone().unwrap();
+        let sending = thread::spawn(move || sender.write_all(&data));
+        client.read_exact(&mut received[..1]).unwrap();
+        assert!(began.elapsed() >= 2 * delay);
+        client.read_exact(&mut received[1..]).unwrap();
+        assert!(received == sent && sending.join().unwrap().is_ok());
     }
 }

@@ -1,21 +1,22 @@
 //! The project's performance page, written from the JSON of whole runs: `redlock-bench page RUN.json > PERFORMANCE.md`.
 //! Figures come from the runs, what they mean from `page/bounds.md`, which is written by hand. The same runs always make
-//! the same page.
+//! the same page. A row that was disturbed is refused: each row is that of the last run in which nothing disturbed it.
 
-use std::fmt::{self, Display, Formatter};
-use std::path::PathBuf;
+use std::fmt::{Display, Write as _};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::document::{Report, Settings};
 use crate::goals;
+use crate::report::{Row, Run, Table};
 
 const BOUNDS: &str = include_str!("page/bounds.md");
 const METHOD: &str = include_str!("page/method.md");
 
 /// Writes the performance page from the JSON of one or more runs.
 ///
-/// Goals are shown for each run, the tables are those of the last one. The page goes to stdout.
+/// Goals are shown for each run, tables have each row from the last run in which nothing disturbed it. The page goes to
+/// stdout.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// What `redlock-bench --json FILE` has written
@@ -24,123 +25,101 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn print(options: &Options) -> Result<(), String> {
-    let runs = options.runs.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    print!("{}", Page { runs: &runs });
+    let runs = options.runs.iter().map(|path| read(path)).collect::<Result<Vec<_>, _>>()?;
+    print!("{}", page(&runs));
     Ok(())
 }
 
-fn read(path: &PathBuf) -> Result<Report, String> {
+fn read(path: &Path) -> Result<Run, String> {
     let fault = |error: &dyn Display| format!("{}: {error}", path.display());
     let text = std::fs::read_to_string(path).map_err(|error| fault(&error))?;
     serde_json::from_str(&text).map_err(|error| fault(&error))
 }
 
-/// At least one run.
-struct Page<'a> {
-    runs: &'a [Report],
-}
-
-impl Display for Page<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Some(last) = self.runs.last() else { return Ok(()) };
-        let runs: Vec<_> = self.runs.iter().collect();
-        writeln!(f, "# Performance\n")?;
-        writeln!(f, "Written by `redlock-bench page` from the runs named below; do not edit it by hand.\n")?;
-        writeln!(f, "## Goals\n\n{}", goals::table(&runs))?;
-        writeln!(f, "## What bounds us now, and why\n\n{}\n", BOUNDS.trim())?;
-        writeln!(f, "## The tables\n\nOf run {}.\n", runs.len())?;
-        write!(f, "{last}")?;
-        writeln!(f, "## How it was measured\n\n{}\n", METHOD.trim())?;
-        for (number, run) in runs.iter().enumerate() {
-            write!(f, "{}", About { number: number + 1, run })?;
+fn page(runs: &[Run]) -> String {
+    let mut text =
+        "# Performance\n\nWritten by `redlock-bench page` from the runs named below; do not edit it by hand.\n"
+            .to_owned();
+    let mut add = |part: &str| text.write_fmt(format_args!("\n{}\n", part.trim())).expect("a String takes everything");
+    add(&format!("## Goals\n\n{}", goals::table(runs)));
+    add(&format!("## What bounds us now, and why\n\n{}", BOUNDS.trim()));
+    add("## The tables\n\nEach row is of the last run in which nothing disturbed it.");
+    let mut names: Vec<&str> = Vec::new();
+    for table in runs.iter().flat_map(|run| &run.tables) {
+        if !names.contains(&table.name.as_str()) {
+            names.push(&table.name);
         }
-        Ok(())
     }
-}
-
-struct About<'a> {
-    number: usize,
-    run: &'a Report,
-}
-
-impl Display for About<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self { number, run } = self;
-        let Settings { seconds, rounds, .. } = run.settings;
-        writeln!(f, "### Run {number}\n")?;
-        writeln!(f, "- {}, {}", run.date, run.source)?;
-        writeln!(f, "- {}", run.machine)?;
-        writeln!(f, "- medians of {rounds} × {seconds} s; {}", command(&run.settings))?;
-        for reason in &run.left_out {
-            writeln!(f, "- left out: {reason}")?;
-        }
-        for failure in &run.failures {
-            writeln!(f, "- FAILED: {failure}")?;
-        }
-        match run.noise().as_slice() {
-            [] => writeln!(f, "- nothing that disturbed it was seen")?,
-            noise => noise.iter().try_for_each(|warning| writeln!(f, "- {warning}"))?,
-        }
-        writeln!(f)
+    names.iter().for_each(|name| add(&fair_rows(runs, name)));
+    add(&format!("## How it was measured\n\n{}", METHOD.trim()));
+    for (number, run) in runs.iter().enumerate() {
+        let Run { date, source, machine, command, .. } = run;
+        let faults = run.tables.iter().flat_map(|table| table.faults.iter().map(move |it| (&table.name, it)));
+        let remarks: String = faults.map(|(table, it)| format!("- FAULT: {table}, {it}\n")).collect();
+        add(&format!("### Run {}\n\n- {date}, {source}\n- {machine}\n- `{command}`\n{remarks}", number + 1));
     }
+    text
 }
 
-/// What asks for the same again, but for the workloads.
-fn command(settings: &Settings) -> String {
-    let mut words = vec!["redlock-bench".to_owned()];
-    words.extend(settings.quick.then(|| "--quick".into()));
-    words.push(format!("--seconds {} --rounds {}", settings.seconds, settings.rounds));
-    words.extend(settings.gateway_args.iter().map(|arg| format!("--gateway-arg={arg}")));
-    format!("`{}`", words.join(" "))
+/// A ratio to a row that was disturbed in the same run is left out.
+fn fair_rows(runs: &[Run], name: &str) -> String {
+    let tables = || runs.iter().rev().filter_map(|run| run.table(name));
+    let Some(last) = tables().next() else { return String::new() };
+    let (mut rows, mut refused) = (Vec::new(), Vec::new());
+    for row in &last.rows {
+        let mut found = tables().filter_map(|table| Some((table, table.row(&row.name)?)));
+        match found.find(|(_, row)| row.disturbed().is_none()) {
+            Some((table, row)) => {
+                let figures = row.figures.iter().filter(|figure| table.is_fair(row, figure)).cloned().collect();
+                rows.push(Row { figures, ..row.clone() });
+            }
+            None => refused.push(row.name.as_str()),
+        }
+    }
+    let mut text = Table { rows, faults: Vec::new(), ..last.clone() }.to_string();
+    if !refused.is_empty() {
+        write!(text, "\nLeft out, because no run has it undisturbed: {}.", refused.join("; "))
+            .expect("a String takes everything");
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
-    use crate::contenders::Contender;
-    use crate::document::sample;
-    use crate::report::{Entry, StageReport};
-    use crate::workload::Workload;
+    use crate::report::{OTHERS, Unit};
 
-    fn run(gateway: f64) -> Report {
-        let entry = |contender, rate| Entry { rounds: vec![sample::figures(rate)], ..Entry::new(contender) };
-        let contenders = vec![entry(Contender::FredFenced, 100.0), entry(Contender::Gateway, gateway)];
-        sample::report(vec![StageReport { contenders, ..sample::stage(Workload::Uncontended) }])
+    fn run(gateway: f64, others_beside_the_floor: f64) -> Run {
+        let row = |name: &str, rate: f64, others: f64| {
+            let mut row = Row::new(name);
+            row.add("requests/s", Unit::Rate, rate);
+            row.add(OTHERS, Unit::Percent, others);
+            row
+        };
+        let (floor, mut gateway) = (row("floor", 100.0, others_beside_the_floor), row("redlock-gateway", gateway, 0.0));
+        gateway.divide("÷ floor", "requests/s", &floor);
+        let table = Table { name: "uncontended".into(), rows: vec![floor, gateway], ..Table::default() };
+        Run { tables: vec![table], ..Run::default() }
     }
 
     #[test]
-    fn goals_are_of_all_runs_and_tables_of_the_last() {
-        let text = Page { runs: &[run(150.0), run(350.0)] }.to_string();
-        assert!(text.contains("| ≥ 3.00 | 1.50, **not met** | 3.50, met |"), "{text}");
-        assert_eq!(text.matches("### uncontended").count(), 1);
+    fn each_row_is_of_the_last_run_in_which_nothing_disturbed_it() {
+        let text = page(&[run(70.0, 3.0), run(90.0, 50.0)]);
+        assert!(text.contains("| ≥ 0.80 | 0.70, **not met** | disturbed |"), "{text}");
+        assert!(text.contains("| floor | 100 | 3.0 % |"), "{text}");
         assert!(
-            text.contains("| redlock-gateway | 350 | 3.50 |") && !text.contains("| redlock-gateway | 150 |"),
+            text.contains("| redlock-gateway | 90 | 0.0 % |") && !text.contains("| redlock-gateway | 70"),
             "{text}"
         );
-        assert!(text.contains("### Run 1") && text.contains("### Run 2"), "{text}");
     }
 
     #[test]
-    fn the_committed_page_is_what_the_committed_runs_make() {
-        let home = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let files = std::fs::read_dir(home.join("runs")).unwrap().map(|file| file.unwrap().path());
-        let mut files: Vec<_> = files.collect();
-        files.sort_unstable();
-        let runs: Vec<_> = files.iter().map(|file| read(file).unwrap()).collect();
-        let committed = std::fs::read_to_string(home.join("PERFORMANCE.md")).unwrap();
-        let remedy = "redlock-bench page crates/redlock-bench/runs/*.json > crates/redlock-bench/PERFORMANCE.md";
-        assert!(Page { runs: &runs }.to_string() == committed, "PERFORMANCE.md is outdated: {remedy}");
-    }
-
-    #[test]
-    fn a_failure_and_a_disturbance_are_not_hidden() {
-        let mut run = run(150.0);
-        run.failures.push("late: no network".into());
-        run.workloads[0].contenders[0].rounds[0].other_cores = 1.0;
-        let text = Page { runs: &[run] }.to_string();
-        assert!(text.contains("- FAILED: late: no network"), "{text}");
-        assert!(text.contains("- uncontended, fred per node, fenced: THE MACHINE WAS DISTURBED"), "{text}");
+    fn a_row_that_was_always_disturbed_is_refused_and_named() {
+        let text = page(&[run(90.0, 50.0)]);
+        assert!(
+            text.contains("Left out, because no run has it undisturbed: floor.") && !text.contains("| floor |"),
+            "{text}"
+        );
+        assert!(!include_str!("../PERFORMANCE.md").contains("DISTURBED"), "the committed page has disturbed rows");
     }
 }

@@ -1,25 +1,370 @@
-//! What documents are made of. They are written as JSON, which `page` reads again, and as Markdown.
-//!
-//! | module | holds |
-//! | --- | --- |
-//! | `figures` | the figures of one turn |
-//! | `stage` | a workload's contenders and their rounds, and its table |
-//! | `machine` | the machine and the tree |
-//! | `noise` | when a figure is worth nothing |
-//! | `table`, `stats`, `json` | Markdown, medians, files |
+//! What every measurement comes to: tables of rows of figures, each with a unit and the samples it is the median of. They
+//! are written as JSON for `page`, and as Markdown for people. Knows nothing of how figures come about.
 
-pub(crate) mod figures;
-mod json;
-mod machine;
-mod noise;
-mod stage;
-mod stats;
-mod table;
+use std::fmt::{self, Display, Formatter};
+use std::process::Command;
+use std::time::Duration;
 
-pub(crate) use self::figures::{Circumstances, Figures};
-pub(crate) use self::json::JsonFile;
-pub(crate) use self::machine::{Machine, Source};
-pub(crate) use self::noise::noise;
-pub(crate) use self::stage::{Entry, StageReport};
-pub(crate) use self::stats::{median, micros, millis, spread, thousands};
-pub(crate) use self::table::Table;
+use hdrhistogram::Histogram;
+use procfs::{CpuInfo, Current as _};
+use serde::{Deserialize, Serialize};
+
+/// Rounds of one row that differ by more than this share of their median were not run under equal conditions.
+const MAX_SPREAD: f64 = 0.15;
+/// More of the CPU than this, in percent, busy with something else, leaves too little for a fair measurement.
+const MAX_OTHERS: f64 = 10.0;
+/// A load generator that is busy for more of the time than this, in percent, may be what was measured.
+const MAX_LOAD_BUSY: f64 = 95.0;
+/// What other programs took of all cores, with what the host took away.
+pub(crate) const OTHERS: &str = "others' CPU";
+pub(crate) const LOAD_BUSY: &str = "load busy";
+const NOTHING: &str = "–";
+
+/// How a figure is read.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Unit {
+    /// Per second, and what the rounds of a fair measurement agree on.
+    Rate,
+    Count,
+    Ratio,
+    Percent,
+    Micros,
+    Millis,
+    Mib,
+}
+
+impl Unit {
+    pub(crate) fn show(self, value: f64) -> String {
+        match self {
+            Self::Rate | Self::Count => thousands(value),
+            Self::Ratio => format!("{value:.2}"),
+            Self::Percent => format!("{value:.1} %"),
+            Self::Micros | Self::Mib => format!("{value:.1}"),
+            Self::Millis => format!("{value:.2}"),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Figure {
+    pub(crate) name: String,
+    pub(crate) unit: Unit,
+    /// One for each round that has it.
+    pub(crate) samples: Vec<f64>,
+    /// The row of the same table that this is a ratio to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) of: Option<String>,
+}
+
+/// One contender under one workload.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) figures: Vec<Figure>,
+    /// What no number says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) remarks: Vec<String>,
+}
+
+/// One workload.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Table {
+    pub(crate) name: String,
+    pub(crate) description: String,
+    pub(crate) rows: Vec<Row>,
+    /// Wrong answers, and measurements that failed: they fail the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) faults: Vec<String>,
+}
+
+/// All that one start of this program measured.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// When it began, RFC 3339.
+    pub(crate) date: String,
+    pub(crate) source: String,
+    pub(crate) machine: String,
+    /// What asks for the same again.
+    pub(crate) command: String,
+    pub(crate) tables: Vec<Table>,
+}
+
+impl Row {
+    pub(crate) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    /// One more sample of a figure.
+    pub(crate) fn add(&mut self, name: &str, unit: Unit, value: f64) {
+        match self.figures.iter_mut().find(|figure| figure.name == name) {
+            Some(figure) => figure.samples.push(value),
+            None => self.figures.push(Figure { name: name.to_owned(), unit, samples: vec![value], of: None }),
+        }
+    }
+
+    /// The latencies' p50, p99 and p99.9; nothing when none was recorded.
+    pub(crate) fn add_latencies(&mut self, what: &str, latencies: &Latencies) {
+        for (part, share) in [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)] {
+            if let Some(value) = latencies.millis(share) {
+                self.add(&format!("{what} {part} ms"), Unit::Millis, value);
+            }
+        }
+    }
+
+    /// The ratio of the medians of two rows of one table.
+    pub(crate) fn divide(&mut self, name: &str, figure: &str, other: &Self) {
+        if let (Some(mine), Some(theirs)) = (self.median(figure), other.median(figure)) {
+            let (samples, of) = (vec![mine / theirs], Some(other.name.clone()));
+            self.figures.push(Figure { name: name.to_owned(), unit: Unit::Ratio, samples, of });
+        }
+    }
+
+    pub(crate) fn figure(&self, name: &str) -> Option<&Figure> {
+        self.figures.iter().find(|figure| figure.name == name)
+    }
+
+    pub(crate) fn median(&self, figure: &str) -> Option<f64> {
+        self.figure(figure).map(Figure::median)
+    }
+
+    /// Why its figures are worth nothing; nothing when they are worth something.
+    pub(crate) fn disturbed(&self) -> Option<String> {
+        let mut reasons = Vec::new();
+        for figure in self.figures.iter().filter(|figure| figure.unit == Unit::Rate) {
+            let spread = figure.spread();
+            if spread > MAX_SPREAD {
+                reasons.push(format!("rounds differ by {:.0} % in {}", spread * 100.0, figure.name));
+            }
+        }
+        for (figure, most, what) in
+            [(OTHERS, MAX_OTHERS, "other programs took"), (LOAD_BUSY, MAX_LOAD_BUSY, "the load generator was busy for")]
+        {
+            if let Some(share) = self.median(figure).filter(|&share| share > most) {
+                reasons.push(format!("{what} {share:.0} %"));
+            }
+        }
+        (!reasons.is_empty()).then(|| format!("{}: {}", self.name, reasons.join(", ")))
+    }
+
+    /// CPU time per request also holds where the load generator was the limit, and while the machine is slow for a moment.
+    fn is_fair(&self, figure: &Figure) -> bool {
+        if !figure.name.contains("CPU") {
+            return self.disturbed().is_none();
+        }
+        let is_alone = self.median(OTHERS).is_none_or(|share| share <= MAX_OTHERS);
+        let mut of_cpu = self.figures.iter().filter(|own| own.name.contains("its CPU"));
+        is_alone && of_cpu.all(|own| own.spread() <= MAX_SPREAD)
+    }
+}
+
+impl Figure {
+    pub(crate) fn median(&self) -> f64 {
+        median(self.samples.clone())
+    }
+
+    /// Highest minus lowest, as a share of the median.
+    fn spread(&self) -> f64 {
+        let highest = self.samples.iter().copied().fold(f64::MIN, f64::max);
+        let lowest = self.samples.iter().copied().fold(f64::MAX, f64::min);
+        (highest - lowest) / self.median()
+    }
+}
+
+impl Table {
+    pub(crate) fn row(&self, name: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.name == name)
+    }
+
+    /// A ratio is disturbed with either of its rows.
+    pub(crate) fn is_fair(&self, row: &Row, figure: &Figure) -> bool {
+        let other = figure.of.as_deref().and_then(|name| self.row(name));
+        row.is_fair(figure) && other.is_none_or(|other| other.is_fair(figure))
+    }
+}
+
+impl Run {
+    pub(crate) fn table(&self, name: &str) -> Option<&Table> {
+        self.tables.iter().find(|table| table.name == name)
+    }
+
+    /// What makes the program fail. A goal that was missed does not.
+    pub(crate) fn verdict(&self) -> Result<(), String> {
+        let faults = self.tables.iter().flat_map(|table| table.faults.iter().map(move |it| (&table.name, it)));
+        let faults: Vec<_> = faults.map(|(table, fault)| format!("{table}, {fault}")).collect();
+        if faults.is_empty() { Ok(()) } else { Err(faults.join("\n  ")) }
+    }
+}
+
+/// A table of one row has a line for each figure, any other a line for each row.
+impl Display for Table {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(f, "### {}\n\n{}\n", self.name, self.description)?;
+        let cell = |row: &Row, name: &str| row.figure(name).map_or(NOTHING.into(), |it| it.unit.show(it.median()));
+        if let [row] = self.rows.as_slice() {
+            let figures = row.figures.iter().map(|figure| vec![figure.name.clone(), cell(row, &figure.name)]);
+            write!(f, "{}", markdown(&["figure", &row.name], figures))?;
+        } else if !self.rows.is_empty() {
+            let mut titles: Vec<&str> = Vec::new();
+            for figure in self.rows.iter().flat_map(|row| &row.figures) {
+                if !titles.contains(&figure.name.as_str()) {
+                    titles.push(&figure.name);
+                }
+            }
+            let rows = self.rows.iter().map(|row| {
+                let cells = titles.iter().map(|name| cell(row, name));
+                [row.name.clone()].into_iter().chain(cells).collect()
+            });
+            write!(f, "{}", markdown(&[&["contender"], titles.as_slice()].concat(), rows))?;
+        }
+        writeln!(f)?;
+        for row in &self.rows {
+            row.remarks.iter().try_for_each(|remark| writeln!(f, "- {}: {remark}", row.name))?;
+            row.disturbed().iter().try_for_each(|reason| writeln!(f, "- DISTURBED, run it again: {reason}"))?;
+        }
+        self.faults.iter().try_for_each(|fault| writeln!(f, "- FAULT: {fault}"))
+    }
+}
+
+/// The first column reads from the left, the others are figures.
+pub(crate) fn markdown(titles: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let ruler = format!("| --- |{}\n", " ---: |".repeat(titles.len() - 1));
+    let rows = rows.map(|cells| format!("| {} |\n", cells.join(" | ")));
+    [format!("| {} |\n", titles.join(" | ")), ruler].into_iter().chain(rows).collect()
+}
+
+/// Latencies in nanoseconds, to two digits.
+#[derive(Debug, Clone)]
+pub(crate) struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    pub(crate) fn new() -> Self {
+        Self(Histogram::new(2).expect("two digits are within its limits"))
+    }
+
+    pub(crate) fn record(&mut self, latency: Duration) {
+        self.0 += u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.0 += &other.0;
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// What a share of all did not exceed; `None` when nothing was recorded.
+    pub(crate) fn millis(&self, share: f64) -> Option<f64> {
+        (!self.0.is_empty()).then(|| self.0.value_at_quantile(share) as f64 / 1e6)
+    }
+}
+
+/// Zero for nothing; the mean of the middle two for an even number.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        n => (values[(n - 1) / 2] + values[n / 2]) / 2.0,
+    }
+}
+
+pub(crate) fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// A whole number with commas between its thousands.
+pub(crate) fn thousands(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    let sign = if value < 0.0 && digits != "0" { "-" } else { "" };
+    format!("{sign}{}", groups.join(","))
+}
+
+/// What it was measured on.
+pub(crate) fn machine() -> Result<String, String> {
+    let output = Command::new("redis-server")
+        .arg("--version")
+        .output()
+        .map_err(|error| format!("cannot run redis-server, which must be on the PATH: {error}"))?;
+    let version = String::from_utf8_lossy(&output.stdout).into_owned();
+    let redis = version.split_whitespace().find_map(|word| word.strip_prefix("v=")).unwrap_or(version.trim());
+    let cpu = CpuInfo::current().ok().and_then(|info| info.model_name(0).map(str::to_owned));
+    let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+    Ok(format!("{} cores, {}, Linux {kernel}, Redis {redis}", cores(), cpu.unwrap_or("unknown CPU".into())))
+}
+
+pub(crate) fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32)
+}
+
+/// The tree that this program was built from, as it is now.
+pub(crate) fn source() -> String {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR")]).args(args).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let commit = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or("unknown".into());
+    let changes = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty());
+    let debug = if cfg!(debug_assertions) { ", DEBUG BUILD: the figures mean nothing" } else { "" };
+    format!(
+        "version {}, commit {commit}{}{debug}",
+        env!("CARGO_PKG_VERSION"),
+        if changes { " with changes" } else { "" }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, rates: &[f64], others: f64) -> Row {
+        let mut row = Row::new(name);
+        rates.iter().for_each(|&rate| row.add("requests/s", Unit::Rate, rate));
+        row.add(OTHERS, Unit::Percent, others);
+        row
+    }
+
+    #[test]
+    fn numbers_are_read_as_people_read_them() {
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+        let shown: Vec<_> = [1_234_567.4, 999.6, -123.4, -0.4].into_iter().map(thousands).collect();
+        assert_eq!(shown, ["1,234,567", "1,000", "-123", "0"]);
+    }
+
+    #[test]
+    fn rounds_that_disagree_and_busy_neighbours_disturb() {
+        assert_eq!(row("a", &[100.0, 110.0, 95.0], 10.0).disturbed(), None);
+        assert_eq!(row("a", &[100.0, 110.0, 90.0], 0.0).disturbed().unwrap(), "a: rounds differ by 20 % in requests/s");
+        assert_eq!(row("a", &[100.0], 15.0).disturbed().unwrap(), "a: other programs took 15 %");
+    }
+
+    #[test]
+    fn a_ratio_is_disturbed_with_either_of_its_rows() {
+        for (others, fair) in [(0.0, true), (50.0, false)] {
+            let (mut mine, floor) = (row("gateway", &[80.0], 0.0), row("floor", &[100.0], others));
+            mine.divide("÷ floor", "requests/s", &floor);
+            let table = Table { rows: vec![mine.clone(), floor], ..Table::default() };
+            assert_eq!(table.is_fair(&mine, mine.figure("÷ floor").unwrap()), fair);
+            assert!(table.to_string().contains("| gateway | 80 | 0.0 % | 0.80 |"), "{table}");
+        }
+    }
+
+    #[test]
+    fn cpu_per_request_is_judged_where_the_load_was_the_limit() {
+        for (cpu, fair) in [([9.0, 9.5], true), ([9.0, 12.0], false)] {
+            let mut noop = row("no-op", &[100.0, 50.0], 0.0);
+            cpu.iter().for_each(|&sample| noop.add("its CPU µs/request", Unit::Micros, sample));
+            noop.add(LOAD_BUSY, Unit::Percent, 98.0);
+            let table = Table { rows: vec![noop.clone()], ..Table::default() };
+            assert!(!table.is_fair(&noop, noop.figure("requests/s").unwrap()));
+            assert_eq!(table.is_fair(&noop, noop.figure("its CPU µs/request").unwrap()), fair);
+        }
+    }
+
+    #[test]
+    fn a_table_of_one_row_stands_upright() {
+        let table = Table { rows: vec![row("gateway", &[80.0], 0.0)], ..Table::default() }.to_string();
+        assert!(table.contains("| figure | gateway |\n| --- | ---: |\n| requests/s | 80 |\n"), "{table}");
+    }
+}

@@ -11,43 +11,23 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
+use procfs::process::{Process as Kernel, Stat, Status};
+use procfs::{CurrentSI as _, KernelStats, ProcResult};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
+use tempfile::TempDir;
+
+use crate::report::{LOAD_BUSY, OTHERS, Row, Unit, cores};
 
 /// A server that is not ready by then has failed.
 pub(crate) const READY_WITHIN: Duration = Duration::from_secs(15);
 /// Between two looks at a server that is not ready.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// A directory of its own, removed with everything in it.
-pub(crate) struct Scratch {
-    path: PathBuf,
-}
-
-impl Scratch {
-    pub(crate) fn create() -> Result<Self, String> {
-        static CREATED: AtomicU32 = AtomicU32::new(0);
-        let number = CREATED.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("redlock-bench-{}-{number}", std::process::id()));
-        fs::create_dir(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
-        Ok(Self { path })
-    }
-
-    /// Writes a file for a program to read.
-    pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf, String> {
-        let path = self.path.join(name);
-        fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        Ok(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // A directory that cannot be removed is not worth failing for.
-        let _ = fs::remove_dir_all(&self.path);
-    }
+/// A directory for files of children, removed when dropped.
+pub(crate) fn scratch() -> Result<TempDir, String> {
+    TempDir::with_prefix("redlock-bench-").map_err(|error| format!("cannot create a directory: {error}"))
 }
 
 /// A child process, killed when dropped.
@@ -64,14 +44,15 @@ impl Process {
         name: &str,
         program: &Path,
         args: &[impl AsRef<OsStr>],
-        scratch: &Scratch,
+        scratch: &TempDir,
     ) -> Result<Self, String> {
-        let directory = scratch.path.join(name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
+        let place = tempfile::Builder::new()
+            .prefix(&name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
+            .tempdir_in(scratch);
+        let fault = |error| format!("cannot write below {}: {error}", scratch.path().display());
+        let directory = place.map_err(fault)?.keep();
         let log = directory.join("log");
-        let output = fs::create_dir(&directory)
-            .and_then(|()| File::create(&log))
-            .and_then(|file| Ok((file.try_clone()?, file)))
-            .map_err(|error| format!("cannot write below {}: {error}", directory.display()))?;
+        let output = File::create(&log).and_then(|file| Ok((file.try_clone()?, file))).map_err(fault)?;
         let mut command = Command::new("setpriv");
         // The shell in between starts nothing when this program ended before its death was made to matter.
         let only_below_us = r#"[ "$PPID" = "$0" ] && exec "$@""#;
@@ -95,36 +76,23 @@ impl Process {
 
     /// User and system time of all its threads so far.
     pub(crate) fn cpu(&self) -> Result<Duration, String> {
-        cpu_of(&self.child.id().to_string())
+        read(self.kernel().and_then(|it| it.stat())).map(|stat| cpu_time(&stat))
     }
 
-    /// The most memory it ever had resident.
-    pub(crate) fn peak_memory_bytes(&self) -> Result<u64, String> {
-        self.memory("VmHWM:")
+    /// What it has resident, and the most it ever had, in bytes.
+    pub(crate) fn memory(&self) -> Result<Memory, String> {
+        read(self.kernel().and_then(|it| it.status())).map(|status| Memory::of(&status))
     }
 
-    /// The memory it has resident now.
-    pub(crate) fn memory_bytes(&self) -> Result<u64, String> {
-        self.memory("VmRSS:")
-    }
-
-    fn memory(&self, field: &str) -> Result<u64, String> {
-        memory_of(&self.child.id().to_string(), field)?.ok_or_else(|| format!("{} has ended", self.name))
-    }
-
-    /// Everything it printed.
-    pub(crate) fn output(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    fn kernel(&self) -> ProcResult<Kernel> {
+        Kernel::new(self.child.id().cast_signed())
     }
 
     /// The last lines it printed.
     pub(crate) fn log_tail(&self) -> String {
-        let text = self.output();
+        let text = String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned();
         let lines: Vec<_> = text.lines().collect();
-        match lines.as_slice() {
-            [] => format!("{} printed nothing", self.name),
-            lines => format!("{} printed:\n  {}", self.name, lines[lines.len().saturating_sub(15)..].join("\n  ")),
-        }
+        format!("{} printed:\n  {}", self.name, lines[lines.len().saturating_sub(15)..].join("\n  "))
     }
 
     fn ended(&mut self) -> Option<String> {
@@ -141,33 +109,63 @@ impl Drop for Process {
     }
 }
 
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Memory {
+    pub(crate) now: f64,
+    pub(crate) peak: f64,
+}
+
+impl Memory {
+    fn of(status: &Status) -> Self {
+        let bytes = |kib: Option<u64>| kib.unwrap_or_default() as f64 * 1024.0;
+        Self { now: bytes(status.vmrss), peak: bytes(status.vmhwm) }
+    }
+
+    pub(crate) fn own() -> Result<Self, String> {
+        read(Kernel::myself().and_then(|it| it.status())).map(|status| Self::of(&status))
+    }
+}
+
 /// CPU time spent during a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cpu {
     pub(crate) server: Duration,
     /// All masters together.
     pub(crate) redis: Duration,
-    /// This program, less what it spends on being the network.
+    /// This program.
     pub(crate) load: Duration,
     /// Everything else on the machine but the network.
     pub(crate) others: Duration,
+    pub(crate) elapsed: Duration,
 }
 
 impl Cpu {
-    /// When what was measured was no server but this program, with no load besides.
-    pub(crate) fn in_process(self) -> Self {
-        Self { server: self.load, load: Duration::ZERO, ..self }
+    /// What was spent for each request, and what disturbed. Of a contender in this very process, the load is the server.
+    pub(crate) fn add_to(self, row: &mut Row, per: &str, requests: f64, load_threads: u32, in_process: bool) {
+        let seconds = self.elapsed.as_secs_f64();
+        let (server, load) = if in_process { (self.load, Duration::ZERO) } else { (self.server, self.load) };
+        for (who, time) in [("its", server), ("Redis", self.redis), ("load", load)] {
+            row.add(&format!("{who} CPU µs/{per}"), Unit::Micros, time.as_secs_f64() * 1e6 / requests);
+        }
+        row.add(LOAD_BUSY, Unit::Percent, load.as_secs_f64() * 100.0 / f64::from(load_threads) / seconds);
+        self.add_others_to(row);
+    }
+
+    pub(crate) fn add_others_to(self, row: &mut Row) {
+        let share = self.others.as_secs_f64() / f64::from(cores()) / self.elapsed.as_secs_f64();
+        row.add(OTHERS, Unit::Percent, share * 100.0);
     }
 }
 
-/// CPU time so far of the masters, and of the network before them, which is a part of this program.
+/// CPU time so far of the masters, and of the network before them.
 pub(crate) struct MastersCpu {
     pub(crate) masters: Duration,
     pub(crate) network: Duration,
 }
 
-/// A look at everybody's CPU time so far.
+/// A look at the clock and at everybody's CPU time so far.
 pub(crate) struct Accounts {
+    at: Instant,
     server: Duration,
     redis: Duration,
     load: Duration,
@@ -180,79 +178,57 @@ impl Accounts {
         MastersCpu { masters, network }: MastersCpu,
     ) -> Result<Self, String> {
         Ok(Self {
+            at: Instant::now(),
             server: servers.into_iter().map(Process::cpu).sum::<Result<_, _>>()?,
             redis: masters,
-            load: own_cpu()?.saturating_sub(network),
+            load: own_cpu()?,
             machine: machine_cpu()?.saturating_sub(network),
         })
     }
 
     pub(crate) fn since(&self, before: &Self) -> Cpu {
-        let [server, redis, load, machine] = [
-            self.server.saturating_sub(before.server),
-            self.redis.saturating_sub(before.redis),
-            self.load.saturating_sub(before.load),
-            self.machine.saturating_sub(before.machine),
-        ];
-        Cpu { server, redis, load, others: machine.saturating_sub(server + redis + load) }
+        let more = |part: fn(&Self) -> Duration| part(self).saturating_sub(part(before));
+        let (server, redis, load) = (more(|it| it.server), more(|it| it.redis), more(|it| it.load));
+        let others = more(|it| it.machine).saturating_sub(server + redis + load);
+        Cpu { server, redis, load, others, elapsed: self.at - before.at }
     }
 }
 
 /// The CPU time of this program, which is the load's.
 fn own_cpu() -> Result<Duration, String> {
-    cpu_of("self")
+    read(Kernel::myself().and_then(|it| it.stat())).map(|stat| cpu_time(&stat))
 }
 
-/// The CPU time that everything on this machine took, or that its host took away from it; proc_stat(5).
+/// What everything on this machine took, or its host took away from it.
 fn machine_cpu() -> Result<Duration, String> {
-    let stat = fs::read_to_string("/proc/stat").map_err(|error| format!("cannot read /proc/stat: {error}"))?;
-    machine_ticks(&stat).map(ticks).ok_or_else(|| "/proc/stat does not begin with the CPU time of all cores".into())
+    let total = read(KernelStats::current())?.total;
+    let given = [total.irq, total.softirq, total.steal].into_iter().flatten().sum::<u64>();
+    Ok(ticks(total.user + total.nice + total.system + given))
 }
 
-/// user, nice, system, irq, softirq and steal, without idle and iowait.
-fn machine_ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().map(str::parse::<u64>);
-    let mut field = || fields.next()?.ok();
-    let [user, nice, system, _idle, _iowait, irq, softirq, steal] =
-        [field()?, field()?, field()?, field()?, field()?, field()?, field()?, field()?];
-    Some(user + nice + system + irq + softirq + steal)
+fn cpu_time(stat: &Stat) -> Duration {
+    ticks(stat.utime + stat.stime)
 }
 
 fn ticks(ticks: u64) -> Duration {
-    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    Duration::from_secs_f64(ticks as f64 / procfs::ticks_per_second() as f64)
 }
 
-/// The most memory that this program ever had resident.
-pub(crate) fn own_peak_memory_bytes() -> Result<u64, String> {
-    memory_of("self", "VmHWM:")?.ok_or_else(|| "/proc/self/status has no VmHWM".into())
+fn read<T>(result: ProcResult<T>) -> Result<T, String> {
+    result.map_err(|error| format!("cannot read /proc: {error}"))
 }
 
-/// The memory that this program has resident now.
-pub(crate) fn own_memory_bytes() -> Result<u64, String> {
-    memory_of("self", "VmRSS:")?.ok_or_else(|| "/proc/self/status has no VmRSS".into())
-}
-
-/// proc_pid_status(5); `None` of a process that has ended and is not waited for.
-fn memory_of(process: &str, field: &str) -> Result<Option<u64>, String> {
-    let path = format!("/proc/{process}/status");
-    let status = fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}"))?;
-    let mut lines = status.lines();
-    let kib = lines.find_map(|line| line.strip_prefix(field)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    Ok(kib.map(|kib| kib * 1024))
-}
-
-pub(crate) fn cpu_of(process: &str) -> Result<Duration, String> {
-    let path = format!("/proc/{process}/stat");
-    let stat = fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}"))?;
-    cpu_ticks(&stat).map(ticks).ok_or_else(|| format!("{path} has no CPU time: {stat:?}"))
-}
-
-/// Fields 14 and 15, utime and stime; proc_pid_stat(5). The second field is the program's name, in parentheses, and may
-/// contain spaces and parentheses itself.
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_ascii_whitespace().skip(11);
-    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+/// Children inherit the limit.
+pub(crate) fn allow_open_files(needed: u64) -> Result<(), String> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let most = maximum.unwrap_or(u64::MAX);
+    if most < needed {
+        return Err(format!(
+            "{needed} files must be open at the same time, and the hard limit is {most} (`ulimit -Hn`)"
+        ));
+    }
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+        .map_err(|error| format!("cannot raise the limit of open files: {error}"))
 }
 
 /// An address nobody listens on. Somebody else may take it before it is used; the server that was to have it then ends.
@@ -275,8 +251,8 @@ pub(crate) async fn wait_until(
             return Err(ended);
         }
         let Some(left) = within.checked_sub(began.elapsed()) else {
-            let (name, seconds) = (&process.name, within.as_secs());
-            return Err(format!("{name} is not ready after {seconds} s: {reason}; {}", process.log_tail()));
+            let name = &process.name;
+            return Err(format!("{name} is not ready after {within:?}: {reason}; {}", process.log_tail()));
         };
         match tokio::time::timeout(left, attempt()).await {
             Ok(Ok(())) => return Ok(()),
@@ -292,25 +268,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_time_is_read_past_any_program_name() {
-        let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 900 0 0 0 31 11 7 8 20 0 6 0 12345 7";
-        assert_eq!(cpu_ticks(stat), Some(42));
-        assert_eq!(cpu_ticks("42 (a) S 1"), None);
-    }
-
-    #[test]
-    fn idle_time_is_not_cpu_time() {
-        assert_eq!(machine_ticks("cpu  1 2 4 1000 1000 8 16 32 64 128\ncpu0 9 9 9\n"), Some(63));
-        assert_eq!(machine_ticks("cpu0 1 2 3 4 5 6 7 8 9\n"), None);
-        assert!(machine_cpu().unwrap() > own_cpu().unwrap());
-    }
-
-    #[test]
-    fn own_cpu_time_rises_with_work() {
-        let before = own_cpu().unwrap();
-        let began = Instant::now();
+    fn own_cpu_time_rises_with_work_and_is_a_part_of_the_machines() {
+        let (before, began) = (own_cpu().unwrap(), Instant::now());
         while own_cpu().unwrap() == before {
             assert!(began.elapsed() < Duration::from_secs(30), "no CPU time is accounted");
         }
+        assert!(machine_cpu().unwrap() > own_cpu().unwrap());
     }
 }

@@ -1,27 +1,33 @@
-//! One workload, from the start of its masters to their end: its contenders take turns within a round, and each round
-//! begins with another one. Masters and contenders are new for each workload, so that none suffers from what an earlier
-//! one has left. A workload that has a twin runs beside it: each contender's turn is next to its turn as the twin, with
-//! the twin's own masters and processes, and the ratio of the two is what counts.
+//! One workload: its contenders take turns within a round, and each round begins with another one.
+//!
+//! What one contender leaves on the masters, fences above all, expires seconds later, and must not be paid for by the
+//! next one. So each turn has masters and a server of its own, which are new and end with it. Only where preparing them
+//! takes long, with many names or held locks, each contender keeps its own from the first round to the last.
+//!
+//! A workload that has a twin runs beside it: each contender's turn is next to its turn as the twin, and the ratio of the
+//! two is what counts.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::conditions::{Condition, Masters};
-use crate::contenders::{self, Contender, Programs, Running};
-use crate::holders::Holders;
-use crate::http::Connection;
+use tempfile::TempDir;
+
+use crate::contenders::{Contender, Programs, Running};
 use crate::in_process;
-use crate::load::{self, Tally, Work};
-use crate::metrics::metric;
-use crate::report::{Circumstances, Entry, Figures, StageReport, median, micros};
-use crate::servers::{self, Accounts, Scratch};
+use crate::load::{self, Holders, Names, Tally};
+use crate::masters::Masters;
+use crate::report::{LOAD_BUSY, OTHERS, Row, Table, Unit, thousands};
+use crate::servers::{Accounts, Memory, scratch};
 use crate::worker_pool::WorkerPool;
-use crate::workload::{Names, Spec, Task, Workload};
+use crate::workload::{Spec, Workload};
 
 /// Long enough for connections to be open, scripts to be loaded and batches to have grown.
 const WARM_UP: Duration = Duration::from_millis(500);
 /// And for a failing master to be known as one.
 const WARM_UP_WHEN_BROKEN: Duration = Duration::from_millis(1500);
+pub(crate) const RATE: &str = "requests/s";
+const P50: &str = "acquire p50 ms";
+const P99: &str = "acquire p99 ms";
+const CPU: &str = "its CPU µs/request";
 
 /// What to measure, and how.
 pub(crate) struct Stage<'a> {
@@ -34,232 +40,218 @@ pub(crate) struct Stage<'a> {
     /// No more than there are connections.
     pub(crate) load_threads: u32,
     pub(crate) programs: &'a Programs,
-    pub(crate) gateway_args: &'a [String],
 }
 
-/// A contender that is ready.
-struct Prepared {
+/// One contender that is ready, over masters of its own; in the order in which they are dropped.
+struct Setup {
     contender: Contender,
     /// `None` of one that is a library and runs in this program.
     server: Option<Running>,
-    work: Work,
     holders: Option<Holders>,
+    masters: Masters,
+    _scratch: TempDir,
 }
 
-/// Masters under one condition, and contenders that are ready.
-struct Setup<'a> {
-    spec: &'a Spec,
-    contenders: Vec<Prepared>,
-    masters: Masters,
+/// What takes turns: the workload itself, or its twin.
+struct Side {
+    spec: Spec,
+    /// One for each contender, where preparing takes long; otherwise none, and each turn has a new one.
+    kept: Vec<Setup>,
 }
 
 impl Stage<'_> {
-    /// `tell` is called with what is going on and the share of the turns that are over. Must be called on the main
-    /// thread, because it starts processes.
-    pub(crate) async fn run(&self, mut tell: impl FnMut(&str, f64)) -> Result<StageReport, String> {
-        let (scratch, twin_scratch) = (Scratch::create()?, Scratch::create()?);
-        let twin = self.workload.twin();
-        let twin = match &twin {
-            Some((_, spec)) => Some(self.setup(spec, &twin_scratch, &mut tell).await?),
-            None => None,
-        };
-        let setup = self.setup(&self.spec, &scratch, &mut tell).await?;
-        let mut report = StageReport {
-            workload: self.workload,
-            connections: self.spec.connections,
-            load_threads: self.load_threads,
-            round_trip_us: None,
-            contenders: self.lineup.iter().copied().map(Entry::new).collect(),
-        };
-
-        let turns = self.rounds as usize * self.lineup.len();
-        let mut round_trips = Vec::with_capacity(self.rounds as usize);
-        for number in 0..turns {
-            let (round, turn) = (number / self.lineup.len(), number % self.lineup.len());
-            if turn == 0 {
-                round_trips.push(micros(setup.masters.measured_round_trip().await?));
-            }
-            let at = (turn + round) % self.lineup.len();
-            let (prepared, entry) = (&setup.contenders[at], &mut report.contenders[at]);
-            // Neither of the two always comes first: what the machine does between them must not favour one.
-            let seen = match &twin {
-                None => self.turn(&setup, prepared).await.map(|figures| (figures, None)),
-                Some(twin) => self.pair(&setup, twin, at, round % 2 == 0).await,
-            };
-            let seen = match seen {
-                Ok((figures, twin)) => {
-                    let beside = twin.as_ref().map(|twin| format!("; its twin: {twin}")).unwrap_or_default();
-                    let line = format!("{figures}{beside}");
-                    entry.rounds.push(figures);
-                    entry.twin.extend(twin);
-                    line
-                }
-                Err(error) => {
-                    let line = format!("FAILED: {error}\n{}", prepared.log_tail());
-                    entry.failures.push(error);
-                    line
-                }
-            };
-            let line = format!("round {}/{}  {:<22} {seen}", round + 1, self.rounds, prepared.contender.label());
-            tell(&line, (number + 1) as f64 / turns as f64);
+    /// Must be called on the main thread, because it starts processes.
+    pub(crate) async fn run(&self, table: &mut Table) -> Result<(), String> {
+        let mut sides = vec![self.side(self.spec).await?];
+        if let Some((_, twin)) = self.workload.twin() {
+            sides.push(self.side(twin).await?);
         }
-
-        let delayed = matches!(self.spec.condition, Condition::Late(_) | Condition::Network(_));
-        report.round_trip_us = delayed.then(|| median(round_trips));
-
-        for setup in [Some(setup), twin].into_iter().flatten() {
-            for (prepared, entry) in setup.contenders.into_iter().zip(&mut report.contenders) {
-                if let Some(holders) = prepared.holders {
-                    // A lock that was lost meanwhile is told of here.
-                    entry.failures.extend(holders.release().await.err());
+        table.rows = self.lineup.iter().map(|contender| Row::new(contender.label())).collect();
+        for round in 0..self.rounds as usize {
+            for turn in 0..self.lineup.len() {
+                let at = (turn + round) % self.lineup.len();
+                let row = &mut table.rows[at];
+                if let Err(error) = self.turns(&sides, at, round, row, &mut table.faults).await {
+                    table.faults.push(format!("{}: {error}", row.name));
                 }
+                let last = |figure| row.figure(figure).and_then(|it| it.samples.last().copied()).unwrap_or(f64::NAN);
+                let seen = format!("{:>8} {RATE}, acquire p99 {:.2} ms", thousands(last(RATE)), last(P99));
+                eprintln!("round {}/{}  {:<22} {seen}", round + 1, self.rounds, row.name);
             }
         }
-        Ok(report)
+        self.compare(table);
+        for kept in sides.iter_mut().flat_map(|side| &mut side.kept) {
+            if let Some(holders) = kept.holders.take() {
+                // A lock that was lost meanwhile is told of here.
+                table.faults.extend(holders.release().await.err());
+            }
+        }
+        Ok(())
     }
 
-    /// The figures of one contender, and those of its twin in the turn next to it; both or none.
-    async fn pair(
+    async fn side(&self, spec: Spec) -> Result<Side, String> {
+        let mut kept = Vec::new();
+        if spec.takes_long_to_prepare() {
+            for &contender in &self.lineup {
+                eprintln!("preparing {}", contender.label());
+                kept.push(self.setup(contender, &spec).await?);
+            }
+        }
+        Ok(Side { spec, kept })
+    }
+
+    /// One turn, and the twin's next to it; the figures of both or of none.
+    async fn turns(
         &self,
-        setup: &Setup<'_>,
-        twin: &Setup<'_>,
+        sides: &[Side],
         at: usize,
-        twin_first: bool,
-    ) -> Result<(Figures, Option<Figures>), String> {
-        let early = if twin_first { Some(self.turn(twin, &twin.contenders[at]).await?) } else { None };
-        let figures = self.turn(setup, &setup.contenders[at]).await?;
-        let twin = match early {
-            Some(early) => early,
-            None => self.turn(twin, &twin.contenders[at]).await?,
-        };
-        Ok((figures, Some(twin)))
-    }
-
-    async fn setup<'a>(
-        &self,
-        spec: &'a Spec,
-        scratch: &Scratch,
-        tell: &mut impl FnMut(&str, f64),
-    ) -> Result<Setup<'a>, String> {
-        let masters = Masters::start(spec.condition, scratch).await?;
-        let mut contenders = Vec::with_capacity(self.lineup.len());
-        for &contender in &self.lineup {
-            tell(&format!("starting {}", contender.label()), 0.0);
-            contenders.push(self.prepare(contender, spec, &masters, scratch, tell).await?);
+        round: usize,
+        row: &mut Row,
+        faults: &mut Vec<String>,
+    ) -> Result<(), String> {
+        let mut rows = vec![Row::new(&row.name); sides.len()];
+        // Neither of the two always comes first: what the machine does between them must not favour one.
+        for turn in 0..sides.len() {
+            let side = (turn + round) % sides.len();
+            self.turn(&sides[side], at, &mut rows[side], faults).await?;
         }
-        Ok(Setup { spec, contenders, masters })
-    }
-
-    async fn prepare(
-        &self,
-        contender: Contender,
-        spec: &Spec,
-        masters: &Masters,
-        scratch: &Scratch,
-        tell: &mut impl FnMut(&str, f64),
-    ) -> Result<Prepared, String> {
-        let &Spec { connections, task, held, .. } = spec;
-        let names = match task {
-            Task::Cycle(names) => names,
-            // Not used: the locks that are held are.
-            Task::Extend => Names::Random,
-        };
-        let mut prepared = Prepared { contender, server: None, work: Work::Cycle(names), holders: None };
-        if contender.is_in_process() {
-            return Ok(prepared);
+        let mine = rows.remove(0);
+        for figure in &mine.figures {
+            row.add(&figure.name, figure.unit, figure.median());
         }
-        let running = contenders::start(contender, self.programs, masters, self.gateway_args, scratch).await?;
-        let address = running.address;
-        if let Names::Walk(names) = names {
-            tell(&format!("using {names} names once"), 0.0);
-            load::fill(address, connections, self.load_threads, names).await?;
-        }
-        if held > 0 {
-            tell(&format!("acquiring {held} locks"), 0.0);
-            let first: u64 = rand::random();
-            let locks = (0..u64::from(held)).map(|number| first.wrapping_add(number)).collect();
-            let holders = Holders::take(address, connections, locks).await?;
-            if task == Task::Extend {
-                prepared.work = Work::Extend(Arc::new(holders.shares()));
+        for other in rows {
+            for figure in [RATE, P99] {
+                if let (Some(mine), Some(other)) = (mine.median(figure), other.median(figure)) {
+                    row.add(&format!("{figure} ÷ twin"), Unit::Ratio, mine / other);
+                }
             }
-            prepared.holders = Some(holders);
+            row.remarks.extend(other.remarks);
         }
-        prepared.server = Some(running);
-        Ok(prepared)
+        row.remarks.extend(mine.remarks);
+        Ok(())
+    }
+
+    async fn turn(&self, side: &Side, at: usize, row: &mut Row, faults: &mut Vec<String>) -> Result<(), String> {
+        let new;
+        let setup = match side.kept.get(at) {
+            Some(kept) => kept,
+            None => {
+                new = self.setup(self.lineup[at], &side.spec).await?;
+                &new
+            }
+        };
+        self.measure(setup, &side.spec, row, faults).await.map_err(|error| format!("{error}\n{}", setup.log_tail()))
+    }
+
+    async fn setup(&self, contender: Contender, spec: &Spec) -> Result<Setup, String> {
+        let scratch = scratch()?;
+        let masters = Masters::start(spec.condition, &scratch).await?;
+        let &Spec { connections, names, held, .. } = spec;
+        if contender == Contender::Rslock {
+            return Ok(Setup { contender, server: None, holders: None, masters, _scratch: scratch });
+        }
+        let running = self.programs.start(contender, &masters, &scratch).await?;
+        if let Names::Walk(count) = names {
+            load::fill(&running.target, connections, self.load_threads, count).await?;
+        }
+        let mut holders = None;
+        if held > 0 {
+            let first: u64 = rand::random();
+            let locks: Vec<_> = (0..u64::from(held)).map(|number| first.wrapping_add(number)).collect();
+            holders = Some(Holders::take(&running.target, connections, &locks).await?);
+        }
+        Ok(Setup { contender, server: Some(running), holders, masters, _scratch: scratch })
     }
 
     /// Warm up, then count between two looks at the clock and at everybody's CPU time, while the load goes on across
     /// both.
-    async fn turn(&self, setup: &Setup<'_>, prepared: &Prepared) -> Result<Figures, String> {
+    async fn measure(&self, setup: &Setup, spec: &Spec, row: &mut Row, faults: &mut Vec<String>) -> Result<(), String> {
         let masters = &setup.masters;
+        let round_trip = masters.round_trip_ms().await?;
         let condition = masters.begin_turn()?;
-        let mut load = self.load(setup, prepared)?;
-        let warm_up = if self.workload.breaks_masters() { WARM_UP_WHEN_BROKEN } else { WARM_UP };
-        load.run_for(warm_up).await?;
+        let mut load = self.load(setup, spec)?;
+        load.run_for(if self.workload.breaks_masters() { WARM_UP_WHEN_BROKEN } else { WARM_UP }).await?;
 
-        let process = || prepared.server.as_ref().map(|server| &server.process);
-        let calls_before = prepared.calls().await?;
-        let (began, before) = (Instant::now(), Accounts::look(process(), masters.cpu()?)?);
+        let process = || setup.server.as_ref().map(|server| &server.process);
+        let calls_before = setup.calls().await?;
+        let before = Accounts::look(process(), masters.cpu()?)?;
         load.count(true);
         load.run_for(self.window).await?;
         load.count(false);
-        let (elapsed, after) = (began.elapsed(), Accounts::look(process(), masters.cpu()?)?);
-        let calls = prepared.calls().await?;
+        let cpu = Accounts::look(process(), masters.cpu()?)?.since(&before);
+        let calls = setup.calls().await?;
 
         // Before the load: a request may hang for as long as a master does.
         condition.end().await?;
         let tally = Tally::sum(load.stop(load::STOP_WITHIN).await?);
-        let cpu = after.since(&before);
-        let turn = Circumstances {
-            elapsed,
-            cpu: if prepared.server.is_some() { cpu } else { cpu.in_process() },
-            load_threads: self.load_threads,
-            operations_per_call: calls.zip(calls_before).and_then(|(after, before)| after.mean_since(before)),
-            memory_bytes: process().map_or_else(servers::own_memory_bytes, |process| process.memory_bytes())?,
-            peak_memory_bytes: process()
-                .map_or_else(servers::own_peak_memory_bytes, |process| process.peak_memory_bytes())?,
-        };
-        Figures::new(&tally, &turn)
+        let requests = tally.requests()?;
+        row.add(RATE, Unit::Rate, requests / cpu.elapsed.as_secs_f64());
+        cpu.add_to(row, "request", requests, self.load_threads, process().is_none());
+        if let Some(((operations, calls), (operations_before, calls_before))) = calls.zip(calls_before) {
+            row.add("operations/call", Unit::Ratio, (operations - operations_before) / (calls - calls_before));
+        }
+        tally.add_latencies_to(row);
+        if spec.condition.is_far_away() {
+            row.add("round trip ms", Unit::Millis, round_trip);
+            // When one master is late, the others decide.
+            if let (Some(p50), false) = (row.median(P50), self.workload.breaks_masters()) {
+                row.add("p50 ÷ round trip", Unit::Ratio, p50 / round_trip);
+            }
+        }
+        let memory = process().map_or_else(Memory::own, |process| process.memory())?;
+        row.add("RSS MiB", Unit::Mib, memory.now / 1_048_576.0);
+        row.add("RSS max MiB", Unit::Mib, memory.peak / 1_048_576.0);
+        if let Some(example) = &tally.first_error {
+            let text = format!("{} ERRORS, first: {example}", tally.errors);
+            // While a master fails, those of the naive contenders are figures of theirs and no fault of the run.
+            if setup.contender.is_gateway() || !self.workload.breaks_masters() {
+                faults.push(format!("{}: {text}", row.name));
+            } else {
+                row.remarks.push(text);
+            }
+        }
+        Ok(())
     }
 
-    fn load(&self, setup: &Setup<'_>, prepared: &Prepared) -> Result<WorkerPool<Tally>, String> {
-        let connections = setup.spec.connections;
-        match &prepared.server {
-            Some(server) => load::start(server.address, connections, self.load_threads, prepared.work.clone()),
+    fn load(&self, setup: &Setup, spec: &Spec) -> Result<WorkerPool<Tally>, String> {
+        match &setup.server {
+            Some(server) => load::start(&server.target, spec.connections, self.load_threads, spec.names),
             None => {
                 let masters: Vec<_> = setup.masters.addresses().collect();
-                in_process::start(&masters, connections)
+                in_process::start(&masters, spec.connections)
             }
+        }
+    }
+
+    /// Ratios within the run, and what disturbed it behind everything else.
+    fn compare(&self, table: &mut Table) {
+        let others = table.rows.clone();
+        let find = |contender: Contender| others.iter().find(|row| row.name == contender.label());
+        for row in &mut table.rows {
+            for (name, figure, contender) in [
+                ("÷ floor", RATE, Contender::Floor),
+                ("÷ fred fenced", RATE, Contender::FredFenced),
+                ("÷ rslock", RATE, Contender::Rslock),
+                ("÷ gateway", RATE, Contender::Gateway),
+                ("CPU ÷ no-op", CPU, Contender::Noop),
+            ] {
+                if let Some(other) = find(contender) {
+                    row.divide(name, figure, other);
+                }
+            }
+            row.figures.sort_by_key(|figure| matches!(figure.name.as_str(), LOAD_BUSY | OTHERS));
         }
     }
 }
 
-/// What a gateway says of its calls to masters, since it was started.
-#[derive(Clone, Copy)]
-struct Calls {
-    operations: f64,
-    calls: f64,
-}
-
-impl Calls {
-    fn mean_since(self, before: Self) -> Option<f64> {
-        let calls = self.calls - before.calls;
-        (calls > 0.0).then(|| (self.operations - before.operations) / calls)
-    }
-}
-
-impl Prepared {
-    /// `None` of those who do not say.
-    async fn calls(&self) -> Result<Option<Calls>, String> {
-        let Some(server) = self.server.as_ref().filter(|_| self.contender.is_gateway()) else {
-            return Ok(None);
-        };
-        let mut connection = Connection::open(server.address).await?;
-        let answer = connection.get("/metrics").await?;
-        let text = String::from_utf8_lossy(answer.body);
-        let read = |name| metric(&text, name);
-        let (operations, calls) = (read("redlock_batch_operations_sum"), read("redlock_batch_operations_count"));
-        Ok(operations.zip(calls).map(|(operations, calls)| Calls { operations, calls }))
+impl Setup {
+    /// Operations, and the calls to masters that carried them, since the gateway was started; `None` of those who do not
+    /// say.
+    async fn calls(&self) -> Result<Option<(f64, f64)>, String> {
+        let Some(server) = self.server.as_ref().filter(|_| self.contender.is_gateway()) else { return Ok(None) };
+        let mut connection = server.target.open().await?;
+        let operations = connection.metric("redlock_batch_operations_sum").await?;
+        Ok(operations.zip(connection.metric("redlock_batch_operations_count").await?))
     }
 
     fn log_tail(&self) -> String {

@@ -1,231 +1,214 @@
-//! Very many requests that wait at the same time, at one gateway: what each costs in memory, how long all of them take
-//! to be served, whether those that hang up are forgotten, whether those that get nothing are told so in time, and what
-//! everybody else notices of it.
+//! Very many requests that wait at the same time at one gateway: what each costs in memory, what another client notices
+//! of them, and how long all of them take to be served.
 //!
-//! Every waiter is one keep-alive connection. A name is held by a holder while its waiters queue up, so that nobody is
-//! served before all of them wait, which the gateway's own gauge says. Requests are sent spread over a short while
-//! (`--ramp-ms`), or the figures would be those of a stampede.
-//!
-//! | part | holders | waiters |
-//! | --- | --- | --- |
-//! | memory and service | let go when all wait | release at once when granted |
-//! | disconnects | let go when the gateway has noticed | half hang up, by FIN and by RST; the others release at once |
-//! | punctuality | hold throughout | are answered 409 lock_held when their time is over |
+//! Every waiter is one keep-alive connection. A name is held while its waiters queue up, so that nobody is served before
+//! all of them wait, which the gateway's own gauge says. Then the holders let go, and a waiter that is granted the lock
+//! releases it at once. Requests are sent spread over a short while, or the figures would be those of a stampede.
 //!
 //! The waiters, their holders and the probe share one thread here, which costs less than threads would. So how long
 //! serving takes includes this program's own share of work; the memory and the probe while all wait do not.
 
-mod gateway;
-mod options;
-mod report;
-mod waiter_load;
-
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
-use self::gateway::{Gateway, LOOK_EVERY, shown};
-use self::options::OTHER_FILES;
-pub(crate) use self::options::Options;
-pub(crate) use self::report::Report;
-use self::report::{Lateness, Service};
-use self::waiter_load::{Outcome, WaiterLoad};
-use crate::conditions::{Condition, Masters};
-use crate::contenders::find_gateway;
-use crate::holders::Holders;
-use crate::report::{JsonFile, Machine, millis};
-use crate::servers::Scratch;
+use crate::client::{Connection, Target};
+use crate::contenders::{Programs, Running};
+use crate::load::Holders;
+use crate::masters::{Condition, Masters};
+use crate::report::{Latencies, Row, Table, Unit, millis};
+use crate::servers::{Accounts, allow_open_files, free_address, scratch};
 
+/// How long they ask to wait: longer than everything here takes until the holders let go.
+const WAIT: Duration = Duration::from_secs(25);
 /// For everything that has no time limit of its own.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between the last waiter's arrival and the look at the memory.
 const SETTLE: Duration = Duration::from_millis(300);
-/// One in so many waiters may be answered too early before a part is given up.
-const MAX_EARLY_PART: u64 = 100;
+/// One in so many waiters may be answered too early before the measurement is given up.
+const MAX_EARLY_PART: usize = 100;
 /// Connections that the holders share.
 const HOLDER_CONNECTIONS: u32 = 8;
-pub(crate) async fn measure(options: &Options) -> Result<(), String> {
-    let gateway = find_gateway(options.shared.gateway.as_deref())?;
-    let json = JsonFile::create(options.shared.json.as_deref())?;
-    let report = run(options, &gateway, Machine::look()?).await?;
-    print!("{report}");
-    json.write(&report)?;
-    report.verdict()
-}
+/// Connections that are being opened at the same time; more would fill the listener's backlog.
+const OPENING: usize = 64;
+/// Files that are open besides the waiters' connections, here or in the gateway.
+const OTHER_FILES: u32 = 200;
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const PROBE_EVERY: Duration = Duration::from_millis(10);
+
+/// When a waiter was granted the lock, or what it was told instead.
+type Outcome = Result<Instant, String>;
 
 /// Must be called on the main thread, because it starts processes.
-pub(crate) async fn run(options: &Options, program: &Path, machine: Machine) -> Result<Report, String> {
-    options.check()?;
-    allow_open_files(u64::from(options.waiters) + OTHER_FILES)?;
-    let mut report = Report::new(machine, options);
-    let scratch = Scratch::create()?;
+pub(crate) async fn measure(programs: &Programs, quick: bool, table: &mut Table) -> Result<(), String> {
+    let (waiters, names) = if quick { (2000, 200) } else { (10_000, 1000) };
+    let connections = waiters + OTHER_FILES;
+    allow_open_files(u64::from(connections))?;
+    let scratch = scratch()?;
     let masters = Masters::start(Condition::Healthy, &scratch).await?;
-    let mut gateway = Gateway::start(program, &masters, &options.gateway_args(), &scratch).await?;
+    // Limits that would otherwise refuse some of the waiters, who all come from one address.
+    let args = [
+        format!("--max-connections={connections}"),
+        format!("--max-waiters={waiters}"),
+        format!("--max-waiters-per-client={waiters}"),
+    ];
+    let target = Target::plain(free_address()?);
+    let gateway = programs.start_gateway("redlock-gateway", target.clone(), "", &masters, &args, &scratch).await?;
+    let first: u64 = rand::random();
     let mut run = Run {
-        waiters: u64::from(options.waiters),
-        wait: Duration::from_millis(options.wait_ms),
-        ramp: Duration::from_millis(options.ramp_ms),
-        probe: Duration::from_secs(options.probe_seconds),
-        load: WaiterLoad::new(gateway.address(), options.waiters, options.names),
-        early: Vec::new(),
-        gateway: &mut gateway,
-        report: &mut report,
+        waiters,
+        locks: (0..names).map(|number| first.wrapping_add(number)).collect(),
+        probe_for: Duration::from_secs(if quick { 1 } else { 4 }),
+        ramp: Duration::from_millis(if quick { 500 } else { 2000 }),
+        // Opened while all limits on connections are still far away.
+        probe: target.open().await?,
+        row: Row::new("redlock-gateway"),
+        gateway: &gateway,
     };
-    let result = run.all_parts(Duration::from_millis(options.short_wait_ms)).await;
-    result.map_err(|error| format!("{error}\n{}", gateway.log_tail()))?;
-    Ok(report)
+    let look = || Accounts::look([&gateway.process], masters.cpu()?);
+    let before = look()?;
+    let result = run.measure().await;
+    look()?.since(&before).add_others_to(&mut run.row);
+    table.rows.push(run.row);
+    table.faults = result.map_err(|error| format!("{error}\n{}", gateway.process.log_tail()))?;
+    Ok(())
 }
 
 struct Run<'a> {
-    waiters: u64,
-    wait: Duration,
+    waiters: u32,
+    locks: Vec<u64>,
+    probe_for: Duration,
+    /// In which all waiters ask, one after another.
     ramp: Duration,
-    probe: Duration,
-    load: WaiterLoad,
-    /// Answered while the lock was held.
-    early: Vec<Outcome>,
-    gateway: &'a mut Gateway,
-    report: &'a mut Report,
+    probe: Connection,
+    row: Row,
+    gateway: &'a Running,
 }
 
 impl Run<'_> {
-    async fn all_parts(&mut self, short: Duration) -> Result<(), String> {
-        self.memory_and_service().await.map_err(|error| format!("memory and service: {error}"))?;
-        self.disconnects().await.map_err(|error| format!("disconnects: {error}"))?;
-        self.punctuality(short).await.map_err(|error| format!("punctuality: {error}"))?;
-        self.report.memory_at_the_end = self.gateway.memory_bytes()?;
-        Ok(())
-    }
-
-    async fn memory_and_service(&mut self) -> Result<(), String> {
+    /// Returns the wrong answers.
+    async fn measure(&mut self) -> Result<Vec<String>, String> {
         // What the gateway allocates once and for all must not be charged to the waiters.
-        Holders::take(self.gateway.address(), HOLDER_CONNECTIONS, self.load.locks()).await?.release().await?;
-        self.gateway.probe(Duration::from_secs(1)).await?;
-        self.report.memory_before = self.gateway.memory_bytes()?;
+        self.hold().await?.release().await?;
+        self.probe("warm-up").await?;
+        self.row.figures.clear();
+        let before = self.memory("before")?;
 
         eprintln!("opening {} connections", self.waiters);
-        self.load.fill().await?;
-        self.report.probe_idle = self.gateway.probe(self.probe).await?.into();
-        self.report.memory_idle = self.gateway.memory_bytes()?;
+        let idle_waiters = self.open().await?;
+        self.probe("probe while idle").await?;
+        let idle = self.memory("idle")?;
 
-        let holders = self.all_wait(self.wait).await?;
-        tokio::time::sleep(SETTLE).await;
-        self.report.memory_waiting = self.gateway.memory_bytes()?;
-        self.report.probe_waiting = self.gateway.probe(self.probe).await?.into();
-
-        self.report.service = self.serve_all(holders).await?;
-        self.nothing_is_left().await
-    }
-
-    async fn disconnects(&mut self) -> Result<(), String> {
-        self.load.prepare_to_reset()?;
-        let holders = self.all_wait(self.wait).await?;
-        let began = Instant::now();
-        let closed = self.load.hang_up();
-        eprintln!("{closed} hang up");
-        self.until_waiting(self.waiters - closed).await?;
-        self.report.disconnected = closed;
-        self.report.disconnects_noticed_ms = millis(began.elapsed());
-
-        self.report.service_after_disconnects = self.serve_all(holders).await?;
-        self.nothing_is_left().await
-    }
-
-    async fn punctuality(&mut self, wait: Duration) -> Result<(), String> {
-        self.load.fill().await?;
-        let holders = Holders::take(self.gateway.address(), HOLDER_CONNECTIONS, self.load.locks()).await?;
-        eprintln!("{} wait for {wait:?} in vain", self.waiters);
-        self.load.send(wait, self.ramp);
-        let outcomes = within(wait + self.ramp + PATIENCE, self.load.all()).await?;
-        self.report.lateness = Lateness::of(&outcomes, wait);
-        self.expect_all(&outcomes, Outcome::is_held, "409 lock_held");
-        holders.release().await?;
-        self.nothing_is_left().await
-    }
-
-    /// Returns the holders of all names when the gateway says that everybody waits.
-    async fn all_wait(&mut self, wait: Duration) -> Result<Holders, String> {
-        let holders = Holders::take(self.gateway.address(), HOLDER_CONNECTIONS, self.load.locks()).await?;
+        let holders = self.hold().await?;
         eprintln!("{} wait", self.waiters);
-        self.load.send(wait, self.ramp);
-        self.early.clear();
-        self.until_waiting(self.waiters).await?;
-        Ok(holders)
+        let mut asking = self.ask(idle_waiters);
+        let mut outcomes = self.until_all_wait(&mut asking).await?;
+        sleep(SETTLE).await;
+        let waiting = self.memory("waiting")?;
+        self.probe(&format!("probe while {} wait", Unit::Count.show(f64::from(self.waiters)))).await?;
+        for (what, bytes) in [("idle connection", idle - before), ("waiting request", waiting - idle)] {
+            self.row.add(&format!("memory per {what}, bytes"), Unit::Count, bytes / f64::from(self.waiters));
+        }
+
+        let began = Instant::now();
+        holders.release().await?;
+        let all = timeout(WAIT + PATIENCE, asking.join_all()).await;
+        outcomes.extend(all.map_err(|_| "a waiter is still unanswered")?);
+        let last = outcomes.iter().filter_map(|outcome| outcome.as_ref().ok()).max();
+        let took = last.map_or(Duration::ZERO, |last| last.saturating_duration_since(began));
+        self.row.add("all served within ms", Unit::Millis, millis(took));
+        self.memory("at the end")?;
+        Ok(outcomes.into_iter().filter_map(Result::err).collect())
     }
 
-    /// Until the gateway says that so many wait, less those who were answered although the lock was held; a few of them
-    /// do not spoil the figures, but are a fault.
-    async fn until_waiting(&mut self, waiters: u64) -> Result<(), String> {
-        let began = Instant::now();
-        loop {
-            let count = self.gateway.metric("redlock_waiters").await?;
-            self.early.extend(self.load.answered()?);
-            let early = self.early.len() as u64;
-            if early > self.waiters / MAX_EARLY_PART {
-                let example = self.early[0].describe();
-                return Err(format!("{early} were answered while the lock was held, first: {example}"));
+    async fn hold(&self) -> Result<Holders, String> {
+        Holders::take(&self.gateway.target, HOLDER_CONNECTIONS, &self.locks).await
+    }
+
+    /// Connections of which each has had one cheap request answered.
+    async fn open(&self) -> Result<Vec<Connection>, String> {
+        let open = async |_| {
+            let mut connection = self.gateway.target.open().await?;
+            let answer = connection.get("/livez").await?;
+            let error = || format!("GET /livez is answered with {}", answer.describe());
+            (answer.status == 200).then_some(connection).ok_or_else(error)
+        };
+        stream::iter(0..self.waiters).map(open).buffer_unordered(OPENING).try_collect().await
+    }
+
+    fn ask(&self, connections: Vec<Connection>) -> JoinSet<Outcome> {
+        let body = format!(r#"{{"ttl_ms":30000,"wait_ms":{}}}"#, WAIT.as_millis());
+        let start = Instant::now();
+        let ask = |(mut connection, number): (Connection, u32)| {
+            let body = body.clone();
+            let lock = self.locks[number as usize % self.locks.len()];
+            let due = start + self.ramp * number / self.waiters;
+            async move {
+                sleep_until(due.into()).await;
+                let answer = connection.acquire(lock, &body).await?;
+                let received = Instant::now();
+                let token = answer.granted().ok_or_else(|| format!("a waiter was told {}", answer.describe()))?;
+                connection.settled_release(lock, token).await.map(|()| received)
             }
-            let expected = waiters.saturating_sub(early);
-            if count == Some(expected as f64) {
-                return Ok(());
+        };
+        connections.into_iter().zip(0..).map(ask).collect()
+    }
+
+    /// Until the gateway says that all wait, less those who were answered although the lock was held, whom it returns.
+    async fn until_all_wait(&mut self, asking: &mut JoinSet<Outcome>) -> Result<Vec<Outcome>, String> {
+        let (began, mut early) = (Instant::now(), Vec::new());
+        loop {
+            let count = self.probe.metric("redlock_waiters").await?;
+            while let Some(answered) = asking.try_join_next() {
+                let outcome = answered.map_err(|error| format!("a waiter panicked: {error}"))?;
+                early.push(outcome.and(Err("a waiter was granted a lock that was held".into())));
+            }
+            if early.len() > self.waiters as usize / MAX_EARLY_PART {
+                return Err(format!("{} were answered while the lock was held, first: {:?}", early.len(), early[0]));
+            }
+            if count == Some(f64::from(self.waiters) - early.len() as f64) {
+                return Ok(early);
             }
             if began.elapsed() > PATIENCE {
-                return Err(format!("redlock_waiters is {} after {PATIENCE:?}, not {expected}", shown(count)));
+                return Err(format!("redlock_waiters is {count:?} after {PATIENCE:?}"));
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            sleep(LOOK_EVERY).await;
         }
     }
 
-    async fn serve_all(&mut self, holders: Holders) -> Result<Service, String> {
+    /// Resident memory of the gateway, in bytes.
+    fn memory(&mut self, when: &str) -> Result<f64, String> {
+        let bytes = self.gateway.process.memory()?.now;
+        self.row.add(&format!("RSS {when}, MiB"), Unit::Mib, bytes / 1_048_576.0);
+        Ok(bytes)
+    }
+
+    /// Acquires and releases an unrelated name again and again; the latencies are those of both together. When an answer
+    /// is so late that the next turn was due before, that turn counts from when it was due.
+    async fn probe(&mut self, what: &str) -> Result<(), String> {
+        let (mut latencies, mut failed) = (Latencies::new(), 0);
+        let mut ticks = interval(PROBE_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let began = Instant::now();
-        let (mut outcomes, ()) =
-            within(self.wait + PATIENCE, async { tokio::try_join!(self.load.all(), holders.release()) }).await?;
-        let service = Service::of(&outcomes, began);
-        self.report.faults.extend(service.fault());
-        eprintln!("{} served within {:.2} s", outcomes.len(), service.last_grant_ms / 1e3);
-        outcomes.append(&mut self.early);
-        self.expect_all(&outcomes, Outcome::is_granted_and_released, "201 and 204");
-        Ok(service)
-    }
-
-    fn expect_all(&mut self, outcomes: &[Outcome], expected: fn(&Outcome) -> bool, words: &str) {
-        let others: Vec<_> = outcomes.iter().filter(|outcome| !expected(outcome)).collect();
-        if let Some(first) = others.first() {
-            let (count, all) = (others.len(), outcomes.len());
-            let text = first.describe();
-            self.report.faults.push(format!("{count} of {all} were not answered with {words}, first: {text}"));
+        let mut free = began;
+        while began.elapsed() < self.probe_for {
+            let due = ticks.tick().await.into_std();
+            let from = if free > due { due } else { Instant::now() };
+            let name = rand::random();
+            let answer = self.probe.acquire(name, r#"{"ttl_ms":30000}"#).await?;
+            failed += match answer.granted() {
+                Some(token) => u64::from(self.probe.release(name, token).await?.status != 204),
+                None => 1,
+            };
+            free = Instant::now();
+            latencies.record(free - from);
         }
+        self.row.add_latencies(what, &latencies);
+        if failed > 0 {
+            self.row.remarks.push(format!("{what}: {failed} of {} failed", latencies.count()));
+        }
+        Ok(())
     }
-
-    async fn nothing_is_left(&mut self) -> Result<(), String> {
-        self.gateway.until_zero("redlock_waiters", PATIENCE).await?;
-        self.gateway.until_zero("redlock_waiting_locks", PATIENCE).await?;
-        self.gateway.until_no_lock_is_listed(PATIENCE).await
-    }
-}
-
-async fn within<T>(time: Duration, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    match tokio::time::timeout(time, work).await {
-        Ok(result) => result,
-        Err(_) => Err(format!("a waiter is still unanswered after {time:?}")),
-    }
-}
-
-/// Children inherit the limit.
-fn allow_open_files(needed: u64) -> Result<(), String> {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current.is_none_or(|current| current >= needed) {
-        return Ok(());
-    }
-    if maximum.is_some_and(|maximum| maximum < needed) {
-        let maximum = maximum.unwrap_or_default();
-        return Err(format!(
-            "{needed} files must be open at the same time, and no more than {maximum} may be: raise the hard limit \
-             (`ulimit -Hn`, LimitNOFILE=), or have fewer --waiters"
-        ));
-    }
-    eprintln!("raising the limit of open files from {} to {needed}", current.unwrap_or_default());
-    setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum })
-        .map_err(|error| format!("cannot raise the limit of open files: {error}; try `ulimit -n {needed}`"))
 }

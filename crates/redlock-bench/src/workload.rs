@@ -6,12 +6,22 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
-use serde::{Deserialize, Serialize};
 
-use crate::conditions::Condition;
 use crate::contenders::Contender;
+use crate::load::Names;
+use crate::masters::Condition;
 
-const EVERYBODY: &[Contender] = &Contender::ALL;
+const EVERYBODY: &[Contender] = &[
+    Contender::Noop,
+    Contender::Floor,
+    Contender::FredPlain,
+    Contender::FredFenced,
+    Contender::Rslock,
+    Contender::GatewayLua,
+    Contender::Gateway,
+    Contender::GatewayKeys,
+    Contender::GatewayTls,
+];
 const MAIN: &[Contender] = &[Contender::Noop, Contender::Floor, Contender::FredFenced, Contender::Gateway];
 const ON_REDIS: &[Contender] = &[Contender::Floor, Contender::FredFenced, Contender::Gateway];
 const WITH_LIBRARY: &[Contender] = &[Contender::Floor, Contender::FredFenced, Contender::Rslock, Contender::Gateway];
@@ -20,8 +30,7 @@ const GATEWAY: &[Contender] = &[Contender::Gateway];
 const CONNECTIONS: u32 = 64;
 
 /// In the order of a run and of its tables. The texts are shown by `--help` and above the tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Workload {
     /// 64 connections acquire and release locks of random names
     #[value(name = "uncontended")]
@@ -35,13 +44,6 @@ pub(crate) enum Workload {
     /// The same with 256 connections
     #[value(name = "concurrency-256")]
     Concurrency256,
-    /// 64 connections draw from 10,000 names by Zipf's law with exponent 1 and release at once; a lock that is held is
-    /// answered 409, and another name drawn
-    #[value(name = "mixed")]
-    Mixed,
-    /// 64 connections extend 10,000 held locks in turn, as heartbeats do
-    #[value(name = "extend")]
-    Extend,
     /// Uncontended, with one of five masters stopped by SIGSTOP
     #[value(name = "stopped")]
     Stopped,
@@ -75,10 +77,10 @@ pub(crate) enum Workload {
     /// Uncontended, while 100,000 other locks are held
     #[value(name = "held-100k")]
     Held100k,
-    /// 64 workers want one lock, at one and at two gateways, waiting there or polling
+    /// 64 workers want one lock, waiting at one and at two gateways, or polling at one
     #[value(name = "contended")]
     Contended,
-    /// Very many requests wait at the same time at one gateway
+    /// 10,000 requests wait for 1,000 locks at one gateway, 10 each; 2,000 for 200 in a quick run
     #[value(name = "waiters")]
     Waiters,
 }
@@ -86,46 +88,26 @@ pub(crate) enum Workload {
 /// How a workload is measured.
 pub(crate) enum Kind {
     Load(Spec),
-    /// In their own way, as the subcommands of the same names.
+    /// In their own way, by the modules of the same names.
     Contended,
     Waiters,
 }
 
 /// Contenders that take turns under the same load.
+#[derive(Clone, Copy)]
 pub(crate) struct Spec {
     pub(crate) lineup: &'static [Contender],
     pub(crate) connections: u32,
-    pub(crate) task: Task,
+    pub(crate) names: Names,
     pub(crate) condition: Condition,
-    /// Locks that are held throughout: those that are extended, or others than those that are acquired.
+    /// Other locks that are held throughout.
     pub(crate) held: u32,
 }
 
-/// What every connection does.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Task {
-    /// Acquires and releases.
-    Cycle(Names),
-    /// Extends its share of the locks that are held.
-    Extend,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Names {
-    /// Each is new.
-    Random,
-    /// Of so many, each connection walks through its own share again and again. All are used once before.
-    Walk(u64),
-    /// Of so many, the n-th is drawn with a probability that falls as 1 ÷ n; so they are shared, and acquires may be
-    /// refused.
-    Zipf(u64),
-}
-
 impl Spec {
-    /// Locks that each contender acquires before anything is counted.
-    pub(crate) fn prepared(&self) -> u64 {
-        let walked = if let Task::Cycle(Names::Walk(names)) = self.task { names } else { 0 };
-        walked + u64::from(self.held)
+    /// Too long for doing it in every turn.
+    pub(crate) fn takes_long_to_prepare(&self) -> bool {
+        self.held > 0 || matches!(self.names, Names::Walk(_))
     }
 }
 
@@ -134,7 +116,7 @@ impl Workload {
         let plain = Spec {
             lineup: MAIN,
             connections: CONNECTIONS,
-            task: Task::Cycle(Names::Random),
+            names: Names::Random,
             condition: Condition::Healthy,
             held: 0,
         };
@@ -144,17 +126,13 @@ impl Workload {
             connections,
             ..among(ON_REDIS, Condition::Network(Duration::from_millis(round_trip_ms)))
         };
-        let names = |names| Spec { task: Task::Cycle(Names::Walk(names)), lineup: GATEWAY, ..plain };
+        let names = |names| Spec { names: Names::Walk(names), lineup: GATEWAY, ..plain };
         let held = |held| Spec { held, lineup: GATEWAY, ..plain };
         Kind::Load(match self {
             Self::Uncontended => Spec { lineup: EVERYBODY, ..plain },
             Self::Concurrency1 => connected(1),
             Self::Concurrency8 => connected(8),
             Self::Concurrency256 => connected(256),
-            Self::Mixed => Spec { task: Task::Cycle(Names::Zipf(10_000)), lineup: ON_REDIS, ..plain },
-            Self::Extend => {
-                Spec { task: Task::Extend, held: 10_000, lineup: &[Contender::Noop, Contender::Gateway], ..plain }
-            }
             Self::Stopped => among(WITH_LIBRARY, Condition::Stopped),
             Self::Late => among(WITH_LIBRARY, Condition::Late(Duration::from_millis(50))),
             Self::Network1msIdle => network(1, 1),
@@ -171,9 +149,9 @@ impl Workload {
         })
     }
 
-    /// Whether a quick run leaves it out, because it is long in the making.
-    pub(crate) fn is_long(self) -> bool {
-        matches!(self, Self::Names100k | Self::Names1m | Self::Held100k)
+    /// Whether it is measured when no workload is named; a quick run leaves out what is long in the making.
+    pub(crate) fn is_usual(self, quick: bool) -> bool {
+        !(quick && matches!(self, Self::Names100k | Self::Names1m | Self::Held100k))
     }
 
     /// Whether a master does not do its work.
@@ -212,32 +190,16 @@ impl Display for Workload {
     }
 }
 
-impl From<Workload> for String {
-    fn from(workload: Workload) -> Self {
-        workload.to_string()
-    }
-}
-
-impl TryFrom<String> for Workload {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<Self, String> {
-        Self::from_str(&name, false).map_err(|_| format!("{name:?} is no workload"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_workload_has_a_name_to_go_by_a_description_and_contenders() {
+    fn every_workload_has_a_description_and_contenders_and_a_fair_twin() {
         for &workload in Workload::value_variants() {
-            assert_eq!(Workload::try_from(workload.to_string()), Ok(workload));
             assert!(workload.description().len() > 10, "{workload}");
             if let Kind::Load(spec) = workload.kind() {
                 assert!(spec.lineup.contains(&Contender::Gateway), "{workload}");
-                assert!(spec.task != Task::Extend || spec.held >= spec.connections, "{workload}");
                 if let Some((twin, easy)) = workload.twin() {
                     assert!(twin < workload && spec.lineup.iter().all(|who| easy.lineup.contains(who)), "{workload}");
                     assert_eq!((easy.connections, easy.condition), (spec.connections, Condition::Healthy));

@@ -82,13 +82,13 @@ pub(crate) fn acquire<'a>(
 }
 
 /// In the queue of the lock.
-pub(crate) async fn acquire_within(
+pub(crate) fn acquire_within(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     params: AcquireParams,
     patience: Duration,
     on_wait: impl FnOnce() -> Result<(), LockError> + Send,
-) -> Result<Lease, LockError> {
+) -> impl Future<Output = Result<Lease, LockError>> + Send {
     let deadline = Instant::now() + patience.min(MAX_PATIENCE);
     let shared_owner = params.owner_is_shared.then_some(params.owner);
     let of_queue = AcquireParams { nonce: None, ..params.clone() };
@@ -96,5 +96,5 @@ pub(crate) async fn acquire_within(
     let (on_wait, why) = (Some(on_wait), Why::Handed);
     let queued =
         Queued { shared, params, ticket, first_try, deadline, on_wait, fresh: true, tried: false, splits: 0, why };
-    until_granted(queued).await
+    until_granted(queued)
 }

@@ -14,6 +14,8 @@ use crate::config::{Settings, ttl};
 /// With --node (once for each master; 3 or 5 is right) it uses those and nothing else.
 ///
 /// Try:  curl -i -X POST http://127.0.0.1:8080/locks/demo
+///
+/// Exit status of all commands: 0, done; 1, it failed; 2, the configuration cannot be used.
 #[derive(Debug, Parser)]
 #[command(version, about, long_about, args_conflicts_with_subcommands = true, max_term_width = 120)]
 pub struct Cli {
@@ -36,7 +38,12 @@ pub enum Command {
         #[arg(long, default_value = "3.1", value_parser = ["3.0", "3.1"])]
         version: String,
     },
-    /// Validate the configuration and look at every node; exit 1 when no majority of nodes would be admitted.
+    /// Validate the configuration and look at every node, without changing anything
+    ///
+    /// Says of each node whether it answers, its version, role, policy, durability and clock, whether its rules run natively
+    /// or in Lua, whether it would be admitted, and what to do where it would not. Give it the flags of the gateway, --bootstrap too.
+    ///
+    /// Exit status: 0, a gateway would start and have a majority at once; 1, it would not; 2, the configuration cannot be used.
     Check(Settings),
     /// After an intended change of the node set or of max_ttl: stop the votes of the given nodes, wait until no lock of
     /// the old configuration can live, and write the new markers. All nodes must answer. It can be interrupted and run

@@ -14,20 +14,35 @@ use redlock_core::node::redis::{RedisNode, RedisUrl};
 use redlock_core::quorum::Quorum;
 use redlock_core::reconfigure::{Old, OldNodes, Progress, ReconfigureError, survey};
 
+use crate::audit::AuditFile;
 use crate::auth::{Keys, Secret, Verb, exposed_mode};
 use crate::config::{Config, Nodes, show};
 use crate::remedy::{in_flags, in_words};
 use crate::serve::{cluster_name, named_cluster, redis_settings, within_descriptors};
 
-/// Reports every node on standard output; true when a majority would be admitted.
+/// Reports every node on standard output; true when a gateway would start and a majority be admitted.
 pub async fn check(config: &Config) -> bool {
     println!("configuration: valid");
     print_capacity(config);
+    let starts = starts(config);
+    if let Err(error) = &starts {
+        println!("WOULD NOT START: {error}");
+    }
+    check_nodes(config).await && starts.is_ok()
+}
+
+/// What only the start would find out, but for the address: a gateway may be serving there.
+fn starts(config: &Config) -> Result<(), String> {
+    within_descriptors(config.clone())?;
+    config.settings.audit_log.as_deref().map_or(Ok(()), AuditFile::check)
+}
+
+async fn check_nodes(config: &Config) -> bool {
     let Nodes::Redis(urls) = &config.nodes else {
         println!("nodes: embedded in the process; nothing to check, and nothing survives a restart of the gateway");
         return true;
     };
-    let (mut admitted, mut later) = (0, 0);
+    let (mut admitted, mut later, mut new) = (0, 0, 0);
     let mut seen: Vec<(String, &RedisUrl)> = Vec::new();
     for (url, master) in urls.iter().zip(masters(config, urls)) {
         match master.probe(&SystemClock, &OsEntropy).await {
@@ -42,7 +57,9 @@ pub async fn check(config: &Config) -> bool {
                 let clock_agrees =
                     found.clock_offset_micros.unsigned_abs() <= config.settings.clock_skew.as_micros() as u64;
                 admitted += usize::from(found.verdict == Verdict::Admitted && clock_agrees);
-                later += usize::from(matches!(found.verdict, Verdict::Quarantined(..)) && clock_agrees);
+                let waits = matches!(found.verdict, Verdict::Quarantined(..)) && clock_agrees;
+                later += usize::from(waits);
+                new += usize::from(waits && found.marker.is_none());
                 print_probe(&master, &found, config.settings.clock_skew);
             }
             Err(why) => {
@@ -53,6 +70,14 @@ pub async fn check(config: &Config) -> bool {
                 println!("{url}: UNREACHABLE: {why}{remedy}");
             }
         }
+    }
+    if config.settings.bootstrap && new == urls.len() {
+        println!(
+            "--bootstrap: all nodes are new: they are admitted at once, unless a gateway without it sees them first"
+        );
+        (admitted, later) = (new, 0);
+    } else if config.settings.bootstrap {
+        println!("--bootstrap: WOULD NOT COUNT: {new} of {} nodes are new, and it wants all", urls.len());
     }
     let needed = Quorum::new(urls.len()).map_or(0, Quorum::size);
     let enough = admitted >= needed;
@@ -75,8 +100,8 @@ fn print_capacity(config: &Config) {
             "  WARNING: only {} connections, as far as ulimit -n goes in this shell",
             within.capacity.connections
         ),
-        Ok(_) => {}
-        Err(error) => println!("  WARNING: {error}"),
+        // An error is one of the start.
+        Ok(_) | Err(_) => {}
     }
 }
 

@@ -15,6 +15,7 @@ use redlock_core::node::redis::{RedisUrl, TlsSettings};
 
 use crate::capacity::{Capacity, Given};
 
+mod environment;
 mod file;
 mod origin;
 #[cfg(test)]
@@ -34,6 +35,8 @@ const SECOND: Duration = Duration::from_secs(1);
 /// More of anything is a mistake.
 const MANY: usize = 1_000_000;
 const EMBEDDED_NODES: usize = 5;
+/// Kubernetes takes about a second to stop sending requests, a load balancer that asks every two seconds four.
+const DRAIN_DELAY: Duration = Duration::from_secs(5);
 
 /// Every setting; each can also stand in the file given by --config, under the name of the field. Each value is within its
 /// own limits; [`Config::new`] looks at whether they go together.
@@ -45,10 +48,23 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", env = "REDLOCK_LISTEN", default_value = "127.0.0.1:8080")]
     #[arg(value_parser = value::address)]
     pub listen: SocketAddr,
+    /// Address and port for /livez, /readyz, /healthz and /metrics alone, which --listen has too [default: none]
+    ///
+    /// Plain HTTP without keys, for whoever can reach it: kubelets, load balancers, Prometheus. Its connections are not among
+    /// --max-connections.
+    #[arg(long, value_name = "ADDR", env = "REDLOCK_ADMIN_LISTEN", value_parser = value::address)]
+    pub admin_listen: Option<SocketAddr>,
     /// A Redis master, redis://[[user]:password@]host[:port][/db] or rediss:// for TLS; repeat for each [default: five
     /// in-memory nodes]
     #[arg(long = "node", value_name = "URL", env = "REDLOCK_NODES", value_delimiter = ',', hide_env_values = true)]
     nodes: Vec<String>,
+    /// Without --node, say that this is meant: locks in the memory of this process, which no other gateway knows of
+    ///
+    /// Wanted on an address that is not loopback: a list of nodes that a template left out must not give every gateway locks of
+    /// its own.
+    #[arg(long, env = "REDLOCK_EMBEDDED", action = ArgAction::Set)]
+    #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
+    embedded: bool,
     #[command(flatten)]
     tls: TlsFlags,
     /// TOML file with settings
@@ -180,7 +196,14 @@ pub struct Settings {
     /// Log lines as text or as JSON [default: text on a terminal, else json]; the level is set by RUST_LOG
     #[arg(long, value_name = "FORMAT", env = "REDLOCK_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
-    /// On SIGTERM or SIGINT, how long requests in flight may take before the process exits
+    /// On SIGTERM or SIGINT, how long everything is still served while /readyz says 503 and every answer ends its connection
+    /// [default: 5s, on a loopback address 0s]
+    ///
+    /// As long as load balancers take to see it and send requests elsewhere. --shutdown-grace begins after it.
+    #[arg(long, value_name = "DURATION", env = "REDLOCK_DRAIN_DELAY")]
+    #[arg(value_parser = duration(Duration::ZERO..=SECOND * 3600))]
+    drain_delay: Option<Duration>,
+    /// After that, how long requests in flight may take before the process exits
     #[arg(long, value_name = "DURATION", env = "REDLOCK_SHUTDOWN_GRACE", default_value = "20s")]
     #[arg(value_parser = duration(Duration::ZERO..=SECOND * 3600))]
     pub shutdown_grace: Duration,
@@ -324,7 +347,7 @@ impl Config {
             let (given, least, most) = (show(max_hold), show(max_ttl.duration()), show(MAX_HOLD));
             return Err(format!("--max-hold: {given} is shorter than --max-ttl; expected {least} to {most}"));
         }
-        let nodes = nodes(&settings.nodes)?;
+        let nodes = nodes(&settings)?;
         let any_tls = matches!(&nodes, Nodes::Redis(urls) if urls.iter().any(|url| url.is_tls()));
         let (https, node_tls) = settings.tls.clone().resolve(any_tls)?;
         if let (Some(TlsFiles { client_ca: Some(path), .. }), None) = (&https, keys) {
@@ -350,11 +373,16 @@ impl Config {
         });
         Ok(Self { settings, nodes, node_tls, https, cors_origins, allowed_hosts, public, capacity })
     }
+
+    pub fn drain_delay(&self) -> Duration {
+        let usual = if self.settings.listen.ip().is_loopback() { Duration::ZERO } else { DRAIN_DELAY };
+        self.settings.drain_delay.unwrap_or(usual)
+    }
 }
 
-fn nodes(texts: &[String]) -> Result<Nodes, String> {
+fn nodes(settings: &Settings) -> Result<Nodes, String> {
     let mut urls: Vec<RedisUrl> = Vec::new();
-    for (index, text) in listed(texts).enumerate() {
+    for (index, text) in listed(&settings.nodes).enumerate() {
         // Not quoted: it may have a password in it.
         let url = RedisUrl::parse(text).map_err(|error| format!("--node, number {}: {error}", index + 1))?;
         if urls.iter().any(|other| other.name() == url.name()) {
@@ -364,7 +392,18 @@ fn nodes(texts: &[String]) -> Result<Nodes, String> {
     }
     let max = redlock_core::quorum::Quorum::MAX_NODES;
     match urls.len() {
+        0 if !settings.nodes.is_empty() => {
+            Err("--node: given, and names no node; expected redis://[[user]:password@]host[:port][/db]".into())
+        }
+        0 if !settings.listen.ip().is_loopback() && !settings.embedded => Err(format!(
+            "--node: none is given, and {} is reachable from other machines: the locks would be in the memory of this process \
+             alone, and no other gateway would know of them; give 3 or 5 Redis masters, or say --embedded",
+            settings.listen
+        )),
         0 => Ok(Nodes::Embedded(EMBEDDED_NODES)),
+        given if settings.embedded => {
+            Err(format!("--embedded: not allowed beside --node, of which {given} are given; leave out one of the two"))
+        }
         given if given > max => Err(format!("--node: {given} nodes given; allowed are 1 to {max}")),
         _ => Ok(Nodes::Redis(urls)),
     }

@@ -63,7 +63,7 @@ impl Service<http::Request<Incoming>> for Connection {
         Box::pin(async move {
             let busy = busy.ok_or_else(|| io::Error::other("its place was given to another"))?;
             let mut response = app.answer(request.map(Body::new)).await;
-            if place.is_spare() {
+            if place.ends() {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             Ok(response.map(|body| Answer { body, _busy: busy }))

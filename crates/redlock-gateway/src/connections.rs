@@ -11,7 +11,7 @@
 //! its clients are one address.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -56,6 +56,8 @@ pub(crate) struct Connections {
     left: Notify,
     /// Connections that were let in; also the clock by which they are idle.
     accepted: AtomicU64,
+    /// The process is about to end: nobody should come back on a connection of now.
+    ending: AtomicBool,
 }
 
 #[derive(Default)]
@@ -139,8 +141,14 @@ impl Connections {
         metrics: ConnectionMetrics,
     ) -> Arc<Self> {
         metrics.limit(most.connections);
-        let (table, left, accepted) = (Mutex::default(), Notify::new(), AtomicU64::new(0));
-        Arc::new(Self { most, clients, refusals, metrics, table, left, accepted })
+        let (table, left, accepted, ending) =
+            (Mutex::default(), Notify::new(), AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Self { most, clients, refusals, metrics, table, left, accepted, ending })
+    }
+
+    /// From now on every answer says that its connection ends with it, so that clients do not meet a closed one later.
+    pub(crate) fn end_each(&self) {
+        self.ending.store(true, Ordering::Release);
     }
 
     /// A place for a connection from this address, if there is one. To be called for one after the other.
@@ -265,6 +273,11 @@ impl ConnectionPlace {
     /// Beyond the limit, also now.
     pub(crate) fn is_spare(&self) -> bool {
         self.is_spare && locked(&self.all.table).open.len() > self.all.most.connections
+    }
+
+    /// Whether its next answer is its last one.
+    pub(crate) fn ends(&self) -> bool {
+        self.all.ending.load(Ordering::Acquire) || self.is_spare()
     }
 
     /// Whether a request of it can be served. Who has sent a whole one goes before who is idle, however short.

@@ -30,7 +30,7 @@ pub use self::tokens::{PresentedToken, ResolvedToken};
 pub use self::wait_share::WaitShare;
 use crate::clients::{Client, Exceeded};
 use crate::config::{Limits, Quota};
-use crate::telemetry::{Operation, Outcome, Telemetry};
+use crate::telemetry::{Now, Operation, Outcome, Telemetry};
 
 /// A page of a listing takes no longer, and ends with what it has.
 const LISTING: Duration = Duration::from_secs(3);
@@ -45,6 +45,7 @@ pub struct Gateway {
     telemetry: Arc<Telemetry>,
     in_flight: Requests,
     wait_share: WaitShare,
+    leaving: AtomicBool,
     draining: AtomicBool,
     drained: Notify,
 }
@@ -114,8 +115,8 @@ impl Gateway {
         telemetry: Arc<Telemetry>,
     ) -> Self {
         let (in_flight, draining, drained) = (Requests::new(max_in_flight), AtomicBool::new(false), Notify::new());
-        let (listings, wait_share) = (Listings::default(), WaitShare::ALL);
-        Self { locks, limits, cluster, cursors, listings, telemetry, in_flight, wait_share, draining, drained }
+        let (listings, wait_share, leaving) = (Listings::default(), WaitShare::ALL, AtomicBool::new(false));
+        Self { locks, limits, cluster, cursors, listings, telemetry, in_flight, wait_share, leaving, draining, drained }
     }
 
     /// With a bound on what one client may take of the places for those who wait.
@@ -316,9 +317,14 @@ impl Gateway {
         Ok(ListView { locks: page.locks, next })
     }
 
+    /// Whether a majority of the nodes may vote.
+    pub fn has_quorum(&self) -> bool {
+        self.locks.has_quorum()
+    }
+
     /// Whether requests should be sent here.
     pub fn readiness(&self) -> Readiness {
-        if self.is_draining() {
+        if self.leaving.load(Ordering::Acquire) || self.is_draining() {
             Readiness::Draining
         } else if self.locks.has_quorum() {
             Readiness::Ready
@@ -343,7 +349,14 @@ impl Gateway {
     pub fn metrics(&self) -> String {
         let nodes = self.nodes();
         let statuses = nodes.iter().map(|(name, status)| (name.as_str(), status.clone()));
-        self.telemetry.render(statuses, self.locks.waiting(), self.listings.count(), self.locks.wall_micros())
+        let now = Now {
+            waiting: self.locks.waiting(),
+            listings: self.listings.count(),
+            in_flight: self.in_flight.count(),
+            is_ready: self.readiness() == Readiness::Ready,
+            wall_micros: self.locks.wall_micros(),
+        };
+        self.telemetry.render(statuses, &now)
     }
 
     /// To be called every few seconds.
@@ -356,6 +369,11 @@ impl Gateway {
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);
         self.drained.notify_waiters();
+    }
+
+    /// From now on it is not ready, so that load balancers send requests elsewhere. Those that come are served.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Release);
     }
 
     pub fn is_draining(&self) -> bool {

@@ -13,7 +13,7 @@ pub mod wire;
 
 use std::any::Any;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -25,6 +25,7 @@ use axum::routing::{any, get};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use tower::Service;
 use tower_http::catch_panic::CatchPanic;
+use tower_http::compression::CompressionLayer;
 use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
@@ -38,6 +39,7 @@ use crate::audit::{Audit, AuditGuard, RequestEnd};
 use crate::auth::Verb;
 use crate::clients::Turns;
 use crate::config::Public;
+use crate::gateway::Gateway;
 use crate::peer::Peer;
 use crate::refusals::{Refusals, Summary};
 use crate::telemetry::Telemetry;
@@ -58,7 +60,7 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 9] {
         (routes!(health::livez), Needs::Nothing),
         (routes!(health::readyz), Needs::Nothing),
         (routes!(health::healthz), Needs::Nothing),
-        (routes!(health::metrics), metrics),
+        (routes!(health::metrics).layer(CompressionLayer::new()), metrics),
     ]
 }
 
@@ -122,17 +124,37 @@ struct Observer {
     has_keys: bool,
     hosts: Hosts,
     turns: Arc<Turns>,
+    /// When it was last said that a request found no quorum.
+    last_mention: Mutex<Option<Instant>>,
 }
+
+/// How often it is.
+const MENTION: Duration = Duration::from_secs(1);
 
 impl App {
     pub fn new(state: AppState, telemetry: Arc<Telemetry>, audit: Arc<Audit>, hosts: Hosts) -> Self {
         let (has_keys, turns, state) = (!state.authenticator.is_open(), state.turns.clone(), Arc::new(state));
         let (routes, labels) = router(&state);
         let routes = browser::open_to(&state.cors_origins, routes);
-        Self::observed(
-            routes,
-            Observer { labels, telemetry, audit, refusals: Refusals::default(), has_keys, hosts, turns },
-        )
+        Self::observed(routes, Observer::new(labels, telemetry, audit, has_keys, hosts, turns))
+    }
+
+    /// Probes and metrics alone, for an address of their own: for whoever can reach that.
+    pub fn of_operators(gateway: Arc<Gateway>, telemetry: Arc<Telemetry>, audit: Arc<Audit>, hosts: Hosts) -> Self {
+        let state = Arc::new(AppState::open(gateway));
+        let mut labels = matchit::Router::new();
+        for path in PROBES {
+            labels.insert(path, path.to_owned()).expect("every path is there once");
+        }
+        let probes = operations(state.public).into_iter().filter(|(_, needs)| *needs == Needs::Nothing);
+        let api = probes.fold(OpenApiRouter::new(), |api, (operation, needs)| {
+            let operation: UtoipaMethodRouter = operation.with_state(Route::new(&state, needs));
+            api.routes(operation)
+        });
+        let (routes, _) = api.split_for_parts();
+        let turns = state.turns.clone();
+        let routes = routes.fallback(async || no_such_path());
+        Self::observed(routes, Observer::new(labels, telemetry, audit, false, hosts, turns))
     }
 
     /// Says how often what was refused; called from time to time.
@@ -218,7 +240,8 @@ impl App {
         }
         let elapsed = started.elapsed();
         telemetry.http(method, route, status.as_u16(), elapsed);
-        let told = Told { id: &id, trace: trace.as_ref(), method, route, status, address, elapsed, in_full: is_told };
+        let in_full = is_told && self.observer.may_mention(problem.as_ref());
+        let told = Told { id: &id, trace: trace.as_ref(), method, route, status, address, elapsed, in_full };
         told.log(problem.as_ref());
         if let Some(problem) = problem {
             problem.render(&id, &mut response);
@@ -233,6 +256,31 @@ impl App {
 }
 
 impl Observer {
+    fn new(
+        labels: matchit::Router<String>,
+        telemetry: Arc<Telemetry>,
+        audit: Arc<Audit>,
+        has_keys: bool,
+        hosts: Hosts,
+        turns: Arc<Turns>,
+    ) -> Self {
+        let (refusals, last_mention) = Default::default();
+        Self { labels, telemetry, audit, refusals, has_keys, hosts, turns, last_mention }
+    }
+
+    /// Without a quorum requests fail by the thousand, of which one now and then is enough.
+    fn may_mention(&self, problem: Option<&Problem>) -> bool {
+        if !problem.is_some_and(|problem| matches!(problem.code.as_str(), "quorum_unavailable" | "outcome_unknown")) {
+            return true;
+        }
+        let mut last = self.last_mention.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = last.is_none_or(|last| last.elapsed() >= MENTION);
+        if may {
+            *last = Some(Instant::now());
+        }
+        may
+    }
+
     /// Whether it is told of a request for itself: of refusals, which strangers can bring about at will, only of the first
     /// of a kind to each client.
     fn is_told(

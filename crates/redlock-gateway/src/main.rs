@@ -14,6 +14,9 @@ use tokio::signal::unix::{SignalKind, signal};
 /// In polls of a busy thread. The library's 61 would make an answer of the masters wait for a few milliseconds of other requests.
 const LOOK_AT_SOCKETS_EVERY: u32 = 16;
 
+/// Of what was given on the command line, in the environment or in files; the same as for a flag that does not exist.
+const UNUSABLE: u8 = 2;
+
 fn main() -> ExitCode {
     let line: Vec<_> = std::env::args_os().collect();
     let cli = config::parse::<Cli, Settings>(&line).unwrap_or_else(|error| error.exit());
@@ -54,12 +57,16 @@ fn main() -> ExitCode {
             })
         }
     };
-    done.unwrap_or_else(|error| fail(&error))
+    done.unwrap_or_else(|error| {
+        eprintln!("redlock-gateway: {error}");
+        ExitCode::from(UNUSABLE)
+    })
 }
 
 fn on_runtime(settings: Settings, work: impl AsyncFnOnce(Config) -> ExitCode) -> Result<ExitCode, String> {
     let config = Config::new(settings)?;
     check_files(&config)?;
+    telemetry::check_filter()?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(config.settings.worker_threads).event_interval(LOOK_AT_SOCKETS_EVERY).enable_all();
     let runtime = runtime.build();
@@ -102,9 +109,11 @@ async fn serve(config: Config) -> ExitCode {
         tracing::warn!("{excess}");
     }
     let listen = config.settings.listen;
-    let listener = match TcpListener::bind(listen) {
-        Ok(listener) => listener,
-        Err(error) => return fail(&format!("--listen: {listen}: {error}")),
+    let bound = |flag, address| TcpListener::bind(address).map_err(|error| format!("{flag}: {address}: {error}"));
+    let admin = config.settings.admin_listen.map(|address| bound("--admin-listen", address)).transpose();
+    let (listener, admin) = match (bound("--listen", listen), admin) {
+        (Ok(listener), Ok(admin)) => (listener, admin),
+        (Err(error), _) | (_, Err(error)) => return fail(&error),
     };
     // Before anything else runs: a signal that comes early must not kill the process half-way.
     let (mut terminate, mut interrupt) = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
@@ -122,7 +131,7 @@ async fn serve(config: Config) -> ExitCode {
         Err(error) => return fail(&error.to_string()),
     };
     let banner = config.clone();
-    match run(listener, shutdown, &reload, config, |running| announce(&banner, running)).await {
+    match run(listener, admin, shutdown, &reload, config, |running| announce(&banner, running)).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
     }
@@ -154,6 +163,10 @@ fn announce(config: &Config, running: &Running) {
     let settings = &config.settings;
     let (default_ttl, max_ttl) = (settings.limits.default_ttl.duration(), settings.limits.max_ttl.duration());
     say!("redlock-gateway {} on {url}", env!("CARGO_PKG_VERSION"));
+    if let Some(admin) = running.admin {
+        tracing::info!(address = %admin, "listening for probes and metrics");
+        say!("  probes and metrics for operators, without keys: http://{admin}");
+    }
     say!("  locks live {} unless asked otherwise, at most {}", show(default_ttl), show(max_ttl));
     match &config.nodes {
         Nodes::Embedded(count) => {

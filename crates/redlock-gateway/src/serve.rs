@@ -29,7 +29,7 @@ use crate::gateway::{CursorKey, Gateway, WaitShare};
 use crate::http::{App, AppState, Hosts};
 use crate::refusals::{self, Refusals, Summary};
 use crate::reload::{Reload, Watched};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{ConnectionMetrics, Reloaded, Telemetry};
 use crate::tls;
 
 /// Buffer of one connection. A head that does not fit is answered 431.
@@ -38,12 +38,19 @@ const CONNECTION_BUFFER: usize = capacity::HEAD;
 const PROGRESS: Duration = Duration::from_secs(10);
 /// Connections that the system has taken and the gateway not yet; the system may allow fewer (net.core.somaxconn).
 const BACKLOG: i32 = 1024;
+/// On the address of operators: probes and scrapers, of which any one may have them all.
+const OPERATORS: Most = Most { connections: 64, per_client: usize::MAX, loopback: false };
+const LOOK_AT_QUORUM: Duration = Duration::from_millis(250);
+/// How long a start may take until there is a majority.
+const STARTS_WITHIN: Duration = Duration::from_secs(10);
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// A server that was started.
 pub struct Running {
     /// Where it listens, with the port that was chosen.
     pub address: SocketAddr,
+    /// Where it listens for probes alone.
+    pub admin: Option<SocketAddr>,
     /// The service behind it.
     pub gateway: Arc<Gateway>,
 }
@@ -67,24 +74,25 @@ pub fn check_files(config: &Config) -> Result<(), String> {
 }
 
 /// Serves until `shutdown` resolves, then finishes what is in flight, for at most the configured grace. `started` is
-/// called once it listens. `reload` has the files read again that are read at all.
+/// called once it listens, on `admin` for probes and metrics alone. `reload` has the files read again that are read at all.
 pub async fn run(
     listener: TcpListener,
+    admin: Option<TcpListener>,
     shutdown: impl Future<Output = ()>,
     reload: &Reload,
     config: Config,
     started: impl FnOnce(&Running),
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    listener.set_nonblocking(true)?;
-    // Again, for its backlog alone.
-    rustix::net::listen(&listener, BACKLOG)?;
-    let address = listener.local_addr()?;
+    let address = listen(&listener)?;
     // What may be missing comes before the nodes hear of us.
-    let authenticator = authenticator(&config, address, reload)?;
+    let names = node_names(&config.nodes);
+    let telemetry = Arc::new(Telemetry::new(&names));
+    let authenticator = authenticator(&config, address, reload, &telemetry)?;
     let audit = audit(&config, reload)?;
-    let (gateway, telemetry) = assemble(&config)?;
+    let gateway = assemble(&config, &names, &telemetry)?;
     audit.file().into_iter().for_each(|file| file.count_failures(telemetry.audit_failures.clone()));
-    let clients = Arc::new(Clients::default());
+    // Who has many connections to one of the two addresses is no less welcome at the other.
+    let (clients, operators) = (Arc::new(Clients::default()), Arc::new(Clients::default()));
     let (public, cors_origins) = (config.public, config.cors_origins.clone());
     let turns = Turns::new(config.settings.worker_threads);
     let state =
@@ -92,39 +100,39 @@ pub async fn run(
     let hosts = Hosts { is_loopback: address.ip().is_loopback(), allowed: config.allowed_hosts.clone() };
     let app = App::new(state, telemetry.clone(), audit.clone(), hosts);
 
-    // They end with this function.
-    let mut tasks = JoinSet::new();
     let handle = Handle::new();
     let server = axum_server::from_tcp(listener)?.handle(handle.clone());
     let refusals = Arc::new(Refusals::default());
     let metrics = telemetry.connections.clone();
     let connections = Connections::new(most(&config.capacity), clients.clone(), refusals.clone(), metrics);
-    let connections = services(app.clone(), connections);
+    // They end with this function.
+    let mut tasks = JoinSet::new();
+    let of_operators = |hosts| App::of_operators(gateway.clone(), telemetry.clone(), audit.clone(), hosts);
+    let serve = |listener| serve_operators(listener, &config, of_operators, (&operators, &refusals), &mut tasks);
+    let admin = admin.map(serve).transpose()?;
+    let connections_in = services(app.clone(), connections.clone());
     let (handshakes, end_of_handshakes) = watch::channel(());
     let mut server = match &config.https {
-        None => tokio::spawn(http1(server.acceptor(Plain::new()), &config).serve(connections)),
+        None => tokio::spawn(http1(server.acceptor(Plain::new()), &config).serve(connections_in)),
         Some(files) => {
-            let encrypted = Encrypted::new(tls::follow(files, reload, &mut tasks)?, end_of_handshakes);
-            tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections))
+            let (expiry, failures) =
+                (telemetry.certificate_expiry(&files.cert), telemetry.reload_failures(Reloaded::Tls));
+            let told = tls::Told { expiry, failures };
+            let encrypted = Encrypted::new(tls::follow(files, reload, told, &mut tasks)?, end_of_handshakes);
+            tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections_in))
         }
     };
-    tasks.spawn(upkeep(gateway.clone(), clients));
+    tasks.spawn(tell_of_quorum(gateway.clone()));
+    tasks.spawn(upkeep(gateway.clone(), [clients, operators]));
     tasks.spawn(sum_up_for_ever(app.clone(), refusals.clone()));
 
-    started(&Running { address, gateway: gateway.clone() });
+    started(&Running { address, admin, gateway: gateway.clone() });
     tokio::select! {
         () = shutdown => {}
         ended = &mut server => return Ok(ended??),
     }
 
-    // Still listening: readyz says 503 and new locks are refused, while holders can extend and release.
-    let grace = config.settings.shutdown_grace;
-    tracing::info!(?grace, "shutting down");
-    gateway.drain();
-    let deadline = Instant::now() + grace;
-    if tokio::time::timeout_at(deadline, gateway.idle()).await.is_err() {
-        tracing::warn!("requests were still in flight at the end of the grace period");
-    }
+    let deadline = drain(&gateway, &connections, &config).await;
     drop(handshakes);
     handle.graceful_shutdown(Some(deadline.saturating_duration_since(Instant::now())));
     server.await??;
@@ -136,12 +144,59 @@ pub async fn run(
     Ok(())
 }
 
-fn authenticator(config: &Config, address: SocketAddr, reload: &Reload) -> Result<Arc<Authenticator>, String> {
+/// From the word to end until nothing is in flight, or has taken too long; answers until when connections may still end.
+async fn drain(gateway: &Gateway, connections: &Connections, config: &Config) -> Instant {
+    // Load balancers have to see that readyz says 503 before anything is refused.
+    let (delay, grace) = (config.drain_delay(), config.settings.shutdown_grace);
+    tracing::info!(drain_delay_ms = delay.as_millis() as u64, grace_ms = grace.as_millis() as u64, "shutting down");
+    gateway.leave();
+    connections.end_each();
+    tokio::time::sleep(delay).await;
+    // Still listening: new locks are refused, while holders can extend and release.
+    gateway.drain();
+    let deadline = Instant::now() + grace;
+    if tokio::time::timeout_at(deadline, gateway.idle()).await.is_err() {
+        tracing::warn!("requests were still in flight at the end of the grace period");
+    }
+    deadline
+}
+
+/// Probes and metrics, until the tasks end.
+fn serve_operators(
+    listener: TcpListener,
+    config: &Config,
+    app: impl FnOnce(Hosts) -> App,
+    (clients, refusals): (&Arc<Clients>, &Arc<Refusals>),
+    tasks: &mut JoinSet<()>,
+) -> io::Result<SocketAddr> {
+    let address = listen(&listener)?;
+    let metrics = ConnectionMetrics::uncounted();
+    let connections = Connections::new(OPERATORS, clients.clone(), refusals.clone(), metrics);
+    let app = app(Hosts { is_loopback: address.ip().is_loopback(), allowed: config.allowed_hosts.clone() });
+    let server = axum_server::from_tcp(listener)?.acceptor(Plain::new());
+    let serving = http1(server, config).serve(services(app, connections));
+    tasks.spawn(async move { drop(serving.await) });
+    Ok(address)
+}
+
+fn listen(listener: &TcpListener) -> io::Result<SocketAddr> {
+    listener.set_nonblocking(true)?;
+    // Again, for its backlog alone.
+    rustix::net::listen(listener, BACKLOG)?;
+    listener.local_addr()
+}
+
+fn authenticator(
+    config: &Config,
+    address: SocketAddr,
+    reload: &Reload,
+    telemetry: &Telemetry,
+) -> Result<Arc<Authenticator>, String> {
     // Where other hosts or pages are let in, those who come need not be of this machine.
     let lets_force = address.ip().is_loopback() && config.allowed_hosts.is_empty() && config.cors_origins.is_empty();
     match &config.settings.auth_keys {
         None => Ok(Arc::new(Authenticator::open(lets_force))),
-        Some(path) => Authenticator::following(path, reload),
+        Some(path) => Authenticator::following(path, reload, telemetry.reload_failures(Reloaded::AuthKeys)),
     }
 }
 
@@ -161,7 +216,9 @@ pub fn within_descriptors(config: Config) -> Result<Config, String> {
         Nodes::Embedded(_) => 0,
         Nodes::Redis(urls) => urls.len(),
     };
-    let capacity = config.capacity.within(descriptors, nodes, connections::SPARE + connections::LEAVING)?;
+    let others = connections::SPARE + connections::LEAVING;
+    let of_operators = config.settings.admin_listen.map_or(0, |_| OPERATORS.connections + others);
+    let capacity = config.capacity.within(descriptors, nodes, others + of_operators)?;
     Ok(Config { capacity, ..config })
 }
 
@@ -179,12 +236,33 @@ fn services(
     })
 }
 
-async fn upkeep(gateway: Arc<Gateway>, clients: Arc<Clients>) {
+async fn upkeep(gateway: Arc<Gateway>, clients: [Arc<Clients>; 2]) {
     let mut tick = tokio::time::interval(UPKEEP);
     loop {
         tick.tick().await;
         gateway.upkeep();
-        clients.forget_idle();
+        clients.iter().for_each(|clients| clients.forget_idle());
+    }
+}
+
+/// One line when the majority is lost and one when it is back: requests say it to their clients.
+async fn tell_of_quorum(gateway: Arc<Gateway>) {
+    let mut tick = tokio::time::interval(LOOK_AT_QUORUM);
+    let (mut is_told, mut since, mut is_starting) = (true, Instant::now(), true);
+    loop {
+        tick.tick().await;
+        let has = gateway.has_quorum();
+        is_starting &= !has && since.elapsed() < STARTS_WITHIN;
+        if has == is_told || is_starting {
+            continue;
+        }
+        let (nodes, lasted_ms) = (gateway.nodes_summary(), since.elapsed().as_millis() as u64);
+        (is_told, since) = (has, Instant::now());
+        if has {
+            tracing::info!(nodes, without_ms = lasted_ms, "a majority of nodes may vote");
+        } else {
+            tracing::error!(nodes, "QUORUM LOST: no majority of nodes may vote, and no lock can be acquired");
+        }
     }
 }
 
@@ -229,19 +307,23 @@ fn http1<A>(server: Server<SocketAddr, A>, config: &Config) -> Server<SocketAddr
         .http_builder()
         .http1()
         .timer(TokioTimer::new())
+        // In one piece: answers are short.
+        .writev(false)
         // Counts from the end of the last request: it bounds idle connections and slow request heads alike.
         .header_read_timeout(config.settings.idle_timeout)
         .max_buf_size(CONNECTION_BUFFER);
     server
 }
 
-fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsError> {
-    let names: Vec<String> = match &config.nodes {
+fn node_names(nodes: &Nodes) -> Vec<String> {
+    match nodes {
         Nodes::Embedded(count) => (1..=*count).map(|n| format!("embedded-{n}")).collect(),
         Nodes::Redis(urls) => urls.iter().map(|url| url.name().to_owned()).collect(),
-    };
-    let cluster = cluster_name(config, &names);
-    let telemetry = Arc::new(Telemetry::new(&names));
+    }
+}
+
+fn assemble(config: &Config, names: &[String], telemetry: &Arc<Telemetry>) -> Result<Arc<Gateway>, SettingsError> {
+    let cluster = cluster_name(config, names);
     let seams = Seams { observer: telemetry.clone(), ..Seams::default() };
     let locks = Redlock::builder().settings(settings(config)).seams(seams.clone());
     let locks = match &config.nodes {
@@ -261,14 +343,15 @@ fn assemble(config: &Config) -> Result<(Arc<Gateway>, Arc<Telemetry>), SettingsE
     if config.settings.bootstrap && matches!(config.nodes, Nodes::Redis(_)) {
         tokio::spawn(bootstrap(locks.clone()));
     }
-    let cursors = cursor_key(config, &cluster, &names, seams.entropy.as_ref());
+    let cursors = cursor_key(config, &cluster, names, seams.entropy.as_ref());
+    telemetry.limits(config.capacity.in_flight, config.capacity.waiters, locks.quorum().size());
     let gateway =
         Gateway::new(locks, config.settings.limits, cluster, cursors, config.capacity.in_flight, telemetry.clone());
     let wait_share = WaitShare {
         waiters: config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),
         locks: config.settings.max_waited_locks_per_client,
     };
-    Ok((Arc::new(gateway.with_wait_share(wait_share)), telemetry))
+    Ok(Arc::new(gateway.with_wait_share(wait_share)))
 }
 
 async fn bootstrap(locks: Redlock) {

@@ -6,160 +6,48 @@
 
 mod connections;
 mod describe;
+mod logging;
+mod words;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Label};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use redlock_core::Waiting;
-use redlock_core::node::{Failure, HandOver, NodeState, NodeStatus, Observer, Reason, Vote};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::Directive;
+use redlock_core::node::{HandOver, NodeState, NodeStatus, Observer, Reason, Vote};
 
 pub use self::connections::{ConnectionMetrics, ConnectionRefused};
-use crate::audit;
+pub use self::logging::{check_filter, start_logging};
+use self::words::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
+pub use self::words::{Operation, Outcome, WaitEnd};
 use crate::clients::Limited;
-use crate::config::LogFormat;
 
 /// 250 µs to 30 s.
 const SECONDS: [f64; 16] =
     [0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
+/// Clients wait for up to 25 s.
+const WAITS: [f64; 15] = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 25.0, 27.5, 30.0];
 const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 
-/// Starts logging: to standard output, level by RUST_LOG, `info` by default.
-pub fn start_logging(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,fred=off,rustls=off"));
-    // Denials are on the record, whatever else the log is to leave out.
-    let filter = match Directive::from_str(&format!("{}=info", audit::TARGET)) {
-        Ok(directive) => filter.add_directive(directive),
-        Err(_) => filter,
-    };
-    // A log that cannot be written must not panic: by default that is reported on standard error, which may be gone too.
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
-    let started = match format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
-    };
-    // A second start in one process keeps the first subscriber.
-    drop(started);
-}
-
-/// The operations that are counted.
+/// What is read again while it is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operation {
-    Acquire,
-    Extend,
-    Release,
-    Inspect,
+pub enum Reloaded {
+    AuthKeys,
+    Tls,
 }
 
-/// How an operation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    Granted,
-    Held,
-    NoQuorum,
-    Cancelled,
-    Extended,
-    Released,
-    Lost,
-    NotHolder,
-    Unknown,
-    Refused,
-    Found,
-    Free,
+/// What goes on at the moment of a scrape.
+pub struct Now {
+    pub waiting: Waiting,
+    pub listings: usize,
+    pub in_flight: usize,
+    pub is_ready: bool,
+    pub wall_micros: u64,
 }
-
-/// In the order of the enum.
-const OPERATIONS: [(Operation, &str); 4] = [
-    (Operation::Acquire, "acquire"),
-    (Operation::Extend, "extend"),
-    (Operation::Release, "release"),
-    (Operation::Inspect, "inspect"),
-];
-
-/// In the order of the enum.
-const OUTCOMES: [(Outcome, &str); 12] = [
-    (Outcome::Granted, "granted"),
-    (Outcome::Held, "held"),
-    (Outcome::NoQuorum, "no_quorum"),
-    (Outcome::Cancelled, "cancelled"),
-    (Outcome::Extended, "extended"),
-    (Outcome::Released, "released"),
-    (Outcome::Lost, "lost"),
-    (Outcome::NotHolder, "not_holder"),
-    (Outcome::Unknown, "unknown"),
-    (Outcome::Refused, "refused"),
-    (Outcome::Found, "found"),
-    (Outcome::Free, "free"),
-];
-
-/// The outcomes that an operation can have; others are never exported for it.
-fn outcomes_of(operation: Operation) -> &'static [Outcome] {
-    match operation {
-        Operation::Acquire => &[
-            Outcome::Granted,
-            Outcome::Held,
-            Outcome::NoQuorum,
-            Outcome::Unknown,
-            Outcome::Cancelled,
-            Outcome::Refused,
-        ],
-        Operation::Extend => {
-            &[Outcome::Extended, Outcome::Lost, Outcome::NotHolder, Outcome::Unknown, Outcome::Refused]
-        }
-        Operation::Release => &[Outcome::Released, Outcome::Lost, Outcome::NotHolder, Outcome::Unknown],
-        Operation::Inspect => &[Outcome::Found, Outcome::Free, Outcome::Unknown],
-    }
-}
-
-/// All votes in the order of [`vote_index`].
-fn vote_words() -> impl Iterator<Item = &'static str> {
-    let answers = ["granted", "yours", "held", "stale", "extended", "released", "missing", "found"];
-    answers.into_iter().chain(Reason::ALL.map(Reason::as_str))
-}
-
-fn vote_index(vote: &Vote) -> usize {
-    match vote {
-        Vote::Granted => 0,
-        Vote::Yours(_) => 1,
-        Vote::Held(_) => 2,
-        Vote::Stale { .. } => 3,
-        Vote::Extended { .. } => 4,
-        Vote::Released => 5,
-        Vote::Missing => 6,
-        Vote::Found(_) => 7,
-        Vote::Failed(Failure { reason, .. }) => 8 + *reason as usize,
-    }
-}
-
-/// How a wait ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WaitEnd {
-    Granted,
-    TimedOut,
-    Cancelled,
-}
-
-const WAIT_ENDS: [(WaitEnd, &str); 3] =
-    [(WaitEnd::Granted, "granted"), (WaitEnd::TimedOut, "timed_out"), (WaitEnd::Cancelled, "cancelled")];
-
-// What is counted is found by its number.
-const _: () = {
-    let mut at = 0;
-    while at < OUTCOMES.len() {
-        assert!(OUTCOMES[at].0 as usize == at);
-        assert!(at >= OPERATIONS.len() || OPERATIONS[at].0 as usize == at);
-        assert!(at >= WAIT_ENDS.len() || WAIT_ENDS[at].0 as usize == at);
-        assert!(at >= Reason::ALL.len() || Reason::ALL[at] as usize == at);
-        at += 1;
-    }
-    assert!(Outcome::Free as usize + 1 == OUTCOMES.len() && Operation::Inspect as usize + 1 == OPERATIONS.len());
-};
 
 /// All metrics of one gateway.
 pub struct Telemetry {
@@ -192,6 +80,7 @@ struct NodeMetrics {
     quarantine: Gauge,
     heals: Counter,
     states: Vec<(NodeState, Gauge)>,
+    voting: Gauge,
 }
 
 impl Telemetry {
@@ -199,8 +88,10 @@ impl Telemetry {
         let recorder = PrometheusBuilder::new()
             .set_buckets(&SECONDS)
             .and_then(|builder| {
-                let matcher = metrics_exporter_prometheus::Matcher::Full("redlock_batch_operations".into());
-                builder.set_buckets_for_metric(matcher, &BATCH)
+                builder.set_buckets_for_metric(Matcher::Full("redlock_batch_operations".into()), &BATCH)
+            })
+            .and_then(|builder| {
+                builder.set_buckets_for_metric(Matcher::Full("redlock_wait_duration_seconds".into()), &WAITS)
             })
             .expect("bucket lists are not empty")
             .build_recorder();
@@ -265,25 +156,43 @@ impl Telemetry {
         self.http.write().unwrap_or_else(PoisonError::into_inner).insert(key, histogram);
     }
 
-    /// Everything as Prometheus text, with what goes on now and the nodes' states. `now` is the wall clock in microseconds.
-    pub fn render<'a>(
-        &self,
-        statuses: impl Iterator<Item = (&'a str, NodeStatus)>,
-        waiting: Waiting,
-        listings: usize,
-        now: u64,
-    ) -> String {
-        self.handles.waiters.set(waiting.waiters as f64);
-        self.handles.waiting_locks.set(waiting.locks as f64);
-        self.handles.listings.set(listings as f64);
+    /// The limits, for whoever compares them with what goes on.
+    pub fn limits(&self, in_flight: usize, waiters: usize, quorum: usize) {
+        self.handles.in_flight_limit.set(in_flight as f64);
+        self.handles.waiters_limit.set(waiters as f64);
+        self.handles.quorum.set(quorum as f64);
+    }
+
+    /// A file was to be read again, and could not be used.
+    pub fn reload_failures(&self, what: Reloaded) -> Counter {
+        self.handles.reload_failures[what as usize].clone()
+    }
+
+    /// When the certificate in this file ends.
+    pub fn certificate_expiry(&self, file: &Path) -> Gauge {
+        let file = file.display().to_string();
+        metrics::with_local_recorder(
+            &self.recorder,
+            || metrics::gauge!("redlock_certificate_expiry_timestamp_seconds", "file" => file),
+        )
+    }
+
+    /// Everything as Prometheus text, with what goes on now and the nodes' states.
+    pub fn render<'a>(&self, statuses: impl Iterator<Item = (&'a str, NodeStatus)>, now: &Now) -> String {
+        self.handles.waiters.set(now.waiting.waiters as f64);
+        self.handles.waiting_locks.set(now.waiting.locks as f64);
+        self.handles.listings.set(now.listings as f64);
+        self.handles.in_flight.set(now.in_flight as f64);
+        self.handles.ready.set(f64::from(u8::from(now.is_ready)));
         for (name, status) in statuses {
             let Some(node) = self.node(name) else { continue };
             for (state, gauge) in &node.states {
                 gauge.set(f64::from(u8::from(*state == status.state)));
             }
+            node.voting.set(f64::from(u8::from(status.votes())));
             node.restarts.absolute(status.restarts);
             node.evicted.set(status.evicted_keys as f64);
-            let left = status.until_micros.map_or(0, |until| until.saturating_sub(now));
+            let left = status.until_micros.map_or(0, |until| until.saturating_sub(now.wall_micros));
             node.quarantine.set(left as f64 / 1e6);
         }
         metrics::with_local_recorder(&self.recorder, || self.process.collect());
@@ -369,6 +278,7 @@ impl NodeMetrics {
             evicted: metrics::gauge!("redlock_node_evicted_keys", node()),
             quarantine: metrics::gauge!("redlock_node_quarantine_remaining_seconds", node()),
             heals: metrics::counter!("redlock_node_heals_total", node()),
+            voting: metrics::gauge!("redlock_node_voting", node()),
             states: NodeState::ALL
                 .map(|state| (state, metrics::gauge!("redlock_node_state", with("state", state.as_str()))))
                 .into(),
@@ -389,6 +299,12 @@ struct Handles {
     waiting_locks: Gauge,
     listings: Gauge,
     handed_over: [Counter; 2],
+    in_flight: Gauge,
+    in_flight_limit: Gauge,
+    waiters_limit: Gauge,
+    quorum: Gauge,
+    ready: Gauge,
+    reload_failures: [Counter; 2],
 }
 
 impl Handles {
@@ -422,6 +338,14 @@ impl Handles {
             waiting_locks: metrics::gauge!("redlock_waiting_locks"),
             listings: metrics::gauge!("redlock_listings"),
             handed_over: ["local", "remote"].map(|kind| metrics::counter!("redlock_handoffs_total", "kind" => kind)),
+            in_flight: metrics::gauge!("redlock_requests_in_flight"),
+            in_flight_limit: metrics::gauge!("redlock_requests_in_flight_limit"),
+            waiters_limit: metrics::gauge!("redlock_waiters_limit"),
+            quorum: metrics::gauge!("redlock_quorum"),
+            ready: metrics::gauge!("redlock_ready"),
+            // In the order of `Reloaded`.
+            reload_failures: ["auth_keys", "tls"]
+                .map(|what| metrics::counter!("redlock_reload_failures_total", "what" => what)),
         }
     }
 }

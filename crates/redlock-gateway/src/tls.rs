@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum_server::tls_rustls::RustlsConfig;
+use metrics::{Counter, Gauge};
 use tokio::task::JoinSet;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -27,10 +28,23 @@ use x509_cert::der::Decode;
 use crate::config::TlsFiles;
 use crate::reload::{Content, Reload, Watched, read};
 
+/// Where it is told what became of the files.
+pub(crate) struct Told {
+    /// When the server's certificate ends.
+    pub(crate) expiry: Gauge,
+    pub(crate) failures: Counter,
+}
+
 /// What stands in the files, followed by one of the tasks; must be called on a tokio runtime.
-pub(crate) fn follow(files: &TlsFiles, reload: &Reload, tasks: &mut JoinSet<()>) -> Result<RustlsConfig, String> {
+pub(crate) fn follow(
+    files: &TlsFiles,
+    reload: &Reload,
+    told: Told,
+    tasks: &mut JoinSet<()>,
+) -> Result<RustlsConfig, String> {
     let mut watched = Watched::new(paths(files), reload);
     let current = RustlsConfig::from_config(Arc::new(configuration(files, watched.contents())?));
+    told.expiry.set(expiry(files, watched.contents()));
     let (files, followed) = (files.clone(), current.clone());
     tasks.spawn(async move {
         loop {
@@ -38,10 +52,14 @@ pub(crate) fn follow(files: &TlsFiles, reload: &Reload, tasks: &mut JoinSet<()>)
             match configuration(&files, watched.contents()) {
                 Ok(config) => {
                     followed.reload_from_config(Arc::new(config));
+                    told.expiry.set(expiry(&files, watched.contents()));
                     let cert = files.cert.display();
                     tracing::info!(%cert, "new connections get the certificate that was read now");
                 }
-                Err(error) => tracing::error!(error, "what was read now cannot be used: the certificate before stays"),
+                Err(error) => {
+                    told.failures.increment(1);
+                    tracing::error!(error, "what was read now cannot be used: the certificate before stays");
+                }
             }
         }
     });
@@ -73,6 +91,13 @@ pub(crate) fn check(files: &TlsFiles) -> Result<(), String> {
 
 fn paths(files: &TlsFiles) -> Vec<PathBuf> {
     [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()].into_iter().flatten().cloned().collect()
+}
+
+/// Of the server's certificate, in seconds since 1970; 0 where it cannot be told.
+fn expiry(files: &TlsFiles, contents: &[Content]) -> f64 {
+    let chain = contents.first().and_then(|cert| certificates("--tls-cert", &files.cert, cert).ok());
+    let own = chain.and_then(|chain| Certificate::from_der(chain.first()?).ok());
+    own.map_or(0.0, |own| own.tbs_certificate().validity().not_after.to_unix_duration().as_secs_f64())
 }
 
 /// From the contents of the files, in the order of [`paths`].

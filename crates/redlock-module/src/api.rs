@@ -13,11 +13,15 @@ pub(crate) const OK: c_int = 0;
 pub(crate) const ERR: c_int = 1;
 const READ: c_int = 1;
 const WRITE: c_int = 2;
+const KEY_IS_EMPTY: c_int = 0;
 const KEY_IS_TEXT: c_int = 1;
-const NO_EXPIRY: c_longlong = -1;
+/// In place of a time.
+pub(crate) const NO_EXPIRY: c_longlong = -1;
 const FLAG_OUT_OF_MEMORY: c_int = 1 << 10;
 /// Access, update, insert, delete.
 const MAY_READ_AND_WRITE: c_int = 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7;
+/// Keys are opened to be written also where they are only read then: who watches a key hears of it when it was changed.
+const OPTION_NO_IMPLICIT_SIGNAL: c_int = 1 << 1;
 const EVENT_GENERIC: c_int = 1 << 2;
 const EVENT_TEXT: c_int = 1 << 3;
 
@@ -74,6 +78,7 @@ macro_rules! functions {
 
 functions! {
     SetModuleAttribs(Ctx, *const c_char, c_int, c_int);
+    SetModuleOptions(Ctx, c_int);
     IsModuleNameBusy(*const c_char) -> c_int;
     CreateCommand(Ctx, *const c_char, Command, *const c_char, c_int, c_int, c_int) -> c_int;
     StringPtrLen(Text, *mut usize) -> *const c_char;
@@ -84,8 +89,8 @@ functions! {
     KeyType(Key) -> c_int;
     StringDMA(Key, *mut usize, c_int) -> *const c_char;
     StringSet(Key, Text) -> c_int;
+    StringTruncate(Key, usize) -> c_int;
     GetExpire(Key) -> c_longlong;
-    SetExpire(Key, c_longlong) -> c_int;
     GetAbsExpire(Key) -> c_longlong;
     SetAbsExpire(Key, c_longlong) -> c_int;
     DeleteKey(Key) -> c_int;
@@ -102,6 +107,7 @@ functions! {
     ACLCheckKeyPermissions(User, Text, c_int) -> c_int;
     ACLCheckChannelPermissions(User, Text, c_int) -> c_int;
     NotifyKeyspaceEvent(Ctx, c_int, *const c_char, Text) -> c_int;
+    SignalModifiedKey(Ctx, Text) -> c_int;
 }
 
 /// The server that has loaded the module.
@@ -120,6 +126,7 @@ impl Server {
                 return None;
             }
             (functions.SetModuleAttribs)(ctx, name.as_ptr(), version, 1);
+            (functions.SetModuleOptions)(ctx, OPTION_NO_IMPLICIT_SIGNAL);
             Some(Self(functions))
         }
     }
@@ -218,20 +225,11 @@ impl Call<'_> {
         OwnText { call: self, text }
     }
 
-    /// A key to be read; `None` when there is none.
-    pub(crate) fn read<'a>(&'a self, name: &'a OwnText<'a>) -> Option<OpenKey<'a>> {
-        self.open(name, READ)
-    }
-
-    /// A key to be changed, also one that is not there.
-    pub(crate) fn write<'a>(&'a self, name: &'a OwnText<'a>) -> Option<OpenKey<'a>> {
-        self.open(name, READ | WRITE)
-    }
-
-    fn open<'a>(&'a self, name: &'a OwnText<'a>, mode: c_int) -> Option<OpenKey<'a>> {
+    /// A key, whether there is one or not. `None` when the server refuses.
+    pub(crate) fn open<'a>(&'a self, name: OwnText<'a>) -> Option<OpenKey<'a>> {
         // SAFETY: see above.
-        let key = NonNull::new(unsafe { (self.functions.OpenKey)(self.ctx, name.text, mode) })?;
-        Some(OpenKey { name, key })
+        let key = NonNull::new(unsafe { (self.functions.OpenKey)(self.ctx, name.text, READ | WRITE) })?;
+        Some(OpenKey { key: Handle { call: self, key }, name, changes: Vec::new() })
     }
 }
 
@@ -277,118 +275,148 @@ impl Drop for CallingUser<'_> {
 /// A key that is open: what is changed goes to the append-only file and to replicas, as the plain command that does the same,
 /// so that a server without the module can load and follow it.
 pub(crate) struct OpenKey<'a> {
-    name: &'a OwnText<'a>,
+    key: Handle<'a>,
+    name: OwnText<'a>,
+    changes: Vec<(c_int, &'static CStr)>,
+}
+
+struct Handle<'a> {
+    call: &'a Call<'a>,
     key: NonNull<c_void>,
 }
 
-impl OpenKey<'_> {
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        // SAFETY: it was opened for this.
+        unsafe { (self.call.functions.CloseKey)(self.key.as_ptr()) };
+    }
+}
+
+/// What was done to a key that is closed.
+pub(crate) struct Changes<'a> {
+    name: OwnText<'a>,
+    changes: Vec<(c_int, &'static CStr)>,
+}
+
+impl Changes<'_> {
+    /// Other modules hear of it at once, and may change any key: none may be open.
+    pub(crate) fn tell(&self) {
+        let (call, name) = (self.name.call, self.name.text);
+        for (class, event) in &self.changes {
+            // SAFETY: see `Call`.
+            unsafe { (call.functions.NotifyKeyspaceEvent)(call.ctx, *class, event.as_ptr(), name) };
+        }
+        if !self.changes.is_empty() {
+            // SAFETY: see `Call`.
+            unsafe { (call.functions.SignalModifiedKey)(call.ctx, name) };
+        }
+    }
+}
+
+impl<'a> OpenKey<'a> {
     fn functions(&self) -> &Functions {
         self.name.call.functions
+    }
+
+    fn kind(&self) -> c_int {
+        // SAFETY: see `Call`.
+        unsafe { (self.functions().KeyType)(self.key.key.as_ptr()) }
     }
 
     /// What it holds; `Err` for what is no text, `None` for nothing.
     pub(crate) fn value(&self) -> Result<Option<Bytes>, NoText> {
         let mut length = 0;
-        // SAFETY: the bytes are copied before the key is touched again.
-        unsafe {
-            match (self.functions().KeyType)(self.key.as_ptr()) {
-                0 => Ok(None),
-                KEY_IS_TEXT => {
-                    let bytes = (self.functions().StringDMA)(self.key.as_ptr(), &mut length, READ);
-                    Ok(Some(Bytes::copy_from_slice(std::slice::from_raw_parts(bytes.cast(), length))))
-                }
-                _ => Err(NoText),
-            }
+        match self.kind() {
+            KEY_IS_EMPTY => Ok(None),
+            // SAFETY: the bytes are copied before the key is touched again.
+            KEY_IS_TEXT => unsafe {
+                let bytes = (self.functions().StringDMA)(self.key.key.as_ptr(), &mut length, READ);
+                Ok(Some(Bytes::copy_from_slice(std::slice::from_raw_parts(bytes.cast(), length))))
+            },
+            _ => Err(NoText),
         }
     }
 
     /// In milliseconds; `None` without an expiry.
     pub(crate) fn time_to_live(&self) -> Option<u64> {
         // SAFETY: see `Call`.
-        u64::try_from(unsafe { (self.functions().GetExpire)(self.key.as_ptr()) }).ok()
+        u64::try_from(unsafe { (self.functions().GetExpire)(self.key.key.as_ptr()) }).ok()
     }
 
     /// When it ends, in milliseconds since 1970; negative without an expiry.
     pub(crate) fn ends_at(&self) -> c_longlong {
         // SAFETY: see `Call`.
-        unsafe { (self.functions().GetAbsExpire)(self.key.as_ptr()) }
+        unsafe { (self.functions().GetAbsExpire)(self.key.key.as_ptr()) }
     }
 
-    pub(crate) fn set(&self, value: &[u8], ends: Ends) {
-        let (functions, ctx, value) = (self.functions(), self.name.call.ctx, self.name.call.text(value));
+    /// Ends as said, in milliseconds since 1970 or [`NO_EXPIRY`]; like before when `None`, which is for texts only.
+    pub(crate) fn set(&mut self, value: &[u8], ends_at: Option<c_longlong>) {
+        let call = self.name.call;
+        let text = call.text(value);
+        // A text is written over where it stands: to replace it, Redis looks for its key another ten times.
+        if self.kind() == KEY_IS_TEXT {
+            self.overwrite(value);
+        } else {
+            // SAFETY: see `Call`.
+            unsafe { (self.functions().StringSet)(self.key.key.as_ptr(), text.text) };
+        }
+        if let Some(at) = ends_at {
+            // SAFETY: see `Call`.
+            unsafe { (self.functions().SetAbsExpire)(self.key.key.as_ptr(), at) };
+        }
+        let ends_at = ends_at.unwrap_or_else(|| self.ends_at());
+        let (replicate, command) = (self.functions().Replicate, c"SET".as_ptr());
         // SAFETY: see `Call`. The formats name what follows them: text, C text, number.
         unsafe {
-            (functions.StringSet)(self.key.as_ptr(), value.text);
-            match ends {
-                Ends::In(millis) => (functions.SetExpire)(self.key.as_ptr(), millis),
-                Ends::At(at) => (functions.SetAbsExpire)(self.key.as_ptr(), at),
-                Ends::Never => OK,
-            };
-            let ends_at = self.ends_at();
             if ends_at == NO_EXPIRY {
-                (functions.Replicate)(ctx, c"SET".as_ptr(), c"ss".as_ptr(), self.name.text, value.text);
+                replicate(call.ctx, command, c"ss".as_ptr(), self.name.text, text.text);
             } else {
                 let pxat = c"PXAT".as_ptr();
-                (functions.Replicate)(
-                    ctx,
-                    c"SET".as_ptr(),
-                    c"sscl".as_ptr(),
-                    self.name.text,
-                    value.text,
-                    pxat,
-                    ends_at,
-                );
+                replicate(call.ctx, command, c"sscl".as_ptr(), self.name.text, text.text, pxat, ends_at);
             }
         }
-        self.notify(EVENT_TEXT, c"set");
+        self.changes.push((EVENT_TEXT, c"set"));
     }
 
-    pub(crate) fn expire_in(&self, millis: c_longlong) {
-        // SAFETY: see `Call`.
+    /// Of a text. Its expiry stays.
+    fn overwrite(&self, value: &[u8]) {
+        let mut length = 0;
+        // SAFETY: Redis gives so many bytes that are this key's alone, until it is touched again.
         unsafe {
-            if (self.functions().SetExpire)(self.key.as_ptr(), millis) != OK {
-                return;
-            }
-            let (ctx, ends_at) = (self.name.call.ctx, self.ends_at());
-            (self.functions().Replicate)(ctx, c"PEXPIREAT".as_ptr(), c"sl".as_ptr(), self.name.text, ends_at);
+            (self.functions().StringTruncate)(self.key.key.as_ptr(), value.len());
+            let stands = (self.functions().StringDMA)(self.key.key.as_ptr(), &mut length, READ | WRITE);
+            std::ptr::copy_nonoverlapping(value.as_ptr(), stands.cast_mut().cast(), length.min(value.len()));
         }
-        self.notify(EVENT_GENERIC, c"expire");
     }
 
-    pub(crate) fn delete(&self) {
+    /// In milliseconds since 1970.
+    pub(crate) fn expire_at(&mut self, at: c_longlong) {
         // SAFETY: see `Call`.
         unsafe {
-            if (self.functions().KeyType)(self.key.as_ptr()) == 0 {
+            if (self.functions().SetAbsExpire)(self.key.key.as_ptr(), at) != OK {
                 return;
             }
-            (self.functions().DeleteKey)(self.key.as_ptr());
+            (self.functions().Replicate)(self.name.call.ctx, c"PEXPIREAT".as_ptr(), c"sl".as_ptr(), self.name.text, at);
+        }
+        self.changes.push((EVENT_GENERIC, c"expire"));
+    }
+
+    pub(crate) fn delete(&mut self) {
+        if self.kind() == KEY_IS_EMPTY {
+            return;
+        }
+        // SAFETY: see `Call`.
+        unsafe {
+            (self.functions().DeleteKey)(self.key.key.as_ptr());
             (self.functions().Replicate)(self.name.call.ctx, c"DEL".as_ptr(), c"s".as_ptr(), self.name.text);
         }
-        self.notify(EVENT_GENERIC, c"del");
+        self.changes.push((EVENT_GENERIC, c"del"));
     }
 
-    fn notify(&self, class: c_int, event: &CStr) {
-        // SAFETY: see `Call`.
-        unsafe {
-            (self.functions().NotifyKeyspaceEvent)(self.name.call.ctx, class, event.as_ptr(), self.name.text);
-        }
-    }
-}
-
-impl Drop for OpenKey<'_> {
-    fn drop(&mut self) {
-        // SAFETY: it was opened for this.
-        unsafe { (self.functions().CloseKey)(self.key.as_ptr()) };
+    pub(crate) fn close(self) -> Changes<'a> {
+        Changes { name: self.name, changes: self.changes }
     }
 }
 
 /// The key holds a list or the like.
 pub(crate) struct NoText;
-
-/// When a key that is set ends.
-pub(crate) enum Ends {
-    In(c_longlong),
-    /// In milliseconds since 1970.
-    At(c_longlong),
-    Never,
-}

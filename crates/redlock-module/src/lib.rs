@@ -86,9 +86,10 @@ fn answer(call: &Call<'_>, run_id: &[u8]) -> Result<Vec<u8>, &'static CStr> {
         let set = if admitted { space.set(&asked.marker_key, asked.marker, Expiry::Never) } else { Ok(()) };
         answer.write_error(&set.err().map(|error| error.to_string()).unwrap_or_default());
     }
+    space.end_operation();
     for op in &asked.ops {
-        space.next_operation();
         let vote = rules::run(&mut space, &asked.settings, admitted, op);
+        space.end_operation();
         if let Some(hint) = op.told(&vote) {
             space.publish(&asked.channel, hint.as_bytes());
         }

@@ -5,7 +5,7 @@ use std::ffi::c_longlong;
 use bytes::Bytes;
 use redlock_core::node::rules::{Expiry, KeyError, KeySpace};
 
-use crate::api::{Call, CallingUser, Ends, OwnText};
+use crate::api::{Call, CallingUser, Changes, NO_EXPIRY, OpenKey, OwnText};
 
 pub(crate) struct Space<'a> {
     call: &'a Call<'a>,
@@ -15,17 +15,21 @@ pub(crate) struct Space<'a> {
     /// Whether this operation has given memory back, or changed an expiry: then it may write on, as a script may that has
     /// written. An operation that is cut off between its writes would be worse than a few bytes.
     has_written: bool,
+    /// Those of this operation: each is looked for, and allowed, once. A lock and its fence.
+    open: [Option<(Bytes, OpenKey<'a>)>; 2],
 }
 
 impl<'a> Space<'a> {
     pub(crate) fn new(call: &'a Call<'a>, now_micros: u64) -> Self {
         let is_out_of_memory = call.is_out_of_memory();
-        Self { call, user: call.user(), now_micros, is_out_of_memory, has_written: false }
+        Self { call, user: call.user(), now_micros, is_out_of_memory, has_written: false, open: [None, None] }
     }
 
     /// Each operation stands alone.
-    pub(crate) fn next_operation(&mut self) {
+    pub(crate) fn end_operation(&mut self) {
         self.has_written = false;
+        let closed = std::mem::take(&mut self.open).map(|slot| slot.map(|(_, key)| key.close()));
+        closed.iter().flatten().for_each(Changes::tell);
     }
 
     pub(crate) fn publish(&self, channel: &[u8], message: &[u8]) {
@@ -34,16 +38,31 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// The name of a key that the caller may use.
-    fn name(&self, key: &[u8]) -> Result<OwnText<'a>, KeyError> {
-        let name = self.call.text(key);
+    /// A key that the caller may use.
+    fn key(&mut self, name: &Bytes) -> Result<&mut OpenKey<'a>, KeyError> {
+        let is_it = |slot: &Option<(Bytes, OpenKey<'_>)>| slot.as_ref().is_some_and(|(stands, _)| stands == name);
+        let at = match self.open.iter().position(is_it) {
+            Some(at) => at,
+            None => {
+                let opened = self.call.open(self.allowed(name)?).ok_or(KeyError::WrongType)?;
+                let at = self.open.iter().position(Option::is_none).unwrap_or_default();
+                self.open[at] = Some((name.clone(), opened));
+                at
+            }
+        };
+        self.open[at].as_mut().map(|(_, key)| key).ok_or(KeyError::WrongType)
+    }
+
+    fn allowed(&self, name: &[u8]) -> Result<OwnText<'a>, KeyError> {
+        let name = self.call.text(name);
         let is_allowed = self.user.as_ref().is_none_or(|user| user.may_use(&name));
         if is_allowed { Ok(name) } else { Err(KeyError::Forbidden) }
     }
-}
 
-fn signed(millis: u64) -> c_longlong {
-    c_longlong::try_from(millis).unwrap_or(c_longlong::MAX / 2)
+    /// In milliseconds since 1970.
+    fn ends_in(&self, millis: u64) -> c_longlong {
+        c_longlong::try_from((self.now_micros / 1_000).saturating_add(millis)).unwrap_or(c_longlong::MAX / 2)
+    }
 }
 
 impl KeySpace for Space<'_> {
@@ -52,49 +71,37 @@ impl KeySpace for Space<'_> {
     }
 
     fn get(&mut self, key: &Bytes) -> Result<Option<Bytes>, KeyError> {
-        let name = self.name(key)?;
-        match self.call.read(&name) {
-            Some(key) => key.value().map_err(|_| KeyError::WrongType),
-            None => Ok(None),
-        }
+        self.key(key)?.value().map_err(|_| KeyError::WrongType)
     }
 
     fn time_to_live(&mut self, key: &Bytes) -> Option<u64> {
-        self.call.read(&self.name(key).ok()?)?.time_to_live()
+        self.key(key).ok()?.time_to_live()
     }
 
     fn set(&mut self, key: &Bytes, value: Bytes, expiry: Expiry) -> Result<(), KeyError> {
         if self.is_out_of_memory && !self.has_written {
             return Err(KeyError::OutOfMemory);
         }
-        let name = self.name(key)?;
-        let Some(key) = self.call.write(&name) else { return Err(KeyError::WrongType) };
-        let ends = match expiry {
-            Expiry::In(millis) => Ends::In(signed(millis)),
-            Expiry::Keep => match key.ends_at() {
-                at if at >= 0 => Ends::At(at),
-                _ => Ends::Never,
-            },
-            Expiry::Never => Ends::Never,
+        let ends_at = match expiry {
+            Expiry::In(millis) => Some(self.ends_in(millis)),
+            Expiry::Never => Some(NO_EXPIRY),
+            Expiry::Keep => None,
         };
-        key.set(&value, ends);
+        self.key(key)?.set(&value, ends_at);
         self.has_written = true;
         Ok(())
     }
 
     fn expire(&mut self, key: &Bytes, millis: u64) {
-        if let Ok(name) = self.name(key)
-            && let Some(key) = self.call.write(&name)
-        {
-            key.expire_in(signed(millis));
+        let at = self.ends_in(millis);
+        if let Ok(key) = self.key(key) {
+            key.expire_at(at);
             self.has_written = true;
         }
     }
 
     fn delete(&mut self, key: &Bytes) {
-        if let Ok(name) = self.name(key)
-            && let Some(key) = self.call.write(&name)
-        {
+        if let Ok(key) = self.key(key) {
             key.delete();
             self.has_written = true;
         }

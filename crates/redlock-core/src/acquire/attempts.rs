@@ -1,6 +1,5 @@
 //! The one loop around attempts. When the next one is due, and whether there is one, is for its [`Pacing`] to say.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +40,8 @@ pub(super) async fn until_granted(mut pacing: impl Pacing) -> Result<Lease, Lock
     loop {
         let (attempt, cut_off) = pacing.next().await?;
         let began = Instant::now();
-        let attempt = pin!(attempt.run());
+        // In a box: it is large, and whoever waits has none.
+        let attempt = Box::pin(attempt.run());
         let result = match cut_off {
             None => attempt.await,
             Some(cut_off) => match timeout_at(cut_off, attempt).await {

@@ -68,6 +68,16 @@ impl AuditFile {
         Ok(Self(shared))
     }
 
+    /// Whether lines could be appended, as far as can be told without making a file.
+    ///
+    /// # Errors
+    /// As the start would have them.
+    pub fn check(path: &Path) -> Result<(), String> {
+        let there =
+            if path.exists() { OpenOptions::new().append(true).open(path).map(drop) } else { is_for_files(path) };
+        there.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
+    }
+
     /// Counts writes that fail and lines that find no room.
     pub fn count_failures(&self, counter: Counter) {
         let _ = self.0.failures.set(counter);
@@ -126,6 +136,11 @@ impl Shared {
         self.failures.get().into_iter().for_each(|counter| counter.increment(1));
         !self.is_failing.swap(true, Ordering::AcqRel)
     }
+}
+
+fn is_for_files(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(rustix::fs::access(folder, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)?)
 }
 
 /// What the thread works with.

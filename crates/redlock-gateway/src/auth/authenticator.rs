@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use metrics::Counter;
 use redlock_core::{LockName, Ttl};
 
 use super::key::{Key, Keys, Proof, ProvenKey, RateLimit, Verb};
@@ -118,7 +119,7 @@ impl Authenticator {
     ///
     /// # Errors
     /// What is wrong with the file now.
-    pub(crate) fn following(path: &Path, reload: &Reload) -> Result<Arc<Self>, String> {
+    pub(crate) fn following(path: &Path, reload: &Reload, failures: Counter) -> Result<Arc<Self>, String> {
         let mut watched = Watched::new(vec![path.to_owned()], reload);
         let first = keys(path, watched.contents())?;
         if first.is_empty() {
@@ -136,7 +137,10 @@ impl Authenticator {
                         warn_of_exposure(&path);
                         followed.replace(keys);
                     }
-                    Err(error) => tracing::error!(error, "--auth-keys: the file cannot be used; the old keys stay"),
+                    Err(error) => {
+                        failures.increment(1);
+                        tracing::error!(error, "--auth-keys: the file cannot be used; the old keys stay");
+                    }
                 }
             }
         });

@@ -12,6 +12,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Parser};
 use toml::{Spanned, Value};
 
+use super::environment;
 use super::value::without_password;
 
 /// Reads a command line; where it has the settings `S` and they name a file, that too.
@@ -19,9 +20,16 @@ use super::value::without_password;
 /// # Errors
 /// What cannot be understood or is not allowed, for clap to show, as it shows help. No password is in it.
 pub fn parse<P: Parser, S: Args>(line: &[OsString]) -> Result<P, clap::Error> {
-    let given = P::command().try_get_matches_from(line).map_err(without_passwords)?;
+    let environment = || environment::check(&P::command(), std::env::vars_os()).map_err(refused);
+    let given = P::command().try_get_matches_from(line).map_err(without_passwords);
+    // What is refused may be a variable's, of which more can be said.
+    let given = given.or_else(|error| if error.use_stderr() { environment().and(Err(error)) } else { Err(error) })?;
     // Commands without settings have no such flag.
-    match settings(&given).try_get_one::<PathBuf>("config") {
+    let config = settings(&given).try_get_one::<PathBuf>("config");
+    if config.is_ok() {
+        environment()?;
+    }
+    match config {
         Ok(Some(path)) => {
             let shown = path.display().to_string();
             let text = std::fs::read_to_string(path);
@@ -55,6 +63,9 @@ pub(super) fn parse_with<P: Parser, S: Args>(line: &[OsString], shown: &str, tex
             return Err(unusable(at, &format!(": unknown setting {key}, expected one of {names}")));
         };
         let values = flag_values(arg, value.get_ref()).map_err(|error| unusable(at, &format!(", {key}: {error}")))?;
+        if key == "nodes" && values.is_empty() {
+            return Err(unusable(at, ", nodes: names no node; leave it out for in-memory nodes"));
+        }
         if settings(&matches).value_source(key).is_some_and(|source| source != ValueSource::DefaultValue) {
             continue;
         }

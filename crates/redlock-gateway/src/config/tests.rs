@@ -57,6 +57,10 @@ fn flags_beat_the_file_and_the_file_beats_the_defaults() {
 fn errors_name_the_setting_the_value_and_what_is_allowed() {
     let cases = [
         ("--listen=0.0.0.0:80", "", ["--listen", "0.0.0.0:80", "--allow-anonymous"]),
+        ("--embedded", "nodes = ['redis://a:1']", ["--embedded", "1 are given", "leave out"]),
+        ("--node=", "", ["--node", "names no node", "redis://"]),
+        ("", "nodes = []", ["line 1", "nodes", "names no node"]),
+        ("", "listen = '0.0.0.0:80'\nallow_anonymous = true", ["--node", "0.0.0.0:80", "--embedded"]),
         ("--listen=here", "", ["--listen", "here", "IP:PORT"]),
         ("--allowed-host=http://a", "", ["--allowed-host", "http://a", "without scheme and port"]),
         ("--allowed-host=*", "", ["--allowed-host", "\"*\"", "locks.example.com"]),

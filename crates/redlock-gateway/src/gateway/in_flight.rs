@@ -150,6 +150,11 @@ impl Requests {
         Active(self.all.clone())
     }
 
+    /// How many are being worked on, without those that wait.
+    pub(super) fn count(&self) -> usize {
+        self.working.count()
+    }
+
     /// Resolves when there is no request.
     pub(super) async fn none_left(&self) {
         loop {

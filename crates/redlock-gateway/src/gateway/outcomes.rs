@@ -21,9 +21,13 @@ pub(super) fn count_acquire(
             telemetry.acquire(outcome, decided_in);
             telemetry.waited(WaitEnd::Granted, elapsed);
         }
-        (Err(LockError::Held(_) | LockError::NoQuorum(_) | LockError::Unknown(_)), true) => {
+        (Err(LockError::Held(_)), true) => {
             telemetry.operation(Operation::Acquire, outcome);
             telemetry.waited(WaitEnd::TimedOut, elapsed);
+        }
+        (Err(LockError::NoQuorum(_) | LockError::Unknown(_)), true) => {
+            telemetry.operation(Operation::Acquire, outcome);
+            telemetry.waited(WaitEnd::NoQuorum, elapsed);
         }
         (Err(_), true) => telemetry.operation(Operation::Acquire, outcome),
     }

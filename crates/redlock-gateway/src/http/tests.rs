@@ -51,15 +51,8 @@ impl Log {
 fn app(routes: Router, has_keys: bool) -> App {
     let mut labels = matchit::Router::new();
     labels.insert("/{path}", "a label".to_owned()).unwrap();
-    let observer = Observer {
-        labels,
-        telemetry: Arc::new(Telemetry::new(&[])),
-        audit: Arc::new(Audit::logged()),
-        refusals: Refusals::default(),
-        has_keys,
-        hosts: Hosts::default(),
-        turns: Turns::new(0),
-    };
+    let (telemetry, audit) = (Arc::new(Telemetry::new(&[])), Arc::new(Audit::logged()));
+    let observer = Observer::new(labels, telemetry, audit, has_keys, Hosts::default(), Turns::new(0));
     App::observed(routes, observer)
 }
 

@@ -47,6 +47,12 @@ impl ConnectionMetrics {
         }
     }
 
+    /// Of connections that are not counted.
+    pub fn uncounted() -> Self {
+        let refused = REFUSED.map(|_| Counter::noop());
+        Self { open: Gauge::noop(), limit: Gauge::noop(), refused, evicted: Counter::noop() }
+    }
+
     pub fn open(&self, count: usize) {
         self.open.set(count as f64);
     }

@@ -7,6 +7,20 @@ pub(super) fn describe() {
     histogram!("redlock_wait_duration_seconds", Unit::Seconds, "Time of requests that were ready to wait for a lock.");
     gauge!("redlock_waiters", "Requests that wait for a lock.");
     gauge!("redlock_waiting_locks", "Locks that requests wait for.");
+    gauge!("redlock_waiters_limit", "How many requests may wait.");
+    gauge!("redlock_requests_in_flight", "Requests being worked on, waiting ones not counted.");
+    gauge!("redlock_requests_in_flight_limit", "How many requests may be worked on at the same time.");
+    gauge!("redlock_quorum", "How many nodes make a majority.");
+    gauge!("redlock_ready", "1 when /readyz says that requests should be sent here, else 0.");
+    counter!(
+        "redlock_reload_failures_total",
+        "Files that were read again and could not be used: what was in use stays."
+    );
+    gauge!(
+        "redlock_certificate_expiry_timestamp_seconds",
+        Unit::Seconds,
+        "When the certificate in use ends, by the file that it came from."
+    );
     gauge!("redlock_listings", "Listings under way.");
     counter!(
         "redlock_handoffs_total",
@@ -27,6 +41,10 @@ pub(super) fn describe() {
     );
     counter!("redlock_node_votes_total", "Answers of a node to single operations.");
     gauge!("redlock_node_state", "1 for the state that a node is in, else 0.");
+    gauge!(
+        "redlock_node_voting",
+        "1 for a node that can grant locks: admitted, its clock agrees, it takes writes. Else 0."
+    );
     gauge!("redlock_node_clock_offset_seconds", Unit::Seconds, "A node's clock minus this gateway's.");
     counter!("redlock_node_restarts_total", "Restarts of a node that this gateway has seen.");
     gauge!("redlock_node_evicted_keys", "Keys that a node has evicted; above 0 locks may be lost.");

@@ -1,0 +1,202 @@
+//! An HTTP client with one request in flight: hyper's connection, driven by the task that asks, so that a connection is no
+//! task of its own and closes when it is dropped.
+
+use std::fmt::Display;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+const SETTLE_TRIES: u32 = 10;
+const SETTLE_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where requests go, and as whom.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) address: SocketAddr,
+    /// An API key.
+    pub(crate) key: Option<HeaderValue>,
+    pub(crate) tls: Option<TlsConnector>,
+}
+
+/// One keep-alive connection.
+pub(crate) struct Connection {
+    sender: SendRequest<Full<Bytes>>,
+    /// What moves the bytes; `None` once it has ended.
+    driver: Option<Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>,
+    key: Option<HeaderValue>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) lock_token: Option<String>,
+    pub(crate) body: Bytes,
+}
+
+impl Answer {
+    /// The token of the lock, if it was granted.
+    pub(crate) fn granted(&self) -> Option<&str> {
+        self.lock_token.as_deref().filter(|_| self.status == 201)
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let body: String = String::from_utf8_lossy(&self.body).chars().take(300).collect();
+        format!("{} {body}", self.status)
+    }
+}
+
+impl Target {
+    pub(crate) fn plain(address: SocketAddr) -> Self {
+        Self { address, key: None, tls: None }
+    }
+
+    /// With a Bearer key.
+    pub(crate) fn with_key(mut self, key: &str) -> Self {
+        self.key = Some(HeaderValue::try_from(format!("Bearer {key}")).expect("keys are ASCII"));
+        self
+    }
+
+    pub(crate) async fn open(&self) -> Result<Connection, String> {
+        let fault = |error: &dyn Display| format!("cannot connect to {}: {error}", self.address);
+        let stream = TcpStream::connect(self.address).await.map_err(|error| fault(&error))?;
+        stream.set_nodelay(true).map_err(|error| fault(&error))?;
+        let key = self.key.clone();
+        let Some(tls) = &self.tls else {
+            let (sender, driver) = handshake(TokioIo::new(stream)).await.map_err(|error| fault(&error))?;
+            return Ok(Connection { sender, driver: Some(Box::pin(driver)), key });
+        };
+        let stream = tls.connect(ServerName::from(self.address.ip()), stream).await.map_err(|error| fault(&error))?;
+        let (sender, driver) = handshake(TokioIo::new(stream)).await.map_err(|error| fault(&error))?;
+        Ok(Connection { sender, driver: Some(Box::pin(driver)), key })
+    }
+}
+
+impl Connection {
+    /// Sends a request and waits for its answer; an empty token or body is left out. After an error the connection is of
+    /// no more use.
+    pub(crate) async fn ask(&mut self, method: Method, path: &str, token: &str, body: &str) -> Result<Answer, String> {
+        let mut request =
+            Request::builder().method(method).uri(path).header(HOST, HeaderValue::from_static("localhost"));
+        if let Some(key) = &self.key {
+            request = request.header(AUTHORIZATION, key);
+        }
+        if !token.is_empty() {
+            request = request.header("lock-token", token);
+        }
+        if !body.is_empty() {
+            request = request.header(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        let request = request.body(Full::from(body.to_owned())).map_err(|error| error.to_string())?;
+        self.exchange(request).await.map_err(|error| format!("no answer: {error}"))
+    }
+
+    async fn exchange(&mut self, request: Request<Full<Bytes>>) -> hyper::Result<Answer> {
+        let Self { sender, driver, .. } = self;
+        let mut answer = pin!(async {
+            sender.ready().await?;
+            let (head, body) = sender.send_request(request).await?.into_parts();
+            let token = head.headers.get("lock-token").and_then(|token| token.to_str().ok());
+            let (status, lock_token) = (head.status.as_u16(), token.map(str::to_owned));
+            Ok(Answer { status, lock_token, body: body.collect().await?.to_bytes() })
+        });
+        poll_fn(|context| {
+            if let Poll::Ready(answer) = answer.as_mut().poll(context) {
+                return Poll::Ready(answer);
+            }
+            if let Some(connection) = driver
+                && connection.as_mut().poll(context).is_ready()
+            {
+                *driver = None;
+            }
+            answer.as_mut().poll(context)
+        })
+        .await
+    }
+
+    pub(crate) async fn get(&mut self, path: &str) -> Result<Answer, String> {
+        self.ask(Method::GET, path, "", "").await
+    }
+
+    pub(crate) async fn acquire(&mut self, lock: u64, body: &str) -> Result<Answer, String> {
+        self.ask(Method::POST, &path(lock), "", body).await
+    }
+
+    pub(crate) async fn release(&mut self, lock: u64, token: &str) -> Result<Answer, String> {
+        self.ask(Method::DELETE, &path(lock), token, "").await
+    }
+
+    /// An acquire that is to be granted. It is sent again after a 503: on a machine this busy a master may miss its
+    /// time-out.
+    pub(crate) async fn settled_acquire(&mut self, lock: u64, body: &str) -> Result<String, String> {
+        for _ in 0..SETTLE_TRIES {
+            let answer = self.acquire(lock, body).await?;
+            match answer.granted() {
+                Some(token) => return Ok(token.to_owned()),
+                None if answer.status == 503 => sleep(SETTLE_PAUSE).await,
+                None => return Err(format!("POST was answered with {}", answer.describe())),
+            }
+        }
+        Err("POST was answered with 503 again and again".into())
+    }
+
+    /// A release that is to be done, for one lock that stays for its TTL would stall all who wait for it. One that is
+    /// repeated may find its work done, and the next one holding the lock. The first may not.
+    pub(crate) async fn settled_release(&mut self, lock: u64, token: &str) -> Result<(), String> {
+        for tries in 0..SETTLE_TRIES {
+            match self.release(lock, token).await? {
+                Answer { status: 204, .. } => return Ok(()),
+                Answer { status: 404 | 409, .. } if tries > 0 => return Ok(()),
+                Answer { status: 503, .. } => sleep(SETTLE_PAUSE).await,
+                other => return Err(format!("DELETE was answered with {}", other.describe())),
+            }
+        }
+        Err("DELETE was answered with 503 again and again".into())
+    }
+
+    /// One figure of a gateway's metrics: the sum of all series that begin so, a metric's whole name with or without all
+    /// its labels. `None` when there is none.
+    pub(crate) async fn metric(&mut self, series: &str) -> Result<Option<f64>, String> {
+        let answer = self.get("/metrics").await?;
+        Ok(metric(&String::from_utf8_lossy(&answer.body), series))
+    }
+}
+
+fn path(lock: u64) -> String {
+    format!("/locks/bench-{lock:016x}")
+}
+
+fn metric(text: &str, series: &str) -> Option<f64> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix(series))
+        .filter(|rest| rest.starts_with([' ', '{']))
+        .filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok())
+        .reduce(|sum, value| sum + value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_is_found_by_its_whole_name() {
+        let text = "# TYPE waiters gauge\nwaiters_max 9\nwaiters 12\nkinds{kind=\"a\"} 3\nkinds{kind=\"b\"} 4\n";
+        assert_eq!(
+            [metric(text, "waiters"), metric(text, "kinds"), metric(text, "wait")],
+            [Some(12.0), Some(7.0), None]
+        );
+        assert_eq!(metric(text, "kinds{kind=\"b\"}"), Some(4.0));
+    }
+}

@@ -1,0 +1,128 @@
+//! Variables of the environment that look like settings and are none, or say nothing. A name that a template got wrong must not
+//! leave a gateway with its defaults: without `REDLOCK_NODES` those are locks of its own.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+
+use clap::Command;
+
+const PREFIX: &str = "REDLOCK_";
+/// Those of the program `redlock`, which may run beside a gateway.
+const OF_REDLOCK: [&str; 11] = [
+    "REDLOCK_CA",
+    "REDLOCK_CERT",
+    "REDLOCK_DEADLINE",
+    "REDLOCK_FENCING_TOKEN",
+    "REDLOCK_KEY_FILE",
+    "REDLOCK_NAME",
+    "REDLOCK_OWNER",
+    "REDLOCK_RUN_",
+    "REDLOCK_TOKEN",
+    "REDLOCK_URL",
+    "REDLOCK_VALIDITY_MS",
+];
+/// The only one for which nothing is something.
+const MAY_BE_EMPTY: &str = "REDLOCK_KEY_PREFIX";
+/// Less alike than this, and it is no misspelling.
+const ALIKE: f64 = 0.8;
+
+/// # Errors
+/// The first variable, by name, that is no setting of this command line or has no value. No value is shown.
+pub(super) fn check(command: &Command, environment: impl Iterator<Item = (OsString, OsString)>) -> Result<(), String> {
+    let known = settings(command);
+    let ours = environment.filter_map(|(name, value)| {
+        let name = name.to_str().filter(|name| name.starts_with(PREFIX))?.to_owned();
+        Some((name, value))
+    });
+    let mut ours: Vec<_> = ours.collect();
+    ours.sort_unstable();
+    ours.iter().try_for_each(|(name, value)| {
+        if !known.contains(name.as_str()) {
+            return if is_of_redlock(name) { Ok(()) } else { Err(unknown(name, value, &known)) };
+        }
+        let is_empty = value.to_str().is_some_and(|text| text.chars().all(|c| c == ',' || c.is_whitespace()));
+        if is_empty && name != MAY_BE_EMPTY {
+            return Err(format!(
+                "{name}: it is set and empty, as by a template that failed; give it a value, or unset it"
+            ));
+        }
+        Ok(())
+    })
+}
+
+/// Of all commands: what one of them reads may be set for all.
+fn settings(command: &Command) -> BTreeSet<&str> {
+    let own = command.get_arguments().filter_map(|arg| arg.get_env().and_then(OsStr::to_str));
+    own.chain(command.get_subcommands().flat_map(settings)).collect()
+}
+
+fn is_of_redlock(name: &str) -> bool {
+    OF_REDLOCK.iter().any(|one| name == *one || one.ends_with('_') && name.starts_with(one))
+}
+
+fn unknown(name: &str, value: &OsStr, known: &BTreeSet<&str>) -> String {
+    // What all begin with makes them no more alike.
+    let own = |name: &str| name.get(PREFIX.len()..).unwrap_or_default().to_owned();
+    let likeness = |one: &str| strsim::jaro_winkler(&own(name), &own(one));
+    let nearest = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    // As Kubernetes and Docker set them for a service that is called redlock.
+    let is_link = name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || value.to_str().is_some_and(|value| value.starts_with("tcp://"))
+        || name.contains("_TCP_");
+    let advice = match nearest {
+        _ if is_link => {
+            "Kubernetes sets it for a Service of this name: say enableServiceLinks: false in the pod".to_owned()
+        }
+        Some(nearest) if likeness(nearest) >= ALIKE => format!("is it {nearest}? Otherwise unset it"),
+        _ => "unset it; --help names all that there are".to_owned(),
+    };
+    format!("{name}: no setting has this variable; {advice}")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn checked(name: &str, value: &str) -> Result<(), String> {
+        check(&crate::cli::Cli::command(), [(name.into(), value.into())].into_iter())
+    }
+
+    #[test]
+    fn a_variable_that_is_no_setting_or_says_nothing_is_refused_with_advice() {
+        for (name, value, words) in [
+            ("REDLOCK_NODE", "redis://a", "is it REDLOCK_NODES?"),
+            ("REDLOCK_MAX_TLL", "5m", "is it REDLOCK_MAX_TTL?"),
+            ("REDLOCK_", "", "--help"),
+            ("REDLOCK_SOMETHING_ELSE_ALTOGETHER", "1", "unset it"),
+            ("REDLOCK_GATEWAY_SERVICE_HOST", "10.0.0.1", "enableServiceLinks"),
+            ("REDLOCK_GATEWAY_PORT", "tcp://10.0.0.1:8080", "enableServiceLinks"),
+            ("REDLOCK_GATEWAY_PORT_8080_TCP_PROTO", "tcp", "enableServiceLinks"),
+            ("REDLOCK_NODES", "", "set and empty"),
+            ("REDLOCK_NODES", " , ,", "set and empty"),
+            ("REDLOCK_BOOTSTRAP", " ", "set and empty"),
+        ] {
+            let error = checked(name, value).unwrap_err();
+            assert!(error.starts_with(&format!("{name}: ")) && error.contains(words), "{error}");
+        }
+        for (name, value) in [
+            ("REDLOCK_NODES", "redis://a"),
+            ("REDLOCK_KEY_PREFIX", ""),
+            ("REDLOCK_URL", "http://a"),
+            ("REDLOCK_RUN_12_34", "1"),
+            ("REDLOCK_VALIDITY_MS", "1"),
+            ("PATH", ""),
+            ("redlock_nodes", ""),
+        ] {
+            assert_eq!(checked(name, value), Ok(()), "{name}");
+        }
+    }
+
+    #[test]
+    fn no_value_is_shown() {
+        let error = checked("REDLOCK_NODE_S", "redis://:hunter2@a").unwrap_err();
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}

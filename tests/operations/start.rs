@@ -1,0 +1,82 @@
+//! What must not start in silence, and what `check` says before somebody tries: it fails where serving would mislead.
+
+use super::config::assert_refused;
+use crate::support::gateway::{Launch, Scratch};
+use crate::support::harness::{RedisServer, masters};
+
+const OUTSIDE: [&str; 3] = ["--listen", "0.0.0.0:0", "--allow-anonymous"];
+
+#[tokio::test]
+async fn gateways_whose_list_of_nodes_was_left_empty_each_had_locks_of_their_own() {
+    let refused = Launch::bare(&OUTSIDE).finish().await;
+    assert_refused("no nodes", &refused, &["--node", "0.0.0.0:0", "no other gateway", "--embedded"]);
+    let meant = Launch::bare(&OUTSIDE).word("--embedded").start().await;
+    meant.acquire("job").await;
+    for (name, value, words) in [
+        ("REDLOCK_NODES", "", "set and empty"),
+        ("REDLOCK_NODES", " ,", "set and empty"),
+        ("REDLOCK_NODE", "redis://redis-1", "is it REDLOCK_NODES?"),
+        ("REDLOCK_BOOTSTRAP", "", "set and empty"),
+        ("REDLOCK_GATEWAY_PORT", "tcp://10.0.0.1:8080", "enableServiceLinks"),
+    ] {
+        for launch in [Launch::bare(&["check"]), Launch::bare(&["--listen", "127.0.0.1:0"])] {
+            assert_refused(name, &launch.env(name, value).finish().await, &[name, words]);
+        }
+    }
+    let file = Scratch::new("gateway.toml", "nodes = []");
+    let empty = Launch::bare(&["--config", file.path()]).finish().await;
+    assert_refused("an empty list", &empty, &["--config", "line 1", "names no node"]);
+    let both = Launch::bare(&["--embedded", "--node", "redis://redis-1"]).finish().await;
+    assert_refused("both", &both, &["--embedded", "beside --node"]);
+}
+
+#[tokio::test]
+async fn variables_of_the_command_redlock_are_no_mistake() {
+    let launch = Launch::embedded().env("REDLOCK_URL", "http://127.0.0.1:1").env("REDLOCK_OWNER", "me");
+    launch.env("REDLOCK_KEY_PREFIX", "").env("REDLOCK_RUN_1_2", "1").start().await.acquire("job").await;
+}
+
+#[tokio::test]
+async fn a_level_that_is_none_would_have_silenced_the_log() {
+    for level in ["verbose", "info,verbsoe", "redlock_gateway=loud"] {
+        for launch in [Launch::embedded(), Launch::bare(&["check"])] {
+            assert_refused(level, &launch.env("RUST_LOG", level).finish().await, &["RUST_LOG", level, "debug"]);
+        }
+    }
+    // An empty one is as good as none: the log went silent.
+    let empty = Launch::embedded().env("RUST_LOG", " ,").start().await;
+    assert!(empty.stdout().contains("\"listening\""), "{}", empty.stdout());
+    for level in ["INFO", "warn,fred=debug", "redlock_gateway::http=trace,off", ""] {
+        let checked = Launch::bare(&["check"]).env("RUST_LOG", level).finish().await;
+        assert_eq!(checked.code, Some(0), "{level}: {checked:?}");
+    }
+}
+
+#[tokio::test]
+async fn check_failed_on_a_new_cluster_that_bootstrap_would_start_and_passed_what_would_not_start() {
+    let servers = masters(3);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let check = |words: &[&str]| Launch::bare(&[&["check"], words].concat()).nodes(&urls).finish();
+
+    let with = check(&["--bootstrap"]).await;
+    assert_eq!(with.code, Some(0), "{with:?}");
+    for word in ["all nodes are new: they are admitted at once", "ok: 3 of 3 nodes would be admitted now"] {
+        assert!(with.stdout.contains(word), "no {word:?} in\n{}", with.stdout);
+    }
+    assert!(servers.iter().all(|server| server.cmd(&["DBSIZE"]).integer() == 0), "looking changes nothing");
+    assert_eq!(check(&[]).await.code, Some(1));
+
+    let log = Scratch::new("audit.log", "");
+    let good = check(&["--bootstrap", "--audit-log", log.path()]).await;
+    assert_eq!(good.code, Some(0), "{good:?}");
+    let missing = check(&["--bootstrap", "--audit-log", "/nowhere/audit.log"]).await;
+    assert_eq!(missing.code, Some(1), "{missing:?}");
+    assert!(missing.stdout.contains("WOULD NOT START: --audit-log: /nowhere/audit.log: No such file"), "{missing:?}");
+    let few = Launch::bare(&["check", "--bootstrap"]).nodes(&urls).files(20).finish().await;
+    assert!(few.code == Some(1) && few.stdout.contains("WOULD NOT START"), "{few:?}");
+
+    Launch::over(&servers[..1]).ready().await;
+    let used = check(&["--bootstrap"]).await;
+    assert_eq!(used.code, Some(1), "{used:?}");
+    assert!(used.stdout.contains("--bootstrap: WOULD NOT COUNT: 2 of 3 nodes are new"), "{used:?}");
+}
