@@ -96,6 +96,7 @@ mod operations {
     mod quarantine;
     mod reconfigure;
     mod start;
+    mod traces;
     mod upgrade;
 }
 

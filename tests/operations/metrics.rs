@@ -10,7 +10,7 @@ use http::Method;
 use serde_json::json;
 
 use crate::support::client::{Lease, lock_path};
-use crate::support::gateway::{Gateway, Launch};
+use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 
@@ -269,6 +269,56 @@ async fn a_request_is_found_in_the_log_by_its_id_and_its_trace() {
     })
     .await;
     let line: serde_json::Value = serde_json::from_str(&line).expect("one JSON object");
-    assert_eq!((&line["trace"], &line["status"]), (&json!(trace), &json!(201)), "{line}");
+    assert_eq!(line["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736", "{line}");
+    assert_eq!((&line["span_id"], &line["status"]), (&json!("00f067aa0ba902b7"), &json!(201)), "{line}");
+    assert!(line["elapsed_ms"].is_number(), "{line}");
     assert_eq!((&line["method"], &line["route"]), (&json!("POST"), &json!("/locks/{name}")), "{line}");
+}
+
+#[tokio::test]
+async fn groups_of_the_configuration_are_counted_by_themselves_and_no_name_is_a_label() {
+    let file = Scratch::new("gateway.toml", "[groups]\ndeploy = 'deploy/*'\nprod = '*/prod'\nidle = 'nobody'\n");
+    let gateway = Launch::embedded().flag("--config", file.path()).start().await;
+    let lease = gateway.acquire("deploy/prod").await;
+    gateway.post("deploy/prod", json!({ "wait_ms": 1 })).await.problem(409, "lock_held");
+    assert_eq!(gateway.patch("deploy/prod", &lease.token, 60_000).await.status, 200);
+    gateway.acquire("deploy/shop").await;
+    gateway.acquire("else").await;
+    let samples = Samples::of(&gateway).await;
+    let operations = samples.non_zero("redlock_lock_group_operations_total", &["group", "operation", "outcome"]);
+    assert_eq!(
+        operations,
+        counts(&[
+            (["deploy", "acquire", "granted"], 2),
+            (["deploy", "acquire", "held"], 1),
+            (["deploy", "extend", "extended"], 1),
+            (["prod", "acquire", "granted"], 1),
+            (["prod", "acquire", "held"], 1),
+            (["prod", "extend", "extended"], 1),
+        ])
+    );
+    let waits = samples.non_zero("redlock_lock_group_wait_duration_seconds_count", &["group", "outcome"]);
+    assert_eq!(waits, counts(&[(["deploy", "timed_out"], 1), (["prod", "timed_out"], 1)]));
+    assert_eq!(samples.get("redlock_lock_group_operations_total", &[("group", "idle"), ("outcome", "granted")]), 0.0);
+    let buckets = samples.non_zero("redlock_lock_group_wait_duration_seconds_bucket", &["group", "le"]);
+    assert!(buckets.keys().any(|labels| labels[1] == "25"), "the buckets of waits: {buckets:?}");
+    assert!(!gateway.get("/metrics").await.text().contains("shop"));
+}
+
+#[tokio::test]
+async fn a_lead_that_was_learned_from_another_gateways_tokens_is_shown() {
+    let servers = masters(3);
+    let lead = async |gateway: &Gateway| Samples::of(gateway).await.get("redlock_clock_lead_seconds", &[]);
+    let gateway = Launch::over(&servers).ready().await;
+    gateway.acquire("job").await;
+    assert!(lead(&gateway).await < 0.1);
+    // As another gateway would have left it, whose clock is ahead.
+    let ahead = gateway.acquire("seen").await;
+    assert_eq!(gateway.delete("seen", &ahead.token).await.status, 204);
+    for server in &servers {
+        server.cmd(&["SET", "{lock:seen}:fence", &(ahead.fencing + 700_000).to_string()]);
+    }
+    gateway.acquire("seen").await;
+    let learned = lead(&gateway).await;
+    assert!((0.3..0.8).contains(&learned), "{learned}");
 }

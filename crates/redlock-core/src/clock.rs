@@ -190,6 +190,16 @@ impl HybridClock {
         true
     }
 
+    /// How far the tokens that are minted now lie ahead of the wall clock.
+    pub(crate) fn lead(&self) -> Duration {
+        let wall = self.clock.wall_micros();
+        let learned = self.lead.micros(|| self.clock.monotonic());
+        let minted = self.last.load(Ordering::Relaxed).saturating_sub(wall);
+        // What lies further ahead is not counted on from, see `mint`.
+        let minted = if minted > self.max_offset_micros { 0 } else { minted };
+        Duration::from_micros(learned.max(minted))
+    }
+
     /// How far a token lies ahead of our wall clock.
     pub(crate) fn ahead(&self, token: FencingToken) -> Duration {
         Duration::from_micros(token.get().saturating_sub(self.clock.wall_micros()))

@@ -63,7 +63,7 @@ pub mod worker;
 
 pub use self::hint::Hint;
 use self::link::{Link, Scan, Scanned};
-pub use self::observer::{HandOver, NoObserver, Observer, Seams};
+pub use self::observer::{HandOver, NoObserver, Observer, RoundTrace, Seams};
 pub use self::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 pub use self::peers::Peers;
 pub use self::record::Record;

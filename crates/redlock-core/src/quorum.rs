@@ -80,6 +80,18 @@ pub enum Decision {
     Open,
 }
 
+impl Decision {
+    /// As traces call it; `None` while it is open.
+    pub(crate) fn word(self) -> Option<&'static str> {
+        match self {
+            Self::Yes => Some("yes"),
+            Self::No => Some("no"),
+            Self::Neither => Some("neither"),
+            Self::Open => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

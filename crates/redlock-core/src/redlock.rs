@@ -98,6 +98,12 @@ impl Redlock {
         self.waiters.count()
     }
 
+    /// How far the fencing tokens that are minted now lie ahead of this machine's clock: what was learned from gateways whose
+    /// clocks are ahead of it.
+    pub fn clock_lead(&self) -> Duration {
+        self.shared.tokens.lead()
+    }
+
     /// An owner that nobody else can guess.
     pub fn fresh_owner(&self) -> Owner {
         self.shared.seams.entropy.owner()

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
-use crate::node::{Effect, Failure, Node, Observer, Op, Reason, Reply, Task, Vote, Voter};
+use crate::node::{Effect, Failure, Node, Observer, Op, Reason, Reply, RoundTrace, Task, Vote, Voter};
 use crate::pending_releases::PendingReleases;
 use crate::quorum::{Decision, Quorum, Tally};
 use crate::votes;
@@ -24,6 +24,7 @@ pub(crate) struct Round {
     /// When a node need not begin any more.
     not_after: Instant,
     observer: Arc<dyn Observer>,
+    trace: Option<Box<dyn RoundTrace>>,
     /// Where a release that a node failed to answer is kept for another try.
     pending: Option<Arc<PendingReleases>>,
     /// Whether a release is also owed where its T is too far ahead for now.
@@ -98,6 +99,7 @@ impl Round {
         let ballot = Ballot { votes: vec![None; quorum.nodes()], decision: Decision::Open, undo: None };
         Self {
             quorum,
+            trace: observer.round(&op),
             op,
             limit,
             deadline: now + limit,
@@ -128,6 +130,9 @@ impl Round {
     }
 
     fn task(self: &Arc<Self>, node: usize) -> Task {
+        if let Some(trace) = &self.trace {
+            trace.asked(node);
+        }
         if let Some(pending) = &self.pending {
             pending.began();
         }
@@ -154,6 +159,9 @@ impl Round {
                 for vote in votes.iter_mut().filter(|vote| vote.is_none()) {
                     let detail = format!("no answer within {:?}", self.limit);
                     *vote = Some(Vote::Failed(Failure::new(Reason::Timeout, Effect::Possible, detail)));
+                }
+                if let Some(trace) = &self.trace {
+                    trace.decided("timeout");
                 }
                 match self.quorum.decide(tally(&self.op, &votes)) {
                     Decision::Open => Decision::Neither,
@@ -207,6 +215,9 @@ impl Round {
 impl Voter for Round {
     fn vote(&self, node: usize, vote: Vote) {
         self.observer.vote(node, &vote);
+        if let Some(trace) = &self.trace {
+            trace.voted(node, &vote);
+        }
         if let Some(pending) = &self.pending {
             let owed = |reason| reason != Reason::Clock || self.owe_clock;
             let undone = !matches!(&vote, Vote::Failed(failure) if owed(failure.reason));
@@ -223,7 +234,8 @@ impl Voter for Round {
         if was_open {
             ballot.decision = self.quorum.decide(tally(&self.op, &ballot.votes));
         }
-        let decided = ballot.decision != Decision::Open;
+        let decision = ballot.decision;
+        let decided = decision != Decision::Open;
         let lost = match &self.when_missing {
             Some(when_missing) if ballot.decision == Decision::Yes && (was_open || missing) => {
                 let is = |at: usize, vote: &Vote| ballot.votes[at].as_ref() == Some(vote);
@@ -242,6 +254,9 @@ impl Voter for Round {
                 pending.release(node, undo);
             }
             pending.ended(None);
+        }
+        if let (Some(word), Some(trace), true) = (decision.word(), &self.trace, was_open) {
+            trace.decided(word);
         }
         if decided {
             // Also after the decision: somebody may still want to hear this node, see `votes_until`.

@@ -9,7 +9,6 @@
 mod authenticator;
 mod file;
 mod key;
-mod pattern;
 mod secret;
 mod tests;
 

@@ -14,6 +14,7 @@ use redlock_core::Ttl;
 use redlock_core::node::redis::{RedisUrl, TlsSettings};
 
 use crate::capacity::{Capacity, Given};
+use crate::telemetry::{Group, MOST_GROUPS};
 
 mod environment;
 mod file;
@@ -196,6 +197,19 @@ pub struct Settings {
     /// Log lines as text or as JSON [default: text on a terminal, else json]; the level is set by RUST_LOG
     #[arg(long, value_name = "FORMAT", env = "REDLOCK_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
+    /// Collector that gets traces by OTLP over HTTP (protobuf), such as http://localhost:4318 [default: none]
+    ///
+    /// A span for each request, round and node; those of the client's `traceparent` go on. Without a path it is /v1/traces. The usual
+    /// variables apply: OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG (parentbased_traceidratio and 0.01 under load),
+    /// OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_….
+    #[arg(long, value_name = "URL", env = "REDLOCK_OTLP_ENDPOINT", value_parser = value::endpoint)]
+    pub otlp_endpoint: Option<String>,
+    /// A group of locks that has metrics of its own, such as deploy=deploy/*; repeat for each, at most 50 [default: none]
+    ///
+    /// In a file it is a table: [groups] and below it deploy = "deploy/*". A star stands for any text; a lock may be in several
+    /// groups, or in none.
+    #[arg(long = "group", value_name = "NAME=PATTERN", env = "REDLOCK_GROUPS", value_delimiter = ',')]
+    groups: Vec<String>,
     /// On SIGTERM or SIGINT, how long everything is still served while /readyz says 503 and every answer ends its connection
     /// [default: 5s, on a loopback address 0s]
     ///
@@ -299,6 +313,7 @@ pub struct Config {
     /// Names that requests may be for, in lower case.
     pub allowed_hosts: Vec<String>,
     pub public: Public,
+    pub groups: Vec<Group>,
     pub capacity: Capacity,
 }
 
@@ -363,6 +378,7 @@ impl Config {
         let cors_origins = origin::origins(&settings.cors_origins)?;
         let allowed_hosts = listed(&settings.allowed_hosts).map(value::host).collect::<Result<_, _>>()?;
         let public = public(&settings.public)?;
+        let groups = groups(&settings.groups)?;
         let capacity = Capacity::new(Given {
             budget: settings.memory_budget,
             connections: settings.max_connections,
@@ -371,7 +387,7 @@ impl Config {
             in_flight: settings.max_in_flight,
             tls: https.is_some(),
         });
-        Ok(Self { settings, nodes, node_tls, https, cors_origins, allowed_hosts, public, capacity })
+        Ok(Self { settings, nodes, node_tls, https, cors_origins, allowed_hosts, public, groups, capacity })
     }
 
     pub fn drain_delay(&self) -> Duration {
@@ -406,6 +422,19 @@ fn nodes(settings: &Settings) -> Result<Nodes, String> {
         }
         given if given > max => Err(format!("--node: {given} nodes given; allowed are 1 to {max}")),
         _ => Ok(Nodes::Redis(urls)),
+    }
+}
+
+fn groups(texts: &[String]) -> Result<Vec<Group>, String> {
+    let groups = listed(texts).map(value::group).collect::<Result<Vec<_>, _>>()?;
+    if groups.len() > MOST_GROUPS {
+        return Err(format!("--group: {} groups given; allowed are at most {MOST_GROUPS}", groups.len()));
+    }
+    let twice =
+        groups.iter().enumerate().find(|(at, group)| groups[..*at].iter().any(|other| other.name == group.name));
+    match twice {
+        Some((_, group)) => Err(format!("--group: {} is given twice; a group has one pattern", group.name)),
+        None => Ok(groups),
     }
 }
 

@@ -159,7 +159,7 @@ impl Gateway {
         let until = started + wait.unwrap_or_default() + ttl.duration();
         let mut reservation = self.within_quota(client.reserve(name.as_str(), info.as_bytes().len(), until, &quota))?;
         let waits = wait.is_some();
-        let cancelled = Cancelled::unless_ended(&self.telemetry, started, waits);
+        let cancelled = Cancelled::unless_ended(self.telemetry.of(&name), started, waits);
         let (owner, shown) =
             tokens::owner(&self.locks, &self.cluster, &name, principal.as_deref(), idempotency_key.as_deref());
         let options = AcquireOptions { info, owner, max_hold: Some(max_hold) };
@@ -183,7 +183,7 @@ impl Gateway {
                 result
             }
         };
-        cancelled.ended();
+        let counts = cancelled.ended();
         if result.as_ref().is_err_and(leaves_nothing) {
             reservation.not_granted();
         }
@@ -203,7 +203,7 @@ impl Gateway {
             Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, guard, decided_in))
         });
         let decided_in = result.as_ref().map(|(_, _, decided_in)| *decided_in);
-        count_acquire(&self.telemetry, decided_in, waits, started.elapsed());
+        count_acquire(counts, decided_in, waits, started.elapsed());
         result.map(|(view, guard, _)| (view, guard)).map_err(|error| match error {
             LockError::NoQuorum(nodes) => self.without_quorum(nodes),
             error => error.into(),
@@ -242,7 +242,7 @@ impl Gateway {
     ) -> Result<LeaseView, Refusal> {
         let held = self.locks.held_for(&token.shown);
         if held > max_hold {
-            self.telemetry.operation(Operation::Extend, Outcome::Refused);
+            self.telemetry.of(name).operation(Operation::Extend, Outcome::Refused);
             return Err(Refusal::MaxHoldReached { held, max: max_hold });
         }
         let result = self.locks.extend(name, &token.known, ttl).await;
@@ -252,7 +252,7 @@ impl Gateway {
             self.in_flight.record_round(view.elapsed);
             client.extended(name.as_str(), token.shown.fencing(), Instant::now() + ttl.duration().max(view.validity));
         }
-        self.counted(Operation::Extend, Outcome::Extended, result)
+        self.counted(name, Operation::Extend, Outcome::Extended, result)
     }
 
     /// Releases the lock that the token was resolved to.
@@ -268,7 +268,7 @@ impl Gateway {
         if result.is_ok() {
             client.released(name.as_str(), token.shown.fencing(), release);
         }
-        self.counted(Operation::Release, Outcome::Released, result)
+        self.counted(name, Operation::Release, Outcome::Released, result)
     }
 
     fn within_quota<T>(&self, result: Result<T, Exceeded>) -> Result<T, Refusal> {
@@ -277,7 +277,7 @@ impl Gateway {
 
     /// Releases a lock for its holder, whoever that is; `found` hears who it is before anything is done.
     pub async fn force_release(&self, name: &LockName, found: impl FnOnce(&HeldBy) + Send) -> Result<(), Refusal> {
-        self.counted(Operation::Release, Outcome::Released, self.locks.force_release(name, found).await)
+        self.counted(name, Operation::Release, Outcome::Released, self.locks.force_release(name, found).await)
     }
 
     /// Whose grant a token is taken for: that of the principal that shows it, or, where it may use the tokens of others,
@@ -286,7 +286,7 @@ impl Gateway {
         let operation = if presented.releases { Operation::Release } else { Operation::Extend };
         let resolved = tokens::resolve(&self.locks, name, presented).await;
         Ok(resolved.inspect_err(|error| {
-            self.telemetry.operation(operation, outcome_of(Err::<(), _>(error), Outcome::Found))
+            self.telemetry.of(name).operation(operation, outcome_of(Err::<(), _>(error), Outcome::Found))
         })?)
     }
 
@@ -298,7 +298,7 @@ impl Gateway {
             LockState::Free => Outcome::Free,
             LockState::Unknown => Outcome::Unknown,
         };
-        self.telemetry.operation(Operation::Inspect, outcome);
+        self.telemetry.of(name).operation(Operation::Inspect, outcome);
         inspection
     }
 
@@ -355,6 +355,7 @@ impl Gateway {
             in_flight: self.in_flight.count(),
             is_ready: self.readiness() == Readiness::Ready,
             wall_micros: self.locks.wall_micros(),
+            clock_lead: self.locks.clock_lead(),
         };
         self.telemetry.render(statuses, &now)
     }
@@ -401,9 +402,16 @@ impl Gateway {
         })
     }
 
-    fn counted<T>(&self, operation: Operation, success: Outcome, result: Result<T, LockError>) -> Result<T, Refusal> {
-        self.telemetry.operation(operation, outcome_of(result.as_ref(), success));
-        Ok(result.inspect_err(|error| count_failures(&self.telemetry, operation, error))?)
+    fn counted<T>(
+        &self,
+        name: &LockName,
+        operation: Operation,
+        success: Outcome,
+        result: Result<T, LockError>,
+    ) -> Result<T, Refusal> {
+        let counts = self.telemetry.of(name);
+        counts.operation(operation, outcome_of(result.as_ref(), success));
+        Ok(result.inspect_err(|error| count_failures(counts, operation, error))?)
     }
 }
 

@@ -23,6 +23,7 @@ use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use opentelemetry::trace::FutureExt;
 use tower::Service;
 use tower_http::catch_panic::CatchPanic;
 use tower_http::compression::CompressionLayer;
@@ -42,10 +43,9 @@ use crate::config::Public;
 use crate::gateway::Gateway;
 use crate::peer::Peer;
 use crate::refusals::{Refusals, Summary};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Telemetry, TraceIds};
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The operations, and what each needs. Method and path stand at the handler, where the OpenAPI document has them from; the
 /// path as it stands there is also the route's label in metrics.
@@ -194,10 +194,14 @@ impl App {
             Some(given) if is_usable_id(given) => given.clone(),
             _ => new_id(),
         };
-        let trace = request.headers().get(&TRACEPARENT).filter(|value| is_usable_id(value)).cloned();
         let method = method_word(request.method());
         let Observer { labels, telemetry, audit, has_keys, hosts, turns, .. } = &*self.observer;
         let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
+        let span = telemetry.request_span(method, route, request.headers());
+        let trace = match &span {
+            Some(span) => Some(span.ids()),
+            None => TraceIds::received(request.headers()),
+        };
         // Without keys, only force can be denied, and pages of others.
         let may_be_denied = *has_keys || request.uri().query().is_some() || site::is_of_browser(request.headers());
         let is_recorded = may_be_denied || audit.file().is_some();
@@ -219,7 +223,12 @@ impl App {
         } else if let Err(error) = hosts.check(&request) {
             error.into_response()
         } else {
-            match self.routes.call(request).await {
+            let routed = self.routes.call(request);
+            let routed = match &span {
+                Some(span) => routed.with_context(span.context()).await,
+                None => routed.await,
+            };
+            match routed {
                 Ok(response) => response.map(Body::new),
                 Err(never) => match never {},
             }
@@ -243,6 +252,9 @@ impl App {
         let in_full = is_told && self.observer.may_mention(problem.as_ref());
         let told = Told { id: &id, trace: trace.as_ref(), method, route, status, address, elapsed, in_full };
         told.log(problem.as_ref());
+        if let Some(span) = span {
+            span.end(status.as_u16(), problem.as_ref().map(|problem| problem.code.as_str()));
+        }
         if let Some(problem) = problem {
             problem.render(&id, &mut response);
         }
@@ -312,7 +324,7 @@ fn is_refusal(status: StatusCode, problem: Option<&Problem>) -> bool {
 /// What the log tells of a request.
 struct Told<'a> {
     id: &'a HeaderValue,
-    trace: Option<&'a HeaderValue>,
+    trace: Option<&'a TraceIds>,
     method: &'static str,
     route: &'a str,
     status: StatusCode,
@@ -327,14 +339,15 @@ impl Told<'_> {
             ($level:ident, $message:literal) => {
                 tracing::$level!(
                     request_id = text(self.id),
-                    trace = self.trace.map(text),
+                    trace_id = self.trace.map(|ids| ids.trace.as_str()),
+                    span_id = self.trace.map(|ids| ids.span.as_str()),
                     method = self.method,
                     route = self.route,
                     status = self.status.as_u16(),
                     code = problem.map(|problem| problem.code.as_str()),
                     address = self.address.map(tracing::field::display),
                     cause = problem.and_then(|problem| problem.cause.as_deref()),
-                    elapsed = ?self.elapsed,
+                    elapsed_ms = self.elapsed.as_micros() as f64 / 1e3,
                     $message
                 )
             };

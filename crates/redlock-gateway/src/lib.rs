@@ -18,10 +18,11 @@
 //! | [`gateway`] | limits, undoing what cannot be delivered, draining | axum, status codes, Redis keys |
 //! | `tls` | what HTTPS is served with, also when it is replaced | connections |
 //! | `reload` | when files have to be read again | what is in them |
+//! | [`pattern`] | sets of lock names | what they are for |
 //! | `peer` | who is at the other end, and whether still | HTTP, locks |
 //! | [`refusals`] | what was refused, in few lines | why |
 //! | `remedy` | what can be done about a node, in flags | nodes |
-//! | [`telemetry`] | names of metrics, buckets, logging | what the numbers mean |
+//! | [`telemetry`] | names of metrics, buckets, logging, traces | what the numbers mean |
 //! | [`commands`] | `check`, `reconfigure` | HTTP |
 //! | `redlock_core` | the algorithm | HTTP, serde, environment |
 
@@ -37,6 +38,7 @@ mod connections;
 pub mod gateway;
 pub mod http;
 pub mod info;
+pub mod pattern;
 mod peer;
 pub mod refusals;
 mod reload;

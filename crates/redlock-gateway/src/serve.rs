@@ -29,7 +29,7 @@ use crate::gateway::{CursorKey, Gateway, WaitShare};
 use crate::http::{App, AppState, Hosts};
 use crate::refusals::{self, Refusals, Summary};
 use crate::reload::{Reload, Watched};
-use crate::telemetry::{ConnectionMetrics, Reloaded, Telemetry};
+use crate::telemetry::{ConnectionMetrics, Reloaded, Telemetry, Traces};
 use crate::tls;
 
 /// Buffer of one connection. A head that does not fit is answered 431.
@@ -86,7 +86,9 @@ pub async fn run(
     let address = listen(&listener)?;
     // What may be missing comes before the nodes hear of us.
     let names = node_names(&config.nodes);
-    let telemetry = Arc::new(Telemetry::new(&names));
+    let endpoint = config.settings.otlp_endpoint.as_deref();
+    let traces = endpoint.map(|endpoint| Traces::start(endpoint, &names)).transpose()?;
+    let telemetry = Arc::new(Telemetry::new(&names).with_groups(&config.groups).with_traces(traces));
     let authenticator = authenticator(&config, address, reload, &telemetry)?;
     let audit = audit(&config, reload)?;
     let gateway = assemble(&config, &names, &telemetry)?;
@@ -140,6 +142,8 @@ pub async fn run(
     if let Some(file) = audit.file() {
         file.finish().await;
     }
+    let finished = telemetry.clone();
+    tokio::task::spawn_blocking(move || finished.traces().into_iter().for_each(Traces::finish)).await?;
     tracing::info!("stopped");
     Ok(())
 }
@@ -149,9 +153,12 @@ async fn drain(gateway: &Gateway, connections: &Connections, config: &Config) ->
     // Load balancers have to see that readyz says 503 before anything is refused.
     let (delay, grace) = (config.drain_delay(), config.settings.shutdown_grace);
     tracing::info!(drain_delay_ms = delay.as_millis() as u64, grace_ms = grace.as_millis() as u64, "shutting down");
-    gateway.leave();
     connections.end_each();
-    tokio::time::sleep(delay).await;
+    // Not even for a moment without a delay: who was told that it drains must not be given a lock after that.
+    if !delay.is_zero() {
+        gateway.leave();
+        tokio::time::sleep(delay).await;
+    }
     // Still listening: new locks are refused, while holders can extend and release.
     gateway.drain();
     let deadline = Instant::now() + grace;

@@ -6,7 +6,9 @@
 
 mod connections;
 mod describe;
+mod groups;
 mod logging;
+mod traces;
 mod words;
 
 use std::borrow::Cow;
@@ -15,13 +17,17 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use http::HeaderMap;
 use metrics::{Counter, Gauge, Histogram, Label};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use redlock_core::Waiting;
-use redlock_core::node::{HandOver, NodeState, NodeStatus, Observer, Reason, Vote};
+use redlock_core::node::{HandOver, NodeState, NodeStatus, Observer, Op, Reason, RoundTrace, Vote};
+use redlock_core::{LockName, Waiting};
 
 pub use self::connections::{ConnectionMetrics, ConnectionRefused};
+pub use self::groups::{Group, MOST_GROUPS};
+use self::groups::{Groups, InGroups};
 pub use self::logging::{check_filter, start_logging};
+pub use self::traces::{RequestSpan, TraceIds, Traces};
 use self::words::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
 pub use self::words::{Operation, Outcome, WaitEnd};
 use crate::clients::Limited;
@@ -47,6 +53,7 @@ pub struct Now {
     pub in_flight: usize,
     pub is_ready: bool,
     pub wall_micros: u64,
+    pub clock_lead: Duration,
 }
 
 /// All metrics of one gateway.
@@ -57,6 +64,8 @@ pub struct Telemetry {
     http: RwLock<HashMap<RequestLabels, Histogram>>,
     nodes: Vec<NodeMetrics>,
     handles: Handles,
+    groups: Groups,
+    traces: Option<Traces>,
     pub connections: ConnectionMetrics,
     /// For the audit log.
     pub audit_failures: Counter,
@@ -91,7 +100,7 @@ impl Telemetry {
                 builder.set_buckets_for_metric(Matcher::Full("redlock_batch_operations".into()), &BATCH)
             })
             .and_then(|builder| {
-                builder.set_buckets_for_metric(Matcher::Full("redlock_wait_duration_seconds".into()), &WAITS)
+                builder.set_buckets_for_metric(Matcher::Suffix("_wait_duration_seconds".into()), &WAITS)
             })
             .expect("bucket lists are not empty")
             .build_recorder();
@@ -105,30 +114,48 @@ impl Telemetry {
             let audit_failures = metrics::counter!("redlock_audit_failures_total");
             (process, nodes, Handles::new(), ConnectionMetrics::new(), audit_failures)
         });
-        let (http, last_mention) = Default::default();
-        Self { recorder, handle, process, http, nodes, handles, connections, audit_failures, last_mention }
+        let (http, groups, traces, last_mention) = Default::default();
+        Self {
+            recorder,
+            handle,
+            process,
+            http,
+            nodes,
+            handles,
+            groups,
+            traces,
+            connections,
+            audit_failures,
+            last_mention,
+        }
     }
 
-    pub fn operation(&self, operation: Operation, outcome: Outcome) {
-        if let Some(counter) = &self.handles.operations[operation as usize][outcome as usize] {
-            counter.increment(1);
-        }
+    /// With counters for these groups of locks.
+    pub fn with_groups(mut self, groups: &[Group]) -> Self {
+        self.groups = metrics::with_local_recorder(&self.recorder, || Groups::new(groups));
+        self
+    }
+
+    pub fn with_traces(self, traces: Option<Traces>) -> Self {
+        Self { traces, ..self }
+    }
+
+    pub fn traces(&self) -> Option<&Traces> {
+        self.traces.as_ref()
+    }
+
+    /// The span of a request that begins, where there are traces.
+    pub fn request_span(&self, method: &'static str, route: &str, headers: &HeaderMap) -> Option<RequestSpan> {
+        self.traces.as_ref().map(|traces| traces.request(method, route, headers))
+    }
+
+    /// What is counted of operations on this lock.
+    pub fn of(&self, name: &LockName) -> OfLock<'_> {
+        OfLock { telemetry: self, groups: self.groups.of(name) }
     }
 
     pub fn quota_exceeded(&self, what: Limited) {
         self.handles.quota_exceeded[what as usize].increment(1);
-    }
-
-    pub fn acquire(&self, outcome: Outcome, elapsed: Duration) {
-        self.operation(Operation::Acquire, outcome);
-        if let Some(histogram) = &self.handles.acquire[outcome as usize] {
-            histogram.record(elapsed);
-        }
-    }
-
-    /// A request that was ready to wait has ended; `waited` is all of its time.
-    pub fn waited(&self, end: WaitEnd, waited: Duration) {
-        self.handles.waits[end as usize].record(waited);
     }
 
     pub fn quorum_failure(&self, operation: Operation, reason: Reason) {
@@ -183,6 +210,7 @@ impl Telemetry {
         self.handles.waiting_locks.set(now.waiting.locks as f64);
         self.handles.listings.set(now.listings as f64);
         self.handles.in_flight.set(now.in_flight as f64);
+        self.handles.clock_lead.set(now.clock_lead.as_secs_f64());
         self.handles.ready.set(f64::from(u8::from(now.is_ready)));
         for (name, status) in statuses {
             let Some(node) = self.node(name) else { continue };
@@ -209,7 +237,44 @@ impl Telemetry {
     }
 }
 
+/// What is counted of operations on one lock: for all together, and for its groups.
+#[derive(Clone, Copy)]
+pub struct OfLock<'a> {
+    telemetry: &'a Telemetry,
+    groups: InGroups,
+}
+
+impl OfLock<'_> {
+    pub fn operation(self, operation: Operation, outcome: Outcome) {
+        if let Some(counter) = &self.telemetry.handles.operations[operation as usize][outcome as usize] {
+            counter.increment(1);
+        }
+        self.telemetry.groups.operation(self.groups, operation, outcome);
+    }
+
+    pub fn acquire(self, outcome: Outcome, elapsed: Duration) {
+        self.operation(Operation::Acquire, outcome);
+        if let Some(histogram) = &self.telemetry.handles.acquire[outcome as usize] {
+            histogram.record(elapsed);
+        }
+    }
+
+    /// A request that was ready to wait has ended; `waited` is all of its time.
+    pub fn waited(self, end: WaitEnd, waited: Duration) {
+        self.telemetry.handles.waits[end as usize].record(waited);
+        self.telemetry.groups.waited(self.groups, end, waited);
+    }
+
+    pub fn quorum_failure(self, operation: Operation, reason: Reason) {
+        self.telemetry.quorum_failure(operation, reason);
+    }
+}
+
 impl Observer for Telemetry {
+    fn round(&self, op: &Op) -> Option<Box<dyn RoundTrace>> {
+        self.traces.as_ref()?.round(op)
+    }
+
     fn node_call(&self, node: &str, operations: usize, elapsed: Duration) {
         self.handles.batch.record(operations as f64);
         if let Some(node) = self.node(node) {
@@ -304,6 +369,7 @@ struct Handles {
     waiters_limit: Gauge,
     quorum: Gauge,
     ready: Gauge,
+    clock_lead: Gauge,
     reload_failures: [Counter; 2],
 }
 
@@ -343,6 +409,7 @@ impl Handles {
             waiters_limit: metrics::gauge!("redlock_waiters_limit"),
             quorum: metrics::gauge!("redlock_quorum"),
             ready: metrics::gauge!("redlock_ready"),
+            clock_lead: metrics::gauge!("redlock_clock_lead_seconds"),
             // In the order of `Reloaded`.
             reload_failures: ["auth_keys", "tls"]
                 .map(|what| metrics::counter!("redlock_reload_failures_total", "what" => what)),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::op::Vote;
+use super::op::{Op, Vote};
 use super::status::NodeStatus;
 use crate::clock::{Clock, Entropy, OsEntropy, SystemClock};
 
@@ -44,6 +44,20 @@ pub trait Observer: Send + Sync + 'static {
     fn fence_out_of_reach(&self, _ahead: Duration) {}
     /// Somebody who waited has got the lock from one who released it.
     fn handed_over(&self, kind: HandOver);
+    /// A round begins, on behalf of whatever runs now; what is given back hears how it goes on.
+    fn round(&self, _op: &Op) -> Option<Box<dyn RoundTrace>> {
+        None
+    }
+}
+
+/// Hears of one round, for traces. Like [`Observer`], on hot paths.
+pub trait RoundTrace: Send + Sync + 'static {
+    /// The question goes to a node, known by its place.
+    fn asked(&self, node: usize);
+    /// The node has answered, maybe after the decision. One that never answers is not told of.
+    fn voted(&self, node: usize, vote: &Vote);
+    /// What came of it: `yes`, `no`, `neither` (no majority of either can come together any more) or `timeout`.
+    fn decided(&self, decision: &'static str);
 }
 
 /// How a lock came from one who released it to one who waited for it.

@@ -99,6 +99,17 @@ pub enum Op {
 }
 
 impl Op {
+    /// As logs and traces call it.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Acquire { .. } => "acquire",
+            Self::Extend { .. } => "extend",
+            Self::Heal { .. } => "heal",
+            Self::Release { .. } => "release",
+            Self::Inspect { .. } => "inspect",
+        }
+    }
+
     /// What the node tells everybody when this is its answer.
     pub fn told(&self, vote: &Vote) -> Option<&Hint> {
         match (self, vote) {
@@ -148,6 +159,23 @@ pub enum Vote {
     Found(Holding),
     /// No usable answer; the failure says whether the operation may have run.
     Failed(Failure),
+}
+
+impl Vote {
+    /// As metrics and traces call it; a failure by its reason.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Yours(_) => "yours",
+            Self::Held(_) => "held",
+            Self::Stale { .. } => "stale",
+            Self::Extended { .. } => "extended",
+            Self::Released => "released",
+            Self::Missing => "missing",
+            Self::Found(_) => "found",
+            Self::Failed(failure) => failure.reason.as_str(),
+        }
+    }
 }
 
 /// A lock as one node stores it.

@@ -15,8 +15,8 @@ use serde::Deserialize;
 use toml::value::{Datetime, Offset};
 
 use super::key::{Key, Keys, RateLimit, Rule, Verb};
-use super::pattern::Pattern;
 use super::secret::{Hash, is_key_name};
+use crate::pattern::Pattern;
 use crate::reload::{Content, read_one};
 
 #[derive(Deserialize)]
@@ -194,9 +194,8 @@ impl Allowed {
             return Err("a rule has no names; write names = [\"*\"] for all".into());
         }
         let pattern = |(index, text): (usize, &String)| {
-            let allowed = "expected [A-Za-z0-9._:@/+~-] and * for any text, at most 255 bytes; without * a lock's name, of \
-                           which no segment is empty, . or ..";
-            Pattern::parse(text).ok_or_else(|| format!("names: number {} is no pattern; {allowed}", index + 1))
+            let wrong = || format!("names: number {} is no pattern; {}", index + 1, Pattern::ALLOWED);
+            Pattern::parse(text).ok_or_else(wrong)
         };
         let names = self.names.iter().enumerate().map(pattern).collect::<Result<_, _>>()?;
         Ok(Rule { verbs: self.verbs, names })

@@ -11,9 +11,9 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use redlock_core::{LockName, Ttl};
 use serde::Deserialize;
 
-use super::pattern::Pattern;
 use super::secret::{self, Hash};
 use crate::clients::Client;
+use crate::pattern::Pattern;
 
 /// What a key may be allowed to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]

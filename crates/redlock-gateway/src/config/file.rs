@@ -110,9 +110,17 @@ fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
     };
     match (arg.get_action(), value) {
         (ArgAction::Append, Value::Array(values)) => values.iter().map(one).collect(),
+        (ArgAction::Append, Value::Table(values)) if is_table(arg) => {
+            values.iter().map(|(name, value)| Ok(format!("{name}={}", one(value)?))).collect()
+        }
+        (ArgAction::Append, other) if is_table(arg) => Err(format!("expected table, found {}", other.type_str())),
         (ArgAction::Append, other) => Err(format!("expected array, found {}", other.type_str())),
         (_, value) => one(value).map(|value| vec![value]),
     }
+}
+
+fn is_table(arg: &Arg) -> bool {
+    arg.get_value_names().is_some_and(|names| names.iter().any(|name| name.contains('=')))
 }
 
 /// What may stand there, as the flag's help has it.

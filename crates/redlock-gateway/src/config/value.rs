@@ -5,9 +5,12 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use http::Uri;
 use redlock_core::Ttl;
 
 use crate::capacity::SMALLEST;
+use crate::pattern::Pattern;
+use crate::telemetry::Group;
 
 pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -44,6 +47,30 @@ pub(super) fn host(text: &str) -> Result<String, String> {
         "--allowed-host: {:?} is not allowed; expected a host's name without scheme and port, such as locks.example.com",
         without_password(text)
     ))
+}
+
+/// With the path that is the protocol's own, where there is none.
+pub(super) fn endpoint(text: &str) -> Result<String, &'static str> {
+    let expected = "expected http://HOST[:PORT][/PATH] or https://…, such as http://localhost:4318";
+    let uri: Uri = text.trim().parse().map_err(|_| expected)?;
+    let is_fit = matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|host| !host.is_empty());
+    let is_bare = uri.path().trim_end_matches('/').is_empty();
+    let text =
+        if is_bare { format!("{}/v1/traces", text.trim().trim_end_matches('/')) } else { text.trim().to_owned() };
+    is_fit.then_some(text).ok_or(expected)
+}
+
+pub(super) fn group(text: &str) -> Result<Group, String> {
+    let wrong = |why: &str| format!("--group: {text:?} is not allowed: {why}");
+    let parts = text.split_once('=').ok_or_else(|| wrong("expected NAME=PATTERN, such as deploy=deploy/*"))?;
+    let (name, pattern) = (parts.0.trim(), parts.1.trim());
+    let is_fit = (1..=64).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    if !is_fit {
+        return Err(wrong("expected a name of 1 to 64 letters, digits, -, _ and . before the ="));
+    }
+    let locks = Pattern::parse(pattern).ok_or_else(|| wrong(&format!("behind the = {}", Pattern::ALLOWED)))?;
+    Ok(Group { name: name.to_owned(), locks })
 }
 
 pub(super) fn count(most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use redlock_core::node::Reason;
 use redlock_core::{LockError, NodeAnswer};
 
-use crate::telemetry::{Operation, Outcome, Telemetry, WaitEnd};
+use crate::telemetry::{OfLock, Operation, Outcome, WaitEnd};
 
 /// An acquire that was decided so long after its begin, or not; with a wait it took longer.
 pub(super) fn count_acquire(
-    telemetry: &Telemetry,
+    telemetry: OfLock<'_>,
     result: Result<Duration, &LockError>,
     waits: bool,
     elapsed: Duration,
@@ -35,7 +35,7 @@ pub(super) fn count_acquire(
 }
 
 /// Why nodes failed, where that decided.
-pub(super) fn count_failures(telemetry: &Telemetry, operation: Operation, error: &LockError) {
+pub(super) fn count_failures(telemetry: OfLock<'_>, operation: Operation, error: &LockError) {
     let (LockError::NoQuorum(reports) | LockError::Unknown(reports)) = error else { return };
     for report in reports {
         match &report.answer {
@@ -72,7 +72,7 @@ pub(super) fn outcome_of<T>(result: Result<T, &LockError>, success: Outcome) -> 
 
 /// Counts an acquire whose client went away before the decision.
 pub(super) struct Cancelled<'a> {
-    telemetry: &'a Telemetry,
+    telemetry: OfLock<'a>,
     started: Instant,
     waits: bool,
     is_armed: bool,
@@ -80,12 +80,13 @@ pub(super) struct Cancelled<'a> {
 
 impl<'a> Cancelled<'a> {
     /// Counts it when this is dropped before [`Cancelled::ended`].
-    pub(super) fn unless_ended(telemetry: &'a Telemetry, started: Instant, waits: bool) -> Self {
+    pub(super) fn unless_ended(telemetry: OfLock<'a>, started: Instant, waits: bool) -> Self {
         Self { telemetry, started, waits, is_armed: true }
     }
 
-    pub(super) fn ended(mut self) {
+    pub(super) fn ended(mut self) -> OfLock<'a> {
         self.is_armed = false;
+        self.telemetry
     }
 }
 

@@ -56,6 +56,20 @@ pub(super) fn describe() {
     counter!("redlock_node_heals_total", "Extended locks that were set again on a node that had lost them.");
     histogram!("redlock_batch_operations", "Operations carried by one call to a node.");
     histogram!("http_server_request_duration_seconds", Unit::Seconds, "Time from request to answer.");
+    counter!(
+        "redlock_lock_group_operations_total",
+        "Operations on the locks of a group of the configuration, by outcome."
+    );
+    histogram!(
+        "redlock_lock_group_wait_duration_seconds",
+        Unit::Seconds,
+        "Time of requests that were ready to wait for a lock of a group."
+    );
+    gauge!(
+        "redlock_clock_lead_seconds",
+        Unit::Seconds,
+        "How far fencing tokens run ahead of this machine's clock, learned from gateways whose clocks are ahead."
+    );
     counter!("redlock_quota_exceeded_total", "Acquires refused because the client has used up a quota, by quota.");
     gauge!("redlock_build_info", "Constant 1, labelled with the version.");
 }

@@ -2,12 +2,16 @@
 
 use redlock_core::LockName;
 
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Pattern(Box<str>);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern(Box<str>);
 
 impl Pattern {
+    /// What a pattern is made of, for whoever wrote another.
+    pub const ALLOWED: &str = "expected [A-Za-z0-9._:@/+~-] and * for any text, at most 255 bytes; without * a lock's name, of \
+                               which no segment is empty, . or ..";
+
     /// `None` when no lock name could match.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         // A star stands for nothing at the least, so what is left must be part of a name, or nothing at all.
         let (fixed, has_star) = (text.replace('*', ""), text.contains('*'));
         let is_part = |text: &str| text.is_empty() || LockName::check_part(text).is_ok();
@@ -15,7 +19,7 @@ impl Pattern {
         possible.then(|| Self(text.into()))
     }
 
-    pub(super) fn matches(&self, name: &LockName) -> bool {
+    pub fn matches(&self, name: &LockName) -> bool {
         let mut parts = self.0.split('*');
         // There is always a first part.
         let Some(mut rest) = name.as_str().strip_prefix(parts.next().unwrap_or_default()) else { return false };

@@ -1,0 +1,182 @@
+//! Traces by OTLP: a span for each request, below it one for each round, below that one for each node that was asked.
+//!
+//! The library sends them in the background, from a queue of bounded length: a collector that is slow or away costs spans, and
+//! no request waits for it. No lock name, owner or token is in a span.
+
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use http::HeaderMap;
+use opentelemetry::propagation::{Extractor, TextMapPropagator};
+use opentelemetry::trace::{Span as _, SpanContext, SpanKind, Status, TraceContextExt, Tracer, TracerProvider};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
+use redlock_core::node::{Op, RoundTrace, Vote};
+
+/// What is left for the last spans when the process ends.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Where spans go, and what they have in common.
+pub struct Traces {
+    provider: SdkTracerProvider,
+    tracer: Arc<SdkTracer>,
+    nodes: Arc<[String]>,
+}
+
+impl Traces {
+    /// Begins to send spans to a collector; `nodes` are the names of the nodes, by place.
+    ///
+    /// # Errors
+    /// What is wrong with the endpoint. That nobody listens there is found out, and logged, later.
+    pub fn start(endpoint: &str, nodes: &[String]) -> Result<Self, String> {
+        let exporter = SpanExporter::builder().with_http().with_endpoint(endpoint).build();
+        let exporter = exporter.map_err(|error| format!("--otlp-endpoint: {endpoint}: {error}"))?;
+        let mut resource =
+            Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
+        if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
+            resource = resource.with_service_name("redlock-gateway");
+        }
+        // Sampling, and how much is queued, are for the library's own variables.
+        let provider =
+            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource.build()).build();
+        let tracer = Arc::new(provider.tracer("redlock-gateway"));
+        Ok(Self { provider, tracer, nodes: nodes.into() })
+    }
+
+    /// Sends what is queued. Blocks, and not for long.
+    pub fn finish(&self) {
+        if let Err(error) = self.provider.shutdown_with_timeout(LAST_WORDS) {
+            tracing::warn!(%error, "the last spans could not be sent");
+        }
+    }
+
+    pub(super) fn request(&self, method: &'static str, route: &str, headers: &HeaderMap) -> RequestSpan {
+        let name = if route.is_empty() { Cow::Borrowed(method) } else { Cow::Owned(format!("{method} {route}")) };
+        let attributes = [KeyValue::new("http.request.method", method), KeyValue::new("http.route", route.to_owned())];
+        let span = self.tracer.span_builder(name).with_kind(SpanKind::Server).with_attributes(attributes);
+        let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
+        RequestSpan(parent.with_span(span.start_with_context(&*self.tracer, &parent)))
+    }
+
+    /// Of what runs now: none outside a request, and none in one that is not sampled.
+    pub(super) fn round(&self, op: &Op) -> Option<Box<dyn RoundTrace>> {
+        let request = Context::map_current(|now| now.span().is_recording().then(|| now.clone()))?;
+        let span = self.tracer.span_builder(format!("round {}", op.word()));
+        let round = span.start_with_context(&*self.tracer, &request);
+        let nodes = self.nodes.iter().map(|_| None).collect();
+        let (tracer, names) = (self.tracer.clone(), self.nodes.clone());
+        let context = request.with_remote_span_context(round.span_context().clone());
+        let word = op.word();
+        Some(Box::new(Round { tracer, names, word, context, spans: Mutex::new(Spans { round, nodes }) }))
+    }
+}
+
+/// The span of a request; what runs within [`RequestSpan::context`] has it as its parent.
+pub struct RequestSpan(Context);
+
+impl RequestSpan {
+    pub fn context(&self) -> Context {
+        self.0.clone()
+    }
+
+    pub fn ids(&self) -> TraceIds {
+        TraceIds::of(self.0.span().span_context())
+    }
+
+    /// `code` is that of the problem, if it is one.
+    pub fn end(self, status: u16, code: Option<&str>) {
+        let span = self.0.span();
+        span.set_attribute(KeyValue::new("http.response.status_code", i64::from(status)));
+        if let Some(code) = code {
+            span.set_attribute(KeyValue::new("error.type", code.to_owned()));
+        }
+        if status >= 500 {
+            span.set_status(Status::error(code.unwrap_or_default().to_owned()));
+        }
+        span.end();
+    }
+}
+
+/// What log lines are found by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TraceIds {
+    pub trace: String,
+    pub span: String,
+}
+
+impl TraceIds {
+    fn of(context: &SpanContext) -> Self {
+        Self { trace: context.trace_id().to_string(), span: context.span_id().to_string() }
+    }
+
+    /// Those that the client has sent as `traceparent`, if that can be read.
+    pub fn received(headers: &HeaderMap) -> Option<Self> {
+        headers.get("traceparent")?;
+        let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
+        let span = context.span();
+        Some(span.span_context()).filter(|context| context.is_valid()).map(Self::of)
+    }
+}
+
+struct Headers<'a>(&'a HeaderMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(http::HeaderName::as_str).collect()
+    }
+}
+
+struct Round {
+    tracer: Arc<SdkTracer>,
+    names: Arc<[String]>,
+    word: &'static str,
+    /// What the nodes' spans are below.
+    context: Context,
+    spans: Mutex<Spans>,
+}
+
+struct Spans {
+    round: Span,
+    /// By place; those that are asked.
+    nodes: Vec<Option<Span>>,
+}
+
+impl Round {
+    fn with<T>(&self, work: impl FnOnce(&mut Spans) -> T) -> T {
+        work(&mut self.spans.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl RoundTrace for Round {
+    fn asked(&self, node: usize) {
+        let name = self.names.get(node).map_or("?", String::as_str);
+        let span = self.tracer.span_builder(format!("{} on {name}", self.word)).with_kind(SpanKind::Client);
+        let attributes = [KeyValue::new("db.system.name", "redis"), KeyValue::new("redlock.node", name.to_owned())];
+        let span = span.with_attributes(attributes).start_with_context(&*self.tracer, &self.context);
+        self.with(|spans| spans.nodes.get_mut(node).map(|place| *place = Some(span)));
+    }
+
+    fn voted(&self, node: usize, vote: &Vote) {
+        let Some(mut span) = self.with(|spans| spans.nodes.get_mut(node).and_then(Option::take)) else { return };
+        span.set_attribute(KeyValue::new("redlock.vote", vote.word()));
+        if let Vote::Failed(failure) = vote {
+            span.set_status(Status::error(failure.reason.as_str()));
+        }
+        span.end();
+    }
+
+    fn decided(&self, decision: &'static str) {
+        self.with(|Spans { round, .. }| {
+            round.set_attribute(KeyValue::new("redlock.decision", decision));
+            round.end();
+        });
+    }
+}
