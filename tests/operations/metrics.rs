@@ -299,7 +299,13 @@ async fn groups_of_the_configuration_are_counted_by_themselves_and_no_name_is_a_
     );
     let waits = samples.non_zero("redlock_lock_group_wait_duration_seconds_count", &["group", "outcome"]);
     assert_eq!(waits, counts(&[(["deploy", "timed_out"], 1), (["prod", "timed_out"], 1)]));
-    assert_eq!(samples.get("redlock_lock_group_operations_total", &[("group", "idle"), ("outcome", "granted")]), 0.0);
+    assert_eq!(
+        samples.get(
+            "redlock_lock_group_operations_total",
+            &[("group", "idle"), ("operation", "acquire"), ("outcome", "granted")]
+        ),
+        0.0
+    );
     let buckets = samples.non_zero("redlock_lock_group_wait_duration_seconds_bucket", &["group", "le"]);
     assert!(buckets.keys().any(|labels| labels[1] == "25"), "the buckets of waits: {buckets:?}");
     assert!(!gateway.get("/metrics").await.text().contains("shop"));

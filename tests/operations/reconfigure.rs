@@ -55,7 +55,9 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
     let reconfigure = |words: &[&str]| times(Launch::bare(words).nodes(&urls), "2s").finish();
     let asked = reconfigure(&["reconfigure"]).await;
     assert_eq!(asked.code, Some(0), "{asked:?}");
-    for word in ["nothing was changed", "--yes", "5s 200ms"] {
+    for word in
+        ["nothing was changed", "--yes", "5s 200ms", "stays; max_ttl 1s 500ms → 2s", "nobody gets or extends a lock"]
+    {
         assert!(asked.stdout.contains(word), "no {word:?} in\n{}", asked.stdout);
     }
     assert_eq!(markers(&servers), before);
@@ -138,6 +140,13 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
     servers[0].kill();
     let done = reconfigure(&urls[..3]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
+    let names: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    let lists = format!("nodes: {} → {}\n", names[..3].join(","), names[2..].join(","));
+    for line in
+        [lists, format!("{}: leaves\n", names[1]), format!("{}: stays\n", names[2]), format!("{}: joins;", names[3])]
+    {
+        assert!(done.stdout.contains(&line), "no {line:?} in\n{}", done.stdout);
+    }
     let new = times(Launch::over(&servers[2..])).ready().await;
     assert_eq!(new.post("job", json!({ "ttl_ms": 500 })).await.status, 201);
     old.post("job", json!({ "ttl_ms": 500 })).await.problem(503, "quorum_unavailable");

@@ -2,7 +2,7 @@
 
 use super::config::assert_refused;
 use crate::support::gateway::{Launch, Scratch};
-use crate::support::harness::{RedisServer, masters};
+use crate::support::harness::{RedisOptions, RedisServer, masters};
 
 const OUTSIDE: [&str; 3] = ["--listen", "0.0.0.0:0", "--allow-anonymous"];
 
@@ -79,4 +79,39 @@ async fn check_failed_on_a_new_cluster_that_bootstrap_would_start_and_passed_wha
     let used = check(&["--bootstrap"]).await;
     assert_eq!(used.code, Some(1), "{used:?}");
     assert!(used.stdout.contains("--bootstrap: WOULD NOT COUNT: 2 of 3 nodes are new"), "{used:?}");
+}
+
+/// In a URL it would be seen by whoever lists the processes.
+#[tokio::test]
+async fn a_password_in_a_file_logs_in_to_nodes_whose_url_has_none() {
+    let secret = "p@ss:/w?rd%41";
+    let options = |password: &str| RedisOptions { password: Some(password.into()), ..RedisOptions::default() };
+    let servers = ["its-own", secret, secret].map(|password| RedisServer::start_with(options(password)));
+    let file = Scratch::new("password", &format!("{secret}\n"));
+    let bare = |server: &RedisServer| format!("redis://127.0.0.1:{}", server.port());
+    let urls = [servers[0].url(), bare(&servers[1]), bare(&servers[2])];
+    let with_file = |words: &[&str]| Launch::bare(words).nodes(&urls).flag("--node-password-file", file.path());
+
+    let checked = with_file(&["check", "--bootstrap"]).finish().await;
+    assert!(checked.code == Some(0) && !checked.stdout.contains(secret), "{checked:?}");
+    let gateway =
+        Launch::embedded().nodes(&urls).flag("--node-password-file", file.path()).word("--bootstrap").ready().await;
+    gateway.acquire("job").await;
+    drop(gateway);
+    // Nodes that leave are logged in to with it, too.
+    let launch = with_file(&["reconfigure", "--max-ttl", "6m"]);
+    let told = urls.iter().fold(launch, |launch, url| launch.more("--old-node", url)).finish().await;
+    assert!(told.code == Some(0) && told.stdout.contains("max_ttl 5m → 6m"), "{told:?}");
+
+    for (text, why) in [("", "it is empty"), ("\n", "it is empty"), ("a\nb\n", "several lines")] {
+        let wrong = Scratch::new("password", text);
+        let launch = Launch::bare(&["check"]).nodes(&urls).flag("--node-password-file", wrong.path());
+        assert_refused(why, &launch.finish().await, &["--node-password-file", wrong.path(), why, "one line"]);
+    }
+    let launch =
+        |urls: &[String]| Launch::bare(&["check"]).nodes(urls).flag("--node-password-file", file.path()).finish();
+    assert_refused("idle", &launch(&urls[..1]).await, &["--node-password-file", "every --node has a password"]);
+    assert_refused("no nodes", &launch(&[]).await, &["--node-password-file", "no --node is given"]);
+    let missing = Launch::bare(&["check", "--node-password-file", "/nonexistent"]).nodes(&urls).finish().await;
+    assert_refused("missing", &missing, &["--node-password-file: /nonexistent", "No such file"]);
 }

@@ -16,7 +16,7 @@ use redlock_core::reconfigure::{Old, OldNodes, Progress, ReconfigureError, surve
 
 use crate::audit::AuditFile;
 use crate::auth::{Keys, Secret, Verb, exposed_mode};
-use crate::config::{Config, Nodes, show};
+use crate::config::{Config, NodePassword, Nodes, show};
 use crate::remedy::{in_flags, in_words};
 use crate::serve::{cluster_name, named_cluster, redis_settings, within_descriptors};
 
@@ -148,7 +148,7 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
     let Nodes::Redis(urls) = &config.nodes else {
         return Err("--node: none given; embedded nodes have no markers".into());
     };
-    let old_urls = old.urls()?;
+    let old_urls = old.urls(&config.node_password)?;
     old.check_name(config, urls, &old_urls)?;
     let old_cluster = match &old.name {
         Some(name) => named_cluster(name, old_urls.len()),
@@ -162,11 +162,19 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
             Old::Nodes(OldNodes { cluster: old_cluster.clone(), masters: masters(config, &old_urls), max_ttl })
         }
     };
+    let names = |urls: &[RedisUrl]| urls.iter().map(RedisUrl::name).collect::<Vec<_>>().join(",");
+    match (names(&old_urls), names(urls)) {
+        (old, new) if !old.is_empty() && old != new => println!("nodes: {old} → {new}"),
+        (_, new) => println!("nodes: {new}"),
+    }
     let in_words = |error| reconfigure_error(error, if old_urls.is_empty() { "none" } else { &old_cluster });
     let change = survey(masters(config, urls), old_nodes, print_progress).await.map_err(in_words)?;
     if !really {
         let wait = show(change.wait());
-        println!("nothing was changed; with --yes: these nodes give no votes for {wait}, then the new markers count");
+        println!(
+            "nothing was changed; with --yes: these nodes give no votes for {wait}, so nobody gets or extends a lock for so long; \
+             then the new markers count"
+        );
         return Ok(());
     }
     change.carry_out(&OsEntropy, print_progress).await.map_err(in_words)?;
@@ -176,12 +184,15 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
 
 fn print_progress(progress: Progress<'_>) {
     match progress {
-        Progress::Stays { master, marker, new_prefix } => {
-            println!("{master}: marker is {:?}, will be {new_prefix:?}", marker.unwrap_or_default());
+        Progress::Stays { master, marker: None, .. } => println!("{master}: joins; it has no marker yet"),
+        Progress::Stays { master, marker: Some(marker), new_prefix } => {
+            let max_ttl = |marker| ClusterConfig::max_ttl_of(marker).map(show);
+            match (max_ttl(marker), max_ttl(new_prefix)) {
+                (Some(old), Some(new)) if old != new => println!("{master}: stays; max_ttl {old} → {new}"),
+                _ => println!("{master}: stays"),
+            }
         }
-        Progress::Leaves { master, marker } => {
-            println!("{master}: marker is {:?}, leaves", marker.unwrap_or_default());
-        }
+        Progress::Leaves { master, .. } => println!("{master}: leaves"),
         Progress::Lost { master, error } => println!("{master}: {error}; leaves without having answered"),
         Progress::VotesStopped(wait) => println!(
             "these nodes give no votes now; waiting {} until no lock of the old configuration can live\n\
@@ -230,8 +241,11 @@ pub struct OldCluster {
 }
 
 impl OldCluster {
-    fn urls(&self) -> Result<Vec<RedisUrl>, String> {
-        let parse = |text: &String| RedisUrl::parse(text).map_err(|error| format!("--old-node: {error}"));
+    fn urls(&self, password: &NodePassword) -> Result<Vec<RedisUrl>, String> {
+        let parse = |text: &String| match RedisUrl::parse(text) {
+            Ok(url) => Ok(password.give(url)),
+            Err(error) => Err(format!("--old-node: {error}")),
+        };
         self.nodes.iter().map(parse).collect()
     }
 

@@ -11,13 +11,14 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use clap::{ArgAction, Args, ValueEnum};
 use redlock_core::Ttl;
-use redlock_core::node::redis::{RedisUrl, TlsSettings};
+use redlock_core::node::redis::TlsSettings;
 
 use crate::capacity::{Capacity, Given};
-use crate::telemetry::{Group, MOST_GROUPS};
+use crate::pattern::{Group, MOST_GROUPS};
 
 mod environment;
 mod file;
+mod nodes;
 mod origin;
 #[cfg(test)]
 mod properties;
@@ -26,6 +27,7 @@ mod tls;
 mod value;
 
 pub use self::file::parse;
+pub use self::nodes::{NodePassword, Nodes};
 pub use self::origin::Origin;
 pub use self::tls::TlsFiles;
 use self::tls::TlsFlags;
@@ -35,7 +37,6 @@ pub use self::value::{show, ttl};
 const SECOND: Duration = Duration::from_secs(1);
 /// More of anything is a mistake.
 const MANY: usize = 1_000_000;
-const EMBEDDED_NODES: usize = 5;
 /// Kubernetes takes about a second to stop sending requests, a load balancer that asks every two seconds four.
 const DRAIN_DELAY: Duration = Duration::from_secs(5);
 
@@ -59,6 +60,12 @@ pub struct Settings {
     /// in-memory nodes]
     #[arg(long = "node", value_name = "URL", env = "REDLOCK_NODES", value_delimiter = ',', hide_env_values = true)]
     nodes: Vec<String>,
+    /// File with the password of those nodes whose URL has none: one line [default: none]
+    ///
+    /// URLs are seen by whoever lists processes or reads a pod's definition; a file, such as a mounted secret, is not. Read at the
+    /// start.
+    #[arg(long, value_name = "FILE", env = "REDLOCK_NODE_PASSWORD_FILE")]
+    node_password_file: Option<PathBuf>,
     /// Without --node, say that this is meant: locks in the memory of this process, which no other gateway knows of
     ///
     /// Wanted on an address that is not loopback: a list of nodes that a template left out must not give every gateway locks of
@@ -305,6 +312,7 @@ enum PublicPage {
 pub struct Config {
     pub settings: Settings,
     pub nodes: Nodes,
+    pub node_password: NodePassword,
     pub node_tls: TlsSettings,
     /// HTTPS, where it is given.
     pub https: Option<TlsFiles>,
@@ -324,16 +332,8 @@ pub struct Public {
     pub metrics: bool,
 }
 
-/// Where the locks live.
-#[derive(Debug, Clone)]
-pub enum Nodes {
-    /// So many in-memory nodes in this process.
-    Embedded(usize),
-    Redis(Vec<RedisUrl>),
-}
-
 impl Config {
-    /// Looks at no file.
+    /// Looks at no file but that of the nodes' password.
     ///
     /// # Errors
     /// Settings that do not go together.
@@ -362,7 +362,8 @@ impl Config {
             let (given, least, most) = (show(max_hold), show(max_ttl.duration()), show(MAX_HOLD));
             return Err(format!("--max-hold: {given} is shorter than --max-ttl; expected {least} to {most}"));
         }
-        let nodes = nodes(&settings)?;
+        let node_password = NodePassword::read(settings.node_password_file.as_deref())?;
+        let nodes = nodes(&settings, &node_password)?;
         let any_tls = matches!(&nodes, Nodes::Redis(urls) if urls.iter().any(|url| url.is_tls()));
         let (https, node_tls) = settings.tls.clone().resolve(any_tls)?;
         if let (Some(TlsFiles { client_ca: Some(path), .. }), None) = (&https, keys) {
@@ -387,7 +388,18 @@ impl Config {
             in_flight: settings.max_in_flight,
             tls: https.is_some(),
         });
-        Ok(Self { settings, nodes, node_tls, https, cors_origins, allowed_hosts, public, groups, capacity })
+        Ok(Self {
+            settings,
+            nodes,
+            node_password,
+            node_tls,
+            https,
+            cors_origins,
+            allowed_hosts,
+            public,
+            groups,
+            capacity,
+        })
     }
 
     pub fn drain_delay(&self) -> Duration {
@@ -396,33 +408,14 @@ impl Config {
     }
 }
 
-fn nodes(settings: &Settings) -> Result<Nodes, String> {
-    let mut urls: Vec<RedisUrl> = Vec::new();
-    for (index, text) in listed(&settings.nodes).enumerate() {
-        // Not quoted: it may have a password in it.
-        let url = RedisUrl::parse(text).map_err(|error| format!("--node, number {}: {error}", index + 1))?;
-        if urls.iter().any(|other| other.name() == url.name()) {
-            return Err(format!("--node: {url} is given twice; a quorum needs independent masters"));
-        }
-        urls.push(url);
-    }
-    let max = redlock_core::quorum::Quorum::MAX_NODES;
-    match urls.len() {
-        0 if !settings.nodes.is_empty() => {
-            Err("--node: given, and names no node; expected redis://[[user]:password@]host[:port][/db]".into())
-        }
-        0 if !settings.listen.ip().is_loopback() && !settings.embedded => Err(format!(
-            "--node: none is given, and {} is reachable from other machines: the locks would be in the memory of this process \
-             alone, and no other gateway would know of them; give 3 or 5 Redis masters, or say --embedded",
-            settings.listen
-        )),
-        0 => Ok(Nodes::Embedded(EMBEDDED_NODES)),
-        given if settings.embedded => {
-            Err(format!("--embedded: not allowed beside --node, of which {given} are given; leave out one of the two"))
-        }
-        given if given > max => Err(format!("--node: {given} nodes given; allowed are 1 to {max}")),
-        _ => Ok(Nodes::Redis(urls)),
-    }
+fn nodes(settings: &Settings, password: &NodePassword) -> Result<Nodes, String> {
+    let is_open = !settings.listen.ip().is_loopback();
+    let given = nodes::Given {
+        urls: &settings.nodes,
+        embedded: settings.embedded,
+        password_file: settings.node_password_file.as_deref(),
+    };
+    given.resolve(password, is_open.then_some(settings.listen))
 }
 
 fn groups(texts: &[String]) -> Result<Vec<Group>, String> {

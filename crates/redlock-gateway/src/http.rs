@@ -23,7 +23,6 @@ use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
-use opentelemetry::trace::FutureExt;
 use tower::Service;
 use tower_http::catch_panic::CatchPanic;
 use tower_http::compression::CompressionLayer;
@@ -43,7 +42,7 @@ use crate::config::Public;
 use crate::gateway::Gateway;
 use crate::peer::Peer;
 use crate::refusals::{Refusals, Summary};
-use crate::telemetry::{Telemetry, TraceIds};
+use crate::telemetry::{RequestSpan, Telemetry, TraceIds};
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -198,10 +197,7 @@ impl App {
         let Observer { labels, telemetry, audit, has_keys, hosts, turns, .. } = &*self.observer;
         let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
         let span = telemetry.request_span(method, route, request.headers());
-        let trace = match &span {
-            Some(span) => Some(span.ids()),
-            None => TraceIds::received(request.headers()),
-        };
+        let trace = TraceIds::of(span.as_ref(), request.headers());
         // Without keys, only force can be denied, and pages of others.
         let may_be_denied = *has_keys || request.uri().query().is_some() || site::is_of_browser(request.headers());
         let is_recorded = may_be_denied || audit.file().is_some();
@@ -223,12 +219,7 @@ impl App {
         } else if let Err(error) = hosts.check(&request) {
             error.into_response()
         } else {
-            let routed = self.routes.call(request);
-            let routed = match &span {
-                Some(span) => routed.with_context(span.context()).await,
-                None => routed.await,
-            };
-            match routed {
+            match RequestSpan::within(span.as_ref(), self.routes.call(request)).await {
                 Ok(response) => response.map(Body::new),
                 Err(never) => match never {},
             }
@@ -252,9 +243,7 @@ impl App {
         let in_full = is_told && self.observer.may_mention(problem.as_ref());
         let told = Told { id: &id, trace: trace.as_ref(), method, route, status, address, elapsed, in_full };
         told.log(problem.as_ref());
-        if let Some(span) = span {
-            span.end(status.as_u16(), problem.as_ref().map(|problem| problem.code.as_str()));
-        }
+        span.into_iter().for_each(|span| span.end(status.as_u16(), problem.as_ref().map(|problem| &*problem.code)));
         if let Some(problem) = problem {
             problem.render(&id, &mut response);
         }

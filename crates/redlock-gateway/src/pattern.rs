@@ -35,6 +35,16 @@ impl Pattern {
     }
 }
 
+/// Locks that are counted together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    pub name: String,
+    pub locks: Pattern,
+}
+
+/// Each has some 50 time series. A set of groups is one word.
+pub const MOST_GROUPS: usize = 50;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -139,13 +139,19 @@ pub async fn run(
     handle.graceful_shutdown(Some(deadline.saturating_duration_since(Instant::now())));
     server.await??;
     sum_up(&app, &refusals);
+    write_the_rest(&audit, telemetry).await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// What waits in memory for the disk and for the collector.
+async fn write_the_rest(audit: &Audit, telemetry: Arc<Telemetry>) {
     if let Some(file) = audit.file() {
         file.finish().await;
     }
-    let finished = telemetry.clone();
-    tokio::task::spawn_blocking(move || finished.traces().into_iter().for_each(Traces::finish)).await?;
-    tracing::info!("stopped");
-    Ok(())
+    let sent = tokio::task::spawn_blocking(move || telemetry.traces().into_iter().for_each(Traces::finish)).await;
+    // It panicked, and has said so.
+    drop(sent);
 }
 
 /// From the word to end until nothing is in flight, or has taken too long; answers until when connections may still end.

@@ -24,13 +24,13 @@ use redlock_core::node::{HandOver, NodeState, NodeStatus, Observer, Op, Reason, 
 use redlock_core::{LockName, Waiting};
 
 pub use self::connections::{ConnectionMetrics, ConnectionRefused};
-pub use self::groups::{Group, MOST_GROUPS};
 use self::groups::{Groups, InGroups};
 pub use self::logging::{check_filter, start_logging};
 pub use self::traces::{RequestSpan, TraceIds, Traces};
 use self::words::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
 pub use self::words::{Operation, Outcome, WaitEnd};
 use crate::clients::Limited;
+use crate::pattern::Group;
 
 /// 250 µs to 30 s.
 const SECONDS: [f64; 16] =

@@ -9,8 +9,7 @@ use http::Uri;
 use redlock_core::Ttl;
 
 use crate::capacity::SMALLEST;
-use crate::pattern::Pattern;
-use crate::telemetry::Group;
+use crate::pattern::{Group, Pattern};
 
 pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -3,6 +3,7 @@
 use metrics::{Unit, describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram};
 
 pub(super) fn describe() {
+    describe_nodes();
     histogram!("redlock_acquire_duration_seconds", Unit::Seconds, "Time to decide an acquire, waiting excluded.");
     histogram!("redlock_wait_duration_seconds", Unit::Seconds, "Time of requests that were ready to wait for a lock.");
     gauge!("redlock_waiters", "Requests that wait for a lock.");
@@ -34,6 +35,27 @@ pub(super) fn describe() {
         "Fences so far ahead of this machine's clock that its tokens cannot pass them yet."
     );
     counter!("redlock_audit_failures_total", "Writes to --audit-log that failed, and lines that found no room.");
+    histogram!("redlock_batch_operations", "Operations carried by one call to a node.");
+    histogram!("http_server_request_duration_seconds", Unit::Seconds, "Time from request to answer.");
+    counter!(
+        "redlock_lock_group_operations_total",
+        "Operations on the locks of a group of the configuration, by outcome."
+    );
+    histogram!(
+        "redlock_lock_group_wait_duration_seconds",
+        Unit::Seconds,
+        "Time of requests that were ready to wait for a lock of a group."
+    );
+    gauge!(
+        "redlock_clock_lead_seconds",
+        Unit::Seconds,
+        "How far fencing tokens run ahead of this machine's clock, learned from gateways whose clocks are ahead."
+    );
+    counter!("redlock_quota_exceeded_total", "Acquires refused because the client has used up a quota, by quota.");
+    gauge!("redlock_build_info", "Constant 1, labelled with the version.");
+}
+
+fn describe_nodes() {
     histogram!(
         "redlock_node_request_duration_seconds",
         Unit::Seconds,
@@ -54,22 +76,4 @@ pub(super) fn describe() {
         "How long a node's quarantine still lasts; else 0."
     );
     counter!("redlock_node_heals_total", "Extended locks that were set again on a node that had lost them.");
-    histogram!("redlock_batch_operations", "Operations carried by one call to a node.");
-    histogram!("http_server_request_duration_seconds", Unit::Seconds, "Time from request to answer.");
-    counter!(
-        "redlock_lock_group_operations_total",
-        "Operations on the locks of a group of the configuration, by outcome."
-    );
-    histogram!(
-        "redlock_lock_group_wait_duration_seconds",
-        Unit::Seconds,
-        "Time of requests that were ready to wait for a lock of a group."
-    );
-    gauge!(
-        "redlock_clock_lead_seconds",
-        Unit::Seconds,
-        "How far fencing tokens run ahead of this machine's clock, learned from gateways whose clocks are ahead."
-    );
-    counter!("redlock_quota_exceeded_total", "Acquires refused because the client has used up a quota, by quota.");
-    gauge!("redlock_build_info", "Constant 1, labelled with the version.");
 }

@@ -6,17 +6,7 @@ use metrics::{Counter, Histogram};
 use redlock_core::LockName;
 
 use super::words::{OPERATIONS, OUTCOMES, Operation, Outcome, WAIT_ENDS, WaitEnd, outcomes_of};
-use crate::pattern::Pattern;
-
-/// A name of a group, and which locks belong to it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
-    pub name: String,
-    pub locks: Pattern,
-}
-
-/// Each has some 90 time series. A set of groups is one word.
-pub const MOST_GROUPS: usize = 50;
+use crate::pattern::{Group, MOST_GROUPS, Pattern};
 
 /// The groups of one lock name.
 #[derive(Debug, Clone, Copy, Default)]

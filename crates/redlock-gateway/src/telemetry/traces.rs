@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use http::HeaderMap;
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
-use opentelemetry::trace::{Span as _, SpanContext, SpanKind, Status, TraceContextExt, Tracer, TracerProvider};
+use opentelemetry::trace::{
+    FutureExt, Span as _, SpanContext, SpanKind, Status, TraceContextExt, Tracer, TracerProvider,
+};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
@@ -79,12 +81,12 @@ impl Traces {
 pub struct RequestSpan(Context);
 
 impl RequestSpan {
-    pub fn context(&self) -> Context {
-        self.0.clone()
-    }
-
-    pub fn ids(&self) -> TraceIds {
-        TraceIds::of(self.0.span().span_context())
+    /// Runs some work as part of the request, where there is a span for it.
+    pub async fn within<T>(span: Option<&Self>, work: impl Future<Output = T>) -> T {
+        match span {
+            Some(Self(context)) => work.with_context(context.clone()).await,
+            None => work.await,
+        }
     }
 
     /// `code` is that of the problem, if it is one.
@@ -109,16 +111,17 @@ pub struct TraceIds {
 }
 
 impl TraceIds {
-    fn of(context: &SpanContext) -> Self {
-        Self { trace: context.trace_id().to_string(), span: context.span_id().to_string() }
-    }
-
-    /// Those that the client has sent as `traceparent`, if that can be read.
-    pub fn received(headers: &HeaderMap) -> Option<Self> {
+    /// Of the request's span; where there is none, what the client has sent as `traceparent`, if that can be read.
+    pub fn of(span: Option<&RequestSpan>, headers: &HeaderMap) -> Option<Self> {
+        let ids =
+            |context: &SpanContext| Self { trace: context.trace_id().to_string(), span: context.span_id().to_string() };
+        if let Some(RequestSpan(context)) = span {
+            return Some(ids(context.span().span_context()));
+        }
         headers.get("traceparent")?;
         let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         let span = context.span();
-        Some(span.span_context()).filter(|context| context.is_valid()).map(Self::of)
+        Some(span.span_context()).filter(|context| context.is_valid()).map(ids)
     }
 }
 

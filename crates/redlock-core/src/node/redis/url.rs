@@ -58,6 +58,11 @@ impl RedisUrl {
         (self.username.as_deref(), self.password.as_deref())
     }
 
+    /// The same node, to be logged in to with this password.
+    pub fn with_password(self, password: &str) -> Self {
+        Self { password: Some(password.to_owned()), ..self }
+    }
+
     /// `host:port`, fit for logs and metrics.
     pub fn name(&self) -> &str {
         &self.name

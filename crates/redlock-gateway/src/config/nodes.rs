@@ -1,0 +1,101 @@
+//! The list of nodes, and the password for those whose URL has none.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use redlock_core::node::redis::RedisUrl;
+use redlock_core::quorum::Quorum;
+
+use super::value::listed;
+
+const EMBEDDED_NODES: usize = 5;
+
+/// What `--node-password-file` has in it.
+#[derive(Clone, Default)]
+pub struct NodePassword(Option<String>);
+
+impl NodePassword {
+    pub(super) fn read(path: Option<&Path>) -> Result<Self, String> {
+        let Some(path) = path else { return Ok(Self(None)) };
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).map_err(|error| format!("--node-password-file: {shown}: {error}"))?;
+        // Editors end a line; nothing else is taken away.
+        let text = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
+        let wrong = |what| {
+            Err(format!("--node-password-file: {shown}: {what}; expected one line with the password of the nodes"))
+        };
+        match text {
+            "" => wrong("it is empty"),
+            text if text.contains(['\n', '\r']) => wrong("it has several lines"),
+            text => Ok(Self(Some(text.to_owned()))),
+        }
+    }
+
+    /// For a node that has none of its own.
+    pub fn give(&self, url: RedisUrl) -> RedisUrl {
+        match &self.0 {
+            Some(password) if url.credentials().1.is_none() => url.with_password(password),
+            _ => url,
+        }
+    }
+}
+
+impl fmt::Debug for NodePassword {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "given" } else { "none" })
+    }
+}
+
+/// Where the locks live.
+#[derive(Debug, Clone)]
+pub enum Nodes {
+    /// So many in-memory nodes in this process.
+    Embedded(usize),
+    Redis(Vec<RedisUrl>),
+}
+
+pub(super) struct Given<'a> {
+    pub(super) urls: &'a [String],
+    pub(super) embedded: bool,
+    pub(super) password_file: Option<&'a Path>,
+}
+
+impl Given<'_> {
+    /// `open_to_others`: where other machines reach this one, if they do.
+    pub(super) fn resolve(self, password: &NodePassword, open_to_others: Option<SocketAddr>) -> Result<Nodes, String> {
+        let mut urls: Vec<RedisUrl> = Vec::new();
+        for (index, text) in listed(self.urls).enumerate() {
+            // Not quoted: it may have a password in it.
+            let url = RedisUrl::parse(text).map_err(|error| format!("--node, number {}: {error}", index + 1))?;
+            if urls.iter().any(|other| other.name() == url.name()) {
+                return Err(format!("--node: {url} is given twice; a quorum needs independent masters"));
+            }
+            urls.push(url);
+        }
+        let has_own = |url: &RedisUrl| url.credentials().1.is_some();
+        if let Some(path) = self.password_file.filter(|_| urls.iter().all(has_own)) {
+            let why = if urls.is_empty() { "no --node is given" } else { "every --node has a password of its own" };
+            return Err(format!(
+                "--node-password-file: {}: {why}, so nothing would be logged in with it",
+                path.display()
+            ));
+        }
+        let max = Quorum::MAX_NODES;
+        match (urls.len(), open_to_others) {
+            (0, _) if !self.urls.is_empty() => {
+                Err("--node: given, and names no node; expected redis://[[user]:password@]host[:port][/db]".into())
+            }
+            (0, Some(address)) if !self.embedded => Err(format!(
+                "--node: none is given, and {address} is reachable from other machines: the locks would be in the memory of this \
+                 process alone, and no other gateway would know of them; give 3 or 5 Redis masters, or say --embedded"
+            )),
+            (0, _) => Ok(Nodes::Embedded(EMBEDDED_NODES)),
+            (given, _) if self.embedded => Err(format!(
+                "--embedded: not allowed beside --node, of which {given} are given; leave out one of the two"
+            )),
+            (given, _) if given > max => Err(format!("--node: {given} nodes given; allowed are 1 to {max}")),
+            _ => Ok(Nodes::Redis(urls.into_iter().map(|url| password.give(url)).collect())),
+        }
+    }
+}
