@@ -121,7 +121,7 @@ async fn every_query_of_dashboard_and_rules_finds_data_in_a_real_prometheus() {
     let own = authority.issue("server", "/CN=gateway");
     let servers = masters(3);
     // The public address speaks TLS, and so has a certificate to tell of.
-    let launch = Launch::over(&servers).flag("--admin-listen", &admin.to_string());
+    let launch = Launch::over(&servers).flag("--admin-listen", &admin.to_string()).flag("--group", "all=*");
     let gateway = launch.flag("--tls-cert", &own.cert).flag("--tls-key", &own.key).start().await;
     let prometheus = Prometheus::start(admin);
     for query in queries_of_the_dashboard().into_iter().chain(metrics_of_the_rules()) {

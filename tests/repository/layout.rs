@@ -116,6 +116,13 @@ fn only_the_http_room_knows_the_web_framework() {
 }
 
 #[test]
+fn one_file_of_the_gateway_knows_how_traces_are_sent() {
+    for krate in ["opentelemetry", "opentelemetry_otlp", "opentelemetry_sdk"] {
+        crate_only_in(krate, "crates/redlock-gateway/src", &["crates/redlock-gateway/src/telemetry/traces.rs"]);
+    }
+}
+
+#[test]
 fn only_one_room_of_the_gateway_knows_the_tls_library() {
     let gateway = "crates/redlock-gateway/src";
     crate_only_in("tokio_rustls", gateway, &[&format!("{gateway}/tls.rs")]);
