@@ -164,7 +164,10 @@ mod metrics {
     #[divan::bench]
     fn of_an_operation(bencher: Bencher) {
         let telemetry = telemetry();
-        bencher.bench(|| telemetry.operation(black_box(Operation::Release), black_box(Outcome::Released)));
+        let name: LockName = "deploy/shop".parse().expect("a name");
+        bencher.bench(|| {
+            telemetry.of(black_box(&name)).operation(black_box(Operation::Release), black_box(Outcome::Released))
+        });
     }
 
     #[divan::bench]
