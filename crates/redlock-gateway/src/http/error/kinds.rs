@@ -2,6 +2,8 @@
 
 use http::StatusCode as S;
 
+use crate::remedy::section;
+
 /// Status, code and title.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind(pub(super) S, pub(super) &'static str, pub(super) &'static str);
@@ -44,6 +46,19 @@ kinds! {
     DRAINING: SERVICE_UNAVAILABLE, "draining", "Shutting down", "this replica is shutting down; another one may serve";
     AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, "audit_unavailable", "The audit log cannot be written", "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
     OVERLOADED: SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight", "too many requests are in flight, or too many of this client; some are kept for others";
+}
+
+impl Kind {
+    /// The section for operators, where it is theirs to do something.
+    pub(super) fn runbook(self) -> Option<&'static str> {
+        match self.1 {
+            "quorum_unavailable" | "outcome_unknown" => Some(section::QUORUM_LOST),
+            "overloaded" => Some(section::LIMIT_IS_NEAR),
+            "audit_unavailable" => Some(section::AUDIT_LOG),
+            "draining" => Some(section::DRAINING),
+            _ => None,
+        }
+    }
 }
 
 /// Nobody hears of it.
