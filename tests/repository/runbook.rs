@@ -32,8 +32,12 @@ fn tests() -> BTreeSet<String> {
 
 /// What a page names in the notation of tests.
 fn named(text: &str) -> impl Iterator<Item = &str> {
-    let is_word = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-    text.split('`').skip(1).step_by(2).filter(move |code| code.matches("::").count() == 2 && code.split("::").all(is_word))
+    let is_word =
+        |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(move |code| code.matches("::").count() == 2 && code.split("::").all(is_word))
 }
 
 /// Tests that a page names and that are not there, and procedures that name none.
@@ -49,7 +53,10 @@ fn every_procedure_of_the_runbook_names_a_test_that_is_there() {
     let (text, tests) = (page("runbook.md"), tests());
     let wrong = wrong_in(&text, &tests);
     assert!(wrong.is_empty(), "{wrong:#?}");
-    assert!(text.matches("\n## ").count() >= 10 && named(&text).count() >= 15, "procedures and tests are not recognised");
+    assert!(
+        text.matches("\n## ").count() >= 10 && named(&text).count() >= 15,
+        "procedures and tests are not recognised"
+    );
     let own = tests.iter().filter(|test| test.starts_with("operations::runbook::"));
     let unnamed: Vec<_> = own.filter(|test| !text.contains(&format!("`{test}`"))).collect();
     assert!(unnamed.is_empty(), "the runbook has no procedure for {unnamed:?}");
@@ -61,7 +68,11 @@ fn a_test_that_is_not_there_and_a_procedure_without_one_are_noticed() {
     let sample = "# Runbook\n\n## One\n\n(`operations::upgrade::an_upgrade_gateway_by_gateway_loses_no_request`)\n";
     assert!(wrong_in(sample, &tests).is_empty());
     // A helper is no test, nor is what stands in another file.
-    for other in ["upgrade::an_upgrade_gateway_loses_no_request", "upgrade::connect", "start::an_upgrade_gateway_by_gateway_loses_no_request"] {
+    for other in [
+        "upgrade::an_upgrade_gateway_loses_no_request",
+        "upgrade::connect",
+        "start::an_upgrade_gateway_by_gateway_loses_no_request",
+    ] {
         let text = sample.replace("upgrade::an_upgrade_gateway_by_gateway_loses_no_request", other);
         assert_eq!(wrong_in(&text, &tests), [format!("no test operations::{other}")]);
     }
@@ -103,7 +114,8 @@ fn every_section_that_operators_are_sent_to_is_there() {
     places.extend(files("k8s", &["yaml"]));
     let of = |file: &str| places.iter().find(|(name, _)| name.ends_with(file)).map(|(_, text)| sections(text).len());
     assert_eq!(of("src/remedy.rs"), Some(4), "sections are not recognised");
-    let dead: Vec<_> = places.iter().flat_map(|(file, text)| dead(text).into_iter().map(move |to| (file, to))).collect();
+    let dead: Vec<_> =
+        places.iter().flat_map(|(file, text)| dead(text).into_iter().map(move |to| (file, to))).collect();
     assert!(dead.is_empty(), "{dead:?}");
     // Within a page, too.
     for name in ["operations.md", "runbook.md"] {
