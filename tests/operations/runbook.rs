@@ -13,6 +13,9 @@ use crate::support::gateway::{Gateway, Launch, Scratch, module};
 use crate::support::harness::{RedisOptions, RedisServer, TempDir, eventually, masters};
 use crate::support::nodes::stored_on;
 
+/// What the log says of a master that has to wait.
+const QUARANTINED: &str = "node in quarantine";
+
 fn urls(servers: &[RedisServer]) -> Vec<String> {
     servers.iter().map(RedisServer::url).collect()
 }
@@ -76,9 +79,8 @@ async fn a_new_cluster_votes_at_once_with_bootstrap_and_keeps_its_locks_when_the
     let again = Launch::bare(&["check"]).nodes(&urls).finish().await;
     prints(&again.stdout, &["ok: 3 of 3 nodes would be admitted now, 2 needed"]);
     drained(first).await;
-    let since = Instant::now();
     let second = Launch::embedded().nodes(&urls).flag("--node-timeout", "2s").ready().await;
-    assert!(since.elapsed() < Duration::from_secs(12), "nobody waits for what was admitted: {:?}", since.elapsed());
+    assert!(!second.stdout().contains(QUARANTINED), "nobody waits for what was admitted");
     second.post("job", json!({})).await.problem(409, "lock_held");
     assert_eq!(second.patch("job", &lease.token, 60_000).await.status, 200);
 }
@@ -175,6 +177,7 @@ async fn a_dead_master_gives_way_to_one_of_another_name_and_no_lock_is_granted_b
     assert!(took >= Duration::from_millis(5_100), "{took:?}");
     let urls = [a.url(), b.url(), d.url()];
     let new = times(Launch::embedded().nodes(&urls), "2s").flag("--node-timeout", "500ms").ready().await;
+    assert!(!new.stdout().contains(QUARANTINED), "the new markers count at once");
     assert!(granted.elapsed() > Duration::from_secs(2), "the lease has ended");
     new.patch("job", &lease.token, 2_000).await.problem(404, "lock_not_found");
     let next = new.acquire_for("job", 2_000).await;
@@ -198,6 +201,7 @@ async fn nodes_and_max_ttl_are_changed_in_one_run_and_old_gateways_get_nothing_a
     old.post("other", json!({})).await.problem(503, "quorum_unavailable");
     let urls = [a.url(), b.url(), d.url()];
     let new = times(Launch::embedded().nodes(&urls), "2s").flag("--node-timeout", "500ms").ready().await;
+    assert!(!new.stdout().contains(QUARANTINED), "the new markers count at once");
     assert!(new.acquire_for("job", 2_000).await.fencing > lease.fencing);
     old.patch("job", &lease.token, 1_000).await.problem(503, "outcome_unknown");
 }
@@ -240,7 +244,7 @@ async fn masters_are_upgraded_one_by_one_under_a_lock_that_is_extended() {
         assert_eq!(node["engine"], "native", "{node:#}");
         assert!(stored_on(&servers, "job", |_| true).contains(&at), "its lock was on its disk");
     }
-    assert!(!gateway.stdout().contains("node in quarantine"), "masters that forget nothing need none");
+    assert!(!gateway.stdout().contains(QUARANTINED), "masters that forget nothing need none");
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
 }
 
@@ -279,7 +283,7 @@ async fn a_backup_that_is_put_back_as_it_is_is_believed_and_a_held_lock_is_grant
     copied(backup.path(), servers[0].dir());
     servers[0].restart();
     until_state(&gateway, &servers[0], "admitted", 1).await;
-    assert!(!gateway.stdout().contains("node in quarantine"));
+    assert!(!gateway.stdout().contains(QUARANTINED));
     let twice = gateway.post("job", json!({ "ttl_ms": 60_000 })).await;
     assert_eq!(twice.status, 201, "if this is refused the runbook is more careful than it has to be: {twice:?}");
 }

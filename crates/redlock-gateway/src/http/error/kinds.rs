@@ -68,3 +68,15 @@ pub(crate) const ABANDONED: Kind = Kind(S::REQUEST_TIMEOUT, "request_timeout", "
 pub(crate) fn codes() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|(Kind(_, code, _), _)| *code)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_503_and_nothing_else_sends_operators_to_a_section() {
+        for (kind, _) in ALL {
+            assert_eq!(kind.runbook().is_some(), kind.0 == S::SERVICE_UNAVAILABLE, "{kind:?}");
+        }
+    }
+}
