@@ -95,6 +95,7 @@ mod operations {
     mod monitoring;
     mod quarantine;
     mod reconfigure;
+    mod runbook;
     mod start;
     mod traces;
     mod upgrade;
@@ -106,5 +107,6 @@ mod repository {
     mod layout;
     mod modules;
     mod readme;
+    mod runbook;
     mod supply_chain;
 }

@@ -249,6 +249,11 @@ impl RedisServer {
         self.port
     }
 
+    /// Where it keeps its files.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
     pub(crate) fn url(&self) -> String {
         match &self.options.password {
             Some(password) => format!("redis://:{password}@127.0.0.1:{}", self.port),

@@ -4,6 +4,14 @@ use std::borrow::Cow;
 
 use redlock_core::node::{Diagnosis, Remedy};
 
+/// Where the pages for operators say what to do: a page of docs/ and a heading of it. Without a host, for nobody knows where they are read.
+pub(crate) mod section {
+    pub(crate) const QUORUM_LOST: &str = "operations.md#quorum-lost";
+    pub(crate) const LIMIT_IS_NEAR: &str = "operations.md#a-limit-is-near";
+    pub(crate) const AUDIT_LOG: &str = "runbook.md#the-disk-of-the-audit-log-is-full";
+    pub(crate) const DRAINING: &str = "runbook.md#upgrading-gateways";
+}
+
 /// A remedy, with the flag or command where there is one.
 pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
     Cow::Borrowed(match remedy {

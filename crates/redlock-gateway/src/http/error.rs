@@ -101,6 +101,10 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Vec<NodeAnswerBody>, required = false)]
     pub nodes: Option<Vec<NodeAnswerBody>>,
+    /// What an operator does about it: a page of the gateway's documentation and its section.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false, example = "operations.md#quorum-lost")]
+    pub runbook: Option<&'static str>,
     /// What went wrong inside the gateway, for its log only.
     #[serde(skip)]
     pub cause: Option<String>,
@@ -141,6 +145,7 @@ impl Kind {
             holder: None,
             expires_in_ms: None,
             nodes: None,
+            runbook: self.runbook(),
             cause: None,
         };
         ApiError { status, challenge: None, problem: Box::new(problem) }

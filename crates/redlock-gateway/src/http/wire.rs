@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use crate::gateway::{LeaseView, ListView, Readiness};
 use crate::info::LockMetadata;
-use crate::remedy::in_flags;
+use crate::remedy::{in_flags, section};
 
 /// What to acquire. Every field may be omitted; unknown fields are refused.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -280,6 +280,10 @@ pub struct Health {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Vec<NodeHealth>, required = false)]
     pub nodes: Option<Vec<NodeHealth>>,
+    /// What an operator does when it is not ready: a page of the gateway's documentation and its section.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false, example = "operations.md#quorum-lost")]
+    pub runbook: Option<&'static str>,
 }
 
 /// What one node is doing, and why.
@@ -325,17 +329,17 @@ pub struct NodeHealth {
 
 impl Health {
     pub fn alive() -> Self {
-        Self { status: "alive".into(), nodes: None }
+        Self { status: "alive".into(), nodes: None, runbook: None }
     }
 
     /// Without the nodes, whose addresses are not for everybody.
     pub fn status_only(readiness: Readiness) -> Self {
-        let status = match readiness {
-            Readiness::Ready => "ready",
-            Readiness::NoQuorum => "no_quorum",
-            Readiness::Draining => "draining",
+        let (status, runbook) = match readiness {
+            Readiness::Ready => ("ready", None),
+            Readiness::NoQuorum => ("no_quorum", Some(section::QUORUM_LOST)),
+            Readiness::Draining => ("draining", Some(section::DRAINING)),
         };
-        Self { status: status.into(), nodes: None }
+        Self { status: status.into(), nodes: None, runbook }
     }
 
     pub fn new(readiness: Readiness, nodes: Vec<(String, NodeStatus)>) -> Self {

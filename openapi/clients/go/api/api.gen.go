@@ -276,6 +276,9 @@ type Health struct {
 	// Nodes Every node, and whether it may vote; only for those who may see metrics.
 	Nodes []NodeHealth `json:"nodes,omitempty"`
 
+	// Runbook What an operator does when it is not ready: a page of the gateway's documentation and its section.
+	Runbook *string `json:"runbook,omitempty"`
+
 	// Status `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the process alone: `alive`.
 	Status HealthStatus `json:"status"`
 }
@@ -437,6 +440,9 @@ type Problem struct {
 
 	// RetryAfterMs When trying again makes sense, in milliseconds; `Retry-After` has it in seconds.
 	RetryAfterMs *int64 `json:"retry_after_ms,omitempty"`
+
+	// Runbook What an operator does about it: a page of the gateway's documentation and its section.
+	Runbook *string `json:"runbook,omitempty"`
 
 	// Status The HTTP status.
 	Status int32 `json:"status"`

@@ -2,6 +2,8 @@
 
 use http::StatusCode as S;
 
+use crate::remedy::section;
+
 /// Status, code and title.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind(pub(super) S, pub(super) &'static str, pub(super) &'static str);
@@ -46,10 +48,35 @@ kinds! {
     OVERLOADED: SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight", "too many requests are in flight, or too many of this client; some are kept for others";
 }
 
+impl Kind {
+    /// The section for operators, where it is theirs to do something.
+    pub(super) fn runbook(self) -> Option<&'static str> {
+        match self.1 {
+            "quorum_unavailable" | "outcome_unknown" => Some(section::QUORUM_LOST),
+            "overloaded" => Some(section::LIMIT_IS_NEAR),
+            "audit_unavailable" => Some(section::AUDIT_LOG),
+            "draining" => Some(section::DRAINING),
+            _ => None,
+        }
+    }
+}
+
 /// Nobody hears of it.
 pub(crate) const ABANDONED: Kind = Kind(S::REQUEST_TIMEOUT, "request_timeout", "Request abandoned");
 
 /// Every code.
 pub(crate) fn codes() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|(Kind(_, code, _), _)| *code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_503_and_nothing_else_sends_operators_to_a_section() {
+        for (kind, _) in ALL {
+            assert_eq!(kind.runbook().is_some(), kind.0 == S::SERVICE_UNAVAILABLE, "{kind:?}");
+        }
+    }
 }

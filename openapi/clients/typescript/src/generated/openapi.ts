@@ -221,6 +221,11 @@ export interface components {
             /** @description Every node, and whether it may vote; only for those who may see metrics. */
             nodes?: components["schemas"]["NodeHealth"][];
             /**
+             * @description What an operator does when it is not ready: a page of the gateway's documentation and its section.
+             * @example operations.md#quorum-lost
+             */
+            runbook?: string;
+            /**
              * @description `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the process alone: `alive`.
              * @enum {string}
              */
@@ -472,6 +477,11 @@ export interface components {
              * @description When trying again makes sense, in milliseconds; `Retry-After` has it in seconds.
              */
             retry_after_ms?: number;
+            /**
+             * @description What an operator does about it: a page of the gateway's documentation and its section.
+             * @example operations.md#quorum-lost
+             */
+            runbook?: string;
             /**
              * Format: int32
              * @description The HTTP status.

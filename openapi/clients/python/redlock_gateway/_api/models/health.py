@@ -29,10 +29,13 @@ class Health:
         status (HealthStatus): `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the
             process alone: `alive`.
         nodes (list[NodeHealth] | Unset): Every node, and whether it may vote; only for those who may see metrics.
+        runbook (str | Unset): What an operator does when it is not ready: a page of the gateway's documentation and its
+            section. Example: operations.md#quorum-lost.
     """
 
     status: HealthStatus
     nodes: list[NodeHealth] | Unset = UNSET
+    runbook: str | Unset = UNSET
     additional_properties: dict[str, Any] = _attrs_field(init=False, factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -45,6 +48,8 @@ class Health:
                 nodes_item = nodes_item_data.to_dict()
                 nodes.append(nodes_item)
 
+        runbook = self.runbook
+
         field_dict: dict[str, Any] = {}
         field_dict.update(self.additional_properties)
         field_dict.update(
@@ -54,6 +59,8 @@ class Health:
         )
         if nodes is not UNSET:
             field_dict["nodes"] = nodes
+        if runbook is not UNSET:
+            field_dict["runbook"] = runbook
 
         return field_dict
 
@@ -73,9 +80,12 @@ class Health:
 
                 nodes.append(nodes_item)
 
+        runbook = d.pop("runbook", UNSET)
+
         health = cls(
             status=status,
             nodes=nodes,
+            runbook=runbook,
         )
 
         health.additional_properties = d

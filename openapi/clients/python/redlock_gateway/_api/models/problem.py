@@ -37,6 +37,8 @@ class Problem:
         nodes (list[NodeAnswer] | Unset): What each node answered.
         request_id (str | Unset): The `x-request-id` of this answer, as it stands in the gateway's log.
         retry_after_ms (int | Unset): When trying again makes sense, in milliseconds; `Retry-After` has it in seconds.
+        runbook (str | Unset): What an operator does about it: a page of the gateway's documentation and its section.
+            Example: operations.md#quorum-lost.
     """
 
     code: ProblemCode
@@ -49,6 +51,7 @@ class Problem:
     nodes: list[NodeAnswer] | Unset = UNSET
     request_id: str | Unset = UNSET
     retry_after_ms: int | Unset = UNSET
+    runbook: str | Unset = UNSET
     additional_properties: dict[str, Any] = _attrs_field(init=False, factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,6 +80,8 @@ class Problem:
 
         retry_after_ms = self.retry_after_ms
 
+        runbook = self.runbook
+
         field_dict: dict[str, Any] = {}
         field_dict.update(self.additional_properties)
         field_dict.update(
@@ -98,6 +103,8 @@ class Problem:
             field_dict["request_id"] = request_id
         if retry_after_ms is not UNSET:
             field_dict["retry_after_ms"] = retry_after_ms
+        if runbook is not UNSET:
+            field_dict["runbook"] = runbook
 
         return field_dict
 
@@ -133,6 +140,8 @@ class Problem:
 
         retry_after_ms = d.pop("retry_after_ms", UNSET)
 
+        runbook = d.pop("runbook", UNSET)
+
         problem = cls(
             code=code,
             detail=detail,
@@ -144,6 +153,7 @@ class Problem:
             nodes=nodes,
             request_id=request_id,
             retry_after_ms=retry_after_ms,
+            runbook=runbook,
         )
 
         problem.additional_properties = d

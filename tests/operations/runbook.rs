@@ -1,0 +1,373 @@
+//! The procedures of docs/runbook.md, step by step on real masters and gateways: what is printed, what is waited for, and
+//! what becomes of locks meanwhile. Those that other tests run from end to end are named there.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::http::keys::{HOLDER, file, key, with_keys};
+use crate::support::gateway::{Gateway, Launch, Scratch, module};
+use crate::support::harness::{RedisOptions, RedisServer, TempDir, eventually, masters};
+use crate::support::nodes::stored_on;
+
+/// What the log says of a master that has to wait.
+const QUARANTINED: &str = "node in quarantine";
+
+fn urls(servers: &[RedisServer]) -> Vec<String> {
+    servers.iter().map(RedisServer::url).collect()
+}
+
+fn name(server: &RedisServer) -> String {
+    format!("127.0.0.1:{}", server.port())
+}
+
+fn durable(count: usize) -> Vec<RedisServer> {
+    let options = || RedisOptions { append_only: true, native: Some(false), ..RedisOptions::default() };
+    (0..count).map(|_| RedisServer::start_with(options())).collect()
+}
+
+/// With these times, max(max_ttl, S) + S + 3 s is 5.1 s for 2 s.
+fn times(launch: Launch, max_ttl: &str) -> Launch {
+    launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "1s").flag("--clock-skew", "100ms")
+}
+
+async fn node_of(gateway: &Gateway, server: &RedisServer) -> Value {
+    let health = gateway.readyz().await.json();
+    let nodes = health["nodes"].as_array().expect("readyz lists nodes");
+    nodes.iter().find(|node| node["node"] == name(server).as_str()).expect("it is listed").clone()
+}
+
+async fn until_state(gateway: &Gateway, server: &RedisServer, state: &str, restarts: u64) -> Value {
+    eventually(&format!("{server:?} is {state} after {restarts} restarts"), async || {
+        Some(node_of(gateway, server).await).filter(|node| node["state"] == state && node["restarts"] == restarts)
+    })
+    .await
+}
+
+async fn is_everywhere(servers: &[RedisServer], lock: &str) {
+    let all = (0..servers.len()).collect::<Vec<_>>();
+    eventually("it is on every master", async || (stored_on(servers, lock, |_| true) == all).then_some(())).await;
+}
+
+async fn drained(mut gateway: Gateway) {
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.ended().await, Some(0));
+}
+
+#[track_caller]
+fn prints(text: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(text.contains(line), "no {line:?} in\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_new_cluster_votes_at_once_with_bootstrap_and_keeps_its_locks_when_the_flag_is_taken_out() {
+    let servers = masters(3);
+    let urls = urls(&servers);
+    let checked = Launch::bare(&["check", "--bootstrap"]).nodes(&urls).finish().await;
+    assert_eq!(checked.code, Some(0), "{checked:?}");
+    prints(
+        &checked.stdout,
+        &["all nodes are new: they are admitted at once", "ok: 3 of 3 nodes would be admitted now"],
+    );
+    let first = Launch::over(&servers).ready().await;
+    let lease = first.acquire("job").await;
+    let again = Launch::bare(&["check"]).nodes(&urls).finish().await;
+    prints(&again.stdout, &["ok: 3 of 3 nodes would be admitted now, 2 needed"]);
+    drained(first).await;
+    let second = Launch::embedded().nodes(&urls).flag("--node-timeout", "2s").ready().await;
+    assert!(!second.stdout().contains(QUARANTINED), "nobody waits for what was admitted");
+    second.post("job", json!({})).await.problem(409, "lock_held");
+    assert_eq!(second.patch("job", &lease.token, 60_000).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_new_cluster_without_bootstrap_votes_after_the_wait_and_says_until_when() {
+    let servers = masters(3);
+    let launch = |words: &[&str]| times(Launch::bare(words).nodes(&urls(&servers)), "2s");
+    let since = Instant::now();
+    let checked = launch(&["check"]).finish().await;
+    assert_eq!(checked.code, Some(1), "{checked:?}");
+    prints(
+        &checked.stdout,
+        &["WOULD WAIT 5s 100ms", "NOT ENOUGH: 0 of 3 nodes would be admitted now, 3 after a quarantine, 2 needed"],
+    );
+    let gateway = launch(&["--listen", "127.0.0.1:0"]).start().await;
+    for server in &servers {
+        let node = until_state(&gateway, server, "quarantined", 0).await;
+        assert!(node["until"].is_string(), "{node:#}");
+    }
+    let ready = gateway.readyz().await;
+    let (status, runbook) = (&ready.json()["status"], &ready.json()["runbook"]);
+    assert_eq!((ready.status, status, runbook), (503, &json!("no_quorum"), &json!("operations.md#quorum-lost")));
+    gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    gateway.all_nodes_admitted().await;
+    assert!(since.elapsed() >= Duration::from_millis(5_100), "{:?}", since.elapsed());
+    assert_eq!(gateway.readyz().await.json().get("runbook"), None);
+    gateway.acquire_for("job", 2_000).await;
+}
+
+#[tokio::test]
+async fn a_dead_master_that_comes_back_empty_is_told_what_is_held_and_counts_for_it() {
+    let mut servers = masters(3);
+    let gateway = Launch::over(&servers).flag("--clock-skew", "200ms").ready().await;
+    let lease = gateway.acquire("job").await;
+    is_everywhere(&servers, "job").await;
+    servers[2].kill_and_wipe();
+    until_state(&gateway, &servers[2], "connecting", 0).await;
+    assert_eq!(gateway.patch("job", &lease.token, 60_000).await.status, 200);
+    servers[2].restart();
+    until_state(&gateway, &servers[2], "quarantined", 1).await;
+    gateway.post("job", json!({})).await.problem(409, "lock_held");
+    // Long before the five minutes of the quarantine.
+    until_state(&gateway, &servers[2], "admitted", 1).await;
+    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2], "it was told");
+    servers[0].kill();
+    gateway.post("job", json!({})).await.problem(409, "lock_held");
+    let extended = gateway.patch("job", &lease.token, 60_000).await;
+    assert_eq!((extended.status, &extended.json()["nodes_granted"]), (200, &json!(2)), "{extended:?}");
+}
+
+/// Runs `reconfigure` from three masters to others, for which the old gateways are stopped; how long it took.
+async fn reconfigured(old: &[&RedisServer], new: &[&RedisServer], max_ttl: &str, printed: &[String]) -> Duration {
+    let urls: Vec<String> = new.iter().map(|server| server.url()).collect();
+    let run = |words: &[&str]| {
+        let launch = times(Launch::bare(words).nodes(&urls), max_ttl);
+        old.iter().fold(launch, |launch, server| launch.more("--old-node", &server.url())).finish()
+    };
+    let list = |servers: &[&RedisServer]| servers.iter().map(|server| name(server)).collect::<Vec<_>>().join(",");
+    let lists = format!("nodes: {} → {}\n", list(old), list(new));
+    let printed: Vec<&str> = printed.iter().map(String::as_str).chain([lists.as_str()]).collect();
+    let asked = run(&["reconfigure"]).await;
+    assert_eq!(asked.code, Some(0), "{asked:?}");
+    prints(
+        &asked.stdout,
+        &[&printed[..], &["nothing was changed; with --yes: these nodes give no votes for"]].concat(),
+    );
+    let since = Instant::now();
+    let done = run(&["reconfigure", "--yes"]).await;
+    let took = since.elapsed();
+    assert_eq!(done.code, Some(0), "{done:?}");
+    prints(
+        &done.stdout,
+        &[&printed[..], &["these nodes give no votes now", "done: 3 nodes carry the new marker"]].concat(),
+    );
+    took
+}
+
+#[tokio::test]
+async fn a_dead_master_gives_way_to_one_of_another_name_and_no_lock_is_granted_before_its_end() {
+    let mut servers = masters(4);
+    let old = times(Launch::over(&servers[..3]), "2s").ready().await;
+    let lease = old.acquire_for("job", 2_000).await;
+    let granted = Instant::now();
+    servers[2].kill();
+    drained(old).await;
+    let [a, b, c, d] = [0, 1, 2, 3].map(|at| &servers[at]);
+    let lines = [
+        format!("{}: stays\n", name(a)),
+        "leaves without having answered\n".to_owned(),
+        format!("{}: joins; it has no marker yet\n", name(d)),
+    ];
+    let took = reconfigured(&[a, b, c], &[a, b, d], "2s", &lines).await;
+    assert!(took >= Duration::from_millis(5_100), "{took:?}");
+    let urls = [a.url(), b.url(), d.url()];
+    let new = times(Launch::embedded().nodes(&urls), "2s").flag("--node-timeout", "500ms").ready().await;
+    assert!(!new.stdout().contains(QUARANTINED), "the new markers count at once");
+    assert!(granted.elapsed() > Duration::from_secs(2), "the lease has ended");
+    new.patch("job", &lease.token, 2_000).await.problem(404, "lock_not_found");
+    let next = new.acquire_for("job", 2_000).await;
+    assert!(next.fencing > lease.fencing);
+}
+
+#[tokio::test]
+async fn nodes_and_max_ttl_are_changed_in_one_run_and_old_gateways_get_nothing_any_more() {
+    let servers = masters(4);
+    let old = times(Launch::over(&servers[..3]), "1s").ready().await;
+    let lease = old.acquire_for("job", 1_000).await;
+    let [a, b, c, d] = [0, 1, 2, 3].map(|at| &servers[at]);
+    let lines = [
+        format!("{}: stays; max_ttl 1s → 2s\n", name(a)),
+        format!("{}: leaves\n", name(c)),
+        format!("{}: joins; it has no marker yet\n", name(d)),
+    ];
+    let took = reconfigured(&[a, b, c], &[a, b, d], "2s", &lines).await;
+    assert!(took >= Duration::from_millis(5_100), "by the longer of the two max_ttl: {took:?}");
+    // One of the old ones was forgotten.
+    old.post("other", json!({})).await.problem(503, "quorum_unavailable");
+    let urls = [a.url(), b.url(), d.url()];
+    let new = times(Launch::embedded().nodes(&urls), "2s").flag("--node-timeout", "500ms").ready().await;
+    assert!(!new.stdout().contains(QUARANTINED), "the new markers count at once");
+    assert!(new.acquire_for("job", 2_000).await.fencing > lease.fencing);
+    old.patch("job", &lease.token, 1_000).await.problem(503, "outcome_unknown");
+}
+
+#[tokio::test]
+async fn by_default_nobody_gets_or_extends_a_lock_for_5_minutes_and_5_seconds_while_nodes_change() {
+    let servers = masters(4);
+    drop(Launch::over(&servers[..3]).ready().await);
+    let urls = urls(&servers);
+    let asked = |nodes: &[String], max_ttl: &str| {
+        let launch = Launch::bare(&["reconfigure", "--max-ttl", max_ttl]).nodes(nodes);
+        urls[..3].iter().fold(launch, |launch, url| launch.more("--old-node", url)).finish()
+    };
+    let joins = [urls[0].clone(), urls[1].clone(), urls[3].clone()];
+    prints(&asked(&joins, "5m").await.stdout, &["give no votes for 5m 5s, so nobody gets or extends a lock"]);
+    for (max_ttl, change, wait) in [("10m", "max_ttl 5m → 10m", "10m 5s"), ("1m", "max_ttl 5m → 1m", "5m 5s")] {
+        let said = asked(&urls[..3], max_ttl).await;
+        prints(&said.stdout, &[change, &format!("give no votes for {wait}, so nobody")]);
+    }
+}
+
+/// The new version is the one with the module.
+#[tokio::test]
+async fn masters_are_upgraded_one_by_one_under_a_lock_that_is_extended() {
+    // Built before anybody holds a lock: that may take longer than its TTL.
+    let _ = module();
+    let mut servers = durable(3);
+    let gateway = Launch::over(&servers).ready().await;
+    let lease = gateway.acquire("job").await;
+    for at in 0..3 {
+        is_everywhere(&servers, "job").await;
+        servers[at].restart_as(true);
+        let node = eventually("it is admitted", async || {
+            assert_eq!(gateway.patch("job", &lease.token, 60_000).await.status, 200);
+            gateway.post("job", json!({})).await.problem(409, "lock_held");
+            Some(node_of(&gateway, &servers[at]).await)
+                .filter(|node| node["state"] == "admitted" && node["restarts"] == 1)
+        })
+        .await;
+        assert_eq!(node["engine"], "native", "{node:#}");
+        assert!(stored_on(&servers, "job", |_| true).contains(&at), "its lock was on its disk");
+    }
+    assert!(!gateway.stdout().contains(QUARANTINED), "masters that forget nothing need none");
+    assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
+}
+
+/// Puts one master's append-only files in the place of another's.
+fn copied(from: &Path, to: &Path) {
+    let (from, to) = (from.join("appendonlydir"), to.join("appendonlydir"));
+    let _ = std::fs::remove_dir_all(&to);
+    let copied = Command::new("cp").arg("-a").args([&from, &to]).status().expect("cp starts");
+    assert!(copied.success(), "{} to {}", from.display(), to.display());
+}
+
+/// Masters that sync every write, a copy of the first one's file, and a lock that came after it. One of its two masters is
+/// the first.
+async fn backed_up() -> (Vec<RedisServer>, Gateway, TempDir) {
+    let (mut servers, backup) = (durable(3), TempDir::new());
+    let gateway = Launch::over(&servers).flag("--clock-skew", "200ms").ready().await;
+    let released = gateway.acquire("since-released").await;
+    is_everywhere(&servers, "since-released").await;
+    copied(servers[0].dir(), backup.path());
+    assert_eq!(gateway.delete("since-released", &released.token).await.status, 204);
+    gateway.acquire("on-all").await;
+    is_everywhere(&servers, "on-all").await;
+    servers[2].kill();
+    gateway.acquire("job").await;
+    servers[2].restart();
+    until_state(&gateway, &servers[2], "admitted", 1).await;
+    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1]);
+    servers[0].kill();
+    (servers, gateway, backup)
+}
+
+/// Why a backup is never put back as it is: nothing in it says that it is old.
+#[tokio::test]
+async fn a_backup_that_is_put_back_as_it_is_is_believed_and_a_held_lock_is_granted_twice() {
+    let (mut servers, gateway, backup) = backed_up().await;
+    copied(backup.path(), servers[0].dir());
+    servers[0].restart();
+    until_state(&gateway, &servers[0], "admitted", 1).await;
+    assert!(!gateway.stdout().contains(QUARANTINED));
+    let twice = gateway.post("job", json!({ "ttl_ms": 60_000 })).await;
+    assert_eq!(twice.status, 201, "if this is refused the runbook is more careful than it has to be: {twice:?}");
+}
+
+#[tokio::test]
+async fn a_backup_without_its_marker_is_quarantined_and_told_and_grants_nothing_twice() {
+    let (mut servers, gateway, backup) = backed_up().await;
+    // A server that no gateway reaches.
+    let mut aside = durable(1).remove(0);
+    aside.kill();
+    copied(backup.path(), aside.dir());
+    aside.restart();
+    assert_eq!(aside.cmd(&["DEL", "{lock:}:marker"]).integer(), 1);
+    aside.kill();
+    copied(aside.dir(), servers[0].dir());
+    servers[0].restart();
+    until_state(&gateway, &servers[0], "quarantined", 1).await;
+    // One of the two that vote has it, and the other one has not.
+    gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    until_state(&gateway, &servers[0], "admitted", 1).await;
+    assert!(stored_on(&servers, "on-all", |_| true).contains(&0), "it was told");
+    gateway.post("job", json!({})).await.problem(409, "lock_held");
+    // What was released since is back on this one until its TTL ends; the others decide.
+    assert_eq!(stored_on(&servers, "since-released", |_| true), [0]);
+    let granted = gateway.post("since-released", json!({})).await;
+    assert_eq!((granted.status, &granted.json()["nodes_granted"]), (201, &json!(2)), "{granted:?}");
+}
+
+#[tokio::test]
+async fn a_key_is_rotated_by_two_hashes_and_no_request_is_refused() {
+    let (old, new) = (key("ci", HOLDER, "*").await, key("ci", HOLDER, "*").await);
+    let hash =
+        |entry: &str| entry.split("hashes = [").nth(1).and_then(|rest| rest.split(']').next()).unwrap().to_owned();
+    let both = old.entry.replace(&hash(&old.entry), &format!("{}, {}", hash(&old.entry), hash(&new.entry)));
+    let keys = file(&[&old]);
+    let replaced = |text: &str| {
+        let next = format!("{}.next", keys.path());
+        std::fs::write(&next, text).expect("the folder can be written");
+        std::fs::rename(next, keys.path()).expect("the same folder");
+    };
+    let gateway = with_keys(&keys).start().await;
+    let lease = old.acquire(&gateway, "job").await;
+    replaced(&both);
+    eventually("the new key is known", async || {
+        assert_eq!(old.patch(&gateway, "job", &lease.token).await.status, 200);
+        (new.get(&gateway, "/locks/job").await.status == 200).then_some(())
+    })
+    .await;
+    assert_eq!(new.patch(&gateway, "job", &lease.token).await.status, 200, "it is the same principal");
+    replaced(&new.entry);
+    eventually("the old key has ended", async || {
+        assert_eq!(new.patch(&gateway, "job", &lease.token).await.status, 200);
+        (old.get(&gateway, "/locks/job").await.status == 401).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_masters_password_is_rotated_with_two_valid_at_a_time() {
+    let options = || RedisOptions { password: Some("old-one".into()), ..RedisOptions::default() };
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
+    let urls: Vec<String> = servers.iter().map(|server| format!("redis://{}", name(server))).collect();
+    let [old, new] = ["old-one\n", "new-one\n"].map(|text| Scratch::new("password", text));
+    let launch = |words: &[&str], file: &Scratch| {
+        Launch::bare(words).nodes(&urls).flag("--node-timeout", "2s").flag("--node-password-file", file.path())
+    };
+    let serve = ["--listen", "127.0.0.1:0"];
+    let first = launch(&serve, &old).word("--bootstrap").ready().await;
+    let lease = first.acquire("job").await;
+
+    let on_all = |words: &[&str]| servers.iter().for_each(|server| drop(server.cmd(words)));
+    on_all(&["ACL", "SETUSER", "default", ">new-one"]);
+    let second = launch(&serve, &new).ready().await;
+    for gateway in [&first, &second] {
+        assert_eq!(gateway.patch("job", &lease.token, 60_000).await.status, 200);
+    }
+    drained(first).await;
+    on_all(&["ACL", "SETUSER", "default", "<old-one"]);
+    // Connections that are open stay logged in: those that come next tell.
+    on_all(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    second.all_nodes_admitted().await;
+    assert_eq!(second.patch("job", &lease.token, 60_000).await.status, 200);
+    let [with_new, with_old] = [launch(&["check"], &new).finish().await, launch(&["check"], &old).finish().await];
+    prints(&with_new.stdout, &["ok: 3 of 3 nodes would be admitted now"]);
+    assert_eq!((with_new.code, with_old.code), (Some(0), Some(1)), "{with_old:?}");
+    prints(&with_old.stdout, &["WRONGPASS", "give user and password"]);
+}
