@@ -162,8 +162,8 @@ impl RoundTrace for Round {
     fn asked(&self, node: usize) {
         let name = self.names.get(node).map_or("?", String::as_str);
         let span = self.tracer.span_builder(format!("{} on {name}", self.word)).with_kind(SpanKind::Client);
-        let attributes = [KeyValue::new("db.system.name", "redis"), KeyValue::new("redlock.node", name.to_owned())];
-        let span = span.with_attributes(attributes).start_with_context(&*self.tracer, &self.context);
+        let span = span.with_attributes([KeyValue::new("redlock.node", name.to_owned())]);
+        let span = span.start_with_context(&*self.tracer, &self.context);
         self.with(|spans| spans.nodes.get_mut(node).map(|place| *place = Some(span)));
     }
 
