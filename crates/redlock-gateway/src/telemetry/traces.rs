@@ -19,6 +19,8 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 use redlock_core::node::{Op, RoundTrace, Vote};
 
+/// Of a client's `tracestate`, which each span of the queue keeps; more is what nobody has to pass on.
+const LONGEST_STATE: usize = 512;
 /// What is left for the last spans when the process ends.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -129,7 +131,7 @@ struct Headers<'a>(&'a HeaderMap);
 
 impl Extractor for Headers<'_> {
     fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key)?.to_str().ok()
+        self.0.get(key).filter(|value| value.len() <= LONGEST_STATE)?.to_str().ok()
     }
 
     fn keys(&self) -> Vec<&str> {
