@@ -215,8 +215,14 @@ async fn a_collector_that_is_away_or_hangs_costs_spans_and_no_request() {
 
 #[tokio::test]
 async fn an_endpoint_that_is_none_is_refused_at_the_start() {
-    for endpoint in ["localhost:4318", "grpc://localhost:4317", "http://", ""] {
+    let odd = ["http://h:99999", "http://h:4318?a=b", "http://user:hunter2@h:4318", "http://h:"];
+    for endpoint in ["localhost:4318", "grpc://localhost:4317", "http://", ""].into_iter().chain(odd) {
         let refused = Launch::embedded().flag("--otlp-endpoint", endpoint).finish().await;
         assert_refused(endpoint, &refused, &["--otlp-endpoint", "http://localhost:4318"]);
+        assert!(!refused.stderr.contains("hunter2"), "{refused:?}");
+    }
+    for endpoint in ["http://[::1]:1", "https://collector.example/otlp/v1/traces", "http://h/"] {
+        let checked = Launch::bare(&["check", "--otlp-endpoint", endpoint]).finish().await;
+        assert_eq!(checked.code, Some(0), "{endpoint}: {checked:?}");
     }
 }

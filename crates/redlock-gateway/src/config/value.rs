@@ -48,11 +48,18 @@ pub(super) fn host(text: &str) -> Result<String, String> {
     ))
 }
 
-/// With the path that is the protocol's own, where there is none.
+/// With the path that is the protocol's own, where there is none. Credentials are for OTEL_EXPORTER_OTLP_HEADERS: a URL is seen by many.
 pub(super) fn endpoint(text: &str) -> Result<String, &'static str> {
-    let expected = "expected http://HOST[:PORT][/PATH] or https://…, such as http://localhost:4318";
+    let expected =
+        "expected http://HOST[:PORT][/PATH] or https://…, without credentials and query, such as http://localhost:4318";
     let uri: Uri = text.trim().parse().map_err(|_| expected)?;
-    let is_fit = matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|host| !host.is_empty());
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'));
+    let is_fit = matches!(uri.scheme_str(), Some("http" | "https"))
+        && uri.host().is_some_and(|host| !host.is_empty())
+        && has_port == uri.port_u16().is_some()
+        && !authority.contains('@')
+        && uri.query().is_none();
     let is_bare = uri.path().trim_end_matches('/').is_empty();
     let text =
         if is_bare { format!("{}/v1/traces", text.trim().trim_end_matches('/')) } else { text.trim().to_owned() };
