@@ -4,7 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlock_core::Settings;
+use redlock_core::clock::{OsEntropy, SystemClock};
+use redlock_core::node::redis::{RedisNode, RedisUrl};
 use redlock_core::node::{Effect, Keys, NoObserver, Node, NodeSettings, NodeState, Op, Reason, Remedy, Vote};
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::node::contract::{assert_held, fencing};
@@ -339,4 +343,24 @@ async fn a_prefix_with_its_own_marker_does_not_disturb_another_on_the_same_serve
     assert_eq!(ask(plain.as_ref(), op).await, Vote::Granted);
     assert_ne!(server.cmd(&["GET", "a"]), Resp::Nil, "the bare name is the key that other clients use");
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(2, now(), LONG_MS)).await, Vote::Granted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_outcome_of_a_connection_that_came_before_it_was_listened_for_was_never_heard() {
+    const THREADS: usize = 32;
+    const TRIES: usize = 200;
+    let nobody = DeadPort::new();
+    let url = RedisUrl::parse(&nobody.url()).expect("a valid url");
+    let mut asking = JoinSet::new();
+    for _ in 0..THREADS {
+        let (url, runtime) = (url.clone(), Handle::current());
+        let told = move || {
+            let master = RedisNode::master(url.clone(), redis_settings(NodeSettings::default()));
+            runtime.block_on(master.probe(&SystemClock, &OsEntropy)).err().expect("nobody is there").detail
+        };
+        // A thread that is no worker of the runtime: another one connects while it goes on.
+        asking.spawn_blocking(move || (0..TRIES).map(|_| told()).find(|told| told != "connection refused"));
+    }
+    let others: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
+    assert_eq!(others, [""; 0]);
 }

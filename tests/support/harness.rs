@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::ffi::OsStr;
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::{fmt, io};
+use tokio::net::TcpSocket;
 
 use crate::support::gateway::module;
 use crate::support::resp::{Resp, Wire};
@@ -364,33 +365,20 @@ impl RedisServer {
     }
 }
 
-/// An address that refuses connections for as long as this lives: the local end of an open connection holds the port,
-/// and nobody listens on it.
-pub(crate) struct DeadPort {
-    _listener: TcpListener,
-    stream: TcpStream,
-}
-
-/// Connections to different listeners may have the same local port, and two nodes must not have one address.
-static DEAD_PORTS: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+/// An address that refuses connections for as long as this lives: the port is taken, and nobody listens. It is none that the
+/// system picks for the near end of a connection, or one to this address could be one to itself.
+pub(crate) struct DeadPort(TcpSocket);
 
 impl DeadPort {
     pub(crate) fn new() -> Self {
-        eventually_blocking("a port that no other test calls dead", || {
-            let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-            let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("the backlog takes one");
-            let dead = Self { _listener: listener, stream };
-            let mut taken = DEAD_PORTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            if taken.contains(&dead.port()) {
-                return None;
-            }
-            taken.push(dead.port());
-            Some(dead)
+        eventually_blocking("a port that is still free", || {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.bind((Ipv4Addr::LOCALHOST, free_port()).into()).is_ok().then_some(Self(socket))
         })
     }
 
     pub(crate) fn port(&self) -> u16 {
-        self.stream.local_addr().expect("connected").port()
+        self.0.local_addr().expect("bound").port()
     }
 
     pub(crate) fn url(&self) -> String {

@@ -5,6 +5,7 @@
 //! A future of the client that was polled once and is dropped is still written and its reply consumed: a deadline means
 //! "unknown", never "not run".
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
@@ -15,8 +16,8 @@ use fred::interfaces::{ClientLike, EventInterface, KeysInterface, LuaInterface, 
 use fred::types::config::TlsConfig;
 use fred::types::config::{Config, ServerConfig};
 use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value};
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, poll};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::AbortHandle;
@@ -83,11 +84,16 @@ impl RedisLink {
                 }
             })
             .build()?;
+        // The client tells the outcome to those who listen at that moment: listen first.
+        let listener = client.clone();
+        let mut outcome = pin!(listener.wait_for_connect());
+        let early = poll!(outcome.as_mut());
+        debug_assert!(early.is_pending(), "nothing was connected yet");
         let connection = client.connect();
         // Held from here on, so that the connection ends with the session however the start goes.
         let task = connection.abort_handle();
         let session = RedisSession { target: self, client, task, ended: Mutex::default(), loaded: Arc::default() };
-        if let Err(error) = session.client.wait_for_connect().await {
+        if let Err(error) = outcome.await {
             // The connection task knows more than "cancelled".
             return Err(match timeout(deadline, connection).await {
                 Ok(Ok(Err(cause))) => failure::on_connecting(cause.into(), is_tls),
