@@ -356,7 +356,7 @@ async fn the_outcome_of_a_connection_that_came_before_it_was_listened_for_was_ne
         let (url, runtime) = (url.clone(), Handle::current());
         let told = move || {
             let master = RedisNode::master(url.clone(), redis_settings(NodeSettings::default()));
-            runtime.block_on(master.probe(&SystemClock, &OsEntropy)).err().expect("nobody is there").detail
+            runtime.block_on(master.probe(&SystemClock, &OsEntropy)).expect_err("nobody is there").detail
         };
         // A thread that is no worker of the runtime: another one connects while it goes on.
         asking.spawn_blocking(move || (0..TRIES).map(|_| told()).find(|told| told != "connection refused"));
