@@ -18,7 +18,7 @@ use crate::support::harness::{PATIENCE, TempDir, eventually, masters};
 
 fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| built(&["--package", "redlock-cli"]).join("redlock"))
+    BINARY.get_or_init(|| built(&[]).join("redlock"))
 }
 
 fn redlock(gateway: &Gateway, args: &[&str]) -> Command {

@@ -22,16 +22,16 @@ use crate::support::secrets::Secrets;
 /// The gateway, built from the present sources: once per run, in the profile of the tests.
 pub(crate) fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| built(&["--package", "redlock-gateway"]).join("redlock-gateway"))
+    BINARY.get_or_init(|| built(&[]).join("redlock-gateway"))
 }
 
 /// The module for masters, built likewise.
 pub(crate) fn module() -> &'static Path {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
-    MODULE.get_or_init(|| built(&["--package", "redlock-module"]).join("libredlock_module.so"))
+    MODULE.get_or_init(|| built(&[]).join("libredlock_module.so"))
 }
 
-/// Builds what of the workspace is named, and answers the directory that it is in.
+/// Builds what is shipped, or what of the workspace is named, and answers the directory that it is in.
 pub(crate) fn built(what: &[&str]) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let out = test.ancestors().nth(2).expect("tests lie in <target>/<profile>/deps");

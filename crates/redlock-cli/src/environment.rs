@@ -16,7 +16,7 @@ const LONGEST_READ: Duration = Duration::from_millis(100);
 pub(crate) struct Reader {
     asked: Sender<PathBuf>,
     answers: Receiver<Option<Vec<u8>>>,
-    /// The thread has not yet answered what nobody waits for any more.
+    /// There was no answer in time, and the one that comes late was not taken away yet.
     hangs: Cell<bool>,
 }
 
@@ -33,16 +33,21 @@ impl Default for Reader {
 }
 
 impl Reader {
-    /// What was asked for, or comes next, is not known.
+    /// Something was not read since [`Self::begin`] was called.
     pub(crate) fn hangs(&self) -> bool {
         self.hangs.get()
     }
 
-    /// Nothing of what may not be read, cannot be read in time, or comes while another one is still being read.
+    /// Begins a pass over processes. If what hung goes on only in the middle of one, nothing is read up to its end all the same:
+    /// the pass has missed somebody, and says so.
+    pub(crate) fn begin(&self) {
+        self.hangs.set(self.hangs.get() && self.answers.try_recv().is_err());
+    }
+
+    /// Nothing of what may not be read, cannot be read in time, or comes after such a one in the same pass.
     pub(crate) fn read(&self, path: &Path) -> Option<Vec<u8>> {
         if self.hangs.get() {
-            self.answers.try_recv().ok()?;
-            self.hangs.set(false);
+            return None;
         }
         self.asked.send(path.to_owned()).ok()?;
         let answer = self.answers.recv_timeout(LONGEST_READ);
@@ -70,7 +75,21 @@ mod tests {
         assert!(begin.elapsed() < LONGEST_READ * 10, "{:?}", begin.elapsed());
         std::fs::write(&fifo, "not an answer to what comes next").unwrap();
         std::fs::remove_file(&fifo).unwrap();
-        let again = std::iter::repeat_with(|| reader.read(own)).take_while(|_| begin.elapsed() < LONGEST_READ * 100);
-        assert_eq!(again.flatten().next(), std::fs::read(own).ok());
+        let again = std::iter::repeat_with(|| reader.begin()).take_while(|()| begin.elapsed() < LONGEST_READ * 100);
+        assert_eq!(again.filter_map(|()| reader.read(own)).next(), std::fs::read(own).ok());
+    }
+
+    #[test]
+    fn whoever_was_passed_over_was_forgotten_when_the_read_went_on_in_the_same_pass() {
+        let (reader, own) = (Reader::default(), Path::new("/proc/self/environ"));
+        let fifo = std::env::temp_dir().join(format!("redlock-passed-over-{}", std::process::id()));
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        assert_eq!(reader.read(&fifo), None);
+        std::fs::write(&fifo, "").unwrap();
+        std::fs::remove_file(&fifo).unwrap();
+        // Long enough for the late answer to be there.
+        std::thread::sleep(LONGEST_READ);
+        assert_eq!(reader.read(own), None);
+        assert!(reader.hangs());
     }
 }

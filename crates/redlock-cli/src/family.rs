@@ -136,6 +136,7 @@ impl Family {
 
     /// What descends from the command or carries its mark, of those that matter.
     fn members(&self, matters: impl Fn(&Process) -> bool) -> Vec<Process> {
+        self.environments.begin();
         let mut all: Vec<Process> = Process::all().collect();
         let tree = self.tree.map_or_else(HashSet::new, |tree| tree.members(&all));
         // While a read hangs there are no marks to be seen, but what is in the group or descends from the runner is found.
