@@ -177,7 +177,7 @@ async fn twenty_contenders_lost_a_count_of_a_counter_without_a_lock() {
             let (client, counter) = (client(&[&gateways[n % 2]]), counter.clone());
             tokio::spawn(async move {
                 for _ in 0..EACH {
-                    let guard = client.lock("counter").wait(PATIENCE * 2).acquire().await.unwrap();
+                    let guard = client.lock("counter").wait(PATIENCE).acquire().await.unwrap();
                     let before = counter.load(Ordering::SeqCst);
                     tokio::task::yield_now().await;
                     counter.store(before + 1, Ordering::SeqCst);

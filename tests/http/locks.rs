@@ -213,7 +213,7 @@ async fn a_token_of_another_acquisition_neither_extends_nor_releases() {
 #[tokio::test]
 async fn an_extension_never_shortens_and_its_validity_is_what_a_majority_stores() {
     let servers = masters(3);
-    let gateway = Launch::over(&servers).ready().await;
+    let gateway = Launch::over(&servers).flag("--node-timeout", "2s").ready().await;
     let lease = gateway.acquire("job").await;
     servers[0].cmd(&["PEXPIRE", "lock:job", "290000"]);
     let extended = gateway.patch("job", &lease.token, 100).await;

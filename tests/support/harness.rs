@@ -21,7 +21,7 @@ use crate::support::gateway::module;
 use crate::support::resp::{Resp, Wire};
 
 /// How long anything that must happen may take before a test fails.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Asks again and again until there is an answer; panics with `what` when there is none in time.
