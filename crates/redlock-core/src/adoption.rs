@@ -218,7 +218,7 @@ impl Adopter {
     fn admitted_by(&self, at: usize) -> Option<String> {
         let status = self.nodes[at].status();
         let status = status.borrow();
-        (status.state == NodeState::Admitted).then(|| status.marker.clone())
+        status.state.is_admitted().then(|| status.marker.clone())
     }
 
     /// All locks of a master that has forgotten nothing from before until after it was read.
@@ -226,7 +226,7 @@ impl Adopter {
         let name = self.nodes[at].name();
         let before = self.admitted_by(at).ok_or_else(|| LinkError::broken(format!("{name} is not admitted")))?;
         let session = self.connect(at).await?;
-        let Look { facts, marker } = in_time(session.look()).await?;
+        let Look { facts, marker, .. } = in_time(session.look()).await?;
         let since = self.seams.clock.monotonic().saturating_sub(seen);
         let (session, stored) = all_of(session).await?;
         let after = in_time(session.look()).await?;

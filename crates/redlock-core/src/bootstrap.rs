@@ -33,7 +33,9 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
             looks.push(status.looks);
             match status.state {
                 NodeState::Quarantined if status.is_bootstrapping => {}
-                NodeState::Quarantined | NodeState::Admitted => return Bootstrap::Refuted(node.name().to_owned()),
+                NodeState::Quarantined | NodeState::Admitted | NodeState::CatchingUp => {
+                    return Bootstrap::Refuted(node.name().to_owned());
+                }
                 NodeState::Connecting | NodeState::Refused => all_new = false,
             }
         }

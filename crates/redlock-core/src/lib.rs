@@ -92,6 +92,7 @@
 //! | `extend` | with healing: an extended lock is set again where it was lost | who asked |
 //! | `release` | carries out the plan of a hand-off: release, ask again for the next waiter, tell others | whose turn it is |
 //! | `inspect`, `list` | for people | that locks are acquired |
+//! | `catch_up` | a master that votes again is given what was granted without it | rounds, quarantines |
 //! | `adoption` | a master that has forgotten its locks is told by the others | rounds, who holds what |
 //! | `bootstrap` | the first start of a cluster | locks |
 //! | [`reconfigure`] | the operator's way from one configuration to another | locks |
@@ -121,6 +122,7 @@ mod adoption;
 pub mod architecture {}
 mod bootstrap;
 mod builder;
+mod catch_up;
 pub mod clock;
 pub mod error;
 mod extend;

@@ -112,7 +112,7 @@ async fn retry(node: Arc<dyn Node>, index: usize, mut failed: mpsc::Receiver<Pen
             open.push_back(release);
         }
         let last = open.iter().map(|release| release.until).max().unwrap_or_else(Instant::now);
-        let admitted = status.wait_for(|status| status.state == NodeState::Admitted);
+        let admitted = status.wait_for(|status| status.state.is_admitted());
         // Out of time, or admitted (or the node's task is gone, and then the submission fails).
         let _ = tokio::time::timeout_at(last, admitted).await.map(|seen| seen.map(drop));
 

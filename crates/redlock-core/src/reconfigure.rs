@@ -207,7 +207,7 @@ impl Survey {
         master: Master,
         must_be_fit: bool,
     ) -> Result<Result<Seen, (Master, LinkError)>, ReconfigureError> {
-        let Look { facts, marker } = match master.look(&SystemClock).await {
+        let Look { facts, marker, .. } = match master.look(&SystemClock).await {
             Ok((look, _)) => look,
             Err(error) => return Ok(Err((master, error))),
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::adoption::{self, Adoptions};
+use crate::catch_up::{self, CatchUps};
 use crate::clock::HybridClock;
 use crate::error::{LockError, NodeAnswer, NodeReport};
 use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
@@ -32,6 +33,7 @@ pub(crate) struct Shared {
     pub(crate) round_times: RoundTimes,
     /// Ends with this.
     _adoptions: Adoptions,
+    _catch_ups: CatchUps,
 }
 
 impl Shared {
@@ -49,8 +51,19 @@ impl Shared {
         let tokens = HybridClock::new(seams.clock.clone(), settings.node.max_clock_offset);
         let fairness = Arc::new(Fairness::new(seams.entropy.as_ref()));
         let _adoptions = adoption::start(&nodes, quorum, &settings, &seams);
-        let (nodes, round_times) = (nodes.into(), RoundTimes::default());
-        Ok(Arc::new(Self { nodes, quorum, settings, seams, tokens, pending, fairness, round_times, _adoptions }))
+        let _catch_ups = catch_up::start(&nodes, quorum, &settings, &seams);
+        Ok(Arc::new(Self {
+            nodes: nodes.into(),
+            quorum,
+            settings,
+            seams,
+            tokens,
+            pending,
+            fairness,
+            round_times: RoundTimes::default(),
+            _adoptions,
+            _catch_ups,
+        }))
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {

@@ -9,6 +9,7 @@
 //! copy still waits, and their gateways die.
 
 mod brisk;
+mod young;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,6 +70,8 @@ pub enum Habits {
     Any,
     /// It keeps one lock from the beginning to the end, extending it in time.
     Keeps,
+    /// It leaves many locks alone for most of their TTL, and then extends each once.
+    Leaves,
     /// It waits in the queue, and most often gives the lock back soon.
     Brisk,
 }
@@ -117,6 +120,7 @@ impl Client {
     pub async fn live(mut self) {
         match self.habits {
             Habits::Keeps => return self.keep().await,
+            Habits::Leaves => return self.leave_alone().await,
             Habits::Brisk => return self.queue_up().await,
             Habits::Any => {}
         }
@@ -323,7 +327,7 @@ impl Client {
         let Some(task) = self.gateway(gateway).request(work) else { return Kept::Unknown };
         let request = Request::Extend { grant, ttl_ms: u64::from(ttl.millis()) };
         let number = self.recorder.begin(self.index, self.through(gateway), name, request);
-        if self.habits == Habits::Keeps {
+        if matches!(self.habits, Habits::Keeps | Habits::Leaves) {
             self.recorder.must_keep(number);
         }
         match task.await {

@@ -158,8 +158,8 @@ impl Gateway {
         Some(Remaining { gateway: self.index, waiters, locks })
     }
 
-    /// Whether the gateway lets a master vote; `None` when it is down.
-    pub fn admits(&self, master: usize) -> Option<bool> {
+    /// Whether the gateway lets a master vote and sees that it has caught up; `None` when the gateway is down.
+    pub fn has_caught_up(&self, master: usize) -> Option<bool> {
         let state = self.state();
         let status = state.process.as_ref()?.nodes[master].status();
         let admitted = status.borrow().state == NodeState::Admitted;

@@ -145,7 +145,7 @@ impl Session for SimSession {
         let answer = ask(&self.link.master, &self.connection, Question::Look);
         async {
             match answer.await? {
-                Reply::Seen(facts, marker) => Ok(Look { facts, marker }),
+                Reply::Seen(facts, marker, is_caught_up) => Ok(Look { facts, marker, is_caught_up }),
                 _ => Err(confused()),
             }
         }
@@ -205,6 +205,11 @@ impl Session for SimSession {
             }
         }
         .boxed()
+    }
+
+    fn mark_caught_up(&self, marker: &str) -> Answering<()> {
+        let answer = ask(&self.link.master, &self.connection, Question::CaughtUp(marker.to_owned()));
+        async { answer.await.map(drop) }.boxed()
     }
 
     /// What every call is answered with.

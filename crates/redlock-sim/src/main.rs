@@ -59,6 +59,7 @@ enum ScenarioArgument {
     Storm,
     /// One lock extended in time while all masters are restarted without data, one after the other.
     Rolling,
+    Young,
     /// The same, while others try to get the lock.
     Contended,
     /// Many who wait for one or two locks, with few faults or none.
@@ -81,6 +82,7 @@ impl Arguments {
         let mut plan = match self.scenario {
             ScenarioArgument::Storm => Plan::storm(seed),
             ScenarioArgument::Rolling => Plan::rolling(seed, false),
+            ScenarioArgument::Young => Plan::young(seed),
             ScenarioArgument::Contended => Plan::rolling(seed, true),
             ScenarioArgument::Queue => Plan::queue(seed),
             ScenarioArgument::Reconfigure => Plan::reconfigure(seed),
@@ -103,6 +105,7 @@ impl Arguments {
         match self.scenario {
             ScenarioArgument::Storm => {}
             ScenarioArgument::Rolling => command += " --scenario rolling",
+            ScenarioArgument::Young => command += " --scenario young",
             ScenarioArgument::Contended => command += " --scenario contended",
             ScenarioArgument::Queue => command += " --scenario queue",
             ScenarioArgument::Reconfigure => command += " --scenario reconfigure",

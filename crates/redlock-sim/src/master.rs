@@ -47,6 +47,8 @@ pub enum Question {
     Stored,
     /// Give locks back.
     Adopt(Adoption),
+    /// Note that it has caught up under this marker.
+    CaughtUp(String),
     /// Lock operations, under the marker that admits the gateway; one script call, so nothing comes between them.
     Call { marker: String, ops: Vec<Arc<Op>> },
     /// From now on, what is published.
@@ -56,14 +58,16 @@ pub enum Question {
 /// What a master answers to a question.
 #[derive(Debug)]
 pub enum Reply {
-    /// To `Look`.
-    Seen(Facts, Option<String>),
+    /// To `Look`; the last is whether it has caught up.
+    Seen(Facts, Option<String>, bool),
     /// To `Swap`.
     Swapped(Swapped),
     /// To `Stored`.
     Stored(Vec<Stored>),
     /// To `Adopt`.
     Adopted(Option<Adopted>),
+    /// To `CaughtUp`.
+    Noted,
     /// To `Call`.
     Answer(Answer),
     /// To `Call`: the script is not known, another process of this master answers.
@@ -308,7 +312,7 @@ impl Master {
 
     fn serve(&self, arrival: Arrival, run: u64, memory: &MemoryNode) {
         let reply = match &arrival.question {
-            Question::Look => Reply::Seen(self.facts(run), memory.marker()),
+            Question::Look => Reply::Seen(self.facts(run), memory.marker(), memory.is_caught_up()),
             Question::Swap(MarkerSwap { run_id, from, to, looked_micros }) => {
                 let late = *looked_micros != 0 && self.clock.wall_micros() > looked_micros + 10_000_000;
                 Reply::Swapped(if *run_id != run_id_of(self.index, run) {
@@ -326,6 +330,10 @@ impl Master {
                     self.recorder.situation("adoptions");
                 }
                 Reply::Adopted(adopted)
+            }
+            Question::CaughtUp(marker) => {
+                memory.mark_caught_up(marker);
+                Reply::Noted
             }
             Question::Call { marker, ops } => {
                 let is_admitted = !self.marker_is_checked || memory.marker().as_deref() == Some(marker);

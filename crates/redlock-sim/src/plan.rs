@@ -22,6 +22,9 @@ pub enum Scenario {
     Rolling,
     /// The same, while others try to get the lock.
     Contended,
+    /// Many locks that are granted at any time and never extended, while masters are restarted without their data, the next
+    /// ones when all gateways see that those before have caught up.
+    Young,
     /// Many who wait for one or two locks, with few faults or none.
     Queue,
     /// An operator moves the masters to another configuration.
@@ -113,6 +116,9 @@ pub struct Plan {
 const MAX_TTL: Duration = Duration::from_secs(3);
 /// In the others a quarantine lasts for most of the history, but for masters that are given back what they forgot.
 const LONG_MAX_TTL: Duration = Duration::from_secs(40);
+
+/// Names of each client in a history of young locks.
+pub const YOUNG_NAMES: u8 = 50;
 
 /// Milliseconds that no answer takes.
 const NEVER: u64 = 1_000_000;
@@ -207,6 +213,20 @@ impl Plan {
             latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 6), spike_percent: 0, spike_ms: 0 },
             faults: Faults::default(),
             ..Self::storm(seed)
+        }
+    }
+
+    /// The rolling restart of a seed under locks that are not extended. Of five masters two are restarted at a time.
+    pub fn young(seed: u64) -> Self {
+        let mut chance = Chance::new(seed, Stream::Plan);
+        Self {
+            scenario: Scenario::Young,
+            masters: chance.pick(&[5, 3, 3]),
+            clients: 4,
+            names: 4 * YOUNG_NAMES,
+            max_ttl: LONG_MAX_TTL,
+            length: Duration::from_secs(90),
+            ..Self::rolling(seed, false)
         }
     }
 

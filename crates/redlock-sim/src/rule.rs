@@ -34,12 +34,14 @@ pub enum Rule {
     RateIsChecked,
     /// A successful extension sets the lock again on nodes that lost it.
     MissingIsHealed,
+    /// A node that votes again gets the locks that were granted while it was away.
+    AdmittedIsCaughtUp,
     /// A fence outlives its lock, or the release that left it.
     FenceOutlivesLock,
 }
 
 impl Rule {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::LockIsKept,
         Self::ReleaseIsABarrier,
         Self::ReleaseKeepsNewer,
@@ -52,6 +54,7 @@ impl Rule {
         Self::NameIsFollowed,
         Self::RateIsChecked,
         Self::MissingIsHealed,
+        Self::AdmittedIsCaughtUp,
         Self::FenceOutlivesLock,
     ];
 
@@ -70,6 +73,7 @@ impl Rule {
             Self::NameIsFollowed => "name-is-followed",
             Self::RateIsChecked => "rate-is-checked",
             Self::MissingIsHealed => "missing-is-healed",
+            Self::AdmittedIsCaughtUp => "admitted-is-caught-up",
             Self::FenceOutlivesLock => "fence-outlives-lock",
         }
     }
@@ -92,6 +96,7 @@ impl Rule {
             Self::NameIsFollowed => &mut rules.name_is_followed,
             Self::RateIsChecked => &mut rules.rate_is_checked,
             Self::MissingIsHealed => &mut rules.missing_is_healed,
+            Self::AdmittedIsCaughtUp => &mut rules.admitted_is_caught_up,
         };
         *rule = false;
         Plan { rules, ..plan }

@@ -80,7 +80,7 @@ async fn perform(plan: Arc<Plan>) -> History {
     let clients = begin_clients(&stage, start);
     match plan.scenario {
         Scenario::Storm | Scenario::Queue => stage.begin(),
-        Scenario::Rolling | Scenario::Contended => drop(tokio::spawn(roll(stage.clone()))),
+        Scenario::Rolling | Scenario::Contended | Scenario::Young => drop(tokio::spawn(roll(stage.clone()))),
         Scenario::Reconfigure => {
             stage.begin();
             drop(tokio::spawn(reconfigure::operate(stage.clone())));
@@ -138,6 +138,7 @@ impl Scenario {
         match self {
             Self::Rolling | Self::Contended if client == 0 => Habits::Keeps,
             Self::Storm | Self::Rolling | Self::Contended | Self::Reconfigure => Habits::Any,
+            Self::Young => Habits::Leaves,
             Self::Queue => Habits::Brisk,
         }
     }
@@ -169,7 +170,8 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
 
 /// Until all gateways let all masters vote.
 async fn in_service(stage: &Stage) {
-    let admits_all = |gateway: &Gateway| (0..stage.masters.len()).all(|master| gateway.admits(master) == Some(true));
+    let admits_all =
+        |gateway: &Gateway| (0..stage.masters.len()).all(|master| gateway.has_caught_up(master) == Some(true));
     while !stage.gateways.iter().all(admits_all) {
         sleep(LOOK).await;
     }
@@ -188,19 +190,24 @@ async fn cut_bootstrap(stage: Stage) {
     }
 }
 
-/// Restarts every master without its data, each when all gateways let the one before vote again.
+/// Restarts every master without its data, each when all gateways see that the one before has caught up.
 async fn roll(stage: Stage) {
     let mut chance = Chance::new(stage.plan.seed, Stream::Fault(0));
-    for victim in (0..stage.masters.len()).cycle() {
+    let masters: Vec<usize> = (0..stage.masters.len()).collect();
+    let at_once = if stage.plan.scenario == Scenario::Young { (masters.len() - 1) / 2 } else { 1 };
+    for victims in masters.chunks(at_once).cycle() {
         sleep(chance.millis(1_000, 2_000)).await;
         if Instant::now() >= stage.until {
             return;
         }
-        let down = chance.millis(5, 200);
-        stage.recorder.fault();
-        stage.restart(victim, down, Left::Nothing, false, &mut chance).await;
+        for victim in victims {
+            let down = chance.millis(5, 200);
+            stage.recorder.fault();
+            stage.restart(*victim, down, Left::Nothing, false, &mut chance).await;
+        }
         sleep(LOOK * 10).await;
-        while stage.gateways.iter().any(|gateway| gateway.admits(victim) == Some(false)) {
+        let lets_vote = |gateway: &Gateway| victims.iter().all(|victim| gateway.has_caught_up(*victim) != Some(false));
+        while !stage.gateways.iter().all(lets_vote) {
             sleep(LOOK).await;
         }
     }

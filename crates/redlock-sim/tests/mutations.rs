@@ -79,6 +79,11 @@ fn without_healing() {
     is_missed(Rule::MissingIsHealed, "rolling", |seed| Plan::rolling(seed, false), &[Demand::Kept]);
 }
 
+#[test]
+fn without_catching_up_after_an_admission() {
+    is_missed(Rule::AdmittedIsCaughtUp, "young", Plan::young, &[Demand::Kept]);
+}
+
 /// Here the rule is the operator's alone: gateways always wait.
 #[test]
 fn without_the_wait_of_a_change_of_configuration() {

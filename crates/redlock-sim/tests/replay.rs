@@ -29,6 +29,7 @@ fn a_storm_replays_byte_for_byte() {
 fn other_plans_replay_as_well() {
     replays(&Plan::rolling(5, false));
     replays(&Plan::rolling(5, true));
+    replays(&Plan::young(5));
     (0..4).for_each(|seed| drop(replays(&Plan::queue(seed))));
     (0..4).for_each(|seed| drop(replays(&Plan::reconfigure(seed))));
     replays(&Rule::FenceIsChecked.off(Plan::storm(5)));

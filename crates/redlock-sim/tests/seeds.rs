@@ -41,6 +41,14 @@ fn an_extended_lock_outlives_the_restart_of_every_master() {
 }
 
 #[test]
+fn young_locks_outlive_rolling_restarts() {
+    let found = search(0..seeds() / 10, &Demand::ALL, false, Plan::young, |_, _| {});
+    is_clean(&found, "young");
+    let summary = &found.summary;
+    assert!(summary.grants > 100 * summary.histories && summary.counts.heals > 20 * summary.histories, "{summary}");
+}
+
+#[test]
 fn lines_keep_their_order_and_leave_nobody_behind() {
     let found = search(0..seeds() / 5, &Demand::ALL, false, Plan::queue, |_, _| {});
     let summary = &found.summary;

@@ -94,6 +94,7 @@ impl Voter for Witness {
             // Gone by now, or no answer. The proof stands all the same, and a lock without its text is better than none.
             _ => Record::new(&healing.token, &Info::default()),
         };
+        let record = record.extended();
         let op = Arc::new(Op::Heal {
             keys: healing.keys.clone(),
             record,

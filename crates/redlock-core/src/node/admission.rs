@@ -34,7 +34,7 @@ mod marker;
 use std::time::Duration;
 
 pub use self::facts::{Durability, Facts, SETTINGS};
-pub use self::marker::{ClusterConfig, Doubt, NodeIdentity, database_key, marker_key};
+pub use self::marker::{ClusterConfig, Doubt, NodeIdentity, caught_up_key, database_key, marker_key};
 use self::marker::{ParsedMarker, State, short};
 use crate::clock::{Clock, Entropy};
 use crate::node::status::{Diagnosis, Remedy};

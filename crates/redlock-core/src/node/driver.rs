@@ -132,6 +132,7 @@ enum Phase {
         until: Instant,
         facts: Box<Facts>,
         marker: String,
+        is_caught_up: bool,
     },
     /// Connected. The node is looked at again then.
     Quarantined {
@@ -358,10 +359,10 @@ impl Driver {
         self.phase = Phase::Asking { until: now + self.settings.question_deadline };
     }
 
-    fn looked(&mut self, Look { facts, marker }: Look, now: Instant) -> Result<(), Outage> {
+    fn looked(&mut self, Look { facts, marker, is_caught_up }: Look, now: Instant) -> Result<(), Outage> {
         self.read_clock(&facts, marker.as_deref())?;
         if self.is_serving() {
-            return self.looked_while_serving(&facts, marker.as_deref());
+            return self.looked_while_serving(&facts, marker.as_deref(), is_caught_up);
         }
         self.report.process(&facts);
         if !facts.run_id.is_empty()
@@ -409,20 +410,25 @@ impl Driver {
             Step::Admit { marker } => {
                 self.actions.push_back(Action::Load { run_id: facts.run_id.clone(), marker: marker.clone() });
                 let until = now + self.settings.question_deadline;
-                self.phase = Phase::Loading { until, facts: Box::new(facts), marker };
+                self.phase = Phase::Loading { until, facts: Box::new(facts), marker, is_caught_up };
             }
         }
         Ok(())
     }
 
     /// What may change while a session lasts: the eviction policy, evictions, the role, the durability.
-    fn looked_while_serving(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
+    fn looked_while_serving(&mut self, facts: &Facts, marker: Option<&str>, is_caught_up: bool) -> Result<(), Outage> {
         let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
         serving.look_until = None;
         self.report.evictions(facts.evicted_keys);
         let seen = Moment::of(self.report.seams.clock.as_ref());
         match self.admission.look(facts, marker, seen, None, self.report.seams.entropy.as_ref()) {
-            Step::Admit { marker } if marker == serving.marker => Ok(()),
+            Step::Admit { marker } if marker == serving.marker => {
+                if is_caught_up {
+                    self.report.caught_up();
+                }
+                Ok(())
+            }
             Step::Refuse(diagnosis) => Err(Outage::Unfit(diagnosis)),
             Step::Admit { .. } | Step::Put { .. } | Step::Wait { .. } => {
                 Err(Outage::Unreachable("its state has changed: it is looked at again".into()))
@@ -474,11 +480,11 @@ impl Driver {
 
     fn loaded(&mut self, now: Instant) {
         let phase = std::mem::replace(&mut self.phase, Phase::Paused { until: now });
-        let Phase::Loading { facts, marker, .. } = phase else {
+        let Phase::Loading { facts, marker, is_caught_up, .. } = phase else {
             unreachable!("only a script that was asked for is loaded")
         };
         self.is_fresh = false;
-        self.report.admitted(&facts, &marker);
+        self.report.admitted(&facts, &marker, is_caught_up);
         self.phase = Phase::Serving(Serving {
             since: now,
             run_id: facts.run_id,
@@ -576,7 +582,7 @@ impl Driver {
         let reason = match status.state {
             NodeState::Quarantined => Reason::Quarantined,
             NodeState::Refused => Reason::Refused,
-            NodeState::Admitted | NodeState::Connecting => Reason::Down,
+            NodeState::Admitted | NodeState::CatchingUp | NodeState::Connecting => Reason::Down,
         };
         fail_all(tasks, reason, Effect::None, &status.detail);
     }

@@ -49,6 +49,9 @@ pub trait Session: Send + 'static {
     /// Sets locks, if that marker stands. After an error some of them may be set.
     fn adopt(&self, adoption: Adoption) -> Answering<Adopted>;
 
+    /// Notes on the master that it has caught up under this marker. Does nothing when another marker stands.
+    fn mark_caught_up(&self, marker: &str) -> Answering<()>;
+
     /// The master's wall clock, in microseconds since 1970.
     fn time_micros(&self) -> Answering<i64>;
 
@@ -80,6 +83,8 @@ pub struct Look {
     pub facts: Facts,
     /// Its marker, if it has one.
     pub marker: Option<String>,
+    /// Whether the locks that were granted while it was away have been set on it since this marker was put.
+    pub is_caught_up: bool,
 }
 
 /// A change of marker, see [`Session::swap_marker`].

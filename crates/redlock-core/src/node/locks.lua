@@ -87,6 +87,7 @@ local function extended(left)
   return pack('<Bi8', 4, left)
 end
 
+local NOBODYS = ':' .. string.rep('0', 40) .. ':'
 local NO_NUMBER = { err = 'ERR the fence holds no number' }
 
 -- Without a mark.
@@ -190,16 +191,18 @@ local function heal(lock, fence, record, ttl, t_num, began)
       local left = call('PTTL', lock)
       return failed(left) and error_of(left) or extended(left < 0 and ttl or left)
     end
-    return held(HELD, lock, current)
+    -- What keeps a lock free gives way: a majority of the others has this grant, so none that it stands for can have one.
+    local kept = sub(current, 17, 58) == NOBODYS and num(sub(current, 1, 16))
+    if not kept or kept >= t_num then return held(HELD, lock, current) end
   end
   local marked = t .. '+'
   local last = call('GET', fence)
   if failed(last) then return error_of(last) end
   if last and not fence_number(last) then return error_of(NO_NUMBER) end
   if RULE_FENCE_IS_CHECKED and last and last ~= marked and fence_number(last) >= t_num then return stale(last) end
-  local set = call('SET', fence, marked, 'PX', ttl + grace)
+  local set = call('SET', fence, sub(record, 58, 58) == ';' and marked or t, 'PX', ttl + grace)
   if failed(set) then return error_of(set) end
-  set = call('SET', lock, sub(record, 1, 57) .. ';' .. sub(record, 59), 'PX', ttl)
+  set = call('SET', lock, record, 'PX', ttl)
   if failed(set) then return error_of(set) end
   return GRANTED
 end

@@ -66,6 +66,20 @@ impl MemoryNode {
         stands
     }
 
+    /// Notes that it has caught up, if this marker stands.
+    pub fn mark_caught_up(&self, marker: &str) {
+        let mut store = self.lock();
+        if store.marker.as_deref() == Some(marker) {
+            store.caught_up = store.marker.clone();
+        }
+    }
+
+    /// Whether that was noted under the marker that stands.
+    pub fn is_caught_up(&self) -> bool {
+        let store = self.lock();
+        store.marker.is_some() && store.caught_up == store.marker
+    }
+
     /// All locks under a prefix that expire, as a simulated link tells them.
     pub fn stored(&self, prefix: &str) -> Vec<Stored> {
         let mut store = self.lock();
@@ -123,7 +137,7 @@ impl MemoryNode {
         let mut store = self.lock();
         store.entries.clear();
         store.expiries.clear();
-        store.marker = None;
+        (store.marker, store.caught_up) = (None, None);
         let since_micros = store.clock.wall_micros();
         self.status.send_modify(|status| {
             status.state = NodeState::Quarantined;
@@ -150,14 +164,16 @@ impl MemoryNode {
             hasher: store.hasher.clone(),
             expiries: store.expiries.clone(),
             marker: store.marker.clone(),
+            caught_up: store.caught_up.clone(),
         }
     }
 
     /// Puts back what was stored then, as a restart from an old file does.
     pub fn restore(&self, snapshot: Snapshot) {
         let mut store = self.lock();
-        let Snapshot { entries, hasher, expiries, marker } = snapshot;
-        (store.entries, store.hasher, store.expiries, store.marker) = (entries, hasher, expiries, marker);
+        let Snapshot { entries, hasher, expiries, marker, caught_up } = snapshot;
+        (store.entries, store.hasher, store.expiries) = (entries, hasher, expiries);
+        (store.marker, store.caught_up) = (marker, caught_up);
     }
 
     /// Gives the right to vote back.
@@ -234,6 +250,7 @@ pub struct Snapshot {
     hasher: RandomState,
     expiries: BTreeSet<(u64, Bytes)>,
     marker: Option<String>,
+    caught_up: Option<String>,
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -256,6 +273,8 @@ struct Store {
     clock: Arc<dyn Clock>,
     settings: NodeSettings,
     marker: Option<String>,
+    /// The marker under which it has caught up.
+    caught_up: Option<String>,
     /// By a hash of the key, which tells nobody what the key is: a listing goes on from one.
     entries: BTreeMap<(u64, Bytes), Entry>,
     hasher: RandomState,
@@ -272,6 +291,7 @@ impl Store {
             clock,
             settings,
             marker,
+            caught_up: None,
             entries: BTreeMap::new(),
             hasher: RandomState::new(),
             expiries: BTreeSet::new(),

@@ -55,7 +55,7 @@ impl Master {
     /// # Errors
     /// What its link says, or that it did not answer in time.
     pub async fn probe(&self, clock: &dyn Clock, entropy: &dyn Entropy) -> Result<Probe, LinkError> {
-        let (Look { facts, marker }, clock_offset_micros) = self.look(clock).await?;
+        let (Look { facts, marker, .. }, clock_offset_micros) = self.look(clock).await?;
         let verdict =
             self.verdict(&facts, marker.clone(), Moment { monotonic: Duration::ZERO, ..Moment::of(clock) }, entropy);
         let load = async { self.link.connect().await?.load(&facts.run_id, "").await };

@@ -126,7 +126,7 @@ impl Reader {
     fn admitted_by(&self) -> Result<String, Failure> {
         let status = self.status.borrow();
         let reason = match status.state {
-            NodeState::Admitted => return Ok(status.marker.clone()),
+            NodeState::Admitted | NodeState::CatchingUp => return Ok(status.marker.clone()),
             NodeState::Quarantined => Reason::Quarantined,
             NodeState::Refused => Reason::Refused,
             NodeState::Connecting => Reason::Down,
@@ -136,7 +136,7 @@ impl Reader {
 
     async fn open(&self, marker: &str) -> Result<Open, LinkError> {
         let session = in_time(self.deadline, self.link.connect()).await?;
-        let Look { facts, marker: stands } = in_time(self.deadline, session.look()).await?;
+        let Look { facts, marker: stands, .. } = in_time(self.deadline, session.look()).await?;
         if stands.as_deref() != Some(marker) {
             return Err(LinkError::broken("its marker was lost or changed: it must be admitted again"));
         }

@@ -11,6 +11,7 @@ use super::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
 
 /// How often a quarantine is mentioned in the log.
 const MENTION: Duration = Duration::from_secs(60);
+const CATCHING_UP: &str = "it votes, and locks that were granted while it was away are being set on it";
 
 pub(super) struct Reporter {
     pub(super) name: Arc<str>,
@@ -63,14 +64,35 @@ impl Reporter {
             .send_if_modified(|status| std::mem::replace(&mut status.evicted_keys, evicted_keys) != evicted_keys);
     }
 
-    pub(super) fn admitted(&mut self, facts: &Facts, marker: &str) {
+    pub(super) fn admitted(&mut self, facts: &Facts, marker: &str, is_caught_up: bool) {
         self.refuses_writes = false;
-        self.enter(NodeState::Admitted, &Diagnosis::default());
+        if is_caught_up {
+            self.enter(NodeState::Admitted, &Diagnosis::default());
+        } else {
+            self.enter(NodeState::CatchingUp, &Diagnosis::new(CATCHING_UP, Remedy::WaitBeforeTheNext));
+        }
         self.status.send_modify(|status| {
             status.evicted_keys = facts.evicted_keys;
             marker.clone_into(&mut status.marker);
         });
         tracing::info!(node = %self.name, version = %facts.version, durability = %facts.durability, "node admitted");
+    }
+
+    /// The locks that were granted while the node was away stand on it. Its other properties stay as they are.
+    pub(super) fn caught_up(&self) {
+        if self.status().state != NodeState::CatchingUp {
+            return;
+        }
+        let now = self.seams.clock.wall_micros();
+        self.status.send_modify(|status| {
+            (status.state, status.since_micros) = (NodeState::Admitted, now);
+            if status.detail == CATCHING_UP {
+                status.detail.clear();
+                status.remedy = None;
+            }
+        });
+        self.observe();
+        tracing::info!(node = %self.name, "the node has caught up: the next master may be restarted");
     }
 
     pub(super) fn engine(&self, engine: Engine) {

@@ -185,8 +185,14 @@ impl<S: KeySpace> RulesOn<'_, S> {
         if let Some(value) = self.space.get(&keys.lock)? {
             let same = value.starts_with(record.grant());
             let holding = self.holding(keys, value);
-            let expires_in = holding.expires_in.unwrap_or(ttl.duration());
-            return Ok(if same { Vote::Extended { expires_in } } else { Vote::Held(holding) });
+            if same {
+                return Ok(Vote::Extended { expires_in: holding.expires_in.unwrap_or(ttl.duration()) });
+            }
+            // A majority of the others has this grant, so none that the record of nobody stands for can have one.
+            let gives_way = holding.record.is_nobodys() && holding.record.fencing().is_some_and(|kept| kept < t);
+            if !gives_way {
+                return Ok(Vote::Held(holding));
+            }
         }
         if let Some(text) = self.space.get(&keys.fence)? {
             let Some(fence) = fence_of(&text) else { return Ok(error("ERR the fence holds no number")) };
@@ -195,8 +201,9 @@ impl<S: KeySpace> RulesOn<'_, S> {
             }
         }
         let life = u64::from(ttl.millis());
-        self.set_fence(keys, marked(t), life)?;
-        self.space.set(&keys.lock, record.extended().as_bytes().clone(), Expiry::In(life))?;
+        let fence = if record.is_extended() { marked(t) } else { fence_text(t) };
+        self.set_fence(keys, fence, life)?;
+        self.space.set(&keys.lock, record.as_bytes().clone(), Expiry::In(life))?;
         Ok(Vote::Granted)
     }
 
@@ -354,6 +361,8 @@ pub struct Rules {
     pub rate_is_checked: bool,
     /// A successful extension sets the lock again on nodes that lost it.
     pub missing_is_healed: bool,
+    /// A node that votes again gets the locks that were granted while it was away.
+    pub admitted_is_caught_up: bool,
 }
 
 impl Rules {
@@ -371,6 +380,7 @@ impl Rules {
         name_is_followed: true,
         rate_is_checked: true,
         missing_is_healed: true,
+        admitted_is_caught_up: true,
     };
 }
 

@@ -5,8 +5,11 @@ use std::fmt;
 /// What a node is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NodeState {
-    /// It votes, unless its clock is off.
+    /// It votes, unless its clock is off, and stores every lock that a majority of the others stores.
     Admitted,
+    /// It votes, unless its clock is off. Locks that were granted while it was away are still being set on it, so the next
+    /// master must not be restarted yet.
+    CatchingUp,
     /// It lost its memory of locks and waits until none of them can still live.
     Quarantined,
     /// No usable connection; being retried.
@@ -17,12 +20,18 @@ pub enum NodeState {
 
 impl NodeState {
     /// Every state, for metrics that have a series for each.
-    pub const ALL: [Self; 4] = [Self::Admitted, Self::Quarantined, Self::Connecting, Self::Refused];
+    pub const ALL: [Self; 5] = [Self::Admitted, Self::CatchingUp, Self::Quarantined, Self::Connecting, Self::Refused];
+
+    /// Whether the node takes lock operations.
+    pub fn is_admitted(self) -> bool {
+        matches!(self, Self::Admitted | Self::CatchingUp)
+    }
 
     /// A word for metrics and answers.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Admitted => "admitted",
+            Self::CatchingUp => "catching_up",
             Self::Quarantined => "quarantined",
             Self::Connecting => "connecting",
             Self::Refused => "refused",
@@ -114,7 +123,7 @@ impl NodeStatus {
 
     /// Whether it can be expected to grant locks.
     pub fn votes(&self) -> bool {
-        self.state == NodeState::Admitted && !self.clock_is_off && !self.refuses_writes
+        self.state.is_admitted() && !self.clock_is_off && !self.refuses_writes
     }
 }
 
@@ -149,6 +158,8 @@ impl fmt::Display for Diagnosis {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Remedy {
+    /// The node votes. The next master must not be restarted before this one has caught up.
+    WaitBeforeTheNext,
     /// The quarantine ends by itself.
     Wait,
     /// The same, and an operator may say that the cluster is brand-new.
@@ -211,6 +222,7 @@ impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Wait => "wait",
+            Self::WaitBeforeTheNext => "restart no other master before it has caught up",
             Self::WaitOrBootstrap => {
                 "wait (a brand-new cluster need not, if its first process is \
                  told so)"

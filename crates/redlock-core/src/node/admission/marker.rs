@@ -120,6 +120,11 @@ pub fn marker_key(prefix: &str) -> String {
     format!("{{{prefix}}}:marker")
 }
 
+/// The key that says under which marker a node has caught up: it has the text of that marker.
+pub fn caught_up_key(prefix: &str) -> String {
+    format!("{{{prefix}}}:caught-up")
+}
+
 /// The key, in database 0, that says which database the cluster of a marker uses.
 pub fn database_key(prefix: &str, marker: &str) -> String {
     format!("{{{prefix}}}:database:{}", ClusterConfig::node_set_of(marker).unwrap_or_default())

@@ -98,7 +98,11 @@ impl Bench {
     }
 
     fn sees(&mut self, marker: Option<&str>) -> Vec<Action> {
-        self.on(Event::Looked(Ok(Look { facts: Facts::volatile_master(), marker: marker.map(str::to_owned) })))
+        self.on(Event::Looked(Ok(Look {
+            facts: Facts::volatile_master(),
+            marker: marker.map(str::to_owned),
+            is_caught_up: true,
+        })))
     }
 
     /// The marker that is put in the place of none.
@@ -230,7 +234,7 @@ impl Clocked {
         bench.clock.advance(Duration::from_millis(millis));
         bench.driver.look_asked = bench.clock.monotonic();
         let facts = Facts { time_micros: bench.clock.wall_micros() + ahead_micros, ..Facts::volatile_master() };
-        bench.on(Event::Looked(Ok(Look { facts, marker: Some(bench.marker.clone()) })))
+        bench.on(Event::Looked(Ok(Look { facts, marker: Some(bench.marker.clone()), is_caught_up: true })))
     }
 
     /// What it does when it has been left for running ahead, and has been connected to again.
@@ -276,7 +280,7 @@ fn a_process_votes_no_longer_when_its_name_leads_to_another() {
     let follow = |bench: &mut Bench| {
         for _ in 0..4 {
             let actions = bench.at_deadline();
-            let look = Look { facts: Facts::volatile_master(), marker: Some(bench.marker.clone()) };
+            let look = Look { facts: Facts::volatile_master(), marker: Some(bench.marker.clone()), is_caught_up: true };
             bench.on(Event::Looked(Ok(look)));
             bench.on(Event::Answered(Ok(answer(Vec::new()))));
             if actions.contains(&Action::Follow) {
@@ -289,11 +293,11 @@ fn a_process_votes_no_longer_when_its_name_leads_to_another() {
     let other = Facts { run_id: "b".repeat(40), ..Facts::volatile_master() };
     for facts in [Ok(Facts::volatile_master()), Err(LinkError::broken("max number of clients reached"))] {
         follow(&mut bench);
-        assert_eq!(bench.on(Event::Followed(facts.map(|facts| Look { facts, marker: None }))), []);
+        assert_eq!(bench.on(Event::Followed(facts.map(|facts| Look { facts, marker: None, is_caught_up: false }))), []);
     }
     follow(&mut bench);
     assert!(bench.now - begin <= NAME_IS_FOLLOWED_EVERY * 3);
-    let moved = Event::Followed(Ok(Look { facts: other, marker: None }));
+    let moved = Event::Followed(Ok(Look { facts: other, marker: None, is_caught_up: false }));
     assert_eq!(bench.on(moved), [Action::Disconnect]);
     assert_eq!(bench.state(), NodeState::Connecting);
 }
@@ -408,7 +412,7 @@ fn a_node_that_takes_no_writes_does_not_count_as_one_that_votes_until_it_takes_t
         let actions = bench.at_deadline();
         assert!(actions.contains(&Action::Call) && actions.contains(&Action::Look), "{actions:?}");
         bench.on(Event::Answered(Ok(Answer { write_error: error.map(str::to_owned), ..answer(Vec::new()) })));
-        let look = Look { facts: Facts::volatile_master(), marker: Some(bench.marker.clone()) };
+        let look = Look { facts: Facts::volatile_master(), marker: Some(bench.marker.clone()), is_caught_up: true };
         assert_eq!(bench.on(Event::Looked(Ok(look))), []);
         votes(&bench)
     };

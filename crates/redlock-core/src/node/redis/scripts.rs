@@ -2,6 +2,7 @@
 
 pub(super) const ADMIT: &str = include_str!("../admit.lua");
 pub(super) const STORED: &str = include_str!("../stored.lua");
+pub(super) const CAUGHT_UP: &str = include_str!("../caught_up.lua");
 pub(super) const ADOPT: &str = include_str!("../adopt.lua");
 const LOCKS: &str = include_str!("../locks.lua");
 

@@ -16,7 +16,7 @@ use fred::interfaces::{ClientLike, EventInterface, KeysInterface, LuaInterface, 
 use fred::types::config::TlsConfig;
 use fred::types::config::{Config, ServerConfig};
 use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, try_join};
 use futures_util::{FutureExt, poll};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
@@ -29,7 +29,7 @@ use super::stored;
 use super::tls;
 use super::url::RedisUrl;
 use super::{failure, scripts};
-use crate::node::admission::{Facts, SETTINGS, database_key, marker_key};
+use crate::node::admission::{Facts, SETTINGS, caught_up_key, database_key, marker_key};
 use crate::node::link::{
     Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
     StoredPage, Subscription, Swapped,
@@ -218,6 +218,7 @@ impl RedisSession {
 impl Session for RedisSession {
     fn look(&self) -> Answering<Look> {
         let (client, key) = (self.client.clone(), marker_key(self.prefix()));
+        let caught_up_key = caught_up_key(self.prefix());
         async move {
             let info: Result<String, LinkError> = client.info(Some(InfoKind::Default)).await.map_err(LinkError::from);
             let info = match info {
@@ -239,7 +240,11 @@ impl Session for RedisSession {
                 Err(error) => return Err(error),
             };
             let facts = Facts::new(&info, settings.as_deref().map_err(String::as_str));
-            Ok(Look { facts, marker: client.get(key).await? })
+            let (marker, caught_up) =
+                (client.get::<Option<String>, _>(key), client.get::<Option<String>, _>(caught_up_key));
+            let (marker, caught_up) = try_join(marker, caught_up).await?;
+            let is_caught_up = marker.is_some() && marker == caught_up;
+            Ok(Look { facts, marker, is_caught_up })
         }
         .boxed()
     }
@@ -277,6 +282,13 @@ impl Session for RedisSession {
 
     fn adopt(&self, adoption: Adoption) -> Answering<Adopted> {
         stored::adopt(self.client.clone(), &self.target.0.settings, adoption).boxed()
+    }
+
+    fn mark_caught_up(&self, marker: &str) -> Answering<()> {
+        let client = self.client.clone();
+        let keys = vec![marker_key(self.prefix()), caught_up_key(self.prefix())];
+        let marker = marker.to_owned();
+        async move { Ok(client.eval::<(), _, _, _>(scripts::CAUGHT_UP, keys, vec![marker]).await?) }.boxed()
     }
 
     fn time_micros(&self) -> Answering<i64> {
