@@ -35,6 +35,7 @@ mod node {
 /// Whole locks by the interface of the core.
 mod core {
     mod adoption;
+    mod catch_up;
     mod examples;
     mod failures;
     mod fencing;

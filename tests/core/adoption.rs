@@ -1,18 +1,25 @@
 //! Masters that are restarted without their data vote again in seconds, because the others tell them what they forgot; and
 //! no lock is granted twice for it, nor lost.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use redlock_core::node::{Node, NodeState, Rules};
+use bytes::Bytes;
+use redlock_core::node::link::{
+    Adopted, Adoption, Answer, Answering, Link, Look, MarkerSwap, Scan, Scanned, Session, StoredPage, Subscription,
+    Swapped,
+};
+use redlock_core::node::{Engine, LockReader, Node, NodeState, NodeStatus, Op, Reply, Rules, Task};
 use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::healing::{Extender, poll_for};
 use crate::support::cluster::{ClusterSettings, marker, repeated};
 use crate::support::harness::{RedisServer, eventually, masters};
-use crate::support::nodes::{in_state, name, ttl};
+use crate::support::nodes::{in_state, name, nobodys, record, ttl};
 use crate::support::resp::Resp;
 
 /// A quarantine that outlasts every test: 65 s.
@@ -162,4 +169,171 @@ async fn a_vote_of_another_client_is_not_taken_from_a_master_that_lost_its_data(
     assert_ne!(told, Resp::Nil);
     assert!(told.text().starts_with(&lease.token.fencing().to_string()), "{told:?}");
     assert!(marker(&five.servers[2]).is_some());
+}
+
+const T: u64 = 1_763_725_165_000_000;
+
+/// As recovery leaves it on a master, for a minute.
+fn keep_free(server: &RedisServer, lock: &str) {
+    server.cmd(&[b"SET".as_slice(), format!("lock:{lock}").as_bytes(), nobodys(T).as_bytes(), b"PX", b"60000"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn force_ends_a_lock_that_is_kept_free() {
+    let five = Five::start(&CLUSTER).await;
+    let lock = name("job");
+    (0..3).for_each(|at| keep_free(&five.servers[at], "job"));
+    let refused = five.locks[0].acquire(&lock, ttl(1_000), AcquireOptions::default()).await;
+    assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+    let mut found = 0;
+    five.locks[0].force_release(&lock, |_| found += 1).await.expect("all masters were heard");
+    assert_eq!(found, 1, "the audit hears of it");
+    five.granted(&lock, 1_000).await;
+}
+
+/// It may be a grant that the record of nobody stands for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn force_releases_what_a_minority_stores_before_it_ends_what_keeps_the_lock_free() {
+    let five = Five::start(&CLUSTER).await;
+    let lock = name("job");
+    (0..2).for_each(|at| keep_free(&five.servers[at], "job"));
+    five.servers[2].cmd(&[b"SET".as_slice(), b"lock:job", record(1, T).as_bytes(), b"PX", b"60000"]);
+    five.locks[0].force_release(&lock, |_| ()).await.expect("all masters were heard");
+    let stored = || (0..5).filter(|at| five.servers[*at].cmd(&["GET", "lock:job"]) != Resp::Nil).count();
+    eventually("it is gone everywhere", async || (stored() == 0).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn force_leaves_a_lock_kept_free_while_a_master_is_not_heard() {
+    let mut five = Five::start(&CLUSTER).await;
+    let lock = name("job");
+    (0..3).for_each(|at| keep_free(&five.servers[at], "job"));
+    five.servers[4].kill();
+    let unknown = five.locks[0].force_release(&lock, |_| ()).await;
+    assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
+    let refused = five.locks[0].acquire(&lock, ttl(1_000), AcquireOptions::default()).await;
+    assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+}
+
+/// The readings of two masters are not one moment: what the first shows may be gone when the second is read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_lock_released_between_two_readings_is_not_kept_free() {
+    let mut servers = masters(3);
+    CLUSTER.mark(&servers).await;
+    let gate = Arc::new(Gate::default());
+    let mut remotes = CLUSTER.remote_nodes(&servers);
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
+    }
+    remotes[1] = Arc::new(ReadLate { node: remotes[1].clone(), gate: gate.clone() });
+    let locks = CLUSTER.redlock(remotes.clone());
+    let lock = name("job");
+    let options = AcquireOptions::default;
+    let lease = eventually("it is granted", async || locks.acquire(&lock, ttl(60_000), options()).await.ok()).await;
+    for remote in &remotes {
+        let caught_up = |status: &NodeStatus| status.state == NodeState::Admitted;
+        remote.status().wait_for(caught_up).await.expect("the worker lives");
+    }
+    let read_before = servers[0].calls_of("eval");
+    servers[2].kill();
+    servers[2].restart();
+    in_state(remotes[2].as_ref(), NodeState::Quarantined).await;
+    gate.wanted.notified().await;
+    let read_first = async || (servers[0].calls_of("eval") > read_before).then_some(());
+    eventually("the first master is read", read_first).await;
+    locks.release(&lock, &lease.token).await.expect("a majority has let go");
+    let gone = |at: usize| servers[at].cmd(&["GET", "lock:job"]) == Resp::Nil;
+    eventually("both have let go", async || (gone(0) && gone(1)).then_some(())).await;
+    gate.open.notify_one();
+    in_state(remotes[2].as_ref(), NodeState::Admitted).await;
+    assert!(gone(2), "{:?}", servers[2].cmd(&["GET", "lock:job"]));
+}
+
+/// Says when a reading is wanted, and lets it go on.
+#[derive(Default)]
+struct Gate {
+    wanted: Notify,
+    open: Notify,
+}
+
+/// A node whose stored locks are read when the gate is open.
+struct ReadLate {
+    node: Arc<dyn Node>,
+    gate: Arc<Gate>,
+}
+
+impl Node for ReadLate {
+    fn name(&self) -> &str {
+        self.node.name()
+    }
+    fn status(&self) -> watch::Receiver<NodeStatus> {
+        self.node.status()
+    }
+    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
+        self.node.submit(op, not_after, reply);
+    }
+    fn reader(&self) -> &dyn LockReader {
+        self.node.reader()
+    }
+    fn link(&self) -> Option<Arc<dyn Link>> {
+        Some(Arc::new(LateLink { link: self.node.link()?, gate: self.gate.clone() }))
+    }
+}
+
+struct LateLink {
+    link: Arc<dyn Link>,
+    gate: Arc<Gate>,
+}
+
+impl Link for LateLink {
+    fn connect(&self) -> Answering<Box<dyn Session>> {
+        let (session, gate) = (self.link.connect(), self.gate.clone());
+        Box::pin(async move { Ok(Box::new(LateSession { session: session.await?, gate }) as Box<dyn Session>) })
+    }
+    fn subscribe(&self, nonce: u64) -> Answering<Box<dyn Subscription>> {
+        self.link.subscribe(nonce)
+    }
+}
+
+struct LateSession {
+    session: Box<dyn Session>,
+    gate: Arc<Gate>,
+}
+
+impl Session for LateSession {
+    fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage> {
+        let (page, gate) = (self.session.stored(cursor), self.gate.clone());
+        Box::pin(async move {
+            gate.wanted.notify_one();
+            gate.open.notified().await;
+            page.await
+        })
+    }
+    fn look(&self) -> Answering<Look> {
+        self.session.look()
+    }
+    fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped> {
+        self.session.swap_marker(swap)
+    }
+    fn scan(&self, scan: Scan) -> Answering<Scanned> {
+        self.session.scan(scan)
+    }
+    fn adopt(&self, adoption: Adoption) -> Answering<Adopted> {
+        self.session.adopt(adoption)
+    }
+    fn mark_caught_up(&self, marker: &str) -> Answering<()> {
+        self.session.mark_caught_up(marker)
+    }
+    fn time_micros(&self) -> Answering<i64> {
+        self.session.time_micros()
+    }
+    fn load(&self, run_id: &str, marker: &str) -> Answering<Engine> {
+        self.session.load(run_id, marker)
+    }
+    fn call(&self, tasks: &[Task]) -> Answering<Answer> {
+        self.session.call(tasks)
+    }
+    fn closed(&self) -> Pin<Box<dyn Future<Output = String> + Send>> {
+        self.session.closed()
+    }
 }

@@ -12,18 +12,12 @@ use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Keys, Node, NodeSettings, Record};
 
 use crate::support::harness::RedisServer;
-use crate::support::nodes::{PREFIX, name, record, remote_node};
+use crate::support::nodes::{PREFIX, extended, name, nobodys, record, remote_node};
 use crate::support::resp::Resp;
 
 const MARKER: &str = "of a quarantine";
 const T: u64 = 1_763_725_165_000_000;
 const MINUTE: Duration = Duration::from_secs(60);
-
-fn extended(owner: u8, t: u64) -> Record {
-    let mut text = record(owner, t).as_bytes().to_vec();
-    text[57] = b';';
-    Record::foreign(text.into())
-}
 
 /// Both kinds of master, with the same in them.
 struct Both {
@@ -110,6 +104,21 @@ async fn locks_are_told_and_what_is_none_is_passed_over() {
     assert_eq!(both.stored().await.len(), 2_002, "over several pages");
 }
 
+#[tokio::test]
+async fn a_value_longer_than_any_lock_counts_as_a_foreign_lock() {
+    let server = RedisServer::start();
+    let session = remote_node(&server.url()).link().expect("a way to it").connect().await.expect("it is there");
+    // It begins like a lock of ours.
+    let long = format!("{T}:{}:{}", "a".repeat(40), "x".repeat(20_000));
+    server.cmd(&["SET", "lock:stray", &long, "PX", "60000"]);
+    server.cmd(&["SET", "lock:for-ever", &long]);
+    server.cmd(&[b"SET".as_slice(), b"lock:ours", record(1, T).as_bytes(), b"PX", b"60000"]);
+    let mut told = session.stored(None).await.expect("an answer").stored;
+    told.sort_by_key(|lock| lock.name.as_str().to_owned());
+    let told: Vec<_> = told.iter().map(|lock| (lock.name.as_str(), lock.record.as_bytes().len())).collect();
+    assert_eq!(told, [("ours", 58), ("stray", 8_448)]);
+}
+
 /// It was promised whoever extended it since.
 #[tokio::test]
 async fn a_lock_whose_expiry_somebody_took_away_or_prolonged_is_told_with_the_longest_life() {
@@ -158,7 +167,6 @@ async fn what_is_given_back_stands_with_its_fence_and_only_while_the_quarantine_
 #[tokio::test]
 async fn what_a_release_has_reached_is_not_given_back_but_kept_free() {
     let both = Both::start().await;
-    let nobodys = Record::foreign(Bytes::from(format!("{T}:{}:", "0".repeat(40))));
     for (at, (fence, lock, comes_back)) in [
         (None, None, true),
         (Some((T - 1).to_string()), None, true),
@@ -185,7 +193,7 @@ async fn what_a_release_has_reached_is_not_given_back_but_kept_free() {
             Adopted::Done
         );
         let stands = both.stored().await[&format!("job-{at}")].clone();
-        assert_eq!(stands, if comes_back { record(1, T) } else { nobodys.clone() }, "case {at}");
+        assert_eq!(stands, if comes_back { record(1, T) } else { nobodys(T) }, "case {at}");
         let fence = both.fence(&format!("job-{at}"));
         assert_eq!(fence, if comes_back { Some(T.to_string()) } else { before }, "case {at}");
     }

@@ -16,7 +16,8 @@ use tokio::time::Instant;
 use crate::node::subject::{Kind, Subject};
 use crate::support::harness::eventually;
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, failure, now, record, submit, token, ttl, votes,
+    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, extended, failure, nobodys, now, record, submit, token, ttl,
+    votes,
 };
 
 /// The remaining life is what was asked for, less what a slow machine may have used up.
@@ -59,6 +60,8 @@ contract! {
     the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed
     an_extension_prolongs_and_never_shortens
     a_heal_sets_a_lock_that_was_lost_or_has_ended_after_an_extension
+    a_heal_of_an_unextended_lock_leaves_no_mark
+    a_heal_replaces_what_keeps_a_lock_free_for_an_older_grant
     a_heal_brings_no_lock_back_that_was_released_or_granted_anew
     an_extension_of_an_absent_or_foreign_lock_creates_nothing
     a_release_deletes_exactly_its_own_grant
@@ -159,6 +162,27 @@ async fn a_heal_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind: 
     assert_extended(&subject.ask(ended.extend(1, t, 150)).await);
     gone(&subject, &ended).await;
     assert_eq!(subject.ask(ended.heal(1, t, LONG_MS)).await, Vote::Granted);
+}
+
+async fn a_heal_of_an_unextended_lock_leaves_no_mark(kind: Kind) {
+    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    assert_eq!(subject.ask(lock.catch_up(1, t, 150)).await, Vote::Granted);
+    let (stored, _) = subject.stored(&lock).await.unwrap();
+    assert_eq!((&stored, subject.fence(&lock).await), (&record(1, t), Some(t)));
+    gone(&subject, &lock).await;
+    // With the mark of an extension it would pass.
+    assert_eq!(subject.ask(lock.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
+}
+
+/// A majority of the others has the grant, so none that the record of nobody stands for can have one.
+async fn a_heal_replaces_what_keeps_a_lock_free_for_an_older_grant(kind: Kind) {
+    let (subject, older, newer, t) = (kind.subject().await, Lock::new("older"), Lock::new("newer"), now());
+    for (lock, kept) in [(&older, t - 1), (&newer, t)] {
+        subject.set_foreign(&lock.keys.lock, nobodys(kept).as_bytes(), Some(Duration::from_millis(LONG_MS)));
+    }
+    assert_eq!(subject.ask(older.heal(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(subject.stored(&older).await.map(|(stored, _)| stored), Some(extended(1, t)));
+    assert_held(&subject.ask(newer.heal(1, t, LONG_MS)).await, &nobodys(t), LONG_MS);
 }
 
 async fn a_heal_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind) {

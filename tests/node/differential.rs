@@ -22,7 +22,7 @@ use redlock_core::node::{Hint, Holding, Keys, Listener, Node, NodeSettings, Node
 
 use crate::support::harness::{PATIENCE, RedisOptions, RedisServer, Subscription};
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, PREFIX, ask, in_state, now, record, redis_settings, remote_node_with, telling,
+    AGAIN, LONG_MS, Lock, PREFIX, ask, in_state, nobodys, now, record, redis_settings, remote_node_with, telling,
 };
 
 const SCOPES: [ReleaseScope; 3] = [ReleaseScope::Holder, ReleaseScope::Grant, ReleaseScope::Try];
@@ -60,6 +60,8 @@ enum Step {
         owner: u8,
         t: i64,
         life_ms: u64,
+        /// Of a lock that was never extended.
+        catches_up: bool,
     },
     Release {
         owner: u8,
@@ -93,6 +95,8 @@ enum Value {
         owner: u8,
         t: i64,
     },
+    /// What recovery keeps a lock free by.
+    Nobodys(i64),
 }
 
 fn any_t() -> impl Strategy<Value = i64> {
@@ -119,12 +123,14 @@ fn any_step() -> impl Strategy<Value = Step> {
     let value = prop_oneof![
         text.prop_map(Value::Text),
         (owner.clone(), any_t()).prop_map(|(owner, t)| Value::Record { owner, t }),
+        any_t().prop_map(Value::Nobodys),
     ];
     prop_oneof![
         9 => (owner.clone(), any_t(), any_life(), any_tell())
             .prop_map(|(owner, t, life_ms, tell)| Step::Acquire { owner, t, life_ms, tell }),
         4 => (owner.clone(), any_life()).prop_map(|(owner, life_ms)| Step::Extend { owner, life_ms }),
-        4 => (owner.clone(), any_t(), any_life()).prop_map(|(owner, t, life_ms)| Step::Heal { owner, t, life_ms }),
+        4 => (owner.clone(), any_t(), any_life(), proptest::bool::ANY)
+            .prop_map(|(owner, t, life_ms, catches_up)| Step::Heal { owner, t, life_ms, catches_up }),
         9 => (owner, any_t(), proptest::sample::select(&SCOPES[..]), any_tell())
             .prop_map(|(owner, t, scope, tell)| Step::Release { owner, t, scope, tell }),
         1 => (value, proptest::option::of(any_life())).prop_map(|(value, life_ms)| Step::Foreign { value, life_ms }),
@@ -242,7 +248,10 @@ impl Pair {
                 self.both_telling(lock.acquire(owner, at(t), life_ms), tell).await?;
             }
             Step::Extend { owner, life_ms } => drop(self.both(lock.extend(owner, at(0), life_ms)).await?),
-            Step::Heal { owner, t, life_ms } => drop(self.both(lock.heal(owner, at(t), life_ms)).await?),
+            Step::Heal { owner, t, life_ms, catches_up } => {
+                let heal = if catches_up { Lock::catch_up } else { Lock::heal };
+                drop(self.both(heal(lock, owner, at(t), life_ms)).await?);
+            }
             Step::Release { owner, t, scope, tell } => {
                 let release = match scope {
                     ReleaseScope::Holder => lock.release(owner, at(t)),
@@ -255,6 +264,9 @@ impl Pair {
             Step::Foreign { value: Value::Text(text), life_ms } => self.set(&lock.keys.lock, text, life_ms),
             Step::Foreign { value: Value::Record { owner, t }, life_ms } => {
                 self.set(&lock.keys.lock, record(owner, at(t)).as_bytes(), life_ms);
+            }
+            Step::Foreign { value: Value::Nobodys(t), life_ms } => {
+                self.set(&lock.keys.lock, nobodys(at(t)).as_bytes(), life_ms);
             }
             Step::BadFence => self.set(&lock.keys.fence, b"no fence", None),
             Step::NoFence => {

@@ -292,6 +292,20 @@ impl RedisServer {
         self.restart();
     }
 
+    /// How often a command was called.
+    pub(crate) fn calls_of(&self, command: &str) -> u64 {
+        let stats = self.cmd(&["INFO", "commandstats"]).text();
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        line.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
+    }
+
+    /// Ends the server as its service would, and starts it again with what it had on disk.
+    pub(crate) fn shut_down_and_restart(&mut self) {
+        // It answers by closing the connection.
+        let _ = self.try_cmd(&["SHUTDOWN"]);
+        self.restart();
+    }
+
     /// Runs one command, given as the words one would type; any error is a panic.
     pub(crate) fn cmd<A: AsRef<[u8]>>(&self, words: &[A]) -> Resp {
         match self.try_cmd(words) {

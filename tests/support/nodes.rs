@@ -52,6 +52,18 @@ pub(crate) fn record(owner: u8, t: u64) -> Record {
     Record::new(&token(owner, t), &Info::default())
 }
 
+/// The same, extended.
+pub(crate) fn extended(owner: u8, t: u64) -> Record {
+    let mut text = record(owner, t).as_bytes().to_vec();
+    text[57] = b';';
+    Record::foreign(text.into())
+}
+
+/// What recovery stores to keep a lock free.
+pub(crate) fn nobodys(t: u64) -> Record {
+    Record::foreign(format!("{t}:{}:", "0".repeat(40)).into())
+}
+
 /// One lock, as the source of operations on it.
 #[derive(Clone)]
 pub(crate) struct Lock {
@@ -77,7 +89,12 @@ impl Lock {
     }
 
     pub(crate) fn heal_of(&self, owner: u8, t: u64, millis: u64, began_micros: u64) -> Op {
-        Op::Heal { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis), began_micros }
+        Op::Heal { keys: self.keys.clone(), record: extended(owner, t), ttl: ttl(millis), began_micros }
+    }
+
+    /// What a master is given that catches up, of a lock that was never extended.
+    pub(crate) fn catch_up(&self, owner: u8, t: u64, millis: u64) -> Op {
+        Op::Heal { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis), began_micros: now() }
     }
 
     pub(crate) fn release(&self, owner: u8, t: u64) -> Op {
@@ -182,7 +199,9 @@ pub(crate) fn assert_extended(vote: &Vote) {
 /// Waits until a node is in a state.
 pub(crate) async fn in_state(node: &dyn Node, state: NodeState) -> NodeStatus {
     let mut status = node.status();
-    let seen = timeout(PATIENCE, status.wait_for(|status| status.state == state)).await;
+    // Where only workers run, nobody lets a master catch up.
+    let is_wanted = |seen: NodeState| seen == state || state == NodeState::Admitted && seen == NodeState::CatchingUp;
+    let seen = timeout(PATIENCE, status.wait_for(|status| is_wanted(status.state))).await;
     match seen {
         Ok(seen) => seen.expect("the remote lives").clone(),
         Err(_) => panic!("{} is not {state:?} but {:?}", node.name(), node.status().borrow()),

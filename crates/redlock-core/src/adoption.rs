@@ -25,10 +25,10 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::bootstrap::any_changed;
 use crate::node::admission::NAME_MOVES_WITHIN;
 use crate::node::link::{Adopted, Adoption, LinkError, Look, Session, Stored};
-use crate::node::{Node, NodeSettings, NodeState, Seams};
+use crate::node::{Holding, Keys, Node, NodeSettings, NodeState, Seams, Vote};
 use crate::quorum::Quorum;
 use crate::settings::Settings;
-use crate::types::FencingToken;
+use crate::types::{FencingToken, LockName};
 use crate::validity::longest_round;
 
 /// What is done in one step on a connection takes no longer.
@@ -41,7 +41,8 @@ const CLOCKS_RUN_APART: Duration = Duration::from_millis(500);
 const SPREAD: Duration = Duration::from_secs(2);
 /// Between two pages of a master, whose votes go first.
 const BREATH: Duration = Duration::from_millis(1);
-/// What is read of one master, in bytes; with more, the full quarantine is waited.
+/// What is read of one master, in bytes of names, records and bookkeeping: about 300,000 locks with names of 30 bytes and
+/// labels of 20. With more, the full quarantine is waited.
 const MAX_READ: usize = 64 << 20;
 /// Locks that are given back in one step.
 const CHUNK: usize = 256;
@@ -77,7 +78,9 @@ pub(crate) fn start(nodes: &[Arc<dyn Node>], quorum: Quorum, settings: &Settings
     let is_worth_it = full >= wait(settings.node.max_clock_offset) * 2;
     let task = (linked && others >= quorum.blocking() && is_worth_it).then(|| {
         let sights = nodes.iter().map(|_| None).collect();
-        let adopter = Adopter { nodes: nodes.to_vec(), quorum, settings: settings.node, seams: seams.clone(), sights };
+        let (key_prefix, longest_life) = (settings.key_prefix.clone(), settings.max_ttl.duration());
+        let (nodes, seams) = (nodes.to_vec(), seams.clone());
+        let adopter = Adopter { nodes, quorum, settings: settings.node, key_prefix, longest_life, seams, sights };
         tokio::spawn(adopter.run()).abort_handle()
     });
     Adoptions(task)
@@ -87,6 +90,8 @@ struct Adopter {
     nodes: Vec<Arc<dyn Node>>,
     quorum: Quorum,
     settings: NodeSettings,
+    key_prefix: String,
+    longest_life: Duration,
     seams: Seams,
     /// The quarantine in which each node was last seen.
     sights: Vec<Option<Sight>>,
@@ -108,6 +113,9 @@ fn too_few(remember: usize, enough: usize, why: &str) -> LinkError {
 
 /// What one master has told.
 struct Told {
+    node: usize,
+    /// The marker by which it voted all the time.
+    marker: String,
     stored: Vec<Stored>,
     /// What its clock showed when the loss was seen, in microseconds.
     then_micros: u64,
@@ -169,7 +177,7 @@ impl Adopter {
             Err(error) => {
                 let why = error.to_string();
                 if why != sight.why {
-                    tracing::info!(node, why, "the node's quarantine cannot be shortened for now");
+                    tracing::warn!(node, why, "the node's quarantine cannot be shortened for now");
                     sight.why = why;
                 }
             }
@@ -191,7 +199,7 @@ impl Adopter {
             let why = failures.into_iter().find_map(Result::err);
             return Err(too_few(read.len(), enough, &why.map_or_else(String::new, |error| format!(": {error}"))));
         }
-        let read: Vec<Told> = read.into_iter().flatten().collect();
+        let mut read: Vec<Told> = read.into_iter().flatten().collect();
         // It voted only for a T that a majority of the others voted for too, so within D of their clocks.
         let ahead = (self.settings.max_clock_offset * 3).as_micros() as u64;
         let then = read.iter().map(|told| told.then_micros).max().unwrap_or_default();
@@ -200,11 +208,26 @@ impl Adopter {
         if !self.settings.rules().forgotten_is_given_back {
             return Ok(Some(0));
         }
-        let plan = plan::plan(self.quorum, newest, read.into_iter().map(|told| told.stored).collect());
-        let plan: Vec<_> = plan.into_iter().collect();
+        let stored = |read: &mut Vec<Told>| read.iter_mut().map(|told| std::mem::take(&mut told.stored)).collect();
+        let read_at = self.seams.clock.monotonic();
+        let mut plan = plan::plan(self.quorum, newest, stored(&mut read));
+        // Names that only a minority has may have been released between two readings.
+        let doubtful: Vec<_> =
+            plan.iter().filter(|(_, put)| put.record.is_nobodys()).map(|(name, _)| name.clone()).collect();
+        for name in &doubtful {
+            plan.remove(name);
+        }
+        for told in &mut read {
+            told.stored = self.read_again(told, &doubtful).await?;
+        }
+        plan.extend(plan::plan(self.quorum, newest, stored(&mut read)));
         let session = self.connect(at).await?;
+        let plan: Vec<_> = plan.into_iter().collect();
         for chunk in plan.chunks(CHUNK) {
-            let adoption = Adoption { marker: sight.marker.clone(), puts: chunk.to_vec() };
+            // A gateway that stood still since must not write lives that are too long.
+            let age = self.seams.clock.monotonic().saturating_sub(read_at);
+            let puts = chunk.iter().filter_map(|(name, put)| Some((name.clone(), put.aged(age)?))).collect();
+            let adoption = Adoption { marker: sight.marker.clone(), puts };
             match in_time(session.adopt(adoption)).await? {
                 Adopted::Done => {}
                 // Mostly another gateway was quicker.
@@ -237,7 +260,37 @@ impl Adopter {
         if facts.time_micros == 0 {
             return Err(LinkError::broken(format!("{name} does not tell its time")));
         }
-        Ok(Told { stored, then_micros: facts.time_micros.saturating_sub(since.as_micros() as u64) })
+        let then_micros = facts.time_micros.saturating_sub(since.as_micros() as u64);
+        Ok(Told { node: at, marker: before, stored, then_micros })
+    }
+
+    /// The same for these names alone, of a master that has forgotten nothing since it was read first.
+    async fn read_again(&self, told: &Told, names: &[LockName]) -> Result<Vec<Stored>, LinkError> {
+        let node = &self.nodes[told.node];
+        let mut stored = Vec::new();
+        for names in names.chunks(CHUNK) {
+            let keys = names.iter().map(|name| Keys::new(&self.key_prefix, name)).collect();
+            let votes = node.reader().read(keys).await.map_err(|failure| LinkError::broken(failure.detail))?;
+            stored.extend(names.iter().zip(votes).filter_map(|(name, vote)| self.stored(name, vote)));
+        }
+        if self.admitted_by(told.node).as_ref() != Some(&told.marker) {
+            return Err(LinkError::broken(format!("{} has changed while it was read", node.name())));
+        }
+        Ok(stored)
+    }
+
+    /// As `node/stored.lua` tells it.
+    fn stored(&self, name: &LockName, vote: Vote) -> Option<Stored> {
+        let Vote::Found(Holding { record, expires_in }) = vote else { return None };
+        let (is_ours, longest) = (record.parse().is_some(), self.longest_life);
+        let expires_in = match expires_in {
+            Some(life) if is_ours => life.min(longest),
+            Some(life) => life,
+            None if is_ours => longest,
+            // What another client has set without expiry is no lock.
+            None => return None,
+        };
+        Some(Stored { name: name.clone(), record, expires_in })
     }
 
     async fn connect(&self, at: usize) -> Result<Box<dyn Session>, LinkError> {
@@ -255,7 +308,7 @@ async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stor
         all.extend(page.stored);
         if bytes > MAX_READ {
             return Err(LinkError::broken(format!(
-                "more than {} MiB of locks are too many to tell it",
+                "it stores more than the {} MiB of locks that are read of a master; the full quarantine is waited",
                 MAX_READ >> 20
             )));
         }

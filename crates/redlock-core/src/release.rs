@@ -1,15 +1,16 @@
 //! Releasing: for the holder, by force, or of a grant that nobody will use. A release hands the lock to the next waiter.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::acquire::{Attempt, Waiters};
 use crate::error::{HeldBy, LockError};
-use crate::node::{Keys, Op, Record, ReleaseScope, Vote};
+use crate::node::{Holding, Keys, Op, Record, ReleaseScope, Vote};
 use crate::quorum::Decision;
-use crate::round::Round;
+use crate::round::{Outcome, Round};
 use crate::shared::{ALL_NODES, Shared};
-use crate::types::{Info, LockName, LockToken};
-use crate::votes::{LockState, agreeing, count, found, not_held, same_owner};
+use crate::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner};
+use crate::votes::{LockState, agreeing, count, found, held_by, not_held, same_owner};
 use crate::wait::queue::Next;
 
 pub(crate) async fn release(
@@ -39,7 +40,13 @@ pub(crate) async fn force_release(
     name: &LockName,
     on_found: impl FnOnce(&HeldBy) + Send,
 ) -> Result<(), LockError> {
-    let outcome = shared.inspect(shared.keys(name), shared.settings.node_timeout).outcome().await;
+    let round = shared.inspect(shared.keys(name), shared.settings.node_timeout);
+    round.votes_until(|_| false).await;
+    let outcome = round.outcome().await;
+    let keeps_free = |holding: &&Holding| holding.record.is_nobodys();
+    if let Some(t) = found(&outcome.votes).filter(keeps_free).filter_map(|holding| holding.record.fencing()).max() {
+        return release_kept_free(shared, waiters, name, &outcome, t, on_found).await;
+    }
     let by = match LockState::of(shared.quorum, outcome.decision, &outcome.votes) {
         LockState::Held(by) => by,
         LockState::Free => return Err(LockError::Lost),
@@ -48,8 +55,6 @@ pub(crate) async fn force_release(
     // A node may have missed the last of an owner's grants: the release of an older one would leave the newer alone.
     let owner = agreeing(&outcome.votes).map(|(majority, _)| majority);
     let its_own = found(&outcome.votes).filter(|holding| owner.is_some_and(|owner| same_owner(holding, owner)));
-    // What keeps a lock free is nobody's to release.
-    let its_own = its_own.filter(|holding| !holding.record.is_nobodys());
     let tokens = its_own.filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
     match tokens.max_by_key(LockToken::fencing) {
         Some(token) => {
@@ -58,6 +63,41 @@ pub(crate) async fn force_release(
         }
         None => Err(LockError::NotHolder(by)),
     }
+}
+
+/// Releases a lock that recovery keeps free on some nodes: first every grant that is stored, then the records that keep it
+/// free, whose T is at most `t`. They end only when every node was heard: a grant that is left somewhere may be one that they
+/// stand for.
+async fn release_kept_free(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    name: &LockName,
+    outcome: &Outcome,
+    t: FencingToken,
+    on_found: impl FnOnce(&HeldBy) + Send,
+) -> Result<(), LockError> {
+    let by = held_by(shared.quorum, &outcome.votes);
+    let mut tokens = Vec::new();
+    for holding in found(&outcome.votes).filter(|holding| !holding.record.is_nobodys()) {
+        let Some((token, _)) = holding.record.parse() else { return Err(LockError::NotHolder(by)) };
+        tokens.push(token);
+    }
+    // The newest of each owner.
+    tokens.sort_unstable_by_key(|token| std::cmp::Reverse(token.fencing()));
+    let mut owners = HashSet::new();
+    tokens.retain(|token| owners.insert(*token.owner()));
+    on_found(&by);
+    for token in &tokens {
+        match release(shared, waiters, name, token).await {
+            Ok(()) | Err(LockError::Lost) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let is_heard = |vote: &Option<Vote>| matches!(vote, Some(Vote::Found(_) | Vote::Missing));
+    if !outcome.votes.iter().all(is_heard) {
+        return Err(LockError::Unknown(shared.reports(outcome)));
+    }
+    release(shared, waiters, name, &LockToken::new(Owner::NOBODY, Nonce::ZERO, t)).await
 }
 
 /// Releases a grant on all nodes, and in the same call asks for the lock again for the first waiter, if the plan says so.

@@ -190,6 +190,8 @@ impl Nonce {
     pub const LEN: usize = 4;
     /// Characters of the stored text.
     pub const TEXT_LEN: usize = 2 * Self::LEN;
+    /// Of records that keep a lock free.
+    pub(crate) const ZERO: Self = Self([b'0'; Self::TEXT_LEN]);
 
     /// A nonce from raw bytes.
     pub fn from_bytes(raw: [u8; Self::LEN]) -> Self {

@@ -3,6 +3,7 @@
 use redlock_sim::checker::Demand;
 use redlock_sim::history::{Answer, Operation};
 use redlock_sim::plan::Plan;
+use redlock_sim::rule::Rule;
 use redlock_sim::run::run;
 use redlock_sim::search::{Found, search};
 
@@ -38,6 +39,9 @@ fn an_extended_lock_outlives_the_restart_of_every_master() {
     let found = search(0..seeds() / 10, &Demand::ALL, false, |seed| Plan::rolling(seed, false), |_, _| {});
     is_clean(&found, "rolling");
     assert!(found.summary.counts.heals > 3 * found.summary.histories, "{}", found.summary);
+    // Extensions alone repair it as well.
+    let plan = |seed| Rule::AdmittedIsCaughtUp.off(Plan::rolling(seed, false));
+    is_clean(&search(0..seeds() / 10, &Demand::ALL, false, plan, |_, _| {}), "rolling --without admitted-is-caught-up");
 }
 
 #[test]

@@ -517,6 +517,7 @@ impl Driver {
     }
 
     fn end_session(&mut self, outage: Outage, now: Instant) {
+        self.is_fresh = false;
         self.calls.give_up();
         self.actions.clear();
         self.actions.push_back(Action::Disconnect);

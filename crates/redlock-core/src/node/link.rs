@@ -174,6 +174,14 @@ pub struct Put {
     pub fence: Option<Bytes>,
 }
 
+impl Put {
+    /// What is left of it after so long; nothing when it has ended.
+    pub(crate) fn aged(&self, age: Duration) -> Option<Self> {
+        let expires_in = self.expires_in.checked_sub(age).filter(|left| !left.is_zero())?;
+        Some(Self { expires_in, ..self.clone() })
+    }
+}
+
 /// What became of a change of marker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Swapped {

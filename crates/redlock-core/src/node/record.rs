@@ -65,7 +65,7 @@ impl Record {
 
     /// Keeps a lock free, see [`Owner::NOBODY`].
     pub(crate) fn nobodys(t: FencingToken) -> Self {
-        let token = LockToken::new(Owner::NOBODY, Nonce::from_bytes([0; Nonce::LEN]), t);
+        let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, t);
         Self::new(&token, &Info::default())
     }
 

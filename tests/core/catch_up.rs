@@ -1,0 +1,168 @@
+//! Masters are restarted one after the other, or as many at a time as may be missing. No lock is lost: neither one that was
+//! granted while a master was away, nor one that nobody extends.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlock_core::node::{Node, NodeState, Rules};
+use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use crate::support::cluster::ClusterSettings;
+use crate::support::harness::{RedisOptions, RedisServer};
+use crate::support::nodes::{in_state, name, ttl};
+
+/// Locks that outlast every test.
+const CLUSTER: ClusterSettings = ClusterSettings::ENDLESS_QUARANTINE;
+/// From a restart until the next master may be restarted: 10 to 12 s until it votes, 4 s until it has caught up, and the
+/// rest for a machine that is busy with other tests.
+const SOON: Duration = Duration::from_secs(40);
+/// Between two grants.
+const GAP: Duration = Duration::from_millis(120);
+
+struct Rolling {
+    servers: Vec<RedisServer>,
+    /// Of two gateways.
+    remotes: [Vec<Arc<dyn Node>>; 2],
+    locks: [Redlock; 2],
+}
+
+/// Takes one lock after the other, through both gateways in turn, and extends every second one once.
+struct Loader {
+    held: Arc<Mutex<Vec<(LockName, Lease)>>>,
+    stop: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+impl Loader {
+    fn start(locks: [Redlock; 2]) -> Self {
+        let (held, stop) = (Arc::<Mutex<Vec<_>>>::default(), Arc::<AtomicBool>::default());
+        let (taken, stopped) = (held.clone(), stop.clone());
+        let task = tokio::spawn(async move {
+            for number in 0.. {
+                if stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                let (lock, gateway) = (name(&format!("lock-{number}")), &locks[number % 2]);
+                if let Ok(lease) = gateway.acquire(&lock, ttl(600_000), AcquireOptions::default()).await {
+                    if number % 4 < 2 {
+                        // Unknown outcomes leave the lock as it was.
+                        drop(gateway.extend(&lock, &lease.token, ttl(600_000)).await);
+                    }
+                    taken.lock().unwrap().push((lock, lease));
+                }
+                tokio::time::sleep(GAP).await;
+            }
+        });
+        Self { held, stop, task }
+    }
+
+    async fn stop(self) -> Vec<(LockName, Lease)> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.task.await.expect("no panic");
+        std::mem::take(&mut *self.held.lock().unwrap())
+    }
+}
+
+impl Rolling {
+    async fn start(cluster: &ClusterSettings, count: usize, options: impl Fn(usize) -> RedisOptions) -> Self {
+        let servers: Vec<_> = (0..count).map(|at| RedisServer::start_with(options(at))).collect();
+        cluster.mark(&servers).await;
+        let remotes = [(); 2].map(|()| cluster.remote_nodes(&servers));
+        for remote in remotes.iter().flatten() {
+            in_state(remote.as_ref(), NodeState::Admitted).await;
+        }
+        let locks = remotes.clone().map(|remotes| cluster.redlock(remotes));
+        Self { servers, remotes, locks }
+    }
+
+    /// As the runbook says: the next masters go when both gateways show these as admitted.
+    async fn roll(&mut self, groups: &[&[usize]], restart: impl Fn(&mut RedisServer)) {
+        for group in groups {
+            for at in *group {
+                restart(&mut self.servers[*at]);
+            }
+            let restarted = Instant::now();
+            for remote in self.remotes.iter().flat_map(|remotes| group.iter().map(|at| &remotes[*at])) {
+                in_state(remote.as_ref(), NodeState::Quarantined).await;
+                let mut status = remote.status();
+                let caught_up = timeout(SOON, status.wait_for(|status| status.state == NodeState::Admitted)).await;
+                assert!(caught_up.is_ok(), "{} is still {:?}", remote.name(), remote.status().borrow());
+            }
+            println!("masters {group:?} have caught up {:?} after their restart", restarted.elapsed());
+        }
+    }
+
+    /// Locks that their holders have lost.
+    async fn lost(&self, held: &[(LockName, Lease)]) -> usize {
+        let mut lost = 0;
+        for (lock, lease) in held {
+            let extended = self.locks[0].extend(lock, &lease.token, ttl(600_000)).await;
+            if let Err(error) = extended {
+                assert!(!matches!(error, LockError::Unknown(_)), "all masters are there: {error}");
+                lost += 1;
+            }
+        }
+        lost
+    }
+}
+
+/// How many locks were taken, and how many of them lost.
+async fn rolling_restart(
+    rules: Rules,
+    count: usize,
+    groups: &[&[usize]],
+    options: impl Fn(usize) -> RedisOptions,
+    restart: impl Fn(&mut RedisServer),
+) -> (usize, usize) {
+    let cluster = ClusterSettings { rules, ..CLUSTER };
+    let mut rolling = Rolling::start(&cluster, count, options).await;
+    let loader = Loader::start(rolling.locks.clone());
+    rolling.roll(groups, restart).await;
+    let held = loader.stop().await;
+    let lost = rolling.lost(&held).await;
+    println!("{lost} of {} locks lost", held.len());
+    (held.len(), lost)
+}
+
+fn native(native: bool) -> RedisOptions {
+    RedisOptions { native: Some(native), ..RedisOptions::default() }
+}
+
+fn empty_restart(server: &mut RedisServer) {
+    server.kill();
+    server.restart();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn restarting_three_volatile_masters_loses_no_lock() {
+    let groups: [&[usize]; 3] = [&[0], &[1], &[2]];
+    let (held, lost) = rolling_restart(Rules::ALL, 3, &groups, |_| native(true), empty_restart).await;
+    assert!(held >= 250 && lost == 0, "{lost} of {held}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn restarting_two_of_five_masters_at_a_time_loses_no_lock() {
+    let groups: [&[usize]; 3] = [&[0, 1], &[2, 3], &[4]];
+    let (held, lost) = rolling_restart(Rules::ALL, 5, &groups, |at| native(at % 2 == 0), empty_restart).await;
+    assert!(held >= 250 && lost == 0, "{lost} of {held}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn restarting_masters_that_sync_every_second_loses_no_lock() {
+    let groups: [&[usize]; 3] = [&[0], &[1], &[2]];
+    let file = ["--appendonly", "yes", "--appendfsync", "everysec"].map(str::to_owned);
+    let options = |_| RedisOptions { args: file.to_vec(), ..native(false) };
+    let clean = RedisServer::shut_down_and_restart;
+    let (held, lost) = rolling_restart(Rules::ALL, 3, &groups, options, clean).await;
+    assert!(held >= 250 && lost == 0, "{lost} of {held}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn without_catching_up_a_rolling_restart_loses_locks() {
+    let off = Rules { admitted_is_caught_up: false, ..Rules::ALL };
+    let (held, lost) = rolling_restart(off, 3, &[&[0], &[1]], |_| native(false), empty_restart).await;
+    assert!(lost > 0, "without it nothing is worse: {lost} of {held}");
+}
