@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlock_core::node::{Node, NodeState, Rules};
+use redlock_core::node::{Node, NodeState, NodeStatus, Rules};
 use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -81,14 +81,17 @@ impl Rolling {
     /// As the runbook says: the next masters go when both gateways show these as admitted.
     async fn roll(&mut self, groups: &[&[usize]], restart: impl Fn(&mut RedisServer)) {
         for group in groups {
+            let seen_by_each = self.remotes.iter().flat_map(|remotes| group.iter().map(|at| &remotes[*at]));
+            let before: Vec<_> =
+                seen_by_each.map(|remote| (remote.clone(), remote.status().borrow().marker.clone())).collect();
             for at in *group {
                 restart(&mut self.servers[*at]);
             }
             let restarted = Instant::now();
-            for remote in self.remotes.iter().flat_map(|remotes| group.iter().map(|at| &remotes[*at])) {
-                in_state(remote.as_ref(), NodeState::Quarantined).await;
+            for (remote, marker) in before {
                 let mut status = remote.status();
-                let caught_up = timeout(SOON, status.wait_for(|status| status.state == NodeState::Admitted)).await;
+                let again = |status: &NodeStatus| status.state == NodeState::Admitted && status.marker != marker;
+                let caught_up = timeout(SOON, status.wait_for(again)).await;
                 assert!(caught_up.is_ok(), "{} is still {:?}", remote.name(), remote.status().borrow());
             }
             println!("masters {group:?} have caught up {:?} after their restart", restarted.elapsed());

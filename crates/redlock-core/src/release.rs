@@ -90,6 +90,7 @@ async fn release_kept_free(
     for token in &tokens {
         match release(shared, waiters, name, token).await {
             Ok(()) | Err(LockError::Lost) => {}
+            Err(LockError::NotHolder(by)) if by.owner == Some(Owner::NOBODY) => {}
             Err(error) => return Err(error),
         }
     }
@@ -97,7 +98,11 @@ async fn release_kept_free(
     if !outcome.votes.iter().all(is_heard) {
         return Err(LockError::Unknown(shared.reports(outcome)));
     }
-    release(shared, waiters, name, &LockToken::new(Owner::NOBODY, Nonce::ZERO, t)).await
+    let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, t);
+    let round = release_and_hand_off(shared, waiters, shared.keys(name), &token, ReleaseScope::Holder);
+    let votes = round.votes_until(|_| false).await;
+    let is_gone = |vote: &Option<Vote>| matches!(vote, Some(Vote::Released | Vote::Missing | Vote::Held(_)));
+    if votes.iter().all(is_gone) { Ok(()) } else { Err(LockError::Unknown(shared.reports(&round.outcome().await))) }
 }
 
 /// Releases a grant on all nodes, and in the same call asks for the lock again for the first waiter, if the plan says so.
