@@ -131,7 +131,8 @@ fn a_lock_outlives_the_loss_of_all_masters_that_granted_it_group_by_group() {
 
 #[test]
 fn a_lock_is_granted_twice_when_masters_vote_again_without_being_told() {
-    let off = ClusterSettings { rules: Rules { forgotten_is_given_back: false, ..Rules::ALL }, ..CLUSTER };
+    let rules = Rules { forgotten_is_given_back: false, admitted_is_caught_up: false, ..Rules::ALL };
+    let off = ClusterSettings { rules, ..CLUSTER };
     let outcomes = repeated(2, 2, async || restarts(&off, &[&[0, 1], &[2, 3]]).await);
     assert!(outcomes.iter().all(|outcome| outcome.second_holders > 0), "without it nothing is worse");
 }

@@ -406,7 +406,7 @@ impl Gateway {
         eventually("every node is admitted", async || {
             let health = self.readyz().await.json();
             let nodes = health["nodes"].as_array().expect("readyz lists nodes").clone();
-            nodes.iter().all(|node| node["state"] == "admitted").then_some(())
+            nodes.iter().all(|node| node["state"] == "admitted" || node["state"] == "catching_up").then_some(())
         })
         .await;
     }

@@ -226,7 +226,11 @@ impl Session for SimSession {
             look.await?;
             drop(loaded.set(marker));
             let mut current = link.current();
-            (current.calls, current.admitted) = (Some(connection), Some(Instant::now()));
+            // Not the connection of a listing or of catching up, which begins while the driver's votes.
+            let is_drivers = current.calls.as_ref().is_some_and(|calls| Arc::ptr_eq(calls, &connection));
+            if is_drivers || current.admitted.is_none() {
+                (current.calls, current.admitted) = (Some(connection), Some(Instant::now()));
+            }
             drop(current);
             link.recorder.count(|counts| counts.admissions += 1);
             Ok(Engine::Lua)

@@ -297,7 +297,8 @@ pub struct Health {
 pub struct NodeHealth {
     /// `host:port`.
     pub node: String,
-    /// `admitted` (it votes), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
+    /// `admitted` (it votes), `catching_up` (it votes, and locks that were granted while it was away are being set on it: restart
+    /// no other node yet), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
     /// connection; being retried) or `refused` (unfit until somebody mends it).
     pub state: String,
     /// Since when, by this gateway's wall clock, RFC 3339.
