@@ -61,7 +61,7 @@ contract! {
     an_extension_prolongs_and_never_shortens
     a_heal_sets_a_lock_that_was_lost_or_has_ended_after_an_extension
     a_heal_of_an_unextended_lock_leaves_no_mark
-    a_heal_replaces_what_keeps_a_lock_free_for_an_older_grant
+    a_heal_replaces_what_keeps_a_lock_free_and_lives_as_long
     a_heal_brings_no_lock_back_that_was_released_or_granted_anew
     an_extension_of_an_absent_or_foreign_lock_creates_nothing
     a_release_deletes_exactly_its_own_grant
@@ -174,15 +174,17 @@ async fn a_heal_of_an_unextended_lock_leaves_no_mark(kind: Kind) {
     assert_eq!(subject.ask(lock.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
 }
 
-/// A majority of the others has the grant, so none that the record of nobody stands for can have one.
-async fn a_heal_replaces_what_keeps_a_lock_free_for_an_older_grant(kind: Kind) {
-    let (subject, older, newer, t) = (kind.subject().await, Lock::new("older"), Lock::new("newer"), now());
-    for (lock, kept) in [(&older, t - 1), (&newer, t)] {
-        subject.set_foreign(&lock.keys.lock, nobodys(kept).as_bytes(), Some(Duration::from_millis(LONG_MS)));
+/// A majority of the others has the grant, so no other that the record of nobody stands for can have one.
+async fn a_heal_replaces_what_keeps_a_lock_free_and_lives_as_long(kind: Kind) {
+    let (subject, t) = (kind.subject().await, now());
+    for (name, kept, life) in [("older", t - 1, 1_000), ("the-same", t, LONG_MS / 2), ("newer", t + 1, LONG_MS * 2)] {
+        let lock = Lock::new(name);
+        subject.set_foreign(&lock.keys.lock, nobodys(kept).as_bytes(), Some(Duration::from_millis(life)));
+        assert_eq!(subject.ask(lock.heal(1, t, LONG_MS)).await, Vote::Granted, "{name}");
+        let (stored, left) = subject.stored(&lock).await.unwrap();
+        assert_eq!(stored, extended(1, t), "{name}");
+        assert_lives(left, LONG_MS.max(life));
     }
-    assert_eq!(subject.ask(older.heal(1, t, LONG_MS)).await, Vote::Granted);
-    assert_eq!(subject.stored(&older).await.map(|(stored, _)| stored), Some(extended(1, t)));
-    assert_held(&subject.ask(newer.heal(1, t, LONG_MS)).await, &nobodys(t), LONG_MS);
 }
 
 async fn a_heal_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind) {

@@ -21,8 +21,7 @@ fn options(native: bool, args: &[&str]) -> RedisOptions {
 /// Waits until it votes, by this engine.
 async fn votes_by(node: &dyn Node, engine: Engine) {
     let mut status = node.status();
-    let voting =
-        |status: &redlock_core::node::NodeStatus| status.state == NodeState::Admitted && status.engine == Some(engine);
+    let voting = |status: &redlock_core::node::NodeStatus| status.state.is_admitted() && status.engine == Some(engine);
     let seen = tokio::time::timeout(Duration::from_secs(20), status.wait_for(voting)).await;
     assert!(seen.is_ok(), "{:?}", node.status().borrow());
 }

@@ -126,7 +126,8 @@ impl ClusterSettings {
         let lasts = Duration::from_micros(until - seen.since_micros);
         assert!(lasts <= wait && wait - lasts < Duration::from_secs(1), "{seen:?}");
         let after = node.status().borrow().clone();
-        assert_eq!((after.state, after.until_micros, after.detail.as_str()), (NodeState::Admitted, None, ""));
+        // Where no gateway compares it with the others it goes on catching up.
+        assert!(after.state.is_admitted() && after.until_micros.is_none(), "{after:?}");
         seen
     }
 }

@@ -135,7 +135,8 @@ impl Worker {
 
     async fn catch_up(&mut self, at: usize) {
         let began = Instant::now();
-        let passed = if self.is_on { self.pass(at).await } else { Ok(Pass::default()) };
+        let Some(Sight { marker, .. }) = &self.sights[at] else { return };
+        let passed = if self.is_on { self.pass(at, marker).await } else { Ok(Pass::default()) };
         let Some(sight) = &mut self.sights[at] else { return };
         let last_begins = sight.seen + SEEN_BY_ALL;
         let node = self.nodes[at].name();
@@ -173,7 +174,7 @@ impl Worker {
     ///
     /// Such a majority has at least one member among any `others - quorum + 1` of the others, so only the keys of so many
     /// are read.
-    async fn pass(&self, at: usize) -> Result<Pass, String> {
+    async fn pass(&self, at: usize, marker: &str) -> Result<Pass, String> {
         let mut pass = Pass::default();
         let enough = self.quorum.size();
         if self.nodes.len() <= enough {
@@ -186,20 +187,32 @@ impl Worker {
             return Err(format!("{} other masters vote, and {enough} are needed to compare with", others.len()));
         }
         for scanned in &others[..=others.len() - enough] {
-            self.compare(at, *scanned, &others, &mut pass).await?;
+            self.compare(at, marker, *scanned, &others, &mut pass).await?;
         }
         Ok(pass)
     }
 
     /// Walks over the locks of one master.
-    async fn compare(&self, at: usize, scanned: usize, others: &[usize], pass: &mut Pass) -> Result<(), String> {
+    async fn compare(
+        &self,
+        at: usize,
+        marker: &str,
+        scanned: usize,
+        others: &[usize],
+        pass: &mut Pass,
+    ) -> Result<(), String> {
         let mut cursor = Bytes::new();
         loop {
             let scan = Scan { key_prefix: self.key_prefix.clone().into(), cursor, count: CHUNK as u32 };
             let Scanned { keys, next, .. } = self.told(scanned, self.nodes[scanned].reader().scan(scan).await)?;
             let locks: Vec<_> = keys.iter().map(|key| Keys::of_lock_key(key)).collect();
             for locks in locks.chunks(CHUNK) {
-                self.settle(at, scanned, others, locks, pass).await?;
+                let heals = self.missing(at, scanned, others, locks).await?;
+                // What was read before an admission must not be set after it.
+                if self.nodes[at].status().borrow().marker != marker {
+                    return Err("it must be admitted again".to_owned());
+                }
+                self.give(at, heals, pass).await;
             }
             match next {
                 Some(next) => cursor = next,
@@ -208,15 +221,9 @@ impl Worker {
         }
     }
 
-    /// Compares some locks of one master with what is stored here, and gives what is missing.
-    async fn settle(
-        &self,
-        at: usize,
-        scanned: usize,
-        others: &[usize],
-        locks: &[Keys],
-        pass: &mut Pass,
-    ) -> Result<(), String> {
+    /// Compares some locks of one master with what is stored here. Answers what a majority of the others stores and this one
+    /// does not.
+    async fn missing(&self, at: usize, scanned: usize, others: &[usize], locks: &[Keys]) -> Result<Vec<Op>, String> {
         let read = |node: usize, locks: Vec<Keys>| async move {
             let votes = self.nodes[node].reader().read(locks).await;
             self.told(node, votes)
@@ -229,7 +236,7 @@ impl Worker {
         };
         let differ: Vec<_> = locks.iter().zip(here?.into_iter().zip(there?)).filter_map(differs).collect();
         if differ.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let (began, began_micros) = (Instant::now(), self.seams.clock.wall_micros());
         let read = join_all(others.iter().map(|other| read(*other, differ.clone()))).await;
@@ -243,7 +250,10 @@ impl Worker {
             let ttl = Ttl::from_millis(u64::try_from(millis).ok()?).ok()?;
             Some(Op::Heal { keys, record, ttl, began_micros })
         };
-        let heals: Vec<_> = differ.into_iter().enumerate().filter_map(heal).collect();
+        Ok(differ.into_iter().enumerate().filter_map(heal).collect())
+    }
+
+    async fn give(&self, at: usize, heals: Vec<Op>, pass: &mut Pass) {
         for vote in ask_all(self.nodes[at].as_ref(), heals).await {
             match vote {
                 Vote::Granted => {
@@ -257,7 +267,6 @@ impl Worker {
                 _ => pass.unsettled += 1,
             }
         }
-        Ok(())
     }
 
     fn told<T>(&self, node: usize, told: Result<T, Failure>) -> Result<T, String> {

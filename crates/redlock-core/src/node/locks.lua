@@ -191,9 +191,12 @@ local function heal(lock, fence, record, ttl, t_num, began)
       local left = call('PTTL', lock)
       return failed(left) and error_of(left) or extended(left < 0 and ttl or left)
     end
-    -- What keeps a lock free gives way: a majority of the others has this grant, so none that it stands for can have one.
-    local kept = sub(current, 17, 58) == NOBODYS and num(sub(current, 1, 16))
-    if not kept or kept >= t_num then return held(HELD, lock, current) end
+    -- What keeps a lock free gives way: a majority of the others has this grant, so no other that it stands for can have one.
+    -- An earlier lease of this very grant may be longer than what vouches for it.
+    if sub(current, 17, 58) ~= NOBODYS then return held(HELD, lock, current) end
+    local left = call('PTTL', lock)
+    if failed(left) then return error_of(left) end
+    if left > ttl then ttl = left end
   end
   local marked = t .. '+'
   local last = call('GET', fence)

@@ -178,6 +178,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
     fn heal(&mut self, keys: &Keys, record: &Record, ttl: Ttl, began: u64) -> Result<Vote, KeyError> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
+        let mut life = u64::from(ttl.millis());
         let (now, max) = (self.space.now_micros(), self.max_offset());
         if rules.clock_is_checked && (t.get().saturating_sub(now) > max || began.abs_diff(now) > max) {
             return Ok(clock_refusal());
@@ -188,11 +189,13 @@ impl<S: KeySpace> RulesOn<'_, S> {
             if same {
                 return Ok(Vote::Extended { expires_in: holding.expires_in.unwrap_or(ttl.duration()) });
             }
-            // A majority of the others has this grant, so none that the record of nobody stands for can have one.
-            let gives_way = holding.record.is_nobodys() && holding.record.fencing().is_some_and(|kept| kept < t);
-            if !gives_way {
+            // A majority of the others has this grant, so no other that the record of nobody stands for can have one.
+            if !holding.record.is_nobodys() {
                 return Ok(Vote::Held(holding));
             }
+            // An earlier lease of this very grant may be longer than what vouches for it.
+            let left = holding.expires_in.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+            life = life.max(left);
         }
         if let Some(text) = self.space.get(&keys.fence)? {
             let Some(fence) = fence_of(&text) else { return Ok(error("ERR the fence holds no number")) };
@@ -200,7 +203,6 @@ impl<S: KeySpace> RulesOn<'_, S> {
                 return Ok(Vote::Stale { fence });
             }
         }
-        let life = u64::from(ttl.millis());
         let fence = if record.is_extended() { marked(t) } else { fence_text(t) };
         self.set_fence(keys, fence, life)?;
         self.space.set(&keys.lock, record.as_bytes().clone(), Expiry::In(life))?;
