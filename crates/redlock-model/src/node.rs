@@ -110,9 +110,9 @@ impl Lock {
         (self.owner, self.token, self.nonce) == (other.owner, other.token, other.nonce)
     }
 
-    /// It is nobody's and keeps everybody out.
-    pub const fn blocker(guards: u8) -> Self {
-        Self { owner: Owner::Nobody, token: NO_TOKEN, nonce: 0, extended: false, guards }
+    /// A record of nobody, which keeps everybody out. Its token is the largest of the grants that it stands for.
+    pub const fn blocker(token: Token, guards: u8) -> Self {
+        Self { owner: Owner::Nobody, token, nonce: 0, extended: false, guards }
     }
 }
 
@@ -171,7 +171,12 @@ impl Node {
         }
     }
 
-    /// Set the lock again where it is gone, however old its T is: a majority vouches for it.
+    /// Sets the lock again where it is gone, however old its T is: a majority vouches for it. The lock and its fence are
+    /// marked only if the record that is asked for is.
+    ///
+    /// The lock may replace a record of nobody. Such a record stands for grants that may have counted a forgotten vote.
+    /// A majority that stores this grant proves that none of those with an equal or smaller T is valid. It proves nothing
+    /// of a larger T when it was counted before the node was admitted.
     pub fn heal(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
         if self.refuses(rules) {
             return Vote::Quarantined;
@@ -181,14 +186,19 @@ impl Node {
             return Vote::Clock;
         }
         if let Some(lock) = self.lock {
-            return if lock.is(&asked) { Vote::Extended } else { Vote::Held(lock) };
+            let older = lock.token <= asked.token || !rules.heal_minds_blockers;
+            if lock.is(&asked) {
+                return Vote::Extended;
+            } else if lock.owner != Owner::Nobody || asked.owner == Owner::Nobody || !older {
+                return Vote::Held(lock);
+            }
         }
         let expired = self.mark == Mark::Extended && self.fence == asked.token;
         if rules.fence_is_checked && self.fence >= asked.token && !expired {
             return Vote::Stale(self.fence);
         }
-        self.set_fence(asked.token, if rules.extension_marks { Mark::Extended } else { Mark::Plain }, window);
-        self.lock = Some(Lock { extended: rules.extension_marks, ..asked });
+        self.set_fence(asked.token, if asked.extended { Mark::Extended } else { Mark::Plain }, window);
+        self.lock = Some(asked);
         Vote::Granted
     }
 
@@ -297,7 +307,7 @@ impl Node {
         let Some(lock) = &mut self.lock else { return };
         let released = self.fence >= lock.token && rules.adoption_minds_releases;
         if !stands || released || lock.owner == Owner::Nobody {
-            *lock = Lock::blocker(lock.guards);
+            *lock = Lock::blocker(lock.token, lock.guards);
         } else if self.fence <= lock.token {
             let (token, mark) = (lock.token, if lock.extended { Mark::Extended } else { Mark::Plain });
             self.set_fence(token, mark, window);
