@@ -174,9 +174,9 @@ impl Node {
     /// Sets the lock again where it is gone, however old its T is: a majority vouches for it. The lock and its fence are
     /// marked only if the record that is asked for is.
     ///
-    /// The lock may replace a record of nobody. Such a record stands for grants that may have counted a forgotten vote.
-    /// A majority that stores this grant proves that none of those with an equal or smaller T is valid. It proves nothing
-    /// of a larger T when it was counted before the node was admitted.
+    /// The lock may replace a record of nobody, whatever the T of that. Such a record stands for grants that may have
+    /// counted a forgotten vote. A majority of the others, counted since the admission, proves that none but this one is
+    /// valid. An earlier lease of this very grant may be, so the lock lives as long as what it replaces.
     pub fn heal(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
         if self.refuses(rules) {
             return Vote::Quarantined;
@@ -185,20 +185,19 @@ impl Node {
         if rules.clock_is_checked && (asked.token == FAR || too_old) {
             return Vote::Clock;
         }
-        if let Some(lock) = self.lock {
-            let older = lock.token <= asked.token || !rules.heal_minds_blockers;
-            if lock.is(&asked) {
-                return Vote::Extended;
-            } else if lock.owner != Owner::Nobody || asked.owner == Owner::Nobody || !older {
-                return Vote::Held(lock);
-            }
+        let mut guards = asked.guards;
+        match self.lock {
+            Some(lock) if lock.is(&asked) => return Vote::Extended,
+            Some(lock) if lock.owner != Owner::Nobody => return Vote::Held(lock),
+            Some(lock) if rules.heal_keeps_life => guards |= lock.guards,
+            Some(_) | None => {}
         }
         let expired = self.mark == Mark::Extended && self.fence == asked.token;
         if rules.fence_is_checked && self.fence >= asked.token && !expired {
             return Vote::Stale(self.fence);
         }
         self.set_fence(asked.token, if asked.extended { Mark::Extended } else { Mark::Plain }, window);
-        self.lock = Some(asked);
+        self.lock = Some(Lock { guards, ..asked });
         Vote::Granted
     }
 

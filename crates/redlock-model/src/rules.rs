@@ -114,8 +114,8 @@ rules! {
     catch_up_needs_majority
     /// What is read for it is read after the admission under which it is given the lock.
     catch_up_follows_admission
-    /// A heal takes the place of a record of nobody only if that stands for no larger T.
-    heal_minds_blockers
+    /// A heal that takes the place of a record of nobody lives at least as long as that.
+    heal_keeps_life
 }
 
 impl Rules {

@@ -501,7 +501,7 @@ impl Locks {
                 // A confirmation that is refused for certain has a consequence.
                 let heeded = vote == Vote::Extended || s.renewals[i].confirms || self.bounds.every_order;
                 let counts = !s.renewals[i].proved && !s.renewals[i].closed && heeded;
-                let heals = vote == Vote::Missing && !s.renewals[i].closed && self.rules.missing_is_healed;
+                let heals = is_missing(vote) && !s.renewals[i].closed && self.rules.missing_is_healed;
                 // To keep a lock for longer keeps others out, and matters to its owner only if it extends again.
                 let again = s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none())
                     || self.bounds.every_order
@@ -664,7 +664,7 @@ impl Locks {
         let vote = s.sites[at].node.extend(&self.rules, window, asked);
         s.sites[at].extends[i] = match vote {
             Vote::Extended => Message::Yes,
-            Vote::Missing => Message::Missing,
+            vote if is_missing(vote) => Message::Missing,
             Vote::Held(_) => Message::No,
             _ => Message::Failed,
         };
@@ -759,6 +759,14 @@ impl Locks {
                 }
             }
         }
+    }
+}
+
+/// Whether a heal may help where an extension has met this: no lock, or a record of nobody.
+fn is_missing(vote: Vote) -> bool {
+    match vote {
+        Vote::Held(lock) => lock.owner == Owner::Nobody,
+        vote => vote == Vote::Missing,
     }
 }
 
