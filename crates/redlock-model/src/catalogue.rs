@@ -2,7 +2,7 @@
 
 use crate::admission::{Admission, Bounds as AdmissionBounds, NOTHING_FORGOTTEN, ONE_HOLDER};
 use crate::explore::{Outcome, Until, explore};
-use crate::healing::{Healing, NEVER_LOST};
+use crate::healing::{Healing, Held, NEVER_LOST};
 use crate::locks::{Bounds, FENCING, Locks, MUTUAL_EXCLUSION, NO_LOCKOUT, NO_ORPHAN, PROMISED};
 use crate::rules::Rules;
 
@@ -229,7 +229,17 @@ static MORE_ADMISSION: Case = Case {
 static HEALING: Case = Case {
     title: "healing: nine losses of data or outages, one after the other",
     size: Size::Small,
-    model: |rules| AnyModel::Healing(Healing::new(rules, 9, true)),
+    model: |rules| AnyModel::Healing(Healing::new(rules, 9, Held::Extended)),
+};
+static YOUNG: Case = Case {
+    title: "healing: a young lock, nine restarts one after the other, each with a catch-up",
+    size: Size::Small,
+    model: |rules| AnyModel::Healing(Healing::new(rules, 9, Held::Young)),
+};
+static MISSED: Case = Case {
+    title: "healing: a lock that a slow node missed, nine restarts one after the other, each with a catch-up",
+    size: Size::Small,
+    model: |rules| AnyModel::Healing(Healing::new(rules, 9, Held::Missed)),
 };
 
 static ADOPTION_OF_TWO: Case = Case {
@@ -285,6 +295,49 @@ static TWO_ADOPTIONS_AND_REPEATS: Case = Case {
         adoption(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..bounds })
     },
 };
+static LONGER_LEASE: Case = Case {
+    title: "adoption: two tries in one order of tokens without releases, one loss of data, two extensions",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, renewals: 2, tokens: Some([2, 2, 1]), ..PATIENT }),
+};
+static CATCH_UP: Case = Case {
+    title: "catch-up: two tries, one loss of data",
+    size: Size::Small,
+    model: |rules| catch_up(rules, Bounds { retry: false, losses: 1, ..Bounds::TRIES }),
+};
+static CATCH_UP_AND_PATIENCE: Case = Case {
+    title: "catch-up: two tries without releases, one loss of data, one extension",
+    size: Size::Small,
+    model: |rules| catch_up(rules, Bounds { retry: false, losses: 1, renewals: 1, ..PATIENT }),
+};
+static CATCH_UP_AND_FENCES: Case = Case {
+    title: "catch-up: two tries, fences that end, every order",
+    size: Size::Small,
+    model: |rules| {
+        let bounds = Bounds { retry: false, bad_clock: false, fences_end: true, every_order: true, ..Bounds::TRIES };
+        catch_up(rules, bounds)
+    },
+};
+static CATCH_UP_AND_ADOPTION: Case = Case {
+    title: "catch-up and adoption: two tries without releases, one loss of data, one extension",
+    size: Size::Small,
+    model: |rules| adoption(rules, Bounds { retry: false, renewals: 1, catch_ups: 1, ..PATIENT }),
+};
+static CATCH_UP_ADOPTION_AND_RELEASES: Case = Case {
+    title: "catch-up and adoption: two tries, one loss of data",
+    size: Size::Large,
+    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, catch_ups: 1, ..Bounds::TRIES }),
+};
+static CATCH_UP_AND_TWO_ADOPTIONS: Case = Case {
+    title: "catch-up and adoption: two tries without releases, two losses of data, one extension",
+    size: Size::Large,
+    model: |rules| adoption(rules, Bounds { retry: false, losses: 2, renewals: 1, catch_ups: 1, ..PATIENT }),
+};
+static CATCH_UP_AND_REPEATS: Case = Case {
+    title: "catch-up and adoption: three tries in one order of tokens without releases, one loss of data, one extension",
+    size: Size::Large,
+    model: |rules| adoption(rules, Bounds { renewals: 1, catch_ups: 1, tokens: Some([1, 3, 2]), ..PATIENT }),
+};
 const PATIENT: Bounds = Bounds { bad_clock: false, releases: false, ..Bounds::TRIES };
 
 fn admission(rules: Rules, bounds: AdmissionBounds) -> AnyModel {
@@ -296,8 +349,13 @@ fn adoption(rules: Rules, bounds: Bounds) -> AnyModel {
     AnyModel::Locks(Locks::new(rules, Bounds { adoption: true, losses: bounds.losses.max(1), ..bounds }))
 }
 
+/// With one reading, if the bounds say nothing else.
+fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
+    AnyModel::Locks(Locks::new(rules, Bounds { catch_ups: bounds.catch_ups.max(1), ..bounds }))
+}
+
 /// Everything that is explored with all rules on.
-pub static CASES: [&Case; 34] = [
+pub static CASES: [&Case; 44] = [
     &TRIES,
     &REPEATS,
     &LOSS_OF_TWO,
@@ -316,12 +374,19 @@ pub static CASES: [&Case; 34] = [
     &CHANGE,
     &EVERY_LOOK,
     &HEALING,
+    &YOUNG,
+    &MISSED,
     &ADOPTION_OF_TWO,
     &EVERY_ADOPTION,
     &PATIENT_ADOPTION,
     &ADOPTION_AND_PATIENCE,
     &TWO_ADOPTIONS_AND_PATIENCE,
     &TWO_ADOPTIONS,
+    &LONGER_LEASE,
+    &CATCH_UP,
+    &CATCH_UP_AND_PATIENCE,
+    &CATCH_UP_AND_FENCES,
+    &CATCH_UP_AND_ADOPTION,
     &EXTENSION,
     &TWO_EXTENSIONS,
     &FENCES_AND_LOSS,
@@ -332,6 +397,9 @@ pub static CASES: [&Case; 34] = [
     &ADOPTION_AND_EXTENSION,
     &ADOPTION_AND_REPEATS,
     &TWO_ADOPTIONS_AND_REPEATS,
+    &CATCH_UP_ADOPTION_AND_RELEASES,
+    &CATCH_UP_AND_TWO_ADOPTIONS,
+    &CATCH_UP_AND_REPEATS,
 ];
 
 macro_rules! mutations {
@@ -392,6 +460,10 @@ mutations! {
     adoption_blocks_longest: PATIENT_ADOPTION, MUTUAL_EXCLUSION;
     adoption_remembers_blockers: TWO_ADOPTIONS, MUTUAL_EXCLUSION;
     adoption_minds_releases: ADOPTION_OF_TWO, NO_ORPHAN;
+    admitted_is_caught_up: YOUNG, NEVER_LOST;
+    catch_up_needs_majority: CATCH_UP_AND_PATIENCE, FENCING;
+    catch_up_follows_admission: CATCH_UP_AND_PATIENCE, FENCING;
+    heal_keeps_life: LONGER_LEASE, MUTUAL_EXCLUSION;
 }
 
 /// The mutation of a rule.

@@ -1,13 +1,16 @@
-//! Healing: one lock that is extended again and again, while nodes fail one after the other.
+//! Healing: one lock that stays held, while nodes fail one after the other.
 //!
-//! Promise: the lock is never lost as long as a majority of nodes votes at all times, no fault comes before the node of
-//! the last one is back and an extension has been made since. Every fault outlasts a lease, and every quarantine is
-//! waited out. Here an extension with its heals is one step; that heals do no harm when they come late or never is shown
-//! by [`crate::locks`].
+//! Promise: the lock is never lost as long as a majority of nodes votes at all times, and no fault comes before the node
+//! of the last one is back. [`Held`] says what else must have happened by then: an extension, or a catch-up. Here an
+//! extension with its heals is one step, and so is a catch-up; that heals do no harm when they come late or never is
+//! shown by [`crate::locks`].
+//!
+//! A lock that is extended outlives its leases: every fault outlasts one, and every quarantine is waited out. A lock that
+//! catches up outlives its faults: a node adopts what a majority of the others stores, and then catches up.
 //!
 //! A fault is a loss of data, or an outage that keeps the data but outlasts the lock: then the fence still stands at its T,
 //! and only the mark of an earlier extension lets the heal pass. So a node that was away from before the first extension
-//! stays without the lock; the bound `extended` says whether there was one.
+//! stays without the lock; [`Held::Granted`] and [`Held::Extended`] tell the two apart.
 //!
 //! Meanwhile another client polls: a node that lost the lock grants it, and the try fails elsewhere and is undone.
 
@@ -20,14 +23,33 @@ use crate::locks::NODES;
 use crate::node::{Lock, NO_TOKEN, Node, Owner, Token, Vote};
 use crate::rules::Rules;
 
-/// An extended lock outlives faults of one node at a time.
-pub const NEVER_LOST: &str = "an extended lock is never lost";
+/// A held lock outlives faults of one node at a time.
+pub const NEVER_LOST: &str = "a held lock is never lost";
 
 const T: Token = 1;
 /// Larger, and never granted by a majority.
 const POLLED: Token = 2;
 const HELD: Lock = Lock { owner: Owner::A, token: T, nonce: 0, extended: false, guards: 0 };
 const POLL: Lock = Lock { owner: Owner::B, token: POLLED, ..HELD };
+
+/// Where the lock stands before the first fault, and what keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// On all nodes. An extension follows each fault.
+    Granted,
+    /// The same, and it has been extended before.
+    Extended,
+    /// On all nodes but one, which was away. It is never extended; a catch-up follows each fault.
+    Young,
+    /// On all nodes but one, which was too slow. An extension comes first; a catch-up follows each fault.
+    Missed,
+}
+
+impl Held {
+    const fn catches_up(self) -> bool {
+        matches!(self, Self::Young | Self::Missed)
+    }
+}
 
 /// The model and its bounds.
 #[derive(Debug)]
@@ -36,8 +58,8 @@ pub struct Healing {
     pub rules: Rules,
     /// How many faults follow each other.
     pub faults: u8,
-    /// Whether the lock was extended before the first fault.
-    pub extended: bool,
+    /// How it begins.
+    pub held: Held,
     quorum: Quorum,
     firsts: [First; 3],
 }
@@ -59,6 +81,10 @@ pub struct State {
 struct Site {
     node: Node,
     away: bool,
+    /// It was away when the lock was granted, so its loss is older than the lock.
+    before: bool,
+    /// It was admitted, and has not caught up since.
+    behind: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,14 +97,46 @@ pub enum Action {
     Outage(u8),
     /// The node votes again.
     Return(u8),
+    /// The node is given the lock if a majority of the others stores it.
+    CatchUp(u8),
     /// Another client tries in vain, and undoes what it got on this node.
     Poll(u8),
 }
 
 impl Healing {
-    pub fn new(rules: Rules, faults: u8, extended: bool) -> Self {
+    pub fn new(rules: Rules, faults: u8, held: Held) -> Self {
         let quorum = Quorum::new(NODES).expect("three nodes are allowed");
-        Self { rules, faults, extended, quorum, firsts: Default::default() }
+        Self { rules, faults, held, quorum, firsts: Default::default() }
+    }
+
+    /// Where the lock is read, and whether a copy is extended, without one node.
+    fn found(&self, s: &State, without: usize) -> (usize, Option<Lock>) {
+        let others = s.sites.iter().enumerate().filter(|(at, site)| *at != without && !site.away);
+        let found: Vec<_> = others.filter_map(|(_, site)| site.node.lock.filter(|lock| lock.is(&HELD))).collect();
+        let extended = found.iter().any(|lock| lock.extended);
+        (found.len(), found.first().map(|lock| Lock { extended, ..*lock }))
+    }
+
+    /// The node is admitted after seconds, and adopts what the others store if its loss is not older than that.
+    fn return_in_seconds(&self, s: &mut State, at: usize) {
+        let (copies, found) = self.found(s, at);
+        let (forgot, window) = (!s.sites[at].node.admitted, s.oldest.into());
+        let found = found.filter(|_| !s.sites[at].before);
+        if forgot {
+            s.sites[at].node.adopt(&self.rules, window, found, copies >= self.quorum.size());
+        }
+        (s.sites[at].before, s.sites[at].behind) = (false, true);
+        let stands = s.sites.iter().filter(|site| site.node.lock.is_some_and(|lock| lock.is(&HELD))).count();
+        s.lost |= stands < self.quorum.size();
+    }
+
+    fn catch_up(&self, s: &mut State, at: usize) {
+        let (copies, found) = self.found(s, at);
+        let window = s.oldest.into();
+        if let Some(lock) = found.filter(|_| copies >= self.quorum.size()) {
+            s.healed |= s.sites[at].node.heal(&self.rules, window, lock) == Vote::Granted;
+        }
+        s.sites[at].behind = false;
     }
 
     fn extend(&self, s: &mut State) {
@@ -104,7 +162,8 @@ impl Healing {
                 s.granted = true;
                 let window = s.oldest.into();
                 for at in missing.into_iter().filter(|_| self.rules.missing_is_healed) {
-                    s.healed |= s.sites[at].node.heal(&self.rules, window, HELD) == Vote::Granted;
+                    let asked = Lock { extended: self.rules.extension_marks, ..HELD };
+                    s.healed |= s.sites[at].node.heal(&self.rules, window, asked) == Vote::Granted;
                 }
             }
             Decision::No => s.lost = true,
@@ -123,7 +182,15 @@ impl Healing {
                     site.node.wipe();
                 }
                 next.faults_left -= 1;
-                (next.tried, next.granted) = (false, false);
+                if !self.held.catches_up() {
+                    (next.tried, next.granted) = (false, false);
+                }
+            }
+            Action::CatchUp(at) => self.catch_up(&mut next, at.into()),
+            Action::Return(at) if self.held.catches_up() => {
+                next.sites[usize::from(at)].away = false;
+                self.return_in_seconds(&mut next, at.into());
+                next.oldest = T;
             }
             Action::Return(at) => {
                 let site = &mut next.sites[usize::from(at)];
@@ -152,23 +219,39 @@ impl Model for Healing {
 
     fn init_states(&self) -> Vec<State> {
         let mut node = Node { lock: Some(HELD), fence: T, ..Node::default() };
-        if self.extended {
+        if self.held == Held::Extended {
             node.extend(&self.rules, NO_TOKEN.into(), HELD);
         }
-        let sites = [Site { node, away: false }; NODES];
-        let (tried, granted, healed, lost) = (true, true, false, false);
-        vec![State { sites, faults_left: self.faults, tried, granted, healed, lost, oldest: NO_TOKEN }]
+        let stores = Site { node, away: false, before: false, behind: false };
+        let without = Site { node: Node::default(), ..stores };
+        let away = Site { away: true, before: true, ..without };
+        let blank = Site { node: Node { admitted: false, ..Node::default() }, ..away };
+        let sites = match self.held {
+            Held::Granted | Held::Extended => vec![[stores; NODES]],
+            Held::Young => vec![[stores, stores, away], [stores, stores, blank]],
+            Held::Missed => vec![[stores, stores, without]],
+        };
+        let state = |mut sites: [Site; NODES]| {
+            sites.sort_unstable();
+            let (tried, granted, healed, lost) = (self.held != Held::Missed, true, false, false);
+            State { sites, faults_left: self.faults, tried, granted, healed, lost, oldest: NO_TOKEN }
+        };
+        sites.into_iter().map(state).collect()
     }
 
     fn actions(&self, s: &State, actions: &mut Vec<Action>) {
         if s.lost {
             return;
         }
-        actions.push(Action::Extend);
+        if self.held != Held::Young {
+            actions.push(Action::Extend);
+        }
+        let behind = s.sites.iter().position(|site| site.behind && self.rules.admitted_is_caught_up);
+        actions.extend(behind.map(|at| Action::CatchUp(at as u8)));
         let away = s.sites.iter().position(|site| site.away);
         match away {
             Some(at) if s.tried => actions.push(Action::Return(at as u8)),
-            None if s.tried && s.faults_left > 0 => {
+            None if s.tried && s.faults_left > 0 && behind.is_none() => {
                 for at in 0..NODES as u8 {
                     actions.push(Action::Lose(at));
                     actions.push(Action::Outage(at));
@@ -201,8 +284,13 @@ impl Model for Healing {
 impl Told for Healing {
     fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let mut names: [usize; NODES] = std::array::from_fn(|i| i + 1);
-        let extended = if self.extended { ", and has extended it" } else { "" };
-        let mut story = vec![format!("A holds the lock on all nodes{extended}")];
+        let held = match self.held {
+            Held::Granted => "A holds the lock on all nodes",
+            Held::Extended => "A holds the lock on all nodes, and has extended it",
+            Held::Young => "one node is away; A is granted the lock on all others",
+            Held::Missed => "A is granted the lock on all nodes but one, which answers too late",
+        };
+        let mut story = vec![held.to_owned()];
         for (state, action) in path {
             let Some(action) = action else { break };
             let next = self.apply(&state, action);
@@ -226,11 +314,26 @@ impl Told for Healing {
                     format!("A extends, the lock stands on {before}: {decision}{healed}")
                 }
                 Action::Lose(at) => format!("{} loses all its data", node(at)),
+                Action::Outage(at) if self.held.catches_up() => format!("{} is away, and keeps its data", node(at)),
                 Action::Outage(at) => format!("{} is away, for longer than the lock lives there", node(at)),
                 Action::Return(at) if !state.granted => {
                     format!("{} votes again, but meanwhile the lock was never extended: it is lost", node(at))
                 }
+                Action::Return(at) if self.held.catches_up() => {
+                    let stored = match next.sites[usize::from(at)].node.lock {
+                        None => "without the lock",
+                        Some(lock) if lock.owner == Owner::Nobody => "with a record of nobody",
+                        Some(_) => "with the lock",
+                    };
+                    let lost = if next.lost { ": no majority stores the lock, it is lost" } else { "" };
+                    format!("{} votes again, {stored}{lost}", node(at))
+                }
                 Action::Return(at) => format!("{} votes again", node(at)),
+                Action::CatchUp(at) => {
+                    let stores = next.sites[usize::from(at)].node.lock.is_some_and(|lock| lock.is(&HELD));
+                    let result = if stores { "it stores the lock" } else { "no majority of the others stores the lock" };
+                    format!("{} catches up: {result}", node(at))
+                }
                 Action::Poll(at) => format!("B tries in vain, and undoes what {} has granted", node(at)),
             });
             let mut order: [usize; NODES] = std::array::from_fn(|i| i);

@@ -29,6 +29,7 @@
 
 mod adoption;
 mod bounds;
+mod catch_up;
 mod fences;
 mod state;
 mod story;
@@ -36,7 +37,7 @@ mod story;
 use redlock_core::quorum::{Decision, Tally};
 use stateright::{Model, Property};
 
-pub use self::bounds::{Bounds, Locks, NODES, RENEWALS, TRIES};
+pub use self::bounds::{Bounds, CATCH_UPS, Locks, NODES, RENEWALS, TRIES};
 pub use self::state::State;
 use self::state::{Action, Message, Phase, Release, owner};
 use crate::explore::Told;
@@ -78,7 +79,10 @@ impl Locks {
                 site.releases[i] == Release::Arrived && lock.owner == owner(i) && lock.token <= s.tries[i].token
             };
             // Once it was extended, another request has confirmed it.
-            let undone = |i: usize| site.undos[i] == Release::Arrived && s.stores(site, i) && !lock.extended;
+            // A majority of the others stored it after that: the undo was on its way to them.
+            let given_back = |i: usize| site.caught_up_with(&s.asked(i));
+            let undone =
+                |i: usize| site.undos[i] == Release::Arrived && s.stores(site, i) && !lock.extended && !given_back(i);
             !(0..TRIES).any(|i| released(i) || undone(i))
         })
     }
@@ -197,6 +201,12 @@ impl Model for Locks {
         if self.bounds.renewals > 0 && (self.bounds.losses > 0 || !self.bounds.only_confirms) {
             properties.push(Property::<Self>::sometimes("a heal is granted", |m, s| {
                 m.firsts[7].sometimes(s.sites.iter().any(|site| site.heals.contains(&Message::Yes)))
+            }));
+        }
+        if self.bounds.catch_ups > 0 {
+            properties.push(Property::<Self>::sometimes("a node has caught up", |m, s| {
+                let caught_up = |i: usize| s.sites.iter().any(|site| site.caught_up_with(&s.asked(i)));
+                m.firsts[12].sometimes((0..TRIES).any(caught_up))
             }));
         }
         if self.bounds.losses > 0 {

@@ -110,9 +110,9 @@ impl Lock {
         (self.owner, self.token, self.nonce) == (other.owner, other.token, other.nonce)
     }
 
-    /// It is nobody's and keeps everybody out.
-    pub const fn blocker(guards: u8) -> Self {
-        Self { owner: Owner::Nobody, token: NO_TOKEN, nonce: 0, extended: false, guards }
+    /// A record of nobody, which keeps everybody out. Its token is the largest of the grants that it stands for.
+    pub const fn blocker(token: Token, guards: u8) -> Self {
+        Self { owner: Owner::Nobody, token, nonce: 0, extended: false, guards }
     }
 }
 
@@ -171,7 +171,12 @@ impl Node {
         }
     }
 
-    /// Set the lock again where it is gone, however old its T is: a majority vouches for it.
+    /// Sets the lock again where it is gone, however old its T is: a majority vouches for it. The lock and its fence are
+    /// marked only if the record that is asked for is.
+    ///
+    /// The lock may replace a record of nobody, whatever the T of that. Such a record stands for grants that may have
+    /// counted a forgotten vote. A majority of the others, counted since the admission, proves that none but this one is
+    /// valid. An earlier lease of this very grant may be, so the lock lives as long as what it replaces.
     pub fn heal(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
         if self.refuses(rules) {
             return Vote::Quarantined;
@@ -180,15 +185,19 @@ impl Node {
         if rules.clock_is_checked && (asked.token == FAR || too_old) {
             return Vote::Clock;
         }
-        if let Some(lock) = self.lock {
-            return if lock.is(&asked) { Vote::Extended } else { Vote::Held(lock) };
+        let mut guards = asked.guards;
+        match self.lock {
+            Some(lock) if lock.is(&asked) => return Vote::Extended,
+            Some(lock) if lock.owner != Owner::Nobody => return Vote::Held(lock),
+            Some(lock) if rules.heal_keeps_life => guards |= lock.guards,
+            Some(_) | None => {}
         }
         let expired = self.mark == Mark::Extended && self.fence == asked.token;
         if rules.fence_is_checked && self.fence >= asked.token && !expired {
             return Vote::Stale(self.fence);
         }
-        self.set_fence(asked.token, if rules.extension_marks { Mark::Extended } else { Mark::Plain }, window);
-        self.lock = Some(Lock { extended: rules.extension_marks, ..asked });
+        self.set_fence(asked.token, if asked.extended { Mark::Extended } else { Mark::Plain }, window);
+        self.lock = Some(Lock { guards, ..asked });
         Vote::Granted
     }
 
@@ -297,7 +306,7 @@ impl Node {
         let Some(lock) = &mut self.lock else { return };
         let released = self.fence >= lock.token && rules.adoption_minds_releases;
         if !stands || released || lock.owner == Owner::Nobody {
-            *lock = Lock::blocker(lock.guards);
+            *lock = Lock::blocker(lock.token, lock.guards);
         } else if self.fence <= lock.token {
             let (token, mark) = (lock.token, if lock.extended { Mark::Extended } else { Mark::Plain });
             self.set_fence(token, mark, window);

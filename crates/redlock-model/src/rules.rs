@@ -108,6 +108,14 @@ rules! {
     adoption_remembers_blockers
     /// Where a release has come meanwhile, what it may have been for is not set again.
     adoption_minds_releases
+    /// A node that was admitted is given every lock that a majority of the others stores, before the next one is stopped.
+    admitted_is_caught_up
+    /// It is given a grant only if so many others store it that they are a majority without the node.
+    catch_up_needs_majority
+    /// What is read for it is read after the admission under which it is given the lock.
+    catch_up_follows_admission
+    /// A heal that takes the place of a record of nobody lives at least as long as that.
+    heal_keeps_life
 }
 
 impl Rules {

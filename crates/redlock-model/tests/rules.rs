@@ -3,7 +3,7 @@
 use redlock_model::admission::{Admission, Bounds, NOTHING_FORGOTTEN};
 use redlock_model::catalogue::{CASES, MUTATIONS, Size, mutation};
 use redlock_model::explore::{Until, explore};
-use redlock_model::healing::{Healing, NEVER_LOST};
+use redlock_model::healing::{Healing, Held, NEVER_LOST};
 use redlock_model::rules::Rules;
 
 /// One after the other: each uses all cores.
@@ -92,6 +92,10 @@ each_is_missed! {
     adoption_blocks_longest
     adoption_remembers_blockers
     adoption_minds_releases
+    admitted_is_caught_up
+    catch_up_needs_majority
+    catch_up_follows_admission
+    heal_keeps_life
 }
 
 fn fields(debug: &str) -> Vec<&str> {
@@ -127,7 +131,16 @@ fn admission_is_safe_only_as_far_as_clusters_are_operated_well() {
 /// A known limit, not a promise: it would be good news if this failed.
 #[test]
 fn healing_does_not_help_on_a_node_that_was_away_from_before_the_first_extension() {
-    let outcome = explore(Healing::new(Rules::ALL, 2, false), Until::Violated(NEVER_LOST), 1, false);
+    let outcome = explore(Healing::new(Rules::ALL, 2, Held::Granted), Until::Violated(NEVER_LOST), 1, false);
+    println!("{outcome}");
+    assert!(outcome.violated.contains_key(NEVER_LOST));
+}
+
+/// A catch-up follows an admission, and a node that was slow is not admitted again. Only an extension finds the gap.
+#[test]
+fn catch_up_alone_loses_a_lock_that_a_slow_node_missed() {
+    let rules = Rules { missing_is_healed: false, ..Rules::ALL };
+    let outcome = explore(Healing::new(rules, 2, Held::Missed), Until::Violated(NEVER_LOST), 1, false);
     println!("{outcome}");
     assert!(outcome.violated.contains_key(NEVER_LOST));
 }

@@ -10,7 +10,8 @@
 //! tell so, as fences are lost too. So fences are not read: the tokens that they kept out are too old by now.
 //!
 //! A reading that is given up and begun again leaves nothing on any node, so only those are explored that end, or that a
-//! loss of data ends.
+//! loss of data ends. So a name that only a minority has may be read a second time before anything is written: the second
+//! reading of all masters replaces the first, as one that began later would have.
 
 use super::bounds::{Locks, NODES};
 use super::state::{Action, Doubt, Found, Phase, State, renewal_lease, try_lease};
@@ -77,8 +78,8 @@ impl Locks {
         let Some(mut doubt) = s.sites[adopter].doubt else { return };
         let found = doubt.adopts.unwrap_or_else(|| self.begin_adoption(s, doubt));
         s.sites[at].read = true;
-        // A newer grant has not counted the lost vote.
-        let seen = s.sites[at].node.lock.filter(|lock| lock.token <= doubt.newest);
+        // A newer grant has not counted the lost vote. A record of nobody stands for all that it was read of.
+        let seen = s.sites[at].node.lock.filter(|lock| lock.owner == Owner::Nobody || lock.token <= doubt.newest);
         doubt.adopts = Some(self.either(found, seen));
         doubt.rounds = 0;
         s.sites[adopter].doubt = Some(doubt);
@@ -105,7 +106,7 @@ impl Locks {
             Found { lock: Some(Lock { extended, guards, ..lock }), copies: found.copies + 1 }
         } else {
             // Which of the two the lost vote was for is not known.
-            Found { lock: Some(Lock::blocker(guards)), copies: 1 }
+            Found { lock: Some(Lock::blocker(lock.token.max(seen.token), guards)), copies: 1 }
         }
     }
 

@@ -12,6 +12,8 @@ pub const NODES: usize = 3;
 pub const TRIES: usize = 3;
 /// Most extensions, of whichever grants.
 pub const RENEWALS: usize = 2;
+/// Most readings for nodes that catch up.
+pub const CATCH_UPS: usize = 2;
 
 /// How much may happen in one history.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +32,8 @@ pub struct Bounds {
     pub releases: bool,
     /// Whether a node that lost its data may adopt what the others store, instead of waiting until all leases have ended.
     pub adoption: bool,
+    /// Readings for nodes that catch up with what a majority of the others stores, at most [`CATCH_UPS`].
+    pub catch_ups: usize,
     /// The only tokens that the tries ask with, instead of all orders of them.
     pub tokens: Option<[Token; TRIES]>,
     /// Whether fences may end. Not together with a retry and extensions: one may then confirm what the other has released.
@@ -48,6 +52,7 @@ impl Bounds {
         only_confirms: false,
         releases: true,
         adoption: false,
+        catch_ups: 0,
         tokens: None,
         fences_end: false,
         every_order: false,
@@ -60,14 +65,15 @@ pub struct Locks {
     pub(super) rules: Rules,
     pub(super) bounds: Bounds,
     pub(super) quorum: Quorum,
-    pub(super) firsts: [First; 12],
+    pub(super) firsts: [First; 13],
 }
 
 impl Locks {
     /// With these bounds.
     pub fn new(rules: Rules, bounds: Bounds) -> Self {
         let quorum = Quorum::new(NODES).expect("three nodes are allowed");
-        let bounds = Bounds { renewals: bounds.renewals.min(RENEWALS), ..bounds };
+        let (renewals, catch_ups) = (bounds.renewals.min(RENEWALS), bounds.catch_ups.min(CATCH_UPS));
+        let bounds = Bounds { renewals, catch_ups, ..bounds };
         Self { rules, bounds, quorum, firsts: Default::default() }
     }
 }

@@ -6,18 +6,31 @@
 //! when it was set, or while its lock still stood unextended. Extensions that began later are taken to be young enough,
 //! which allows more than the longest round does. A lock that is extended again and again outlives its fence.
 //!
-//! An extension is never begun here after its own owner's release. Where the release is somebody else's, or reaches other
+//! An extension, or a reading for a node that catches up, is never begun here after its own owner's release. Where the release is somebody else's, or reaches other
 //! nodes long after this one, an extension may begin later than the fence lasts, and sets the lock again.
 
-use super::bounds::{Locks, RENEWALS, TRIES};
+use super::bounds::{CATCH_UPS, Locks, RENEWALS, TRIES};
+use super::catch_up::{CatchUp, Reading, reading_bit};
 use super::state::{Message, Renewal, Site, State};
 use crate::node::{NO_TOKEN, Token};
 
 impl Locks {
+    /// Nothing but a loss of data takes a fence away.
+    pub(super) fn fences_stay(&self) -> bool {
+        let rules = &self.rules;
+        rules.fence_is_checked
+            && rules.lock_is_kept
+            && rules.release_is_a_barrier
+            && rules.release_keeps_newer
+            && rules.fences_last()
+            && (rules.fence_outlives_lock || !self.bounds.fences_end)
+    }
+
     pub(super) fn fence_may_end(&self, site: &Site) -> bool {
         let stands = site.node.lock.is_some_and(|lock| !lock.extended);
         // Otherwise nothing is on its way, or ever will be, that is told apart by it.
-        let all = (1 << self.bounds.renewals) - 1;
+        let readings = (0..self.bounds.catch_ups).fold(0, |mask, i| mask | reading_bit(i));
+        let all = readings | ((1 << self.bounds.renewals) - 1);
         let matters = site.node.outlasts != all || !self.rules.fence_outlives_lock || !self.rules.late_heal_is_refused;
         self.bounds.fences_end && site.node.fence != NO_TOKEN && !stands && matters
     }
@@ -33,14 +46,25 @@ impl Locks {
         refuse(&mut site.acquires, old_acquires);
         if self.rules.late_heal_is_refused {
             refuse(&mut site.heals, outlasts);
+            (0..CATCH_UPS).filter(|i| outlasts & reading_bit(*i) != 0).for_each(|i| s.refuse_catch_up(i, at));
         }
     }
 
     /// Whether a heal of this try may still be taken when the fence has ended.
-    pub(super) fn may_be_healed(&self, site: &Site, renewals: &[Renewal; RENEWALS], try_: usize) -> bool {
+    pub(super) fn may_be_healed(
+        &self,
+        site: &Site,
+        renewals: &[Renewal; RENEWALS],
+        readings: &[Reading; CATCH_UPS],
+        try_: usize,
+    ) -> bool {
         let open = |i: usize| matches!(site.heals[i], Message::Unsent | Message::Sent);
         let of = |i: &usize| renewals[*i].of == Some(try_ as u8);
-        self.bounds.fences_end && (0..RENEWALS).filter(of).any(open)
+        let read = |i: usize| {
+            let under_way = !matches!(readings[i], Reading::Over) && i < self.bounds.catch_ups;
+            under_way || matches!(site.catch_ups[i], CatchUp::Sent(_))
+        };
+        self.bounds.fences_end && ((0..RENEWALS).filter(of).any(open) || (0..CATCH_UPS).any(read))
     }
 }
 

@@ -3,7 +3,8 @@
 use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Tally};
 
-use super::bounds::{Locks, NODES, RENEWALS, TRIES};
+use super::bounds::{CATCH_UPS, Locks, NODES, RENEWALS, TRIES};
+use super::catch_up::{CatchUp, Reading};
 use crate::node::{FAR, Lock, NO_TOKEN, Node, Owner, Token, Vote, Window};
 use crate::rules::Rules;
 
@@ -13,6 +14,7 @@ pub struct State {
     pub(super) sites: [Site; NODES],
     pub(super) tries: [Try; TRIES],
     pub(super) renewals: [Renewal; RENEWALS],
+    pub(super) readings: [Reading; CATCH_UPS],
     pub(super) losses_left: u8,
     /// Tokens that no gateway mints any more and no node's clock is near to: so much time has passed.
     pub(super) oldest: Token,
@@ -30,6 +32,8 @@ pub(super) struct Site {
     pub releases: [Release; TRIES],
     pub extends: [Message; RENEWALS],
     pub heals: [Message; RENEWALS],
+    /// Its part in each of the readings for nodes that catch up.
+    pub catch_ups: [CatchUp; CATCH_UPS],
 }
 
 /// A node has lost its data: what must be over before it may vote again.
@@ -167,6 +171,17 @@ pub enum Action {
         renewal: u8,
         site: u8,
     },
+    /// The lock of this node is read, for another one that catches up.
+    See {
+        reading: u8,
+        target: u8,
+        site: u8,
+    },
+    /// A node is given what was read for it.
+    CatchUp {
+        reading: u8,
+        site: u8,
+    },
     EndTry(u8),
     EndRenewal(u8),
     Expire(u8),
@@ -213,6 +228,7 @@ impl State {
             releases: [Release::Unsent; TRIES],
             extends: [Message::Unsent; RENEWALS],
             heals: [Message::Unsent; RENEWALS],
+            catch_ups: [CatchUp::None; CATCH_UPS],
         };
         let nonce = |i| u8::from(i == 1 && rules.grants_have_nonces);
         let renewal = Renewal { of: None, confirms: false, proved: false, closed: false, heard: false, ended: false };
@@ -228,6 +244,7 @@ impl State {
             sites: [site; NODES],
             tries: std::array::from_fn(idle),
             renewals: [renewal; RENEWALS],
+            readings: [Reading::Unbegun; CATCH_UPS],
             losses_left,
             oldest: NO_TOKEN,
         }
@@ -251,7 +268,7 @@ impl State {
         site.node.lock.is_some_and(|lock| lock.is(&self.asked(try_)))
     }
 
-    fn ended_leases(&self) -> u8 {
+    pub(super) fn ended_leases(&self) -> u8 {
         let tries = self.tries.iter().enumerate().filter(|(_, t)| t.ended).map(|(i, _)| try_lease(i));
         let renewals = self.renewals.iter().enumerate().filter(|(_, r)| r.ended).map(|(i, _)| renewal_lease(i));
         tries.chain(renewals).fold(0, |mask, bit| mask | bit)
@@ -351,8 +368,9 @@ impl Locks {
     }
 
     pub(super) fn window(&self, s: &State) -> Window {
-        let begun = s.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some() && self.bounds.fences_end);
-        Window { oldest: s.oldest, begun: begun.fold(0, |mask, (i, _)| mask | 1 << i) }
+        let begun = s.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some()).map(|(i, _)| 1 << i);
+        let begun = begun.fold(s.readings_begun(), |mask, bit| mask | bit);
+        Window { oldest: s.oldest, begun: if self.bounds.fences_end { begun } else { 0 } }
     }
 
     /// What a release that is on its way takes away.
@@ -431,6 +449,7 @@ impl Locks {
             }
         }
         self.enabled_adoption(s, actions);
+        self.enabled_catch_up(s, actions);
     }
 
     fn may_start(&self, s: &State, i: usize) -> bool {
@@ -482,12 +501,13 @@ impl Locks {
                 // A confirmation that is refused for certain has a consequence.
                 let heeded = vote == Vote::Extended || s.renewals[i].confirms || self.bounds.every_order;
                 let counts = !s.renewals[i].proved && !s.renewals[i].closed && heeded;
-                let heals = vote == Vote::Missing && !s.renewals[i].closed && self.rules.missing_is_healed;
+                let heals = is_missing(vote) && !s.renewals[i].closed && self.rules.missing_is_healed;
                 // To keep a lock for longer keeps others out, and matters to its owner only if it extends again.
                 let again = s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none())
                     || self.bounds.every_order
                     || self.bounds.fences_end
-                    || self.bounds.adoption;
+                    || self.bounds.adoption
+                    || self.bounds.catch_ups > 0;
                 if counts || heals || (again && node != site.node) {
                     actions.push(Action::Extend { renewal, site: at });
                 }
@@ -513,7 +533,8 @@ impl Locks {
     }
 
     fn heal(&self, s: &State, node: &mut Node, renewal: usize) -> Vote {
-        s.asked_again(renewal).map_or(Vote::Missing, |asked| node.heal(&self.rules, self.window(s), asked))
+        let asked = s.asked_again(renewal).map(|asked| Lock { extended: self.rules.extension_marks, ..asked });
+        asked.map_or(Vote::Missing, |asked| node.heal(&self.rules, self.window(s), asked))
     }
 
     /// What an event makes of a state, the nodes left in their order.
@@ -562,6 +583,8 @@ impl Locks {
                 next.sites[at].node = node;
                 next.sites[at].heals[i] = Message::Yes;
             }
+            Action::See { reading, target, site } => self.see(&mut next, reading.into(), target.into(), site.into()),
+            Action::CatchUp { reading, site } => self.catch_up(&mut next, reading.into(), site.into()),
             Action::EndTry(try_) => next.tries[usize::from(try_)].ended = true,
             Action::EndRenewal(renewal) => next.renewals[usize::from(renewal)].ended = true,
             Action::Expire(site) => {
@@ -573,6 +596,7 @@ impl Locks {
             Action::EndFence(site) => self.end_fence(&mut next, site.into()),
             Action::Lose(site) => {
                 next.abandon_adoption();
+                self.lose_catch_ups(&mut next, site.into());
                 let rounds = if self.bounds.adoption { s.open_rounds() } else { 0 };
                 let site = &mut next.sites[usize::from(site)];
                 site.node.wipe();
@@ -640,7 +664,7 @@ impl Locks {
         let vote = s.sites[at].node.extend(&self.rules, window, asked);
         s.sites[at].extends[i] = match vote {
             Vote::Extended => Message::Yes,
-            Vote::Missing => Message::Missing,
+            vote if is_missing(vote) => Message::Missing,
             Vote::Held(_) => Message::No,
             _ => Message::Failed,
         };
@@ -680,13 +704,9 @@ impl Locks {
         let ended = s.ended_leases();
         let (tries, renewals, oldest) = (s.tries, s.renewals, s.oldest);
         let (losses_left, open, begun) = (s.losses_left, s.open_rounds(), self.window(s).begun);
-        let rules = &self.rules;
-        let fenced = rules.fence_is_checked
-            && rules.lock_is_kept
-            && rules.release_is_a_barrier
-            && rules.release_keeps_newer
-            && rules.fences_last()
-            && (rules.fence_outlives_lock || !self.bounds.fences_end);
+        let fenced = self.fences_stay();
+        self.forget_catch_ups(s, fenced);
+        let (rules, readings) = (&self.rules, s.readings);
         // After a loss a node grants no token that it may have stored before.
         let barred = losses_left == 0
             || rules.clock_is_checked
@@ -724,7 +744,7 @@ impl Locks {
                 }
                 let of = t.phase != Phase::Idle;
                 let left = site.node.lock.is_some_and(|lock| lock.owner == owner(i) && lock.token <= t.token);
-                let idle = of && stale && !left && !healable && !self.may_be_healed(site, &renewals, i);
+                let idle = of && stale && !left && !healable && !self.may_be_healed(site, &renewals, &readings, i);
                 // A loss of data makes an arrived release as if it had never come.
                 if idle && (site.releases[i] == Release::Arrived && !adopts || barred) {
                     site.releases[i] = Release::Unsent;
@@ -733,11 +753,20 @@ impl Locks {
                     .node
                     .lock
                     .is_some_and(|lock| (lock.owner, lock.token, lock.nonce) == (owner(i), t.token, t.nonce));
-                if of && stale && !stored && (site.undos[i] == Release::Arrived && !adopts || barred) {
+                let gone = stale && !stored && !(healable && self.bounds.catch_ups > 0);
+                if of && gone && (site.undos[i] == Release::Arrived && !adopts || barred) {
                     site.undos[i] = Release::Unsent;
                 }
             }
         }
+    }
+}
+
+/// Whether a heal may help where an extension has met this: no lock, or a record of nobody.
+fn is_missing(vote: Vote) -> bool {
+    match vote {
+        Vote::Held(lock) => lock.owner == Owner::Nobody,
+        vote => vote == Vote::Missing,
     }
 }
 

@@ -3,6 +3,7 @@
 use redlock_core::node::ReleaseScope;
 
 use super::bounds::{Locks, NODES};
+use super::catch_up::{CatchUp, Reading};
 use super::state::{Action, Message, Phase, Release, State, owner, sibling};
 use crate::node::{FAR, Node, Owner, Token, Vote};
 
@@ -107,7 +108,26 @@ impl Locks {
                 format!("{} {verb} {}{}{majority}", node(site), who(of(renewal)), nth(renewal))
             }
             Action::Heal { renewal, site } => {
-                format!("{} is healed: it grants {}{}", node(site), who(of(renewal)), nth(renewal))
+                let (who, nth) = (who(of(renewal)), nth(renewal));
+                let instead = match s.sites[usize::from(site)].node.lock {
+                    Some(lock) => format!(", instead of a lock of nobody's with {}", token(lock.token)),
+                    None => String::new(),
+                };
+                format!("{} is healed: it grants {who}{nth}{instead}", node(site))
+            }
+            Action::See { reading, target, site } => {
+                let i = usize::from(reading);
+                let at = usize::from(site);
+                let begins = if s.readings[i] == Reading::Unbegun { "catches up: " } else { "still catches up: " };
+                let sent = matches!(next.sites[usize::from(target)].catch_ups[i], CatchUp::Sent(_));
+                let sent = if sent { "; a heal is on its way" } else { "" };
+                let stored = stored(&s.sites[at].node);
+                format!("{} {begins}what {} stores is read: {stored}{sent}", node(target), node(site))
+            }
+            Action::CatchUp { site, .. } => {
+                let at = usize::from(site);
+                let (before, after) = (stored(&s.sites[at].node), stored(&next.sites[at].node));
+                format!("the heal reaches {}: it stored {before}, and stores {after}", node(site))
             }
             Action::EndTry(try_) => format!("the lease of {} ends", who(try_)),
             Action::EndRenewal(renewal) => format!("the lease of {}{} ends", who(of(renewal)), nth(renewal)),
@@ -147,7 +167,7 @@ fn nth(renewal: u8) -> String {
 
 fn stored(at: &Node) -> String {
     let lock = at.lock.map_or("nothing".to_owned(), |lock| match lock.owner {
-        Owner::Nobody => "a lock of nobody's".to_owned(),
+        Owner::Nobody => format!("a lock of nobody's with {}", token(lock.token)),
         owner => format!("{} with {}{}", name(owner), token(lock.token), if lock.extended { ", extended" } else { "" }),
     });
     format!("{lock}; its fence is {}", token(at.fence))

@@ -1,0 +1,204 @@
+//! Catching up: a node that was admitted is given the locks that a majority of the others stores.
+//!
+//! Each node is read in a step of its own, so a reading shows no state that the nodes were ever in together. When enough
+//! others have shown one and the same grant, a heal of it is on its way to the node. The heal arrives at any later time,
+//! or never. It has the longest life that was read, and the mark of an extension if one copy had it.
+//!
+//! Any node may catch up at any time, as any node may have been restarted with all its data. A node that was read may
+//! lose its data before the others are read. A loss of the node that catches up ends the reading and the heal: both
+//! belong to one admission.
+//!
+//! A reading begins with the first node that shows the grant. A reading that began earlier is refused by the clock no
+//! later, and one that finds nothing changes nothing.
+//!
+//! The undo of a failed try asks for less here than elsewhere, see `leaves_no_orphan`. An undo takes its fence back, so
+//! a node that was given the grant afterwards cannot tell. The grant then ends with its time to live, on a minority.
+
+use super::bounds::{Locks, NODES, RENEWALS, TRIES};
+use super::state::{Action, Site, State};
+use crate::node::{Lock, Owner, Vote};
+
+/// How far a reading has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Reading {
+    Unbegun,
+    /// Of this grant: its longest life, and marked if one copy is.
+    Of(Lock),
+    Over,
+}
+
+/// The part of a node in a reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum CatchUp {
+    None,
+    /// It is read for this node.
+    Target,
+    /// This node has shown the grant.
+    Seen,
+    /// A heal is on its way to this node.
+    Sent(Lock),
+    /// The heal of this grant was granted, and the lock stands.
+    Given(Lock),
+}
+
+/// Among those of the extensions, see [`Window::begun`](crate::node::Window).
+pub(super) const fn reading_bit(reading: usize) -> u8 {
+    1 << (RENEWALS + reading)
+}
+
+impl Site {
+    /// Whether it stores this grant because it has caught up.
+    pub(super) fn caught_up_with(&self, grant: &Lock) -> bool {
+        self.catch_ups.iter().any(|part| matches!(part, CatchUp::Given(given) if given.is(grant)))
+    }
+}
+
+impl State {
+    pub(super) fn readings_begun(&self) -> u8 {
+        let begun = self.readings.iter().enumerate().filter(|(_, reading)| **reading != Reading::Unbegun);
+        begun.fold(0, |mask, (i, _)| mask | reading_bit(i))
+    }
+
+    /// The clock of this node refuses what a reading has found.
+    pub(super) fn refuse_catch_up(&mut self, reading: usize, at: usize) {
+        match self.sites[at].catch_ups[reading] {
+            CatchUp::Target => self.end_reading(reading),
+            CatchUp::Sent(_) => self.sites[at].catch_ups[reading] = CatchUp::None,
+            CatchUp::None | CatchUp::Seen | CatchUp::Given(_) => {}
+        }
+    }
+
+    fn end_reading(&mut self, reading: usize) {
+        self.readings[reading] = Reading::Over;
+        for site in &mut self.sites {
+            if matches!(site.catch_ups[reading], CatchUp::Target | CatchUp::Seen) {
+                site.catch_ups[reading] = CatchUp::None;
+            }
+        }
+    }
+}
+
+impl Locks {
+    pub(super) fn enabled_catch_up(&self, s: &State, actions: &mut Vec<Action>) {
+        for i in 0..self.bounds.catch_ups {
+            let reading = i as u8;
+            match s.readings[i] {
+                // One after the other.
+                Reading::Unbegun if i > 0 && s.readings[i - 1] == Reading::Unbegun => {}
+                Reading::Unbegun => {
+                    for (site, of) in s.sites.iter().enumerate() {
+                        let Some(lock) = of.node.lock.filter(|lock| self.may_be_sought(s, of, *lock)) else { continue };
+                        let missing = |at: &usize| *at != site && self.may_catch_up(&s.sites[*at], lock);
+                        let targets = (0..NODES).filter(missing);
+                        actions.extend(targets.map(|at| Action::See { reading, target: at as u8, site: site as u8 }));
+                    }
+                }
+                Reading::Of(lock) => {
+                    let Some(target) = s.sites.iter().position(|site| site.catch_ups[i] == CatchUp::Target) else {
+                        continue;
+                    };
+                    let shows = |site: &Site| {
+                        let same = site.node.lock.is_some_and(|other| other.is(&lock));
+                        same && site.doubt.is_none() && site.catch_ups[i] == CatchUp::None
+                    };
+                    let shown = s.sites.iter().enumerate().filter(|(_, site)| shows(site));
+                    let target = target as u8;
+                    actions.extend(shown.map(|(at, _)| Action::See { reading, target, site: at as u8 }));
+                }
+                Reading::Over => {}
+            }
+            for (at, site) in s.sites.iter().enumerate() {
+                let CatchUp::Sent(lock) = site.catch_ups[i] else { continue };
+                if { site.node }.heal(&self.rules, self.window(s), lock) == Vote::Granted {
+                    actions.push(Action::CatchUp { reading, site: at as u8 });
+                }
+            }
+        }
+    }
+
+    /// Where fences end, a reading is not begun after its own owner's release, see `fences.rs`.
+    fn may_be_sought(&self, s: &State, site: &Site, lock: Lock) -> bool {
+        let released = |i: usize| lock.is(&s.asked(i)) && s.tries[i].dropped;
+        let too_late = self.bounds.fences_end && (0..TRIES).any(released);
+        site.doubt.is_none() && lock.owner != Owner::Nobody && !too_late
+    }
+
+    fn may_catch_up(&self, site: &Site, lock: Lock) -> bool {
+        let stores = site.node.lock.is_some_and(|other| other.is(&lock));
+        let admitted = site.doubt.is_none() || !self.rules.catch_up_follows_admission;
+        admitted && !stores && !self.keeps_out(site, lock, self.fences_stay())
+    }
+
+    pub(super) fn see(&self, s: &mut State, reading: usize, target: usize, at: usize) {
+        let Some(seen) = s.sites[at].node.lock else { return };
+        let found = match s.readings[reading] {
+            Reading::Of(found) => {
+                Lock { extended: found.extended || seen.extended, guards: found.guards | seen.guards, ..found }
+            }
+            Reading::Unbegun | Reading::Over => seen,
+        };
+        s.readings[reading] = Reading::Of(found);
+        s.sites[target].catch_ups[reading] = CatchUp::Target;
+        s.sites[at].catch_ups[reading] = CatchUp::Seen;
+        let copies = s.sites.iter().filter(|site| site.catch_ups[reading] == CatchUp::Seen).count();
+        if copies >= self.quorum.size() || !self.rules.catch_up_needs_majority {
+            s.end_reading(reading);
+            s.sites[target].catch_ups[reading] = CatchUp::Sent(found);
+        }
+    }
+
+    pub(super) fn catch_up(&self, s: &mut State, reading: usize, at: usize) {
+        let CatchUp::Sent(lock) = s.sites[at].catch_ups[reading] else { return };
+        let window = self.window(s);
+        s.sites[at].node.heal(&self.rules, window, lock);
+        s.sites[at].catch_ups[reading] = CatchUp::Given(Lock { guards: 0, extended: false, ..lock });
+    }
+
+    /// A node loses its data.
+    pub(super) fn lose_catch_ups(&self, s: &mut State, at: usize) {
+        for i in 0..self.bounds.catch_ups {
+            match s.sites[at].catch_ups[i] {
+                CatchUp::Target if self.rules.catch_up_follows_admission => s.end_reading(i),
+                CatchUp::Sent(_) if self.rules.tells_admissions_apart() && self.rules.catch_up_follows_admission => {
+                    s.sites[at].catch_ups[i] = CatchUp::None;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Brings states that have equal futures to one form: leases that ended guard nothing, and a heal that the fence
+    /// would refuse from now on is as good as gone. `fenced`: fences stay until the data is lost.
+    pub(super) fn forget_catch_ups(&self, s: &mut State, fenced: bool) {
+        let ended = s.ended_leases();
+        for i in 0..self.bounds.catch_ups {
+            if let Reading::Of(lock) = &mut s.readings[i] {
+                lock.guards &= !ended;
+                let (grant, target) = (*lock, s.sites.iter().find(|site| site.catch_ups[i] == CatchUp::Target));
+                if target.is_some_and(|site| self.keeps_out(site, grant, fenced)) {
+                    s.end_reading(i);
+                }
+            }
+            for site in &mut s.sites {
+                match site.catch_ups[i] {
+                    CatchUp::Sent(lock) if self.keeps_out(site, lock, fenced) => site.catch_ups[i] = CatchUp::None,
+                    CatchUp::Sent(lock) => {
+                        site.catch_ups[i] = CatchUp::Sent(Lock { guards: lock.guards & !ended, ..lock });
+                    }
+                    CatchUp::Given(grant) if !site.node.lock.is_some_and(|lock| lock.is(&grant)) => {
+                        site.catch_ups[i] = CatchUp::None;
+                    }
+                    CatchUp::None | CatchUp::Target | CatchUp::Seen | CatchUp::Given(_) => {}
+                }
+            }
+        }
+    }
+
+    /// Whether this node refuses a heal of the grant as long as it keeps its data; then nothing is healed any more.
+    fn keeps_out(&self, site: &Site, grant: Lock, fenced: bool) -> bool {
+        let ends = self.rules.tells_admissions_apart() && self.rules.catch_up_follows_admission;
+        let stale = site.node.lasting_fence(&self.rules) >= grant.token && !site.node.is_healable(grant.token);
+        fenced && ends && stale && !self.bounds.fences_end
+    }
+}
+
