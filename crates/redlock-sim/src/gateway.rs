@@ -85,8 +85,9 @@ impl Gateway {
         let peers = Arc::<Peers>::default();
         let node = |master: &Arc<Master>| {
             let name = node_name(master);
-            let admission =
-                Admission::new(cluster_config.identity(&name), quarantine, self.plan.skew).expecting_bootstrap(first);
+            let admission = Admission::new(cluster_config.identity(&name), quarantine, self.plan.skew)
+                .returning_after(self.plan.node_settings().returns_after())
+                .expecting_bootstrap(first);
             let link = SimLink::new(self.index, master.clone(), self.network.clone(), self.recorder.clone());
             let remote = self.plan.worker(&name, link.clone(), admission, (peers.clone(), seams.clone()));
             Arc::new(SimNode { remote, link, dead: dead.clone() })

@@ -179,14 +179,27 @@ pub enum Doubt {
     Evicted,
     /// Its clock ran ahead, so that locks ended early.
     RanAhead,
+    /// Its earlier process and this one were alive at once.
+    Contested,
     /// Its marker could not be read.
     Unreadable,
+    /// It was restarted with its data, and another gateway may still talk to its earlier process. No marker names this:
+    /// each gateway counts from its own first sight.
+    Returned,
 }
 
 impl Doubt {
     /// Every doubt that a marker can name.
-    pub const ALL: [Self; 7] =
-        [Self::New, Self::Blank, Self::Restarted, Self::Copied, Self::Evicted, Self::RanAhead, Self::Unreadable];
+    pub const ALL: [Self; 8] = [
+        Self::New,
+        Self::Blank,
+        Self::Restarted,
+        Self::Copied,
+        Self::Evicted,
+        Self::RanAhead,
+        Self::Contested,
+        Self::Unreadable,
+    ];
 
     fn word(self) -> &'static str {
         match self {
@@ -196,7 +209,9 @@ impl Doubt {
             Self::Copied => "copied",
             Self::Evicted => "evicted",
             Self::RanAhead => "ran-ahead",
+            Self::Contested => "contested",
             Self::Unreadable => "unreadable",
+            Self::Returned => "returned",
         }
     }
 
@@ -219,7 +234,15 @@ impl Doubt {
             Self::RanAhead => {
                 ("its clock ran ahead of what was promised, so that locks ended early", Remedy::WaitWithSteadyClock)
             }
+            Self::Contested => (
+                "its earlier process still answered while this one ran, so it may lack locks granted there",
+                Remedy::WaitWithOneProcess,
+            ),
             Self::Unreadable => ("its marker could not be read", Remedy::Wait),
+            Self::Returned => (
+                "it was restarted with its data; it votes when no gateway can still talk to its earlier process",
+                Remedy::Wait,
+            ),
         };
         Diagnosis::new(reason, remedy)
     }
