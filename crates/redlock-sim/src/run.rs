@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlock_core::node::admission::NAME_MOVES_WITHIN;
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
@@ -80,6 +81,7 @@ async fn perform(plan: Arc<Plan>) -> History {
     let clients = begin_clients(&stage, start);
     match plan.scenario {
         Scenario::Storm | Scenario::Queue => stage.begin(),
+        Scenario::Moved => drop(tokio::spawn(move_files(stage.clone()))),
         Scenario::Rolling | Scenario::Contended => drop(tokio::spawn(roll(stage.clone()))),
         Scenario::Reconfigure => {
             stage.begin();
@@ -137,7 +139,7 @@ impl Scenario {
     fn habits(self, client: u8) -> Habits {
         match self {
             Self::Rolling | Self::Contended if client == 0 => Habits::Keeps,
-            Self::Storm | Self::Rolling | Self::Contended | Self::Reconfigure => Habits::Any,
+            Self::Storm | Self::Rolling | Self::Contended | Self::Reconfigure | Self::Moved => Habits::Any,
             Self::Queue => Habits::Brisk,
         }
     }
@@ -150,16 +152,20 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
         .map(|index| {
             let offset = chance.around(skew / 4);
             let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
-            let durable = matches!(plan.scenario, Scenario::Storm | Scenario::Queue) && chance.percent(25);
+            let durable = match plan.scenario {
+                Scenario::Storm | Scenario::Queue => chance.percent(25),
+                Scenario::Moved => true,
+                Scenario::Rolling | Scenario::Contended | Scenario::Reconfigure => false,
+            };
             Arc::new(Master::new(index, clock, (plan.node_settings(), plan.rules), durable, recorder.clone()))
         })
         .collect();
     let network = Arc::new(Network::new(plan.seed, plan.latency, plan.hint_loss_percent));
     let gateways = (0..plan.gateways)
         .map(|index| {
-            let offset = chance.around(skew / 2);
+            let (plan, masters) = reconfigure::configuration(&plan.of_gateway(index), index, &masters);
+            let offset = chance.around(plan.skew.as_micros() as u64 / 2);
             let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
-            let (plan, masters) = reconfigure::configuration(&plan, index, &masters);
             Gateway::new(index, clock, plan, masters, network.clone(), recorder.clone())
         })
         .collect();
@@ -203,6 +209,34 @@ async fn roll(stage: Stage) {
         while stage.gateways.iter().any(|gateway| gateway.admits(victim) == Some(false)) {
             sleep(LOOK).await;
         }
+    }
+}
+
+/// Names of masters that sync every write move to processes which have read the file, one at a time. The old process goes
+/// on until all gateways have left it. The connections of one gateway break meanwhile, so that it is the first to come to
+/// the new process.
+async fn move_files(stage: Stage) {
+    let mut chance = Chance::new(stage.plan.seed, Stream::Fault(0));
+    loop {
+        sleep(chance.millis(3_000, 6_000)).await;
+        if Instant::now() >= stage.until {
+            return;
+        }
+        let victim = chance.below(stage.masters.len() as u64) as usize;
+        let gateway = &stage.gateways[chance.below(stage.gateways.len() as u64) as usize];
+        if !stage.gateways.iter().all(|gateway| gateway.admits(victim) == Some(true))
+            || !stage.masters[victim].move_name(true)
+        {
+            continue;
+        }
+        stage.recorder.fault();
+        stage.recorder.note(format!("n{victim}"), "is another process from now on, with the old one's file");
+        sleep(chance.millis(0, 2_500)).await;
+        gateway.cut(victim, false);
+        stage.recorder.note(format!("g{}", gateway.index), format!("connection to n{victim} breaks"));
+        sleep(NAME_MOVES_WITHIN + chance.millis(0, 3_000)).await;
+        stage.masters[victim].end_former();
+        stage.recorder.note(format!("n{victim}"), "the old process is gone");
     }
 }
 

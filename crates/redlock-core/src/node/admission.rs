@@ -341,7 +341,7 @@ mod tests {
     }
 
     fn cluster_config() -> ClusterConfig {
-        ClusterConfig::new("a:1,b:2,c:3", MAX_TTL)
+        ClusterConfig::new("a:1,b:2,c:3", MAX_TTL, SKEW)
     }
 
     /// A gateway whose wall clock began at 1,000,000 s.
@@ -692,8 +692,8 @@ mod tests {
             let marker = format!("{}{rest}", cluster_config().marker_prefix());
             Bench::new(Some(marker)).assert_waits(&volatile(), 0, 305, Doubt::Unreadable);
         }
-        let other = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&volatile(), 0);
-        for foreign in [&other, "", "hello", &cluster_config().marker_under_way("x", MAX_TTL, 1)] {
+        let other = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&volatile(), 0);
+        for foreign in [&other, "", "hello", &cluster_config().marker_under_way("x", MAX_TTL, SKEW, 1)] {
             assert!(matches!(Bench::new(Some(foreign.to_owned())).look(&volatile(), 0), Step::Refuse(_)), "{foreign}");
         }
     }
@@ -706,18 +706,42 @@ mod tests {
     }
 
     #[test]
-    fn generations_differ_in_node_set_and_max_ttl_and_not_in_node_order() {
+    fn generations_differ_in_nodes_max_ttl_and_skew_not_in_node_order() {
         let nodes = ClusterConfig::cluster_of_nodes(["b:2", "a:1"]);
         assert_eq!(nodes, ClusterConfig::cluster_of_nodes(["a:1", "b:2"]));
-        let base = ClusterConfig::new(&nodes, MAX_TTL);
-        let other_ttl = ClusterConfig::new(&nodes, MAX_TTL * 2);
+        let base = ClusterConfig::new(&nodes, MAX_TTL, SKEW);
+        let other_ttl = ClusterConfig::new(&nodes, MAX_TTL * 2, SKEW);
         assert_ne!(base, other_ttl);
-        assert_ne!(base, ClusterConfig::new("a:1", MAX_TTL));
+        let other_skew = ClusterConfig::new(&nodes, MAX_TTL, SKEW * 6);
+        assert_ne!(base, other_skew);
+        let conflict = base.conflict(&other_skew.identity("a:1").admitting(&volatile(), 0)).to_string();
+        assert!(conflict.contains("clock_skew 12000 ms") && conflict.contains("clock_skew 2000 ms"), "{conflict}");
+        assert_ne!(base, ClusterConfig::new("a:1", MAX_TTL, SKEW));
         let conflict = base.conflict(&other_ttl.identity("a:1").admitting(&volatile(), 0)).to_string();
-        let under_way = base.marker_under_way(base.node_set(), MAX_TTL * 3, 1);
+        let under_way = base.marker_under_way(base.node_set(), MAX_TTL * 3, SKEW * 2, 1);
+        assert_eq!(ClusterConfig::clock_skew_of(&under_way), Some(SKEW * 2));
+        let targets = [&base, &other_ttl, &other_skew].map(|config| config.is_target_of(&under_way));
+        assert_eq!(targets, [Some(true), Some(false), Some(false)]);
         assert_eq!(ClusterConfig::node_set_of(&under_way), Some(base.node_set()));
         assert_eq!(ClusterConfig::max_ttl_of(&under_way), Some(MAX_TTL * 3));
         assert!(base.conflict(&under_way).reason.contains("under way"));
         assert!(conflict.contains("max_ttl 600000 ms") && conflict.contains("max_ttl 300000 ms"), "{conflict}");
+    }
+
+    #[test]
+    fn a_marker_without_clock_skew_is_refused_and_read_for_a_change() {
+        let ours = cluster_config();
+        let node = ours.identity("a:1").admitting(&volatile(), 0);
+        let node = node.strip_prefix(ours.marker_prefix()).expect("its beginning");
+        let older = format!("v1:{}:{}:{node}", ours.node_set(), MAX_TTL.as_millis());
+        let Step::Refuse(why) = Bench::new(Some(older.clone())).look(&volatile(), 0) else { panic!("{older}") };
+        assert!(why.reason.contains("no clock_skew") && why.remedy == Some(Remedy::Reconfigure), "{why}");
+        assert!(ours.has_admitted(&older) && ours.is_target_of(&older).is_none());
+        assert_eq!(ClusterConfig::node_set_of(&older), Some(ours.node_set()));
+        assert_eq!(ClusterConfig::max_ttl_of(&older), Some(MAX_TTL));
+        assert_eq!(ClusterConfig::clock_skew_of(&older), None);
+        let under_way = format!("v1:leaving-x:600000:{}-{}:1", ours.node_set(), MAX_TTL.as_millis());
+        assert_eq!(ours.is_target_of(&under_way), Some(true));
+        assert_eq!(ClusterConfig::max_ttl_of(&under_way), Some(MAX_TTL * 2));
     }
 }

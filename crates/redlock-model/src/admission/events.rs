@@ -253,7 +253,7 @@ impl Admission {
     fn under_way(&self) -> String {
         let (left, target) = (self.identity(false), self.identity(true));
         let (left, target) = (left.cluster_config(), target.cluster_config());
-        target.marker_under_way(left.node_set(), left.max_ttl(), 0)
+        target.marker_under_way(left.node_set(), left.max_ttl(), Duration::ZERO, 0)
     }
 
     fn reconfigured(&self, s: &mut State) {
