@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlock_core::Info;
-use redlock_core::node::{Effect, Node, NodeState, Op, Reason, Record, Vote};
+use redlock_core::node::{Effect, Node, Op, Reason, Record, Vote};
 use tokio::time::Instant;
 
 use crate::node::redis::redis_node;

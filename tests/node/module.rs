@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlock_core::node::Engine;
-use redlock_core::node::{Node, NodeState, Vote};
+use redlock_core::node::{Node, Vote};
 
 use crate::support::chance::{Chance, seed};
 use crate::support::gateway::module;

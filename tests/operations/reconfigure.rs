@@ -94,6 +94,67 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
     assert_not_done("embedded", &embedded, &["--node", "no markers"]);
 }
 
+/// The larger skew lets tokens and rounds count that the smaller one takes for gone.
+#[tokio::test]
+async fn gateways_with_another_clock_skew_get_no_votes_until_reconfigured() {
+    let servers = masters(3);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let with = |launch: Launch, skew: &str| {
+        launch.flag("--max-ttl", "500ms").flag("--default-ttl", "500ms").flag("--clock-skew", skew)
+    };
+    let first = with(Launch::over(&servers), "1500ms").ready().await;
+    let second = with(Launch::over(&servers), "500ms").start().await;
+    refused_everywhere(&second).await;
+    second.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    let why = second.readyz().await.json()["nodes"][0]["detail"].as_str().expect("a reason").to_owned();
+    assert!(why.contains("clock_skew 1500 ms") && why.contains("clock_skew 500 ms"), "{why}");
+    let checked = with(Launch::bare(&["check"]).nodes(&urls), "500ms").finish().await;
+    assert!(checked.code == Some(1) && checked.stdout.contains("clock_skew 1500 ms"), "{checked:?}");
+    assert_eq!(first.post("job", json!({})).await.status, 201);
+
+    let reconfigure = |words: &[&str]| with(Launch::bare(words).nodes(&urls), "500ms").finish();
+    let asked = reconfigure(&["reconfigure"]).await;
+    // The longer of both skews, twice, and 3 s.
+    for word in ["stays; clock_skew 1s 500ms → 500ms", "no votes for 6s,"] {
+        assert!(asked.stdout.contains(word), "no {word:?} in\n{}", asked.stdout);
+    }
+    let since = Instant::now();
+    let done = reconfigure(&["reconfigure", "--yes"]).await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(since.elapsed().as_millis() >= 6_000, "a token of the old configuration may still have counted");
+    second.all_nodes_admitted().await;
+    assert_eq!(second.post("job", json!({})).await.status, 201);
+    refused_everywhere(&first).await;
+}
+
+/// Of a version that named no clock skew.
+#[tokio::test]
+async fn an_older_versions_marker_is_refused_until_its_skew_is_said() {
+    let servers = masters(3);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    drop(times(Launch::over(&servers), "500ms").ready().await);
+    for server in &servers {
+        let older = marker(server).replacen("v2:", "v1:", 1).replacen(":500:100:", ":500:", 1);
+        server.cmd(&["SET", "{lock:}:marker", &older]);
+    }
+    let before = markers(&servers);
+    let gateway = times(Launch::over(&servers), "500ms").start().await;
+    refused_everywhere(&gateway).await;
+    let reconfigure = |words: &[&str]| {
+        let launch = Launch::bare(&["reconfigure"]).nodes(&urls);
+        times(words.iter().fold(launch, |launch, word| launch.word(word)), "500ms").finish()
+    };
+    let untold = reconfigure(&["--yes"]).await;
+    assert_refused_after_output(&untold, &["--old-clock-skew", "older versions"]);
+    let asked = reconfigure(&["--old-clock-skew", "2s"]).await;
+    assert!(asked.code == Some(0) && asked.stdout.contains("no votes for 7s,"), "{asked:?}");
+    assert_eq!(markers(&servers), before);
+    let done = reconfigure(&["--yes", "--old-clock-skew", "100ms"]).await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    gateway.all_nodes_admitted().await;
+    assert!(markers(&servers).iter().all(|marker| marker.contains(":500:100:")));
+}
+
 #[tokio::test]
 async fn reconfigure_that_was_interrupted_waits_as_long_when_it_is_run_again() {
     let servers = masters(3);
@@ -102,7 +163,7 @@ async fn reconfigure_that_was_interrupted_waits_as_long_when_it_is_run_again() {
     // The process is killed as soon as the markers show that it has begun to wait.
     let first = times(Launch::bare(&["reconfigure", "--yes"]).nodes(&urls), "500ms").spawn_only();
     eventually("all votes are stopped", async || {
-        markers(&servers).iter().all(|marker| marker.starts_with("v1:leaving-")).then_some(())
+        markers(&servers).iter().all(|marker| marker.starts_with("v2:leaving-")).then_some(())
     })
     .await;
     drop(first);
@@ -201,7 +262,7 @@ async fn a_run_that_sleeps_while_another_finishes_writes_nothing_when_it_wakes()
     drop(times(Launch::over(&servers), "2s").ready().await);
     let slow = reconfigure("500ms").spawn_only();
     eventually("all votes are stopped", async || {
-        markers(&servers).iter().all(|marker| marker.starts_with("v1:leaving-")).then_some(())
+        markers(&servers).iter().all(|marker| marker.starts_with("v2:leaving-")).then_some(())
     })
     .await;
     slow.signal(Signal::STOP);
@@ -277,12 +338,14 @@ async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_
         let refused = reconfigure(yes).finish().await;
         assert_refused_after_output(&refused, &["--old-max-ttl", "no marker is left", "used until now"]);
     }
+    let refused = reconfigure(&["--yes", "--old-max-ttl", "2s"]).finish().await;
+    assert_refused_after_output(&refused, &["--old-clock-skew", "used until now"]);
     for no_time in ["soon", "5", "-1s", "1s 2", "0s", "500000y"] {
         let refused = reconfigure(&["--yes", &format!("--old-max-ttl={no_time}")]).finish().await;
         assert_refused(no_time, &refused, &["--old-max-ttl", "10ms to 1day"]);
     }
     for (old, wait) in [("2s", "5s 100ms"), ("700ms", "3s 800ms"), ("100ms", "3s 600ms")] {
-        let asked = reconfigure(&["--old-max-ttl", old]).finish().await;
+        let asked = reconfigure(&["--old-max-ttl", old, "--old-clock-skew", "100ms"]).finish().await;
         assert_eq!(asked.code, Some(0), "{asked:?}");
         assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{old}: {asked:?}");
     }
@@ -290,9 +353,9 @@ async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_
     assert!(servers.iter().all(untouched), "nothing was to be changed");
 
     // Said once, it stands in the markers: a run that is interrupted need not be told again.
-    let first = reconfigure(&["--yes", "--old-max-ttl", "2s"]).spawn_only();
+    let first = reconfigure(&["--yes", "--old-max-ttl", "2s", "--old-clock-skew", "100ms"]).spawn_only();
     eventually("all votes are stopped", async || {
-        let left = |server: &RedisServer| !untouched(server) && marker(server).starts_with("v1:leaving-");
+        let left = |server: &RedisServer| !untouched(server) && marker(server).starts_with("v2:leaving-");
         servers.iter().all(left).then_some(())
     })
     .await;

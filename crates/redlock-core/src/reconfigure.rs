@@ -4,13 +4,13 @@
 //! 1. all masters of the new configuration answer, and those of the old one that leave, unless they are lost; nothing is
 //!    changed yet ([`survey`]);
 //! 2. a marker that no gateway accepts stops the votes of all of them, so that no majority of the old node set is left;
-//! 3. the longest quarantine of both configurations passes: every lock of the old one has ended;
+//! 3. the quarantine passes of the longer `max_ttl` and the longer clock skew: every lock of the old one has ended;
 //! 4. each new master gets the marker that admits it ([`Change::carry_out`]).
 //!
 //! Every marker is put in the place of the very one that was seen before, and those of step 2 carry a nonce and the target.
 //! So of two operators at once one is told no, and one that was overtaken while it waited ends nothing that the other has
-//! begun. Interrupted anywhere it is run again from the beginning: the markers of step 2 keep the node set that is being left
-//! and the longest TTL of its locks.
+//! begun. Interrupted anywhere it is run again from the beginning: the markers of step 2 keep the node set that is being left,
+//! the longest TTL of its locks and the longest clock skew.
 //!
 //! Markers know only the hash of a node set, so the old masters must be named: gateways that still run on them would go on
 //! granting on those that leave. Where nothing on the new masters tells of the old ones, they must be named all the same,
@@ -46,6 +46,14 @@ pub struct OldNodes {
     pub masters: Vec<Master>,
     /// Its longest TTL, for when no marker tells of it any more.
     pub max_ttl: Option<Duration>,
+}
+
+/// What is being left, as far as an operator tells of it.
+pub struct Left {
+    /// Its masters.
+    pub nodes: Old,
+    /// How far its clocks might differ. Wanted where no marker tells that: all are lost, or an older version wrote one.
+    pub clock_skew: Option<Duration>,
 }
 
 /// What is seen and done, as it happens.
@@ -108,6 +116,9 @@ pub enum ReconfigureError {
     /// Nothing tells how long locks of the old configuration may live.
     #[error("no marker tells how long a lock of the old nodes may live: say their max_ttl")]
     MaxTtlUnknown,
+    /// Nothing tells how far clocks might differ until now.
+    #[error("not all markers tell how far clocks might differ until now: say the old clock_skew")]
+    ClockSkewUnknown,
     /// A majority of the old masters might go on voting.
     #[error(
         "{stopped} of {total} old nodes can be stopped, {needed} are needed so that no majority of them goes on voting"
@@ -142,6 +153,8 @@ pub struct Change {
     leaving: Vec<Seen>,
     /// Of the locks of either configuration.
     longest_ttl: Duration,
+    /// Of the clocks of either configuration.
+    longest_skew: Duration,
     /// The hash of the old node set.
     left: String,
 }
@@ -155,11 +168,18 @@ pub struct Change {
 /// Without masters.
 pub async fn survey(
     masters: Vec<Master>,
-    old: Old,
+    left: Left,
     mut told: impl FnMut(Progress<'_>),
 ) -> Result<Change, ReconfigureError> {
     let config = masters[0].identity.cluster_config().clone();
-    let mut survey = Survey { config, processes: BTreeMap::new(), longest_ttl: Duration::ZERO, left: None };
+    let mut survey = Survey {
+        config,
+        processes: BTreeMap::new(),
+        longest_ttl: Duration::ZERO,
+        longest_skew: left.clock_skew.unwrap_or_default(),
+        skew_is_untold: false,
+        left: None,
+    };
     let mut seen = Vec::new();
     for master in masters {
         let found = match survey.look(master, true).await? {
@@ -177,16 +197,20 @@ pub async fn survey(
             .as_deref()
             .is_some_and(|marker| config.has_admitted(marker) || config.is_target_of(marker).is_some())
     };
-    let leaving = match (old, &survey.left) {
+    let leaving = match (left.nodes, &survey.left) {
         (Old::Nodes(old), _) => survey.leave(old, &seen, told).await?,
         (Old::Unsaid | Old::Nobody, Some(left)) => return Err(ReconfigureError::OtherSet(left.clone())),
         // All of them: one that was added tells of no other, and a name can stand for more nodes than these.
         (Old::Unsaid, None) if !seen.iter().all(goes_on) => return Err(ReconfigureError::OldUnknown),
         (Old::Unsaid | Old::Nobody, None) => Vec::new(),
     };
-    let Survey { config, longest_ttl, left, .. } = survey;
+    if survey.skew_is_untold && left.clock_skew.is_none() {
+        return Err(ReconfigureError::ClockSkewUnknown);
+    }
+    let Survey { config, longest_ttl, longest_skew, left, .. } = survey;
     let left = left.unwrap_or_else(|| config.node_set().to_owned());
-    Ok(Change { masters: seen, leaving, longest_ttl: longest_ttl.max(config.max_ttl()), left })
+    let (longest_ttl, longest_skew) = (longest_ttl.max(config.max_ttl()), longest_skew.max(config.clock_skew()));
+    Ok(Change { masters: seen, leaving, longest_ttl, longest_skew, left })
 }
 
 /// What is known so far.
@@ -196,6 +220,9 @@ struct Survey {
     processes: BTreeMap<String, String>,
     /// Of all markers.
     longest_ttl: Duration,
+    longest_skew: Duration,
+    /// Some marker, or the lack of all, leaves it open.
+    skew_is_untold: bool,
     /// The hash of another node set that markers tell of.
     left: Option<String>,
 }
@@ -223,6 +250,9 @@ impl Survey {
             return Err(ReconfigureError::OtherChange(name(), stands.to_owned()));
         }
         self.longest_ttl = self.longest_ttl.max(ClusterConfig::max_ttl_of(stands).unwrap_or_default());
+        let skew = ClusterConfig::clock_skew_of(stands);
+        self.skew_is_untold |= skew.is_none() && ClusterConfig::node_set_of(stands).is_some();
+        self.longest_skew = self.longest_skew.max(skew.unwrap_or_default());
         if let Some(set) = ClusterConfig::node_set_of(stands).filter(|set| *set != self.config.node_set()) {
             let other = self.left.get_or_insert_with(|| set.to_owned());
             if set != other {
@@ -240,7 +270,7 @@ impl Survey {
         new: &[Seen],
         mut told: impl FnMut(Progress<'_>),
     ) -> Result<Vec<Seen>, ReconfigureError> {
-        let set = ClusterConfig::new(&old.cluster, Duration::ZERO).node_set().to_owned();
+        let set = ClusterConfig::new(&old.cluster, Duration::ZERO, Duration::ZERO).node_set().to_owned();
         if let Some(left) = self.left.as_ref().filter(|left| **left != set) {
             return Err(ReconfigureError::OtherSet(left.clone()));
         }
@@ -270,6 +300,7 @@ impl Survey {
         if !told && old.max_ttl.is_none() {
             return Err(ReconfigureError::MaxTtlUnknown);
         }
+        self.skew_is_untold |= !told;
         self.left = Some(set);
         self.longest_ttl = self.longest_ttl.max(old.max_ttl.unwrap_or_default());
         let needed = Quorum::new(total).map_or(0, Quorum::blocking);
@@ -279,9 +310,10 @@ impl Survey {
 }
 
 impl Change {
-    /// For how long no master will vote: as long as a quarantine of the longest TTL.
+    /// For how long no master will vote: as long as a quarantine of the longest TTL and clock skew.
     pub fn wait(&self) -> Duration {
-        self.masters[0].master.settings.quarantine(self.longest_ttl)
+        let settings = self.masters[0].master.settings.with_max_clock_offset(self.longest_skew);
+        settings.quarantine(self.longest_ttl)
     }
 
     /// Stops the votes, waits, and writes the new markers. May be dropped anywhere, and is then to be run again from
@@ -295,7 +327,7 @@ impl Change {
         mut told: impl FnMut(Progress<'_>),
     ) -> Result<(), ReconfigureError> {
         let config = self.masters[0].master.identity.cluster_config();
-        let under_way = config.marker_under_way(&self.left, self.longest_ttl, nonce(entropy));
+        let under_way = config.marker_under_way(&self.left, self.longest_ttl, self.longest_skew, nonce(entropy));
         // In one order, whatever the lists: the first master that two operators have in common decides between them.
         let mut all: Vec<_> = self.masters.iter().chain(&self.leaving).collect();
         all.sort_by(|a, b| a.master.name.cmp(&b.master.name));

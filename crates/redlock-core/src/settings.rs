@@ -36,7 +36,7 @@ impl Settings {
     #[cfg(feature = "redis")]
     pub fn of_masters(&self, cluster: &str) -> RedisSettings {
         let Self { key_prefix, max_ttl, node_timeout, drift_factor, node, .. } = self.clone();
-        let cluster_config = ClusterConfig::new(cluster, max_ttl.duration());
+        let cluster_config = ClusterConfig::new(cluster, max_ttl.duration(), node.max_clock_offset);
         RedisSettings {
             node,
             key_prefix,

@@ -1,12 +1,13 @@
 //! The command line: what the program can be told to do.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use redlock_core::Ttl;
 
 use crate::auth::{Verb, is_key_name};
-use crate::config::{Settings, ttl};
+use crate::config::{Settings, clock_skew, ttl};
 
 /// Distributed locks over plain HTTP, on independent Redis masters.
 ///
@@ -61,8 +62,11 @@ pub enum Command {
         /// The --max-ttl that the gateways used until now; wanted when no marker of theirs is left that tells it.
         #[arg(long, value_name = "TIME", requires = "old_nodes", value_parser = ttl)]
         old_max_ttl: Option<Ttl>,
+        /// The --clock-skew that the gateways used until now, the longest where they differed; wanted when a marker does not tell it.
+        #[arg(long, value_name = "DURATION", value_parser = clock_skew())]
+        old_clock_skew: Option<Duration>,
         /// Say that no nodes were used before these. Otherwise nodes that tell of none want the old ones named.
-        #[arg(long, conflicts_with_all = ["old_nodes", "old_cluster", "old_max_ttl"])]
+        #[arg(long, conflicts_with_all = ["old_nodes", "old_cluster", "old_max_ttl", "old_clock_skew"])]
         no_old_nodes: bool,
         #[command(flatten)]
         settings: Settings,

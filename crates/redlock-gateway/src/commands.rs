@@ -12,7 +12,7 @@ use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::probe::{Master, Probe, Verdict};
 use redlock_core::node::redis::{RedisNode, RedisUrl};
 use redlock_core::quorum::Quorum;
-use redlock_core::reconfigure::{Old, OldNodes, Progress, ReconfigureError, survey};
+use redlock_core::reconfigure::{Left, Old, OldNodes, Progress, ReconfigureError, survey};
 
 use crate::audit::AuditFile;
 use crate::auth::{Keys, Secret, Verb, exposed_mode};
@@ -168,7 +168,8 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
         (_, new) => println!("nodes: {new}"),
     }
     let in_words = |error| reconfigure_error(error, if old_urls.is_empty() { "none" } else { &old_cluster });
-    let change = survey(masters(config, urls), old_nodes, print_progress).await.map_err(in_words)?;
+    let left = Left { nodes: old_nodes, clock_skew: old.clock_skew };
+    let change = survey(masters(config, urls), left, print_progress).await.map_err(in_words)?;
     if !really {
         let wait = show(change.wait());
         println!(
@@ -186,11 +187,17 @@ fn print_progress(progress: Progress<'_>) {
     match progress {
         Progress::Stays { master, marker: None, .. } => println!("{master}: joins; it has no marker yet"),
         Progress::Stays { master, marker: Some(marker), new_prefix } => {
-            let max_ttl = |marker| ClusterConfig::max_ttl_of(marker).map(show);
-            match (max_ttl(marker), max_ttl(new_prefix)) {
-                (Some(old), Some(new)) if old != new => println!("{master}: stays; max_ttl {old} → {new}"),
-                _ => println!("{master}: stays"),
-            }
+            let changes = [
+                ("max_ttl", ClusterConfig::max_ttl_of(marker), ClusterConfig::max_ttl_of(new_prefix)),
+                ("clock_skew", ClusterConfig::clock_skew_of(marker), ClusterConfig::clock_skew_of(new_prefix)),
+            ];
+            let changed = |(what, old, new): (&str, Option<Duration>, Option<Duration>)| {
+                let (old, new) = (old?, new?);
+                (old != new).then(|| format!("{what} {} → {}", show(old), show(new)))
+            };
+            let changes: Vec<_> = changes.into_iter().filter_map(changed).collect();
+            let colon = if changes.is_empty() { "" } else { "; " };
+            println!("{master}: stays{colon}{}", changes.join(", "));
         }
         Progress::Leaves { master, .. } => println!("{master}: leaves"),
         Progress::Lost { master, error } => println!("{master}: {error}; leaves without having answered"),
@@ -222,6 +229,11 @@ fn reconfigure_error(error: ReconfigureError, old_given: &str) -> String {
              gateways used until now"
                 .into()
         }
+        ReconfigureError::ClockSkewUnknown => {
+            "--old-clock-skew: not all markers tell it (those of older versions do not); say the --clock-skew that the gateways \
+             used until now, the longest where they differed"
+                .into()
+        }
         error @ (ReconfigureError::Unreachable(..)
         | ReconfigureError::OtherChange(..)
         | ReconfigureError::Overtaken(..)
@@ -236,6 +248,7 @@ pub struct OldCluster {
     pub nodes: Vec<String>,
     pub name: Option<String>,
     pub max_ttl: Option<Ttl>,
+    pub clock_skew: Option<Duration>,
     /// There was none.
     pub is_none: bool,
 }

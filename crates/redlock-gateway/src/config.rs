@@ -32,7 +32,7 @@ pub use self::origin::Origin;
 pub use self::tls::TlsFiles;
 use self::tls::TlsFlags;
 use self::value::{DAY, count, duration, listed};
-pub use self::value::{show, ttl};
+pub use self::value::{clock_skew, show, ttl};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// More of anything is a mistake.
@@ -90,7 +90,7 @@ pub struct Settings {
     pub drift_factor: f64,
     /// How far apart the clocks of gateways and nodes may be
     #[arg(long, value_name = "DURATION", env = "REDLOCK_CLOCK_SKEW", default_value = "2s")]
-    #[arg(value_parser = duration(SECOND / 10..=SECOND * 600))]
+    #[arg(value_parser = clock_skew())]
     pub clock_skew: Duration,
     /// Put before a lock's name to make its key on the nodes; may be empty
     #[arg(long, value_name = "TEXT", env = "REDLOCK_KEY_PREFIX", default_value = "lock:")]

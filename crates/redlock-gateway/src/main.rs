@@ -44,11 +44,12 @@ fn main() -> ExitCode {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
         }),
-        Command::Reconfigure { yes, old_nodes, old_cluster, old_max_ttl, no_old_nodes, settings } => {
+        Command::Reconfigure { yes, old_nodes, old_cluster, old_max_ttl, old_clock_skew, no_old_nodes, settings } => {
             let old = commands::OldCluster {
                 nodes: old_nodes,
                 name: old_cluster,
                 max_ttl: old_max_ttl,
+                clock_skew: old_clock_skew,
                 is_none: no_old_nodes,
             };
             on_runtime(settings, async |config| match commands::reconfigure(&config, &old, yes).await {

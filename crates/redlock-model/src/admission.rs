@@ -23,6 +23,7 @@
 //!
 //! # What is taken for granted
 //!
+//! - A process and its connections are gone before the next one starts. Names that move are simulated (`redlock-sim`).
 //! - Gateways look at a node so often that what makes its memory doubtful while the process goes on is seen by all of them
 //!   before it votes again: such events end sessions.
 //! - A node that has forgotten something is not restarted with a synced file before a marker says so. A file that is
@@ -32,7 +33,7 @@
 //! - Gateways that have the new `max_ttl` see no node without a marker before the change has ended; the old ones are
 //!   stopped when it begins.
 //!
-//! Without [`Bounds::is_operated_well`] the second, third and fourth do not hold, and it goes wrong: known limits, not
+//! Without [`Bounds::is_operated_well`] the third, fourth and fifth do not hold, and it goes wrong: known limits, not
 //! promises.
 
 mod bounds;

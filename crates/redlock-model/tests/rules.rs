@@ -103,7 +103,7 @@ fn fields(debug: &str) -> Vec<&str> {
 }
 
 /// They watch over what the model assumes: that a name leads to one process, and clocks keep their promise.
-const ASSUMED: [&str; 2] = ["name_is_followed", "rate_is_checked"];
+const ASSUMED: [&str; 4] = ["name_is_followed", "returned_waits", "two_alive_are_noticed", "rate_is_checked"];
 
 #[test]
 fn the_rules_of_the_code_are_rules_of_the_model() {

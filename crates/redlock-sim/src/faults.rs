@@ -238,7 +238,7 @@ impl Stage {
 
     fn gateway_clock(&self, chance: &mut Chance) {
         let gateway = &self.gateways[chance.below(self.gateways.len() as u64) as usize];
-        let offset = chance.around(self.plan.skew.as_micros() as u64 / 2);
+        let offset = chance.around(gateway.clock_limit());
         gateway.clock.set_offset(offset);
         self.note(format!("g{}", gateway.index), format!("wall clock {:+} ms", offset / 1000));
     }
@@ -278,7 +278,9 @@ impl Stage {
     /// For longer than gateways take to notice.
     fn name(&self, chance: &mut Chance) {
         let victim = chance.below(self.masters.len() as u64) as usize;
-        self.masters[victim].move_name();
+        if !self.masters[victim].move_name(false) {
+            return;
+        }
         self.note(format!("n{victim}"), "is another process from now on; open connections lead to the old one");
         let (stage, pause) = (self.clone(), chance.millis(100, 12_000));
         tokio::spawn(async move {

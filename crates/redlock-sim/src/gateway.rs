@@ -78,16 +78,18 @@ impl Gateway {
         let dead = Arc::new(AtomicBool::new(false));
         // Every gateway's first process has the operator's word that the cluster is brand-new.
         let first = state.started == 1;
-        let cluster_config = ClusterConfig::new(&cluster_of(&self.masters), self.plan.max_ttl);
+        let cluster_config = self.plan.cluster_config(&cluster_of(&self.masters));
         let observer = Watch { gateway: self.index, dead: dead.clone(), recorder: self.recorder.clone() };
         let seams = Seams { clock: self.clock.clone(), entropy, observer: Arc::new(observer) };
         let quarantine = self.plan.node_settings().quarantine(self.plan.max_ttl);
         let peers = Arc::<Peers>::default();
         let node = |master: &Arc<Master>| {
             let name = node_name(master);
-            let admission =
-                Admission::new(cluster_config.identity(&name), quarantine, self.plan.skew).expecting_bootstrap(first);
-            let link = SimLink::new(self.index, master.clone(), self.network.clone(), self.recorder.clone());
+            let admission = Admission::new(cluster_config.identity(&name), quarantine, self.plan.skew)
+                .returning_after(self.plan.node_settings().returns_after())
+                .expecting_bootstrap(first);
+            let (network, recorder) = (self.network.clone(), self.recorder.clone());
+            let link = SimLink::new(self.index, master.clone(), network, recorder, self.plan.node_settings());
             let remote = self.plan.worker(&name, link.clone(), admission, (peers.clone(), seams.clone()));
             Arc::new(SimNode { remote, link, dead: dead.clone() })
         };
@@ -150,6 +152,11 @@ impl Gateway {
         if let (Some(process), Some(place)) = (&self.state().process, place) {
             process.nodes[place].link.cut("connection reset", hints);
         }
+    }
+
+    /// How far its clock may be from true time, in microseconds: half of its S.
+    pub fn clock_limit(&self) -> u64 {
+        self.plan.skew.as_micros() as u64 / 2
     }
 
     /// How many wait at it; `None` when it is down.
@@ -262,6 +269,12 @@ impl Node for SimNode {
 }
 
 impl Plan {
+    /// What markers say.
+    pub fn cluster_config(&self, cluster: &str) -> ClusterConfig {
+        let skew = if self.marker_names_skew { self.skew } else { Duration::ZERO };
+        ClusterConfig::new(cluster, self.max_ttl, skew)
+    }
+
     /// What masters are told.
     pub fn node_settings(&self) -> NodeSettings {
         let settings = NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules);

@@ -11,7 +11,7 @@ use redlock_core::node::link::{
     Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
     StoredPage, Subscription, Swapped,
 };
-use redlock_core::node::{Engine, Hint, Keys, Task};
+use redlock_core::node::{Engine, Hint, Keys, NodeSettings, Task};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
@@ -31,6 +31,8 @@ pub struct SimLink {
     master: Arc<Master>,
     network: Arc<Network>,
     recorder: Arc<Recorder>,
+    /// Of the gateway.
+    settings: NodeSettings,
     current: Arc<Mutex<Current>>,
 }
 
@@ -44,8 +46,14 @@ struct Current {
 
 impl SimLink {
     /// A way without a connection.
-    pub fn new(gateway: u8, master: Arc<Master>, network: Arc<Network>, recorder: Arc<Recorder>) -> Self {
-        Self { gateway, master, network, recorder, current: Arc::default() }
+    pub fn new(
+        gateway: u8,
+        master: Arc<Master>,
+        network: Arc<Network>,
+        recorder: Arc<Recorder>,
+        settings: NodeSettings,
+    ) -> Self {
+        Self { gateway, master, network, recorder, settings, current: Arc::default() }
     }
 
     /// Breaks the connection of the moment, and if wanted the one on which hints come.
@@ -245,7 +253,8 @@ impl Session for SimSession {
         }
         let under_way = self.calls.clone();
         let ops = tasks.iter().map(|task| task.op.clone()).collect();
-        let answer = ask(&self.link.master, &self.connection, Question::Call { marker, ops });
+        let answer =
+            ask(&self.link.master, &self.connection, Question::Call { marker, settings: self.link.settings, ops });
         async move {
             let answer = answer.await;
             drop(under_way);

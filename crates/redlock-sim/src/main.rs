@@ -25,11 +25,14 @@ Examples:
   redlock-sim --seeds 0..50 --scenario rolling             one extended lock, masters restarted empty in turn
   redlock-sim --seeds 0..50 --scenario queue               many who wait for one lock or two
   redlock-sim --seeds 0..50 --scenario reconfigure         an operator changes the configuration
+ redlock-sim --seeds 0..500 --scenario moved              names move to processes that have read the old ones' files
+  redlock-sim --seeds 0..500 --scenario skews              one gateway has another clock skew
   redlock-sim --seeds 0..500 --scenario fast-clocks        what clocks that break their promise can do
 
 Rules for --without: lock-is-kept, release-is-a-barrier, release-keeps-newer, undo-is-exact, clock-is-checked, fence-is-checked,
-marker-is-checked, quarantine-is-waited, forgotten-is-given-back, name-is-followed, rate-is-checked (see --scenario
-fast-clocks), missing-is-healed (found by --scenario rolling).
+marker-is-checked, quarantine-is-waited, forgotten-is-given-back, name-is-followed, returned-waits and two-alive-are-noticed
+(found by --scenario moved), marker-names-skew (found by --scenario skews), rate-is-checked (see --scenario fast-clocks),
+missing-is-healed (found by --scenario rolling).
 
 Exit status: 0 no violation, 1 violations, 2 wrong usage.")]
 struct Arguments {
@@ -66,6 +69,10 @@ enum ScenarioArgument {
     Queue,
     /// An operator moves the masters to another configuration.
     Reconfigure,
+    /// Names move to processes that have read the files of the old ones, while these go on.
+    Moved,
+    /// The storm with one gateway that has another clock skew.
+    Skews,
     /// The storm with clocks of masters that run faster than promised: not without violations, but with fewer of them
     /// than --without rate-is-checked.
     FastClocks,
@@ -86,6 +93,8 @@ impl Arguments {
             ScenarioArgument::Contended => Plan::rolling(seed, true),
             ScenarioArgument::Queue => Plan::queue(seed),
             ScenarioArgument::Reconfigure => Plan::reconfigure(seed),
+            ScenarioArgument::Moved => Plan::moved(seed),
+            ScenarioArgument::Skews => Plan::skews(seed),
             ScenarioArgument::FastClocks => Plan::fast_clocks(seed),
         };
         if let Some(rule) = self.without {
@@ -109,6 +118,8 @@ impl Arguments {
             ScenarioArgument::Contended => command += " --scenario contended",
             ScenarioArgument::Queue => command += " --scenario queue",
             ScenarioArgument::Reconfigure => command += " --scenario reconfigure",
+            ScenarioArgument::Moved => command += " --scenario moved",
+            ScenarioArgument::Skews => command += " --scenario skews",
             ScenarioArgument::FastClocks => command += " --scenario fast-clocks",
         }
         if let Some(nodes) = self.nodes {

@@ -21,6 +21,7 @@ use redlock_core::node::memory::{MemoryNode, Snapshot};
 use redlock_core::node::{Effect, Failure, Hint, Keys, NodeSettings, Op, Reason, ReleaseScope, Rules, Vote};
 use redlock_core::types::LockName;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use crate::chance::Chance;
 use crate::history::{Grant, Kind, Landing, Moment, Recorder};
@@ -49,8 +50,9 @@ pub enum Question {
     Adopt(Adoption),
     /// Note that it has caught up under this marker.
     CaughtUp(String),
-    /// Lock operations, under the marker that admits the gateway; one script call, so nothing comes between them.
-    Call { marker: String, ops: Vec<Arc<Op>> },
+    /// Lock operations, under the marker that admits the gateway and with its settings; one script call, so nothing comes
+    /// between them.
+    Call { marker: String, settings: NodeSettings, ops: Vec<Arc<Op>> },
     /// From now on, what is published.
     Listen(mpsc::UnboundedSender<Hint>),
 }
@@ -116,10 +118,18 @@ struct Process {
     is_replica: bool,
     was_replica: bool,
     promotions: u64,
-    /// The process that had the name before and still has connections, with its data.
-    former: Option<(u64, Arc<MemoryNode>)>,
+    started: Instant,
+    /// The process that had the name before and still has connections.
+    former: Option<Former>,
     connections: Vec<Weak<Connection>>,
     listeners: Vec<(Weak<Connection>, mpsc::UnboundedSender<Hint>)>,
+}
+
+#[derive(Clone)]
+struct Former {
+    run: u64,
+    durable: bool,
+    memory: Arc<MemoryNode>,
 }
 
 impl Master {
@@ -145,6 +155,7 @@ impl Master {
             is_replica: false,
             was_replica: false,
             promotions: 0,
+            started: Instant::now(),
             former: None,
             connections: Vec::new(),
             listeners: Vec::new(),
@@ -176,9 +187,9 @@ impl Master {
         if !process.up {
             return;
         }
-        if let Some((run, memory)) = process.former.clone().filter(|(run, _)| *run == arrival.connection.run) {
+        if let Some(former) = process.former.clone().filter(|former| former.run == arrival.connection.run) {
             drop(process);
-            return self.serve(arrival, run, &memory);
+            return self.serve(arrival, former.run, &former.memory);
         }
         if process.run != arrival.connection.run {
             // Something between the two (a proxy, a client's own reconnect) led it to the new process.
@@ -258,6 +269,7 @@ impl Master {
             self.recorder.loss(self.index);
         }
         process.run += 1;
+        process.started = Instant::now();
         (process.is_replica, process.was_replica) = (false, false);
         (process.up, process.durable) = (true, durable);
         Some((left, durable))
@@ -335,10 +347,12 @@ impl Master {
                 memory.mark_caught_up(marker);
                 Reply::Noted
             }
-            Question::Call { marker, ops } => {
+            Question::Call { marker, settings, ops } => {
                 let is_admitted = !self.marker_is_checked || memory.marker().as_deref() == Some(marker);
                 let time_micros = Some(self.clock.wall_micros() as i64);
-                let votes = ops.iter().map(|op| self.execute(memory, marker, op, &arrival.connection)).collect();
+                let settings = settings.with_rules(self.settings.rules());
+                let run = |op: &Arc<Op>| self.execute(memory, (marker, &settings), op, &arrival.connection);
+                let votes = ops.iter().map(run).collect();
                 let write_error = (ops.is_empty() && memory.is_full()).then(|| "OOM no memory left".to_owned());
                 Reply::Answer(Answer { votes, time_micros, is_admitted, write_error })
             }
@@ -350,14 +364,20 @@ impl Master {
         arrival.connection.answer(reply, arrival.answer);
     }
 
-    fn execute(&self, memory: &MemoryNode, marker: &str, op: &Op, connection: &Connection) -> Vote {
+    fn execute(
+        &self,
+        memory: &MemoryNode,
+        (marker, settings): (&str, &NodeSettings),
+        op: &Op,
+        connection: &Connection,
+    ) -> Vote {
         let writes = !matches!(op, Op::Inspect { .. });
         let vote = if writes && self.process().is_replica {
             self.recorder.situation("READONLY");
             let detail = "READONLY You can't write against a read only replica.".into();
             Vote::Failed(Failure { reason: Reason::Error, effect: Effect::Possible, detail })
         } else {
-            memory.run_with(marker, op)
+            memory.run_with(marker, settings, op)
         };
         if matches!(&vote, Vote::Failed(failure) if failure.detail.starts_with("OOM")) {
             self.recorder.situation("out of memory");
@@ -406,7 +426,9 @@ impl Master {
 
     fn facts(&self, run: u64) -> Facts {
         let process = self.process();
-        let durability = if process.durable { Durability::Durable } else { Durability::Volatile("appendonly no") };
+        let former = process.former.as_ref().filter(|former| former.run == run);
+        let durable = former.map_or(process.durable, |former| former.durable);
+        let durability = if durable { Durability::Durable } else { Durability::Volatile("appendonly no") };
         Facts {
             run_id: run_id_of(self.index, run),
             version: "7.4.0".into(),
@@ -417,6 +439,7 @@ impl Master {
             rewritten: false,
             was_replica: process.was_replica,
             time_micros: self.clock.wall_micros(),
+            uptime_seconds: if former.is_some() { 0 } else { process.started.elapsed().as_secs() },
             // The part that is looked at comes first.
             replication_id: format!("{:08x}", run << 8 | process.promotions),
         }

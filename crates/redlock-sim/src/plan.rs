@@ -4,6 +4,7 @@
 //! all rates are within the drift factor, masters are independent, clients do not use a lock past their deadline (they
 //! may write past it; that is what fencing tokens are for). Any number of masters may lose their data at any time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redlock_core::node::Rules;
@@ -29,6 +30,8 @@ pub enum Scenario {
     Queue,
     /// An operator moves the masters to another configuration.
     Reconfigure,
+    /// Names move to processes that have read the files of the old ones, while these go on.
+    Moved,
 }
 
 /// Mean gaps between faults of one kind in the whole cluster; `None` for never.
@@ -97,6 +100,10 @@ pub struct Plan {
     pub max_ttl: Duration,
     /// S and D.
     pub skew: Duration,
+    /// Those of the last gateway, where an operator has mistaken them; its clock is off by as much.
+    pub odd_skew: Option<Duration>,
+    /// Whether markers name them.
+    pub marker_names_skew: bool,
     /// How long a fence outlives what it is for, where it is not as long as the core says.
     pub fence_grace: Option<Duration>,
     /// How long rounds wait for a master.
@@ -171,6 +178,8 @@ impl Plan {
             length: Duration::from_secs(60),
             max_ttl: chance.pick(&[MAX_TTL, MAX_TTL, LONG_MAX_TTL]),
             skew: chance.pick(&[500, 700, 1_000]).millis(),
+            odd_skew: None,
+            marker_names_skew: true,
             fence_grace: None,
             node_timeout: Duration::from_millis(50),
             overlap_above: chance.pick(&[NEVER, NEVER, 0, 8]).millis(),
@@ -195,6 +204,36 @@ impl Plan {
         let storm = Self::storm(seed);
         let faults = Faults { slew: Some(Duration::from_secs(5)), ..storm.faults };
         Self { slewed_ppm: 83_000, faults, ..storm }
+    }
+
+    /// The storm of a seed in which the last gateway has a clock skew of its own.
+    pub fn skews(seed: u64) -> Self {
+        let storm = Self::storm(seed);
+        Self { odd_skew: Some(storm.skew * 12), ..storm }
+    }
+
+    /// Moves of names to processes that have read the old ones' files. Nothing else goes wrong, but for one connection each.
+    pub fn moved(seed: u64) -> Self {
+        let storm = Self::storm(seed);
+        let mut chance = Chance::new(seed, Stream::Plan);
+        Self {
+            scenario: Scenario::Moved,
+            masters: chance.pick(&[5, 3, 3, 1]),
+            foreign_clients: 0,
+            bootstrap_cuts: false,
+            names: chance.pick(&[1, 2]),
+            latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 6), spike_percent: 0, spike_ms: 0 },
+            faults: Faults::default(),
+            ..storm
+        }
+    }
+
+    /// What a gateway is configured with.
+    pub fn of_gateway(self: &Arc<Self>, index: u8) -> Arc<Self> {
+        match self.odd_skew.filter(|_| index + 1 == self.gateways) {
+            Some(skew) => Arc::new(Self { skew, ..self.as_ref().clone() }),
+            None => self.clone(),
+        }
     }
 
     /// The rolling restart of a seed, with or without others that want the lock.

@@ -1,5 +1,5 @@
 //! An operator moves the masters to another configuration, by the protocol that ships: another `max_ttl`, and in most
-//! histories another node set. The first half of the gateways has the old configuration, the second half the new one. The old
+//! histories another node set or clock skew. The first half of the gateways has the old configuration, the second half the new one. The old
 //! ones are stopped before, but for one sometimes, which runs on for a while; the operator's connections break, the command is
 //! interrupted and run again, somebody else runs it at the same time, for the same or another target, and a master loses its
 //! data meanwhile. Then the new gateways start, and any number of masters
@@ -12,16 +12,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::probe;
-use redlock_core::reconfigure::{Old, OldNodes, Progress, ReconfigureError, survey};
+use redlock_core::reconfigure::{Left, Old, OldNodes, Progress, ReconfigureError, survey};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::chance::{Chance, SimEntropy, Stream};
 use crate::faults::Stage;
 use crate::gateway::{cluster_of, node_name};
 use crate::link::{CALL_DEADLINE, SimLink};
-use crate::master::{Left, Master};
+use crate::master::{self, Master};
 use crate::plan::{Plan, Scenario};
 
 type Masters = Arc<[Arc<Master>]>;
@@ -36,6 +35,7 @@ const FOREVER: Duration = Duration::from_secs(3_600);
 struct Config {
     masters: Range<usize>,
     max_ttl: Duration,
+    skew: Duration,
 }
 
 impl Config {
@@ -49,7 +49,12 @@ impl Config {
             4..=7 => (0..all - all / 3, all / 3..all),
             _ => (0..all - all / 2, (all - all / 2).min(all - 1)..all),
         };
-        if is_new { Self { masters: new, max_ttl } } else { Self { masters: old, max_ttl: plan.max_ttl } }
+        let (old_skew, new_skew) = chance.pick(&[(1, 1), (1, 1), (1, 2), (1, 4), (4, 1)]);
+        if is_new {
+            Self { masters: new, max_ttl, skew: plan.skew * new_skew }
+        } else {
+            Self { masters: old, max_ttl: plan.max_ttl, skew: plan.skew * old_skew }
+        }
     }
 }
 
@@ -59,7 +64,7 @@ pub fn configuration(plan: &Arc<Plan>, gateway: u8, masters: &Masters) -> (Arc<P
         return (plan.clone(), masters.clone());
     }
     let config = Config::of(plan, gateway >= plan.gateways / 2);
-    let mut of_gateway = Plan { max_ttl: config.max_ttl, ..plan.as_ref().clone() };
+    let mut of_gateway = Plan { max_ttl: config.max_ttl, skew: config.skew, ..plan.as_ref().clone() };
     of_gateway.rules.quarantine_is_waited = true;
     (Arc::new(of_gateway), masters[config.masters].into())
 }
@@ -140,29 +145,32 @@ impl<'a> Operator<'a> {
     fn new(stage: &'a Stage, kind: Kind) -> Self {
         let number = OPERATORS[usize::from(matches!(kind, Kind::Second | Kind::Mistaken))];
         let chance = Chance::new(stage.plan.seed, Stream::Fault(u8::MAX - 6 - kind as u8));
-        let link =
-            |master: &Arc<Master>| SimLink::new(number, master.clone(), stage.network.clone(), stage.recorder.clone());
+        let link = |master: &Arc<Master>| {
+            let (network, recorder) = (stage.network.clone(), stage.recorder.clone());
+            SimLink::new(number, master.clone(), network, recorder, stage.plan.node_settings())
+        };
         let links = stage.masters.iter().map(link).collect();
         let entropy = SimEntropy::new(Chance::new(stage.plan.seed, Stream::Fault(u8::MAX - 10 - kind as u8)));
         Self { stage, links, chance, entropy, kind }
     }
 
-    fn masters(&self, is_new: bool) -> (String, Vec<probe::Master>, Duration) {
+    fn masters(&self, is_new: bool) -> (String, Vec<probe::Master>, Config) {
         let stage = self.stage;
-        let Config { masters, mut max_ttl } = Config::of(&stage.plan, is_new);
+        let Config { masters, mut max_ttl, skew } = Config::of(&stage.plan, is_new);
         if is_new && self.kind == Kind::Mistaken {
             max_ttl += Duration::from_millis(500);
         }
         let cluster = cluster_of(&stage.masters[masters.clone()]);
-        let cluster_config = ClusterConfig::new(&cluster, max_ttl);
+        let plan = Plan { max_ttl, skew, ..stage.plan.as_ref().clone() };
+        let cluster_config = plan.cluster_config(&cluster);
         let master = |index: usize| probe::Master {
             name: node_name(&stage.masters[index]),
             identity: cluster_config.identity(&node_name(&stage.masters[index])),
-            settings: stage.plan.node_settings(),
+            settings: plan.node_settings(),
             call_deadline: CALL_DEADLINE,
             link: Arc::new(self.links[index].clone()),
         };
-        (cluster, masters.map(master).collect(), max_ttl)
+        (cluster, masters.clone().map(master).collect(), Config { masters, max_ttl, skew })
     }
 
     /// Until it has been done once without an interruption. Whether it was: somebody else may be about it.
@@ -172,10 +180,13 @@ impl<'a> Operator<'a> {
         let done = loop {
             let patience = if self.chance.percent(35) { self.chance.millis(5, 6_000) } else { FOREVER };
             let attempt = async {
-                let (cluster, masters, max_ttl) = self.masters(false);
+                let (cluster, masters, Config { max_ttl, skew, .. }) = self.masters(false);
                 let old = match self.kind {
-                    Kind::Later => Old::Unsaid,
-                    _ => Old::Nodes(OldNodes { cluster, masters, max_ttl: Some(max_ttl) }),
+                    Kind::Later => Left { nodes: Old::Unsaid, clock_skew: None },
+                    _ => Left {
+                        nodes: Old::Nodes(OldNodes { cluster, masters, max_ttl: Some(max_ttl) }),
+                        clock_skew: Some(skew),
+                    },
                 };
                 let change = survey(self.masters(true).1, old, told).await?;
                 change.carry_out(&self.entropy, told).await
@@ -217,7 +228,7 @@ async fn lose(stage: Stage, victim: usize, pause: Duration, down: Duration) {
     sleep(pause).await;
     stage.recorder.fault();
     let mut chance = Chance::new(stage.plan.seed + victim as u64, Stream::Fault(u8::MAX - 5));
-    stage.restart(victim, down, Left::Nothing, false, &mut chance).await;
+    stage.restart(victim, down, master::Left::Nothing, false, &mut chance).await;
 }
 
 fn retire(stage: &Stage, old: usize) {

@@ -30,6 +30,12 @@ pub enum Rule {
     ForgottenIsGivenBack,
     /// A process votes no longer when its name leads to another one.
     NameIsFollowed,
+    /// A process that has come back with its data votes when no gateway can still talk to the one before it.
+    ReturnedWaits,
+    /// It is quarantined when a gateway saw the one before it alive beside it.
+    TwoAliveAreNoticed,
+    /// A marker names the clock skew, so that gateways with different ones do not vote together.
+    MarkerNamesSkew,
     /// A node whose clock runs faster than promised is quarantined.
     RateIsChecked,
     /// A successful extension sets the lock again on nodes that lost it.
@@ -41,7 +47,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::LockIsKept,
         Self::ReleaseIsABarrier,
         Self::ReleaseKeepsNewer,
@@ -52,6 +58,9 @@ impl Rule {
         Self::QuarantineIsWaited,
         Self::ForgottenIsGivenBack,
         Self::NameIsFollowed,
+        Self::ReturnedWaits,
+        Self::TwoAliveAreNoticed,
+        Self::MarkerNamesSkew,
         Self::RateIsChecked,
         Self::MissingIsHealed,
         Self::AdmittedIsCaughtUp,
@@ -71,6 +80,9 @@ impl Rule {
             Self::QuarantineIsWaited => "quarantine-is-waited",
             Self::ForgottenIsGivenBack => "forgotten-is-given-back",
             Self::NameIsFollowed => "name-is-followed",
+            Self::ReturnedWaits => "returned-waits",
+            Self::TwoAliveAreNoticed => "two-alive-are-noticed",
+            Self::MarkerNamesSkew => "marker-names-skew",
             Self::RateIsChecked => "rate-is-checked",
             Self::MissingIsHealed => "missing-is-healed",
             Self::AdmittedIsCaughtUp => "admitted-is-caught-up",
@@ -82,8 +94,9 @@ impl Rule {
     pub fn off(self, plan: Plan) -> Plan {
         let mut rules = plan.rules;
         let rule = match self {
-            // No switch of the core, but a time.
+            // No switches of the core, but a time and a word.
             Self::FenceOutlivesLock => return Plan { fence_grace: Some(Duration::ZERO), ..plan },
+            Self::MarkerNamesSkew => return Plan { marker_names_skew: false, ..plan },
             Self::LockIsKept => &mut rules.lock_is_kept,
             Self::ReleaseIsABarrier => &mut rules.release_is_a_barrier,
             Self::ReleaseKeepsNewer => &mut rules.release_keeps_newer,
@@ -94,6 +107,8 @@ impl Rule {
             Self::QuarantineIsWaited => &mut rules.quarantine_is_waited,
             Self::ForgottenIsGivenBack => &mut rules.forgotten_is_given_back,
             Self::NameIsFollowed => &mut rules.name_is_followed,
+            Self::ReturnedWaits => &mut rules.returned_waits,
+            Self::TwoAliveAreNoticed => &mut rules.two_alive_are_noticed,
             Self::RateIsChecked => &mut rules.rate_is_checked,
             Self::MissingIsHealed => &mut rules.missing_is_healed,
             Self::AdmittedIsCaughtUp => &mut rules.admitted_is_caught_up,

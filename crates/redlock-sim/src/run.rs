@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redlock_core::node::admission::NAME_MOVES_WITHIN;
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
@@ -32,8 +33,14 @@ pub struct Outcome {
 /// From the end of all faults and requests to the last look: enough for every release that is owed, and short enough that
 /// those with the longest TTL would still be there.
 const SETTLE: Duration = Duration::from_millis(2_500);
+/// By then a cluster is in service.
+const IN_SERVICE: Duration = Duration::from_secs(10);
 /// Nobody has so much patience, or so many things to ask for one after the other, that it takes longer.
 const LAST_ANSWER: Duration = Duration::from_secs(60);
+/// A connection to a process that has lost its name breaks so soon.
+const CUT_WITHIN_MS: u64 = 2_500;
+/// Until then gateways have seen that a name has moved, or heard it from one that has.
+const MOVE_TAKES: Duration = Duration::from_secs(9);
 /// How often something is looked at that nobody tells of.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -47,8 +54,13 @@ pub fn run(plan: &Plan) -> Outcome {
     let history = runtime.block_on(perform(Arc::new(plan.clone())));
     drop(runtime);
     let mut violations = check(&history);
-    // Elsewhere clients leave locks behind, and clocks stay wrong, long after the last fault.
-    violations.retain(|violation| violation.demand != Demand::Idle || plan.scenario == Scenario::Queue);
+    violations.retain(|violation| match violation.demand {
+        // Elsewhere clients leave locks behind, and clocks stay wrong, long after the last fault.
+        Demand::Idle => plan.scenario == Scenario::Queue,
+        // What the old process released the new one may still store, until it ends.
+        Demand::Orphan => plan.scenario != Scenario::Moved,
+        _ => true,
+    });
     Outcome { history, violations }
 }
 
@@ -70,16 +82,19 @@ async fn perform(plan: Arc<Plan>) -> History {
     }
     // An operator says that the cluster is new.
     if let Some(redlock) = stage.gateways[0].redlock() {
-        redlock.bootstrap().await;
+        // Masters that belong to the gateway with another skew never let this one hear the end.
+        let heard = if plan.odd_skew.is_some() { start + IN_SERVICE } else { stage.until };
+        let _ = timeout_at(heard, redlock.bootstrap()).await;
     }
 
     if plan.scenario == Scenario::Queue {
         // What is looked at is the line, not the beginning of a cluster.
-        let _ = timeout_at(start + Duration::from_secs(10), in_service(&stage)).await;
+        let _ = timeout_at(start + IN_SERVICE, in_service(&stage)).await;
     }
     let clients = begin_clients(&stage, start);
     match plan.scenario {
         Scenario::Storm | Scenario::Queue => stage.begin(),
+        Scenario::Moved => drop(tokio::spawn(move_files(stage.clone()))),
         Scenario::Rolling | Scenario::Contended | Scenario::Young => drop(tokio::spawn(roll(stage.clone()))),
         Scenario::Reconfigure => {
             stage.begin();
@@ -137,7 +152,7 @@ impl Scenario {
     fn habits(self, client: u8) -> Habits {
         match self {
             Self::Rolling | Self::Contended if client == 0 => Habits::Keeps,
-            Self::Storm | Self::Rolling | Self::Contended | Self::Reconfigure => Habits::Any,
+            Self::Storm | Self::Rolling | Self::Contended | Self::Reconfigure | Self::Moved => Habits::Any,
             Self::Young => Habits::Leaves,
             Self::Queue => Habits::Brisk,
         }
@@ -151,16 +166,20 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
         .map(|index| {
             let offset = chance.around(skew / 4);
             let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
-            let durable = matches!(plan.scenario, Scenario::Storm | Scenario::Queue) && chance.percent(25);
+            let durable = match plan.scenario {
+                Scenario::Storm | Scenario::Queue => chance.percent(25),
+                Scenario::Moved => true,
+                Scenario::Rolling | Scenario::Contended | Scenario::Young | Scenario::Reconfigure => false,
+            };
             Arc::new(Master::new(index, clock, (plan.node_settings(), plan.rules), durable, recorder.clone()))
         })
         .collect();
     let network = Arc::new(Network::new(plan.seed, plan.latency, plan.hint_loss_percent));
     let gateways = (0..plan.gateways)
         .map(|index| {
-            let offset = chance.around(skew / 2);
+            let (plan, masters) = reconfigure::configuration(&plan.of_gateway(index), index, &masters);
+            let offset = chance.around(plan.skew.as_micros() as u64 / 2);
             let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
-            let (plan, masters) = reconfigure::configuration(&plan, index, &masters);
             Gateway::new(index, clock, plan, masters, network.clone(), recorder.clone())
         })
         .collect();
@@ -210,6 +229,35 @@ async fn roll(stage: Stage) {
         while !stage.gateways.iter().all(lets_vote) {
             sleep(LOOK).await;
         }
+    }
+}
+
+/// Names of masters that sync every write move to processes which have read the file, one at a time. The old process goes
+/// on until all gateways have left it. The connections of one gateway break meanwhile, so that it is the first to come to
+/// the new process.
+async fn move_files(stage: Stage) {
+    let mut chance = Chance::new(stage.plan.seed, Stream::Fault(0));
+    loop {
+        sleep(chance.millis(3_000, 6_000)).await;
+        // When everything is mended the old processes end, seen or not.
+        if Instant::now() + MOVE_TAKES >= stage.until {
+            return;
+        }
+        let victim = chance.below(stage.masters.len() as u64) as usize;
+        let gateway = &stage.gateways[chance.below(stage.gateways.len() as u64) as usize];
+        if !stage.gateways.iter().all(|gateway| gateway.has_caught_up(victim) == Some(true))
+            || !stage.masters[victim].move_name(true)
+        {
+            continue;
+        }
+        stage.recorder.fault();
+        stage.recorder.note(format!("n{victim}"), "is another process from now on, with the old one's file");
+        sleep(chance.millis(0, CUT_WITHIN_MS)).await;
+        gateway.cut(victim, false);
+        stage.recorder.note(format!("g{}", gateway.index), format!("connection to n{victim} breaks"));
+        sleep(NAME_MOVES_WITHIN + chance.millis(0, 3_000)).await;
+        stage.masters[victim].end_former();
+        stage.recorder.note(format!("n{victim}"), "the old process is gone");
     }
 }
 

@@ -75,6 +75,21 @@ fn without_following_names() {
 }
 
 #[test]
+fn without_the_wait_of_a_process_that_came_back() {
+    is_missed(Rule::ReturnedWaits, "moved", Plan::moved, &SAFETY);
+}
+
+#[test]
+fn without_noticing_two_processes_alive() {
+    is_missed(Rule::TwoAliveAreNoticed, "moved", Plan::moved, &SAFETY);
+}
+
+#[test]
+fn without_the_skew_in_the_marker() {
+    is_missed(Rule::MarkerNamesSkew, "skews", Plan::skews, &SAFETY);
+}
+
+#[test]
 fn without_healing() {
     // Catching up after an admission would carry the lock, too.
     let plan = |seed| Rule::AdmittedIsCaughtUp.off(Plan::rolling(seed, false));

@@ -10,7 +10,9 @@
 //!
 //! 1. the marker is of this very process: admitted;
 //! 2. the marker is of an earlier process of this node, which synced every write to disk, and the new process does so
-//!    too, with the file that it loaded: admitted, for nothing that was acknowledged can be missing;
+//!    too, with the file that it loaded: admitted [`NAME_MOVES_WITHIN`] after this gateway first saw the process. By then
+//!    no gateway talks to the earlier process any more. A gateway that finds both alive *contests* the new process, which
+//!    is then quarantined: its file may lack what the earlier process granted after the new one had read it;
 //! 3. otherwise the node's memory of locks is doubtful, and it is *quarantined* until every lock that it may have
 //!    forgotten has ended ([`quarantine`]), or the other masters have told it which those are.
 //!
@@ -23,7 +25,8 @@
 //!
 //! A marker of another configuration is never overwritten: the node is refused, and an operator decides.
 //!
-//! What cannot be seen: a backup of an append-only file that was put back; a replica that was promoted in the place of a
+//! What cannot be seen: a process that loaded its append-only file while the earlier one still granted locks, when the
+//! earlier one ended before any gateway saw the two; a backup of an append-only file that was put back; a replica that was promoted in the place of a
 //! durable master and restarted before anybody looked at it (Redis forgets that it was one); what is done and undone
 //! between two looks, a second apart, or while no gateway runs (a failover and back, evictions, durability that was
 //! weakened and then a crash, a clock that jumps forward, which ends locks early, and back again).
@@ -117,12 +120,26 @@ pub struct Admission {
     /// D.
     clock_skew: Duration,
     expects_bootstrap: bool,
-    /// The quarantine that stands, and when it ends on this gateway's monotonic clock.
-    seen: Option<(String, Duration)>,
+    /// How long a process that came back with its data waits from first sight.
+    returns_after: Duration,
+    /// The wait that is counted.
+    seen: Option<Sight>,
     /// The marker that admitted the node when it was last looked at.
     admitted_by: Option<String>,
     /// Its clock ran ahead while this marker stood, or none.
     distrusted: Option<Option<String>>,
+    /// Two processes were seen alive under the node's name.
+    is_contested: bool,
+}
+
+/// A wait that has begun.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Sight {
+    /// The marker that stood, and the process that showed it.
+    marker: String,
+    run_id: String,
+    /// When the wait ends, on this gateway's monotonic clock.
+    until: Duration,
 }
 
 impl Admission {
@@ -133,10 +150,17 @@ impl Admission {
             quarantine,
             clock_skew,
             expects_bootstrap: false,
+            returns_after: NAME_MOVES_WITHIN,
             seen: None,
             admitted_by: None,
             distrusted: None,
+            is_contested: false,
         }
+    }
+
+    /// A process that came back with its data waits so long, where names move faster or never.
+    pub fn returning_after(self, returns_after: Duration) -> Self {
+        Self { returns_after, ..self }
     }
 
     /// The longest TTL of the configuration that nodes are admitted for.
@@ -155,6 +179,11 @@ impl Admission {
         self.distrusted = Some(stood);
     }
 
+    /// Its earlier process and the present one were alive at once. The present one may lack what the earlier one granted.
+    pub fn contest(&mut self) {
+        self.is_contested = true;
+    }
+
     /// The step that follows from what a node said and which marker stood there. `now` was read after the answers came.
     /// `early` is what was said of exactly this marker's quarantine.
     pub fn look(
@@ -169,7 +198,8 @@ impl Admission {
             return Step::Refuse(diagnosis);
         }
         // Whatever else stands has come since: a quarantine that comes back with some copy of the data is not the same one.
-        if self.seen.as_ref().is_some_and(|(seen, _)| Some(seen.as_str()) != marker) {
+        let is_other = |seen: &Sight| Some(seen.marker.as_str()) != marker || seen.run_id != facts.run_id;
+        if self.seen.as_ref().is_some_and(is_other) {
             self.seen = None;
         }
         let put = |to: String| Step::Put { from: marker.map(str::to_owned), to };
@@ -190,7 +220,19 @@ impl Admission {
             return match parsed.state {
                 _ if !same_node || facts.was_replica => doubtful(Doubt::Copied),
                 _ if facts.evicted_keys > 0 => doubtful(Doubt::Evicted),
-                State::Admitted { durable: true, .. } if synced && is_newest => admit(),
+                State::Admitted { durable: true, .. } if synced && is_newest => {
+                    if self.is_contested {
+                        return doubtful(Doubt::Contested);
+                    }
+                    let until = now.monotonic + self.returns_after;
+                    let begun = || Sight { marker: stands.to_owned(), run_id: facts.run_id.clone(), until };
+                    let until = self.seen.get_or_insert_with(begun).until;
+                    if now.monotonic >= until {
+                        return admit();
+                    }
+                    let doubt = Doubt::Returned;
+                    Step::Wait { until, doubt, diagnosis: doubt.diagnosis(&facts.durability) }
+                }
                 State::Admitted { .. } | State::Quarantined { .. } => doubtful(Doubt::Restarted),
             };
         }
@@ -207,6 +249,13 @@ impl Admission {
             }
             // A quarantine that began since.
             self.distrusted = None;
+        }
+        if self.is_contested {
+            if matches!(parsed.state, State::Admitted { .. }) {
+                return doubtful(Doubt::Contested);
+            }
+            // A quarantine covers what this process may lack.
+            self.is_contested = false;
         }
         match parsed.state {
             State::Admitted { evicted_keys, .. } if evicted_keys < facts.evicted_keys => doubtful(Doubt::Evicted),
@@ -237,8 +286,12 @@ impl Admission {
             }
             State::Quarantined { doubt, since, .. } => {
                 let passed = || since.passed(facts.time_micros, now.wall_micros, self.clock_skew).min(self.quarantine);
-                let ends = || (stands.to_owned(), now.monotonic + self.quarantine - passed());
-                let until = self.seen.get_or_insert_with(ends).1;
+                let begun = || Sight {
+                    marker: stands.to_owned(),
+                    run_id: facts.run_id.clone(),
+                    until: now.monotonic + self.quarantine - passed(),
+                };
+                let until = self.seen.get_or_insert_with(begun).until;
                 let ends_early = match early {
                     Some(Early::Adopted) => true,
                     Some(Early::BrandNew) => doubt == Doubt::New,
@@ -288,7 +341,7 @@ mod tests {
     }
 
     fn cluster_config() -> ClusterConfig {
-        ClusterConfig::new("a:1,b:2,c:3", MAX_TTL)
+        ClusterConfig::new("a:1,b:2,c:3", MAX_TTL, SKEW)
     }
 
     /// A gateway whose wall clock began at 1,000,000 s.
@@ -458,7 +511,7 @@ mod tests {
     #[test]
     fn a_restart_waits_unless_both_processes_synced_every_write() {
         let next = |facts: Facts| Facts { run_id: NEXT_RUN.into(), ..facts };
-        assert!(admitted(&durable()).is_admitted(&next(durable()), 5));
+        admitted(&durable()).assert_waits(&next(durable()), 5, 8, Doubt::Returned);
         // Then the file may hold what came from an old snapshot.
         let rewritten = Facts { rewritten: true, ..next(durable()) };
         admitted(&durable()).assert_waits(&rewritten, 5, 310, Doubt::Restarted);
@@ -503,7 +556,38 @@ mod tests {
         assert!(node.is_admitted(&settling, 0));
         assert!(node.marker.as_ref().is_some_and(|marker| marker.contains("volatile")), "not yet");
         assert!(node.is_admitted(&durable(), 0));
-        assert!(node.is_admitted(&Facts { run_id: NEXT_RUN.into(), ..durable() }, 1));
+        node.assert_waits(&Facts { run_id: NEXT_RUN.into(), ..durable() }, 1, 4, Doubt::Returned);
+    }
+
+    #[test]
+    fn a_restarted_durable_master_waits_until_names_have_moved() {
+        let next = |run: &str| Facts { run_id: run.repeat(40), ..durable() };
+        let mut first = admitted(&durable());
+        first.assert_waits(&next("b"), 10, 13, Doubt::Returned);
+        first.assert_waits(&next("b"), 12, 13, Doubt::Returned);
+        // Another process begins another wait; so does another gateway, which has seen nothing yet.
+        first.assert_waits(&next("d"), 12, 15, Doubt::Returned);
+        let mut second = Bench::new(first.marker.clone());
+        second.assert_waits(&next("d"), 14, 17, Doubt::Returned);
+        assert!(first.is_admitted(&next("d"), 15));
+        second.marker = first.marker;
+        assert!(second.is_admitted(&next("d"), 15), "the first one has waited for both");
+    }
+
+    #[test]
+    fn a_process_seen_beside_its_former_one_is_quarantined_once() {
+        let next = Facts { run_id: NEXT_RUN.into(), ..durable() };
+        for admitted_meanwhile in [false, true] {
+            let marker = if admitted_meanwhile { &next } else { &durable() };
+            let mut node = admitted(marker);
+            node.admission.contest();
+            node.assert_waits(&next, 10, 315, Doubt::Contested);
+            assert!(node.is_admitted(&next, 315) && node.is_admitted(&next, 316));
+        }
+        let mut blank = Bench::new(None);
+        blank.admission.contest();
+        blank.assert_waits(&volatile(), 10, 315, Doubt::Blank);
+        assert!(blank.is_admitted(&volatile(), 315));
     }
 
     #[test]
@@ -608,8 +692,8 @@ mod tests {
             let marker = format!("{}{rest}", cluster_config().marker_prefix());
             Bench::new(Some(marker)).assert_waits(&volatile(), 0, 305, Doubt::Unreadable);
         }
-        let other = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&volatile(), 0);
-        for foreign in [&other, "", "hello", &cluster_config().marker_under_way("x", MAX_TTL, 1)] {
+        let other = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&volatile(), 0);
+        for foreign in [&other, "", "hello", &cluster_config().marker_under_way("x", MAX_TTL, SKEW, 1)] {
             assert!(matches!(Bench::new(Some(foreign.to_owned())).look(&volatile(), 0), Step::Refuse(_)), "{foreign}");
         }
     }
@@ -622,18 +706,42 @@ mod tests {
     }
 
     #[test]
-    fn generations_differ_in_node_set_and_max_ttl_and_not_in_node_order() {
+    fn generations_differ_in_nodes_max_ttl_and_skew_not_in_node_order() {
         let nodes = ClusterConfig::cluster_of_nodes(["b:2", "a:1"]);
         assert_eq!(nodes, ClusterConfig::cluster_of_nodes(["a:1", "b:2"]));
-        let base = ClusterConfig::new(&nodes, MAX_TTL);
-        let other_ttl = ClusterConfig::new(&nodes, MAX_TTL * 2);
+        let base = ClusterConfig::new(&nodes, MAX_TTL, SKEW);
+        let other_ttl = ClusterConfig::new(&nodes, MAX_TTL * 2, SKEW);
         assert_ne!(base, other_ttl);
-        assert_ne!(base, ClusterConfig::new("a:1", MAX_TTL));
+        let other_skew = ClusterConfig::new(&nodes, MAX_TTL, SKEW * 6);
+        assert_ne!(base, other_skew);
+        let conflict = base.conflict(&other_skew.identity("a:1").admitting(&volatile(), 0)).to_string();
+        assert!(conflict.contains("clock_skew 12000 ms") && conflict.contains("clock_skew 2000 ms"), "{conflict}");
+        assert_ne!(base, ClusterConfig::new("a:1", MAX_TTL, SKEW));
         let conflict = base.conflict(&other_ttl.identity("a:1").admitting(&volatile(), 0)).to_string();
-        let under_way = base.marker_under_way(base.node_set(), MAX_TTL * 3, 1);
+        let under_way = base.marker_under_way(base.node_set(), MAX_TTL * 3, SKEW * 2, 1);
+        assert_eq!(ClusterConfig::clock_skew_of(&under_way), Some(SKEW * 2));
+        let targets = [&base, &other_ttl, &other_skew].map(|config| config.is_target_of(&under_way));
+        assert_eq!(targets, [Some(true), Some(false), Some(false)]);
         assert_eq!(ClusterConfig::node_set_of(&under_way), Some(base.node_set()));
         assert_eq!(ClusterConfig::max_ttl_of(&under_way), Some(MAX_TTL * 3));
         assert!(base.conflict(&under_way).reason.contains("under way"));
         assert!(conflict.contains("max_ttl 600000 ms") && conflict.contains("max_ttl 300000 ms"), "{conflict}");
+    }
+
+    #[test]
+    fn a_marker_without_clock_skew_is_refused_and_read_for_a_change() {
+        let ours = cluster_config();
+        let node = ours.identity("a:1").admitting(&volatile(), 0);
+        let node = node.strip_prefix(ours.marker_prefix()).expect("its beginning");
+        let older = format!("v1:{}:{}:{node}", ours.node_set(), MAX_TTL.as_millis());
+        let Step::Refuse(why) = Bench::new(Some(older.clone())).look(&volatile(), 0) else { panic!("{older}") };
+        assert!(why.reason.contains("no clock_skew") && why.remedy == Some(Remedy::Reconfigure), "{why}");
+        assert!(ours.has_admitted(&older) && ours.is_target_of(&older).is_none());
+        assert_eq!(ClusterConfig::node_set_of(&older), Some(ours.node_set()));
+        assert_eq!(ClusterConfig::max_ttl_of(&older), Some(MAX_TTL));
+        assert_eq!(ClusterConfig::clock_skew_of(&older), None);
+        let under_way = format!("v1:leaving-x:600000:{}-{}:1", ours.node_set(), MAX_TTL.as_millis());
+        assert_eq!(ours.is_target_of(&under_way), Some(true));
+        assert_eq!(ClusterConfig::max_ttl_of(&under_way), Some(MAX_TTL * 2));
     }
 }

@@ -151,6 +151,8 @@ struct Serving {
     heartbeat: Instant,
     /// When a look that is under way beside the calls has taken too long.
     look_until: Option<Instant>,
+    /// When the last call was answered.
+    answered: Instant,
 }
 
 /// Why there is no session.
@@ -193,6 +195,8 @@ pub(super) struct Driver {
     rate: Rate,
     /// When the look that is under way was asked for, on the monotonic clock.
     look_asked: Duration,
+    /// When a process that voted last answered, on the monotonic clock; with its run_id.
+    answered: Option<(String, Duration)>,
     /// Its clock did, and the others' are waited for; with the marker that stood then.
     ran_ahead: Option<(RanAhead, Option<String>)>,
     /// How far fencing tokens were ahead of our wall clock when one was last sent, in microseconds.
@@ -226,6 +230,7 @@ impl Driver {
             calls,
             rate,
             look_asked: Duration::ZERO,
+            answered: None,
             ran_ahead: None,
             lead: (0, now),
         }
@@ -373,6 +378,7 @@ impl Driver {
             return Err(Outage::Unfit(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
         }
         let seen = Moment::of(self.report.seams.clock.as_ref());
+        self.compare_with_former(&facts, seen.monotonic);
         let is_of = |word: &Option<String>| marker.is_some() && *word == marker;
         let early = if is_of(&self.adopted) {
             Some(Early::Adopted)
@@ -414,6 +420,22 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// At the first look at another process: one that was started before the former one last answered need not have read
+    /// all that the former one granted.
+    fn compare_with_former(&mut self, facts: &Facts, now: Duration) {
+        let Some((_, answered)) = self.answered.take_if(|(former, _)| *former != facts.run_id) else { return };
+        let has_run = Duration::from_secs(facts.uptime_seconds.saturating_sub(1));
+        if facts.uptime_seconds > 0 && has_run >= now.saturating_sub(answered) {
+            self.contest();
+        }
+    }
+
+    fn contest(&mut self) {
+        if self.settings.rules.two_alive_are_noticed {
+            self.admission.contest();
+        }
     }
 
     /// What may change while a session lasts: the eviction policy, evictions, the role, the durability.
@@ -475,6 +497,8 @@ impl Driver {
         if facts.run_id.is_empty() || facts.run_id == serving.run_id {
             return Ok(());
         }
+        // The former one is still there.
+        self.contest();
         Err(Outage::Unreachable("its name leads to another process now".into()))
     }
 
@@ -493,6 +517,7 @@ impl Driver {
             following: None,
             heartbeat: now + HEARTBEAT,
             look_until: None,
+            answered: now,
         });
         // Tells how far the node is before there is work that would make it look farther.
         self.send(Vec::new(), now);
@@ -521,10 +546,12 @@ impl Driver {
         self.calls.give_up();
         self.actions.clear();
         self.actions.push_back(Action::Disconnect);
-        if let Phase::Serving(Serving { since, .. }) = self.phase
-            && now.saturating_duration_since(since) >= GOOD_SESSION
-        {
-            self.pause = BACKOFF.0;
+        if let Phase::Serving(Serving { since, run_id, answered, .. }) = &self.phase {
+            if now.saturating_duration_since(*since) >= GOOD_SESSION {
+                self.pause = BACKOFF.0;
+            }
+            let ago = now.saturating_duration_since(*answered);
+            self.answered = Some((run_id.clone(), self.report.seams.clock.monotonic().saturating_sub(ago)));
         }
         let pause = match &outage {
             Outage::Unreachable(_) => self.pause.mul_f64(0.5 + 0.5 * self.report.seams.entropy.unit()),
@@ -627,6 +654,9 @@ impl Driver {
             return Err(Outage::Unreachable(text));
         }
         self.calls.measured(elapsed);
+        if let Phase::Serving(serving) = &mut self.phase {
+            serving.answered = now;
+        }
         if let Some(node_time) = answer.time_micros {
             // The node read its clock somewhere between our sending and now; the middle is the best guess.
             let ours = self.report.seams.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;

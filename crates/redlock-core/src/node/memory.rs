@@ -43,12 +43,14 @@ impl MemoryNode {
 
     /// Runs one operation and answers it.
     pub fn run(&self, op: &Op) -> Vote {
-        self.lock().run(op, EMBEDDED)
+        let mut store = self.lock();
+        let settings = store.settings;
+        store.run(op, EMBEDDED, &settings)
     }
 
-    /// The same for a gateway that shows the marker by which it believes the node admitted.
-    pub fn run_with(&self, marker: &str, op: &Op) -> Vote {
-        self.lock().run(op, marker)
+    /// The same for a gateway with settings of its own, which shows the marker by which it believes the node admitted.
+    pub fn run_with(&self, marker: &str, settings: &NodeSettings, op: &Op) -> Vote {
+        self.lock().run(op, marker, settings)
     }
 
     /// The marker that stands.
@@ -299,11 +301,10 @@ impl Store {
         }
     }
 
-    fn run(&mut self, op: &Op, marker: &str) -> Vote {
+    fn run(&mut self, op: &Op, marker: &str, settings: &NodeSettings) -> Vote {
         self.expire_some();
         let admitted = self.marker.as_deref() == Some(marker);
-        let settings = self.settings;
-        rules::run(self, &settings, admitted, op)
+        rules::run(self, settings, admitted, op)
     }
 
     /// From a place in the order of the entries, as many as asked for.

@@ -89,7 +89,8 @@ impl Master {
     /// Plays the admission through without the master.
     fn verdict(&self, facts: &Facts, mut marker: Option<String>, now: Moment, entropy: &dyn Entropy) -> Verdict {
         let quarantine = self.settings.quarantine(self.identity.cluster_config().max_ttl());
-        let mut admission = Admission::new(self.identity.clone(), quarantine, self.settings.max_clock_offset);
+        let mut admission = Admission::new(self.identity.clone(), quarantine, self.settings.max_clock_offset)
+            .returning_after(self.settings.returns_after());
         loop {
             match admission.look(facts, marker.as_deref(), now, None, entropy) {
                 Step::Put { to, .. } => marker = Some(to),

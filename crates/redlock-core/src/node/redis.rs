@@ -37,8 +37,9 @@ impl RedisNode {
         let peers = settings.peers.clone();
         let Master { name, identity, settings, call_deadline, link } = Self::master(url, settings);
         let quarantine = settings.quarantine(identity.cluster_config().max_ttl());
-        let admission =
-            Admission::new(identity, quarantine, settings.max_clock_offset).expecting_bootstrap(expects_bootstrap);
+        let admission = Admission::new(identity, quarantine, settings.max_clock_offset)
+            .returning_after(settings.returns_after())
+            .expecting_bootstrap(expects_bootstrap);
         let max_clock_offset = settings.max_clock_offset;
         let driver = DriverSettings {
             call_deadline,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::admission::quarantine;
+use super::admission::{NAME_MOVES_WITHIN, quarantine};
 use super::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 use super::record::Record;
 use crate::types::{FencingToken, Ttl};
@@ -359,6 +359,10 @@ pub struct Rules {
     pub forgotten_is_given_back: bool,
     /// A process votes no longer when its name leads to another one.
     pub name_is_followed: bool,
+    /// A process that has come back with its data votes when no gateway can still talk to the process before it.
+    pub returned_waits: bool,
+    /// It is quarantined when a gateway saw the process before it alive beside it.
+    pub two_alive_are_noticed: bool,
     /// A node whose clock runs faster than promised is quarantined.
     pub rate_is_checked: bool,
     /// A successful extension sets the lock again on nodes that lost it.
@@ -380,6 +384,8 @@ impl Rules {
         quarantine_is_waited: true,
         forgotten_is_given_back: true,
         name_is_followed: true,
+        returned_waits: true,
+        two_alive_are_noticed: true,
         rate_is_checked: true,
         missing_is_healed: true,
         admitted_is_caught_up: true,
@@ -438,6 +444,11 @@ impl NodeSettings {
     /// How long a node gives no votes that may have forgotten locks with TTLs up to this.
     pub fn quarantine(&self, max_ttl: Duration) -> Duration {
         if self.rules.quarantine_is_waited { quarantine(max_ttl, self.max_clock_offset) } else { Duration::ZERO }
+    }
+
+    /// How long a node gives no votes that was restarted with all its data.
+    pub fn returns_after(&self) -> Duration {
+        if self.rules.returned_waits { NAME_MOVES_WITHIN } else { Duration::ZERO }
     }
 }
 

@@ -170,6 +170,8 @@ pub enum Remedy {
     WaitWithoutEvictions,
     /// The same, and its clock has to be steady.
     WaitWithSteadyClock,
+    /// The same, and a master's earlier process has to be stopped before another one reads its file.
+    WaitWithOneProcess,
     /// A brand-new cluster is admitted when all nodes are seen to be new.
     ReachAllNodes,
     /// INFO is forbidden.
@@ -233,6 +235,9 @@ impl fmt::Display for Remedy {
             Self::WaitWithoutEvictions => "wait; keep maxmemory-policy at noeviction",
             Self::WaitWithSteadyClock => {
                 "wait; keep its clock from jumping and running fast (chrony: maxslewrate at most 5000, makestep at start only)"
+            }
+            Self::WaitWithOneProcess => {
+                "wait; stop a node's earlier process before another one loads its append-only file"
             }
             Self::ReachAllNodes => "all nodes are admitted at once when every one of them answers and is new",
             Self::AllowInfo => "allow INFO for the user of this connection",

@@ -105,6 +105,10 @@ pub(super) fn duration(allowed: RangeInclusive<Duration>) -> impl Fn(&str) -> Re
     }
 }
 
+pub fn clock_skew() -> impl Fn(&str) -> Result<Duration, String> + Clone {
+    duration(Duration::from_millis(100)..=Duration::from_secs(600))
+}
+
 pub fn ttl(text: &str) -> Result<Ttl, String> {
     let value = duration(Ttl::MIN.duration()..=Ttl::MAX.duration())(text)?;
     Ttl::from_duration(value).map_err(|_| "expected whole milliseconds".into())

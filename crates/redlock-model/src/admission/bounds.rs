@@ -68,7 +68,8 @@ impl Admission {
     /// With these bounds.
     pub fn new(rules: Rules, bounds: Bounds) -> Self {
         let quorum = Quorum::new(bounds.nodes).expect("so many nodes are allowed");
-        let identity = |max_ttl| ClusterConfig::new("cluster", Duration::from_secs(max_ttl)).identity("node");
+        let identity =
+            |max_ttl| ClusterConfig::new("cluster", Duration::from_secs(max_ttl), Duration::ZERO).identity("node");
         let identities = [identity(300), identity(if rules.marker_names_configuration { 200 } else { 300 })];
         Self { rules, bounds, quorum, identities, firsts: Default::default() }
     }

@@ -43,9 +43,13 @@ pub enum Action {
 impl Admission {
     /// As a gateway begins.
     pub(super) fn sight(&self, gateway: Gateway) -> Sight {
-        let admission = Decisions::new(self.identity(gateway.is_new).clone(), QUARANTINE, Duration::ZERO);
-        let admission = admission.expecting_bootstrap(gateway.bootstrap);
+        let admission = self.decisions(gateway.is_new).expecting_bootstrap(gateway.bootstrap);
         Sight { admission, session: None, put: None, waits: None, told_new: None }
+    }
+
+    /// Names do not move here: a process is gone, with the connections to it, before the next one starts.
+    fn decisions(&self, is_new: bool) -> Decisions {
+        Decisions::new(self.identity(is_new).clone(), QUARANTINE, Duration::ZERO).returning_after(Duration::ZERO)
     }
 
     fn start(&self, s: &mut State, gateway: usize) {
@@ -91,7 +95,7 @@ impl Admission {
                 g.knows_better |= self.rules.word_ends_with_admission;
                 sight.session = Some(marker);
                 if !self.rules.newest_marker_is_known {
-                    sight.admission = Decisions::new(self.identity(g.is_new).clone(), QUARANTINE, Duration::ZERO);
+                    sight.admission = self.decisions(g.is_new);
                 }
             }
         }
@@ -249,7 +253,7 @@ impl Admission {
     fn under_way(&self) -> String {
         let (left, target) = (self.identity(false), self.identity(true));
         let (left, target) = (left.cluster_config(), target.cluster_config());
-        target.marker_under_way(left.node_set(), left.max_ttl(), 0)
+        target.marker_under_way(left.node_set(), left.max_ttl(), Duration::ZERO, 0)
     }
 
     fn reconfigured(&self, s: &mut State) {

@@ -229,6 +229,7 @@ impl Site {
             replication_id: "0".repeat(40),
             was_replica: false,
             time_micros: 0,
+            uptime_seconds: 0,
         }
     }
 

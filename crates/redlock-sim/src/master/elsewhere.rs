@@ -3,26 +3,32 @@
 use super::*;
 
 impl Master {
-    /// Its name leads to another process from now on, which has no data. Connections that are open lead to the old one.
-    pub fn move_name(&self) {
+    /// Its name leads to another process from now on. Connections that are open lead to the old one. The new one has no
+    /// data, or, where every write was synced, what the old one had until now. False when nothing was moved.
+    pub fn move_name(&self, with_file: bool) -> bool {
         let mut process = self.process();
-        if !process.up || process.stopped {
-            return;
+        if !process.up || process.stopped || with_file && (!process.durable || process.former.is_some()) {
+            return false;
         }
         let memory = MemoryNode::new(format!("former n{}", self.index), self.clock.clone(), self.settings);
         memory.restore(self.memory.snapshot());
-        process.former = Some((process.run, Arc::new(memory)));
+        process.former = Some(Former { run: process.run, durable: process.durable, memory: Arc::new(memory) });
         process.run += 1;
-        (process.durable, process.was_replica) = (false, false);
-        self.memory.wipe();
-        self.recorder.loss(self.index);
+        process.started = Instant::now();
+        process.was_replica = false;
         self.recorder.situation("names that moved");
+        if !with_file {
+            process.durable = false;
+            self.memory.wipe();
+            self.recorder.loss(self.index);
+        }
+        true
     }
 
     /// The process that had the name before ends.
     pub fn end_former(&self) {
         let mut process = self.process();
-        let Some((run, _)) = process.former.take() else { return };
+        let Some(Former { run, .. }) = process.former.take() else { return };
         let connections: Vec<_> = process.connections.iter().filter_map(Weak::upgrade).collect();
         drop(process);
         for connection in connections.iter().filter(|connection| connection.run == run) {

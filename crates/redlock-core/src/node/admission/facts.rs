@@ -27,6 +27,8 @@ pub struct Facts {
     pub was_replica: bool,
     /// Its wall clock, in microseconds since 1970; 0 when the node did not say.
     pub time_micros: u64,
+    /// How long the process has run, in seconds: less than one too many, by its own wall clock; 0 when the node did not say.
+    pub uptime_seconds: u64,
 }
 
 /// What a crash of a node would lose.
@@ -91,6 +93,7 @@ impl Facts {
             replication_id: field("master_replid").into(),
             was_replica: field("master_replid2").bytes().any(|byte| byte != b'0'),
             time_micros: field("server_time_usec").parse().unwrap_or(0),
+            uptime_seconds: field("uptime_in_seconds").parse().unwrap_or(0),
         }
     }
 
@@ -108,6 +111,7 @@ impl Facts {
             replication_id: "c".repeat(40),
             was_replica: false,
             time_micros: 0,
+            uptime_seconds: 0,
         }
     }
 

@@ -14,9 +14,9 @@ pub struct ClusterConfig {
 }
 
 impl ClusterConfig {
-    /// `cluster` names the node set; two gateways with different clusters or maximum TTLs never vote side by side.
-    pub fn new(cluster: &str, max_ttl: Duration) -> Self {
-        Self { config: format!("v1:{}:{}:", hash(cluster, 8), max_ttl.as_millis()) }
+    /// `cluster` names the node set. Two gateways that differ in cluster, maximum TTL or clock skew never vote side by side.
+    pub fn new(cluster: &str, max_ttl: Duration, clock_skew: Duration) -> Self {
+        Self { config: format!("v2:{}:{}:{}:", hash(cluster, 8), max_ttl.as_millis(), clock_skew.as_millis()) }
     }
 
     /// The name of a node set: the given nodes, in any order.
@@ -42,37 +42,48 @@ impl ClusterConfig {
         Self::max_ttl_of(&self.config).unwrap_or_default()
     }
 
+    /// How far clocks may differ.
+    pub fn clock_skew(&self) -> Duration {
+        Self::clock_skew_of(&self.config).unwrap_or_default()
+    }
+
     /// The hash of the node set, as markers have it.
     pub fn node_set(&self) -> &str {
         Self::node_set_of(&self.config).unwrap_or_default()
     }
 
-    /// The marker that stands while a change to this configuration is under way: of no node set, so that nobody accepts it,
-    /// with the node set that is being left and the longest TTL that its locks can have. The nonce is that of one run.
-    pub fn marker_under_way(&self, left: &str, longest_ttl: Duration, nonce: u64) -> String {
-        let (target, max_ttl) = (self.node_set(), self.max_ttl().as_millis());
-        format!("v1:{UNDER_WAY}{left}:{}:{target}-{max_ttl}:{nonce:x}", longest_ttl.as_millis())
+    /// The marker that stands while a change to this configuration is under way. It is of no node set, so nobody accepts
+    /// it. It names the node set that is being left, and the longest TTL and clock skew of both. The nonce is that of one run.
+    pub fn marker_under_way(&self, left: &str, longest_ttl: Duration, longest_skew: Duration, nonce: u64) -> String {
+        let (longest_ttl, longest_skew) = (longest_ttl.as_millis(), longest_skew.as_millis());
+        format!("v2:{UNDER_WAY}{left}:{longest_ttl}:{longest_skew}:{}:{nonce:x}", self.as_target())
+    }
+
+    fn as_target(&self) -> String {
+        format!("{}-{}-{}", self.node_set(), self.max_ttl().as_millis(), self.clock_skew().as_millis())
     }
 
     /// Whether a marker tells of a change under way, and whether that is one to this configuration.
     pub fn is_target_of(&self, marker: &str) -> Option<bool> {
-        let mut parts = marker.strip_prefix("v1:")?.split(':');
-        let target = parts.next().filter(|node_set| node_set.starts_with(UNDER_WAY)).and_then(|_| parts.nth(1))?;
-        Some(target == format!("{}-{}", self.node_set(), self.max_ttl().as_millis()))
+        let config = ParsedConfig::parse(marker).filter(|config| config.is_under_way)?;
+        let target = config.rest.split(':').next()?;
+        let ours = self.as_target();
+        let without_skew = ours.rsplit_once('-').map_or("", |(without_skew, _)| without_skew);
+        // An older version named no clock skew.
+        Some(target == if config.clock_skew.is_some() { &ours } else { without_skew })
     }
 
-    /// Whether a marker has admitted a node to this node set, whatever the maximum TTL.
+    /// Whether a marker has admitted a node to this node set, whatever the maximum TTL and clock skew.
     pub fn has_admitted(&self, marker: &str) -> bool {
-        let parts: Vec<_> = marker.splitn(4, ':').collect();
-        let [_, node_set, _, rest] = parts.as_slice() else { return false };
-        let parsed = || ParsedMarker::parse(rest);
-        *node_set == self.node_set() && parsed().is_some_and(|marker| matches!(marker.state, State::Admitted { .. }))
+        let Some(config) = ParsedConfig::parse(marker) else { return false };
+        let parsed = || ParsedMarker::parse(config.rest);
+        let is_ours = !config.is_under_way && config.node_set == self.node_set();
+        is_ours && parsed().is_some_and(|marker| matches!(marker.state, State::Admitted { .. }))
     }
 
     /// The node set that a marker was written for; of a change under way, the one that is being left.
     pub fn node_set_of(marker: &str) -> Option<&str> {
-        let node_set = marker.strip_prefix("v1:")?.split(':').next()?;
-        Some(node_set.strip_prefix(UNDER_WAY).unwrap_or(node_set))
+        ParsedConfig::parse(marker).map(|config| config.node_set)
     }
 
     /// Why a marker that stands on a node keeps it from voting, naming both configurations.
@@ -85,7 +96,42 @@ impl ClusterConfig {
 
     /// The maximum TTL that a marker was written for.
     pub fn max_ttl_of(marker: &str) -> Option<Duration> {
-        marker.split(':').nth(2)?.parse().ok().map(Duration::from_millis)
+        ParsedConfig::parse(marker).map(|config| config.max_ttl)
+    }
+
+    /// The clock skew that a marker was written for. Those of older versions (`v1`) do not name it.
+    pub fn clock_skew_of(marker: &str) -> Option<Duration> {
+        ParsedConfig::parse(marker)?.clock_skew
+    }
+}
+
+/// The part of a marker that is equal on all nodes.
+struct ParsedConfig<'a> {
+    node_set: &'a str,
+    /// The node set is being left.
+    is_under_way: bool,
+    max_ttl: Duration,
+    clock_skew: Option<Duration>,
+    rest: &'a str,
+}
+
+impl<'a> ParsedConfig<'a> {
+    fn parse(marker: &'a str) -> Option<Self> {
+        let millis = |text: &str| text.parse().ok().map(Duration::from_millis);
+        let (version, rest) = marker.split_once(':')?;
+        let (set, rest) = rest.split_once(':')?;
+        let (max_ttl, rest) = rest.split_once(':')?;
+        let (clock_skew, rest) = match version {
+            "v1" => (None, rest),
+            "v2" => {
+                let (clock_skew, rest) = rest.split_once(':')?;
+                (Some(millis(clock_skew)?), rest)
+            }
+            _ => return None,
+        };
+        let left = set.strip_prefix(UNDER_WAY);
+        let (node_set, is_under_way) = (left.unwrap_or(set), left.is_some());
+        Some(Self { node_set, is_under_way, max_ttl: millis(max_ttl)?, clock_skew, rest })
     }
 }
 
@@ -102,17 +148,15 @@ pub(super) fn short(id: &str) -> &str {
 const UNDER_WAY: &str = "leaving-";
 
 fn describe(marker: &str) -> Option<String> {
-    let mut parts = marker.split(':');
-    let (version, node_set) = (parts.next()?, parts.next()?);
-    let max_ttl = ClusterConfig::max_ttl_of(marker)?;
-    if version != "v1" {
-        return None;
+    let config = ParsedConfig::parse(marker)?;
+    if config.is_under_way {
+        return Some("a change of configuration under way, which was started and has not ended".into());
     }
-    Some(if node_set.starts_with(UNDER_WAY) {
-        "a change of configuration under way, which was started and has not ended".into()
-    } else {
-        format!("node set {node_set}, max_ttl {} ms", max_ttl.as_millis())
-    })
+    let skew = config.clock_skew.map_or_else(
+        || "no clock_skew (an older version has written it)".into(),
+        |skew| format!("clock_skew {} ms", skew.as_millis()),
+    );
+    Some(format!("node set {}, max_ttl {} ms, {skew}", config.node_set, config.max_ttl.as_millis()))
 }
 
 /// The marker key under a prefix. The braces keep it apart from every lock key.
@@ -132,7 +176,7 @@ pub fn database_key(prefix: &str, marker: &str) -> String {
 
 /// One node in one configuration: what its markers say.
 ///
-/// `v1:<node set>:<max_ttl_ms>:<node>:<run_id>:<state>`; the state is `durable` or `volatile` with the number of evicted keys
+/// `v2:<node set>:<max_ttl_ms>:<clock_skew_ms>:<node>:<run_id>:<state>`; the state is `durable` or `volatile` with the number of evicted keys
 /// at admission, the replication id and a nonce, with dots between; or the word of a [`Doubt`] with a nonce, the replication
 /// id, and when it was put in milliseconds since 1970, by the node's clock and by the gateway's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -184,14 +228,27 @@ pub enum Doubt {
     Evicted,
     /// Its clock ran ahead, so that locks ended early.
     RanAhead,
+    /// Its earlier process and this one were alive at once.
+    Contested,
     /// Its marker could not be read.
     Unreadable,
+    /// It was restarted with its data, and another gateway may still talk to its earlier process. No marker names this:
+    /// each gateway counts from its own first sight.
+    Returned,
 }
 
 impl Doubt {
     /// Every doubt that a marker can name.
-    pub const ALL: [Self; 7] =
-        [Self::New, Self::Blank, Self::Restarted, Self::Copied, Self::Evicted, Self::RanAhead, Self::Unreadable];
+    pub const ALL: [Self; 8] = [
+        Self::New,
+        Self::Blank,
+        Self::Restarted,
+        Self::Copied,
+        Self::Evicted,
+        Self::RanAhead,
+        Self::Contested,
+        Self::Unreadable,
+    ];
 
     fn word(self) -> &'static str {
         match self {
@@ -201,7 +258,9 @@ impl Doubt {
             Self::Copied => "copied",
             Self::Evicted => "evicted",
             Self::RanAhead => "ran-ahead",
+            Self::Contested => "contested",
             Self::Unreadable => "unreadable",
+            Self::Returned => "returned",
         }
     }
 
@@ -224,7 +283,15 @@ impl Doubt {
             Self::RanAhead => {
                 ("its clock ran ahead of what was promised, so that locks ended early", Remedy::WaitWithSteadyClock)
             }
+            Self::Contested => (
+                "its earlier process still answered while this one ran, so it may lack locks granted there",
+                Remedy::WaitWithOneProcess,
+            ),
             Self::Unreadable => ("its marker could not be read", Remedy::Wait),
+            Self::Returned => (
+                "it was restarted with its data; it votes when no gateway can still talk to its earlier process",
+                Remedy::Wait,
+            ),
         };
         Diagnosis::new(reason, remedy)
     }

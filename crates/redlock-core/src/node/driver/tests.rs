@@ -11,6 +11,7 @@ use crate::node::{Keys, NoObserver, Record, Reply, Voter};
 use crate::types::{Info, LockName, LockToken, Ttl};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
+const SKEW: Duration = Duration::from_secs(2);
 const DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -56,12 +57,12 @@ impl Bench {
         let clock = HandClock(Arc::new(Mutex::new(Duration::from_secs(100))));
         let seams =
             Seams { clock: Arc::new(clock.clone()), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) };
-        let identity = ClusterConfig::new("a:1", MAX_TTL).identity("a:1");
-        let admission = Admission::new(identity, MAX_TTL, Duration::from_secs(2)).expecting_bootstrap(bootstrap);
+        let identity = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1");
+        let admission = Admission::new(identity, MAX_TTL, SKEW).expecting_bootstrap(bootstrap);
         let settings = DriverSettings {
             call_deadline: DEADLINE,
             question_deadline: DEADLINE,
-            max_clock_offset: Duration::from_secs(2),
+            max_clock_offset: SKEW,
             overlap_above: Duration::ZERO,
             drift_factor: 0.01,
             rules: Rules::ALL,
@@ -118,7 +119,7 @@ impl Bench {
     fn admitted(bootstrap: bool) -> Self {
         let mut bench = Self::new(bootstrap);
         bench.connect();
-        let marker = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&Facts::volatile_master(), 7);
+        let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&Facts::volatile_master(), 7);
         let loads = bench.sees(Some(&marker));
         bench.marker = marker;
         assert!(matches!(loads.as_slice(), [Action::Load { .. }]), "{loads:?}");
@@ -309,7 +310,7 @@ fn a_node_whose_wait_is_over_votes_on_a_connection_that_was_just_opened() {
     bench.connect();
     bench.quarantined();
     bench.now += NAME_IS_FOLLOWED_EVERY;
-    let admits = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&Facts::volatile_master(), 7);
+    let admits = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&Facts::volatile_master(), 7);
     bench.driver.tick(bench.now);
     assert_eq!(bench.actions(), [Action::Look]);
     assert_eq!(bench.sees(Some(&admits)), [Action::Disconnect, Action::Connect]);

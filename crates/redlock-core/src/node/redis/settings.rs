@@ -50,7 +50,8 @@ impl RedisSettings {
     #[doc(hidden)]
     pub fn without_quarantine(mut self) -> Self {
         use crate::node::Rules;
-        self.node = self.node.with_rules(Rules { quarantine_is_waited: false, ..self.node.rules() });
+        self.node =
+            self.node.with_rules(Rules { quarantine_is_waited: false, returned_waits: false, ..self.node.rules() });
         self
     }
 

@@ -19,6 +19,7 @@ use crate::node::link::{Adopted, Adoption, Look, MarkerSwap, Scan, Scanned, Stor
 use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, Rules, Voter};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
+const SKEW: Duration = Duration::from_secs(2);
 
 /// Everything is answered at once, but looks while they are held back. An answer that comes wakes nobody: as after a stop of
 /// the process, the timer is what the worker hears first.
@@ -44,7 +45,7 @@ impl Link for Told {
 
 impl Session for Told {
     fn look(&self) -> Answering<Look> {
-        let marker = ClusterConfig::new("a:1", MAX_TTL).identity("a:1").admitting(&Facts::volatile_master(), 7);
+        let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&Facts::volatile_master(), 7);
         self.looks.fetch_add(1, Ordering::Relaxed);
         let holds_back = self.holds_back.clone();
         poll_fn(move |_| match holds_back.load(Ordering::Relaxed) {
@@ -110,14 +111,14 @@ async fn admitted(link: &Told) -> RemoteNode {
     let settings = DriverSettings {
         call_deadline: Duration::from_secs(1),
         question_deadline: Duration::from_secs(1),
-        max_clock_offset: Duration::from_secs(2),
+        max_clock_offset: SKEW,
         overlap_above: Duration::ZERO,
         drift_factor: 0.01,
         rules: Rules::ALL,
         peers: Arc::default(),
     };
     let seams = Seams { clock: Arc::new(SystemClock), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) };
-    let admission = Admission::new(ClusterConfig::new("a:1", MAX_TTL).identity("a:1"), MAX_TTL, Duration::from_secs(2));
+    let admission = Admission::new(ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1"), MAX_TTL, SKEW);
     let node = RemoteNode::start("a:1", Arc::new(link.clone()), admission, 8, settings, seams);
     node.status().wait_for(|status| status.state == NodeState::Admitted).await.expect("it lives");
     node
