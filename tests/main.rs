@@ -93,6 +93,7 @@ mod operations {
     mod memory;
     mod metrics;
     mod monitoring;
+    mod output;
     mod quarantine;
     mod reconfigure;
     mod runbook;

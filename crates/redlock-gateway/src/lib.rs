@@ -18,6 +18,7 @@
 //! | [`gateway`] | limits, undoing what cannot be delivered, draining | axum, status codes, Redis keys |
 //! | `tls` | what HTTPS is served with, also when it is replaced | connections |
 //! | `reload` | when files have to be read again | what is in them |
+//! | [`output`] | standard output and error that nobody may read | what is written |
 //! | [`pattern`] | sets of lock names | what they are for |
 //! | `peer` | who is at the other end, and whether still | HTTP, locks |
 //! | [`refusals`] | what was refused, in few lines | why |
@@ -38,6 +39,7 @@ mod connections;
 pub mod gateway;
 pub mod http;
 pub mod info;
+pub mod output;
 pub mod pattern;
 mod peer;
 pub mod refusals;
