@@ -12,7 +12,6 @@ mod site;
 pub mod wire;
 
 use std::any::Any;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +40,7 @@ use crate::clients::Turns;
 use crate::config::Public;
 use crate::gateway::Gateway;
 use crate::peer::Peer;
+use crate::proxies::ClientAddress;
 use crate::refusals::{Refusals, Summary};
 use crate::telemetry::{RequestSpan, Telemetry, TraceIds};
 
@@ -203,15 +203,18 @@ impl App {
         let is_recorded = may_be_denied || audit.file().is_some();
         let peer = request.extensions().get::<Peer>();
         let (address, place) = (peer.map(Peer::address), peer.map(|peer| peer.place().clone()));
-        let line = peer.map(|peer| peer.client().line.clone());
+        // Kept to the end: a client that is forgotten would come back with another line.
+        let client = peer.map(|peer| peer.client().clone());
+        let line = client.as_ref().map(|client| &client.line);
+        let proxy = peer.and_then(Peer::proxy);
         let record = is_recorded.then(|| {
-            let record = AuditGuard::new(audit.clone(), text(&id), address);
+            let record = AuditGuard::new(audit.clone(), text(&id), address, proxy);
             request.extensions_mut().insert(record.context());
             record
         });
 
         let is_probe = PROBES.contains(&request.uri().path());
-        if let (Some(line), false) = (&line, *has_keys) {
+        if let (Some(line), false) = (line, *has_keys) {
             turns.take(line, is_probe).await;
         }
         let mut response = if !is_probe && place.is_some_and(|place| !place.may_serve()) {
@@ -249,7 +252,7 @@ impl App {
         }
         response.headers_mut().insert(REQUEST_ID.clone(), id);
         // After all is told: who hangs up in line is told of nevertheless.
-        if let (Some(line), false) = (&line, had_turn) {
+        if let (Some(line), false) = (line, had_turn) {
             turns.take(line, is_probe).await;
         }
         response
@@ -288,12 +291,12 @@ impl Observer {
         &self,
         status: StatusCode,
         problem: Option<&Problem>,
-        address: Option<SocketAddr>,
+        address: Option<ClientAddress>,
         record: Option<&AuditGuard>,
     ) -> bool {
         let (Some(problem), Some(address), true) = (problem, address, is_refusal(status, problem)) else { return true };
         let who = record.and_then(AuditGuard::who);
-        self.refusals.is_first(address.ip(), who.as_deref(), &problem.code)
+        self.refusals.is_first(address.ip, who.as_deref(), &problem.code)
     }
 }
 
@@ -317,7 +320,7 @@ struct Told<'a> {
     method: &'static str,
     route: &'a str,
     status: StatusCode,
-    address: Option<SocketAddr>,
+    address: Option<ClientAddress>,
     elapsed: Duration,
     in_full: bool,
 }
