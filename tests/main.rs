@@ -63,6 +63,7 @@ mod http {
     mod locks;
     mod openapi;
     mod places;
+    mod proxies;
     mod quotas;
     mod refused;
     mod retries;
