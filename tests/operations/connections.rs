@@ -149,7 +149,7 @@ async fn one_address_took_all_connections_for_requests_under_way() {
 #[tokio::test]
 async fn a_trusted_proxy_is_not_held_to_the_connections_of_one_client() {
     let launch = Launch::embedded().flag("--max-connections", "40").flag("--max-connections-per-client", "4");
-    let gateway = launch.flag("--trusted-proxy", "127.0.0.9").start().await;
+    let gateway = launch.flag("--max-waiters-per-client", "9").flag("--trusted-proxy", "127.0.0.9").start().await;
     gateway.acquire("job").await;
     let mut waiting = Vec::new();
     for number in 1..=9 {
