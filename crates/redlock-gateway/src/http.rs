@@ -194,24 +194,16 @@ impl App {
             _ => new_id(),
         };
         let method = method_word(request.method());
-        let Observer { labels, telemetry, audit, has_keys, hosts, turns, .. } = &*self.observer;
+        let Observer { labels, telemetry, has_keys, hosts, turns, .. } = &*self.observer;
         let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
         let span = telemetry.request_span(method, route, request.headers());
         let trace = TraceIds::of(span.as_ref(), request.headers());
-        // Without keys, only force can be denied, and pages of others.
-        let may_be_denied = *has_keys || request.uri().query().is_some() || site::is_of_browser(request.headers());
-        let is_recorded = may_be_denied || audit.file().is_some();
         let peer = request.extensions().get::<Peer>();
         let (address, place) = (peer.map(Peer::address), peer.map(|peer| peer.place().clone()));
         // Kept to the end: a client that is forgotten would come back with another line.
         let client = peer.map(|peer| peer.client().clone());
         let line = client.as_ref().map(|client| &client.line);
-        let proxy = peer.and_then(Peer::proxy);
-        let record = is_recorded.then(|| {
-            let record = AuditGuard::new(audit.clone(), text(&id), address, proxy);
-            request.extensions_mut().insert(record.context());
-            record
-        });
+        let record = self.observer.record(&id, &mut request);
 
         let is_probe = PROBES.contains(&request.uri().path());
         if let (Some(line), false) = (line, *has_keys) {
@@ -270,6 +262,20 @@ impl Observer {
     ) -> Self {
         let (refusals, last_mention) = Default::default();
         Self { labels, telemetry, audit, refusals, has_keys, hosts, turns, last_mention }
+    }
+
+    /// The audit record of a request that may need one.
+    fn record(&self, id: &HeaderValue, request: &mut Request) -> Option<AuditGuard> {
+        // Without keys, only force can be denied, and pages of others.
+        let may_be_denied = self.has_keys || request.uri().query().is_some() || site::is_of_browser(request.headers());
+        if !may_be_denied && self.audit.file().is_none() {
+            return None;
+        }
+        let peer = request.extensions().get::<Peer>();
+        let (address, proxy) = (peer.map(Peer::address), peer.and_then(Peer::proxy));
+        let record = AuditGuard::new(self.audit.clone(), text(id), address, proxy);
+        request.extensions_mut().insert(record.context());
+        Some(record)
     }
 
     /// Without a quorum requests fail by the thousand, of which one now and then is enough.

@@ -1,5 +1,7 @@
 //! Whose address counts, for headers that proxies write and for those that clients forge.
 
+#![cfg(test)]
+
 use http::{HeaderName, HeaderValue};
 use proptest::collection::vec;
 use proptest::prelude::*;
