@@ -64,6 +64,7 @@ mod http {
     mod locks;
     mod openapi;
     mod places;
+    mod proxies;
     mod quotas;
     mod refused;
     mod retries;
@@ -94,6 +95,7 @@ mod operations {
     mod memory;
     mod metrics;
     mod monitoring;
+    mod output;
     mod quarantine;
     mod reconfigure;
     mod runbook;

@@ -146,6 +146,20 @@ async fn one_address_took_all_connections_for_requests_under_way() {
     assert!(log.contains("\"address\":\"127.0.0.9\"") && log.contains("max_connections_per_client"), "{log}");
 }
 
+#[tokio::test]
+async fn a_trusted_proxy_is_not_held_to_the_connections_of_one_client() {
+    let launch = Launch::embedded().flag("--max-connections", "40").flag("--max-connections-per-client", "4");
+    let gateway = launch.flag("--max-waiters-per-client", "9").flag("--trusted-proxy", "127.0.0.9").start().await;
+    gateway.acquire("job").await;
+    let mut waiting = Vec::new();
+    for number in 1..=9 {
+        waiting.push(from(9, &gateway, waits().as_bytes()).await);
+        eventually("it waits", async || (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(()))
+            .await;
+    }
+    assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 0.0);
+}
+
 /// Lines of the log, which is JSON, that have these words somewhere.
 fn lines(log: &str, words: &str) -> Vec<Value> {
     log.lines().filter(|line| line.contains(words)).filter_map(|line| serde_json::from_str(line).ok()).collect()

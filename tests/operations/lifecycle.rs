@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::support::client::{Lease, Raw};
 use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
 use crate::support::harness::{RedisServer, eventually, free_port, masters};
+use crate::support::metrics::Samples;
 use crate::support::nodes::stored_on;
 
 /// Sends all of a request but the second half of its body; returns when the gateway works on it.
@@ -194,7 +195,8 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     let servers = masters(3);
     let port = free_port();
     let launch = Launch::over(&servers).flag("--listen", &format!("127.0.0.1:{port}"));
-    let gateway = launch.unheard(SocketAddr::from(([127, 0, 0, 1], port))).await;
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
+    let gateway = launch.unheard(SocketAddr::from(([127, 0, 0, 1], port)), full).await;
     for n in 0..3 {
         // Each outage makes the workers log, and each server error the requests.
         servers.iter().for_each(|server| drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])));
@@ -205,4 +207,5 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     servers.iter().for_each(RedisServer::stop);
     gateway.post("job", json!({ "ttl_ms": 1_000 })).await.problem(503, "quorum_unavailable");
     servers.iter().for_each(RedisServer::cont);
+    assert!(Samples::of(&gateway).await.get("redlock_log_lines_dropped_total", &[]) > 0.0);
 }

@@ -187,15 +187,18 @@ impl Launch {
         Arc::new(secrets)
     }
 
-    /// Serves at this address with standard output and standard error that take nothing; returns when it answers.
-    pub(crate) async fn unheard(self, address: SocketAddr) -> Gateway {
-        let full = || std::fs::File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
+    /// Runs with this file as standard output and standard error; nothing is captured.
+    pub(crate) fn spawn_into(&self, output: std::fs::File) -> Process {
         let mut command = dies_with_us(binary());
         command.args(&self.args).envs(&self.env).stdin(Stdio::null());
-        let child = command.stdout(full()).stderr(full()).spawn().expect("setpriv (util-linux) starts");
-        let (stdout, stderr) = (Captured::default(), Captured::default());
-        let process = Process { child, stdout, stderr, secrets: self.secrets() };
-        let gateway = Gateway { process, address };
+        command.stdout(output.try_clone().expect("a descriptor")).stderr(output);
+        let child = command.spawn().expect("setpriv (util-linux) starts");
+        Process { child, stdout: Captured::default(), stderr: Captured::default(), secrets: self.secrets() }
+    }
+
+    /// Serves at this address with all output to this file; returns when it answers.
+    pub(crate) async fn unheard(self, address: SocketAddr, output: std::fs::File) -> Gateway {
+        let gateway = Gateway { process: self.spawn_into(output), address };
         eventually("it answers", async || gateway.call(Method::GET, "/livez").try_send().await.ok()).await;
         gateway
     }

@@ -15,6 +15,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 pub use self::file::{AuditFile, TARGET};
+use crate::proxies::ClientAddress;
 use crate::refusals::Summary;
 
 /// What a request is about, as far as it got.
@@ -74,9 +75,12 @@ struct Line<'a> {
     refused: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     request_id: Option<&'a str>,
-    /// With a port when it is of one request; absent when it is a sum over many.
+    /// The client's, with its port where that is known. Absent in a sum over many addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<String>,
+    /// The trusted proxy that named the address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    proxy: Option<String>,
 }
 
 /// How a request ended.
@@ -115,7 +119,8 @@ impl Audit {
     }
 
     /// Writes a line, when this is something to write of.
-    fn record(&self, entry: &AuditEntry, end: Option<RequestEnd<'_>>, request_id: &str, address: Option<SocketAddr>) {
+    fn record(&self, end: Option<RequestEnd<'_>>, request: &AuditGuard) {
+        let entry = request.context.entry();
         let is_denied = end.is_some_and(|end| end.is_denied);
         if !(is_denied || entry.forces || entry.changes && self.file.is_some()) {
             return;
@@ -135,8 +140,9 @@ impl Audit {
             outcome,
             status: end.map(|end| end.status),
             refused: None,
-            request_id: Some(request_id),
-            address: address.map(|address| address.to_string()),
+            request_id: Some(&request.request_id),
+            address: request.address.map(|address| address.to_string()),
+            proxy: request.proxy.map(|proxy| proxy.to_string()),
         });
     }
 
@@ -153,6 +159,7 @@ impl Audit {
             refused: Some(*refused),
             request_id: None,
             address: address.map(|address| address.to_string()),
+            proxy: None,
         });
     }
 
@@ -169,6 +176,7 @@ impl Audit {
                 refused = line.refused,
                 request_id = line.request_id,
                 address = line.address,
+                proxy = line.proxy,
                 "audit"
             ),
             Some(file) => file.write(serde_json::to_string(line).unwrap_or_default()),
@@ -184,13 +192,19 @@ fn now() -> String {
 pub struct AuditGuard {
     context: AuditContext,
     request_id: String,
-    address: Option<SocketAddr>,
+    address: Option<ClientAddress>,
+    proxy: Option<SocketAddr>,
     ended: bool,
 }
 
 impl AuditGuard {
-    pub fn new(audit: Arc<Audit>, request_id: String, address: Option<SocketAddr>) -> Self {
-        Self { context: AuditContext { entry: Arc::default(), audit }, request_id, address, ended: false }
+    pub fn new(
+        audit: Arc<Audit>,
+        request_id: String,
+        address: Option<ClientAddress>,
+        proxy: Option<SocketAddr>,
+    ) -> Self {
+        Self { context: AuditContext { entry: Arc::default(), audit }, request_id, address, proxy, ended: false }
     }
 
     pub fn context(&self) -> AuditContext {
@@ -217,7 +231,7 @@ impl AuditGuard {
     }
 
     fn record(&self, end: Option<RequestEnd<'_>>) {
-        self.context.audit.record(&self.context.entry(), end, &self.request_id, self.address);
+        self.context.audit.record(end, self);
     }
 }
 
@@ -238,7 +252,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("redlock-audit-{}", std::process::id()));
         let audit = Arc::new(Audit::to_file(&path, false).unwrap());
         let open = |forces, changes| {
-            let open = AuditGuard::new(audit.clone(), "id\r\n".into(), None);
+            let open = AuditGuard::new(audit.clone(), "id\r\n".into(), None, None);
             *open.context().entry() = AuditEntry { lock: Some("a".into()), forces, changes, ..AuditEntry::default() };
             open
         };

@@ -17,6 +17,7 @@ use redlock_core::reconfigure::{Left, Old, OldNodes, Progress, ReconfigureError,
 use crate::audit::AuditFile;
 use crate::auth::{Keys, Secret, Verb, exposed_mode};
 use crate::config::{Config, NodePassword, Nodes, show};
+use crate::output;
 use crate::remedy::{in_flags, in_words};
 use crate::serve::{cluster_name, named_cluster, redis_settings, within_descriptors};
 
@@ -142,6 +143,11 @@ fn print_probe(master: &Master, found: &Probe, skew: Duration) {
     }
 }
 
+/// Prints a line of a run that must not wait for its reader, or end with it: the nodes give no votes until it is done.
+macro_rules! say {
+    ($($word:tt)*) => { output::print(format!($($word)*) + "\n") };
+}
+
 /// Moves all nodes to this configuration's markers, as [`reconfigure`](redlock_core::reconfigure) does it; without `really`
 /// only says what would be done.
 pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Result<(), String> {
@@ -164,28 +170,28 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
     };
     let names = |urls: &[RedisUrl]| urls.iter().map(RedisUrl::name).collect::<Vec<_>>().join(",");
     match (names(&old_urls), names(urls)) {
-        (old, new) if !old.is_empty() && old != new => println!("nodes: {old} → {new}"),
-        (_, new) => println!("nodes: {new}"),
+        (old, new) if !old.is_empty() && old != new => say!("nodes: {old} → {new}"),
+        (_, new) => say!("nodes: {new}"),
     }
     let in_words = |error| reconfigure_error(error, if old_urls.is_empty() { "none" } else { &old_cluster });
     let left = Left { nodes: old_nodes, clock_skew: old.clock_skew };
     let change = survey(masters(config, urls), left, print_progress).await.map_err(in_words)?;
     if !really {
         let wait = show(change.wait());
-        println!(
+        say!(
             "nothing was changed; with --yes: these nodes give no votes for {wait}, so nobody gets or extends a lock for so long; \
              then the new markers count"
         );
         return Ok(());
     }
     change.carry_out(&OsEntropy, print_progress).await.map_err(in_words)?;
-    println!("done: {} nodes carry the new marker", urls.len());
+    say!("done: {} nodes carry the new marker", urls.len());
     Ok(())
 }
 
 fn print_progress(progress: Progress<'_>) {
     match progress {
-        Progress::Stays { master, marker: None, .. } => println!("{master}: joins; it has no marker yet"),
+        Progress::Stays { master, marker: None, .. } => say!("{master}: joins; it has no marker yet"),
         Progress::Stays { master, marker: Some(marker), new_prefix } => {
             let changes = [
                 ("max_ttl", ClusterConfig::max_ttl_of(marker), ClusterConfig::max_ttl_of(new_prefix)),
@@ -197,11 +203,11 @@ fn print_progress(progress: Progress<'_>) {
             };
             let changes: Vec<_> = changes.into_iter().filter_map(changed).collect();
             let colon = if changes.is_empty() { "" } else { "; " };
-            println!("{master}: stays{colon}{}", changes.join(", "));
+            say!("{master}: stays{colon}{}", changes.join(", "));
         }
-        Progress::Leaves { master, .. } => println!("{master}: leaves"),
-        Progress::Lost { master, error } => println!("{master}: {error}; leaves without having answered"),
-        Progress::VotesStopped(wait) => println!(
+        Progress::Leaves { master, .. } => say!("{master}: leaves"),
+        Progress::Lost { master, error } => say!("{master}: {error}; leaves without having answered"),
+        Progress::VotesStopped(wait) => say!(
             "these nodes give no votes now; waiting {} until no lock of the old configuration can live\n\
              start no gateway of the new configuration before this ends, and let none of the old one run on: it would take\n\
              a leaving node up again when that loses its data",

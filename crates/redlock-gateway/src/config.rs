@@ -14,7 +14,8 @@ use redlock_core::Ttl;
 use redlock_core::node::redis::TlsSettings;
 
 use crate::capacity::{Capacity, Given};
-use crate::pattern::{Group, MOST_GROUPS};
+use crate::pattern::Group;
+use crate::proxies::TrustedProxies;
 
 mod environment;
 mod file;
@@ -107,7 +108,7 @@ pub struct Settings {
     pub max_waiters_per_lock: usize,
     /// Requests of one client that may wait at the same time; more are answered 429 [default: a quarter of --max-waiters]
     ///
-    /// A client is an API key; without keys it is an address, and all behind one proxy are one.
+    /// A client is an API key; without keys it is an address. Behind a proxy all are one, unless it is a --trusted-proxy.
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_CLIENT", value_parser = count(MANY))]
     pub max_waiters_per_client: Option<usize>,
     /// Locks that requests of one client may wait for at the same time; more are answered 429
@@ -129,12 +130,19 @@ pub struct Settings {
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = count(MANY))]
     max_connections: Option<usize>,
     /// Open connections of one address, or of one /64 network of IPv6; more are closed at once, idle ones of the same
-    /// address first [default: half of --max-connections; no bound for loopback]
+    /// address first [default: half of --max-connections; no bound for loopback and for --trusted-proxy]
     ///
-    /// A proxy in front is one address, with all clients behind it: where there is only a proxy, give as many as
+    /// A proxy in front is one address, with all clients behind it: name it with --trusted-proxy, or give as many as
     /// --max-connections.
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS_PER_CLIENT", value_parser = count(MANY))]
     max_connections_per_client: Option<usize>,
+    /// Address or network of a proxy that is trusted to name its clients, such as 10.0.0.0/8; repeat for each [default: none]
+    ///
+    /// A client's address is then the last one in X-Forwarded-For or Forwarded that is no trusted proxy's. It counts for limits,
+    /// refusals, the log and the audit log. The proxy has to add to one of the two headers in every request. Where both are
+    /// there and name different clients, and where neither can be read, the proxy's own address counts.
+    #[arg(long = "trusted-proxy", value_name = "CIDR", env = "REDLOCK_TRUSTED_PROXIES", value_delimiter = ',')]
+    trusted_proxies: Vec<String>,
     /// How long a connection may be idle, or take to send the head of a request, before it is closed
     ///
     /// Should exceed what proxies and client pools in front keep idle connections for (often 60s): they would use one
@@ -320,6 +328,7 @@ pub struct Config {
     pub cors_origins: Vec<Origin>,
     /// Names that requests may be for, in lower case.
     pub allowed_hosts: Vec<String>,
+    pub trusted_proxies: TrustedProxies,
     pub public: Public,
     pub groups: Vec<Group>,
     pub capacity: Capacity,
@@ -378,8 +387,10 @@ impl Config {
         }
         let cors_origins = origin::origins(&settings.cors_origins)?;
         let allowed_hosts = listed(&settings.allowed_hosts).map(value::host).collect::<Result<_, _>>()?;
+        let trusted_proxies = listed(&settings.trusted_proxies).map(value::network).collect::<Result<_, _>>()?;
+        let trusted_proxies = TrustedProxies::new(trusted_proxies);
         let public = public(&settings.public)?;
-        let groups = groups(&settings.groups)?;
+        let groups = value::groups(&settings.groups)?;
         let capacity = Capacity::new(Given {
             budget: settings.memory_budget,
             connections: settings.max_connections,
@@ -396,6 +407,7 @@ impl Config {
             https,
             cors_origins,
             allowed_hosts,
+            trusted_proxies,
             public,
             groups,
             capacity,
@@ -416,19 +428,6 @@ fn nodes(settings: &Settings, password: &NodePassword) -> Result<Nodes, String> 
         password_file: settings.node_password_file.as_deref(),
     };
     given.resolve(password, is_open.then_some(settings.listen))
-}
-
-fn groups(texts: &[String]) -> Result<Vec<Group>, String> {
-    let groups = listed(texts).map(value::group).collect::<Result<Vec<_>, _>>()?;
-    if groups.len() > MOST_GROUPS {
-        return Err(format!("--group: {} groups given; allowed are at most {MOST_GROUPS}", groups.len()));
-    }
-    let twice =
-        groups.iter().enumerate().find(|(at, group)| groups[..*at].iter().any(|other| other.name == group.name));
-    match twice {
-        Some((_, group)) => Err(format!("--group: {} is given twice; a group has one pattern", group.name)),
-        None => Ok(groups),
-    }
 }
 
 fn public(pages: &[PublicPage]) -> Result<Public, String> {

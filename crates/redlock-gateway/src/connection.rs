@@ -57,7 +57,8 @@ impl Service<http::Request<Incoming>> for Connection {
 
     fn call(&mut self, mut request: http::Request<Incoming>) -> Self::Future {
         if let Some(peer) = &self.peer {
-            request.extensions_mut().insert(peer.clone());
+            let client = self.place.proxies().client(peer.address(), request.headers());
+            request.extensions_mut().insert(peer.speaking_for(client));
         }
         let (app, place, busy) = (self.app.clone(), self.place.clone(), self.place.begin());
         Box::pin(async move {

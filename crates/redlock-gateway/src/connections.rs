@@ -7,8 +7,8 @@
 //! here, from the moment its head is read until its answer is written. When all have one, a newcomer gets one of a few
 //! spare places, where probes are answered and everybody else is told to come back; when those are taken, it is closed.
 //!
-//! One address gets only a part of the places. That is for requests that are under way; and where a proxy stands in front,
-//! its clients are one address.
+//! One address gets only a part of the places. That is for requests that are under way. A trusted proxy stands for many
+//! clients, and may have all places.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use crate::clients::{Client, Clients, Place};
+use crate::proxies::TrustedProxies;
 use crate::refusals::Refusals;
 use crate::telemetry::{ConnectionMetrics, ConnectionRefused};
 
@@ -36,13 +37,22 @@ const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 const LOOK_AT_ALL: Duration = Duration::from_millis(10);
 
 /// How many connections there may be.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Most {
     pub(crate) connections: usize,
     /// Of one address.
     pub(crate) per_client: usize,
     /// Whether that is so of loopback too.
     pub(crate) loopback: bool,
+    /// Addresses that stand for many clients.
+    pub(crate) proxies: TrustedProxies,
+}
+
+impl Most {
+    /// Any one address may have them all.
+    pub(crate) const fn of_all(connections: usize) -> Self {
+        Self { connections, per_client: usize::MAX, loopback: false, proxies: TrustedProxies::NONE }
+    }
 }
 
 /// All connections that are open.
@@ -164,7 +174,8 @@ impl Connections {
 
     fn enter_now(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPlace>> {
         let client = self.clients.at(address);
-        let is_bound = self.most.loopback || !address.to_canonical().is_loopback();
+        let is_one_client = !self.most.proxies.contains(address);
+        let is_bound = is_one_client && (self.most.loopback || !address.to_canonical().is_loopback());
         let most = if is_bound { self.most.per_client } else { usize::MAX };
         let mut table = locked(&self.table);
         let mut of_client = client.connections.take(most);
@@ -268,6 +279,16 @@ impl ConnectionPlace {
     /// Whose it is.
     pub(crate) fn client(&self) -> &Arc<Client> {
         &self.open.client
+    }
+
+    /// Those whose word counts for the address of a client.
+    pub(crate) fn proxies(&self) -> &TrustedProxies {
+        &self.all.most.proxies
+    }
+
+    /// The client at another address.
+    pub(crate) fn client_at(&self, address: IpAddr) -> Arc<Client> {
+        self.all.clients.at(address)
     }
 
     /// Beyond the limit, also now.

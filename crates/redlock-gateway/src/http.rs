@@ -12,7 +12,6 @@ mod site;
 pub mod wire;
 
 use std::any::Any;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +40,7 @@ use crate::clients::Turns;
 use crate::config::Public;
 use crate::gateway::Gateway;
 use crate::peer::Peer;
+use crate::proxies::ClientAddress;
 use crate::refusals::{Refusals, Summary};
 use crate::telemetry::{RequestSpan, Telemetry, TraceIds};
 
@@ -194,24 +194,19 @@ impl App {
             _ => new_id(),
         };
         let method = method_word(request.method());
-        let Observer { labels, telemetry, audit, has_keys, hosts, turns, .. } = &*self.observer;
+        let Observer { labels, telemetry, has_keys, hosts, turns, .. } = &*self.observer;
         let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
         let span = telemetry.request_span(method, route, request.headers());
         let trace = TraceIds::of(span.as_ref(), request.headers());
-        // Without keys, only force can be denied, and pages of others.
-        let may_be_denied = *has_keys || request.uri().query().is_some() || site::is_of_browser(request.headers());
-        let is_recorded = may_be_denied || audit.file().is_some();
         let peer = request.extensions().get::<Peer>();
         let (address, place) = (peer.map(Peer::address), peer.map(|peer| peer.place().clone()));
-        let line = peer.map(|peer| peer.client().line.clone());
-        let record = is_recorded.then(|| {
-            let record = AuditGuard::new(audit.clone(), text(&id), address);
-            request.extensions_mut().insert(record.context());
-            record
-        });
+        // Kept to the end: a client that is forgotten would come back with another line.
+        let client = peer.map(|peer| peer.client().clone());
+        let line = client.as_ref().map(|client| &client.line);
+        let record = self.observer.record(&id, &mut request);
 
         let is_probe = PROBES.contains(&request.uri().path());
-        if let (Some(line), false) = (&line, *has_keys) {
+        if let (Some(line), false) = (line, *has_keys) {
             turns.take(line, is_probe).await;
         }
         let mut response = if !is_probe && place.is_some_and(|place| !place.may_serve()) {
@@ -249,7 +244,7 @@ impl App {
         }
         response.headers_mut().insert(REQUEST_ID.clone(), id);
         // After all is told: who hangs up in line is told of nevertheless.
-        if let (Some(line), false) = (&line, had_turn) {
+        if let (Some(line), false) = (line, had_turn) {
             turns.take(line, is_probe).await;
         }
         response
@@ -267,6 +262,20 @@ impl Observer {
     ) -> Self {
         let (refusals, last_mention) = Default::default();
         Self { labels, telemetry, audit, refusals, has_keys, hosts, turns, last_mention }
+    }
+
+    /// The audit record of a request that may need one.
+    fn record(&self, id: &HeaderValue, request: &mut Request) -> Option<AuditGuard> {
+        // Without keys, only force can be denied, and pages of others.
+        let may_be_denied = self.has_keys || request.uri().query().is_some() || site::is_of_browser(request.headers());
+        if !may_be_denied && self.audit.file().is_none() {
+            return None;
+        }
+        let peer = request.extensions().get::<Peer>();
+        let (address, proxy) = (peer.map(Peer::address), peer.and_then(Peer::proxy));
+        let record = AuditGuard::new(self.audit.clone(), text(id), address, proxy);
+        request.extensions_mut().insert(record.context());
+        Some(record)
     }
 
     /// Without a quorum requests fail by the thousand, of which one now and then is enough.
@@ -288,12 +297,12 @@ impl Observer {
         &self,
         status: StatusCode,
         problem: Option<&Problem>,
-        address: Option<SocketAddr>,
+        address: Option<ClientAddress>,
         record: Option<&AuditGuard>,
     ) -> bool {
         let (Some(problem), Some(address), true) = (problem, address, is_refusal(status, problem)) else { return true };
         let who = record.and_then(AuditGuard::who);
-        self.refusals.is_first(address.ip(), who.as_deref(), &problem.code)
+        self.refusals.is_first(address.ip, who.as_deref(), &problem.code)
     }
 }
 
@@ -317,7 +326,7 @@ struct Told<'a> {
     method: &'static str,
     route: &'a str,
     status: StatusCode,
-    address: Option<SocketAddr>,
+    address: Option<ClientAddress>,
     elapsed: Duration,
     in_full: bool,
 }

@@ -18,8 +18,10 @@
 //! | [`gateway`] | limits, undoing what cannot be delivered, draining | axum, status codes, Redis keys |
 //! | `tls` | what HTTPS is served with, also when it is replaced | connections |
 //! | `reload` | when files have to be read again | what is in them |
+//! | [`output`] | standard output and error that nobody may read | what is written |
 //! | [`pattern`] | sets of lock names | what they are for |
 //! | `peer` | who is at the other end, and whether still | HTTP, locks |
+//! | [`proxies`] | which proxies are trusted, and for which address they speak | connections, limits |
 //! | [`refusals`] | what was refused, in few lines | why |
 //! | `remedy` | what can be done about a node, in flags | nodes |
 //! | [`telemetry`] | names of metrics, buckets, logging, traces | what the numbers mean |
@@ -38,8 +40,10 @@ mod connections;
 pub mod gateway;
 pub mod http;
 pub mod info;
+pub mod output;
 pub mod pattern;
 mod peer;
+pub mod proxies;
 pub mod refusals;
 mod reload;
 mod remedy;

@@ -8,6 +8,7 @@ use clap::CommandFactory;
 use redlock_core::node::admission::quarantine;
 use redlock_gateway::cli::{Cli, Command, KeyCommand};
 use redlock_gateway::config::{self, Config, LogFormat, Nodes, Settings, show};
+use redlock_gateway::output::print_error;
 use redlock_gateway::{Reload, Running, check_files, commands, http, run, telemetry, within_descriptors};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -59,7 +60,7 @@ fn main() -> ExitCode {
         }
     };
     done.unwrap_or_else(|error| {
-        eprintln!("redlock-gateway: {error}");
+        print_error(format!("redlock-gateway: {error}\n"));
         ExitCode::from(UNUSABLE)
     })
 }
@@ -75,7 +76,7 @@ fn on_runtime(settings: Settings, work: impl AsyncFnOnce(Config) -> ExitCode) ->
 }
 
 fn fail(error: &str) -> ExitCode {
-    eprintln!("redlock-gateway: {error}");
+    print_error(format!("redlock-gateway: {error}\n"));
     ExitCode::FAILURE
 }
 
@@ -91,7 +92,7 @@ fn openapi(version: &str) -> ExitCode {
 async fn serve(config: Config) -> ExitCode {
     let terminal = std::io::stdout().is_terminal();
     let format = config.settings.log_format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
-    telemetry::start_logging(format);
+    let _log = telemetry::start_logging(format);
     let asked = config.capacity.connections;
     let config = match within_descriptors(config) {
         Ok(config) => config,
@@ -207,6 +208,5 @@ fn announce(config: &Config, running: &Running) {
             );
         }
     }
-    // Nobody may be listening any more; that is no reason to end.
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+    print_error(text);
 }

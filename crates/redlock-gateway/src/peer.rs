@@ -17,6 +17,7 @@ use tokio::net::TcpStream;
 
 use crate::clients::Client;
 use crate::connections::ConnectionPlace;
+use crate::proxies::ClientAddress;
 use crate::tls::ClientCertificate;
 
 /// How often the connection of a client that waits is looked at.
@@ -31,17 +32,31 @@ pub(crate) struct Peer {
     address: SocketAddr,
     certificate: Option<Arc<ClientCertificate>>,
     place: Arc<ConnectionPlace>,
+    /// The client that a trusted proxy speaks for.
+    behind: Option<(ClientAddress, Arc<Client>)>,
 }
 
 impl Peer {
-    /// Of the client, or of the proxy in front of it.
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.address
+    /// The address of the client. A proxy that is not trusted counts as the client.
+    pub(crate) fn address(&self) -> ClientAddress {
+        self.behind.as_ref().map_or(self.address.into(), |(address, _)| *address)
     }
 
-    /// Whom its connections, and where there are no keys its requests, are counted for.
+    /// The trusted proxy that speaks for the client.
+    pub(crate) fn proxy(&self) -> Option<SocketAddr> {
+        self.behind.as_ref().map(|_| self.address)
+    }
+
+    /// Counts what requests take where there are no keys. Connections are counted for the other end of the connection.
     pub(crate) fn client(&self) -> &Arc<Client> {
-        self.place.client()
+        self.behind.as_ref().map_or(self.place.client(), |(_, client)| client)
+    }
+
+    /// The same connection for one request of this client.
+    pub(crate) fn speaking_for(&self, client: ClientAddress) -> Self {
+        let is_other = client != self.address.into();
+        let behind = is_other.then(|| (client, self.place.client_at(client.ip)));
+        Self { behind, ..self.clone() }
     }
 
     /// Its place among the connections.
@@ -92,7 +107,7 @@ impl SharedStream {
         if !place.holds(&stream) {
             return Err(io::Error::other("its place was given to another"));
         }
-        let peer = Peer { stream: stream.clone(), address, certificate: None, place: place.clone() };
+        let peer = Peer { stream: stream.clone(), address, certificate: None, place: place.clone(), behind: None };
         Ok((Self { stream, place, left: usize::MAX }, peer))
     }
 

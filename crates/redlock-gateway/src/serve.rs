@@ -20,7 +20,7 @@ use tower::{Service, service_fn};
 
 use crate::audit::{Audit, AuditFile};
 use crate::auth::{Authenticator, Keys};
-use crate::capacity::{self, Capacity};
+use crate::capacity;
 use crate::clients::{Clients, Turns};
 use crate::config::{Config, Nodes, OnAuditFailure};
 use crate::connection::{Connection, Encrypted, Plain};
@@ -39,7 +39,7 @@ const PROGRESS: Duration = Duration::from_secs(10);
 /// Connections that the system has taken and the gateway not yet; the system may allow fewer (net.core.somaxconn).
 const BACKLOG: i32 = 1024;
 /// On the address of operators: probes and scrapers, of which any one may have them all.
-const OPERATORS: Most = Most { connections: 64, per_client: usize::MAX, loopback: false };
+const OPERATORS: Most = Most::of_all(64);
 const LOOK_AT_QUORUM: Duration = Duration::from_millis(250);
 /// How long a start may take until there is a majority.
 const STARTS_WITHIN: Duration = Duration::from_secs(10);
@@ -106,7 +106,7 @@ pub async fn run(
     let server = axum_server::from_tcp(listener)?.handle(handle.clone());
     let refusals = Arc::new(Refusals::default());
     let metrics = telemetry.connections.clone();
-    let connections = Connections::new(most(&config.capacity), clients.clone(), refusals.clone(), metrics);
+    let connections = Connections::new(most(&config), clients.clone(), refusals.clone(), metrics);
     // They end with this function.
     let mut tasks = JoinSet::new();
     let of_operators = |hosts| App::of_operators(gateway.clone(), telemetry.clone(), audit.clone(), hosts);
@@ -213,9 +213,9 @@ fn authenticator(
     }
 }
 
-fn most(capacity: &Capacity) -> Most {
+fn most(Config { capacity, trusted_proxies, .. }: &Config) -> Most {
     let (connections, per_client) = (capacity.connections, capacity.connections_per_client());
-    Most { connections, per_client, loopback: capacity.bounds_loopback() }
+    Most { connections, per_client, loopback: capacity.bounds_loopback(), proxies: trusted_proxies.clone() }
 }
 
 /// The same with no more connections than there are file descriptors for, those of the masters and of the gateway itself left

@@ -25,7 +25,7 @@ use redlock_core::{LockName, Waiting};
 
 pub use self::connections::{ConnectionMetrics, ConnectionRefused};
 use self::groups::{Groups, InGroups};
-pub use self::logging::{check_filter, start_logging};
+pub use self::logging::{Log, check_filter, start_logging};
 pub use self::traces::{RequestSpan, TraceIds, Traces};
 use self::words::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
 pub use self::words::{Operation, Outcome, WaitEnd};
@@ -212,6 +212,7 @@ impl Telemetry {
         self.handles.in_flight.set(now.in_flight as f64);
         self.handles.clock_lead.set(now.clock_lead.as_secs_f64());
         self.handles.ready.set(f64::from(u8::from(now.is_ready)));
+        self.handles.log_lines_dropped.absolute(logging::dropped_lines());
         for (name, status) in statuses {
             let Some(node) = self.node(name) else { continue };
             for (state, gauge) in &node.states {
@@ -370,6 +371,7 @@ struct Handles {
     quorum: Gauge,
     ready: Gauge,
     clock_lead: Gauge,
+    log_lines_dropped: Counter,
     reload_failures: [Counter; 2],
 }
 
@@ -410,6 +412,7 @@ impl Handles {
             quorum: metrics::gauge!("redlock_quorum"),
             ready: metrics::gauge!("redlock_ready"),
             clock_lead: metrics::gauge!("redlock_clock_lead_seconds"),
+            log_lines_dropped: metrics::counter!("redlock_log_lines_dropped_total"),
             // In the order of `Reloaded`.
             reload_failures: ["auth_keys", "tls"]
                 .map(|what| metrics::counter!("redlock_reload_failures_total", "what" => what)),

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use http::Uri;
+use ipnet::IpNet;
 use redlock_core::Ttl;
 
 use crate::capacity::SMALLEST;
-use crate::pattern::{Group, Pattern};
+use crate::pattern::{Group, MOST_GROUPS, Pattern};
+use crate::proxies;
 
 pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -77,6 +79,23 @@ pub(super) fn group(text: &str) -> Result<Group, String> {
     }
     let locks = Pattern::parse(pattern).ok_or_else(|| wrong(&format!("behind the = {}", Pattern::ALLOWED)))?;
     Ok(Group { name: name.to_owned(), locks })
+}
+
+pub(super) fn groups(texts: &[String]) -> Result<Vec<Group>, String> {
+    let groups = listed(texts).map(group).collect::<Result<Vec<_>, _>>()?;
+    if groups.len() > MOST_GROUPS {
+        return Err(format!("--group: {} groups given; allowed are at most {MOST_GROUPS}", groups.len()));
+    }
+    let twice =
+        groups.iter().enumerate().find(|(at, group)| groups[..*at].iter().any(|other| other.name == group.name));
+    match twice {
+        Some((_, group)) => Err(format!("--group: {} is given twice; a group has one pattern", group.name)),
+        None => Ok(groups),
+    }
+}
+
+pub(super) fn network(text: &str) -> Result<IpNet, String> {
+    proxies::network(text).map_err(|why| format!("--trusted-proxy: {:?} is not allowed: {why}", without_password(text)))
 }
 
 pub(super) fn count(most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {

@@ -57,7 +57,7 @@ fn app(routes: Router, has_keys: bool) -> App {
 }
 
 async fn peer(clients: Arc<Clients>) -> Peer {
-    let most = Most { connections: 1, per_client: 1, loopback: false };
+    let most = Most::of_all(1);
     let metrics = Telemetry::new(&[]).connections;
     let place = Connections::new(most, clients, Arc::default(), metrics).enter([127, 0, 0, 1].into()).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

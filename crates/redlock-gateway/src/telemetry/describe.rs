@@ -35,6 +35,7 @@ pub(super) fn describe() {
         "Fences so far ahead of this machine's clock that its tokens cannot pass them yet."
     );
     counter!("redlock_audit_failures_total", "Writes to --audit-log that failed, and lines that found no room.");
+    counter!("redlock_log_lines_dropped_total", "Log lines that were lost: nobody read them, or the disk is full.");
     histogram!("redlock_batch_operations", "Operations carried by one call to a node.");
     histogram!("http_server_request_duration_seconds", Unit::Seconds, "Time from request to answer.");
     counter!(

@@ -1,12 +1,35 @@
 //! The log: to standard output, of the level that RUST_LOG names.
+//!
+//! A thread of its own writes the lines. A reader that is slower than the log loses lines and holds up nothing else.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, Stdout, Write};
+use std::panic::PanicHookInfo;
 use std::str::FromStr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::{Directive, LevelFilter};
 
 use crate::audit;
 use crate::config::LogFormat;
+use crate::output;
+
+/// Lines that wait for the reader. Most are shorter than 500 bytes: 4 MiB in all.
+const MAX_QUEUED_LINES: usize = 8192;
+
+/// Lines that found the queue full. It belongs to the one log that a process has.
+static OVERFLOWED: OnceLock<ErrorCounter> = OnceLock::new();
+/// Lines that the system refused to write, as on a full disk.
+static UNWRITABLE: AtomicUsize = AtomicUsize::new(0);
+
+/// How many lines of the log are lost.
+pub(super) fn dropped_lines() -> u64 {
+    let overflowed = OVERFLOWED.get().map_or(0, ErrorCounter::dropped_lines);
+    (overflowed + UNWRITABLE.load(Ordering::Relaxed)) as u64
+}
 
 /// What RUST_LOG asks for. The library would take an empty text for nothing at all.
 fn asked() -> Option<String> {
@@ -29,8 +52,40 @@ pub fn check_filter() -> Result<(), String> {
     }
 }
 
-/// Starts logging: to standard output, level by RUST_LOG, `info` by default.
-pub fn start_logging(format: LogFormat) {
+/// Keeps the log running. When dropped, it writes the lines that wait, for a bounded time.
+#[must_use]
+pub struct Log(Option<WorkerGuard>);
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        // The guard waits for a second at most, but may then print to the same full pipe.
+        let guard = self.0.take();
+        output::for_at_most_patience(move || drop(guard));
+    }
+}
+
+/// Counts the lines that cannot be written.
+struct Counting(Stdout);
+
+impl Write for Counting {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    /// Takes one line.
+    fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
+        let written = self.0.write_all(line);
+        UNWRITABLE.fetch_add(usize::from(written.is_err()), Ordering::Relaxed);
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Starts logging: to standard output, level by RUST_LOG, `info` by default. Panics are logged too.
+pub fn start_logging(format: LogFormat) -> Log {
     let asked = asked().and_then(|text| EnvFilter::try_new(text).ok());
     let filter = asked.unwrap_or_else(|| EnvFilter::new("info,fred=off,rustls=off"));
     // Denials are on the record, whatever else the log is to leave out.
@@ -38,12 +93,31 @@ pub fn start_logging(format: LogFormat) {
         Ok(directive) => filter.add_directive(directive),
         Err(_) => filter,
     };
-    // A log that cannot be written must not panic: by default that is reported on standard error, which may be gone too.
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
+    let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_QUEUED_LINES).thread_name("log");
+    let (writer, guard) = queue.finish(Counting(io::stdout()));
+    let overflowed = writer.error_counter();
+    // By default a failure to log is reported on standard error, which may be full or gone too.
+    let builder = tracing_subscriber::fmt().with_writer(writer).with_env_filter(filter).log_internal_errors(false);
     let started = match format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
-    // A second start in one process keeps the first subscriber.
-    drop(started);
+    // A second start in one process keeps the first log.
+    if started.is_ok() {
+        let _ = OVERFLOWED.set(overflowed);
+        std::panic::set_hook(Box::new(log_panic));
+    }
+    Log(Some(guard))
+}
+
+/// The default hook writes to standard error, and would block the thread on a full pipe.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let backtrace = Backtrace::capture();
+    let is_captured = backtrace.status() == BacktraceStatus::Captured;
+    tracing::error!(
+        place = panic.location().map(tracing::field::display),
+        backtrace = is_captured.then(|| tracing::field::display(&backtrace)),
+        "panicked: {}",
+        panic.payload_as_str().unwrap_or("no text")
+    );
 }

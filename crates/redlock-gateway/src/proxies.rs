@@ -1,0 +1,203 @@
+//! The proxies that are trusted to say whom they speak for.
+//!
+//! A request that comes from a trusted proxy names its client in `X-Forwarded-For` or `Forwarded` (RFC 7239). Each proxy on
+//! the way has added the address that it was called from, at the right end. So the list is read from the right, past every
+//! trusted proxy: the first other address is the client. Whatever stands left of it, the client may have written.
+//! Reading also ends at an entry that is no address; then the address before it counts, a trusted proxy's.
+//!
+//! A proxy that knows one of the two headers passes on the other as the client sent it. So where both are there and name
+//! different clients, neither is believed, and the address of the connection counts.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use ipnet::{IpNet, Ipv4Net};
+
+static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientAddress {
+    pub ip: IpAddr,
+    /// Unknown where a proxy does not say it.
+    pub port: Option<u16>,
+}
+
+impl From<SocketAddr> for ClientAddress {
+    fn from(address: SocketAddr) -> Self {
+        Self { ip: address.ip(), port: Some(address.port()) }
+    }
+}
+
+impl fmt::Display for ClientAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            Some(port) => SocketAddr::new(self.ip, port).fmt(f),
+            None => self.ip.fmt(f),
+        }
+    }
+}
+
+/// Addresses of trusted proxies.
+#[derive(Debug, Clone)]
+pub struct TrustedProxies(Vec<IpNet>);
+
+impl TrustedProxies {
+    pub const NONE: Self = Self(Vec::new());
+
+    pub fn new(networks: Vec<IpNet>) -> Self {
+        Self(networks)
+    }
+
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.0.iter().any(|network| network.contains(&address))
+    }
+
+    /// The client of a request on a connection from `peer`.
+    pub fn client(&self, peer: ClientAddress, headers: &HeaderMap) -> ClientAddress {
+        if !self.contains(peer.ip) {
+            return peer;
+        }
+        let lines = |name| headers.get_all(name).iter().rev().map(HeaderValue::as_bytes);
+        let listed = headers.contains_key(&X_FORWARDED_FOR);
+        let listed = listed.then(|| self.last_known(peer, lines(&X_FORWARDED_FOR).flat_map(x_forwarded_for)));
+        let standard = headers.contains_key(header::FORWARDED);
+        let standard = standard.then(|| self.last_known(peer, lines(&header::FORWARDED).flat_map(forwarded)));
+        match (listed, standard) {
+            (None, None) => peer,
+            (Some(client), None) | (None, Some(client)) => client,
+            (Some(client), Some(other)) if client.ip == other.ip => client,
+            (Some(_), Some(_)) => peer,
+        }
+    }
+
+    /// Goes from a trusted peer through the hops, nearest first, as far as each is told by a trusted one.
+    fn last_known(&self, peer: ClientAddress, hops: impl Iterator<Item = Option<ClientAddress>>) -> ClientAddress {
+        let mut last = peer;
+        for hop in hops {
+            match hop {
+                Some(hop) if self.contains(hop.ip) => last = hop,
+                Some(client) => return client,
+                None => break,
+            }
+        }
+        last
+    }
+}
+
+/// The hops of one line, nearest first; `None` for an entry that is no address.
+fn x_forwarded_for(line: &[u8]) -> impl Iterator<Item = Option<ClientAddress>> {
+    let entries = line.rsplit(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+    // A list may have empty elements (RFC 9110, section 5.6.1).
+    entries.filter(|entry| !entry.is_empty()).map(|entry| address(std::str::from_utf8(entry).ok()?))
+}
+
+/// The same of one line of `Forwarded`. A line that breaks the grammar anywhere is one unknown hop: where its elements begin
+/// and end is then a guess, which a client could lead.
+fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<ClientAddress>> {
+    let mut hops = forwarded_elements(&String::from_utf8_lossy(line)).unwrap_or_else(|| vec![None]);
+    hops.reverse();
+    hops.into_iter()
+}
+
+/// ```text
+/// Forwarded = element *( "," element )    element = [ pair *( ";" [ pair ] ) ]    pair = token "=" ( token / quoted-string )
+/// ```
+fn forwarded_elements(mut rest: &str) -> Option<Vec<Option<ClientAddress>>> {
+    let mut hops = Vec::new();
+    loop {
+        let (mut is_empty, mut client) = (true, None);
+        loop {
+            rest = rest.trim_start_matches(BLANK);
+            if let Some((name, after)) = token(rest) {
+                let (value, after) = value(after.strip_prefix('=')?)?;
+                if name.eq_ignore_ascii_case("for") {
+                    // No parameter stands twice in an element.
+                    if client.replace(address(&value)).is_some() {
+                        return None;
+                    }
+                }
+                (is_empty, rest) = (false, after.trim_start_matches(BLANK));
+            }
+            let Some(after) = rest.strip_prefix(';') else { break };
+            rest = after;
+        }
+        if !is_empty {
+            hops.push(client.flatten());
+        }
+        match rest.strip_prefix(',') {
+            Some(after) => rest = after,
+            None => return rest.is_empty().then_some(hops),
+        }
+    }
+}
+
+const BLANK: [char; 2] = [' ', '\t'];
+
+/// RFC 9110, section 5.6.2.
+fn token(text: &str) -> Option<(&str, &str)> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    let end = text.find(|c| !is_part(c)).unwrap_or(text.len());
+    (end > 0).then(|| text.split_at(end))
+}
+
+/// A token, or the content of a quoted string; and what follows.
+fn value(text: &str) -> Option<(String, &str)> {
+    let Some(quoted) = text.strip_prefix('"') else {
+        return token(text).map(|(value, rest)| (value.to_owned(), rest));
+    };
+    let mut value = String::new();
+    let mut chars = quoted.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '"' => return Some((value, &quoted[at + 1..])),
+            '\\' => value.push(chars.next()?.1),
+            c => value.push(c),
+        }
+    }
+    None
+}
+
+/// `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]`, `[2001:db8::1]:80`.
+fn address(text: &str) -> Option<ClientAddress> {
+    let whole = |text: &str| text.parse::<IpAddr>().ok();
+    let with_port = || text.parse::<SocketAddr>().ok().filter(|_| !text.contains('%'));
+    let in_brackets = || text.strip_prefix('[')?.strip_suffix(']').and_then(whole).filter(IpAddr::is_ipv6);
+    let known = whole(text).or_else(in_brackets).map(|ip| ClientAddress { ip, port: None });
+    let ClientAddress { ip, port } = known.or_else(|| with_port().map(ClientAddress::from))?;
+    Some(ClientAddress { ip: ip.to_canonical(), port })
+}
+
+/// A network, or one address. IPv4 networks in their IPv6 notation are those of IPv4.
+///
+/// # Errors
+/// What is allowed.
+pub fn network(text: &str) -> Result<IpNet, String> {
+    let expected = "expected an address or a network as ADDRESS/BITS, such as 10.0.0.0/8 or 2001:db8::/32";
+    let whole = |ip: IpAddr| IpNet::from(ip.to_canonical());
+    let network = text.parse().or_else(|_| text.parse().map(whole)).map_err(|_| expected.to_owned())?;
+    if network.addr() != network.network() {
+        return Err(format!(
+            "the address has bits beyond the network; expected {} or {}",
+            network.trunc(),
+            network.addr()
+        ));
+    }
+    let network = match network {
+        IpNet::V6(v6) => match (v6.addr().to_ipv4_mapped(), v6.prefix_len().checked_sub(96)) {
+            (Some(v4), Some(bits)) => Ipv4Net::new(v4, bits).map_or(network, IpNet::V4),
+            _ => network,
+        },
+        IpNet::V4(_) => network,
+    };
+    // Every client could then name itself as it likes.
+    if network.prefix_len() == 0 {
+        return Err("this is every address, and a client is none of the proxies; name those".into());
+    }
+    Ok(network)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+//! Standard output and standard error as a pipe that nobody reads: a write to a full pipe blocks until somebody reads it.
+
+use std::fs::File;
+use std::io::{ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use http::Method;
+use rustix::io::ioctl_fionbio;
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, eventually, free_port, masters};
+use crate::support::metrics::Samples;
+use crate::support::resp::Resp;
+
+/// What a pipe holds by default on Linux (pipe(7)).
+const PIPE_BYTES: usize = 64 << 10;
+/// A request that no log holds up takes milliseconds. A stalled log holds it up for ever.
+const QUICK: Duration = Duration::from_secs(5);
+/// Longer than one round of requests, shorter than the test.
+const TTL_MS: u64 = 10_000;
+
+fn local(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+fn file(writer: PipeWriter) -> File {
+    File::from(OwnedFd::from(writer))
+}
+
+/// A pipe that takes not one more byte.
+fn full_pipe() -> (PipeReader, File) {
+    let (reader, mut writer) = pipe().expect("a pipe");
+    ioctl_fionbio(&writer, true).expect("a pipe can be made non-blocking");
+    let refused = loop {
+        if let Err(error) = writer.write(b"\n") {
+            break error;
+        }
+    };
+    assert_eq!(refused.kind(), ErrorKind::WouldBlock);
+    ioctl_fionbio(&writer, false).expect("a pipe can be made blocking");
+    (reader, file(writer))
+}
+
+async fn dropped(gateway: &Gateway) -> f64 {
+    Samples::of(gateway).await.get("redlock_log_lines_dropped_total", &[])
+}
+
+async fn in_time<T>(what: &str, done: impl Future<Output = T>) -> T {
+    let since = Instant::now();
+    let done = done.await;
+    assert!(since.elapsed() < QUICK, "{what} took {:?}", since.elapsed());
+    done
+}
+
+async fn ends_in_time(gateway: &mut Gateway) {
+    gateway.signal(Signal::TERM);
+    assert_eq!(in_time("the end", gateway.ended()).await, Some(0));
+}
+
+/// `/livez` and PATCH hung after 64 KiB of lines, and locks lapsed.
+#[tokio::test]
+async fn an_unread_log_holds_up_no_request_and_loses_no_lock() {
+    let (port, servers) = (free_port(), masters(3));
+    let (mut reader, writer) = pipe().expect("a pipe");
+    let launch = Launch::over(&servers).flag("--listen", &local(port).to_string()).env("RUST_LOG", "trace");
+    let mut gateway = launch.unheard(local(port), file(writer)).await;
+    gateway.all_nodes_admitted().await;
+    let lease = gateway.acquire_for("held", TTL_MS).await;
+    // Each request logs more than 256 bytes.
+    let enough = 5 * PIPE_BYTES / 256;
+    let mut requests = 0;
+    while requests < enough || dropped(&gateway).await == 0.0 {
+        for _ in 0..50 {
+            assert_eq!(in_time("/livez", gateway.get("/livez")).await.status, 200);
+            requests += 1;
+        }
+        let name = format!("job-{requests}");
+        let other = in_time("POST", gateway.acquire(&name)).await;
+        assert_eq!(in_time("DELETE", gateway.delete(&name, &other.token)).await.status, 204);
+        assert_eq!(in_time("PATCH", gateway.patch("held", &lease.token, TTL_MS)).await.status, 200);
+    }
+    let before = dropped(&gateway).await;
+    eventually("the counter rises", async || (dropped(&gateway).await > before).then_some(())).await;
+    ends_in_time(&mut gateway).await;
+    let mut written = Vec::new();
+    reader.read_to_end(&mut written).expect("the pipe ends with the process");
+    assert!((PIPE_BYTES / 2..=PIPE_BYTES).contains(&written.len()), "{} bytes were written", written.len());
+}
+
+#[tokio::test]
+async fn a_log_goes_on_when_it_is_read_again() {
+    let (port, (mut reader, output)) = (free_port(), full_pipe());
+    let launch = Launch::embedded().flag("--listen", &local(port).to_string()).env("RUST_LOG", "debug");
+    let mut gateway = launch.unheard(local(port), output).await;
+    let read = std::thread::spawn(move || {
+        let mut text = String::new();
+        reader.read_to_string(&mut text).expect("the pipe ends with the process");
+        text
+    });
+    gateway.call(Method::GET, "/livez").header("x-request-id", "the-last-one").send().await;
+    ends_in_time(&mut gateway).await;
+    let text = read.join().expect("the reader does not panic");
+    for words in ["redlock-gateway 0", "\"listening\"", "\"the-last-one\"", "\"stopped\""] {
+        assert!(text.contains(words), "no {words:?} in\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_full_pipe_stops_neither_start_nor_end() {
+    let (port, (_reader, output)) = (free_port(), full_pipe());
+    let launch = Launch::embedded().flag("--listen", &local(port).to_string());
+    let second = output.try_clone().expect("a descriptor");
+    let mut gateway = launch.clone().unheard(local(port), output).await;
+    // The port is taken.
+    let finished = in_time("a start that fails", launch.spawn_into(second).finish()).await;
+    assert_eq!(finished.code, Some(1));
+    ends_in_time(&mut gateway).await;
+}
+
+/// It stopped votes, and then waited for its own output or panicked, so that nobody got votes again.
+#[tokio::test]
+async fn reconfigure_comes_to_its_end_without_a_reader() {
+    let servers = masters(3);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let launch = |words: &[&str], max_ttl: &str| {
+        let times = Launch::bare(words).nodes(&urls).flag("--max-ttl", max_ttl).flag("--default-ttl", "500ms");
+        times.flag("--clock-skew", "100ms")
+    };
+    let gateway = launch(&["--listen", "127.0.0.1:0", "--bootstrap"], "1s").ready().await;
+    drop(gateway);
+    let markers = || -> Vec<Resp> { servers.iter().map(|server| server.cmd(&["GET", "{lock:}:marker"])).collect() };
+    let (_reader, unread) = full_pipe();
+    let (_, closed) = pipe().expect("a pipe");
+    for (output, max_ttl) in [(unread, "2s"), (file(closed), "3s")] {
+        let before = markers();
+        let done = launch(&["reconfigure", "--yes"], max_ttl).spawn_into(output).finish().await;
+        assert_eq!(done.code, Some(0), "to {max_ttl}");
+        assert!(before.iter().zip(markers()).all(|(before, after)| *before != after), "to {max_ttl}");
+    }
+    let gateway = launch(&["--listen", "127.0.0.1:0"], "3s").ready().await;
+    assert_eq!(gateway.post("job", json!({})).await.status, 201);
+}
