@@ -13,6 +13,7 @@ mod support {
     pub(crate) mod openapi;
     pub(crate) mod resp;
     pub(crate) mod secrets;
+    pub(crate) mod turncoat;
     pub(crate) mod waiters;
 }
 
@@ -93,6 +94,7 @@ mod operations {
     mod memory;
     mod metrics;
     mod monitoring;
+    mod nonsense;
     mod quarantine;
     mod reconfigure;
     mod runbook;

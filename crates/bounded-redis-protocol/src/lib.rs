@@ -10,7 +10,7 @@ mod limits;
 
 pub use original::{error, redis_keyslot, types};
 
-pub use self::limits::{MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS, MAX_SMALL_BYTES};
+pub use self::limits::{MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS, MAX_PUSH_BYTES, MAX_SMALL_BYTES};
 
 use original::error::{RedisProtocolError, RedisProtocolErrorKind};
 

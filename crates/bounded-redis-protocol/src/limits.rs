@@ -10,9 +10,10 @@ pub const MAX_DEPTH: usize = 8;
 pub const MAX_ELEMENTS: usize = 16 * 1024;
 /// Bytes of one reply.
 pub const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// Bytes of a line, of a pushed message and of a reply with a map in it. The client queues messages by their number, and prints
-/// a map that it cannot read.
+/// Bytes of a line, and of a reply with a map in it: the client prints a map that it cannot read.
 pub const MAX_SMALL_BYTES: usize = 64 * 1024;
+/// Bytes of a pushed message. The client queues messages by their number.
+pub const MAX_PUSH_BYTES: usize = 8 * 1024;
 
 const CRLF: &[u8] = b"\r\n";
 const NULL: &[u8] = b"-1";
@@ -25,9 +26,11 @@ pub(crate) fn end_of_reply(buf: &[u8]) -> Result<Option<usize>, RedisProtocolErr
     let (mut depth, mut elements, mut at, mut max_bytes) = (0, 1, 0, MAX_BYTES);
     loop {
         let Some((kind, rest)) = buf.get(at..).and_then(<[u8]>::split_first) else { return Ok(None) };
-        if matches!(kind, b'%' | b'>') {
-            max_bytes = MAX_SMALL_BYTES;
-        }
+        max_bytes = match kind {
+            b'%' => max_bytes.min(MAX_SMALL_BYTES),
+            b'>' => MAX_PUSH_BYTES,
+            _ => max_bytes,
+        };
         let is_known = b"+-:_,#($!=*~%>".contains(kind);
         let line =
             if is_known { line(rest)? } else { return Err(refused(format!("a reply begins with byte {kind}"))) };

@@ -2,7 +2,7 @@ use bytes::BytesMut;
 use proptest::prelude::*;
 
 use crate::limits::end_of_reply;
-use crate::{MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS, MAX_SMALL_BYTES, resp2, resp3};
+use crate::{MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS, MAX_PUSH_BYTES, MAX_SMALL_BYTES, resp2, resp3};
 
 fn refusal(reply: &[u8]) -> String {
     end_of_reply(reply).expect_err("refused").details().to_owned()
@@ -54,8 +54,9 @@ fn each_limit_is_met_and_not_exceeded() {
     let line = |bytes: usize| format!("+{}", "a".repeat(bytes));
     assert!(end_of_reply(line(MAX_SMALL_BYTES - 1).as_bytes()).is_ok());
     assert!(refusal(line(MAX_SMALL_BYTES).as_bytes()).contains("a line has more than 65536"));
-    for small in [">1", "%1"] {
-        assert!(refusal(format!("{small}\r\n$65600\r\n").as_bytes()).contains("65536 bytes"));
+    for (small, bytes) in [(">1", MAX_PUSH_BYTES), ("%1", MAX_SMALL_BYTES)] {
+        let beginning = format!("{small}\r\n${bytes}\r\n");
+        assert!(refusal(beginning.as_bytes()).contains(&format!("more than {bytes} bytes")));
     }
 }
 
