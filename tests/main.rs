@@ -23,6 +23,7 @@ mod node {
     mod adopted;
     mod agreement;
     mod batches;
+    mod callers;
     mod contract;
     mod differential;
     mod malformed;
