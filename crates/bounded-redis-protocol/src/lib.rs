@@ -12,12 +12,6 @@ pub use original::{error, redis_keyslot, types};
 
 pub use self::limits::{MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS, MAX_PUSH_BYTES, MAX_SMALL_BYTES};
 
-use original::error::{RedisProtocolError, RedisProtocolErrorKind};
-
-fn refused(why: impl Into<std::borrow::Cow<'static, str>>) -> RedisProtocolError {
-    RedisProtocolError::new(RedisProtocolErrorKind::DecodeError, why)
-}
-
 /// The older protocol.
 pub mod resp2 {
     pub use original::resp2::types;
@@ -34,7 +28,9 @@ pub mod resp2 {
                 return Ok(None);
             }
             // The parser may not wait for more than was measured.
-            original::resp2::decode::decode_bytes_mut(buf)?.map(Some).ok_or_else(|| crate::refused("half a reply"))
+            original::resp2::decode::decode_bytes_mut(buf)?
+                .map(Some)
+                .ok_or_else(|| crate::limits::refused("half a reply"))
         }
     }
 
@@ -91,7 +87,7 @@ pub mod resp3 {
                 let mut reply = buf.split_to(end);
                 match original::resp3::decode::streaming::decode_bytes_mut(&mut reply)? {
                     Some(whole @ (DecodedFrame::Complete(_), ..)) if reply.is_empty() => Ok(Some(whole)),
-                    _ => Err(crate::refused("a streamed reply")),
+                    _ => Err(crate::limits::refused("a streamed reply")),
                 }
             }
         }

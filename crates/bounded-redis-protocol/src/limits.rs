@@ -1,8 +1,8 @@
 //! Measures a reply before anything is made of it. The cost is one step per element: texts are skipped by their length.
 
-use original::error::RedisProtocolError;
+use std::borrow::Cow;
 
-use crate::refused;
+use original::error::{RedisProtocolError, RedisProtocolErrorKind};
 
 /// Replies inside of each other. The deepest one that is asked for has five levels: HELLO with the arguments of modules.
 pub const MAX_DEPTH: usize = 8;
@@ -85,4 +85,8 @@ fn line(buf: &[u8]) -> Result<Option<&[u8]>, RedisProtocolError> {
 fn length(line: &[u8]) -> Result<usize, RedisProtocolError> {
     let digits = std::str::from_utf8(line).ok().filter(|line| line.bytes().all(|byte| byte.is_ascii_digit()));
     digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| refused("a length is no number"))
+}
+
+pub(crate) fn refused(why: impl Into<Cow<'static, str>>) -> RedisProtocolError {
+    RedisProtocolError::new(RedisProtocolErrorKind::DecodeError, why)
 }
