@@ -13,6 +13,7 @@ mod support {
     pub(crate) mod openapi;
     pub(crate) mod resp;
     pub(crate) mod secrets;
+    pub(crate) mod turncoat;
     pub(crate) mod waiters;
 }
 
@@ -22,10 +23,12 @@ mod node {
     mod adopted;
     mod agreement;
     mod batches;
+    mod callers;
     mod contract;
     mod differential;
     mod malformed;
     mod module;
+    mod noise;
     mod pipelining;
     mod redis;
     mod rules;
@@ -95,6 +98,7 @@ mod operations {
     mod memory;
     mod metrics;
     mod monitoring;
+    mod nonsense;
     mod output;
     mod quarantine;
     mod reconfigure;

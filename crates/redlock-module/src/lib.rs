@@ -8,8 +8,11 @@
 //! the call is of another version: then nothing of it ran.
 //!
 //! Locks are ordinary keys, seen by every client. What is set goes to the append-only file and to replicas as plain `SET`,
-//! `DEL` and `PEXPIREAT`: a server without the module loads and follows it. The permissions of the caller are checked for
-//! every key and for the channel of hints.
+//! `DEL` and `PEXPIREAT`: a server without the module loads and follows it.
+//!
+//! The caller is a client, and its user is in the ACL table. The keys and the channel of hints are checked against that user.
+//! Every other caller is refused: a script, another module, a client with a user that a module made. The user is found by its
+//! name, so a module must not give its own user the name of one in the table.
 
 mod api;
 mod space;
@@ -43,8 +46,8 @@ pub unsafe extern "C" fn RedisModule_OnLoad(ctx: *mut RawContext, _: *mut Text, 
     let joined = unsafe {
         let Some(server) = Server::join(ctx, c"redlock", c_int::from(packed::VERSION)) else { return api::ERR };
         let Some(run_id) = server.run_id(ctx) else { return api::ERR };
-        // No `deny-oom`: releases work without memory, and acquires are refused one by one.
-        let joined = server.add_command(ctx, c"redlock.call", call, c"write");
+        // No `deny-oom`: releases work without memory, and acquires are refused one by one. No scripts: they have no user.
+        let joined = server.add_command(ctx, c"redlock.call", call, c"write deny-script");
         // It stands already where the system has kept the library through an unload: of the same process, so it holds.
         drop(MODULE.set(Module { server, run_id }));
         joined
@@ -69,6 +72,7 @@ fn answer(call: &Call<'_>, run_id: &[u8]) -> Result<Vec<u8>, &'static CStr> {
     let (Some(for_process), Some(packed)) = (call.argument(1), call.argument(2)) else {
         return Err(c"ERR wrong number of arguments for 'redlock.call' command");
     };
+    let user = call.user().ok_or(c"NOPERM redlock: the caller is no client with a user of the ACL")?;
     if for_process != run_id {
         return Err(c"NOSCRIPT redlock: the call is for another process");
     }
@@ -78,7 +82,7 @@ fn answer(call: &Call<'_>, run_id: &[u8]) -> Result<Vec<u8>, &'static CStr> {
     })?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now_micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
-    let mut space = Space::new(call, now_micros);
+    let mut space = Space::new(call, user, now_micros);
     let admitted = space.get(&asked.marker_key).is_ok_and(|stands| stands == Some(asked.marker.clone()));
     let mut answer = AnswerPacker::new(now_micros, admitted);
     if asked.ops.is_empty() {

@@ -9,7 +9,7 @@ use crate::api::{Call, CallingUser, Changes, NO_EXPIRY, OpenKey, OwnText};
 
 pub(crate) struct Space<'a> {
     call: &'a Call<'a>,
-    user: Option<CallingUser<'a>>,
+    user: CallingUser<'a>,
     now_micros: u64,
     is_out_of_memory: bool,
     /// Whether this operation has given memory back, or changed an expiry: then it may write on, as a script may that has
@@ -20,9 +20,9 @@ pub(crate) struct Space<'a> {
 }
 
 impl<'a> Space<'a> {
-    pub(crate) fn new(call: &'a Call<'a>, now_micros: u64) -> Self {
+    pub(crate) fn new(call: &'a Call<'a>, user: CallingUser<'a>, now_micros: u64) -> Self {
         let is_out_of_memory = call.is_out_of_memory();
-        Self { call, user: call.user(), now_micros, is_out_of_memory, has_written: false, open: [None, None] }
+        Self { call, user, now_micros, is_out_of_memory, has_written: false, open: [None, None] }
     }
 
     /// Each operation stands alone.
@@ -33,7 +33,7 @@ impl<'a> Space<'a> {
     }
 
     pub(crate) fn publish(&self, channel: &[u8], message: &[u8]) {
-        if self.user.as_ref().is_none_or(|user| user.may_publish(channel)) {
+        if self.user.may_publish(channel) {
             self.call.publish(channel, message);
         }
     }
@@ -55,8 +55,7 @@ impl<'a> Space<'a> {
 
     fn allowed(&self, name: &[u8]) -> Result<OwnText<'a>, KeyError> {
         let name = self.call.text(name);
-        let is_allowed = self.user.as_ref().is_none_or(|user| user.may_use(&name));
-        if is_allowed { Ok(name) } else { Err(KeyError::Forbidden) }
+        if self.user.may_use(&name) { Ok(name) } else { Err(KeyError::Forbidden) }
     }
 
     /// In milliseconds since 1970.

@@ -25,6 +25,7 @@ impl From<Error> for LinkError {
                 (LinkErrorKind::Error, text.to_owned())
             }
             (ErrorKind::IO, _) => (LinkErrorKind::Broken, in_words(text)),
+            (ErrorKind::Protocol, _) => (LinkErrorKind::Broken, no_reply(text)),
             (kind, _) => (LinkErrorKind::Broken, format!("{}: {text}", kind.to_str())),
         };
         let remedy = match word {
@@ -40,6 +41,13 @@ impl From<Error> for LinkError {
         };
         Self { kind, detail, remedy }
     }
+}
+
+/// What a node sent in place of a reply. The parser may quote all of it.
+fn no_reply(text: &str) -> String {
+    const QUOTED: usize = 200;
+    let why: String = text.trim_start_matches("Decode Error: ").chars().take(QUOTED).collect();
+    format!("the node answers something that is no Redis reply: {why}")
 }
 
 /// What the system or TLS said. The client keeps no more of it than how Rust shows it to programmers.

@@ -359,7 +359,7 @@ impl Session for RedisSession {
         async move {
             match connection {
                 Some(connection) => match connection.await {
-                    Ok(Err(error)) if !error.details().is_empty() => error.to_string(),
+                    Ok(Err(error)) if !error.details().is_empty() => LinkError::from(error).detail,
                     _ => "the connection was closed".into(),
                 },
                 None => std::future::pending().await,

@@ -11,6 +11,7 @@ use fred::types::scan::ScanType;
 use super::scripts;
 use super::settings::RedisSettings;
 use crate::node::admission::marker_key;
+use crate::node::calls::MAX_BATCH;
 use crate::node::link::{Adopted, Adoption, LinkError, LinkErrorKind, Scan, Scanned, Stored, StoredPage};
 use crate::node::packed::LONGEST_VALUE;
 use crate::node::{Keys, Record};
@@ -18,6 +19,19 @@ use crate::types::LockName;
 
 /// Keys that are looked at for a page.
 const PAGE: u32 = 500;
+
+/// Every reply to a question of ours is within the limits that end a connection.
+const _: () = {
+    use redis_protocol::{MAX_BYTES, MAX_ELEMENTS, MAX_PUSH_BYTES};
+    const PER_RECORD: usize = LONGEST_VALUE + 64;
+    // A call whose every operation finds a record.
+    assert!(2 * MAX_BATCH * PER_RECORD <= MAX_BYTES);
+    // A page of records, each with its time. SCAN gives some keys more than it is asked for.
+    assert!(PAGE as usize * 3 / 2 * PER_RECORD <= MAX_BYTES);
+    assert!(4 * 2 * PAGE as usize <= MAX_ELEMENTS);
+    // A hint names one lock.
+    assert!(8 * LockName::MAX_LEN <= MAX_PUSH_BYTES);
+};
 
 pub(super) async fn scan(client: Client, Scan { key_prefix, cursor, count }: Scan) -> Result<Scanned, LinkError> {
     let cursor = match std::str::from_utf8(&cursor) {

@@ -1,0 +1,68 @@
+//! A master that answers random bytes, before and after the login. `NOISE_SEED=<seed>` replays a run.
+
+use redlock_core::node::NodeState;
+
+use crate::support::chance::{Chance, seed};
+use crate::support::harness::{RedisServer, eventually};
+use crate::support::nodes::{in_state, remote_node};
+use crate::support::turncoat::{Nonsense, Turncoat};
+
+const ROUNDS: usize = 30;
+const WORDS: [&str; 18] = [
+    "+",
+    "-",
+    ":",
+    "$",
+    "*",
+    "~",
+    "%",
+    ">",
+    "_",
+    "#t",
+    "=",
+    "!",
+    "|",
+    "?",
+    "-1",
+    "*1\r\n",
+    "+OK\r\n",
+    "$5\r\nhello\r\n",
+];
+
+/// Pieces of replies, numbers and plain noise.
+fn noise(chance: &mut Chance) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for _ in 0..=chance.below(200) {
+        match chance.below(4) {
+            0 => bytes.extend_from_slice(chance.next().to_string().as_bytes()),
+            1 => bytes.extend_from_slice(b"\r\n"),
+            2 => bytes.push(chance.next() as u8),
+            _ => bytes.extend_from_slice(WORDS[chance.below(WORDS.len())].as_bytes()),
+        }
+    }
+    bytes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_outlives_whatever_its_master_answers() {
+    let server = RedisServer::start();
+    let turncoat = Turncoat::before(&server);
+    let node = remote_node(&turncoat.url());
+    in_state(node.as_ref(), NodeState::Admitted).await;
+    let mut chance = Chance::of(seed("NOISE_SEED"), 0);
+    for round in 0..ROUNDS {
+        let fooled = turncoat.fooled();
+        let noise = noise(&mut chance);
+        turncoat.answers(if chance.one_in(4) {
+            Nonsense::endless(noise.clone(), noise)
+        } else {
+            Nonsense::once(noise)
+        });
+        eventually("it was answered with noise", async || (turncoat.fooled() > fooled).then_some(())).await;
+        // From time to time: what came of it is over, and the node votes again.
+        if round % 10 == 9 {
+            turncoat.repents();
+            in_state(node.as_ref(), NodeState::Admitted).await;
+        }
+    }
+}

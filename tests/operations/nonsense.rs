@@ -1,0 +1,147 @@
+//! A master that answers what is no reply of Redis, as a hijacked name or a broken proxy does: it costs its own vote, and
+//! nothing else of the gateway.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::client::Lease;
+use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
+use crate::support::harness::{RedisServer, eventually, masters};
+use crate::support::turncoat::{Nonsense, Turncoat};
+
+/// Several times what a reply may have, far below what these answers would take.
+const MOST_GROWTH: f64 = 64.0 * 1024.0 * 1024.0;
+/// Locks that are granted while a master answers nonsense, each beside a look at /livez.
+const ROUNDS: usize = 50;
+
+/// A gateway over four masters and one that turns.
+struct Stage {
+    // Before the servers, which it needs.
+    gateway: Gateway,
+    turncoat: Turncoat,
+    _servers: Vec<RedisServer>,
+}
+
+impl Stage {
+    async fn set() -> Self {
+        let servers = masters(5);
+        let turncoat = Turncoat::before(&servers[0]);
+        let urls: Vec<_> = [turncoat.url()].into_iter().chain(servers[1..].iter().map(RedisServer::url)).collect();
+        let launch = Launch::embedded().nodes(&urls).flag("--node-timeout", "2s").brand_new();
+        Self { gateway: launch.ready().await, turncoat, _servers: servers }
+    }
+
+    async fn node(&self) -> Value {
+        let health = self.gateway.readyz().await.json();
+        let nodes = health["nodes"].as_array().expect("readyz lists nodes").clone();
+        let name = format!("127.0.0.1:{}", self.turncoat.port());
+        nodes.into_iter().find(|node| node["node"] == name.as_str()).expect("it is listed")
+    }
+
+    /// The node is down for this reason, on connections that were open and on new ones.
+    async fn is_down_for(&self, why: &str) {
+        let fooled = self.turncoat.fooled();
+        eventually(why, async || {
+            let node = self.node().await;
+            let detail = node["detail"].as_str().unwrap_or_default();
+            let says_so = detail.contains("no Redis reply") && detail.contains(why);
+            (node["state"] == "connecting" && says_so && self.turncoat.fooled() >= fooled + 2).then_some(())
+        })
+        .await;
+        let log = self.gateway.stdout();
+        let logged = |line: &str| line.contains("node cannot vote") && line.contains(why);
+        assert!(log.lines().any(logged), "the log does not say {why:?}");
+    }
+
+    /// Locks are granted by the other four; answers the slowest look at /livez.
+    async fn others_serve(&self) -> Duration {
+        let mut slowest = Duration::ZERO;
+        for round in 0..ROUNDS {
+            let asked = Instant::now();
+            assert_eq!(self.gateway.get("/livez").await.status, 200);
+            slowest = slowest.max(asked.elapsed());
+            let granted = self.gateway.post(&format!("job-{round}"), json!({ "ttl_ms": 60_000 })).await;
+            let lease = Lease::from(&granted);
+            assert_eq!(self.gateway.delete(&format!("job-{round}"), &lease.token).await.status, 204);
+        }
+        slowest
+    }
+
+    async fn survives(&self, nonsense: Nonsense, why: &str) {
+        let before = self.gateway.resident();
+        self.turncoat.answers(nonsense);
+        self.is_down_for(why).await;
+        let slowest = self.others_serve().await;
+        let grown = self.gateway.resident() - before;
+        println!("{why}: /livez within {slowest:?}, {:.1} MB more", grown / 1e6);
+        assert!(slowest < WELL_BELOW_A_TIMEOUT, "{why}: /livez took {slowest:?}");
+        assert!(grown < MOST_GROWTH, "{why}: the gateway has grown by {grown} bytes");
+        self.turncoat.repents();
+        self.gateway.all_nodes_admitted().await;
+    }
+}
+
+#[tokio::test]
+async fn a_master_that_nests_replies_costs_only_its_vote() {
+    let nested = "*1\r\n".repeat(5_000);
+    Stage::set().await.survives(Nonsense::once(nested), "8 levels").await;
+}
+
+#[tokio::test]
+async fn a_master_that_sends_half_a_gigabyte_costs_only_its_vote() {
+    Stage::set().await.survives(Nonsense::endless("$536870912\r\n", "a"), "8388608 bytes").await;
+}
+
+#[tokio::test]
+async fn a_master_that_sends_an_endless_array_costs_only_its_vote() {
+    Stage::set().await.survives(Nonsense::endless("*1000000000\r\n", ":1\r\n"), "16384 elements").await;
+}
+
+#[tokio::test]
+async fn a_master_that_sends_an_endless_line_costs_only_its_vote() {
+    let stage = Stage::set().await;
+    stage.survives(Nonsense::endless("+", "a"), "65536 bytes").await;
+    stage.survives(Nonsense::endless("$", "1"), "65536 bytes").await;
+}
+
+#[tokio::test]
+async fn a_master_whose_lengths_lie_costs_only_its_vote() {
+    let stage = Stage::set().await;
+    for (reply, why) in [
+        ("*-2\r\n", "no number"),
+        ("$-2\r\n", "no number"),
+        ("$9223372036854775807\r\n", "8388608 bytes"),
+        ("*9223372036854775807\r\n", "16384 elements"),
+        ("$99999999999999999999\r\n", "no number"),
+    ] {
+        stage.survives(Nonsense::once(reply), why).await;
+    }
+}
+
+#[tokio::test]
+async fn a_master_that_streams_or_speaks_http_costs_only_its_vote() {
+    let stage = Stage::set().await;
+    stage.survives(Nonsense::endless("*?\r\n", ":1\r\n"), "no number").await;
+    stage.survives(Nonsense::endless("|1\r\n", "+a\r\n:1\r\n"), "byte 124").await;
+    stage.survives(Nonsense::once("HTTP/1.1 400 Bad Request\r\n\r\n"), "byte 72").await;
+}
+
+/// Each is a reply, but nobody asked for it. Reading them takes processor time for as long as the connection lasts.
+#[tokio::test]
+async fn a_master_that_never_stops_replying_takes_no_memory() {
+    let stage = Stage::set().await;
+    for reply in ["+OK\r\n".to_owned(), format!(">3\r\n+message\r\n+c\r\n$8000\r\n{}\r\n", "a".repeat(8_000))] {
+        let before = stage.gateway.resident();
+        stage.turncoat.answers(Nonsense::endless("", reply));
+        eventually("it has no vote", async || (stage.node().await["state"] != "admitted").then_some(())).await;
+        let fooled = stage.turncoat.fooled();
+        eventually("it has tried again", async || (stage.turncoat.fooled() >= fooled + 3).then_some(())).await;
+        assert_eq!(stage.gateway.get("/livez").await.status, 200);
+        let grown = stage.gateway.resident() - before;
+        println!("unasked: {:.1} MB more", grown / 1e6);
+        assert!(grown < MOST_GROWTH, "the gateway has grown by {grown} bytes");
+        stage.turncoat.repents();
+        stage.gateway.all_nodes_admitted().await;
+    }
+}

@@ -1,0 +1,121 @@
+//! A master that turns: it passes everything on to a real server, until it is told to answer nonsense.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+
+use crate::support::harness::RedisServer;
+
+/// What is sent in place of a reply: `first` once, then `rest` for as long as the other side takes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Nonsense {
+    first: Vec<u8>,
+    rest: Vec<u8>,
+}
+
+impl Nonsense {
+    pub(crate) fn once(first: impl Into<Vec<u8>>) -> Self {
+        Self { first: first.into(), rest: Vec::new() }
+    }
+
+    pub(crate) fn endless(first: impl Into<Vec<u8>>, rest: impl AsRef<[u8]>) -> Self {
+        let rest = rest.as_ref();
+        Self { first: first.into(), rest: rest.repeat((64 * 1024 / rest.len()).max(1)) }
+    }
+}
+
+type Turned = watch::Receiver<Option<Arc<Nonsense>>>;
+
+pub(crate) struct Turncoat {
+    /// Of its own, so that a flood does not keep the test from measuring.
+    runtime: Option<Runtime>,
+    port: u16,
+    nonsense: watch::Sender<Option<Arc<Nonsense>>>,
+    fooled: Arc<AtomicUsize>,
+}
+
+impl Turncoat {
+    /// Stands before a server.
+    pub(crate) fn before(server: &RedisServer) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("it is bound").port();
+        listener.set_nonblocking(true).expect("a socket");
+        let (nonsense, turned) = watch::channel(None);
+        let fooled = Arc::<AtomicUsize>::default();
+        let (master, counter) = (server.port(), fooled.clone());
+        runtime.spawn(async move {
+            let listener = TcpListener::from_std(listener).expect("a runtime is here");
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(serve(client, master, turned.clone(), counter.clone()));
+            }
+        });
+        Self { runtime: Some(runtime), port, nonsense, fooled }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// From now on every connection gets this for a reply, those that are open too.
+    pub(crate) fn answers(&self, nonsense: Nonsense) {
+        self.nonsense.send_replace(Some(Arc::new(nonsense)));
+    }
+
+    /// Becomes the server again. Connections that got nonsense are closed.
+    pub(crate) fn repents(&self) {
+        self.nonsense.send_replace(None);
+    }
+
+    /// How many connections got nonsense so far.
+    pub(crate) fn fooled(&self) -> usize {
+        self.fooled.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Turncoat {
+    fn drop(&mut self) {
+        // A runtime must not be waited for where another one runs.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn serve(mut client: TcpStream, master: u16, mut turned: Turned, fooled: Arc<AtomicUsize>) {
+    if turned.borrow_and_update().is_none() {
+        let Ok(mut master) = TcpStream::connect(("127.0.0.1", master)).await else { return };
+        let _ = (client.set_nodelay(true), master.set_nodelay(true));
+        tokio::select! {
+            _ = copy_bidirectional(&mut client, &mut master) => return,
+            changed = turned.changed() => if changed.is_err() { return },
+        }
+    }
+    let Some(nonsense) = turned.borrow_and_update().clone() else { return };
+    let mut request = [0; 4096];
+    // It is an answer, so it comes after a question.
+    if !matches!(client.read(&mut request).await, Ok(1..)) {
+        return;
+    }
+    fooled.fetch_add(1, Ordering::SeqCst);
+    let floods = async {
+        client.write_all(&nonsense.first).await?;
+        while !nonsense.rest.is_empty() {
+            client.write_all(&nonsense.rest).await?;
+        }
+        while client.read(&mut request).await? > 0 {}
+        std::io::Result::Ok(())
+    };
+    tokio::select! {
+        _ = floods => {}
+        _ = turned.changed() => {}
+    }
+}
