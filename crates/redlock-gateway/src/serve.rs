@@ -23,7 +23,7 @@ use crate::auth::{Authenticator, Keys};
 use crate::capacity::{self, Capacity};
 use crate::clients::{Clients, Turns};
 use crate::config::{Config, Nodes, OnAuditFailure};
-use crate::connection::{Connection, Encrypted, Plain};
+use crate::connection::{Connection, Encrypted, Plain, keep_alive};
 use crate::connections::{self, Connections, Most};
 use crate::gateway::{CursorKey, Gateway, WaitShare};
 use crate::http::{App, AppState, Hosts};
@@ -112,7 +112,7 @@ pub async fn run(
     let of_operators = |hosts| App::of_operators(gateway.clone(), telemetry.clone(), audit.clone(), hosts);
     let serve = |listener| serve_operators(listener, &config, of_operators, (&operators, &refusals), &mut tasks);
     let admin = admin.map(serve).transpose()?;
-    let connections_in = services(app.clone(), connections.clone());
+    let connections_in = services(app.clone(), connections.clone(), &config);
     let (handshakes, end_of_handshakes) = watch::channel(());
     let mut server = match &config.https {
         None => tokio::spawn(http1(server.acceptor(Plain::new()), &config).serve(connections_in)),
@@ -187,7 +187,7 @@ fn serve_operators(
     let connections = Connections::new(OPERATORS, clients.clone(), refusals.clone(), metrics);
     let app = app(Hosts { is_loopback: address.ip().is_loopback(), allowed: config.allowed_hosts.clone() });
     let server = axum_server::from_tcp(listener)?.acceptor(Plain::new());
-    let serving = http1(server, config).serve(services(app, connections));
+    let serving = http1(server, config).serve(services(app, connections, config));
     tasks.spawn(async move { drop(serving.await) });
     Ok(address)
 }
@@ -239,12 +239,16 @@ pub fn within_descriptors(config: Config) -> Result<Config, String> {
 fn services(
     app: App,
     connections: Arc<Connections>,
-) -> impl Service<SocketAddr, Response = Connection, Error = io::Error, Future: Send> {
+    config: &Config,
+) -> impl Service<SocketAddr, Response = Connection, Error = io::Error, Future: Send> + use<> {
+    let keep_alive = keep_alive(config.settings.idle_timeout);
     service_fn(move |address: SocketAddr| {
-        let (connections, app) = (connections.clone(), app.clone());
+        let (connections, app, keep_alive) = (connections.clone(), app.clone(), keep_alive.clone());
         async move {
             let place = connections.enter(address.ip()).await;
-            place.map(|place| Connection::new(app, place)).ok_or_else(|| io::Error::other("too many connections"))
+            place
+                .map(|place| Connection::new(app, place, keep_alive))
+                .ok_or_else(|| io::Error::other("too many connections"))
         }
     })
 }
