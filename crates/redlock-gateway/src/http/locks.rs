@@ -151,8 +151,8 @@ pub(super) async fn extend(
     params(
         LockPath,
         ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>; required without force and Idempotency-Key", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
-        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "That of the POST, for a client that never got the token. Ignored beside a Lock-Token.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
         ("force" = Option<bool>, Query, nullable = false, description = "Release whoever holds it, without a token. For a key with the force permission."),
+        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "That of the POST, for a client that never got the token. Ignored beside a Lock-Token.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
     ),
     responses(
         (status = 204, description = "Released"),
