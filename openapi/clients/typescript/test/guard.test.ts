@@ -6,7 +6,16 @@ import { syncBuiltinESMExports } from "node:module";
 import { after, before, test } from "node:test";
 import { setImmediate as turnOfTheLoop } from "node:timers/promises";
 
-import { Client, type Guard, LockHeldError, LockLostError, now, RefusedError, SetupError, UnavailableError } from "redlock-gateway";
+import {
+  Client,
+  type Guard,
+  LockHeldError,
+  LockLostError,
+  now,
+  RefusedError,
+  SetupError,
+  UnavailableError,
+} from "redlock-gateway";
 
 import { eventually, PATIENCE, type Servers, start } from "./servers.js";
 
@@ -284,7 +293,9 @@ test("a lock is extended when names cannot be resolved any more", { timeout: 60_
     (given.at(-1) as (error: Error) => void)(new Error("no name server"));
   });
   syncBuiltinESMExports();
-  await assert.rejects(fetch(`http://localhost:${port}/livez`, { headers: { connection: "close" } }).then((r) => r.text()));
+  await assert.rejects(
+    fetch(`http://localhost:${port}/livez`, { headers: { connection: "close" } }).then((r) => r.text()),
+  );
   await extended(guard, 1);
   guard.check();
   await guard.release();
