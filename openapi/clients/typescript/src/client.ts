@@ -33,7 +33,7 @@ export interface ClientOptions {
    * wait is asked for in turns. Less than the gateway's maximum (25 s), and than what a proxy in front allows.
    */
   readonly maxTurnMs?: number | undefined;
-  /** Told of every loss, and of every lock that could not be released; for a log. */
+  /** Told of every loss, and of every lock that could not be released; for a log. What it throws is ignored. */
   readonly warn?: ((message: string, error: Error) => void) | undefined;
 }
 
