@@ -13,6 +13,9 @@ use redlock_core::{AcquireOptions, LockError, Owner, OwnerChoice, Redlock};
 
 use crate::support::nodes::{LONG_MS, Lock, intercepted, name, pass_on, redlock, ttl};
 
+/// An operation, and the node that it has not reached yet.
+type OnItsWay = (Arc<dyn Node>, Task);
+
 fn memory() -> Vec<Arc<MemoryNode>> {
     let node = |n| Arc::new(MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default()));
     (0..3).map(node).collect()
@@ -30,7 +33,7 @@ fn of(owner: Owner) -> AcquireOptions {
 #[tokio::test]
 async fn an_acquire_on_its_way_sets_nothing_after_release_by_owner() {
     let (lock, nodes, owner) = (name("job"), memory(), OsEntropy.owner());
-    let in_sockets: Arc<Mutex<Vec<(Arc<dyn Node>, Task)>>> = Arc::default();
+    let in_sockets: Arc<Mutex<Vec<OnItsWay>>> = Arc::default();
     let sends = |node: &Arc<MemoryNode>| {
         let in_sockets = in_sockets.clone();
         intercepted(node.clone(), move |node, task| in_sockets.lock().unwrap().push((node.clone(), task)))

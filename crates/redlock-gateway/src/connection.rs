@@ -2,6 +2,7 @@
 
 use std::future::{Future, Ready, ready};
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,9 +16,9 @@ use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tower::Service;
+use tower::{Service, service_fn};
 
-use crate::connections::{Busy, ConnectionPlace};
+use crate::connections::{Busy, ConnectionPlace, Connections};
 use crate::http::App;
 use crate::peer::{Peer, SharedStream};
 use crate::tls::{TlsStream, client_certificate};
@@ -44,14 +45,32 @@ type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl Connection {
     /// `keep_alive` is what its answers say of how long it may be idle.
-    pub(crate) fn new(app: App, place: Arc<ConnectionPlace>, keep_alive: Option<HeaderValue>) -> Self {
+    fn new(app: App, place: Arc<ConnectionPlace>, keep_alive: Option<HeaderValue>) -> Self {
         Self { app, place, peer: None, keep_alive }
     }
 }
 
+/// The service of each connection, as long as there is a place; a connection beyond the limit is closed at once.
+pub(crate) fn services(
+    app: App,
+    connections: Arc<Connections>,
+    idle_timeout: Duration,
+) -> impl Service<SocketAddr, Response = Connection, Error = io::Error, Future: Send> + use<> {
+    let keep_alive = keep_alive(idle_timeout);
+    service_fn(move |address: SocketAddr| {
+        let (connections, app, keep_alive) = (connections.clone(), app.clone(), keep_alive.clone());
+        async move {
+            let place = connections.enter(address.ip()).await;
+            place
+                .map(|place| Connection::new(app, place, keep_alive))
+                .ok_or_else(|| io::Error::other("too many connections"))
+        }
+    })
+}
+
 /// The value of `Keep-Alive`, a second less than connections may be idle: a client counts from when it gets the answer.
 /// Clients of Node.js keep a connection for 4 s without it, and then need a name server to extend a lock.
-pub(crate) fn keep_alive(idle_timeout: Duration) -> Option<HeaderValue> {
+fn keep_alive(idle_timeout: Duration) -> Option<HeaderValue> {
     let seconds = idle_timeout.as_secs().saturating_sub(1);
     (seconds > 0).then(|| HeaderValue::try_from(format!("timeout={seconds}")).ok()).flatten()
 }
