@@ -82,6 +82,7 @@ class Scenario(unittest.TestCase):
             time.sleep(0.02)
 
     def is_free(self) -> bool:
+        # On a busy machine it may be unknown for a moment.
         return str(self.client.status(self.name).state) == "free"
 
     def lost(self, guard: Guard, within: float = PATIENCE) -> Loss:
@@ -401,7 +402,7 @@ class Reachability(Scenario):
                 self.assertTrue(guard.wait_extended(15), guard.loss)
                 guard.check()
                 guard.release()
-        self.assertTrue(self.is_free())
+        self.until(self.is_free, 5)
 
     def test_leaving_the_block_without_a_gateway_takes_five_seconds_at_most(self) -> None:
         with contextlib.ExitStack() as stopped:
@@ -420,7 +421,7 @@ class Reachability(Scenario):
             servers.do("swallow", count=1_000_000)
             try:
                 self.assertRaises(Unavailable, client.lock(self.name, ttl=60).acquire)
-                self.assertTrue(self.is_free())
+                self.until(self.is_free, 5)
             finally:
                 servers.do("swallow", count=0)
 
