@@ -42,6 +42,7 @@ mod core {
     mod examples;
     mod failures;
     mod fencing;
+    mod given_up;
     mod healing;
     mod hints;
     mod late_heals;
@@ -62,6 +63,7 @@ mod http {
     mod fencing;
     mod front_door;
     mod fuzz;
+    mod given_up;
     pub(crate) mod keys;
     mod listing;
     mod locks;

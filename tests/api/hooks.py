@@ -41,14 +41,17 @@ def before_call(context, case, kwargs):
     token = (case.headers or {}).get("Lock-Token")
     if isinstance(token, str) and TOKEN.fullmatch(token) and int(token[2:18]) > (time.time() - 1) * 1_000_000:
         case.headers["Lock-Token"] = token[:2] + "10" + token[4:]
-    # A release takes a token or force, which the document has no way to say. What is to be right is given a right one also where
-    # the tool has put a wrong one beside the query that it is about.
+    # A release takes a token, a key or force, which the document has no way to say. What is to be right is given a right one also
+    # where the tool has put a wrong one beside the query that it is about. A key beside a token is not looked at: it goes alone.
     forced = str((case.query or {}).get("force")).lower() == "true"
     is_right = case.meta is not None and case.meta.generation.mode.is_positive
     is_token = isinstance(token, str) and TOKEN.fullmatch(token)
     if case.method.upper() == "DELETE" and forced and is_right and case.headers:
         case.headers.pop("Lock-Token", None)
-    if case.method.upper() == "DELETE" and not forced and (not token or is_right and not is_token):
+    has_key = "Idempotency-Key" in (case.headers or {})
+    if case.method.upper() == "DELETE" and not forced and has_key:
+        case.headers.pop("Lock-Token", None)
+    elif case.method.upper() == "DELETE" and not forced and (not token or is_right and not is_token):
         if case.headers is None:
             case.headers = {}
         case.headers["Lock-Token"] = "1.1000000000000000." + "1" * 40

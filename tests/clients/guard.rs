@@ -227,3 +227,49 @@ async fn a_wait_that_is_longer_than_the_gateway_allows_is_asked_for_in_turns() {
     assert!(guard.fencing_token() > lease.fencing);
     eventually("it is held by the guard", async || (gateway.look("a").await["state"] == "held").then_some(())).await;
 }
+
+#[tokio::test]
+async fn an_acquire_that_nobody_answered_leaves_no_lock() {
+    let gateway = Launch::embedded().ready().await;
+    let (address, _) = swallowing(gateway.address(), usize::MAX).await;
+    let client = Client::new(format!("http://{address}")).unwrap();
+    let minute = Duration::from_secs(60);
+    let unanswered = client.lock("unanswered").ttl(minute).acquire().await;
+    assert!(matches!(unanswered, Err(Error::Unavailable { .. })), "{unanswered:?}");
+    assert_eq!(gateway.look("unanswered").await["state"], "free");
+
+    assert!(timeout(TTL, client.lock("given-up").ttl(minute).acquire()).await.is_err());
+    eventually("it is free", async || (gateway.look("given-up").await["state"] == "free").then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_release_without_a_gateway_ends_after_five_seconds() {
+    let gateway = Launch::embedded().ready().await;
+    let guard = client(&[&gateway]).lock("a").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    gateway.signal(Signal::STOP);
+    let begin = std::time::Instant::now();
+    let released = guard.release().await;
+    let took = begin.elapsed();
+    gateway.signal(Signal::CONT);
+    assert!(matches!(released, Err(Error::Unavailable { .. })), "{released:?}");
+    assert!(took < Duration::from_secs(6), "{took:?}");
+}
+
+#[tokio::test]
+async fn extensions_need_no_new_connection() {
+    let gateway = Launch::embedded().ready().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = Client::new(format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let to = gateway.address();
+    // As if names could not be resolved any more: no second connection comes about.
+    tokio::spawn(async move {
+        let (mut client, _) = listener.accept().await.unwrap();
+        drop(listener);
+        let mut gateway = TcpStream::connect(to).await.unwrap();
+        tokio::io::copy_bidirectional(&mut client, &mut gateway).await
+    });
+    let guard = client.lock("a").ttl(TTL * 3).acquire().await.unwrap();
+    extended(&guard, 3).await;
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}

@@ -56,6 +56,12 @@ def wait_until(what, is_so, process):
         time.sleep(0.02)
 
 
+def stop(process):
+    process.send_signal(signal.SIGSTOP)
+    # On a busy machine its other threads go on for a moment.
+    os.waitpid(process.pid, os.WUNTRACED)
+
+
 def answers(url):
     try:
         return urllib.request.urlopen(url, timeout=1).status == 200
@@ -185,12 +191,12 @@ class Servers:
         what, index = order["do"], order.get("index", 0)
         if what == "stop-masters":
             for master in self.masters[: order["count"]]:
-                master.send_signal(signal.SIGSTOP)
+                stop(master)
         elif what == "continue-masters":
             for master in self.masters:
                 master.send_signal(signal.SIGCONT)
         elif what == "stop-gateway":
-            self.gateways[index].send_signal(signal.SIGSTOP)
+            stop(self.gateways[index])
         elif what == "continue-gateway":
             self.gateways[index].send_signal(signal.SIGCONT)
         elif what == "kill-gateway":

@@ -187,7 +187,7 @@ async fn all_answers(gateway: &Gateway, request: &HostileRequest) -> Vec<Answer>
 
 /// What an answer is, or what is wrong with it.
 fn judge(request: &HostileRequest, answer: &Answer) -> Result<String, String> {
-    const HEADERS: [&str; 24] = [
+    const HEADERS: [&str; 25] = [
         "allow",
         "cache-control",
         "connection",
@@ -197,6 +197,7 @@ fn judge(request: &HostileRequest, answer: &Answer) -> Result<String, String> {
         "content-type",
         "date",
         "etag",
+        "keep-alive",
         "location",
         "lock-token",
         "preference-applied",

@@ -269,3 +269,22 @@ async fn operators_have_an_address_of_their_own_where_others_take_no_place_and_f
     assert_eq!(second.code, Some(1));
     assert!(second.stderr.contains("--admin-listen") && second.stderr.contains(&same), "{}", second.stderr);
 }
+
+#[tokio::test]
+async fn answers_say_how_long_their_connection_may_be_idle() {
+    let gateway = Launch::embedded().flag("--idle-timeout", "12s").start().await;
+    let mut raw = gateway.raw().await;
+    for sent in ["GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n", "GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
+        raw.write(sent).await;
+        assert_eq!(raw.answer().await.header("keep-alive"), "timeout=11", "{sent}");
+    }
+    // Not where the connection ends with the answer.
+    for sent in [
+        "GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        "GET /livez HTTP/1.0\r\nhost: localhost\r\n\r\n",
+    ] {
+        let mut raw = gateway.raw().await;
+        raw.write(sent).await;
+        assert_eq!(raw.answer().await.header("keep-alive"), "", "{sent}");
+    }
+}

@@ -158,6 +158,7 @@ cache-control: no-store
 location: /locks/demo
 content-length: 1
 x-request-id: 5f2b7c0e9a3d4418
+keep-alive: timeout=74
 date: Fri, 21 Nov 2025 11:39:25 GMT
 
 {"name":"demo","token":"1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b","fencing_token":1763725165123456,"ttl_ms":60000,"validity_ms":59397,"elapsed_ms":1,"expires_at":"2025-11-21T11:39:54.822Z","nodes_granted":3,"nodes_total":5}

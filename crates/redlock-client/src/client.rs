@@ -11,12 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::http::{Call, Failure, LOCK_TOKEN};
+use crate::http::{Call, Failure, IDEMPOTENCY_KEY, LOCK_TOKEN};
 
 /// Between two rounds over all gateways: the first pause, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// A gateway that cannot even be connected to is left for the next one.
 const CONNECT: Duration = Duration::from_secs(2);
+/// An idle connection is kept for so long: to extend a lock no name server is asked. A gateway keeps it for 75 s.
+const IDLE: Duration = Duration::from_secs(70);
 /// With less time an answer is not to be expected, and what was heard before tells more than its absence.
 pub(crate) const SHORTEST_TRY: Duration = Duration::from_millis(50);
 /// For requests that hold no lease up.
@@ -126,6 +128,7 @@ impl ClientBuilder {
         // No redirects: a token goes where it was meant to go. No proxy of the environment that a lock would depend on unseen.
         let mut http = reqwest::Client::builder()
             .connect_timeout(CONNECT)
+            .pool_idle_timeout(IDLE)
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .user_agent(concat!("redlock-client/", env!("CARGO_PKG_VERSION")));
@@ -234,6 +237,13 @@ impl Client {
             Err(Error::Refused(problem)) if is_loss(&problem.code) => Ok(()),
             result => result.map(|_| ()),
         }
+    }
+
+    /// Releases what requests with this key were granted that were not answered. When nobody answers now either, the lock ends
+    /// with its TTL.
+    pub(crate) async fn release_by_key(&self, name: &str, idempotency_key: &str) -> Result<(), Error> {
+        let call = Call::of_lock(Method::DELETE, name)?.secret(&IDEMPOTENCY_KEY, idempotency_key)?;
+        self.ask::<serde_json::Value>(&call, Moment::now() + ONE_TRY, ONE_TRY).await.map(|_| ())
     }
 
     /// Takes a lock from whoever holds it.

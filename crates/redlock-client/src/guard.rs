@@ -15,6 +15,8 @@ use crate::error::{Error, Loss};
 /// For one try to extend: a share of the time that is left, so that a hung gateway cannot eat the lease, and no more than this.
 const LONGEST_TRY: Duration = Duration::from_secs(5);
 const SHARE_OF_A_TRY: u32 = 4;
+/// For how long a release is tried, at least and at most: work that is done is not held up for longer. The TTL does the rest.
+const RELEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
 /// A lock that is held. Dropped, it is released in the background.
 #[derive(Debug)]
@@ -110,7 +112,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Releases the lock, and tries until its deadline. Quiet when it is not held any more; ask [`Guard::check`] before.
+    /// Releases the lock, and tries for 5 s at most. Quiet when it is not held any more; ask [`Guard::check`] before.
     ///
     /// # Errors
     /// [`Error::Unavailable`] when no gateway has confirmed it: then it ends with its TTL.
@@ -181,9 +183,10 @@ impl Held {
     }
 
     fn lose(&self, loss: Loss) {
-        tracing::warn!(name = self.name, %loss, "a lock was lost");
-        let _ = self.loss.set(loss);
+        let _ = self.loss.set(loss.clone());
         self.lost.cancel();
+        // Last: a log that nobody reads may keep this from ever returning.
+        tracing::warn!(name = self.name, %loss, "a lock was lost");
     }
 
     fn loss(&self) -> Loss {
@@ -191,7 +194,60 @@ impl Held {
     }
 
     async fn release(&self) -> Result<(), Error> {
-        let deadline = self.lease.borrow().1;
-        self.client.release_until(&self.name, &self.token, deadline.max(Moment::now() + Duration::from_secs(1))).await
+        let ((least, most), now) = (RELEASE, Moment::now());
+        let until = self.lease.borrow().1.max(now + least).min(now + most);
+        self.client.release_until(&self.name, &self.token, until).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber, subscriber};
+
+    use super::*;
+
+    /// A log that looks at the lock when it is written to.
+    struct Log {
+        lost: CancellationToken,
+        was_told: Arc<Mutex<Vec<bool>>>,
+    }
+
+    impl Subscriber for Log {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &Event<'_>) {
+            self.was_told.lock().unwrap().push(self.lost.is_cancelled());
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn a_loss_is_told_before_it_is_logged() {
+        let now = Moment::now();
+        let held = Held {
+            client: Client::new("http://127.0.0.1:1").unwrap(),
+            name: "a".into(),
+            token: String::new(),
+            fencing_token: 1,
+            ttl: Duration::ZERO,
+            margin: Duration::ZERO,
+            lease: watch::channel((now, now)).0,
+            loss: OnceLock::new(),
+            lost: CancellationToken::new(),
+        };
+        let was_told: Arc<Mutex<Vec<bool>>> = Arc::default();
+        let log = Log { lost: held.lost.clone(), was_told: was_told.clone() };
+        subscriber::with_default(log, || held.lose(Loss::Unconfirmed { what: Vec::new() }));
+        assert_eq!(*was_told.lock().unwrap(), [true]);
     }
 }

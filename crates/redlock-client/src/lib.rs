@@ -27,6 +27,9 @@
 //! be another's by then. What it cannot promise: that work which does not look stops. Give
 //! [`Guard::fencing_token`] to whatever is written to, and let it refuse smaller ones.
 //!
+//! A release is tried for 5 s at most; then the lock ends with its TTL. An acquire that ends without an answer releases by its
+//! `Idempotency-Key`, for 2 s at most; one whose future is dropped does so in the background.
+//!
 //! Leaves to others: what is done under the lock, and stopping it (`redlock run` kills a process).
 
 mod client;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::json;
+use tokio::runtime::Handle;
 
 use crate::client::{Client, Granted};
 use crate::clock::Moment;
@@ -135,7 +136,19 @@ impl Lock {
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(|error| Error::Setup(format!("no randomness: {error}")))?;
         // The same for all repetitions: whichever is answered tells of the same grant.
-        let call = Call::of_lock(Method::POST, &self.name)?.secret(&IDEMPOTENCY_KEY, &hex::encode(random))?;
+        let key = hex::encode(random);
+        let call = Call::of_lock(Method::POST, &self.name)?.secret(&IDEMPOTENCY_KEY, &key)?;
+        let request = Request { client: self.client.clone(), name: self.name.clone(), key };
+        let mut unanswered = Unanswered(Some(request.clone()));
+        let answer = self.granted(call).await;
+        if matches!(answer, Err(Error::Unavailable { .. } | Error::Setup(_))) {
+            request.release().await;
+        }
+        unanswered.0 = None;
+        answer
+    }
+
+    async fn granted(&self, call: Call) -> Result<(Granted, Moment, Moment), Error> {
         let end_of_wait = Moment::now() + self.wait;
         let gateways = self.client.gateways();
         let mut longest = if gateways > 1 { TURN_OF_SEVERAL } else { LONGEST_TURN };
@@ -185,6 +198,35 @@ impl Lock {
             body["metadata"] = json!(self.metadata);
         }
         body
+    }
+}
+
+/// A lock that may have been granted without anybody having its token. Dropped, it is released in the background.
+struct Unanswered(Option<Request>);
+
+/// By which it was asked for.
+#[derive(Debug, Clone)]
+struct Request {
+    client: Client,
+    name: String,
+    key: String,
+}
+
+impl Request {
+    async fn release(&self) {
+        let Self { client, name, key } = self;
+        if let Err(error) = client.release_by_key(name, key).await {
+            tracing::debug!(name, %error, "a lock that was asked for in vain was not released by its key");
+        }
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        // Without a runtime it ends with its TTL.
+        if let (Some(request), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(async move { request.release().await });
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::release;
 use crate::retry::RetryPolicy;
 use crate::settings::{Seams, Settings, SettingsError};
 use crate::shared::Shared;
-use crate::types::{LockName, LockToken, Owner, Ttl};
+use crate::types::{FencingToken, LockName, LockToken, Owner, Ttl};
 use crate::validity::Lease;
 use crate::wait::{WaitRegistry, Waiting};
 
@@ -133,6 +133,20 @@ impl Redlock {
             return Err(LockError::Lost);
         }
         release::release(&self.shared, &self.waiters, name, token).await
+    }
+
+    /// Releases what an owner was granted, by whichever of its requests, for a client that never got the token. Gives the fencing
+    /// token up to which that was done. A request of this owner that has begun by then, anywhere, cannot set the lock any more
+    /// with a token up to that one; one that goes on and asks again with a larger token is a new request.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`]: nothing of this owner held the lock. [`LockError::NotHolder`]: somebody else holds it.
+    /// [`LockError::Unknown`].
+    pub async fn release_owner(&self, name: &LockName, owner: &Owner) -> Result<FencingToken, LockError> {
+        if *owner == Owner::NOBODY {
+            return Err(LockError::Lost);
+        }
+        release::release_owner(&self.shared, &self.waiters, name, owner).await
     }
 
     /// Releases a lock whoever holds it: the holder learns of it when it extends or releases, and its fencing token is all

@@ -10,7 +10,7 @@ use crate::quorum::Decision;
 use crate::round::{Outcome, Round};
 use crate::shared::{ALL_NODES, Shared};
 use crate::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner};
-use crate::votes::{LockState, agreeing, count, found, held_by, not_held, same_owner};
+use crate::votes::{LockState, agreeing, count, found, held_by, may_be_held, not_held, same_owner, unheard, without};
 use crate::wait::queue::Next;
 
 pub(crate) async fn release(
@@ -103,6 +103,37 @@ async fn release_kept_free(
     let votes = round.votes_until(|_| false).await;
     let is_gone = |vote: &Option<Vote>| matches!(vote, Some(Vote::Released | Vote::Missing | Vote::Held(_)));
     if votes.iter().all(is_gone) { Ok(()) } else { Err(LockError::Unknown(shared.reports(&round.outcome().await))) }
+}
+
+/// Releases what an owner was granted, for a client that never got the token. Gives the T up to which it was released.
+///
+/// The T is minted before any node is read. So it is larger than that of every acquire that has begun by then, as far as
+/// the gateways' clocks agree, and an acquire that is still on its way meets a fence above its own T.
+pub(crate) async fn release_owner(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    name: &LockName,
+    owner: &Owner,
+) -> Result<FencingToken, LockError> {
+    let minted = shared.tokens.mint();
+    let round = shared.inspect(shared.keys(name), shared.settings.node_timeout);
+    let votes = round.votes_until(|_| false).await;
+    let tokens = found(&votes).filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
+    let granted = tokens.filter(|token| token.owner() == owner).max_by_key(LockToken::fencing);
+    // A fence above somebody else's T keeps their lock from being set again on a node that has lost it. So a node gets a
+    // T above the owner's own grants only when nobody else can hold the lock.
+    let others = without(owner, &votes);
+    let fence = minted.filter(|_| !may_be_held(shared.quorum, &others));
+    let token = match (granted, fence) {
+        (Some(granted), None) => granted,
+        (Some(granted), Some(fence)) if granted.fencing() >= fence => granted,
+        (_, Some(fence)) => LockToken::new(*owner, shared.seams.entropy.nonce(), fence),
+        (None, None) if minted.is_none() || unheard(&votes) >= shared.quorum.size() => {
+            return Err(LockError::Unknown(shared.reports(&Outcome { decision: Decision::Neither, votes })));
+        }
+        (None, None) => return Err(not_held(shared.quorum, &others)),
+    };
+    release(shared, waiters, name, &token).await.map(|()| token.fencing())
 }
 
 /// Releases a grant on all nodes, and in the same call asks for the lock again for the first waiter, if the plan says so.

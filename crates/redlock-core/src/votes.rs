@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::{HeldBy, LockError, NodeAnswer};
 use crate::node::{Holding, Vote};
 use crate::quorum::{Decision, Quorum};
-use crate::types::{LockToken, Ttl};
+use crate::types::{LockToken, Owner, Ttl};
 
 /// The majority's view of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +69,21 @@ pub(crate) fn can_hold(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     agreeing(votes).is_some_and(|(_, count)| count + unheard(votes) >= quorum.size())
 }
 
+/// Whether somebody may have the lock on a majority: one of those who have it on some nodes, or one whom no node has told of.
+pub(crate) fn may_be_held(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
+    can_hold(quorum, votes) || unheard(votes) >= quorum.size()
+}
+
+/// What an inspection found, as if this owner had nothing.
+pub(crate) fn without(owner: &Owner, votes: &[Option<Vote>]) -> Vec<Option<Vote>> {
+    let is_theirs = |holding: &Holding| holding.record.parse().is_some_and(|(token, _)| token.owner() == owner);
+    let others = votes.iter().map(|vote| match vote {
+        Some(Vote::Found(holding)) if is_theirs(holding) => Some(Vote::Missing),
+        vote => vote.clone(),
+    });
+    others.collect()
+}
+
 /// A majority answered, and every contender has some of it; one that has all of it would have been granted, or refused
 /// the others. A node that failed may have the deciding vote.
 pub(crate) fn is_split(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
@@ -125,7 +140,7 @@ pub(crate) fn life(quorum: Quorum, ttl: Ttl, votes: &[Option<Vote>]) -> Duration
 }
 
 /// Nodes that have not answered, or not told what they store.
-fn unheard(votes: &[Option<Vote>]) -> usize {
+pub(crate) fn unheard(votes: &[Option<Vote>]) -> usize {
     votes.iter().filter(|vote| matches!(vote, None | Some(Vote::Failed(_)))).count()
 }
 

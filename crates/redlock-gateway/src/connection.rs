@@ -2,6 +2,7 @@
 
 use std::future::{Future, Ready, ready};
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -10,14 +11,14 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum_server::accept::Accept;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
-use http::{HeaderValue, header};
+use http::{HeaderName, HeaderValue, Version, header};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tower::Service;
+use tower::{Service, service_fn};
 
-use crate::connections::{Busy, ConnectionPlace};
+use crate::connections::{Busy, ConnectionPlace, Connections};
 use crate::http::App;
 use crate::peer::{Peer, SharedStream};
 use crate::tls::{TlsStream, client_certificate};
@@ -29,6 +30,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const HANDSHAKE_BYTES: usize = 16 * 1024;
 /// What may be encrypted and not yet taken by the client; the library would keep 64 KB.
 const UNSENT: usize = 16 * 1024;
+static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
 /// The service of one connection; it knows its client once it is accepted.
 #[derive(Clone)]
@@ -36,14 +38,47 @@ pub(crate) struct Connection {
     app: App,
     place: Arc<ConnectionPlace>,
     peer: Option<Peer>,
+    keep_alive: Option<HeaderValue>,
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl Connection {
-    pub(crate) fn new(app: App, place: Arc<ConnectionPlace>) -> Self {
-        Self { app, place, peer: None }
+    /// `keep_alive` is what its answers say of how long it may be idle.
+    fn new(app: App, place: Arc<ConnectionPlace>, keep_alive: Option<HeaderValue>) -> Self {
+        Self { app, place, peer: None, keep_alive }
     }
+}
+
+/// The service of each connection, as long as there is a place; a connection beyond the limit is closed at once.
+pub(crate) fn services(
+    app: App,
+    connections: Arc<Connections>,
+    idle_timeout: Duration,
+) -> impl Service<SocketAddr, Response = Connection, Error = io::Error, Future: Send> + use<> {
+    let keep_alive = keep_alive(idle_timeout);
+    service_fn(move |address: SocketAddr| {
+        let (connections, app, keep_alive) = (connections.clone(), app.clone(), keep_alive.clone());
+        async move {
+            let place = connections.enter(address.ip()).await;
+            place
+                .map(|place| Connection::new(app, place, keep_alive))
+                .ok_or_else(|| io::Error::other("too many connections"))
+        }
+    })
+}
+
+/// The value of `Keep-Alive`, a second less than connections may be idle: a client counts from when it gets the answer.
+/// Clients of Node.js keep a connection for 4 s without it, and then need a name server to extend a lock.
+fn keep_alive(idle_timeout: Duration) -> Option<HeaderValue> {
+    let seconds = idle_timeout.as_secs().saturating_sub(1);
+    (seconds > 0).then(|| HeaderValue::try_from(format!("timeout={seconds}")).ok()).flatten()
+}
+
+/// Whether the client wants its connection to end with the answer. In HTTP/1.0 connections end without being asked to.
+fn ends_by_itself(request: &http::Request<Incoming>) -> bool {
+    let close = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"close");
+    request.version() < Version::HTTP_11 || request.headers().get(header::CONNECTION).is_some_and(close)
 }
 
 impl Service<http::Request<Incoming>> for Connection {
@@ -61,11 +96,14 @@ impl Service<http::Request<Incoming>> for Connection {
             request.extensions_mut().insert(peer.speaking_for(client));
         }
         let (app, place, busy) = (self.app.clone(), self.place.clone(), self.place.begin());
+        let keep_alive = if ends_by_itself(&request) { None } else { self.keep_alive.clone() };
         Box::pin(async move {
             let busy = busy.ok_or_else(|| io::Error::other("its place was given to another"))?;
             let mut response = app.answer(request.map(Body::new)).await;
             if place.ends() {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            } else if let Some(keep_alive) = keep_alive {
+                response.headers_mut().insert(KEEP_ALIVE.clone(), keep_alive);
             }
             Ok(response.map(|body| Answer { body, _busy: busy }))
         })

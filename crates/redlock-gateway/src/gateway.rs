@@ -271,6 +271,23 @@ impl Gateway {
         self.counted(name, Operation::Release, Outcome::Released, result)
     }
 
+    /// Releases what this principal's requests with one idempotency key were granted, for a client that never got the token.
+    pub async fn release_by_key(
+        &self,
+        name: &LockName,
+        (principal, idempotency_key): (Option<&str>, &str),
+        client: &Client,
+        quota: &Quota,
+    ) -> Result<(), Refusal> {
+        let release = self.within_quota(client.releases(name.as_str(), quota))?;
+        let owner = tokens::owner_of_key(&self.cluster, name, principal, idempotency_key);
+        let result = self.locks.release_owner(name, &owner).await;
+        if let Ok(up_to) = result {
+            client.released(name.as_str(), up_to, release);
+        }
+        self.counted(name, Operation::Release, Outcome::Released, result.map(|_| ()))
+    }
+
     fn within_quota<T>(&self, result: Result<T, Exceeded>) -> Result<T, Refusal> {
         result.inspect_err(|exceeded| self.telemetry.quota_exceeded(exceeded.what)).map_err(Refusal::Quota)
     }

@@ -16,14 +16,13 @@ use redlock_core::{Bootstrap, Redlock, Seams, Settings, SettingsError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tower::{Service, service_fn};
 
 use crate::audit::{Audit, AuditFile};
 use crate::auth::{Authenticator, Keys};
 use crate::capacity;
 use crate::clients::{Clients, Turns};
 use crate::config::{Config, Nodes, OnAuditFailure};
-use crate::connection::{Connection, Encrypted, Plain};
+use crate::connection::{Encrypted, Plain, services};
 use crate::connections::{self, Connections, Most};
 use crate::gateway::{CursorKey, Gateway, WaitShare};
 use crate::http::{App, AppState, Hosts};
@@ -112,7 +111,7 @@ pub async fn run(
     let of_operators = |hosts| App::of_operators(gateway.clone(), telemetry.clone(), audit.clone(), hosts);
     let serve = |listener| serve_operators(listener, &config, of_operators, (&operators, &refusals), &mut tasks);
     let admin = admin.map(serve).transpose()?;
-    let connections_in = services(app.clone(), connections.clone());
+    let connections_in = services(app.clone(), connections.clone(), config.settings.idle_timeout);
     let (handshakes, end_of_handshakes) = watch::channel(());
     let mut server = match &config.https {
         None => tokio::spawn(http1(server.acceptor(Plain::new()), &config).serve(connections_in)),
@@ -187,7 +186,7 @@ fn serve_operators(
     let connections = Connections::new(OPERATORS, clients.clone(), refusals.clone(), metrics);
     let app = app(Hosts { is_loopback: address.ip().is_loopback(), allowed: config.allowed_hosts.clone() });
     let server = axum_server::from_tcp(listener)?.acceptor(Plain::new());
-    let serving = http1(server, config).serve(services(app, connections));
+    let serving = http1(server, config).serve(services(app, connections, config.settings.idle_timeout));
     tasks.spawn(async move { drop(serving.await) });
     Ok(address)
 }
@@ -233,20 +232,6 @@ pub fn within_descriptors(config: Config) -> Result<Config, String> {
     let of_operators = config.settings.admin_listen.map_or(0, |_| OPERATORS.connections + others);
     let capacity = config.capacity.within(descriptors, nodes, others + of_operators)?;
     Ok(Config { capacity, ..config })
-}
-
-/// The service of each connection, as long as there is a place; a connection beyond the limit is closed at once.
-fn services(
-    app: App,
-    connections: Arc<Connections>,
-) -> impl Service<SocketAddr, Response = Connection, Error = io::Error, Future: Send> {
-    service_fn(move |address: SocketAddr| {
-        let (connections, app) = (connections.clone(), app.clone());
-        async move {
-            let place = connections.enter(address.ip()).await;
-            place.map(|place| Connection::new(app, place)).ok_or_else(|| io::Error::other("too many connections"))
-        }
-    })
 }
 
 async fn upkeep(gateway: Arc<Gateway>, clients: [Arc<Clients>; 2]) {

@@ -25,6 +25,8 @@ const (
 	longestPause = 2 * time.Second
 	// A gateway that cannot even be connected to is left for the next one.
 	connectLimit = 2 * time.Second
+	// An idle connection is kept for so long: to extend a lock no name server is asked. A gateway keeps it for 75 s.
+	idleLimit = 70 * time.Second
 	// With less time an answer is not to be expected, and what was heard before tells more than its absence.
 	shortestTry = 50 * time.Millisecond
 	// Of an answer; none of a gateway's comes near.
@@ -110,6 +112,7 @@ func newTransport() *http.Transport {
 	transport.Protocols = new(http.Protocols)
 	transport.Protocols.SetHTTP1(true)
 	transport.MaxIdleConnsPerHost = 32
+	transport.IdleConnTimeout = idleLimit
 	return transport
 }
 

@@ -13,3 +13,6 @@ func (g *Guard) UntilDeadline() time.Duration {
 	_, deadline := g.lease()
 	return deadline.since(now())
 }
+
+// NewTransport is what a client uses that was given none.
+var NewTransport = newTransport

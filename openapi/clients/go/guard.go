@@ -17,6 +17,8 @@ const (
 	oneRelease  = 2 * time.Second
 	// For how long a release is tried at least, also after the deadline.
 	leastRelease = time.Second
+	// And at most: work that is done is not held up for longer. The TTL does the rest.
+	longestRelease = 5 * time.Second
 	// What was heard of an extension before any failed.
 	unanswered = "none was answered in time"
 )
@@ -130,7 +132,7 @@ func (g *Guard) Check() error {
 	return nil
 }
 
-// Release cancels the guard's context, releases the lock, and tries until its deadline. It is quiet when the lock is not held any
+// Release cancels the guard's context, releases the lock, and tries for 5 s at most. It is quiet when the lock is not held any
 // more, and when it is called again; ask [Guard.Check] before. When ctx has ended already, one gateway after the other is still
 // asked for 2 s, so that a deferred release frees the lock of a cancelled request too.
 //
@@ -151,7 +153,7 @@ func (g *Guard) Release(ctx context.Context) error {
 	if g.isDone {
 		return nil
 	}
-	until := max(deadline, now().add(leastRelease))
+	until := min(max(deadline, now().add(leastRelease)), now().add(longestRelease))
 	if ctx.Err() != nil {
 		ctx = context.WithoutCancel(ctx)
 		until = min(until, now().add(oneRelease))
@@ -294,5 +296,6 @@ func (g *Guard) tell(loss *LostError) {
 	g.cancel(loss)
 	close(g.lost)
 	g.stop()
-	g.client.log.Warn("a lock was lost", "name", g.name, "error", loss)
+	// Apart: a log that nobody reads must hold up neither a release nor whoever waits for one.
+	go g.client.log.Warn("a lock was lost", "name", g.name, "error", loss)
 }

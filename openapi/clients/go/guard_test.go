@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -332,4 +336,102 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 	}
 	must(t, first.Release(background))
 	lock(t, s.client(), "a").Release(background)
+}
+
+func TestALockIsExtendedWhenNamesCannotBeResolvedAnyMore(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	var failing atomic.Bool
+	transport := redlock.NewTransport()
+	dial := transport.DialContext
+	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if failing.Load() {
+			return nil, errors.New("no name server")
+		}
+		return dial(ctx, network, address)
+	}
+	client, err := redlock.New(redlock.Config{URLs: s.Gateways[:1], HTTPClient: &http.Client{Transport: transport}})
+	must(t, err)
+	guard := lock(t, client, "a", kept)
+	failing.Store(true)
+	extended(t, guard, 3)
+	must(t, guard.Check())
+	must(t, guard.Release(background))
+}
+
+// stalled is a log that nobody reads.
+type stalled struct {
+	slog.Handler
+	end chan struct{}
+}
+
+func (h stalled) Handle(context.Context, slog.Record) error {
+	<-h.end
+	return nil
+}
+
+func TestALogThatNobodyReadsHoldsUpNeitherTheLossNorTheRelease(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	log := stalled{slog.Default().Handler(), make(chan struct{})}
+	defer close(log.end)
+	client, err := redlock.New(redlock.Config{URLs: s.Gateways, Logger: slog.New(log)})
+	must(t, err)
+	guard, other := lock(t, client, "a", kept), lock(t, client, "b", kept)
+	s.takeAway(guard)
+	within(t, ttl, "the loss", guard.Lost())
+	released := make(chan struct{})
+	go func() {
+		_ = guard.Release(background)
+		close(released)
+	}()
+	within(t, patience, "the release", released)
+	extended(t, other, 1)
+	must(t, other.Release(background))
+}
+
+func TestAReleaseWithoutAGatewayEndsAfterFiveSecondsAtMost(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	guard := lock(t, s.client(), "a", redlock.TTL(time.Minute))
+	for index := range s.Gateways {
+		s.do("stop-gateway", map[string]int{"index": index})
+	}
+	begin := time.Now()
+	err := guard.Release(background)
+	took := time.Since(begin)
+	var unavailable *redlock.UnavailableError
+	if !errors.As(err, &unavailable) || took > 6*time.Second {
+		t.Fatalf("%v after %v", err, took)
+	}
+	for index := range s.Gateways {
+		s.do("continue-gateway", map[string]int{"index": index})
+	}
+}
+
+func TestAnAcquireThatNobodyAnsweredOrThatWasGivenUpLeavesNoLock(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	client := s.client(s.Proxy)
+	s.do("swallow", map[string]int{"count": 1_000_000})
+	_, err := client.Lock(background, "unanswered", redlock.TTL(time.Minute))
+	var unavailable *redlock.UnavailableError
+	if !errors.As(err, &unavailable) {
+		t.Fatal(err)
+	}
+	free := func(name string) {
+		t.Helper()
+		for end := time.Now().Add(patience); s.look(0, name).State != api.LockStateFree; time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s is still held", name)
+			}
+		}
+	}
+	free("unanswered")
+	ctx, cancel := context.WithTimeout(background, time.Second)
+	defer cancel()
+	if _, err := client.Lock(ctx, "given-up", redlock.TTL(time.Minute)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	free("given-up")
 }

@@ -120,11 +120,39 @@ func (c *Client) WithLock(
 
 // acquire says what was granted, and when the request was sent that was answered.
 func (c *Client) acquire(ctx context.Context, name string, r request) (api.Lease, moment, error) {
-	var lease api.Lease
 	random := make([]byte, 16)
 	_, _ = rand.Read(random) // It never fails.
 	// The same for all repetitions: whichever is answered tells of the same grant.
-	params := api.AcquireLockParams{IdempotencyKey: pointerTo(hex.EncodeToString(random))}
+	key := hex.EncodeToString(random)
+	lease, sent, err := c.granted(ctx, name, r, key)
+	var refused *RefusedError
+	var held *HeldError
+	if err != nil && !errors.As(err, &refused) && !errors.As(err, &held) {
+		// It may have been granted, and nobody has the token.
+		if ctx.Err() != nil {
+			go c.releaseByKey(context.WithoutCancel(ctx), name, key)
+		} else {
+			c.releaseByKey(ctx, name, key)
+		}
+	}
+	return lease, sent, err
+}
+
+// releaseByKey releases what requests with this key were granted that were not answered. When nobody answers now either, the
+// lock ends with its TTL.
+func (c *Client) releaseByKey(ctx context.Context, name string, key string) {
+	_, _ = c.ask(ctx, question{
+		send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
+			return gateway.ReleaseLock(ctx, name, &api.ReleaseLockParams{IdempotencyKey: &key})
+		},
+		until:  now().add(oneRelease),
+		oneTry: oneRelease,
+	})
+}
+
+func (c *Client) granted(ctx context.Context, name string, r request, key string) (api.Lease, moment, error) {
+	var lease api.Lease
+	params := api.AcquireLockParams{IdempotencyKey: &key}
 	endOfWait := now().add(r.wait)
 	longest := c.turn
 	giveUp := max(now().add(undecided), endOfWait).

@@ -49,10 +49,10 @@ public class Example {
     expect(lease.getFencingToken(), longer.getFencingToken());
     said("extended to " + longer.getTtlMs() + " ms");
 
-    expect(204, locks.releaseLockWithHttpInfo(NAME, lease.getToken(), null).getStatusCode());
+    expect(204, locks.releaseLockWithHttpInfo(NAME, lease.getToken(), null, null).getStatusCode());
     said("released");
 
-    Problem gone = refused(404, () -> locks.releaseLockWithHttpInfo(NAME, lease.getToken(), null));
+    Problem gone = refused(404, () -> locks.releaseLockWithHttpInfo(NAME, lease.getToken(), null, null));
     expect(Problem.CodeEnum.LOCK_NOT_FOUND, gone.getCode());
     said("released again: " + gone.getCode());
   }

@@ -173,10 +173,11 @@ fn token(chance: &mut Chance, targets: &Targets) -> Vec<u8> {
 fn headers(chance: &mut Chance, targets: &Targets, method: &str) -> Vec<(String, Vec<u8>)> {
     let mut headers: Vec<(String, Vec<u8>)> = Vec::new();
     let holds = matches!(method, "PATCH" | "DELETE");
-    if holds && !chance.one_in(10) || chance.one_in(20) {
+    let by_key = method == "DELETE" && chance.one_in(5);
+    if holds && !by_key && !chance.one_in(10) || chance.one_in(20) {
         headers.push(("Lock-Token".into(), token(chance, targets)));
     }
-    if chance.one_in(5) {
+    if by_key || chance.one_in(5) {
         let key = [&b"a-key-of-sixteen-characters"[..], b"short", b"", &[b'k'; 255], &[b'k'; 300]];
         let key = chance.pick(&key);
         // Never an injection alone, which stands in other places too: keys are looked for in the log.

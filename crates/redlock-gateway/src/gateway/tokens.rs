@@ -43,9 +43,7 @@ pub(super) fn owner(
     principal: Option<&str>,
     idempotency_key: Option<&str>,
 ) -> (OwnerChoice, Option<Owner>) {
-    // All gateways of a cluster derive the same owner, whichever of them a retry reaches.
-    let known_as = principal.unwrap_or("anonymous");
-    let derived = idempotency_key.map(|key| Owner::derive(cluster, known_as, name, key));
+    let derived = idempotency_key.map(|key| derived_owner(cluster, name, principal, key));
     // The nodes get to know another owner, which only this principal can come to.
     let shown = principal.map(|_| derived.unwrap_or_else(|| locks.fresh_owner()));
     let known = shown.zip(principal).map(|(shown, principal)| shown.bound_to(principal));
@@ -55,6 +53,17 @@ pub(super) fn owner(
         (known, Some(derived)) => OwnerChoice::Shared(known.unwrap_or(derived)),
     };
     (owner, shown)
+}
+
+/// The owner that the nodes know of all requests of this principal with one idempotency key.
+pub(super) fn owner_of_key(cluster: &str, name: &LockName, principal: Option<&str>, idempotency_key: &str) -> Owner {
+    let derived = derived_owner(cluster, name, principal, idempotency_key);
+    principal.map_or(derived, |principal| derived.bound_to(principal))
+}
+
+/// As the client shows it. All gateways of a cluster derive the same, whichever of them a retry reaches.
+fn derived_owner(cluster: &str, name: &LockName, principal: Option<&str>, idempotency_key: &str) -> Owner {
+    Owner::derive(cluster, principal.unwrap_or("anonymous"), name, idempotency_key)
 }
 
 /// Whose grant a token is taken for: that of the principal that shows it, or, where it may use the tokens of others,

@@ -90,6 +90,8 @@ impl<S: Send + Sync> FromRequestParts<S> for ExtendHead {
 /// By what right a DELETE releases.
 pub(super) enum ReleaseBy {
     Token(LockToken),
+    /// The client never got a token: it shows the key of the request that asked for the lock.
+    IdempotencyKey(String),
     Force,
 }
 
@@ -101,7 +103,14 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
         match parts.uri.query() {
             _ if is_forced(&parts.uri) && !parts.headers.contains_key(&LOCK_TOKEN) => Ok(Self::Force),
             _ if is_forced(&parts.uri) => refused("force=true and a Lock-Token exclude each other"),
-            None | Some("" | "force=false") => lock_token(&parts.headers).map(Self::Token),
+            // The token wins: some clients add a key of their own to whatever they send.
+            None | Some("" | "force=false") if parts.headers.contains_key(&LOCK_TOKEN) => {
+                lock_token(&parts.headers).map(Self::Token)
+            }
+            None | Some("" | "force=false") => match idempotency_key(&parts.headers)? {
+                Some(key) => Ok(Self::IdempotencyKey(key)),
+                None => lock_token(&parts.headers).map(Self::Token),
+            },
             // A misspelt one must not be taken for a release by token.
             Some(_) => refused("the only query parameter here is force=true, for a key with the force permission"),
         }

@@ -141,12 +141,18 @@ pub(super) async fn extend(
 /// 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
 /// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
 /// releases, and until then only the fencing token keeps its writes out.
+///
+/// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead:
+/// what the requests with this key were granted until now is released, at whichever gateway, and a copy of them that is still
+/// on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still works on may be granted
+/// the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is ignored.
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(
         LockPath,
-        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>; required without force", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
+        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>; required without force and Idempotency-Key", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
         ("force" = Option<bool>, Query, nullable = false, description = "Release whoever holds it, without a token. For a key with the force permission."),
+        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "That of the POST, for a client that never got the token. Ignored beside a Lock-Token.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
     ),
     responses(
         (status = 204, description = "Released"),
@@ -165,6 +171,13 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
         ReleaseBy::Token(token) => {
             let token = resolve(&lock, token).await?;
             let released = access.gateway().release(name, &token, access.client(), &access.limits().quota).await;
+            released.map_err(|refusal| lock.refused(refusal))?;
+        }
+        ReleaseBy::IdempotencyKey(key) => {
+            let whose = (access.caller().principal(), key.as_str());
+            // Apart, or every request would carry the room for it.
+            let released =
+                Box::pin(access.gateway().release_by_key(name, whose, access.client(), &access.limits().quota)).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::Force => {

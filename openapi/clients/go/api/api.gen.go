@@ -474,8 +474,11 @@ type ReleaseLockParams struct {
 	// Force Release whoever holds it, without a token. For a key with the force permission.
 	Force *bool `form:"force,omitempty" json:"force,omitempty"`
 
-	// LockToken The token that acquiring the lock returned, bare or as <token>; required without force
+	// LockToken The token that acquiring the lock returned, bare or as <token>; required without force and Idempotency-Key
 	LockToken *string `json:"Lock-Token,omitempty"`
+
+	// IdempotencyKey That of the POST, for a client that never got the token. Ignored beside a Lock-Token.
+	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
 // ExtendLockParams defines parameters for ExtendLock.
@@ -602,6 +605,11 @@ type ClientInterface interface {
 	// 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
 	// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
 	// releases, and until then only the fencing token keeps its writes out.
+	//
+	// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead:
+	// what the requests with this key were granted until now is released, at whichever gateway, and a copy of them that is still
+	// on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still works on may be granted
+	// the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is ignored.
 	//
 	// Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 	ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -734,6 +742,11 @@ func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEdit
 // 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
 // `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
 // releases, and until then only the fencing token keeps its writes out.
+//
+// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead:
+// what the requests with this key were granted until now is released, at whichever gateway, and a copy of them that is still
+// on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still works on may be granted
+// the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is ignored.
 //
 // Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -1089,6 +1102,17 @@ func NewReleaseLockRequest(server string, name string, params *ReleaseLockParams
 			req.Header.Set("Lock-Token", headerParam0)
 		}
 
+		if params.IdempotencyKey != nil {
+			var headerParam1 string
+
+			headerParam1, err = runtime.StyleParamWithOptions("simple", false, "Idempotency-Key", *params.IdempotencyKey, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("Idempotency-Key", headerParam1)
+		}
+
 	}
 
 	return req, nil
@@ -1394,6 +1418,11 @@ type ClientWithResponsesInterface interface {
 	// 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
 	// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
 	// releases, and until then only the fencing token keeps its writes out.
+	//
+	// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead:
+	// what the requests with this key were granted until now is released, at whichever gateway, and a copy of them that is still
+	// on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still works on may be granted
+	// the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is ignored.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2447,6 +2476,11 @@ func (c *ClientWithResponses) ListLocksWithResponse(ctx context.Context, params 
 // 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
 // `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
 // releases, and until then only the fencing token keeps its writes out.
+//
+// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead:
+// what the requests with this key were granted until now is released, at whichever gateway, and a copy of them that is still
+// on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still works on may be granted
+// the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is ignored.
 //
 // Returns a wrapper object for the known response body format(s).
 //

@@ -6,13 +6,18 @@ A guard has to be extended whatever its user does: a blocked event loop or a bus
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from ._lines import written_elsewhere
+
 T = TypeVar("T")
+
+log = logging.getLogger("redlock_gateway")
 
 
 class Background:
@@ -20,8 +25,22 @@ class Background:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="redlock-gateway", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="redlock-gateway", daemon=True)
         self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        written_elsewhere()
+        # A SystemExit out of one piece of work ends the loop. All locks of the process are extended here.
+        while not self.loop.is_closed():
+            try:
+                self.loop.run_forever()
+            except BaseException:
+                log.exception("the background thread goes on after this")
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Runs this in the thread."""
@@ -31,7 +50,7 @@ class Background:
         """Waits for its result. Who is interrupted ends the work, unless it is to be done to the end."""
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("this would wait for itself: a callback of on_lost must not block")
+            raise RuntimeError("this would wait for itself: it was called by the background thread itself")
         future = self.start(work)
         try:
             return future.result()
@@ -56,7 +75,7 @@ def background() -> Background:
     """The thread of this process, started with the first use."""
     global _current
     with _mutex:
-        if _current is None:
+        if _current is None or not _current.is_alive:
             _current = Background()
         return _current
 

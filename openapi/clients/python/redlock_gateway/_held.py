@@ -20,6 +20,8 @@ log = logging.getLogger("redlock_gateway")
 # For one try to extend: a share of the time that is left, so that a hung gateway cannot eat the lease; seconds at most.
 _LONGEST_TRY = 5.0
 _SHARE_OF_A_TRY = 4
+# For how long a release is tried, in seconds: work that is done is not held up for longer. The TTL does the rest.
+_LONGEST_RELEASE = 5.0
 
 
 async def release_until(gateways: Gateways, name: str, token: str, until: float) -> None:
@@ -34,6 +36,17 @@ async def release_until(gateways: Gateways, name: str, token: str, until: float)
     except Refused as refused:
         if not is_loss(refused.problem):
             raise
+
+
+async def release_by_key(gateways: Gateways, name: str, idempotency_key: str) -> None:
+    """Releases what requests with this key were granted that were not answered. Left to the TTL when nobody answers."""
+    with suppress(Refused, Unavailable):
+        await gateways.ask(
+            lambda api: release_lock.asyncio_detailed(name, client=api, idempotency_key=idempotency_key),
+            lambda _: None,
+            now() + ONE_TRY,
+            ONE_TRY,
+        )
 
 
 class Held:
@@ -53,13 +66,13 @@ class Held:
         self.process = os.getpid()
         self._loop = asyncio.get_running_loop()
         self._listening = threading.Lock()
-        self._listeners: list[Callable[[Loss], object]] = []
+        self._listeners: list[Callable[[Loss], None]] = []
         self.renewal = self._loop.create_task(self._renew())
 
     async def _renew(self) -> None:
         try:
             self._lose(await self._extend_until_lost())
-        except Exception as error:
+        except BaseException as error:
             # A lock that nobody extends any more must not look held.
             self._lose(Loss("unconfirmed", f"the renewal has failed: {error!r}"))
 
@@ -105,7 +118,6 @@ class Held:
     def _lose(self, loss: Loss) -> None:
         if self.is_released:
             return
-        log.warning("the lock %r was lost: %s", self.name, loss)
         with self._listening:
             self.loss = loss
             listeners, self._listeners = self._listeners, []
@@ -113,17 +125,23 @@ class Held:
         with self.extended:
             self.extended.notify_all()
         for listener in listeners:
-            _tell(listener, loss)
+            listener(loss)
+        log.warning("the lock %r was lost: %s", self.name, loss)
 
-    def on_lost(self, listener: Callable[[Loss], object]) -> None:
+    def on_lost(self, callback: Callable[[Loss], object]) -> None:
+        """Calls this in a thread of its own. It may do whatever it likes: other locks are extended meanwhile."""
+        self.listen(lambda loss: _call(callback, loss))
+
+    def listen(self, listener: Callable[[Loss], None]) -> None:
+        """Calls this in the background thread, or at once. It must neither block nor raise."""
         with self._listening:
             loss = self.loss
             if loss is None:
                 self._listeners.append(listener)
         if loss is not None:
-            _tell(listener, loss)
+            listener(loss)
 
-    def forget(self, listener: Callable[[Loss], object]) -> None:
+    def forget(self, listener: Callable[[Loss], None]) -> None:
         with self._listening, suppress(ValueError):
             self._listeners.remove(listener)
 
@@ -138,7 +156,7 @@ class Held:
         self.renewal.cancel()
         if self.is_done:
             return
-        until = max(self.lease[1], now() + 1.0)
+        until = min(max(self.lease[1], now() + 1.0), now() + _LONGEST_RELEASE)
         try:
             await release_until(self.gateways, self.name, self.token, until)
         except Unavailable:
@@ -158,8 +176,15 @@ class Held:
             asyncio.run_coroutine_threadsafe(release(), self._loop)
 
 
-def _tell(listener: Callable[[Loss], object], loss: Loss) -> None:
+def _call(callback: Callable[[Loss], object], loss: Loss) -> None:
+    def call() -> None:
+        try:
+            callback(loss)
+        except BaseException:
+            log.exception("a callback of on_lost has failed")
+
     try:
-        listener(loss)
-    except Exception:
-        log.exception("a callback of on_lost has failed")
+        threading.Thread(target=call, name="redlock-gateway-lost", daemon=True).start()
+    except RuntimeError:
+        # There are no more threads to be had. Late is better than never.
+        call()

@@ -19,7 +19,7 @@ from ._api.api.locks import acquire_lock, get_lock
 from ._api.models import AcquireBody, LockStatus
 from ._ask import ALL_TRIES, ONE_TRY, Gateways, grant
 from ._background import background
-from ._held import Held
+from ._held import Held, release_by_key
 from .clock import now
 from .errors import LockHeld, Refused, SetupError, Unavailable
 from .guard import Guard
@@ -277,6 +277,14 @@ class Lock:
     async def _acquire(self) -> Guard:
         # The same for all repetitions: whichever is answered tells of the same grant.
         idempotency_key = secrets.token_hex(16)
+        try:
+            return await self._asked(idempotency_key)
+        except (Unavailable, asyncio.CancelledError):
+            # It may have been granted, and nobody has the token.
+            await release_by_key(self._gateways, self._name, idempotency_key)
+            raise
+
+    async def _asked(self, idempotency_key: str) -> Guard:
         gateways = self._gateways
         count = len(gateways.urls)
         longest = self._longest_turn

@@ -120,9 +120,9 @@ class Guard:
             raise LockLost(loss)
 
     def on_lost(self, callback: Callable[[Loss], object]) -> None:
-        """Calls this once when the lock is lost, in a background thread; at once when it is lost already.
+        """Calls this once when the lock is lost, in a thread of its own; at once when it is lost already.
 
-        It must not block. To end a child process, for example: ``guard.on_lost(lambda _: process.terminate())``.
+        To end a child process, for example: ``guard.on_lost(lambda _: process.terminate())``. What it raises is logged.
         """
         self._held.on_lost(callback)
 
@@ -139,7 +139,7 @@ class Guard:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(resolve, loss)
 
-        self._held.on_lost(tell)
+        self._held.listen(tell)
         try:
             return await told
         finally:
@@ -154,7 +154,7 @@ class Guard:
             return held.extensions > before
 
     def release(self) -> None:
-        """Releases the lock, and tries until its deadline. Quiet when it is not held any more: ask check() before.
+        """Releases the lock, and tries for 5 s at most. Quiet when it is not held any more: ask check() before.
 
         Raises Unavailable when no gateway has confirmed it (it ends with its TTL then), and Refused.
         """
@@ -179,7 +179,7 @@ class Guard:
 
     async def __aenter__(self) -> Guard:
         self._body = _Body()
-        self._held.on_lost(self._body.told)
+        self._held.listen(self._body.told)
         return self
 
     async def __aexit__(

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import gc
+import logging
 import os
 import pickle
+import socket
+import sys
 import threading
 import time
 import unittest
+import unittest.mock
+import urllib.request
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import httpx
 from servers import PATIENCE, Servers
@@ -25,6 +34,7 @@ from redlock_gateway import (
     Unavailable,
     current_guard,
 )
+from redlock_gateway._background import background
 
 # A busy machine may not run a process for a second: it would lose a lock of that length, and rightly.
 TTL = 3.0
@@ -48,6 +58,13 @@ def take_away(guard: Guard) -> None:
     assert httpx.delete(url, headers={"Lock-Token": guard.token}).status_code == 204
 
 
+def take_away_quietly(guard: Guard) -> None:
+    """The same, by what writes no line into a log."""
+    request = urllib.request.Request(f"{servers.urls[1]}/locks/{guard.name}", method="DELETE")
+    request.add_header("Lock-Token", guard.token)
+    urllib.request.urlopen(request, timeout=PATIENCE).close()
+
+
 class Scenario(unittest.TestCase):
     def setUp(self) -> None:
         self.name = self.id().rsplit(".", 1)[-1]
@@ -57,6 +74,16 @@ class Scenario(unittest.TestCase):
     def extended(self, guard: Guard, times: int) -> None:
         for _ in range(times):
             self.assertTrue(guard.wait_extended(PATIENCE), guard.loss)
+
+    def until(self, is_so: Callable[[], bool], within: float = PATIENCE) -> None:
+        end = time.monotonic() + within
+        while not is_so():
+            self.assertLess(time.monotonic(), end, f"not within {within} s")
+            time.sleep(0.02)
+
+    def is_free(self) -> bool:
+        # On a busy machine it may be unknown for a moment.
+        return str(self.client.status(self.name).state) == "free"
 
     def lost(self, guard: Guard, within: float = PATIENCE) -> Loss:
         self.assertTrue(guard.lost.wait(within), "it is told")
@@ -85,7 +112,7 @@ class Guards(Scenario):
         with self.assertRaisesRegex(LockLost, "released by somebody else"):
             guard.check()
         guard.release()
-        self.assertEqual([loss], told)
+        self.until(lambda: told == [loss])
 
     def test_is_told_who_has_it_when_it_is_anothers(self) -> None:
         with self.assertRaises(LockLost) as raised, self.client.lock(self.name, ttl=TTL) as guard:
@@ -294,6 +321,122 @@ class Guards(Scenario):
                     os._exit(ended)
             self.assertEqual(0, os.waitpid(child, 0)[1])
             self.assertEqual(guard.fencing_token, self.client.status(self.name).fencing_token)
+
+
+class Isolation(Scenario):
+    """One background thread extends all locks: nothing that one of them meets may keep another from being told."""
+
+    def two(self) -> tuple[Guard, Guard]:
+        guards = [self.client.lock(f"{self.name}/{n}", ttl=TTL).acquire() for n in range(2)]
+        for guard in guards:
+            self.addCleanup(guard.release)
+        return guards[0], guards[1]
+
+    def test_a_callback_that_exits_leaves_the_other_locks_told(self) -> None:
+        first, second = self.two()
+        first.on_lost(lambda _: sys.exit(3))
+        take_away(first)
+        self.lost(first, TTL)
+        self.extended(second, 1)
+        take_away(second)
+        self.lost(second, TTL)
+        self.client.lock(self.name).acquire().release()
+
+    def test_a_callback_that_blocks_leaves_the_other_locks_told(self) -> None:
+        first, second = self.two()
+        entered, end, told = threading.Event(), threading.Event(), threading.Event()
+        self.addCleanup(end.set)
+
+        def block(_: Loss) -> None:
+            entered.set()
+            end.wait()
+
+        first.on_lost(block)
+        first.on_lost(lambda _: told.set())
+        take_away(first)
+        self.assertTrue(entered.wait(TTL))
+        self.assertTrue(told.wait(TTL), "another callback of the same lock")
+        self.extended(second, 1)
+        take_away(second)
+        self.lost(second, TTL)
+
+    def test_a_log_that_nobody_reads_leaves_all_locks_told(self) -> None:
+        reads, writes = os.pipe()
+        os.set_blocking(writes, False)
+        fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
+        os.write(writes, b"x" * 4096)
+        os.set_blocking(writes, True)
+        stalled = logging.StreamHandler(os.fdopen(writes, "w"))
+        root = logging.getLogger()
+        level = root.level
+        first, second = self.two()
+        # httpx has a line at this level for each request.
+        root.setLevel(logging.DEBUG)
+        root.addHandler(stalled)
+        try:
+            self.extended(first, 1)
+            take_away_quietly(first)
+            self.lost(first, TTL)
+            self.extended(second, 1)
+            take_away_quietly(second)
+            self.lost(second, TTL)
+        finally:
+            root.removeHandler(stalled)
+            root.setLevel(level)
+            os.close(reads)
+
+    def test_the_background_thread_goes_on_after_an_exit_in_it(self) -> None:
+        guard, _ = self.two()
+        background().loop.call_soon_threadsafe(sys.exit, 3)
+        self.extended(guard, 1)
+        self.client.lock(self.name).acquire().release()
+
+
+class Reachability(Scenario):
+    def test_a_lock_is_extended_when_names_cannot_be_resolved_any_more(self) -> None:
+        # Between two extensions the connection is idle for longer than httpx keeps it by itself, which is 5 s.
+        with Client(f"http://localhost:{urlsplit(servers.urls[0]).port}") as client:
+            guard = client.lock(self.name, ttl=18).acquire()
+            with unittest.mock.patch("socket.getaddrinfo", side_effect=socket.gaierror("no name server")):
+                self.assertRaises(OSError, socket.create_connection, ("localhost", 80))
+                self.assertTrue(guard.wait_extended(15), guard.loss)
+                guard.check()
+                guard.release()
+        self.until(self.is_free, 5)
+
+    def test_leaving_the_block_without_a_gateway_takes_five_seconds_at_most(self) -> None:
+        with contextlib.ExitStack() as stopped:
+            with self.assertLogs("redlock_gateway", "WARNING") as said:
+                with self.client.lock(self.name, ttl=60):
+                    for index in range(2):
+                        servers.do("stop-gateway", index=index)
+                        stopped.callback(servers.do, "continue-gateway", index=index)
+                    begin = time.monotonic()
+                took = time.monotonic() - begin
+        self.assertLess(took, 6)
+        self.assertIn("ends with its TTL", "".join(said.output))
+
+    def test_an_acquire_that_nobody_answered_leaves_no_lock(self) -> None:
+        with Client(servers.proxy) as client:
+            servers.do("swallow", count=1_000_000)
+            try:
+                self.assertRaises(Unavailable, client.lock(self.name, ttl=60).acquire)
+                self.until(self.is_free, 5)
+            finally:
+                servers.do("swallow", count=0)
+
+    def test_an_acquire_that_was_cancelled_leaves_no_lock(self) -> None:
+        async def main() -> None:
+            with self.assertRaises(asyncio.TimeoutError):
+                await asyncio.wait_for(client.lock(self.name, ttl=60).aacquire(), 1)
+
+        with Client(servers.proxy) as client:
+            servers.do("swallow", count=1_000_000)
+            try:
+                asyncio.run(main())
+                self.until(self.is_free, 5)
+            finally:
+                servers.do("swallow", count=0)
 
 
 class AsyncGuards(Scenario):

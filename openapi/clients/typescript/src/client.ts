@@ -33,7 +33,7 @@ export interface ClientOptions {
    * wait is asked for in turns. Less than the gateway's maximum (25 s), and than what a proxy in front allows.
    */
   readonly maxTurnMs?: number | undefined;
-  /** Told of every loss, and of every lock that could not be released; for a log. */
+  /** Told of every loss, and of every lock that could not be released; for a log. What it throws is ignored. */
   readonly warn?: ((message: string, error: Error) => void) | undefined;
 }
 
@@ -98,7 +98,7 @@ export class Client {
     }
     const { lease, sent, deadline } = await this.#acquired(name, ttl, wait, options);
     if (options.signal?.aborted) {
-      void release(this.#gateways, name, lease.token, deadline).catch(() => {});
+      void release(this.#gateways, name, { "Lock-Token": lease.token }, deadline).catch(() => {});
       throw options.signal.reason;
     }
     return new Guard({ gateways: this.#gateways, name, lease, sent, deadline, ttl, margin, warn: this.#warn });
@@ -175,11 +175,32 @@ export class Client {
     name: string,
     ttl: number,
     wait: number,
+    options: LockOptions,
+  ): Promise<{ lease: Granted; sent: number; deadline: number }> {
+    // The same for all repetitions: whichever is answered tells of the same grant.
+    const header = { "Idempotency-Key": globalThis.crypto.randomUUID() };
+    const params = { path: pathOf(name), header };
+    try {
+      return await this.#granted(params, ttl, wait, options);
+    } catch (error) {
+      if (!(error instanceof RefusedError)) {
+        // It may have been granted, and nobody has the token.
+        const released = release(this.#gateways, name, header, now() + ONE_TRY).catch(() => {});
+        if (!options.signal?.aborted) {
+          await released;
+        }
+      }
+      throw error;
+    }
+  }
+
+  async #granted(
+    params: { path: { name: string }; header: { "Idempotency-Key": string } },
+    ttl: number,
+    wait: number,
     { owner, metadata, signal }: LockOptions,
   ): Promise<{ lease: Granted; sent: number; deadline: number }> {
     const { api, count } = this.#gateways;
-    // The same for all repetitions: whichever is answered tells of the same grant.
-    const params = { path: pathOf(name), header: { "Idempotency-Key": globalThis.crypto.randomUUID() } };
     const described = { ...(owner !== undefined && { owner }), ...(metadata !== undefined && { metadata }) };
     let longest = this.#longestTurn;
     const endOfWait = now() + wait;

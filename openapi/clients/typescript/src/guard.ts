@@ -9,6 +9,9 @@ import { deadlineOf, type Granted, granted } from "./lease.js";
 const LONGEST_TRY = 5_000;
 const SHARE_OF_A_TRY = 4;
 
+/** For how long a release is tried, in milliseconds: work that is done is not held up for longer. The TTL does the rest. */
+const LONGEST_RELEASE = 5_000;
+
 /** What a gateway says when a token holds its lock no more. The page of a proxy has a status too. */
 const LOSSES: readonly string[] = ["lock_not_found", "not_holder", "max_hold_reached"];
 
@@ -108,7 +111,7 @@ export class Guard implements AsyncDisposable {
   }
 
   /**
-   * Releases the lock, and tries until its deadline. Quiet when it was lost before or is not held any more; ask
+   * Releases the lock, and tries for 5 s at most. Quiet when it was lost before or is not held any more; ask
    * {@link Guard.check} before. The second call is the same as the first.
    *
    * @throws {UnavailableError} when no gateway has confirmed it: then the lock ends with its TTL.
@@ -120,10 +123,7 @@ export class Guard implements AsyncDisposable {
       this.#stop.abort();
       this.#next.resolve(false);
       this.#release = this.#ask().catch((error: unknown) => {
-        this.#held.warn?.(
-          `the lock ${JSON.stringify(this.name)} was not released, and ends with its TTL`,
-          error as Error,
-        );
+        this.#warn(`the lock ${JSON.stringify(this.name)} was not released, and ends with its TTL`, error as Error);
         if (!isLost) {
           throw error;
         }
@@ -171,7 +171,12 @@ export class Guard implements AsyncDisposable {
     this.#stop.abort();
     this.#next.resolve(false);
     this.#loss.abort(loss);
-    this.#held.warn?.("a lock was lost", loss);
+    this.#warn("a lock was lost", loss);
+  }
+
+  /** After all else is told. What a log throws, now or later, must not end what called it. */
+  #warn(message: string, error: Error): void {
+    void new Promise<unknown>((resolve) => resolve(this.#held.warn?.(message, error))).catch(() => {});
   }
 
   async #extendUntilLost(): Promise<void> {
@@ -223,7 +228,7 @@ export class Guard implements AsyncDisposable {
 
   async #ask(): Promise<void> {
     const { gateways, name, lease } = this.#held;
-    await release(gateways, name, lease.token, Math.max(this.#deadline, now() + 1_000));
+    await release(gateways, name, { "Lock-Token": lease.token }, Math.max(this.#deadline, now() + 1_000));
   }
 }
 
@@ -239,17 +244,23 @@ function deferred(): Deferred {
 }
 
 /**
- * Quiet when it is not held any more: a repetition meets what the first one did.
+ * By the token, or by the key of a request whose answer, with the token, never came. Quiet when it is not held any more: a
+ * repetition meets what the first one did.
  *
  * @internal
  */
-export async function release(gateways: Gateways, name: string, token: string, until: number): Promise<void> {
-  const params = { path: pathOf(name), header: { "Lock-Token": token } };
+export async function release(
+  gateways: Gateways,
+  name: string,
+  header: { "Lock-Token": string } | { "Idempotency-Key": string },
+  until: number,
+): Promise<void> {
+  const params = { path: pathOf(name), header };
   try {
     await gateways.ask(
       (to) => gateways.api.DELETE("/locks/{name}", { ...to, params }),
       () => {},
-      { until, oneTry: ONE_TRY },
+      { until: Math.min(until, now() + LONGEST_RELEASE), oneTry: ONE_TRY },
     );
   } catch (error) {
     if (!(error instanceof RefusedError && LOSSES.includes(error.code))) {

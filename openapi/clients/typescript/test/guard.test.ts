@@ -1,10 +1,21 @@
 // The scenarios that every guard runs, over real gateways and masters.
 
 import assert from "node:assert/strict";
+import dns from "node:dns";
+import { syncBuiltinESMExports } from "node:module";
 import { after, before, test } from "node:test";
 import { setImmediate as turnOfTheLoop } from "node:timers/promises";
 
-import { Client, type Guard, LockHeldError, LockLostError, now, RefusedError, SetupError } from "redlock-gateway";
+import {
+  Client,
+  type Guard,
+  LockHeldError,
+  LockLostError,
+  now,
+  RefusedError,
+  SetupError,
+  UnavailableError,
+} from "redlock-gateway";
 
 import { eventually, PATIENCE, type Servers, start } from "./servers.js";
 
@@ -271,5 +282,76 @@ test("with two of three masters stopped the loss is told before the deadline", i
     assert.throws(() => guard.check(), loss);
   } finally {
     await servers.order({ do: "continue-masters" });
+  }
+});
+
+test("a lock is extended when names cannot be resolved any more", { timeout: 60_000 }, async (context) => {
+  // Between two extensions the connection is idle for longer than Node.js keeps it by itself, which is 4 s.
+  const { port } = new URL(servers.places.gateways[0]);
+  const guard = await new Client(`http://localhost:${port}`).lock("unresolved", { ttlMs: 18_000 });
+  context.mock.method(dns, "lookup", (...given: unknown[]) => {
+    (given.at(-1) as (error: Error) => void)(new Error("no name server"));
+  });
+  syncBuiltinESMExports();
+  await assert.rejects(
+    fetch(`http://localhost:${port}/livez`, { headers: { connection: "close" } }).then((r) => r.text()),
+  );
+  await extended(guard, 1);
+  guard.check();
+  await guard.release();
+});
+
+test("a warn that throws leaves the loss told and no rejection unhandled", inTime, async () => {
+  const rejected: unknown[] = [];
+  const hear = (reason: unknown): unknown => rejected.push(reason);
+  process.on("unhandledRejection", hear);
+  const thrower = (): never => {
+    throw new Error("the log is gone");
+  };
+  for (const warn of [thrower, async () => thrower()]) {
+    const guard = await new Client({ url: servers.places.gateways, warn }).lock("warned", { ttlMs: TTL });
+    await takeAway(guard);
+    assert.equal((await guard.lost).kind, "gone");
+    await guard.release();
+  }
+  await turnOfTheLoop();
+  await turnOfTheLoop();
+  process.off("unhandledRejection", hear);
+  assert.deepEqual(rejected, []);
+});
+
+test("a release without a gateway ends after five seconds at most", { timeout: 60_000 }, async () => {
+  const said: string[] = [];
+  const guard = await new Client({
+    url: servers.places.gateways,
+    warn: (message) => said.push(message),
+  }).lock("left", { ttlMs: 60_000 });
+  await servers.order({ do: "stop-gateway", index: 0 });
+  await servers.order({ do: "stop-gateway", index: 1 });
+  try {
+    const begin = performance.now();
+    await guard[Symbol.asyncDispose]();
+    assert.ok(performance.now() - begin < 6_000, `${performance.now() - begin} ms`);
+    assert.ok(
+      said.some((message) => message.includes("ends with its TTL")),
+      `${said}`,
+    );
+  } finally {
+    await servers.order({ do: "continue-gateway", index: 0 });
+    await servers.order({ do: "continue-gateway", index: 1 });
+  }
+});
+
+test("an acquire that nobody answered, or that was given up, leaves no lock", { timeout: 60_000 }, async () => {
+  const swallowed = new Client(servers.places.proxy);
+  const isFree = async (name: string): Promise<boolean> => (await client.status(name)).state === "free";
+  await servers.order({ do: "swallow", count: 1_000_000 });
+  try {
+    await assert.rejects(swallowed.lock("unanswered", { ttlMs: 60_000 }), UnavailableError);
+    await eventually("it is free", () => isFree("unanswered"));
+    await assert.rejects(swallowed.lock("given-up", { ttlMs: 60_000, signal: AbortSignal.timeout(1_000) }));
+    await eventually("it is free", () => isFree("given-up"));
+  } finally {
+    await servers.order({ do: "swallow", count: 0 });
   }
 });

@@ -31,6 +31,11 @@ export interface paths {
          * @description 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
          *     `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
          *     releases, and until then only the fencing token keeps its writes out.
+         *
+         *     A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead:
+         *     what the requests with this key were granted until now is released, at whichever gateway, and a copy of them that is still
+         *     on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still works on may be granted
+         *     the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is ignored.
          */
         delete: operations["releaseLock"];
         options?: never;
@@ -760,8 +765,10 @@ export interface operations {
                 force?: boolean;
             };
             header?: {
-                /** @description The token that acquiring the lock returned, bare or as <token>; required without force */
+                /** @description The token that acquiring the lock returned, bare or as <token>; required without force and Idempotency-Key */
                 "Lock-Token"?: string;
+                /** @description That of the POST, for a client that never got the token. Ignored beside a Lock-Token. */
+                "Idempotency-Key"?: string;
             };
             path: {
                 /**

@@ -16,10 +16,14 @@ def _get_kwargs(
     *,
     force: bool | Unset = UNSET,
     lock_token: str | Unset = UNSET,
+    idempotency_key: str | Unset = UNSET,
 ) -> dict[str, Any]:
     headers: dict[str, Any] = {}
     if not isinstance(lock_token, Unset):
         headers["Lock-Token"] = lock_token
+
+    if not isinstance(idempotency_key, Unset):
+        headers["Idempotency-Key"] = idempotency_key
 
     params: dict[str, Any] = {}
 
@@ -114,6 +118,7 @@ def sync_detailed(
     client: AuthenticatedClient | Client,
     force: bool | Unset = UNSET,
     lock_token: str | Unset = UNSET,
+    idempotency_key: str | Unset = UNSET,
 ) -> Response[Any | Problem]:
     """Release a lock
 
@@ -123,10 +128,20 @@ def sync_detailed(
     when it extends or
     releases, and until then only the fencing token keeps its writes out.
 
+    A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key`
+    of that `POST` instead:
+    what the requests with this key were granted until now is released, at whichever gateway, and a copy
+    of them that is still
+    on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still
+    works on may be granted
+    the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is
+    ignored.
+
     Args:
         name (str):
         force (bool | Unset):
         lock_token (str | Unset):
+        idempotency_key (str | Unset):
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -140,6 +155,7 @@ def sync_detailed(
         name=name,
         force=force,
         lock_token=lock_token,
+        idempotency_key=idempotency_key,
     )
 
     response = client.get_httpx_client().request(
@@ -155,6 +171,7 @@ def sync(
     client: AuthenticatedClient | Client,
     force: bool | Unset = UNSET,
     lock_token: str | Unset = UNSET,
+    idempotency_key: str | Unset = UNSET,
 ) -> Any | Problem | None:
     """Release a lock
 
@@ -164,10 +181,20 @@ def sync(
     when it extends or
     releases, and until then only the fencing token keeps its writes out.
 
+    A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key`
+    of that `POST` instead:
+    what the requests with this key were granted until now is released, at whichever gateway, and a copy
+    of them that is still
+    on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still
+    works on may be granted
+    the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is
+    ignored.
+
     Args:
         name (str):
         force (bool | Unset):
         lock_token (str | Unset):
+        idempotency_key (str | Unset):
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -182,6 +209,7 @@ def sync(
         client=client,
         force=force,
         lock_token=lock_token,
+        idempotency_key=idempotency_key,
     ).parsed
 
 
@@ -191,6 +219,7 @@ async def asyncio_detailed(
     client: AuthenticatedClient | Client,
     force: bool | Unset = UNSET,
     lock_token: str | Unset = UNSET,
+    idempotency_key: str | Unset = UNSET,
 ) -> Response[Any | Problem]:
     """Release a lock
 
@@ -200,10 +229,20 @@ async def asyncio_detailed(
     when it extends or
     releases, and until then only the fencing token keeps its writes out.
 
+    A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key`
+    of that `POST` instead:
+    what the requests with this key were granted until now is released, at whichever gateway, and a copy
+    of them that is still
+    on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still
+    works on may be granted
+    the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is
+    ignored.
+
     Args:
         name (str):
         force (bool | Unset):
         lock_token (str | Unset):
+        idempotency_key (str | Unset):
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -217,6 +256,7 @@ async def asyncio_detailed(
         name=name,
         force=force,
         lock_token=lock_token,
+        idempotency_key=idempotency_key,
     )
 
     response = await client.get_async_httpx_client().request(**kwargs)
@@ -230,6 +270,7 @@ async def asyncio(
     client: AuthenticatedClient | Client,
     force: bool | Unset = UNSET,
     lock_token: str | Unset = UNSET,
+    idempotency_key: str | Unset = UNSET,
 ) -> Any | Problem | None:
     """Release a lock
 
@@ -239,10 +280,20 @@ async def asyncio(
     when it extends or
     releases, and until then only the fencing token keeps its writes out.
 
+    A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key`
+    of that `POST` instead:
+    what the requests with this key were granted until now is released, at whichever gateway, and a copy
+    of them that is still
+    on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still
+    works on may be granted
+    the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is
+    ignored.
+
     Args:
         name (str):
         force (bool | Unset):
         lock_token (str | Unset):
+        idempotency_key (str | Unset):
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -258,5 +309,6 @@ async def asyncio(
             client=client,
             force=force,
             lock_token=lock_token,
+            idempotency_key=idempotency_key,
         )
     ).parsed

@@ -1,0 +1,115 @@
+//! Releasing what an owner was granted, by whoever never got the token: nothing of that owner stays or comes later, and
+//! nothing of anybody else is touched.
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
+use redlock_core::node::memory::MemoryNode;
+use redlock_core::node::{Node, NodeSettings, Task, Vote};
+use redlock_core::{AcquireOptions, LockError, Owner, OwnerChoice, Redlock};
+
+use crate::support::nodes::{LONG_MS, Lock, intercepted, name, pass_on, redlock, ttl};
+
+/// An operation, and the node that it has not reached yet.
+type OnItsWay = (Arc<dyn Node>, Task);
+
+fn memory() -> Vec<Arc<MemoryNode>> {
+    let node = |n| Arc::new(MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default()));
+    (0..3).map(node).collect()
+}
+
+fn over(nodes: &[Arc<MemoryNode>]) -> Redlock {
+    redlock(nodes.iter().map(|node| node.clone() as Arc<dyn Node>).collect(), Duration::from_secs(1))
+}
+
+fn of(owner: Owner) -> AcquireOptions {
+    AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() }
+}
+
+/// The gateway of the first request has died; what it has sent is in the masters' sockets.
+#[tokio::test]
+async fn an_acquire_on_its_way_sets_nothing_after_release_by_owner() {
+    let (lock, nodes, owner) = (name("job"), memory(), OsEntropy.owner());
+    let in_sockets: Arc<Mutex<Vec<OnItsWay>>> = Arc::default();
+    let sends = |node: &Arc<MemoryNode>| {
+        let in_sockets = in_sockets.clone();
+        intercepted(node.clone(), move |node, task| in_sockets.lock().unwrap().push((node.clone(), task)))
+    };
+    let dead = redlock(nodes.iter().map(sends).collect(), Duration::from_secs(1));
+    let mut request = pin!(dead.acquire(&lock, ttl(LONG_MS), of(owner)));
+    assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(in_sockets.lock().unwrap().len(), 3);
+
+    let alive = over(&nodes);
+    assert_eq!(alive.release_owner(&lock, &owner).await, Err(LockError::Lost), "nothing is there yet");
+    let arrived = std::mem::take(&mut *in_sockets.lock().unwrap());
+    arrived.into_iter().for_each(|(node, task)| pass_on(&node, task));
+    let stored: Vec<_> = nodes.iter().map(|node| node.run(&Lock::new("job").inspect())).collect();
+    assert_eq!(stored, [Vote::Missing, Vote::Missing, Vote::Missing]);
+    alive.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
+}
+
+#[tokio::test]
+async fn release_by_owner_takes_every_grant_of_that_owner() {
+    let (lock, nodes, owner) = (name("job"), memory(), OsEntropy.owner());
+    let locks = over(&nodes);
+    let lease = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is free");
+    // Another gateway told the same client of the same grant, and extended it.
+    let again = over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is theirs");
+    assert!(again.replayed && again.token == lease.token);
+    let up_to = locks.release_owner(&lock, &owner).await.expect("it was granted");
+    assert!(up_to > lease.token.fencing());
+    assert_eq!(locks.extend(&lock, &lease.token, ttl(LONG_MS)).await.err(), Some(LockError::Lost));
+    let next = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is free");
+    assert!(!next.replayed && next.token.fencing() > up_to);
+}
+
+/// A fence above a holder's T would keep the lock from being set again on a node that loses it.
+#[tokio::test]
+async fn release_by_owner_leaves_no_fence_under_another_holder() {
+    let (lock, nodes) = (name("job"), memory());
+    let locks = over(&nodes);
+    let held = locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
+    let fences = || nodes.iter().map(|node| node.run(&Lock::new("job").inspect_fence())).collect::<Vec<_>>();
+    let records = |votes: Vec<Vote>| -> Vec<_> {
+        let record = |vote| match vote {
+            Vote::Found(holding) => holding.record,
+            vote => panic!("{vote:?}"),
+        };
+        votes.into_iter().map(record).collect()
+    };
+    let before = records(fences());
+    let refused = locks.release_owner(&lock, &OsEntropy.owner()).await;
+    assert!(matches!(refused, Err(LockError::NotHolder(_))), "{refused:?}");
+    // Where one node is not heard, the other two may still be a majority of somebody else's.
+    let silent = intercepted(nodes[2].clone(), |_, task| drop(task));
+    let two = vec![nodes[0].clone() as Arc<dyn Node>, nodes[1].clone(), silent];
+    let refused = redlock(two, Duration::from_secs(1)).release_owner(&lock, &OsEntropy.owner()).await;
+    assert!(matches!(refused, Err(LockError::NotHolder(_))), "{refused:?}");
+    assert_eq!(records(fences()), before);
+    locks.extend(&lock, &held.token, ttl(LONG_MS)).await.expect("it is held on");
+}
+
+#[tokio::test]
+async fn release_by_owner_is_unknown_when_a_majority_is_not_heard() {
+    let (lock, nodes, owner) = (name("job"), memory(), OsEntropy.owner());
+    over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is free");
+    let silent = |n: usize| intercepted(nodes[n].clone(), |_, task| drop(task));
+    let one = redlock(vec![silent(0), silent(1), silent(2)], Duration::from_secs(1));
+    let unknown = one.release_owner(&lock, &owner).await;
+    assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
+    // What was found is released, and it is not said that this was all.
+    let heard = redlock(vec![nodes[0].clone(), silent(1), silent(2)], Duration::from_secs(1));
+    let unknown = heard.release_owner(&lock, &owner).await;
+    assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
+    assert_eq!(nodes[0].run(&Lock::new("job").inspect()), Vote::Missing);
+}
+
+#[tokio::test]
+async fn nobody_owns_what_release_by_owner_could_take() {
+    let locks = over(&memory());
+    assert_eq!(locks.release_owner(&name("job"), &Owner::NOBODY).await, Err(LockError::Lost));
+}

@@ -1,0 +1,138 @@
+//! A client that gave up before the answer to its POST releases by the `Idempotency-Key` of that POST: it never got the token.
+
+use std::time::Duration;
+
+use http::Method;
+use serde_json::json;
+
+use crate::http::keys::{HOLDER, file, key, with_keys};
+use crate::support::client::{Answer, Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, eventually, masters};
+
+const KEY: &str = "order-4711/attempt";
+const LONG_MS: u64 = 60_000;
+
+async fn acquire(gateway: &Gateway, name: &str, key: &str) -> Answer {
+    let call = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key);
+    call.json(&json!({ "ttl_ms": LONG_MS })).send().await
+}
+
+async fn release(gateway: &Gateway, name: &str, key: &str) -> Answer {
+    gateway.call(Method::DELETE, lock_path(name)).header("idempotency-key", key).send().await
+}
+
+/// Sends a POST, and hangs up after so long without reading.
+async fn give_up(gateway: &Gateway, name: &str, after: Duration) {
+    let mut client = gateway.raw().await;
+    let body = format!(r#"{{"ttl_ms":{LONG_MS}}}"#);
+    let head = format!(
+        "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nidempotency-key: {KEY}\r\n",
+        lock_path(name)
+    );
+    client.write(format!("{head}content-length: {}\r\n\r\n{body}", body.len())).await;
+    tokio::time::sleep(after).await;
+}
+
+#[tokio::test]
+async fn release_by_key_frees_a_lock_whose_answer_nobody_read() {
+    let servers = masters(3);
+    let (one, two) = (Launch::over(&servers).ready().await, Launch::over(&servers).ready().await);
+    let mut client = one.raw().await;
+    client.announce("POST", "job", &format!("idempotency-key: {KEY}\r\n"), 2).await;
+    client.write("{}").await;
+    eventually("it is granted", async || (two.look("job").await["state"] == "held").then_some(())).await;
+    drop(client);
+
+    let released = release(&two, "job", KEY).await;
+    assert_eq!((released.status, released.text().as_str()), (204, ""), "{released:?}");
+    let next = one.acquire("job").await;
+    release(&two, "job", KEY).await.problem(409, "not_holder");
+    assert_eq!(one.patch("job", &next.token, LONG_MS).await.status, 200, "the next holder keeps its lock");
+    assert_eq!(one.delete("job", &next.token).await.status, 204);
+    release(&two, "job", KEY).await.problem(404, "lock_not_found");
+    let again = Lease::from(&acquire(&one, "job", KEY).await);
+    assert!(again.fencing > next.fencing, "the key may be used again, for another grant");
+}
+
+#[tokio::test]
+async fn release_by_key_frees_the_lock_whenever_the_client_hung_up() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    let mut released = 0;
+    for n in 0..200_u64 {
+        let name = format!("gone-{n}");
+        // Anywhere between before the request is read and after the answer is written.
+        give_up(&gateway, &name, Duration::from_micros(n * 30)).await;
+        match release(&gateway, &name, KEY).await.status {
+            204 => released += 1,
+            404 => {}
+            status => panic!("{name}: {status}"),
+        }
+        // A request that was read after the release is cancelled by itself.
+        let is_free = async || (gateway.look(&name).await["state"] == "free").then_some(());
+        eventually("it is free long before its TTL", is_free).await;
+    }
+    assert!(released > 0, "none of them was granted before it was released");
+}
+
+#[tokio::test]
+async fn a_principal_releases_nothing_by_the_key_of_another() {
+    let (holder, other) = (key("holder", HOLDER, "*").await, key("other", HOLDER, "*").await);
+    let (cleaner, reader) = (key("cleaner", "release", "*").await, key("reader", "inspect,extend", "*").await);
+    let file = file(&[&holder, &other, &cleaner, &reader]);
+    let gateway = with_keys(&file).start().await;
+    let call = |who: &crate::http::keys::Key, method| {
+        who.call(&gateway, method, &lock_path("job")).header("idempotency-key", KEY)
+    };
+    let lease = Lease::from(&call(&holder, Method::POST).json(&json!({ "ttl_ms": LONG_MS })).send().await);
+
+    call(&other, Method::DELETE).send().await.problem(409, "not_holder");
+    call(&cleaner, Method::DELETE).send().await.problem(404, "lock_not_found");
+    call(&reader, Method::DELETE).send().await.problem(403, "forbidden");
+    gateway
+        .call(Method::DELETE, lock_path("job"))
+        .header("idempotency-key", KEY)
+        .send()
+        .await
+        .problem(401, "unauthenticated");
+    assert_eq!(holder.patch(&gateway, "job", &lease.token).await.status, 200, "it is held on");
+
+    assert_eq!(call(&holder, Method::DELETE).send().await.status, 204);
+    holder.patch(&gateway, "job", &lease.token).await.problem(404, "lock_not_found");
+}
+
+#[tokio::test]
+async fn a_lock_token_wins_over_the_key_beside_it() {
+    let gateway = Launch::embedded().start().await;
+    let lease = Lease::from(&acquire(&gateway, "job", KEY).await);
+    let other = gateway.acquire("another").await;
+    let both = |token: &str, key: &str| {
+        let call = gateway.call(Method::DELETE, lock_path("job")).header("lock-token", token);
+        call.header("idempotency-key", key).send()
+    };
+    both(&other.token, KEY).await.problem(409, "not_holder");
+    both("nonsense", KEY).await.problem(400, "invalid_token");
+    assert_eq!(gateway.look("job").await["fencing_token"], lease.fencing);
+    assert_eq!(both(&lease.token, "short").await.status, 204, "what nobody asks is not judged");
+    release(&gateway, "job", "short").await.problem(400, "invalid_parameter");
+    gateway.call(Method::DELETE, lock_path("job")).send().await.problem(400, "missing_token");
+}
+
+#[tokio::test]
+async fn release_by_key_is_unknown_without_a_majority() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).flag("--node-timeout", "1s").ready().await;
+    assert_eq!(acquire(&gateway, "job", KEY).await.status, 201);
+    servers[1..].iter().for_each(RedisServer::stop);
+    release(&gateway, "job", KEY).await.problem(503, "outcome_unknown");
+    servers[1..].iter().for_each(RedisServer::cont);
+    // By a repetition, or by what the first one has left to be done.
+    eventually("it is released", async || {
+        let again = release(&gateway, "job", KEY).await;
+        assert!([204, 404, 503].contains(&again.status), "{again:?}");
+        (again.status != 503).then_some(())
+    })
+    .await;
+    gateway.acquire("job").await;
+}
