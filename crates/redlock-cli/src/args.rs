@@ -158,6 +158,8 @@ pub(crate) enum Command {
     Exec {
         #[arg(long)]
         cgroup: Option<PathBuf>,
+        #[arg(long)]
+        blocked: Vec<i32>,
         parent: i32,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<OsString>,

@@ -187,6 +187,7 @@ impl Guardian {
         if let Some(cgroup) = &self.family.cgroup {
             command.arg("--cgroup").arg(cgroup.path());
         }
+        command.args(start.blocked.iter().map(|signal| format!("--blocked={signal}")));
         command.arg(getpid().as_raw_pid().to_string()).args(&start.command);
         command.envs(start.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(stdin).stdout(stdout).stderr(stderr).process_group(0);

@@ -52,7 +52,9 @@ fn ended() -> ExitCode {
     };
     let outcome = match args.command {
         Command::Guard { cgroup } => return guardian::main(cgroup, is_json),
-        Command::Exec { cgroup, parent, command } => return run::become_command(parent, cgroup, &command, is_json),
+        Command::Exec { cgroup, blocked, parent, command } => {
+            return run::become_command(parent, cgroup, &blocked, &command, is_json);
+        }
         Command::Run(run) => runtime.block_on(run::run(&args.service, run, is_json)),
         Command::Completions { shell } => commands::completions(shell),
         Command::Man { dir } => commands::man(dir.as_deref()),

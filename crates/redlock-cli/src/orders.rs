@@ -12,6 +12,8 @@ use redlock_client::clock::Moment;
 pub(crate) struct Start {
     pub(crate) command: Vec<OsString>,
     pub(crate) environment: Vec<(String, String)>,
+    /// The signals that whoever started the runner has blocked. A guardian blocks more.
+    pub(crate) blocked: Vec<i32>,
 }
 
 /// What a guardian is told, a line each.
@@ -46,11 +48,11 @@ pub(crate) enum Report {
 impl std::fmt::Display for Order {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Start(Start { command, environment }) => {
+            Self::Start(Start { command, environment, blocked }) => {
                 // Words need not be text. A character for each byte, and no line break among them.
                 let text = |word: &OsString| word.as_bytes().iter().copied().map(char::from).collect::<String>();
                 let command: Vec<String> = command.iter().map(text).collect();
-                writeln!(f, "start {}", serde_json::json!((command, environment)))
+                writeln!(f, "start {}", serde_json::json!((command, environment, blocked)))
             }
             Self::Until(moment) => writeln!(f, "until {}", moment.since_boot().as_micros()),
             Self::Done => writeln!(f, "done"),
@@ -64,11 +66,12 @@ impl FromStr for Order {
     fn from_str(line: &str) -> Result<Self, ()> {
         match line.split_once(' ') {
             Some(("start", text)) => {
-                let (command, environment): (Vec<String>, _) = serde_json::from_str(text).map_err(|_| ())?;
+                let all = serde_json::from_str(text).map_err(|_| ())?;
+                let (command, environment, blocked): (Vec<String>, _, _) = all;
                 let bytes = |word: String| word.chars().map(u8::try_from).collect::<Result<_, _>>();
                 let words = command.into_iter().map(|word| bytes(word).map(OsString::from_vec));
                 let command = words.collect::<Result<_, _>>().map_err(|_| ())?;
-                Ok(Self::Start(Start { command, environment }))
+                Ok(Self::Start(Start { command, environment, blocked }))
             }
             Some(("until", micros)) => {
                 let micros = micros.parse().map_err(|_| ())?;
@@ -124,7 +127,7 @@ mod tests {
         let command = vec!["sh".into(), OsString::from_vec(b"a\nb\xff".into()), "".into(), "é".into()];
         let environment = vec![("REDLOCK_NAME".to_owned(), "a\nb".to_owned())];
         for order in [
-            Order::Start(Start { command, environment }),
+            Order::Start(Start { command, environment, blocked: vec![2, 64] }),
             Order::Until(Moment::after_boot(Duration::from_micros(123_456_789))),
             Order::Done,
         ] {
@@ -148,7 +151,7 @@ mod tests {
         for wrong in ["started 0", "started 1", "started -1", "started", "inner 0", "ended", "gon", ""] {
             assert_eq!(wrong.parse::<Report>(), Err(()), "{wrong}");
         }
-        for wrong in ["until", "until -1", "doner", "start", "start [[\"\u{100}\"],[]]", ""] {
+        for wrong in ["until", "until -1", "doner", "start", "start [[\"\u{100}\"],[],[]]", ""] {
             assert_eq!(wrong.parse::<Order>(), Err(()), "{wrong}");
         }
     }

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, SystemTime};
 
+use nix::sys::signal::SigSet;
 use redlock_client::clock::Moment;
 use redlock_client::{Client, Guard, Loss};
 use rustix::process::{Pid, Signal, getppid};
@@ -198,19 +199,26 @@ fn outcome(guard: &Guard, lost: Option<Loss>, status: Option<ExitStatus>, kills:
     match (guard.check(), status) {
         (Err(error), _) if kills => Outcome::Lost(error.to_string()),
         (_, Some(status)) => Outcome::Ended(code(status)),
-        (_, None) => Outcome::Failed("the guardian of the command was killed, or the command cannot be".into()),
+        (_, None) => Outcome::Failed("how the command ended is unknown".into()),
     }
 }
 
-/// The end of a command that was told to end: all that came of it has until then.
+/// The end of a command that was told to end: all that came of it has until then. None where nobody can tell it.
 async fn stopped(guards: &mut Guards, family: &Family, end: Moment) -> Option<ExitStatus> {
-    let status = tokio::time::timeout(end.left(), guards.ended()).await.ok().flatten();
-    until_not(|| family.is_left(), end).await;
-    if status.is_some() {
-        return status;
+    let mut status = None;
+    tokio::select! {
+        ended = guards.ended() => {
+            status = ended;
+            until_not(|| family.is_left(), end).await;
+        }
+        // A guardian that is stopped tells nothing.
+        () = until_not(|| family.is_left(), end) => {}
     }
-    family.signal_all(Signal::KILL);
-    tokio::time::timeout(KILLED_WITHIN, guards.ended()).await.ok().flatten()
+    if status.is_none() {
+        family.signal_all(Signal::KILL);
+        status = tokio::time::timeout(KILLED_WITHIN, guards.ended()).await.ok().flatten();
+    }
+    status
 }
 
 /// Until it is so no longer, or then. Nobody tells of the end of somebody else's child.
@@ -240,11 +248,19 @@ fn start(guard: &Guard, command: &[OsString]) -> Start {
         ("REDLOCK_DEADLINE", deadline),
     ];
     let environment = environment.map(|(name, value)| (name.to_owned(), value));
-    Start { command: command.to_vec(), environment: environment.into() }
+    let blocked = SigSet::thread_get_mask().unwrap_or_else(|_| SigSet::empty());
+    let blocked = blocked.iter().map(|signal| signal as i32).collect();
+    Start { command: command.to_vec(), environment: environment.into(), blocked }
 }
 
 /// `__exec`: becomes the command, and dies with the guardian that has started it.
-pub(crate) fn become_command(parent: i32, cgroup: Option<PathBuf>, command: &[OsString], is_json: bool) -> ExitCode {
+pub(crate) fn become_command(
+    parent: i32,
+    cgroup: Option<PathBuf>,
+    blocked: &[i32],
+    command: &[OsString],
+    is_json: bool,
+) -> ExitCode {
     let dies_with_parent = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     // It may have died before.
     if dies_with_parent.is_err() || getppid() != Pid::from_raw(parent) {
@@ -252,6 +268,11 @@ pub(crate) fn become_command(parent: i32, cgroup: Option<PathBuf>, command: &[Os
     }
     if let Some(cgroup) = cgroup {
         Cgroup::at(cgroup).enter();
+    }
+    let blocked: SigSet =
+        blocked.iter().filter_map(|signal| nix::sys::signal::Signal::try_from(*signal).ok()).collect();
+    if blocked.thread_set_mask().is_err() {
+        return ExitCode::from(70);
     }
     let error = std::process::Command::new(&command[0]).args(&command[1..]).exec();
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
