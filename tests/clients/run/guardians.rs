@@ -28,6 +28,17 @@ fn send(number: i32, signal: Signal) {
     let _ = kill_process(pid(number), signal);
 }
 
+/// Does not outlive its test, however that ends.
+struct Mortal(i32);
+
+impl Drop for Mortal {
+    fn drop(&mut self) {
+        if lives(self.0) {
+            send(self.0, Signal::KILL);
+        }
+    }
+}
+
 fn runner(child: &Child) -> i32 {
     child.id().expect("nobody has waited for it") as i32
 }
@@ -145,6 +156,7 @@ async fn an_orphan_without_environment_dies_with_any_two() {
         let dir = TempDir::new();
         let mut runner_process = redlock(&gateway, &script(&dir, &["--ttl", "3s"], WIPED)).spawn().unwrap();
         let wiped = number(&dir, "wiped").await;
+        let _mortal = Mortal(wiped);
         let runner = runner(&runner_process);
         let [outer, inner] = both_guardians(runner).await;
         victims.iter().for_each(|victim| send([runner, outer, inner][*victim], Signal::KILL));
@@ -191,6 +203,7 @@ async fn without_pidfd_what_left_the_group_is_killed() {
         command.env("REDLOCK_URL", format!("http://{}", gateway.address())).stdin(Stdio::null()).kill_on_drop(true);
         let mut runner = command.spawn().unwrap();
         let (timed, session) = (number(&dir, "timed").await, number(&dir, "session").await);
+        let _mortal = [timed, session].map(Mortal);
         if is_killed {
             runner.start_kill().unwrap();
         } else {
@@ -234,13 +247,13 @@ async fn a_lock_stays_under_what_hidepid_hides() {
         let hide = "mount -t proc -o hidepid=2 proc /proc;";
         let runner_process = as_nobody(&gateway, &dir, hide, &work).await.spawn().unwrap();
         let left = number(&dir, "left").await;
+        let _mortal = Mortal(left);
         if is_asked {
             send(runner(&runner_process), Signal::TERM);
         }
         let (code, err) = code_and_words(runner_process).await;
         let is_there = lives(left);
         let state = state(&gateway, "job").await;
-        send(left, Signal::KILL);
         assert!(is_there && state == "held", "{code:?} {state}: {err}");
         assert!(err.contains("could be stopped"), "{code:?} {err}");
         gateway.call(http::Method::DELETE, "/locks/job?force=true").send().await;
@@ -289,6 +302,7 @@ async fn a_delegated_cgroup_ends_what_no_signal_reaches() {
     let work = r#""$2" "$1/left" setsid 2> /dev/null & while :; do sleep 1; done"#;
     let runner_process = as_nobody(&gateway, &dir, &enter, work).await.spawn().unwrap();
     let left = number(&dir, "left").await;
+    let _mortal = Mortal(left);
     send(runner(&runner_process), Signal::TERM);
     let (code, err) = code_and_words(runner_process).await;
     assert!(code == Some(143) && !lives(left), "{code:?} {err}");
