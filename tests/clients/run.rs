@@ -1,6 +1,8 @@
 //! `redlock run`: the real program, real commands, real masters. What a command does is seen by what it leaves in files.
 
 mod endings;
+mod guardians;
+mod terminal;
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};

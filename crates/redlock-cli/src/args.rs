@@ -149,10 +149,17 @@ pub(crate) enum Command {
     },
     /// What kills a command when `redlock run` cannot
     #[command(name = "__guard", hide = true)]
-    Guard,
+    Guard {
+        #[arg(long)]
+        cgroup: Option<PathBuf>,
+    },
     /// Becomes a command that dies with its parent
     #[command(name = "__exec", hide = true)]
     Exec {
+        #[arg(long)]
+        cgroup: Option<PathBuf>,
+        #[arg(long)]
+        blocked: Vec<i32>,
         parent: i32,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<OsString>,

@@ -45,7 +45,7 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
             Command::Run(_)
             | Command::Completions { .. }
             | Command::Man { .. }
-            | Command::Guard
+            | Command::Guard { .. }
             | Command::Exec { .. } => Err(Outcome::Failed("this is no request".into())),
         }
     };

@@ -1,159 +1,290 @@
-//! A process that kills a command and what it has started when its runner cannot: the runner is killed, stopped, or has no time.
+//! A process that kills a command and all that came of it when its runner cannot: the runner is killed, stopped, or has no time.
 //!
-//! It is told by its standard input which they are, and until when. It kills them (KILL) when that moment has come, and when the
-//! input ends without `done`: then the runner is gone. So there are two that would have to fail at once.
+//! ```text
+//!  redlock run ── guardian ── guardian ── command
+//! ```
+//!
+//! The two are the same program. The inner one starts the command, the outer one starts the inner one, and the runner writes
+//! to both. Each of the three becomes the parent of orphans below it (a child subreaper): any two of them may be killed or
+//! stopped, and the third still finds all that came of the command. A guardian kills it when the deadline has come, and when
+//! its orders end without `done`: then the runner is gone. It ends when the kernel says that it has no child any more.
 
-use std::io;
-use std::process::ExitCode;
-use std::str::FromStr;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use redlock_client::clock::Moment;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, getpid};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::signal::unix::{SignalKind, signal};
 
-use crate::family::{Family, Mark, Tree};
-use crate::processes::Process;
-
-/// What it is told, a line each.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// Whatever carries this will be the command's.
-    Mark(Mark),
-    /// What descends from this process, its parent, will be the command's, but for the guardian.
-    Runner(Pid),
-    /// This process group is the command's.
-    Group(i32),
-    /// It has to be gone by then.
-    Until(Moment),
-    /// It may stay.
-    Done,
-}
+use crate::cgroup::Cgroup;
+use crate::family::Family;
+use crate::orders::{Order, Report, Start};
 
 /// Timers stand still while the machine sleeps.
 const PIECE: Duration = Duration::from_millis(250);
 /// Between two looks at what was killed.
 const SHORT: Duration = Duration::from_millis(5);
+/// For how long it goes on trying to kill what cannot be killed.
 const LONG: Duration = Duration::from_secs(10);
+/// What ends when it is told to has ended by then.
+const ENDED_WITHIN: Duration = Duration::from_secs(1);
+/// As many as one message of a runner brings.
+pub(crate) const MAX_FDS: usize = 3;
 
-impl std::fmt::Display for Order {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Mark(mark) => writeln!(f, "mark {}", mark.variable()),
-            Self::Runner(runner) => writeln!(f, "runner {}", runner.as_raw_nonzero()),
-            Self::Group(group) => writeln!(f, "group {group}"),
-            Self::Until(moment) => writeln!(f, "until {}", moment.since_boot().as_micros()),
-            Self::Done => writeln!(f, "done"),
-        }
-    }
+/// This program, also when its file was replaced meanwhile.
+pub(crate) fn this_program() -> io::Result<PathBuf> {
+    let running = Path::new("/proc/self/exe");
+    if running.exists() { Ok(running.into()) } else { std::env::current_exe() }
 }
 
-impl FromStr for Order {
-    type Err = ();
-
-    fn from_str(line: &str) -> Result<Self, ()> {
-        let number = |text: &str| text.parse::<u64>().map_err(|_| ());
-        match line.split_once(' ') {
-            Some(("mark", text)) => Mark::read(text).map(Self::Mark).ok_or(()),
-            Some(("runner", pid)) => {
-                pid.parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw).map(Self::Runner).ok_or(())
-            }
-            // Group 0 would be its own, and 1 everybody.
-            Some(("group", group)) => group.parse().ok().filter(|group| *group > 1).map(Self::Group).ok_or(()),
-            Some(("until", micros)) => Ok(Self::Until(Moment::after_boot(Duration::from_micros(number(micros)?)))),
-            None if line == "done" => Ok(Self::Done),
-            _ => Err(()),
-        }
-    }
+/// A guardian that is to be started: its orders come by its standard input.
+pub(crate) fn command(orders: OwnedFd, cgroup: Option<&Cgroup>, is_json: bool) -> io::Result<Command> {
+    let mut command = Command::new(this_program()?);
+    command.arg0("redlock").args(is_json.then_some("--json")).arg("__guard");
+    command.args(cgroup.map(|cgroup| [Path::new("--cgroup"), cgroup.path()]).into_iter().flatten());
+    // An interrupt at the terminal is not for it, and nobody is to wait for it at the end of a pipe.
+    command.stdin(orders).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    Ok(command)
 }
 
-pub(crate) fn main() -> ExitCode {
+pub(crate) fn main(cgroup: Option<PathBuf>, is_json: bool) -> ExitCode {
     // Also what the kernel sends when a group of stopped processes has lost its parent.
-    if nix::sys::signal::SigSet::all().thread_block().is_err() {
+    let mut blocked = nix::sys::signal::SigSet::all();
+    blocked.remove(nix::sys::signal::SIGCHLD);
+    if blocked.thread_block().is_err() || set_child_subreaper(Some(getpid())).is_err() {
         return ExitCode::FAILURE;
     }
-    let (mut until, mut text) = (None::<Moment>, Vec::new());
-    let mut family = Family { first: Process::look(getpid()), ..Family::default() };
-    loop {
-        let left = until.map_or(PIECE, |until| until.left().min(PIECE));
-        match orders(left, &mut text) {
-            Ok(true) => {}
-            Ok(false) | Err(_) => {
-                // What is being started just now has its turn too; what may not be signalled is there for ever.
-                let (end, mut seen_gone) = (Moment::now() + LONG, 0);
-                // Twice: a process that is just becoming another program shows no mark.
-                while seen_gone < 2 && !end.has_passed() {
-                    family.signal_all(Signal::KILL);
-                    std::thread::sleep(SHORT);
-                    seen_gone = if family.is_left() { 0 } else { seen_gone + 1 };
+    // One thread: a command is killed with the thread that has started it.
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return ExitCode::FAILURE;
+    };
+    runtime.block_on(async {
+        match Guardian::new(cgroup.map(Cgroup::at), is_json).await {
+            Ok(guardian) => guardian.guard().await,
+            Err(_) => ExitCode::FAILURE,
+        }
+    })
+}
+
+/// Which of the two it is.
+#[derive(Debug)]
+enum Post {
+    Outer {
+        inner: Pid,
+        has_ended: bool,
+    },
+    /// With what the command will read from and write to, until it is started.
+    Inner {
+        stdio: Option<[OwnedFd; 3]>,
+    },
+}
+
+#[derive(Debug)]
+struct Guardian {
+    socket: UnixStream,
+    text: Vec<u8>,
+    post: Post,
+    child_changed: tokio::signal::unix::Signal,
+    /// Nothing is left below this process, by the kernel's word.
+    is_childless: bool,
+    until: Option<Moment>,
+    family: Family,
+    is_json: bool,
+}
+
+impl Guardian {
+    async fn new(cgroup: Option<Cgroup>, is_json: bool) -> io::Result<Self> {
+        let child_changed = signal(SignalKind::child())?;
+        let stdin = io::stdin().as_fd().try_clone_to_owned()?;
+        let socket = std::os::unix::net::UnixStream::from(stdin);
+        socket.set_nonblocking(true)?;
+        let (socket, mut text, mut fds) = (UnixStream::from_std(socket)?, Vec::new(), Vec::new());
+        receive(&socket, &mut text, &mut fds).await?;
+        let (post, report) = match <[OwnedFd; 3]>::try_from(fds) {
+            Ok(stdio) => (Post::Inner { stdio: Some(stdio) }, Report::Ready),
+            Err(mut fds) => {
+                let orders = fds.pop().ok_or_else(|| io::Error::other("the runner has sent no socket"))?;
+                let inner = Pid::from_child(&command(orders, cgroup.as_ref(), is_json)?.spawn()?);
+                (Post::Outer { inner, has_ended: false }, Report::Inner(inner.as_raw_pid()))
+            }
+        };
+        let family = Family { cgroup, ..Family::default() };
+        let (is_childless, until) = (false, None);
+        let guardian = Self { socket, text, post, child_changed, is_childless, until, family, is_json };
+        guardian.tell(&report);
+        Ok(guardian)
+    }
+
+    /// Watches until it is told to go, or nothing is left of the command of a runner that is gone.
+    async fn guard(mut self) -> ExitCode {
+        loop {
+            self.look_at_children();
+            // Again and again until the runner is gone: what was being started at that moment has its turn too.
+            let piece = match self.until {
+                Some(until) if until.has_passed() => {
+                    if self.kill() {
+                        SHORT
+                    } else {
+                        PIECE
+                    }
                 }
-                return ExitCode::SUCCESS;
+                Some(until) => until.left().clamp(SHORT, PIECE),
+                None => PIECE,
+            };
+            let mut no_fds = Vec::new();
+            let read = tokio::select! {
+                read = receive(&self.socket, &mut self.text, &mut no_fds) => read,
+                _ = self.child_changed.recv() => continue,
+                () = tokio::time::sleep(piece) => continue,
+            };
+            if !read.unwrap_or(false) {
+                return self.kill_all().await;
+            }
+            if self.obey() {
+                return self.go().await;
             }
         }
-        while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = text.drain(..=end).collect();
+    }
+
+    /// Does what it was told. Whether that was to go.
+    fn obey(&mut self) -> bool {
+        while let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.text.drain(..=end).collect();
             match String::from_utf8_lossy(&line).trim().parse() {
-                Ok(Order::Mark(mark)) => family.mark = Some(mark),
-                Ok(Order::Runner(runner)) => family.tree = Some(Tree { runner, guardian: getpid() }),
-                Ok(Order::Group(group)) => family.group = Pid::from_raw(group),
-                Ok(Order::Until(moment)) => until = Some(moment),
-                Ok(Order::Done) => return ExitCode::SUCCESS,
+                Ok(Order::Until(moment)) => self.until = Some(moment),
+                Ok(Order::Done) => return true,
+                Ok(Order::Start(start)) => {
+                    let report = match self.start(&start) {
+                        Ok(pid) => Report::Started(pid.as_raw_pid()),
+                        Err(error) => Report::NotStarted(error.to_string()),
+                    };
+                    self.tell(&report);
+                }
                 Err(()) => {}
             }
         }
-        if until.is_some_and(Moment::has_passed) {
-            // Again and again until the runner is gone: what was being started at that moment has its turn too.
-            family.signal_all(Signal::KILL);
+        false
+    }
+
+    /// Starts the command, in a process group of its own, whose number is its own.
+    fn start(&mut self, start: &Start) -> io::Result<Pid> {
+        let Post::Inner { stdio } = &mut self.post else { return Err(io::Error::other("not here")) };
+        let [stdin, stdout, stderr] = stdio.take().ok_or_else(|| io::Error::other("it was started before"))?;
+        if self.until.is_some_and(Moment::has_passed) {
+            return Err(io::Error::other("the lock's deadline has come"));
         }
+        let mut command = Command::new(this_program()?);
+        command.arg0("redlock").args(self.is_json.then_some("--json")).arg("__exec");
+        if let Some(cgroup) = &self.family.cgroup {
+            command.arg("--cgroup").arg(cgroup.path());
+        }
+        command.args(start.blocked.iter().map(|signal| format!("--blocked={signal}")));
+        command.arg(getpid().as_raw_pid().to_string()).args(&start.command);
+        command.envs(start.environment.iter().map(|(name, value)| (name, value)));
+        command.stdin(stdin).stdout(stdout).stderr(stderr).process_group(0);
+        let group = Pid::from_child(&command.spawn()?);
+        self.family.group = Some(group);
+        Ok(group)
+    }
+
+    /// Takes away what has ended, and tells of the one child that matters.
+    fn look_at_children(&mut self) {
+        let changed = loop {
+            match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+                Ok(Some((pid, status))) => self.child_changed(pid, status),
+                other => break other,
+            }
+        };
+        self.is_childless = matches!(changed, Err(Errno::CHILD));
+    }
+
+    fn child_changed(&mut self, pid: Pid, status: WaitStatus) {
+        match &mut self.post {
+            Post::Outer { inner, has_ended } if *inner == pid => {
+                *has_ended |= !status.stopped();
+                self.tell(&Report::Gone);
+            }
+            Post::Inner { .. } if self.family.group == Some(pid) => match status.stopping_signal() {
+                Some(signal) if [Signal::TTIN, Signal::TTOU].map(Signal::as_raw).contains(&signal) => {
+                    self.tell(&Report::WantsTerminal);
+                }
+                // It would keep the lock for as long as nobody continues it.
+                Some(_) => self.family.signal_group(Signal::CONT),
+                None => {
+                    self.family.has_ended = true;
+                    self.tell(&Report::Ended(status.as_raw()));
+                }
+            },
+            _ => {}
+        }
+    }
+
+    /// Kills whatever is left. Whether there was something.
+    fn kill(&mut self) -> bool {
+        self.look_at_children();
+        if !self.is_childless {
+            self.family.signal_all(Signal::KILL);
+        }
+        !self.is_childless
+    }
+
+    async fn kill_all(mut self) -> ExitCode {
+        let end = Moment::now() + LONG;
+        while self.kill() && !end.has_passed() {
+            let _ = tokio::time::timeout(SHORT, self.child_changed.recv()).await;
+        }
+        self.exit()
+    }
+
+    /// Goes, the outer one after the inner one, which was told to go as well.
+    async fn go(mut self) -> ExitCode {
+        let end = Moment::now() + ENDED_WITHIN;
+        while matches!(self.post, Post::Outer { has_ended: false, .. }) && !end.has_passed() {
+            let _ = tokio::time::timeout(SHORT, self.child_changed.recv()).await;
+            self.look_at_children();
+        }
+        self.exit()
+    }
+
+    /// Whether something is left below it, as its exit code.
+    fn exit(&self) -> ExitCode {
+        if let Some(cgroup) = &self.family.cgroup {
+            cgroup.remove();
+        }
+        if self.is_childless { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
+    /// The runner may be stopped: what it does not read is dropped, and it reads the end of the command on its own.
+    fn tell(&self, report: &Report) {
+        let _ = self.socket.try_write(report.to_string().as_bytes());
     }
 }
 
-/// Reads what there is, for so long at most. False at the end.
-fn orders(wait: Duration, text: &mut Vec<u8>) -> io::Result<bool> {
-    let stdin = io::stdin();
-    let mut polled = [PollFd::new(&stdin, PollFlags::IN)];
-    let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()).max(5_000_000) };
-    match poll(&mut polled, Some(&wait)) {
-        Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(true),
-        Ok(_) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let mut buffer = [0; 256];
-    // Not by the library's reader: what it keeps for later is not seen by poll.
-    let read = rustix::io::read(&stdin, &mut buffer)?;
+/// Takes what the runner has sent. False at the end.
+async fn receive(socket: &UnixStream, text: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> io::Result<bool> {
+    let mut buffer = [0; 16 * 1024];
+    let read = socket.async_io(Interest::READABLE, || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut text = [IoSliceMut::new(&mut buffer)];
+        let received = recvmsg(socket, &mut text, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(sent) = message {
+                fds.extend(sent);
+            }
+        }
+        Ok(received.bytes)
+    });
+    let read = read.await?;
     text.extend_from_slice(&buffer[..read]);
     Ok(read > 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn orders_are_read_as_they_were_written_and_no_group_is_everybody() {
-        for order in [
-            Order::Mark(Mark::new()),
-            Order::Runner(getpid()),
-            Order::Group(4711),
-            Order::Until(Moment::after_boot(Duration::from_micros(123_456_789))),
-            Order::Done,
-        ] {
-            assert_eq!(order.to_string().trim().parse(), Ok(order));
-        }
-        for wrong in [
-            "mark PATH",
-            "runner 0",
-            "runner -1",
-            "group 0",
-            "group 1",
-            "group -1",
-            "group",
-            "until",
-            "until -1",
-            "doner",
-            "",
-        ] {
-            assert_eq!(wrong.parse::<Order>(), Err(()), "{wrong}");
-        }
-    }
 }

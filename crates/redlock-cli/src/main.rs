@@ -2,20 +2,24 @@
 //! one request each.
 //!
 //! ```text
-//!  redlock run ──┬── the lock: acquire, extend, release (redlock-client)
-//!                ├── guardian: kills the command and all that came of it at the deadline, or when redlock run is gone
-//!                └── the command, in a process group of its own; killed with whoever started it
+//!  redlock run        the lock: acquire, extend, release (redlock-client)
+//!   └── guardian       kills the command and all that came of it at the deadline, or when redlock run is gone
+//!        └── guardian  the same, for the case that two of the three fail at once
+//!             └── the command, in a process group of its own; killed with the guardian that has started it
 //! ```
 
 mod args;
+mod cgroup;
 mod commands;
-mod environment;
 mod family;
 mod guardian;
+mod guards;
+mod orders;
 mod outcome;
 mod processes;
 mod run;
 mod signals;
+mod stderr;
 mod terminal;
 
 use std::process::ExitCode;
@@ -26,6 +30,12 @@ use self::args::{Args, Command};
 use self::outcome::Outcome;
 
 fn main() -> ExitCode {
+    let code = ended();
+    stderr::flush();
+    code
+}
+
+fn ended() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) if !error.use_stderr() => {
@@ -35,15 +45,16 @@ fn main() -> ExitCode {
         Err(error) => return refused(&error),
     };
     let is_json = args.json;
-    // One thread: a command that is killed with the thread that started it must not outlive it, nor end before it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => return Outcome::Failed(format!("no runtime: {error}")).report(is_json),
     };
     let outcome = match args.command {
-        Command::Guard => return guardian::main(),
-        Command::Exec { parent, command } => return run::become_command(parent, &command, is_json),
+        Command::Guard { cgroup } => return guardian::main(cgroup, is_json),
+        Command::Exec { cgroup, blocked, parent, command } => {
+            return run::become_command(parent, cgroup, &blocked, &command, is_json);
+        }
         Command::Run(run) => runtime.block_on(run::run(&args.service, run, is_json)),
         Command::Completions { shell } => commands::completions(shell),
         Command::Man { dir } => commands::man(dir.as_deref()),

@@ -1,10 +1,11 @@
 //! How it ended, in words and as an exit code.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use redlock_client::Error;
 use serde_json::json;
+
+use crate::stderr::write;
 
 /// The exit code where somebody else holds the lock, unless another one is asked for.
 pub(crate) const HELD: u8 = 75;
@@ -62,15 +63,10 @@ pub(crate) fn say(is_json: bool, event: &str, text: &str, more: serde_json::Valu
         if let (Some(line), serde_json::Value::Object(more)) = (line.as_object_mut(), more) {
             line.extend(more);
         }
-        told(format_args!("{line}"));
+        write(format!("{line}\n"));
     } else {
-        told(format_args!("redlock: {text}"));
+        write(format!("redlock: {text}\n"));
     }
-}
-
-/// Nobody may be there to hear it: a full disk, a closed pipe. What is to be done is done nevertheless.
-fn told(line: std::fmt::Arguments<'_>) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 impl From<Error> for Outcome {

@@ -1,9 +1,9 @@
-//! What the system tells of processes.
+//! What the system tells of processes, and how one of them is sent a signal.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
 
-use rustix::process::Pid;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 /// One process, as it was a moment ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,47 +40,50 @@ impl Process {
         Some(Self { pid, state, parent, group, threads, start: fields.nth(1)?.parse().ok()? })
     }
 
-    /// Whether it is there still, and not another one of the same number.
+    /// The same process at another moment, not another one of the same number.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        (self.pid, self.start) == (other.pid, other.start)
+    }
+
     pub(crate) fn is_still_there(&self) -> bool {
-        Self::look(self.pid).is_some_and(|now| now.start == self.start)
+        Self::look(self.pid).is_some_and(|now| now.is(self))
     }
 
-    /// Whoever is older than what began it has not come of it.
-    pub(crate) fn is_older_than(&self, other: &Self) -> bool {
-        self.start < other.start
+    /// Sends a signal to this process, and to no other one that has its number by now.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let held = pidfd_open(self.pid, PidfdFlags::empty());
+        if !self.is_still_there() {
+            return;
+        }
+        let sent = held.and_then(|held| pidfd_send_signal(&held, signal));
+        // Linux before 5.3 has no such calls, and a seccomp filter may refuse them.
+        if sent.is_err_and(|error| error != Errno::SRCH) {
+            let _ = kill_process(self.pid, signal);
+        }
     }
 
-    /// A zombie, which nobody may ever wait for, does nothing any more, unless only its first thread has ended.
+    /// A zombie does nothing any more, unless only its first thread has ended.
     pub(crate) fn is_living(&self) -> bool {
-        !self.has_lost_its_first_thread() || self.threads > 1
-    }
-
-    fn has_lost_its_first_thread(&self) -> bool {
-        matches!(self.state, 'Z' | 'X')
+        !matches!(self.state, 'Z' | 'X') || self.threads > 1
     }
 
     pub(crate) fn is_in(&self, group: Pid) -> bool {
-        self.group == group.as_raw_nonzero().get()
-    }
-
-    pub(crate) fn environment(&self) -> PathBuf {
-        let process = PathBuf::from(format!("/proc/{}", self.pid.as_raw_nonzero()));
-        // A thread that has ended shows none; the others have the same.
-        let others = || std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
-        let is_first = |name: &std::ffi::OsStr| name.to_str() == Some(&self.pid.as_raw_nonzero().to_string());
-        let other = || others().find(|task| !is_first(&task.file_name())).map(|task| task.path().join("environ"));
-        let found = if self.has_lost_its_first_thread() { other() } else { None };
-        found.unwrap_or_else(|| process.join("environ"))
+        self.group == group.as_raw_pid()
     }
 }
 
-/// All that descend from a process, but for one and what descends from that.
-pub(crate) fn descendants(all: &[Process], of: Pid, but: Pid) -> HashSet<Pid> {
-    let number = |pid: Pid| pid.as_raw_nonzero().get();
-    let (mut found, mut parents) = (HashSet::new(), vec![number(of)]);
+/// Whether the processes of other users are hidden (`hidepid` of /proc): then nobody sees the first one.
+pub(crate) fn others_are_hidden() -> bool {
+    Process::look(Pid::INIT).is_none()
+}
+
+/// All that descend from some processes, whose own numbers may be among them.
+pub(crate) fn descendants(all: &[Process], of: impl IntoIterator<Item = Pid>) -> HashSet<Pid> {
+    let mut found = HashSet::new();
+    let mut parents: Vec<i32> = of.into_iter().map(Pid::as_raw_pid).collect();
     while let Some(parent) = parents.pop() {
-        let children = all.iter().filter(|process| process.parent == parent && process.pid != but);
-        parents.extend(children.filter(|child| found.insert(child.pid)).map(|child| number(child.pid)));
+        let children = all.iter().filter(|process| process.parent == parent);
+        parents.extend(children.filter(|child| found.insert(child.pid)).map(|child| child.pid.as_raw_pid()));
     }
     found
 }
@@ -115,11 +118,22 @@ mod tests {
     }
 
     #[test]
-    fn descendants_are_found_in_any_order_and_the_exception_has_none() {
+    fn descendants_are_found_in_any_order() {
         // A number that is its own parent must end too.
         let all = [child(30, 31), child(2, 30), child(1, 2), child(2, 40), child(40, 41), child(50, 50), child(1, 3)];
-        assert_eq!(descendants(&all, pid(2), pid(40)), HashSet::from([pid(30), pid(31)]));
-        assert_eq!(descendants(&all, pid(50), pid(1)), HashSet::from([pid(50)]));
-        assert_eq!(descendants(&all, pid(41), pid(1)), HashSet::new());
+        assert_eq!(descendants(&all, [pid(2)]), [30, 31, 40, 41].map(pid).into());
+        assert_eq!(descendants(&all, [pid(50)]), [pid(50)].into());
+        assert_eq!(descendants(&all, [pid(41), pid(30)]), [pid(31)].into());
+        assert_eq!(descendants(&all, []), HashSet::new());
+    }
+
+    #[test]
+    fn a_signal_spares_the_next_process_of_that_number() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = Process::look(Pid::from_child(&child)).unwrap();
+        Process { start: process.start + 1, ..process }.signal(Signal::KILL);
+        assert!(child.try_wait().unwrap().is_none() && process.is_still_there());
+        process.signal(Signal::KILL);
+        assert!(!child.wait().unwrap().success());
     }
 }

@@ -1,40 +1,41 @@
 //! `redlock run`: a command under a lock.
 //!
-//! The command has a process group of its own and a mark in its environment, and its orphans become children of the runner:
-//! nothing of these is left when the lock may expire. When it was taken away, which the next extension tells, they have the grace:
+//! The command has a process group of its own, and it and all that comes of it descend from the guardians: nothing of these is
+//! left when the lock may expire. When it was taken away, which the next extension tells, they have the grace:
 //!
 //! ```text
-//!        stop signal to all of them KILL by the runner   KILL by the guardian
+//!        stop signal to all of them KILL by the runner  KILL by the guardians
 //!  ───────────────┬──────────────────────────┬───────────────────┬──────────┬─► time
 //!               lost           grace         │      250 ms before│          │ deadline
 //! ```
 //!
-//! A runner that is killed takes the command with it (the kernel's parent death signal) and the rest of them (the
-//! guardian). A command that ends by itself may leave a daemon behind: only its group is stopped then. While the machine sleeps
-//! nobody is stopped; what is late then is stopped within 250 ms of its waking up.
+//! Any two of the runner and its guardians may be killed or stopped: the third kills the rest. A command that ends by itself may
+//! leave a daemon behind: only its group is stopped then. While the machine sleeps nobody is stopped; what is late then is
+//! stopped within 250 ms of its waking up.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{ExitCode, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, SystemTime};
 
+use nix::sys::signal::SigSet;
 use redlock_client::clock::Moment;
 use redlock_client::{Client, Guard, Loss};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, getppid};
+use rustix::process::{Pid, Signal, getppid};
 use serde_json::json;
-use tokio::io::AsyncWriteExt;
-use tokio::process::{Child, ChildStdin};
 
 use crate::args::{OnLost, Run, Service};
-use crate::family::{Family, Mark, Tree, adopt_orphans};
-use crate::guardian::Order;
+use crate::cgroup::Cgroup;
+use crate::family::Family;
+use crate::guards::{Guards, News};
+use crate::orders::Start;
 use crate::outcome::{Outcome, say};
-use crate::processes::Process;
 use crate::signals::{Event, Signals};
 use crate::terminal::Terminal;
 
-/// Before the deadline: the runner's own KILL, and the guardian's.
+/// Before the deadline: the runner's own KILL, and the guardians'.
 const KILL: Duration = Duration::from_millis(400);
 const GUARDIAN: Duration = Duration::from_millis(250);
 const LONGEST_GRACE: Duration = Duration::from_secs(5);
@@ -61,24 +62,24 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, 
     let margin = margin(run.lock.ttl, run.grace)?;
     let client = service.client()?;
     let mut signals = Signals::new().map_err(|error| Outcome::Failed(format!("signals: {error}")))?;
-    // Before there is a guardian: a child that is here already is not of the command, nor are its orphans.
-    let adopts = adopt_orphans();
+    let cgroup = Cgroup::create();
     // Before the lock: a machine that can start no process holds up nobody.
-    let mut guardian = Guardian::start(adopts).map_err(|error| Outcome::Failed(format!("the guardian: {error}")))?;
+    let guards = Guards::start(cgroup.as_ref(), is_json).await;
+    let guards = guards.map_err(|error| Outcome::Failed(format!("the guardian: {error}")))?;
     let guard = tokio::select! {
         guard = run.lock.of(&client).margin(margin).acquire() => guard?,
         () = tell_who_holds(&client, &run.lock.name, run.lock.wait, is_json) => unreachable!("it tells for ever"),
         signal = signals.asked() => return Ok(Outcome::Ended(128 + signal.as_raw() as u8)),
     };
-    let (outcome, is_left) = under(&guard, &run, margin - KILL, &mut guardian, &mut signals, is_json).await;
+    let (outcome, is_left) = under(&guard, &run, margin - KILL, guards, cgroup.clone(), &mut signals, is_json).await;
+    if let Some(cgroup) = cgroup {
+        cgroup.remove();
+    }
     if is_left {
-        // It goes on trying for a while. The lock is not given back under what still works.
-        guardian.abandon();
-        say(is_json, "not_stopped", "not all that the command has started could be stopped, or looked at", json!({}));
+        // The guardians go on trying for a while. The lock is not given back under what still works.
+        say(is_json, "not_stopped", "not all that the command has started could be stopped", json!({}));
         return Ok(outcome);
     }
-    // The group's number may be another's from now on.
-    guardian.tell(Order::Done).await;
     if guard.check().is_ok() {
         match tokio::time::timeout(RELEASE, guard.release()).await {
             Ok(Ok(())) => {}
@@ -115,31 +116,48 @@ async fn under(
     guard: &Guard,
     run: &Run,
     grace: Duration,
-    guardian: &mut Guardian,
+    mut guards: Guards,
+    cgroup: Option<Cgroup>,
     signals: &mut Signals,
     is_json: bool,
 ) -> (Outcome, bool) {
     let kills = run.on_lost == OnLost::Kill;
     if kills {
-        guardian.tell(Order::Until(guard.deadline() - GUARDIAN)).await;
+        guards.until(guard.deadline() - GUARDIAN);
     }
-    let mark = Mark::new();
-    guardian.expect(&mark).await;
-    let (mut child, group) = match spawn(guard, &mark, &run.command, is_json) {
-        Ok(started) => started,
+    let group = match guards.run(start(guard, &run.command)).await {
+        Ok(group) => group,
         Err(error) => return (Outcome::Failed(format!("{}: {error}", run.command[0].display())), false),
     };
-    guardian.tell(Order::Group(group.as_raw_nonzero().get())).await;
-    let (tree, first) = (guardian.tree, guardian.process);
-    let family = Family { group: Some(group), mark: Some(mark), tree, first, ..Family::default() };
-    let terminal = Terminal::hand_to(group);
+    let mut ending = Ending {
+        family: guards.family(group, cgroup),
+        stop: run.stop_signal.signal(),
+        takes_all: false,
+        is_asked: false,
+    };
+    let terminal = Terminal::of(group);
     let mut deadlines = guard.deadlines();
-    let mut ending = Ending { family: &family, stop: run.stop_signal.signal(), takes_all: false, is_asked: false };
     let mut lost: Option<Loss> = None;
     let status = loop {
+        // Signals first, words last.
         tokio::select! {
             biased;
-            status = child.wait() => break status,
+            news = guards.news() => match news {
+                News::Ended(status) => break Some(status),
+                News::WantsTerminal if terminal.give() => {}
+                News::WantsTerminal => {
+                    ending.ask();
+                    let text = "the command waits for a terminal that belongs to somebody else: stopping it";
+                    say(is_json, "no_terminal", text, json!({}));
+                    break stopped(&mut guards, &ending.family, Moment::now() + grace).await;
+                }
+                News::GuardianGone => {
+                    ending.ask();
+                    let text = "a guardian was killed or stopped, and the command might outlive redlock: stopping it";
+                    say(is_json, "guardian", text, json!({}));
+                    break stopped(&mut guards, &ending.family, Moment::now() + grace).await;
+                }
+            },
             loss = guard.lost(), if lost.is_none() => {
                 let text = format!("the lock is lost: {loss}");
                 lost = Some(loss);
@@ -147,80 +165,60 @@ async fn under(
                     // Somebody else may have it already: then the grace is all that is left.
                     let end = (Moment::now() + grace).min(guard.deadline() - KILL);
                     ending.ask();
-                    guardian.tell(Order::Until(end + (KILL - GUARDIAN))).await;
+                    guards.until(end + (KILL - GUARDIAN));
                     say(is_json, "lost", &text, json!({}));
-                    break stopped(&mut child, &family, end).await;
+                    break stopped(&mut guards, &ending.family, end).await;
                 }
                 say(is_json, "lost", &text, json!({}));
             }
             Ok(()) = deadlines.changed(), if kills && lost.is_none() => {
                 let (_, deadline) = *deadlines.borrow_and_update();
-                guardian.tell(Order::Until(deadline - GUARDIAN)).await;
+                guards.until(deadline - GUARDIAN);
             }
             event = signals.next() => match event {
                 Event::Asked(signal) => ending.pass_on(signal),
-                Event::ChildChanged => child_changed(&family, group),
+                Event::ChildChanged => guards.look_at_children(),
+                Event::TerminalWanted => terminal.take_back(),
             },
-            () = guardian.gone(), if !guardian.is_gone => {
-                ending.ask();
-                say(is_json, "guardian", "the guardian is gone: the command would outlive redlock; stopping it", json!({}));
-                break stopped(&mut child, &family, Moment::now() + grace).await;
-            }
         }
     };
     drop(terminal);
+    ending.family.has_ended = true;
     // From a terminal the signal comes to the command alone.
-    ending.takes_all |= status.as_ref().is_ok_and(|status| was_ended(*status));
-    let is_left = !leave_nothing(&ending, is_json).await;
+    ending.takes_all |= status.is_none_or(was_ended);
+    let is_left = !leave_nothing(&ending, guards, is_json).await;
     (outcome(guard, lost.filter(|_| kills), status, kills, is_left), is_left)
 }
 
 /// How it was, of a command that is lost only where that ends it.
-fn outcome(
-    guard: &Guard,
-    lost: Option<Loss>,
-    status: std::io::Result<ExitStatus>,
-    kills: bool,
-    is_left: bool,
-) -> Outcome {
-    match (lost, status) {
-        (Some(loss), _) if is_left => Outcome::Lost(format!("the lock was lost: {loss}")),
-        (Some(loss), _) => Outcome::Lost(format!("the lock was lost and the command stopped: {loss}")),
-        (None, Ok(status)) => match guard.check() {
-            Err(error) if kills => Outcome::Lost(error.to_string()),
-            _ => Outcome::Ended(code(status)),
-        },
-        (None, Err(error)) => Outcome::Failed(format!("waiting for the command: {error}")),
+fn outcome(guard: &Guard, lost: Option<Loss>, status: Option<ExitStatus>, kills: bool, is_left: bool) -> Outcome {
+    if let Some(loss) = lost {
+        let what = if is_left { "" } else { " and the command stopped" };
+        return Outcome::Lost(format!("the lock was lost{what}: {loss}"));
+    }
+    match (guard.check(), status) {
+        (Err(error), _) if kills => Outcome::Lost(error.to_string()),
+        (_, Some(status)) => Outcome::Ended(code(status)),
+        (_, None) => Outcome::Failed("how the command ended is unknown".into()),
     }
 }
 
-/// The end of a command that was told to end: all that came of it has until then.
-async fn stopped(child: &mut Child, family: &Family, end: Moment) -> std::io::Result<ExitStatus> {
-    let status = tokio::time::timeout(end.left(), child.wait()).await;
-    if status.is_ok() {
-        until_not(|| family.is_left(), end).await;
-    }
-    // The command of another user stays, whatever it is sent.
-    kill(|| family.is_left(), || family.signal_all(Signal::KILL)).await;
-    match status {
-        Ok(status) => status,
-        Err(_) => match tokio::time::timeout(KILLED_WITHIN, child.wait()).await {
-            Ok(status) => status,
-            Err(_) => Err(std::io::Error::other("it cannot be killed")),
-        },
-    }
-}
-
-/// Until nothing was found twice, whatever the clock says: a process that is just becoming another program shows no mark.
-async fn kill(is_left: impl Fn() -> bool, kill: impl Fn()) {
-    let (end, mut seen_gone) = (Moment::now() + KILLED_WITHIN, 0);
-    while seen_gone < 2 && !(end.has_passed() && seen_gone == 0) {
-        seen_gone = if is_left() { 0 } else { seen_gone + 1 };
-        if seen_gone == 0 {
-            kill();
+/// The end of a command that was told to end: all that came of it has until then. None where nobody can tell it.
+async fn stopped(guards: &mut Guards, family: &Family, end: Moment) -> Option<ExitStatus> {
+    let mut status = None;
+    tokio::select! {
+        ended = guards.ended() => {
+            status = ended;
+            until_not(|| family.is_left(), end).await;
         }
-        tokio::time::sleep(LOOK_AGAIN / 2).await;
+        // A guardian that is stopped tells nothing.
+        () = until_not(|| family.is_left(), end) => {}
     }
+    if status.is_none() {
+        family.signal_all(Signal::KILL);
+        status = tokio::time::timeout(KILLED_WITHIN, guards.ended()).await.ok().flatten();
+    }
+    status
 }
 
 /// Until it is so no longer, or then. Nobody tells of the end of somebody else's child.
@@ -240,31 +238,40 @@ fn was_ended(status: ExitStatus) -> bool {
     status.signal().is_some() || matches!(status.code(), Some(129 | 130 | 131 | 143))
 }
 
-/// The command, in a process group of its own, whose number is its own.
-fn spawn(guard: &Guard, mark: &Mark, command: &[OsString], is_json: bool) -> std::io::Result<(Child, Pid)> {
+/// The command, and what it finds in its environment.
+fn start(guard: &Guard, command: &[OsString]) -> Start {
     let deadline = humantime::format_rfc3339_millis(SystemTime::now() + guard.deadline().left()).to_string();
-    let child = tokio::process::Command::new(this_program()?)
-        .arg0("redlock")
-        .args(is_json.then_some("--json"))
-        .arg("__exec")
-        .arg(getpid().as_raw_nonzero().to_string())
-        .args(command)
-        .env(mark.variable(), "1")
-        .env("REDLOCK_NAME", guard.name())
-        .env("REDLOCK_TOKEN", guard.token())
-        .env("REDLOCK_FENCING_TOKEN", guard.fencing_token().to_string())
-        .env("REDLOCK_DEADLINE", deadline)
-        .process_group(0)
-        .spawn()?;
-    let group = child.id().and_then(|id| Pid::from_raw(id as i32));
-    Ok((child, group.ok_or_else(|| std::io::Error::other("it ended at once"))?))
+    let environment = [
+        ("REDLOCK_NAME", guard.name().to_owned()),
+        ("REDLOCK_TOKEN", guard.token().to_owned()),
+        ("REDLOCK_FENCING_TOKEN", guard.fencing_token().to_string()),
+        ("REDLOCK_DEADLINE", deadline),
+    ];
+    let environment = environment.map(|(name, value)| (name.to_owned(), value));
+    let blocked = SigSet::thread_get_mask().unwrap_or_else(|_| SigSet::empty());
+    let blocked = blocked.iter().map(|signal| signal as i32).collect();
+    Start { command: command.to_vec(), environment: environment.into(), blocked }
 }
 
-/// `__exec`: becomes the command, and dies with the process that is to hold its lock.
-pub(crate) fn become_command(parent: i32, command: &[OsString], is_json: bool) -> ExitCode {
+/// `__exec`: becomes the command, and dies with the guardian that has started it.
+pub(crate) fn become_command(
+    parent: i32,
+    cgroup: Option<PathBuf>,
+    blocked: &[i32],
+    command: &[OsString],
+    is_json: bool,
+) -> ExitCode {
     let dies_with_parent = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     // It may have died before.
     if dies_with_parent.is_err() || getppid() != Pid::from_raw(parent) {
+        return ExitCode::from(70);
+    }
+    if let Some(cgroup) = cgroup {
+        Cgroup::at(cgroup).enter();
+    }
+    let blocked: SigSet =
+        blocked.iter().filter_map(|signal| nix::sys::signal::Signal::try_from(*signal).ok()).collect();
+    if blocked.thread_set_mask().is_err() {
         return ExitCode::from(70);
     }
     let error = std::process::Command::new(&command[0]).args(&command[1..]).exec();
@@ -273,21 +280,9 @@ pub(crate) fn become_command(parent: i32, command: &[OsString], is_json: bool) -
     ExitCode::from(code)
 }
 
-/// A command that is stopped from its terminal would keep the lock for ever, and an adopted orphan its number.
-fn child_changed(family: &Family, group: Pid) {
-    family.bury_orphans();
-    let stopped = rustix::process::waitid(WaitId::Pid(group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
-    let Ok(Some(status)) = stopped else { return };
-    // For want of a terminal it would only be stopped again.
-    let waits_for_terminal = [Signal::TTIN, Signal::TTOU].map(|signal| Some(signal.as_raw()));
-    if !waits_for_terminal.contains(&status.stopping_signal()) {
-        family.signal_group(Signal::CONT);
-    }
-}
-
 /// How a command comes to its end.
-struct Ending<'a> {
-    family: &'a Family,
+struct Ending {
+    family: Family,
     /// What it is asked to stop with.
     stop: Signal,
     /// Also what has left the group: a command that ends by itself may leave a daemon behind, one that was told to end, nothing.
@@ -296,7 +291,7 @@ struct Ending<'a> {
     is_asked: bool,
 }
 
-impl Ending<'_> {
+impl Ending {
     fn ask(&mut self) {
         self.takes_all = true;
         if !std::mem::replace(&mut self.is_asked, true) {
@@ -317,8 +312,8 @@ impl Ending<'_> {
 }
 
 /// What the command has started would go on without the lock: all of it, or what is in its group. Whether nothing is left.
-async fn leave_nothing(ending: &Ending<'_>, is_json: bool) -> bool {
-    let (family, all) = (ending.family, ending.takes_all);
+async fn leave_nothing(ending: &Ending, guards: Guards, is_json: bool) -> bool {
+    let (family, all) = (&ending.family, ending.takes_all);
     let is_left = || if all { family.is_left() } else { family.has_group() };
     let signal = |signal| if all { family.signal_all(signal) } else { family.signal_group(signal) };
     // What was killed a moment ago may not have left yet.
@@ -329,13 +324,28 @@ async fn leave_nothing(ending: &Ending<'_>, is_json: bool) -> bool {
         }
         say(is_json, "left_behind", "the command has left processes behind, which are stopped with it", json!({}));
         until_not(is_left, Moment::now() + LEFT_BEHIND).await;
-        kill(is_left, || signal(Signal::KILL)).await;
     }
-    let is_gone = !is_left();
-    if is_gone && !all && family.is_left() {
+    if all {
+        return guards.clear(family).await;
+    }
+    let end = Moment::now() + KILLED_WITHIN;
+    until_not(
+        || {
+            family.has_group() && {
+                family.signal_group(Signal::KILL);
+                true
+            }
+        },
+        end,
+    )
+    .await;
+    if family.has_group() {
+        return false;
+    }
+    if !guards.done().await {
         say(is_json, "left_running", "processes of the command go on without the lock", json!({}));
     }
-    is_gone
+    true
 }
 
 /// Tells who holds the lock while it is waited for. Never ends.
@@ -359,64 +369,6 @@ async fn tell_who_holds(client: &Client, name: &str, wait: Duration, is_json: bo
         said = Some(holder);
     }
     std::future::pending().await
-}
-
-/// This program, also when its file was replaced meanwhile.
-fn this_program() -> std::io::Result<std::path::PathBuf> {
-    let running = std::path::Path::new("/proc/self/exe");
-    if running.exists() { Ok(running.into()) } else { std::env::current_exe() }
-}
-
-/// The process that stands by.
-struct Guardian {
-    child: Child,
-    orders: Option<ChildStdin>,
-    is_gone: bool,
-    process: Option<Process>,
-    /// Where all children of this process but the guardian are the command's.
-    tree: Option<Tree>,
-}
-
-impl Guardian {
-    fn start(adopts: bool) -> std::io::Result<Self> {
-        let mut child = tokio::process::Command::new(this_program()?)
-            .arg0("redlock")
-            .arg("__guard")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            // An interrupt at the terminal is not for it.
-            .process_group(0)
-            .spawn()?;
-        let orders = child.stdin.take().ok_or_else(|| std::io::Error::other("it has no standard input"))?;
-        let pid = child.id().and_then(|id| Pid::from_raw(id as i32));
-        let tree = pid.filter(|_| adopts).map(|guardian| Tree { runner: getpid(), guardian });
-        Ok(Self { child, orders: Some(orders), is_gone: false, process: pid.and_then(Process::look), tree })
-    }
-
-    async fn tell(&mut self, order: Order) {
-        // It may be gone, which `gone` tells.
-        if let Some(orders) = &mut self.orders {
-            let _ = orders.write_all(order.to_string().as_bytes()).await;
-        }
-    }
-
-    /// How it will know what comes of the command.
-    async fn expect(&mut self, mark: &Mark) {
-        self.tell(Order::Mark(mark.clone())).await;
-        if let Some(tree) = self.tree {
-            self.tell(Order::Runner(tree.runner)).await;
-        }
-    }
-
-    /// It takes the end of its orders for ours.
-    fn abandon(&mut self) {
-        self.orders = None;
-    }
-
-    async fn gone(&mut self) {
-        let _ = self.child.wait().await;
-        self.is_gone = true;
-    }
 }
 
 #[cfg(test)]

@@ -22,12 +22,15 @@ pub(crate) enum Event {
     Asked(Signal),
     /// By the system.
     ChildChanged,
+    /// By the system: somebody in our process group has no right to the terminal.
+    TerminalWanted,
 }
 
 /// Signals that this process is sent.
 pub(crate) struct Signals {
     forwarded: Vec<(tokio::signal::unix::Signal, Signal)>,
     child: tokio::signal::unix::Signal,
+    terminal: Vec<tokio::signal::unix::Signal>,
 }
 
 impl Signals {
@@ -35,17 +38,31 @@ impl Signals {
         let ignored = ignored();
         let heard = FORWARDED.into_iter().filter(|(_, passed_on)| ignored >> (passed_on.as_raw() - 1) & 1 == 0);
         let forwarded = heard.map(|(kind, passed_on)| Ok((signal(kind)?, passed_on)));
-        Ok(Self { forwarded: forwarded.collect::<std::io::Result<_>>()?, child: signal(SignalKind::child())? })
+        let terminal = [Signal::TTIN, Signal::TTOU].map(|kind| signal(SignalKind::from_raw(kind.as_raw())));
+        Ok(Self {
+            forwarded: forwarded.collect::<std::io::Result<_>>()?,
+            child: signal(SignalKind::child())?,
+            terminal: terminal.into_iter().collect::<std::io::Result<_>>()?,
+        })
     }
 
     pub(crate) async fn next(&mut self) -> Event {
         poll_fn(|context| {
             let asked =
                 self.forwarded.iter_mut().find_map(|(s, signal)| s.poll_recv(context).is_ready().then_some(*signal));
-            match asked {
-                Some(signal) => Poll::Ready(Event::Asked(signal)),
-                None => self.child.poll_recv(context).map(|_| Event::ChildChanged),
+            if let Some(signal) = asked {
+                return Poll::Ready(Event::Asked(signal));
             }
+            // Each is polled, so that each wakes this up.
+            let wanted = self
+                .terminal
+                .iter_mut()
+                .filter_map(|signal| signal.poll_recv(context).is_ready().then_some(()))
+                .count();
+            if wanted > 0 {
+                return Poll::Ready(Event::TerminalWanted);
+            }
+            self.child.poll_recv(context).map(|_| Event::ChildChanged)
         })
         .await
     }

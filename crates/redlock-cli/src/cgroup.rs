@@ -1,0 +1,93 @@
+//! A cgroup (version 2) of the command's own, where one may be made: the kernel kills all of it at once, also what runs as
+//! another user, and whoever was being started at that moment.
+//!
+//! A service manager owns the tree. A subtree is ours to divide where the manager says so (`Delegate=yes`, which systemd
+//! marks by the attribute `user.delegate`) or where an ordinary user owns it.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::getxattr;
+use rustix::process::{geteuid, getpid};
+
+#[derive(Debug, Clone)]
+pub(crate) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// None where none may be made, or the kernel (before 5.14) cannot kill one.
+    pub(crate) fn create() -> Option<Self> {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let parent = own(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"))?;
+        if !is_delegated(&parent) || !parent.join("cgroup.kill").exists() {
+            return None;
+        }
+        let cgroup = Self(parent.join(format!("redlock-{}", getpid().as_raw_pid())));
+        std::fs::create_dir(&cgroup.0).ok().map(|()| cgroup)
+    }
+
+    pub(crate) fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Brings this process in, and what it will start.
+    pub(crate) fn enter(&self) {
+        // Outside it is found as everywhere else.
+        let _ = std::fs::write(self.0.join("cgroup.procs"), "0");
+    }
+
+    pub(crate) fn kill(&self) {
+        let _ = std::fs::write(self.0.join("cgroup.kill"), "1");
+    }
+
+    pub(crate) fn is_populated(&self) -> bool {
+        let events = std::fs::read_to_string(self.0.join("cgroup.events")).unwrap_or_default();
+        events.lines().any(|line| line == "populated 1")
+    }
+
+    /// A daemon that goes on keeps it.
+    pub(crate) fn remove(&self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// The directory of this process's cgroup. Where the mount shows only a part of the tree, its root is the mount's.
+fn own(mounts: &str, cgroups: &str) -> Option<PathBuf> {
+    let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    mounts.lines().find_map(|line| {
+        let (mount, source) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        let below = Path::new(path).strip_prefix(root).ok()?;
+        source.starts_with("cgroup2 ").then(|| Path::new(point).join(below))
+    })
+}
+
+fn is_delegated(path: &Path) -> bool {
+    let user = geteuid();
+    let is_owner = std::fs::metadata(path).is_ok_and(|of| of.uid() == user.as_raw());
+    let mut value = [0; 1];
+    let is_marked = getxattr(path, "user.delegate", &mut value).is_ok_and(|length| value[..length] == *b"1");
+    is_marked || is_owner && !user.is_root()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_cgroup_is_found_below_its_mount() {
+        let mounts = "24 1 0:22 / /proc rw - proc proc rw\n\
+                      35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let cgroups = "1:name=systemd:/x\n0::/user.slice/a.scope\n";
+        assert_eq!(own(mounts, cgroups), Some("/sys/fs/cgroup/user.slice/a.scope".into()));
+        let part = mounts.replace("0:30 / ", "0:30 /user.slice ");
+        assert_eq!(own(&part, cgroups), Some("/sys/fs/cgroup/a.scope".into()));
+        assert_eq!(own(&part, "0::/other\n"), None);
+        assert_eq!(own("", cgroups), None);
+        assert_eq!(own(mounts, "1:cpu:/\n"), None);
+    }
+}

@@ -1,0 +1,269 @@
+//! The two guardians of a command, as its runner has them.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use redlock_client::clock::Moment;
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait, waitpid};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cgroup::Cgroup;
+use crate::family::Family;
+use crate::guardian::{self, MAX_FDS};
+use crate::orders::{Order, Report, Start};
+use crate::processes::Process;
+
+/// For a guardian to be there, and for it to start the command.
+const STARTED_WITHIN: Duration = Duration::from_secs(10);
+/// What may be killed is gone by then, and who is told to go has gone.
+const GONE_WITHIN: Duration = Duration::from_secs(1);
+/// A guardian that does not end by then is stopped.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Between two looks at processes.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// What there is to tell while the command runs.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    Ended(ExitStatus),
+    WantsTerminal,
+    /// A guardian was killed, is stopped, or reads nothing.
+    GuardianGone,
+}
+
+/// To one guardian and from it.
+#[derive(Debug)]
+struct Line {
+    orders: OwnedWriteHalf,
+    reports: Lines<BufReader<OwnedReadHalf>>,
+}
+
+impl Line {
+    fn new(socket: UnixStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        let (reports, orders) = tokio::net::UnixStream::from_std(socket)?.into_split();
+        Ok(Self { orders, reports: BufReader::new(reports).lines() })
+    }
+
+    /// Never waits. Whether there was room for it.
+    fn tell(&self, order: &Order) -> bool {
+        let text = order.to_string();
+        self.orders.try_write(text.as_bytes()).is_ok_and(|written| written == text.len())
+    }
+
+    /// None at the end.
+    async fn report(&mut self) -> Option<Report> {
+        loop {
+            match self.reports.next_line().await {
+                Ok(Some(line)) => match line.parse() {
+                    Ok(report) => return Some(report),
+                    Err(()) => {}
+                },
+                Ok(None) | Err(_) => return None,
+            }
+        }
+    }
+}
+
+/// The two guardians of a command.
+#[derive(Debug)]
+pub(crate) struct Guards {
+    outer: Line,
+    inner: Line,
+    below: Below,
+}
+
+impl Guards {
+    /// Starts both, and waits until they are there.
+    pub(crate) async fn start(cgroup: Option<&Cgroup>, is_json: bool) -> io::Result<Self> {
+        let adopts = adopt_orphans();
+        let child_changed = signal(SignalKind::child())?;
+        let (outer, outer_end) = UnixStream::pair()?;
+        let (inner, inner_end) = UnixStream::pair()?;
+        let child = guardian::command(OwnedFd::from(outer_end), cgroup, is_json)?.spawn()?;
+        send(&outer, &[inner_end.as_fd()])?;
+        drop(inner_end);
+        let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+        send(&inner, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
+        let (mut outer, mut inner) = (Line::new(outer)?, Line::new(inner)?);
+        let both_are_there = async {
+            let Some(Report::Inner(pid)) = outer.report().await else { return None };
+            (inner.report().await? == Report::Ready).then_some(Pid::from_raw(pid)?)
+        };
+        let there = tokio::time::timeout(STARTED_WITHIN, both_are_there).await.map_err(io::Error::other)?;
+        let gone = || io::Error::other("it ended at once");
+        let look = |pid| Process::look(pid).ok_or_else(gone);
+        let processes = [look(Pid::from_child(&child))?, look(there.ok_or_else(gone)?)?];
+        let below = Below { adopts, processes, child_changed, outer_ended: None, is_broken: false };
+        Ok(Self { outer, inner, below })
+    }
+
+    /// What comes of the command that these guard, and whose number is that of its process group.
+    pub(crate) fn family(&self, group: Pid, cgroup: Option<Cgroup>) -> Family {
+        let guardians = self.below.processes.to_vec();
+        let roots = if self.below.adopts { Vec::new() } else { guardians.clone() };
+        Family { group: Some(group), has_ended: false, cgroup, roots, guardians }
+    }
+
+    /// The command has to be gone by then.
+    pub(crate) fn until(&mut self, moment: Moment) {
+        let order = Order::Until(moment);
+        self.below.is_broken |= [&self.outer, &self.inner].map(|line| line.tell(&order)).contains(&false);
+    }
+
+    /// Has the command started. Its number is that of its process group.
+    pub(crate) async fn run(&mut self, start: Start) -> io::Result<Pid> {
+        self.look_at_children();
+        if self.below.is_broken {
+            return Err(io::Error::other("a guardian was killed or stopped"));
+        }
+        let order = Order::Start(start).to_string();
+        let started = async {
+            self.inner.orders.write_all(order.as_bytes()).await?;
+            match self.inner.report().await {
+                Some(Report::Started(pid)) => Ok(Pid::from_raw(pid)),
+                Some(Report::NotStarted(why)) => Err(io::Error::other(why)),
+                _ => Ok(None),
+            }
+        };
+        let started = tokio::time::timeout(STARTED_WITHIN, started).await.map_err(io::Error::other)?;
+        started?.ok_or_else(|| io::Error::other("the guardian is gone"))
+    }
+
+    /// Waits for news. A guardian that is gone is told again and again.
+    pub(crate) async fn news(&mut self) -> News {
+        while !self.below.is_broken {
+            tokio::select! {
+                biased;
+                report = self.inner.report() => match report {
+                    Some(Report::Ended(status)) => return News::Ended(ExitStatus::from_raw(status)),
+                    Some(Report::WantsTerminal) => return News::WantsTerminal,
+                    Some(_) => {}
+                    None => self.below.is_broken = true,
+                },
+                report = self.outer.report() => {
+                    self.below.is_broken |= matches!(report, Some(Report::Gone) | None);
+                }
+            }
+        }
+        News::GuardianGone
+    }
+
+    /// Waits for the end of the command. None when its guardian was killed: the kernel has killed the command then.
+    pub(crate) async fn ended(&mut self) -> Option<ExitStatus> {
+        loop {
+            if let Report::Ended(status) = self.inner.report().await? {
+                return Some(ExitStatus::from_raw(status));
+            }
+        }
+    }
+
+    pub(crate) fn look_at_children(&mut self) {
+        self.below.look();
+    }
+
+    /// Sends them away, though something may be left. Whether nothing is.
+    pub(crate) async fn done(self) -> bool {
+        let Self { outer, inner, mut below } = self;
+        for line in [&outer, &inner] {
+            line.tell(&Order::Done);
+        }
+        let end = Moment::now() + GONE_WITHIN;
+        while below.processes.iter().any(Process::is_still_there) {
+            if end.has_passed() {
+                below.processes.iter().for_each(|guardian| guardian.signal(Signal::KILL));
+                break;
+            }
+            below.changed().await;
+        }
+        below.is_childless()
+    }
+
+    /// Kills all that is left. The guardians do the same, as they have lost their runner, and go. Whether nothing is left.
+    pub(crate) async fn clear(self, family: &Family) -> bool {
+        let Self { outer, inner, mut below } = self;
+        drop((outer, inner));
+        let begin = Moment::now();
+        loop {
+            family.signal_all(Signal::KILL);
+            if below.is_childless() {
+                return true;
+            }
+            let is_late = (begin + GONE_WITHIN).has_passed();
+            // One that is stopped never goes. What it leaves behind is found only by who adopts it.
+            if is_late || below.adopts && (begin + PATIENCE).has_passed() {
+                below.processes.iter().for_each(|guardian| guardian.signal(Signal::KILL));
+            }
+            if is_late {
+                return false;
+            }
+            below.changed().await;
+        }
+    }
+}
+
+/// The processes below this one.
+#[derive(Debug)]
+struct Below {
+    /// All children of this process but the outer guardian are the command's.
+    adopts: bool,
+    /// The outer guardian, and the inner one.
+    processes: [Process; 2],
+    child_changed: tokio::signal::unix::Signal,
+    outer_ended: Option<WaitStatus>,
+    is_broken: bool,
+}
+
+/// Makes this process the parent of all orphans that come of it. False where these could not be told from the children that
+/// it had before: a shell with jobs may have become `redlock run`.
+fn adopt_orphans() -> bool {
+    let has_none = matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD));
+    has_none && set_child_subreaper(Some(getpid())).is_ok()
+}
+
+impl Below {
+    /// Until a child has changed, or a moment has passed.
+    async fn changed(&mut self) {
+        let _ = tokio::time::timeout(LOOK_AGAIN, self.child_changed.recv()).await;
+        self.look();
+    }
+
+    /// Takes away what has ended, and sees whether the outer guardian is there and runs. The outer one looks after the inner.
+    fn look(&mut self) {
+        let outer = self.processes[0].pid;
+        let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
+        let next = || if self.adopts { wait(options) } else { waitpid(Some(outer), options) };
+        while let Ok(Some((pid, status))) = next() {
+            if pid == outer {
+                self.is_broken = true;
+                self.outer_ended = Some(status).filter(|status| !status.stopped());
+            }
+        }
+    }
+
+    /// Nothing is left below this process, by the kernel's word, or nothing was below the outer guardian when it ended.
+    fn is_childless(&mut self) -> bool {
+        self.look();
+        match self.adopts {
+            true => matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD)),
+            false => self.outer_ended.is_some_and(|status| status.exit_status() == Some(0)),
+        }
+    }
+}
+
+fn send(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(fds));
+    sendmsg(socket, &[IoSlice::new(b"\n")], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
