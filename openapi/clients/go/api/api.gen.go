@@ -128,6 +128,7 @@ func (e NodeHealthEngine) Valid() bool {
 // Defines values for NodeHealthState.
 const (
 	NodeHealthStateAdmitted    NodeHealthState = "admitted"
+	NodeHealthStateCatchingUp  NodeHealthState = "catching_up"
 	NodeHealthStateConnecting  NodeHealthState = "connecting"
 	NodeHealthStateQuarantined NodeHealthState = "quarantined"
 	NodeHealthStateRefused     NodeHealthState = "refused"
@@ -137,6 +138,8 @@ const (
 func (e NodeHealthState) Valid() bool {
 	switch e {
 	case NodeHealthStateAdmitted:
+		return true
+	case NodeHealthStateCatchingUp:
 		return true
 	case NodeHealthStateConnecting:
 		return true
@@ -403,7 +406,8 @@ type NodeHealth struct {
 	// Since Since when, by this gateway's wall clock, RFC 3339.
 	Since time.Time `json:"since"`
 
-	// State `admitted` (it votes), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
+	// State `admitted` (it votes), `catching_up` (it votes, and locks that were granted while it was away are being set on it: restart
+	// no other node yet), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
 	// connection; being retried) or `refused` (unfit until somebody mends it).
 	State NodeHealthState `json:"state"`
 
@@ -414,7 +418,8 @@ type NodeHealth struct {
 // NodeHealthEngine What runs the rules of locks on it: `native` (the module is loaded there; faster) or `lua` (a script).
 type NodeHealthEngine string
 
-// NodeHealthState `admitted` (it votes), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
+// NodeHealthState `admitted` (it votes), `catching_up` (it votes, and locks that were granted while it was away are being set on it: restart
+// no other node yet), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
 // connection; being retried) or `refused` (unfit until somebody mends it).
 type NodeHealthState string
 

@@ -433,11 +433,12 @@ export interface components {
              */
             since: string;
             /**
-             * @description `admitted` (it votes), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
+             * @description `admitted` (it votes), `catching_up` (it votes, and locks that were granted while it was away are being set on it: restart
+             *     no other node yet), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
              *     connection; being retried) or `refused` (unfit until somebody mends it).
              * @enum {string}
              */
-            state: "admitted" | "quarantined" | "connecting" | "refused";
+            state: "admitted" | "catching_up" | "quarantined" | "connecting" | "refused";
             /**
              * Format: date-time
              * @description When a quarantine ends, RFC 3339.

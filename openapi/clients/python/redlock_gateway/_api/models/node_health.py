@@ -30,8 +30,9 @@ class NodeHealth:
         node (str): `host:port`.
         restarts (int): Restarts of the node that this gateway has seen.
         since (datetime.datetime): Since when, by this gateway's wall clock, RFC 3339.
-        state (NodeHealthState): `admitted` (it votes), `quarantined` (it waits until no lock that it may have forgotten
-            can live), `connecting` (no
+        state (NodeHealthState): `admitted` (it votes), `catching_up` (it votes, and locks that were granted while it
+            was away are being set on it: restart
+            no other node yet), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
             connection; being retried) or `refused` (unfit until somebody mends it).
         advice (str | Unset): What an operator can do.
         detail (str | Unset): Why, for people.

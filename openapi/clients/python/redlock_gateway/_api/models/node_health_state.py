@@ -4,6 +4,7 @@ from enum import Enum
 
 class NodeHealthState(str, Enum):
     ADMITTED = "admitted"
+    CATCHING_UP = "catching_up"
     CONNECTING = "connecting"
     QUARANTINED = "quarantined"
     REFUSED = "refused"
