@@ -183,7 +183,7 @@ fn announce(config: &Config, running: &Running) {
             say!(
                 "  A master that is new, or may have forgotten locks in a restart, votes after {wait}. One that syncs"
             );
-            say!("  every write (appendonly yes, appendfsync always) votes at once after a restart.");
+            say!("  every write (appendonly yes, appendfsync always) votes 3 s after a restart.");
             if !settings.bootstrap {
                 say!("  (A brand-new cluster need not wait, if its first gateway is started with --bootstrap.)");
             }

@@ -154,9 +154,9 @@ impl Gateway {
         }
     }
 
-    /// How far its clock may be from true time, in microseconds: half of its S.
+    /// How far its clock may be from true time, in microseconds.
     pub fn clock_limit(&self) -> u64 {
-        self.plan.skew.as_micros() as u64 / 2
+        self.plan.clock_limit()
     }
 
     /// How many wait at it; `None` when it is down.

@@ -209,7 +209,7 @@ impl Plan {
     /// The storm of a seed in which the last gateway has a clock skew of its own.
     pub fn skews(seed: u64) -> Self {
         let storm = Self::storm(seed);
-        Self { odd_skew: Some(storm.skew * 12), ..storm }
+        Self { odd_skew: Some(storm.skew * 24), ..storm }
     }
 
     /// Moves of names to processes that have read the old ones' files. Nothing else goes wrong, but for one connection each.
@@ -226,6 +226,13 @@ impl Plan {
             faults: Faults::default(),
             ..storm
         }
+    }
+
+    /// How far a gateway's clock may be from true time, in microseconds: half of S. The odd one may take all of its own, for
+    /// the others are nearly right.
+    pub fn clock_limit(&self) -> u64 {
+        let skew = self.skew.as_micros() as u64;
+        if self.odd_skew == Some(self.skew) { skew } else { skew / 2 }
     }
 
     /// What a gateway is configured with.

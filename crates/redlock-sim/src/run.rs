@@ -178,7 +178,7 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
     let gateways = (0..plan.gateways)
         .map(|index| {
             let (plan, masters) = reconfigure::configuration(&plan.of_gateway(index), index, &masters);
-            let offset = chance.around(plan.skew.as_micros() as u64 / 2);
+            let offset = chance.around(plan.clock_limit());
             let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
             Gateway::new(index, clock, plan, masters, network.clone(), recorder.clone())
         })

@@ -164,7 +164,7 @@ pub enum Remedy {
     Wait,
     /// The same, and an operator may say that the cluster is brand-new.
     WaitOrBootstrap,
-    /// The same, and with durable settings the next restart needs no quarantine.
+    /// The same, and with durable settings the next restart takes seconds.
     WaitThenMakeDurable,
     /// The same, and evictions have to end.
     WaitWithoutEvictions,
@@ -230,7 +230,7 @@ impl fmt::Display for Remedy {
                  told so)"
             }
             Self::WaitThenMakeDurable => {
-                "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart needs none"
+                "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart takes 3 s"
             }
             Self::WaitWithoutEvictions => "wait; keep maxmemory-policy at noeviction",
             Self::WaitWithSteadyClock => {

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::clock::{Clock, Entropy, OsEntropy};
-use crate::node::admission::ClusterConfig;
+use crate::node::admission::{ClusterConfig, Durability};
 use crate::node::{Keys, NoObserver, Record, Reply, Voter};
 use crate::types::{Info, LockName, LockToken, Ttl};
 
@@ -117,10 +117,14 @@ impl Bench {
 
     /// Votes from now on.
     fn admitted(bootstrap: bool) -> Self {
+        Self::admitted_as(Facts::volatile_master(), bootstrap)
+    }
+
+    fn admitted_as(facts: Facts, bootstrap: bool) -> Self {
         let mut bench = Self::new(bootstrap);
         bench.connect();
-        let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&Facts::volatile_master(), 7);
-        let loads = bench.sees(Some(&marker));
+        let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&facts, 7);
+        let loads = bench.on(Event::Looked(Ok(Look { facts, marker: Some(marker.clone()) })));
         bench.marker = marker;
         assert!(matches!(loads.as_slice(), [Action::Load { .. }]), "{loads:?}");
         assert_eq!(bench.on(Event::Loaded(Ok(Engine::Lua))), [Action::Call], "which tells how far the node is");
@@ -301,6 +305,51 @@ fn a_process_votes_no_longer_when_its_name_leads_to_another() {
     let moved = Event::Followed(Ok(Look { facts: other, marker: None, is_caught_up: false }));
     assert_eq!(bench.on(moved), [Action::Disconnect]);
     assert_eq!(bench.state(), NodeState::Connecting);
+}
+
+fn durable_master() -> Facts {
+    Facts { durability: Durability::Durable, ..Facts::volatile_master() }
+}
+
+/// What is done with a durable process that has the former one's file, when the session with the former one has ended.
+fn with_the_file_of_the_former(bench: &mut Bench, uptime_seconds: u64) -> Vec<Action> {
+    let facts = Facts { run_id: "b".repeat(40), uptime_seconds, ..durable_master() };
+    bench.connect();
+    let marker = Some(bench.marker.clone());
+    bench.on(Event::Looked(Ok(Look { facts, marker })))
+}
+
+#[track_caller]
+fn assert_contested(actions: &[Action]) {
+    let contested = |to: &str| to.contains(":contested.");
+    assert!(matches!(actions, [Action::SwapMarker(MarkerSwap { to, .. })] if contested(to)), "{actions:?}");
+}
+
+#[test]
+fn a_process_whose_former_one_still_answers_is_contested() {
+    let mut bench = Bench::admitted_as(durable_master(), false);
+    let other = Facts { run_id: "b".repeat(40), ..durable_master() };
+    let moved = Event::Followed(Ok(Look { facts: other, marker: None }));
+    assert_eq!(bench.on(moved), [Action::Disconnect]);
+    assert_contested(&with_the_file_of_the_former(&mut bench, 0));
+}
+
+#[test]
+fn a_process_that_ran_before_its_former_one_fell_silent_is_contested() {
+    // The former one fell silent 10 s ago. 11 s are told of one that has run for a little more than 10 s at least.
+    for (uptime_seconds, is_contested) in [(0, false), (1, false), (10, false), (11, true), (3_600, true)] {
+        let mut bench = Bench::admitted_as(durable_master(), false);
+        bench.now += Duration::from_secs(10);
+        bench.clock.advance(Duration::from_secs(10));
+        assert_eq!(bench.on(Event::Closed("gone".into())), [Action::Disconnect]);
+        let actions = with_the_file_of_the_former(&mut bench, uptime_seconds);
+        if is_contested {
+            assert_contested(&actions);
+        } else {
+            assert_eq!((actions.as_slice(), bench.state()), (&[][..], NodeState::Quarantined), "{uptime_seconds} s");
+            assert!(bench.driver.status().borrow().detail.contains("restarted with its data"));
+        }
+    }
 }
 
 /// Its name may have moved while it waited, and the process that is there now waits no longer than this one.

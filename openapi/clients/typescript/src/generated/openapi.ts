@@ -399,7 +399,7 @@ export interface components {
          *       "since": "2025-11-21T11:39:54.822Z",
          *       "until": "2025-11-21T11:44:56.822Z",
          *       "detail": "it was restarted and may have forgotten locks; a crash can lose locks (appendonly no)",
-         *       "advice": "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart needs none",
+         *       "advice": "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart takes 3 s",
          *       "engine": "lua",
          *       "restarts": 1,
          *       "evicted_keys": 0
