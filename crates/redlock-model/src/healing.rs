@@ -331,7 +331,8 @@ impl Told for Healing {
                 Action::Return(at) => format!("{} votes again", node(at)),
                 Action::CatchUp(at) => {
                     let stores = next.sites[usize::from(at)].node.lock.is_some_and(|lock| lock.is(&HELD));
-                    let result = if stores { "it stores the lock" } else { "no majority of the others stores the lock" };
+                    let result =
+                        if stores { "it stores the lock" } else { "no majority of the others stores the lock" };
                     format!("{} catches up: {result}", node(at))
                 }
                 Action::Poll(at) => format!("B tries in vain, and undoes what {} has granted", node(at)),

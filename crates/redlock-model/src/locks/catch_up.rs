@@ -201,4 +201,3 @@ impl Locks {
         fenced && ends && stale && !self.bounds.fences_end
     }
 }
-
