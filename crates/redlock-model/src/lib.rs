@@ -8,9 +8,9 @@
 //! | --- | --- |
 //! | [`rules`] | the switches |
 //! | [`node`] | one master, held to the code's own by `tests/conformance.rs` |
-//! | [`locks`] | two owners on three nodes: messages in any order, expiry, extensions, heals, losses of data, adoption |
+//! | [`locks`] | two owners on three nodes: messages in any order, expiry, extensions, heals, losses of data, adoption, catching up |
 //! | [`admission`] | two gateways with the code's own admission, and nodes that fail in every way they can |
-//! | [`healing`] | a lock that outlives one fault after the other |
+//! | [`healing`] | a lock that outlives one fault after the other, extended or young |
 //! | [`catalogue`] | which model is run within which bounds |
 //! | [`explore`] | running one, and telling what came of it |
 //!

@@ -39,7 +39,10 @@ type Grant = (Owner, Token, u8);
 enum Event {
     Acquire(Grant),
     Extend(Grant),
-    Heal(Grant),
+    /// And whether the record that is asked for has the mark of an extension.
+    Heal(Grant, bool),
+    /// A record of nobody, with this T, replaces whatever stands there.
+    KeepFree(Token),
     Release(Grant, ReleaseScope),
     Expire,
     /// And of the lock, for the code's node keeps fences for longer.
@@ -49,13 +52,14 @@ enum Event {
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
-    let owner = || prop_oneof![Just(Owner::A), Just(Owner::B), Just(Owner::Nobody)];
+    let owner = || prop_oneof![Just(Owner::A), Just(Owner::B)];
     let token = || prop_oneof![8 => 1..=6u8, 1 => Just(FAR)];
     let grant = || (owner(), token(), 0..2u8);
     let event = prop_oneof![
         6 => grant().prop_map(Event::Acquire),
         4 => grant().prop_map(Event::Extend),
-        3 => grant().prop_map(Event::Heal),
+        3 => (grant(), any::<bool>()).prop_map(|(grant, extended)| Event::Heal(grant, extended)),
+        1 => (1..=6u8).prop_map(Event::KeepFree),
         6 => (grant(), 0..3usize).prop_map(|(grant, scope)| Event::Release(grant, SCOPES[scope])),
         1 => Just(Event::Expire),
         1 => Just(Event::EndFence),
@@ -78,21 +82,24 @@ fn record((owner, token, nonce): Grant, oldest: Token) -> Record {
     let digit = match owner {
         Owner::A => "a",
         Owner::B => "b",
-        Owner::Nobody => "c",
+        Owner::Nobody => "0",
     };
     let text = format!("1.{}.{}{nonce:08x}", micros(token, oldest), digit.repeat(32));
     Record::new(&text.parse::<LockToken>().expect("a token"), &Info::default())
 }
 
+/// An extension marks the record: ';' for ':' after the owner.
+fn marked(grant: Grant, extended: bool, oldest: Token) -> Record {
+    let mut text = record(grant, oldest).as_bytes().to_vec();
+    if extended {
+        text[16 + 1 + 40] = b';';
+    }
+    Record::foreign(text.into())
+}
+
 fn translate(vote: Vote, oldest: Token) -> String {
-    let held = |lock: Lock| {
-        // An extension marks the record: ';' for ':' after the owner.
-        let mut text = record((lock.owner, lock.token, lock.nonce), oldest).as_bytes().to_vec();
-        if lock.extended {
-            text[16 + 1 + 40] = b';';
-        }
-        format!("held by {:?}", Record::foreign(text.into()))
-    };
+    let held =
+        |lock: Lock| format!("held by {:?}", marked((lock.owner, lock.token, lock.nonce), lock.extended, oldest));
     match vote {
         Vote::Granted => "granted".into(),
         Vote::Yours(lock) => format!("of its own, {}", held(lock)),
@@ -149,9 +156,16 @@ fn happens(event: Event, model: &mut Node, code: &Code, oldest: Token) -> Result
             let op = Op::Extend { keys, record: record(grant, oldest), ttl };
             (model.extend(rules, window, asked(grant)), op)
         }
-        Event::Heal(grant) => {
-            let op = Op::Heal { keys, record: record(grant, oldest), ttl, began_micros: NOW };
-            (model.heal(rules, window, asked(grant)), op)
+        Event::Heal(grant, extended) => {
+            let op = Op::Heal { keys, record: marked(grant, extended, oldest), ttl, began_micros: NOW };
+            (model.heal(rules, window, Lock { extended, ..asked(grant) }), op)
+        }
+        Event::KeepFree(token) => {
+            model.lock = Some(Lock::blocker(token, 0));
+            let record = record((Owner::Nobody, token, 0), oldest);
+            let life = Some(Duration::from_millis(TTL_MS));
+            prop_assert!(code.node.set_foreign(&keys.lock, record.as_bytes(), life));
+            return Ok(());
         }
         Event::Release(grant, scope) => {
             let op = Op::Release { keys, record: record(grant, oldest), scope, tell: None };
@@ -201,10 +215,12 @@ proptest! {
 #[test]
 fn both_nodes_give_the_same_answers_in_every_state() {
     let mut events = vec![Event::Expire, Event::EndFence, Event::Wipe, Event::Admit];
+    events.extend([1, 2, 3].map(Event::KeepFree));
     for (owner, nonce) in [(Owner::A, 0), (Owner::A, 1), (Owner::B, 0)] {
         for token in [1, 2, 3, FAR] {
             let grant = (owner, token, nonce);
-            events.extend([Event::Acquire(grant), Event::Extend(grant), Event::Heal(grant)]);
+            events.extend([Event::Acquire(grant), Event::Extend(grant)]);
+            events.extend([false, true].map(|extended| Event::Heal(grant, extended)));
             events.extend(SCOPES.map(|scope| Event::Release(grant, scope)));
         }
     }
