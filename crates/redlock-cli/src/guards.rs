@@ -107,11 +107,11 @@ impl Guards {
         Ok(Self { outer, inner, below })
     }
 
-    /// What comes of the command that these guard, and whose number is that of its process group.
-    pub(crate) fn family(&self, group: Pid, cgroup: Option<Cgroup>) -> Family {
+    /// What comes of the command that these guard.
+    pub(crate) fn family(&self, group: Option<Pid>, cgroup: Option<Cgroup>) -> Family {
         let guardians = self.below.processes.to_vec();
         let roots = if self.below.adopts { Vec::new() } else { guardians.clone() };
-        Family { group: Some(group), has_ended: false, cgroup, roots, guardians }
+        Family { group, has_ended: false, cgroup, roots, guardians }
     }
 
     /// The command has to be gone by then.
@@ -266,4 +266,18 @@ fn send(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     ancillary.push(SendAncillaryMessage::ScmRights(fds));
     sendmsg(socket, &[IoSlice::new(b"\n")], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_guardian_that_reads_nothing_holds_up_nobody() {
+        let (ours, _unread) = UnixStream::pair().unwrap();
+        let line = Line::new(ours).unwrap();
+        let order = Order::Until(Moment::now());
+        let told = (0..1_000_000).take_while(|_| line.tell(&order)).count();
+        assert!(told > 100 && told < 1_000_000, "{told}: the guardian counts as gone");
+    }
 }
