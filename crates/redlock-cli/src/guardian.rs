@@ -28,6 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::cgroup::Cgroup;
 use crate::family::Family;
 use crate::orders::{Order, Report, Start};
+use crate::processes::Process;
 
 /// Timers stand still while the machine sleeps.
 const PIECE: Duration = Duration::from_millis(250);
@@ -117,7 +118,12 @@ impl Guardian {
                 (Post::Outer { inner, has_ended: false }, Report::Inner(inner.as_raw_pid()))
             }
         };
-        let family = Family { cgroup, ..Family::default() };
+        // The inner one kills the same. The outer one may be stopped the moment after it has killed the inner one.
+        let guardians = match post {
+            Post::Outer { inner, .. } => Process::look(inner).into_iter().collect(),
+            Post::Inner { .. } => Vec::new(),
+        };
+        let family = Family { cgroup, guardians, ..Family::default() };
         let (is_childless, until) = (false, None);
         let guardian = Self { socket, text, post, child_changed, is_childless, until, family, is_json };
         guardian.tell(&report);
@@ -211,6 +217,8 @@ impl Guardian {
         match &mut self.post {
             Post::Outer { inner, has_ended } if *inner == pid => {
                 *has_ended |= !status.stopped();
+                // Spared no longer: what is stopped never goes by itself.
+                self.family.guardians.clear();
                 self.tell(&Report::Gone);
             }
             Post::Inner { .. } if self.family.group == Some(pid) => match status.stopping_signal() {

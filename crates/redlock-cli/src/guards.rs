@@ -199,8 +199,9 @@ impl Guards {
                 return true;
             }
             let is_late = (begin + GONE_WITHIN).has_passed();
-            // One that is stopped never goes. What it leaves behind is found only by who adopts it.
-            if is_late || below.adopts && (begin + PATIENCE).has_passed() {
+            // One that is stopped never goes. Until nothing is left each of them may be the only one that lives on.
+            let nobody_needs_them = below.adopts && (begin + PATIENCE).has_passed() && !family.is_left();
+            if is_late || nobody_needs_them {
                 below.processes.iter().for_each(|guardian| guardian.signal(Signal::KILL));
             }
             if is_late {
