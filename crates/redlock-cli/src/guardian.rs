@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use redlock_client::clock::Moment;
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -137,7 +137,7 @@ impl Guardian {
             // Again and again until the runner is gone: what was being started at that moment has its turn too.
             let piece = match self.until {
                 Some(until) if until.has_passed() => {
-                    if self.kill() {
+                    if self.kill() && self.family.is_left() {
                         SHORT
                     } else {
                         PIECE
@@ -273,7 +273,8 @@ impl Guardian {
 
     /// The runner may be stopped: what it does not read is dropped, and it reads the end of the command on its own.
     fn tell(&self, report: &Report) {
-        let _ = self.socket.try_write(report.to_string().as_bytes());
+        let report = report.to_string();
+        let _ = rustix::net::send(&self.socket, report.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 

@@ -57,17 +57,21 @@ impl Line {
     /// Never waits. Whether there was room for it.
     fn tell(&self, order: &Order) -> bool {
         let text = order.to_string();
-        self.orders.try_write(text.as_bytes()).is_ok_and(|written| written == text.len())
+        // Not by the runtime, for which a socket has no room before it has looked.
+        let socket: &tokio::net::UnixStream = self.orders.as_ref();
+        let written = rustix::net::send(socket, text.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        written.is_ok_and(|written| written == text.len())
     }
 
     /// None at the end.
     async fn report(&mut self) -> Option<Report> {
         loop {
             match self.reports.next_line().await {
-                Ok(Some(line)) => match line.parse() {
-                    Ok(report) => return Some(report),
-                    Err(()) => {}
-                },
+                Ok(Some(line)) => {
+                    if let Ok(report) = line.parse() {
+                        return Some(report);
+                    }
+                }
                 Ok(None) | Err(_) => return None,
             }
         }

@@ -151,16 +151,10 @@ async fn under(
             news = guards.news() => match news {
                 News::Ended(status) => break Some(status),
                 News::WantsTerminal if terminal.give() => {}
-                News::WantsTerminal => {
+                news => {
                     ending.ask();
-                    let text = "the command waits for a terminal that belongs to somebody else: stopping it";
-                    say(is_json, "no_terminal", text, json!({}));
-                    break ending.grace(&mut guards, Moment::now() + grace).await;
-                }
-                News::GuardianGone => {
-                    ending.ask();
-                    let text = "a guardian was killed or stopped, and the command might outlive redlock: stopping it";
-                    say(is_json, "guardian", text, json!({}));
+                    let (event, text) = why_it_is_stopped(&news);
+                    say(is_json, event, text, json!({}));
                     break ending.grace(&mut guards, Moment::now() + grace).await;
                 }
             },
@@ -194,6 +188,17 @@ async fn under(
     ending.takes_all |= status.is_none_or(was_ended);
     let is_left = !leave_nothing(&ending, guards, is_json).await;
     (outcome(guard, lost.filter(|_| kills), status, kills, is_left), is_left)
+}
+
+fn why_it_is_stopped(news: &News) -> (&'static str, &'static str) {
+    match news {
+        News::WantsTerminal => {
+            ("no_terminal", "the command waits for a terminal that belongs to somebody else: stopping it")
+        }
+        News::Ended(_) | News::GuardianGone => {
+            ("guardian", "a guardian was killed or stopped, and the command might outlive redlock: stopping it")
+        }
+    }
 }
 
 /// How it was, of a command that is lost only where that ends it.
