@@ -130,17 +130,11 @@ async fn under(
         Err(error) => {
             // A guardian that was stopped may still start it.
             let family = guards.family(None, cgroup);
-            let is_left = !guards.clear(&family).await;
-            return (Outcome::Failed(format!("{}: {error}", run.command[0].display())), is_left);
+            let told = format!("{}: {error}", run.command[0].display());
+            return (Outcome::Failed(told), !guards.clear(&family).await);
         }
     };
-    let mut ending = Ending {
-        family: guards.family(Some(group), cgroup),
-        stop: run.stop_signal.signal(),
-        takes_all: false,
-        is_asked: false,
-        had_grace: false,
-    };
+    let mut ending = Ending::new(guards.family(Some(group), cgroup), run.stop_signal.signal());
     let terminal = Terminal::of(group);
     let mut deadlines = guard.deadlines();
     let mut lost: Option<Loss> = None;
@@ -159,8 +153,7 @@ async fn under(
                 }
             },
             loss = guard.lost(), if lost.is_none() => {
-                let text = format!("the lock is lost: {loss}");
-                lost = Some(loss);
+                let text = format!("the lock is lost: {}", lost.insert(loss));
                 if kills {
                     // Somebody else may have it already: then the grace is all that is left.
                     let end = (Moment::now() + grace).min(guard.deadline() - KILL);
@@ -287,6 +280,10 @@ struct Ending {
 }
 
 impl Ending {
+    fn new(family: Family, stop: Signal) -> Self {
+        Self { family, stop, takes_all: false, is_asked: false, had_grace: false }
+    }
+
     fn ask(&mut self) {
         self.takes_all = true;
         if !std::mem::replace(&mut self.is_asked, true) {
