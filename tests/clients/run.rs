@@ -389,19 +389,6 @@ async fn a_daemon_stays_that_a_command_leaves_behind_when_it_ends_by_itself_with
 }
 
 #[tokio::test]
-async fn a_signal_to_the_runner_reaches_the_command_and_what_it_leaves_behind_is_stopped() {
-    let gateway = Launch::embedded().ready().await;
-    let dir = TempDir::new();
-    let work = r#"trap 'exit 5' TERM; sleep 1000 & echo $! > "$1/left"; echo $$ > "$1/child"; wait"#;
-    let runner = redlock(&gateway, &script(&dir, &[], work)).spawn().unwrap();
-    let (left, _) = (number(&dir, "left").await, number(&dir, "child").await);
-    kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
-    assert_eq!(ended(runner).await.status.code(), Some(5));
-    assert!(!lives(left), "it would go on without the lock");
-    assert_eq!(gateway.look("job").await["state"], "free");
-}
-
-#[tokio::test]
 async fn a_runner_that_waits_says_for_whom_and_leaves_the_line_when_it_is_interrupted() {
     let gateway = Launch::embedded().ready().await;
     let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;

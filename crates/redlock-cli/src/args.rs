@@ -19,7 +19,7 @@ Examples:
 Exit codes of redlock (`run` has its command's, 128 + N when signal N ended it):
   64   wrong usage, or something that the gateway refuses
   69   no gateway decided
-  70   a defect, or a machine without room for a process
+  70   a defect, a machine without room for a process, or a guardian was killed
   75   somebody else holds the lock; of `run` what --conflict-exit-code says
   77   no key, or not for this lock
   79   the lock was lost while the command ran
@@ -27,12 +27,16 @@ Exit codes of redlock (`run` has its command's, 128 + N when signal N ended it):
   127  the command is not found
 
 `run` stops its command and all that came of it, also what left its process group (timeout, setsid, a daemon). \
-Out of reach is what somebody else starts for it (docker, systemd-run), and what runs as another user, which is told. \
-When `redlock run` itself is killed with -9, also what has left the group and has wiped or overwritten its environment \
-(programs that set their own title); so it is at any time where a shell with jobs became `redlock run` by exec. \
+Three processes watch over it: `redlock run` and two guardians, `redlock __guard`. When any two of them are killed with -9 \
+or stopped, the third kills the rest before the lock's deadline. When a guardian is killed or stopped, the run ends. \
+Out of reach is what somebody else starts for the command (docker, systemd-run). What runs as another user (sudo) is killed \
+where redlock may make a cgroup (version 2); elsewhere it goes on, redlock says so and does not release the lock. \
+When all three are killed with -9, the command dies, but not what it has started; when all three are stopped, nothing is killed. \
+Where a shell with jobs became `redlock run` by exec, a guardian that is killed leaves behind what has lost its parent. \
 A daemon stays that is left behind by a command which ends by itself, not at a signal (nor with 129, 130, 131 or 143); \
-so does what `setsid` has started, which ends at once: say `setsid -w`. A command that somebody stops (SIGSTOP) is continued: it would \
-keep the lock for as long as nobody continues it.";
+so does what `setsid` has started, which ends at once: say `setsid -w`. A command that somebody stops (SIGSTOP) is continued: \
+it would keep the lock for as long as nobody continues it. In a pipeline the terminal goes to whoever reads it. A command that \
+reads a terminal which belongs to another job is stopped with an error.";
 
 /// Distributed locks of a redlock-gateway, for shells.
 #[derive(Debug, Parser)]

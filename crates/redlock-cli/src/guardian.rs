@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use redlock_client::clock::Moment;
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -28,6 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::cgroup::Cgroup;
 use crate::family::Family;
 use crate::orders::{Order, Report, Start};
+use crate::processes::Process;
 
 /// Timers stand still while the machine sleeps.
 const PIECE: Duration = Duration::from_millis(250);
@@ -117,7 +118,12 @@ impl Guardian {
                 (Post::Outer { inner, has_ended: false }, Report::Inner(inner.as_raw_pid()))
             }
         };
-        let family = Family { cgroup, ..Family::default() };
+        // The inner one kills the same. The outer one may be stopped the moment after it has killed the inner one.
+        let guardians = match post {
+            Post::Outer { inner, .. } => Process::look(inner).into_iter().collect(),
+            Post::Inner { .. } => Vec::new(),
+        };
+        let family = Family { cgroup, guardians, ..Family::default() };
         let (is_childless, until) = (false, None);
         let guardian = Self { socket, text, post, child_changed, is_childless, until, family, is_json };
         guardian.tell(&report);
@@ -131,7 +137,7 @@ impl Guardian {
             // Again and again until the runner is gone: what was being started at that moment has its turn too.
             let piece = match self.until {
                 Some(until) if until.has_passed() => {
-                    if self.kill() {
+                    if self.kill() && self.family.is_left() {
                         SHORT
                     } else {
                         PIECE
@@ -211,6 +217,8 @@ impl Guardian {
         match &mut self.post {
             Post::Outer { inner, has_ended } if *inner == pid => {
                 *has_ended |= !status.stopped();
+                // Spared no longer: what is stopped never goes by itself.
+                self.family.guardians.clear();
                 self.tell(&Report::Gone);
             }
             Post::Inner { .. } if self.family.group == Some(pid) => match status.stopping_signal() {
@@ -265,7 +273,8 @@ impl Guardian {
 
     /// The runner may be stopped: what it does not read is dropped, and it reads the end of the command on its own.
     fn tell(&self, report: &Report) {
-        let _ = self.socket.try_write(report.to_string().as_bytes());
+        let report = report.to_string();
+        let _ = rustix::net::send(&self.socket, report.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 

@@ -57,17 +57,21 @@ impl Line {
     /// Never waits. Whether there was room for it.
     fn tell(&self, order: &Order) -> bool {
         let text = order.to_string();
-        self.orders.try_write(text.as_bytes()).is_ok_and(|written| written == text.len())
+        // Not by the runtime, for which a socket has no room before it has looked.
+        let socket: &tokio::net::UnixStream = self.orders.as_ref();
+        let written = rustix::net::send(socket, text.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        written.is_ok_and(|written| written == text.len())
     }
 
     /// None at the end.
     async fn report(&mut self) -> Option<Report> {
         loop {
             match self.reports.next_line().await {
-                Ok(Some(line)) => match line.parse() {
-                    Ok(report) => return Some(report),
-                    Err(()) => {}
-                },
+                Ok(Some(line)) => {
+                    if let Ok(report) = line.parse() {
+                        return Some(report);
+                    }
+                }
                 Ok(None) | Err(_) => return None,
             }
         }
@@ -107,11 +111,11 @@ impl Guards {
         Ok(Self { outer, inner, below })
     }
 
-    /// What comes of the command that these guard, and whose number is that of its process group.
-    pub(crate) fn family(&self, group: Pid, cgroup: Option<Cgroup>) -> Family {
+    /// What comes of the command that these guard.
+    pub(crate) fn family(&self, group: Option<Pid>, cgroup: Option<Cgroup>) -> Family {
         let guardians = self.below.processes.to_vec();
         let roots = if self.below.adopts { Vec::new() } else { guardians.clone() };
-        Family { group: Some(group), has_ended: false, cgroup, roots, guardians }
+        Family { group, has_ended: false, cgroup, roots, guardians }
     }
 
     /// The command has to be gone by then.
@@ -199,8 +203,9 @@ impl Guards {
                 return true;
             }
             let is_late = (begin + GONE_WITHIN).has_passed();
-            // One that is stopped never goes. What it leaves behind is found only by who adopts it.
-            if is_late || below.adopts && (begin + PATIENCE).has_passed() {
+            // One that is stopped never goes. Until nothing is left each of them may be the only one that lives on.
+            let nobody_needs_them = below.adopts && (begin + PATIENCE).has_passed() && !family.is_left();
+            if is_late || nobody_needs_them {
                 below.processes.iter().for_each(|guardian| guardian.signal(Signal::KILL));
             }
             if is_late {
@@ -266,4 +271,18 @@ fn send(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     ancillary.push(SendAncillaryMessage::ScmRights(fds));
     sendmsg(socket, &[IoSlice::new(b"\n")], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_guardian_that_reads_nothing_holds_up_nobody() {
+        let (ours, _unread) = UnixStream::pair().unwrap();
+        let line = Line::new(ours).unwrap();
+        let order = Order::Until(Moment::now());
+        let told = (0..1_000_000).take_while(|_| line.tell(&order)).count();
+        assert!(told > 100 && told < 1_000_000, "{told}: the guardian counts as gone");
+    }
 }

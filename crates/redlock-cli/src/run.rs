@@ -127,14 +127,14 @@ async fn under(
     }
     let group = match guards.run(start(guard, &run.command)).await {
         Ok(group) => group,
-        Err(error) => return (Outcome::Failed(format!("{}: {error}", run.command[0].display())), false),
+        Err(error) => {
+            // A guardian that was stopped may still start it.
+            let family = guards.family(None, cgroup);
+            let told = format!("{}: {error}", run.command[0].display());
+            return (Outcome::Failed(told), !guards.clear(&family).await);
+        }
     };
-    let mut ending = Ending {
-        family: guards.family(group, cgroup),
-        stop: run.stop_signal.signal(),
-        takes_all: false,
-        is_asked: false,
-    };
+    let mut ending = Ending::new(guards.family(Some(group), cgroup), run.stop_signal.signal());
     let terminal = Terminal::of(group);
     let mut deadlines = guard.deadlines();
     let mut lost: Option<Loss> = None;
@@ -145,29 +145,22 @@ async fn under(
             news = guards.news() => match news {
                 News::Ended(status) => break Some(status),
                 News::WantsTerminal if terminal.give() => {}
-                News::WantsTerminal => {
+                news => {
                     ending.ask();
-                    let text = "the command waits for a terminal that belongs to somebody else: stopping it";
-                    say(is_json, "no_terminal", text, json!({}));
-                    break stopped(&mut guards, &ending.family, Moment::now() + grace).await;
-                }
-                News::GuardianGone => {
-                    ending.ask();
-                    let text = "a guardian was killed or stopped, and the command might outlive redlock: stopping it";
-                    say(is_json, "guardian", text, json!({}));
-                    break stopped(&mut guards, &ending.family, Moment::now() + grace).await;
+                    let (event, text) = why_it_is_stopped(&news);
+                    say(is_json, event, text, json!({}));
+                    break ending.grace(&mut guards, Moment::now() + grace).await;
                 }
             },
             loss = guard.lost(), if lost.is_none() => {
-                let text = format!("the lock is lost: {loss}");
-                lost = Some(loss);
+                let text = format!("the lock is lost: {}", lost.insert(loss));
                 if kills {
                     // Somebody else may have it already: then the grace is all that is left.
                     let end = (Moment::now() + grace).min(guard.deadline() - KILL);
                     ending.ask();
                     guards.until(end + (KILL - GUARDIAN));
                     say(is_json, "lost", &text, json!({}));
-                    break stopped(&mut guards, &ending.family, end).await;
+                    break ending.grace(&mut guards, end).await;
                 }
                 say(is_json, "lost", &text, json!({}));
             }
@@ -190,6 +183,17 @@ async fn under(
     (outcome(guard, lost.filter(|_| kills), status, kills, is_left), is_left)
 }
 
+fn why_it_is_stopped(news: &News) -> (&'static str, &'static str) {
+    match news {
+        News::WantsTerminal => {
+            ("no_terminal", "the command waits for a terminal that belongs to somebody else: stopping it")
+        }
+        News::Ended(_) | News::GuardianGone => {
+            ("guardian", "a guardian was killed or stopped, and the command might outlive redlock: stopping it")
+        }
+    }
+}
+
 /// How it was, of a command that is lost only where that ends it.
 fn outcome(guard: &Guard, lost: Option<Loss>, status: Option<ExitStatus>, kills: bool, is_left: bool) -> Outcome {
     if let Some(loss) = lost {
@@ -201,24 +205,6 @@ fn outcome(guard: &Guard, lost: Option<Loss>, status: Option<ExitStatus>, kills:
         (_, Some(status)) => Outcome::Ended(code(status)),
         (_, None) => Outcome::Failed("how the command ended is unknown".into()),
     }
-}
-
-/// The end of a command that was told to end: all that came of it has until then. None where nobody can tell it.
-async fn stopped(guards: &mut Guards, family: &Family, end: Moment) -> Option<ExitStatus> {
-    let mut status = None;
-    tokio::select! {
-        ended = guards.ended() => {
-            status = ended;
-            until_not(|| family.is_left(), end).await;
-        }
-        // A guardian that is stopped tells nothing.
-        () = until_not(|| family.is_left(), end) => {}
-    }
-    if status.is_none() {
-        family.signal_all(Signal::KILL);
-        status = tokio::time::timeout(KILLED_WITHIN, guards.ended()).await.ok().flatten();
-    }
-    status
 }
 
 /// Until it is so no longer, or then. Nobody tells of the end of somebody else's child.
@@ -289,14 +275,39 @@ struct Ending {
     takes_all: bool,
     /// Once: many a program drops its work when it is asked again. Whoever asks redlock twice means it.
     is_asked: bool,
+    /// What is left now is killed.
+    had_grace: bool,
 }
 
 impl Ending {
+    fn new(family: Family, stop: Signal) -> Self {
+        Self { family, stop, takes_all: false, is_asked: false, had_grace: false }
+    }
+
     fn ask(&mut self) {
         self.takes_all = true;
         if !std::mem::replace(&mut self.is_asked, true) {
             self.family.end_all(self.stop);
         }
+    }
+
+    /// Gives all that came of the command time until then. How the command ended, where that can be told.
+    async fn grace(&mut self, guards: &mut Guards, end: Moment) -> Option<ExitStatus> {
+        self.had_grace = true;
+        let mut status = None;
+        tokio::select! {
+            ended = guards.ended() => {
+                status = ended;
+                until_not(|| self.family.is_left(), end).await;
+            }
+            // A guardian that is stopped tells nothing.
+            () = until_not(|| self.family.is_left(), end) => {}
+        }
+        self.family.signal_all(Signal::KILL);
+        if status.is_none() {
+            status = tokio::time::timeout(KILLED_WITHIN, guards.ended()).await.ok().flatten();
+        }
+        status
     }
 
     /// What this process was sent.
@@ -316,6 +327,9 @@ async fn leave_nothing(ending: &Ending, guards: Guards, is_json: bool) -> bool {
     let (family, all) = (&ending.family, ending.takes_all);
     let is_left = || if all { family.is_left() } else { family.has_group() };
     let signal = |signal| if all { family.signal_all(signal) } else { family.signal_group(signal) };
+    if ending.had_grace {
+        return guards.clear(family).await;
+    }
     // What was killed a moment ago may not have left yet.
     until_not(is_left, Moment::now() + Duration::from_millis(50)).await;
     if is_left() {

@@ -170,3 +170,16 @@ async fn a_command_that_left_work_behind_without_the_lock_said_nothing_of_it() {
     let (code, _, err) = output(&gateway, &["run", "job", "--", "setsid", "sleep", "2"]).await;
     assert!(code == Some(0) && err.contains("go on without the lock"), "{code:?} {err}");
 }
+
+#[tokio::test]
+async fn a_signal_to_the_runner_reaches_the_command_and_what_it_leaves_behind_is_stopped() {
+    let gateway = Launch::embedded().ready().await;
+    let dir = TempDir::new();
+    let work = r#"trap 'exit 5' TERM; sleep 1000 & echo $! > "$1/left"; echo $$ > "$1/child"; wait"#;
+    let runner = redlock(&gateway, &script(&dir, &[], work)).spawn().unwrap();
+    let (left, _) = (number(&dir, "left").await, number(&dir, "child").await);
+    signal(&runner, Signal::TERM);
+    assert_eq!(code_and_words(runner).await.0, Some(5));
+    assert!(!lives(left), "it would go on without the lock");
+    assert_eq!(gateway.look("job").await["state"], "free");
+}
