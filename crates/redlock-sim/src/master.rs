@@ -409,6 +409,8 @@ impl Master {
             rewritten: false,
             was_replica: process.was_replica,
             time_micros: self.clock.wall_micros(),
+            used_memory: 0,
+            max_memory: 0,
             // The part that is looked at comes first.
             replication_id: format!("{:08x}", run << 8 | process.promotions),
         }

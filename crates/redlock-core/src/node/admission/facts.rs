@@ -27,6 +27,10 @@ pub struct Facts {
     pub was_replica: bool,
     /// Its wall clock, in microseconds since 1970; 0 when the node did not say.
     pub time_micros: u64,
+    /// `used_memory`, in bytes; 0 when the node did not say.
+    pub used_memory: u64,
+    /// `maxmemory`, in bytes; 0 when the node has no bound of its own, or did not say.
+    pub max_memory: u64,
 }
 
 /// What a crash of a node would lose.
@@ -91,6 +95,8 @@ impl Facts {
             replication_id: field("master_replid").into(),
             was_replica: field("master_replid2").bytes().any(|byte| byte != b'0'),
             time_micros: field("server_time_usec").parse().unwrap_or(0),
+            used_memory: field("used_memory").parse().unwrap_or(0),
+            max_memory: field("maxmemory").parse().unwrap_or(0),
         }
     }
 
@@ -108,6 +114,8 @@ impl Facts {
             replication_id: "c".repeat(40),
             was_replica: false,
             time_micros: 0,
+            used_memory: 1 << 20,
+            max_memory: 0,
         }
     }
 
