@@ -274,12 +274,7 @@ impl Gateway {
     }
 
     /// Releases the lock that the token was resolved to.
-    pub async fn release(
-        &self,
-        name: &LockName,
-        token: &ResolvedToken,
-        client: &Client,
-    ) -> Result<(), Refusal> {
+    pub async fn release(&self, name: &LockName, token: &ResolvedToken, client: &Client) -> Result<(), Refusal> {
         let terms = self.memory.terms(&self.locks);
         self.within_share(client.releases(name.as_str(), &terms))?;
         let result = self.locks.release(name, &token.known).await;

@@ -88,12 +88,7 @@ fn a_certificate_is_a_principal_as_a_key_is() {
 fn limits_of_a_key_only_ever_lower_those_of_the_gateway() {
     let millis = |millis| Ttl::from_millis(millis).unwrap();
     let day = Duration::from_secs(86_400);
-    let all = Limits {
-        default_ttl: millis(30_000),
-        max_ttl: millis(300_000),
-        max_wait: day,
-        max_hold: day,
-    };
+    let all = Limits { default_ttl: millis(30_000), max_ttl: millis(300_000), max_wait: day, max_hold: day };
     for (own, default, max, hold) in
         [("'10s'", 10_000, 10_000, 3_600), ("'1m'", 30_000, 60_000, 3_600), ("'1h'", 30_000, 300_000, 3_600)]
     {

@@ -199,14 +199,15 @@ mod tests {
     #[test]
     fn what_is_taken_since_a_master_was_asked_is_not_free() {
         let memory = MasterMemory::new(0, SECOND);
-        let most_at = |now: Duration, asked: Duration, used: u64| {
-            memory.most(now, 1, || vec![using(used, 100_000_000, asked)])
-        };
+        let most_at =
+            |now: Duration, asked: Duration, used: u64| memory.most(now, 1, || vec![using(used, 100_000_000, asked)]);
         let client = Arc::new(Client::default());
         let takes = |locks: usize| {
             let terms = Terms { taken: memory.taken.clone(), ..Terms::default() };
             let until = Instant::now() + SECOND * 60;
-            (0..locks).for_each(|n| client.reserve(&format!("{n:07}"), 0, until, terms.clone()).expect("room").granted(until));
+            (0..locks).for_each(|n| {
+                client.reserve(&format!("{n:07}"), 0, until, terms.clone()).expect("room").granted(until)
+            });
         };
         assert_eq!(most_at(SECOND, SECOND / 2, 1_000_000), None);
         takes(200_000);
