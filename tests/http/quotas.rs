@@ -7,6 +7,7 @@ use http::Method;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+use crate::http::auth::is_ready;
 use crate::http::keys::{HOLDER, Key, file, key};
 use crate::support::client::{Answer, Raw, lock_path};
 use crate::support::gateway::{Gateway, Launch};
@@ -137,7 +138,7 @@ async fn a_modest_client_is_served_beside_a_greedy_one_on_small_masters() {
     let (greedy, modest) = (key("greedy", HOLDER, "*").await, key("modest", HOLDER, "*").await);
     let file = file(&[&greedy, &modest]);
     let gateway = Launch::over(&servers).flag("--auth-keys", file.path()).flag("--public", "metrics").start().await;
-    gateway.all_nodes_admitted().await;
+    is_ready(&gateway).await;
     let taker = Taker::start(&gateway, Some(&greedy), u32::MAX).await;
     taker.until_refused().await;
 
@@ -169,7 +170,7 @@ async fn full_masters_bound_holders_at_once_and_newcomers_hear_why() {
     let (holder, newcomer) = (key("holder", HOLDER, "*").await, key("newcomer", HOLDER, "*").await);
     let file = file(&[&holder, &newcomer]);
     let gateway = Launch::over(&servers).flag("--auth-keys", file.path()).flag("--public", "metrics").start().await;
-    gateway.all_nodes_admitted().await;
+    is_ready(&gateway).await;
     let (granted, ..) = Taker::start(&gateway, Some(&holder), 400).await.finish().await;
     assert_eq!(granted, 400);
     let all = |max_memory: &str| {
@@ -210,7 +211,7 @@ async fn embedded_nodes_share_half_of_the_memory_budget() {
     let node = [("node", "embedded-1")];
     let max = metrics.get("redlock_node_max_memory_bytes", &node);
     // Half of what the process itself leaves, for five nodes.
-    assert_eq!(max, f64::from(8 << 20_u32) / 5.0);
+    assert_eq!(max, f64::from((8 << 20) / 5_u32));
     let used = metrics.get("redlock_node_used_memory_bytes", &node);
     assert!(used > max / 2.0 && used < max, "{used} of {max}");
 }
@@ -221,7 +222,7 @@ async fn metrics_show_the_memory_of_each_master() {
     servers.truncate(1);
     servers.extend(masters(2));
     let gateway = Launch::over(&servers).flag("--master-memory", "3GiB").ready().await;
-    for (server, max) in servers.iter().zip([64 << 20, 3 << 30_u64, 3 << 30]) {
+    for (server, max) in servers.iter().zip([64_u64 << 20, 3 << 30, 3 << 30]) {
         let node = server.url().trim_start_matches("redis://").to_owned();
         let metrics = Samples::of(&gateway).await;
         assert_eq!(metrics.get("redlock_node_max_memory_bytes", &[("node", &node)]), max as f64);
