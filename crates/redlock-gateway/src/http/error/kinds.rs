@@ -53,6 +53,7 @@ impl Kind {
     pub(super) fn runbook(self) -> Option<&'static str> {
         match self.1 {
             "quorum_unavailable" | "outcome_unknown" => Some(section::QUORUM_LOST),
+            "quota_exceeded" => Some(section::MASTER_MEMORY),
             "overloaded" => Some(section::LIMIT_IS_NEAR),
             "audit_unavailable" => Some(section::AUDIT_LOG),
             "draining" => Some(section::DRAINING),
