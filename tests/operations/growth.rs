@@ -53,7 +53,7 @@ async fn memory(gateway: &Gateway) -> f64 {
 async fn a_name_that_was_used_leaves_a_fence_on_every_master_and_nothing_else() {
     let servers = masters(3);
     let keys = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer();
-    let gateway = Launch::over(&servers).flag("--max-new-names-per-minute", "1000000").ready().await;
+    let gateway = Launch::over(&servers).ready().await;
     let before: Vec<_> = servers.iter().map(keys).collect();
 
     use_once(&gateway, 0..WARM_UP).await;

@@ -78,10 +78,6 @@ pub(crate) struct Running {
     pub(crate) target: Target,
 }
 
-/// The load is one client, and uses more new names, locks and bytes than one may by default.
-const NO_QUOTAS: [&str; 3] =
-    ["--max-new-names-per-minute=100000000", "--max-locks-per-client=1000000", "--max-bytes-per-client=10000000000"];
-
 /// The binaries, looked for before anything is started.
 pub(crate) struct Programs {
     bench: PathBuf,
@@ -163,7 +159,6 @@ impl Programs {
     ) -> Result<Running, String> {
         let mut all: Vec<OsString> = vec!["--listen".into(), target.address.to_string().into(), "--bootstrap".into()];
         all.extend(masters.addresses().flat_map(|master| ["--node".into(), format!("redis://{login}{master}").into()]));
-        all.extend(NO_QUOTAS.map(Into::into));
         all.extend(args.iter().chain(&self.gateway_args).map(OsString::from));
         start_server(name, &self.gateway, &all, target, scratch).await
     }

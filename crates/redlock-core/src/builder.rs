@@ -20,6 +20,7 @@ use crate::types::Ttl;
 #[derive(Default)]
 pub struct RedlockBuilder {
     nodes: Nodes,
+    embedded_memory: Option<u64>,
     settings: Settings,
     seams: Seams,
     #[cfg(feature = "redis")]
@@ -59,6 +60,11 @@ impl RedlockBuilder {
     /// So many masters in this process: its locks are known to nobody else, and end with it.
     pub fn embedded(self, count: usize) -> Self {
         Self { nodes: Nodes::Embedded(count), ..self }
+    }
+
+    /// Bytes that the keys of each embedded master may take; no bound by default.
+    pub fn embedded_memory(self, bytes: u64) -> Self {
+        Self { embedded_memory: Some(bytes), ..self }
     }
 
     /// Nodes that were made elsewhere, of the same settings.
@@ -117,7 +123,13 @@ impl RedlockBuilder {
         let nodes = match self.nodes {
             Nodes::Given(nodes) => nodes,
             Nodes::Embedded(count) => {
-                let node = |n| MemoryNode::new(format!("embedded-{n}"), seams.clock.clone(), settings.node);
+                let node = |n| {
+                    let node = MemoryNode::new(format!("embedded-{n}"), seams.clock.clone(), settings.node);
+                    match self.embedded_memory {
+                        Some(bytes) => node.with_max_memory(bytes),
+                        None => node,
+                    }
+                };
                 (1..=count).map(|n| Arc::new(node(n)) as Arc<dyn Node>).collect()
             }
             #[cfg(feature = "redis")]

@@ -68,7 +68,7 @@ pub use self::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vot
 pub use self::peers::Peers;
 pub use self::record::Record;
 pub use self::rules::{NodeSettings, Rules};
-pub use self::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
+pub use self::status::{Diagnosis, Engine, NodeMemory, NodeState, NodeStatus, Remedy};
 pub use self::task::{Reply, Task, Voter};
 
 /// One master, as a round sees it.

@@ -244,6 +244,11 @@ impl Redlock {
         self.shared.seams.clock.wall_micros()
     }
 
+    /// The monotonic clock of this process, which [`NodeMemory`](crate::node::NodeMemory) refers to.
+    pub fn monotonic(&self) -> Duration {
+        self.shared.seams.clock.monotonic()
+    }
+
     /// A status feed for every node, by name.
     pub fn nodes(&self) -> Vec<(String, watch::Receiver<NodeStatus>)> {
         self.shared.nodes.iter().map(|node| (node.name().to_owned(), node.status())).collect()

@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use redlock_core::clock::OsEntropy;
 use redlock_core::{HeldBy, LockError, LockName, LockToken, Ttl};
 use redlock_gateway::auth::{Authenticator, Credential, Keys, Secret, Verb};
-use redlock_gateway::config::{Limits, Quota};
+use redlock_gateway::config::Limits;
 use redlock_gateway::gateway::{LeaseView, Refusal};
 use redlock_gateway::http::access::Name;
 use redlock_gateway::http::error::ApiError;
@@ -50,7 +50,7 @@ fn name() -> LockName {
 
 fn limits() -> Limits {
     let (max_wait, max_hold) = (Duration::from_secs(25), Duration::from_secs(86_400));
-    Limits { default_ttl: ttl(30_000), max_ttl: ttl(300_000), max_wait, max_hold, quota: Quota::DEFAULT }
+    Limits { default_ttl: ttl(30_000), max_ttl: ttl(300_000), max_wait, max_hold }
 }
 
 fn view() -> LeaseView {

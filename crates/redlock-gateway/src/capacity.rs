@@ -49,6 +49,8 @@ pub struct Given {
     pub waiters: Option<usize>,
     pub in_flight: Option<usize>,
     pub tls: bool,
+    /// Whether the locks are in this process, too.
+    pub embedded: bool,
 }
 
 /// How much of everything there may be.
@@ -57,13 +59,17 @@ pub struct Capacity {
     pub connections: usize,
     pub waiters: usize,
     pub in_flight: usize,
+    /// Bytes for the locks of embedded nodes, of all nodes together.
+    pub locks: u64,
     given: Given,
 }
 
 impl Capacity {
     pub fn new(given: Given) -> Self {
+        let spendable = given.budget.as_u64().saturating_sub(BASE);
+        let locks = if given.embedded { spendable / 2 } else { 0 };
         let scaled = |of_reference: u64| {
-            let spendable = given.budget.as_u64().saturating_sub(BASE);
+            let spendable = spendable - locks;
             let share = u128::from(of_reference) * u128::from(spendable) / u128::from(REFERENCE - BASE);
             usize::try_from(share).unwrap_or(usize::MAX).max(1)
         };
@@ -74,6 +80,7 @@ impl Capacity {
             connections,
             waiters: given.waiters.unwrap_or((waiters as usize).max(1)),
             in_flight: given.in_flight.unwrap_or_else(|| scaled(IN_FLIGHT)),
+            locks,
             given,
         }
     }
@@ -114,7 +121,7 @@ impl Capacity {
             ("--max-in-flight", self.in_flight, cost(self.in_flight, REQUEST)),
             ("--max-waiters", self.waiters, cost(self.waiters, WAITER)),
         ];
-        let sum = costs.iter().fold(BASE, |sum, (_, _, cost)| sum.saturating_add(cost.as_u64()));
+        let sum = costs.iter().fold(BASE + self.locks, |sum, (_, _, cost)| sum.saturating_add(cost.as_u64()));
         (costs, ByteSize::b(sum))
     }
 
@@ -147,15 +154,26 @@ mod tests {
 
     fn given(budget: u64) -> Given {
         let budget = ByteSize::b(budget);
-        Given { budget, connections: None, connections_per_client: None, waiters: None, in_flight: None, tls: false }
+        Given {
+            budget,
+            connections: None,
+            connections_per_client: None,
+            waiters: None,
+            in_flight: None,
+            tls: false,
+            embedded: false,
+        }
     }
 
     #[test]
     fn what_the_defaults_may_take_is_within_every_budget() {
         for budget in [SMALLEST.as_u64(), 100 * MIB, 512 * MIB, GIB, 10 * GIB, 1 << 50] {
             for tls in [false, true] {
-                let capacity = Capacity::new(Given { tls, ..given(budget) });
-                assert_eq!(capacity.excess(), None, "{capacity:?}");
+                for embedded in [false, true] {
+                    let capacity = Capacity::new(Given { tls, embedded, ..given(budget) });
+                    assert_eq!(capacity.excess(), None, "{capacity:?}");
+                    assert_eq!(capacity.locks > 0, embedded);
+                }
             }
         }
         for (tls, expected) in [(false, (16_000, 10_000, 4096)), (true, (12_000, 7_500, 4096))] {

@@ -10,21 +10,55 @@ mod turns;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use redlock_core::{FencingToken, LockName};
+use redlock_core::LockName;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use self::company::Company;
-pub use self::kept::{Exceeded, Limited, Release};
 use self::kept::{Kept, Room};
 pub use self::turns::{Line, Turns};
-use crate::config::Quota;
 
 /// Addresses that are told apart. Those that come when there are more are one client together.
 const MAX_ADDRESSES: usize = 65_536;
+
+/// What a client may take of the masters' memory now.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// In bytes; `None` while there is enough for all.
+    pub most: Option<u64>,
+    /// How long a fence outlives what it is for.
+    pub fence_life: Duration,
+    /// What all clients have taken.
+    pub taken: Taken,
+}
+
+/// A client takes as much of the masters' memory as it may while that is short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exceeded {
+    /// Bytes that it takes, about.
+    pub taken: u64,
+    /// Bytes that it may take.
+    pub most: u64,
+    pub retry_after: Duration,
+}
+
+/// Bytes of the masters' memory that the clients of this gateway have taken since it began, less those they gave back. What
+/// ends by itself stays counted: only differences over a short time mean anything.
+#[derive(Debug, Clone, Default)]
+pub struct Taken(Arc<AtomicI64>);
+
+impl Taken {
+    pub fn bytes(&self) -> i64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, change: i64) {
+        self.0.fetch_add(change, Ordering::Relaxed);
+    }
+}
 
 /// What one client has taken.
 #[derive(Debug, Default)]
@@ -53,34 +87,40 @@ impl Client {
     /// Makes room for a lock that it asks for, with so many bytes of information beside it, until then at the latest.
     ///
     /// # Errors
-    /// The quota that is used up.
+    /// It takes too much already.
     pub fn reserve(
         self: &Arc<Self>,
         name: &str,
         info: usize,
         until: Instant,
-        quota: &Quota,
+        terms: Terms,
     ) -> Result<Reservation, Exceeded> {
-        let room = Some(self.kept.reserve(name, info, until, quota)?);
-        Ok(Reservation { client: self.clone(), room })
+        let (room, change) = self.kept.reserve(name, info, until, &terms)?;
+        terms.taken.add(change);
+        Ok(Reservation { client: self.clone(), room: Some(room), terms })
     }
 
-    /// It has extended this grant of a lock until then.
-    pub fn extended(&self, name: &str, grant: FencingToken, until: Instant) {
-        self.kept.extended(name, grant.get(), until);
+    /// It has extended a lock until then.
+    pub fn extended(&self, name: &str, until: Instant, terms: &Terms) {
+        self.kept.extended(name, until, terms);
     }
 
-    /// It wants to release a lock, its own or none of which is known.
+    /// It wants to release a lock, its own or another.
     ///
     /// # Errors
-    /// The quota that is used up.
-    pub fn releases(&self, name: &str, quota: &Quota) -> Result<Release, Exceeded> {
-        self.kept.count_release(name, quota)
+    /// Its releases of other locks have left too much already.
+    pub fn releases(&self, name: &str, terms: &Terms) -> Result<(), Exceeded> {
+        self.kept.may_release(name, terms)
     }
 
-    /// It has released this grant of a lock.
-    pub fn released(&self, name: &str, grant: FencingToken, release: Release) {
-        self.kept.released(name, grant.get(), release);
+    /// It has released a lock.
+    pub fn released(&self, name: &str, terms: &Terms) {
+        terms.taken.add(self.kept.released(name, terms));
+    }
+
+    /// It has released nothing, as far as is known.
+    pub fn not_released(&self, name: &str, terms: &Terms) {
+        terms.taken.add(self.kept.not_released(name, terms));
     }
 
     /// Whether nothing would be lost if it was forgotten.
@@ -97,28 +137,29 @@ pub struct Reservation {
     client: Arc<Client>,
     /// Until it is used.
     room: Option<Room>,
+    terms: Terms,
 }
 
 impl Reservation {
     /// It was granted until then.
-    pub fn granted(mut self, grant: FencingToken, until: Instant) {
+    pub fn granted(mut self, until: Instant) {
         if let Some(room) = self.room.take() {
-            self.client.kept.granted(room, grant.get(), until);
+            self.client.kept.granted(room, until, &self.terms);
         }
     }
 
-    /// It was not, and no key is left of it.
+    /// Nothing new is on the masters.
     pub fn not_granted(&mut self) {
         if let Some(room) = self.room.take() {
-            self.client.kept.forgive(room);
+            self.terms.taken.add(self.client.kept.forgive(room));
         }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if let Some(room) = self.room {
-            self.client.kept.give_up(room);
+        if let Some(room) = self.room.take() {
+            self.terms.taken.add(self.client.kept.give_up(room, &self.terms));
         }
     }
 }

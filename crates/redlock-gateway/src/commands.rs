@@ -92,7 +92,11 @@ async fn check_nodes(config: &Config) -> bool {
 fn print_capacity(config: &Config) {
     let (costs, sum) = config.capacity.costs();
     let costs = costs.map(|(flag, count, cost)| format!("{flag} {count}: {cost}")).join(", ");
-    println!("memory: at most {sum} of {} ({costs})", config.capacity.budget());
+    let locks = match config.capacity.locks {
+        0 => String::new(),
+        bytes => format!(", locks: {}", bytesize::ByteSize::b(bytes)),
+    };
+    println!("memory: at most {sum} of {} ({costs}{locks})", config.capacity.budget());
     if let Some(excess) = config.capacity.excess() {
         println!("  WARNING: {excess}");
     }

@@ -122,6 +122,12 @@ pub struct Settings {
     /// `check` shows what each of them takes at most.
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MEMORY_BUDGET", default_value = "1GiB", value_parser = value::memory)]
     memory_budget: ByteSize,
+    /// Memory of a master that sets no maxmemory
+    ///
+    /// While less than a third of a master's memory is free, clients that take more than twice what is free get no new locks:
+    /// 429. Without --node the locks share half of --memory-budget.
+    #[arg(long, value_name = "SIZE", env = "REDLOCK_MASTER_MEMORY", default_value = "1GiB", value_parser = value::memory)]
+    pub master_memory: ByteSize,
     /// Open connections [default: 16000 of 1GiB, 12000 with HTTPS]
     ///
     /// When there are more, idle ones are closed first: those that have not sent a request, then those that have shown no
@@ -238,37 +244,9 @@ pub struct Settings {
     pub shutdown_grace: Duration,
 }
 
-/// How much one client may keep on the masters: a key, or an address where there are no keys. Each gateway counts for itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
-pub struct Quota {
-    /// Locks that one client may hold, a key or without keys an address; more are answered 429
-    ///
-    /// A key may have a limit of its own, in the file of --auth-keys; so for the next two.
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_LOCKS_PER_CLIENT", default_value_t = Quota::DEFAULT.max_locks_per_client, value_parser = count(MANY))]
-    pub max_locks_per_client: usize,
-    /// Bytes that these may take on a master, names and metadata included, roughly; more are answered 429
-    #[arg(long, value_name = "BYTES", env = "REDLOCK_MAX_BYTES_PER_CLIENT", default_value_t = Quota::DEFAULT.max_bytes_per_client)]
-    #[arg(value_parser = count(1 << 40))]
-    pub max_bytes_per_client: usize,
-    /// Names that one client has not used lately and may acquire, or release, in a minute; more are answered 429
-    ///
-    /// Each leaves a key on every master that outlives its lock by seconds. At once come a sixth of them, or 1000.
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_NEW_NAMES_PER_MINUTE", default_value_t = Quota::DEFAULT.max_new_names_per_minute)]
-    #[arg(value_parser = count(100 * MANY))]
-    pub max_new_names_per_minute: usize,
-}
-
-impl Quota {
-    /// For one client among several on masters of some 100 MB, which uses no more than 1,000 new names a second for long.
-    pub const DEFAULT: Self =
-        Self { max_locks_per_client: 100_000, max_bytes_per_client: 32 << 20, max_new_names_per_minute: 60_000 };
-}
-
 /// What a request may ask for.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Limits {
-    #[command(flatten)]
-    pub quota: Quota,
     /// TTL of a lock when the request names none
     #[arg(long, value_name = "DURATION", env = "REDLOCK_DEFAULT_TTL", default_value = "30s", value_parser = value::ttl)]
     pub default_ttl: Ttl,
@@ -398,6 +376,7 @@ impl Config {
             waiters: settings.max_waiters,
             in_flight: settings.max_in_flight,
             tls: https.is_some(),
+            embedded: matches!(nodes, Nodes::Embedded(_)),
         });
         Ok(Self {
             settings,

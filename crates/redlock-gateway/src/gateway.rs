@@ -6,6 +6,7 @@
 mod grant;
 mod in_flight;
 mod listings;
+mod memory;
 mod outcomes;
 mod tokens;
 mod wait_share;
@@ -25,11 +26,12 @@ use self::in_flight::Requests;
 pub use self::in_flight::{Active, InFlight, Work};
 use self::listings::Listings;
 pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
+pub use self::memory::MasterMemory;
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
 pub use self::tokens::{PresentedToken, ResolvedToken};
 pub use self::wait_share::WaitShare;
 use crate::clients::{Client, Exceeded};
-use crate::config::{Limits, Quota};
+use crate::config::Limits;
 use crate::telemetry::{Now, Operation, Outcome, Telemetry};
 
 /// A page of a listing takes no longer, and ends with what it has.
@@ -44,6 +46,7 @@ pub struct Gateway {
     listings: Listings,
     telemetry: Arc<Telemetry>,
     in_flight: Requests,
+    memory: Arc<MasterMemory>,
     wait_share: WaitShare,
     leaving: AtomicBool,
     draining: AtomicBool,
@@ -63,9 +66,8 @@ pub struct AcquireRequest {
     pub max_hold: Duration,
     /// How long to wait for a holder; `None` to try once.
     pub wait: Option<Duration>,
-    /// Whom the lock is counted for, and how much of them it may have.
+    /// Whom the lock is counted for.
     pub client: Arc<Client>,
-    pub quota: Quota,
     /// When it was whole. What it has waited since is part of how long it took.
     pub started: Instant,
 }
@@ -112,11 +114,26 @@ impl Gateway {
         cluster: String,
         cursors: CursorKey,
         max_in_flight: usize,
+        memory: MasterMemory,
         telemetry: Arc<Telemetry>,
     ) -> Self {
+        let memory = Arc::new(memory);
         let (in_flight, draining, drained) = (Requests::new(max_in_flight), AtomicBool::new(false), Notify::new());
         let (listings, wait_share, leaving) = (Listings::default(), WaitShare::ALL, AtomicBool::new(false));
-        Self { locks, limits, cluster, cursors, listings, telemetry, in_flight, wait_share, leaving, draining, drained }
+        Self {
+            locks,
+            limits,
+            cluster,
+            cursors,
+            listings,
+            telemetry,
+            in_flight,
+            memory,
+            wait_share,
+            leaving,
+            draining,
+            drained,
+        }
     }
 
     /// With a bound on what one client may take of the places for those who wait.
@@ -154,10 +171,10 @@ impl Gateway {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
-        let AcquireRequest { started, name, ttl, info, principal, idempotency_key, max_hold, wait, client, quota } =
-            request;
+        let AcquireRequest { started, name, ttl, info, principal, idempotency_key, max_hold, wait, client } = request;
         let until = started + wait.unwrap_or_default() + ttl.duration();
-        let mut reservation = self.within_quota(client.reserve(name.as_str(), info.as_bytes().len(), until, &quota))?;
+        let terms = self.memory.terms(&self.locks);
+        let mut reservation = self.within_share(client.reserve(name.as_str(), info.as_bytes().len(), until, terms))?;
         let waits = wait.is_some();
         let cancelled = Cancelled::unless_ended(self.telemetry.of(&name), started, waits);
         let (owner, shown) =
@@ -184,13 +201,13 @@ impl Gateway {
             }
         };
         let counts = cancelled.ended();
-        if result.as_ref().is_err_and(leaves_nothing) {
+        if result.as_ref().map_or_else(leaves_nothing, |lease| lease.replayed) {
             reservation.not_granted();
         }
         let result = result.and_then(|lease| {
             let lock = Some((name, lease.clone()));
-            reservation.granted(lease.token.fencing(), Instant::now() + ttl.duration());
-            let guard = GrantGuard { locks: self.locks.clone(), client, lock };
+            reservation.granted(Instant::now() + ttl.duration());
+            let guard = GrantGuard { locks: self.locks.clone(), memory: self.memory.clone(), client, lock };
             // Looked at again: what has run out since the votes came in is not handed out, and the guard releases it.
             let so_far = started.elapsed();
             let mut view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
@@ -250,23 +267,20 @@ impl Gateway {
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
         if let Ok(view) = &result {
             self.in_flight.record_round(view.elapsed);
-            client.extended(name.as_str(), token.shown.fencing(), Instant::now() + ttl.duration().max(view.validity));
+            let until = Instant::now() + ttl.duration().max(view.validity);
+            client.extended(name.as_str(), until, &self.memory.terms(&self.locks));
         }
         self.counted(name, Operation::Extend, Outcome::Extended, result)
     }
 
     /// Releases the lock that the token was resolved to.
-    pub async fn release(
-        &self,
-        name: &LockName,
-        token: &ResolvedToken,
-        client: &Client,
-        quota: &Quota,
-    ) -> Result<(), Refusal> {
-        let release = self.within_quota(client.releases(name.as_str(), quota))?;
+    pub async fn release(&self, name: &LockName, token: &ResolvedToken, client: &Client) -> Result<(), Refusal> {
+        let terms = self.memory.terms(&self.locks);
+        self.within_share(client.releases(name.as_str(), &terms))?;
         let result = self.locks.release(name, &token.known).await;
-        if result.is_ok() {
-            client.released(name.as_str(), token.shown.fencing(), release);
+        match &result {
+            Ok(()) => client.released(name.as_str(), &terms),
+            Err(_) => client.not_released(name.as_str(), &terms),
         }
         self.counted(name, Operation::Release, Outcome::Released, result)
     }
@@ -277,19 +291,20 @@ impl Gateway {
         name: &LockName,
         (principal, idempotency_key): (Option<&str>, &str),
         client: &Client,
-        quota: &Quota,
     ) -> Result<(), Refusal> {
-        let release = self.within_quota(client.releases(name.as_str(), quota))?;
+        let terms = self.memory.terms(&self.locks);
+        self.within_share(client.releases(name.as_str(), &terms))?;
         let owner = tokens::owner_of_key(&self.cluster, name, principal, idempotency_key);
-        let result = self.locks.release_owner(name, &owner).await;
-        if let Ok(up_to) = result {
-            client.released(name.as_str(), up_to, release);
+        let result = self.locks.release_owner(name, &owner).await.map(|_| ());
+        match &result {
+            Ok(()) => client.released(name.as_str(), &terms),
+            Err(_) => client.not_released(name.as_str(), &terms),
         }
-        self.counted(name, Operation::Release, Outcome::Released, result.map(|_| ()))
+        self.counted(name, Operation::Release, Outcome::Released, result)
     }
 
-    fn within_quota<T>(&self, result: Result<T, Exceeded>) -> Result<T, Refusal> {
-        result.inspect_err(|exceeded| self.telemetry.quota_exceeded(exceeded.what)).map_err(Refusal::Quota)
+    fn within_share<T>(&self, result: Result<T, Exceeded>) -> Result<T, Refusal> {
+        result.inspect_err(|_| self.telemetry.quota_exceeded()).map_err(Refusal::Quota)
     }
 
     /// Releases a lock for its holder, whoever that is; `found` hears who it is before anything is done.
@@ -373,6 +388,7 @@ impl Gateway {
             is_ready: self.readiness() == Readiness::Ready,
             wall_micros: self.locks.wall_micros(),
             clock_lead: self.locks.clock_lead(),
+            assumed_memory: self.memory.assumed(),
         };
         self.telemetry.render(statuses, &now)
     }

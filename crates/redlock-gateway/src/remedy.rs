@@ -7,6 +7,7 @@ use redlock_core::node::{Diagnosis, Remedy};
 /// Where the pages for operators say what to do: a page of docs/ and a heading of it. Without a host, for nobody knows where they are read.
 pub(crate) mod section {
     pub(crate) const QUORUM_LOST: &str = "operations.md#quorum-lost";
+    pub(crate) const MASTER_MEMORY: &str = "operations.md#memory-of-the-masters-is-short";
     pub(crate) const LIMIT_IS_NEAR: &str = "operations.md#a-limit-is-near";
     pub(crate) const AUDIT_LOG: &str = "runbook.md#the-disk-of-the-audit-log-is-full";
     pub(crate) const DRAINING: &str = "runbook.md#upgrading-gateways";

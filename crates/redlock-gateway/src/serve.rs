@@ -11,6 +11,7 @@ use hyper_util::rt::TokioTimer;
 use redlock_core::clock::Entropy;
 use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
+use redlock_core::node::rules::fence_grace;
 use redlock_core::node::{Node, NodeSettings};
 use redlock_core::{Bootstrap, Redlock, Seams, Settings, SettingsError};
 use tokio::sync::watch;
@@ -24,7 +25,7 @@ use crate::clients::{Clients, Turns};
 use crate::config::{Config, Nodes, OnAuditFailure};
 use crate::connection::{Encrypted, Plain, services};
 use crate::connections::{self, Connections, Most};
-use crate::gateway::{CursorKey, Gateway, WaitShare};
+use crate::gateway::{CursorKey, Gateway, MasterMemory, WaitShare};
 use crate::http::{App, AppState, Hosts};
 use crate::refusals::{self, Refusals, Summary};
 use crate::reload::{Reload, Watched};
@@ -325,7 +326,7 @@ fn assemble(config: &Config, names: &[String], telemetry: &Arc<Telemetry>) -> Re
     let seams = Seams { observer: telemetry.clone(), ..Seams::default() };
     let locks = Redlock::builder().settings(settings(config)).seams(seams.clone());
     let locks = match &config.nodes {
-        Nodes::Embedded(count) => locks.embedded(*count),
+        Nodes::Embedded(count) => locks.embedded(*count).embedded_memory(config.capacity.locks / *count as u64),
         Nodes::Redis(urls) => {
             let settings = redis_settings(config, &cluster);
             let start = |(place, url): (usize, &RedisUrl)| {
@@ -343,8 +344,9 @@ fn assemble(config: &Config, names: &[String], telemetry: &Arc<Telemetry>) -> Re
     }
     let cursors = cursor_key(config, &cluster, names, seams.entropy.as_ref());
     telemetry.limits(config.capacity.in_flight, config.capacity.waiters, locks.quorum().size());
-    let gateway =
-        Gateway::new(locks, config.settings.limits, cluster, cursors, config.capacity.in_flight, telemetry.clone());
+    let memory = MasterMemory::new(config.settings.master_memory.as_u64(), fence_grace(config.settings.clock_skew));
+    let in_flight = config.capacity.in_flight;
+    let gateway = Gateway::new(locks, config.settings.limits, cluster, cursors, in_flight, memory, telemetry.clone());
     let wait_share = WaitShare {
         waiters: config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),
         locks: config.settings.max_waited_locks_per_client,

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use http::HeaderMap;
 use metrics::{Counter, Gauge, Histogram, Label};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use redlock_core::node::{HandOver, NodeState, NodeStatus, Observer, Op, Reason, RoundTrace, Vote};
+use redlock_core::node::{HandOver, NodeMemory, NodeState, NodeStatus, Observer, Op, Reason, RoundTrace, Vote};
 use redlock_core::{LockName, Waiting};
 
 pub use self::connections::{ConnectionMetrics, ConnectionRefused};
@@ -29,7 +29,6 @@ pub use self::logging::{Log, check_filter, start_logging};
 pub use self::traces::{RequestSpan, TraceIds, Traces};
 use self::words::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
 pub use self::words::{Operation, Outcome, WaitEnd};
-use crate::clients::Limited;
 use crate::pattern::Group;
 
 /// 250 µs to 30 s.
@@ -54,6 +53,8 @@ pub struct Now {
     pub is_ready: bool,
     pub wall_micros: u64,
     pub clock_lead: Duration,
+    /// Bytes that a node has which sets no bound.
+    pub assumed_memory: u64,
 }
 
 /// All metrics of one gateway.
@@ -86,6 +87,8 @@ struct NodeMetrics {
     offset: Gauge,
     restarts: Counter,
     evicted: Gauge,
+    used_memory: Gauge,
+    max_memory: Gauge,
     quarantine: Gauge,
     heals: Counter,
     states: Vec<(NodeState, Gauge)>,
@@ -154,8 +157,8 @@ impl Telemetry {
         OfLock { telemetry: self, groups: self.groups.of(name) }
     }
 
-    pub fn quota_exceeded(&self, what: Limited) {
-        self.handles.quota_exceeded[what as usize].increment(1);
+    pub fn quota_exceeded(&self) {
+        self.handles.quota_exceeded.increment(1);
     }
 
     pub fn quorum_failure(&self, operation: Operation, reason: Reason) {
@@ -221,6 +224,10 @@ impl Telemetry {
             node.voting.set(f64::from(u8::from(status.votes())));
             node.restarts.absolute(status.restarts);
             node.evicted.set(status.evicted_keys as f64);
+            if let Some(NodeMemory { used, max, .. }) = status.memory {
+                node.used_memory.set(used as f64);
+                node.max_memory.set(if max > 0 { max } else { now.assumed_memory } as f64);
+            }
             let left = status.until_micros.map_or(0, |until| until.saturating_sub(now.wall_micros));
             node.quarantine.set(left as f64 / 1e6);
         }
@@ -342,6 +349,8 @@ impl NodeMetrics {
             offset: metrics::gauge!("redlock_node_clock_offset_seconds", node()),
             restarts: metrics::counter!("redlock_node_restarts_total", node()),
             evicted: metrics::gauge!("redlock_node_evicted_keys", node()),
+            used_memory: metrics::gauge!("redlock_node_used_memory_bytes", node()),
+            max_memory: metrics::gauge!("redlock_node_max_memory_bytes", node()),
             quarantine: metrics::gauge!("redlock_node_quarantine_remaining_seconds", node()),
             heals: metrics::counter!("redlock_node_heals_total", node()),
             voting: metrics::gauge!("redlock_node_voting", node()),
@@ -359,7 +368,7 @@ struct Handles {
     batch: Histogram,
     abandoned: Counter,
     out_of_reach: Counter,
-    quota_exceeded: [Counter; 3],
+    quota_exceeded: Counter,
     waits: [Histogram; WAIT_ENDS.len()],
     waiters: Gauge,
     waiting_locks: Gauge,
@@ -399,8 +408,7 @@ impl Handles {
             batch: metrics::histogram!("redlock_batch_operations"),
             abandoned: metrics::counter!("redlock_releases_abandoned_total"),
             out_of_reach: metrics::counter!("redlock_fences_out_of_reach_total"),
-            quota_exceeded: Limited::ALL
-                .map(|what| metrics::counter!("redlock_quota_exceeded_total", "quota" => what.word())),
+            quota_exceeded: metrics::counter!("redlock_quota_exceeded_total"),
             waits: WAIT_ENDS.map(|(_, end)| metrics::histogram!("redlock_wait_duration_seconds", "outcome" => end)),
             waiters: metrics::gauge!("redlock_waiters"),
             waiting_locks: metrics::gauge!("redlock_waiting_locks"),

@@ -18,8 +18,8 @@ use redlock_core::node::packed::{Header, pack_call};
 use redlock_core::node::{Holding, Keys, NoObserver, Node, NodeSettings, Observer, Op, Record, ReleaseScope, Vote};
 use redlock_core::{AcquireOptions, Info, LockError, LockName, LockToken, Redlock, Seams, Settings, Ttl};
 use redlock_gateway::audit::Audit;
-use redlock_gateway::config::{Limits, LogFormat, Quota};
-use redlock_gateway::gateway::{CursorKey, Gateway};
+use redlock_gateway::config::{Limits, LogFormat};
+use redlock_gateway::gateway::{CursorKey, Gateway, MasterMemory};
 use redlock_gateway::http::{App, AppState, Hosts};
 use redlock_gateway::telemetry::{self, Telemetry};
 
@@ -205,10 +205,11 @@ impl Served {
             max_ttl: Ttl::from_millis(300_000).expect("within the limits of a Ttl"),
             max_wait: Duration::from_secs(25),
             max_hold: Duration::from_secs(86_400),
-            quota: Quota::DEFAULT,
         };
         let locks = redlock(telemetry.clone());
-        let gateway = Gateway::new(locks, limits, "cluster".into(), CursorKey::new([0; 32]), 4096, telemetry.clone());
+        let memory = MasterMemory::new(1 << 30, Duration::from_secs(10));
+        let cursors = CursorKey::new([0; 32]);
+        let gateway = Gateway::new(locks, limits, "cluster".into(), cursors, 4096, memory, telemetry.clone());
         let state = AppState::open(Arc::new(gateway));
         Self {
             app: App::new(state, telemetry.clone(), Arc::new(Audit::logged()), Hosts::default()),

@@ -440,6 +440,8 @@ impl Master {
             was_replica: process.was_replica,
             time_micros: self.clock.wall_micros(),
             uptime_seconds: if former.is_some() { 0 } else { process.started.elapsed().as_secs() },
+            used_memory: 0,
+            max_memory: 0,
             // The part that is looked at comes first.
             replication_id: format!("{:08x}", run << 8 | process.promotions),
         }

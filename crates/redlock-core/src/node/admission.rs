@@ -405,6 +405,14 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_read_from_info_and_is_0_where_unsaid() {
+        let said =
+            Facts::new("used_memory:1500\r\nused_memory_rss:9\r\nmaxmemory:2000\r\nmaxmemory_policy:x\r\n", Ok(&[]));
+        assert_eq!((said.used_memory, said.max_memory), (1500, 2000));
+        assert_eq!((volatile().used_memory, volatile().max_memory), (0, 0));
+    }
+
+    #[test]
     fn a_plain_master_is_fit_and_each_defect_alone_makes_it_unfit() {
         assert_eq!(volatile().unfit(), None);
         for (defect, word) in [

@@ -365,6 +365,7 @@ impl Driver {
     }
 
     fn looked(&mut self, Look { facts, marker, is_caught_up }: Look, now: Instant) -> Result<(), Outage> {
+        self.report.memory(&facts, self.look_asked);
         self.read_clock(&facts, marker.as_deref())?;
         if self.is_serving() {
             return self.looked_while_serving(&facts, marker.as_deref(), is_caught_up);

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::admission::{Doubt, Facts};
 use super::observer::Seams;
-use super::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
+use super::status::{Diagnosis, Engine, NodeMemory, NodeState, NodeStatus, Remedy};
 
 /// How often a quarantine is mentioned in the log.
 const MENTION: Duration = Duration::from_secs(60);
@@ -62,6 +62,16 @@ impl Reporter {
     pub(super) fn evictions(&self, evicted_keys: u64) {
         self.status
             .send_if_modified(|status| std::mem::replace(&mut status.evicted_keys, evicted_keys) != evicted_keys);
+    }
+
+    /// The node was asked at that time of the monotonic clock. Wakes nobody who watches the status.
+    pub(super) fn memory(&self, facts: &Facts, asked: Duration) {
+        let &Facts { used_memory: used, max_memory: max, .. } = facts;
+        let memory = (used > 0).then_some(NodeMemory { used, max, asked });
+        self.status.send_if_modified(|status| {
+            status.memory = memory;
+            false
+        });
     }
 
     pub(super) fn admitted(&mut self, facts: &Facts, marker: &str, is_caught_up: bool) {

@@ -1,6 +1,7 @@
 //! What a node is doing, why, and what can be done about it.
 
 use std::fmt;
+use std::time::Duration;
 
 /// What a node is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -87,6 +88,19 @@ pub struct NodeStatus {
     pub restarts: u64,
     /// Keys it has evicted, as it reported last; anything but zero means that locks may be lost.
     pub evicted_keys: u64,
+    /// Its memory, as it reported last; `None` when it has not reported any.
+    pub memory: Option<NodeMemory>,
+}
+
+/// How much memory a node uses, and how much it may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeMemory {
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes that may be in use; 0 when the node sets no bound.
+    pub max: u64,
+    /// When the node was asked, by the monotonic clock of this process.
+    pub asked: Duration,
 }
 
 impl NodeStatus {
@@ -106,6 +120,7 @@ impl NodeStatus {
             looks: 0,
             restarts: 0,
             evicted_keys: 0,
+            memory: None,
         }
     }
 
@@ -119,6 +134,11 @@ impl NodeStatus {
         self.refuses_writes = false;
         self.detail.clone_from(&diagnosis.reason);
         self.remedy = diagnosis.remedy;
+    }
+
+    /// Whether it refuses writes for want of memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.refuses_writes && self.remedy == Some(Remedy::RaiseMaxMemory)
     }
 
     /// Whether it can be expected to grant locks.

@@ -11,7 +11,7 @@ use redlock_core::{LockName, Ttl};
 use super::key::{Key, Keys, Proof, ProvenKey, RateLimit, Verb};
 use super::secret;
 use crate::clients::Client;
-use crate::config::{Limits, Quota};
+use crate::config::Limits;
 use crate::reload::{Content, Reload, Watched};
 
 /// What a request shows for its sender.
@@ -208,13 +208,7 @@ impl Caller {
         // Nobody gets for once what may not be held.
         let longest = [key.max_ttl, Ttl::from_duration(max_hold).ok()].into_iter().flatten();
         let max_ttl = longest.fold(all.max_ttl, Ttl::min);
-        // An operator gives a key more than the others, or less.
-        let quota = Quota {
-            max_locks_per_client: key.max_locks.unwrap_or(all.quota.max_locks_per_client),
-            max_bytes_per_client: key.max_bytes.unwrap_or(all.quota.max_bytes_per_client),
-            max_new_names_per_minute: key.max_new_names_per_minute.unwrap_or(all.quota.max_new_names_per_minute),
-        };
-        Limits { max_ttl, default_ttl: all.default_ttl.min(max_ttl), max_hold, quota, ..all }
+        Limits { max_ttl, default_ttl: all.default_ttl.min(max_ttl), max_hold, ..all }
     }
 
     /// Takes one request off the rate of the caller's key.

@@ -39,9 +39,6 @@ struct Entry {
     max_hold: Option<String>,
     rate: Option<u32>,
     burst: Option<u32>,
-    max_locks: Option<usize>,
-    max_bytes: Option<usize>,
-    max_new_names_per_minute: Option<usize>,
 }
 
 #[derive(Deserialize)]
@@ -177,9 +174,6 @@ impl Entry {
             max_ttl,
             max_hold,
             rate_limit: rate_limit(self.rate, self.burst)?,
-            max_locks: positive("max_locks", self.max_locks)?,
-            max_bytes: positive("max_bytes", self.max_bytes)?,
-            max_new_names_per_minute: positive("max_new_names_per_minute", self.max_new_names_per_minute)?,
             client: Default::default(),
         })
     }
@@ -205,13 +199,6 @@ impl Allowed {
 fn duration(field: &str, text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| format!("{field} is no duration; expected one such as \"30s\" or \"5m\""))
-}
-
-fn positive(field: &str, value: Option<usize>) -> Result<Option<usize>, String> {
-    match value {
-        Some(0) => Err(format!("{field}: 0 is not allowed; leave out the verb acquire")),
-        value => Ok(value),
-    }
 }
 
 fn rate_limit(rate: Option<u32>, burst: Option<u32>) -> Result<Option<RateLimit>, String> {
@@ -259,7 +246,6 @@ mod tests {
         let rule = "allow = [{ verbs = ['acquire'], names = ['*'] }]";
         for (text, expected) in [
             ("[[key]]\nname = 'c i'\nallow = []".to_owned(), ": key 1: the name must be"),
-            (key(&format!("{rule}\nmax_locks = 0")), ": key ci: max_locks: 0 is not allowed"),
             (format!("[[key]]\nname = 'ci'\n{rule}"), ": key ci: there is neither a hash nor a certificate"),
             (key(""), ", line 1: missing field `allow`"),
             (key(&format!("{rule}\nexpire = 1")), ", line 5: unknown field `expire`"),

@@ -72,9 +72,6 @@ pub(super) struct Key {
     pub(super) max_ttl: Option<Ttl>,
     pub(super) max_hold: Option<Duration>,
     pub(super) rate_limit: Option<RateLimit>,
-    pub(super) max_locks: Option<usize>,
-    pub(super) max_bytes: Option<usize>,
-    pub(super) max_new_names_per_minute: Option<usize>,
     /// That of the key of this name in the file before, if there was one.
     pub(super) client: OnceLock<Arc<Client>>,
 }

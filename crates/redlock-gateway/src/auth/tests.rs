@@ -4,11 +4,11 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use redlock_core::{FencingToken, LockName, Ttl};
+use redlock_core::{LockName, Ttl};
 
 use super::*;
-use crate::clients::Release;
-use crate::config::{Limits, Quota};
+use crate::clients::Terms;
+use crate::config::Limits;
 
 fn name(text: &str) -> LockName {
     text.parse::<LockName>().unwrap()
@@ -88,13 +88,7 @@ fn a_certificate_is_a_principal_as_a_key_is() {
 fn limits_of_a_key_only_ever_lower_those_of_the_gateway() {
     let millis = |millis| Ttl::from_millis(millis).unwrap();
     let day = Duration::from_secs(86_400);
-    let all = Limits {
-        default_ttl: millis(30_000),
-        max_ttl: millis(300_000),
-        max_wait: day,
-        max_hold: day,
-        quota: Quota::DEFAULT,
-    };
+    let all = Limits { default_ttl: millis(30_000), max_ttl: millis(300_000), max_wait: day, max_hold: day };
     for (own, default, max, hold) in
         [("'10s'", 10_000, 10_000, 3_600), ("'1m'", 30_000, 60_000, 3_600), ("'1h'", 30_000, 300_000, 3_600)]
     {
@@ -103,33 +97,24 @@ fn limits_of_a_key_only_ever_lower_those_of_the_gateway() {
         let limits = authenticator.identify(Some(Credential::Key(&text))).unwrap().limits(all);
         assert_eq!((limits.default_ttl, limits.max_ttl), (millis(default), millis(max)), "{own}");
         assert_eq!(limits.max_hold, Duration::from_secs(hold));
-        assert_eq!(limits.quota, Quota::DEFAULT);
     }
 }
 
 #[test]
-fn a_key_may_have_quotas_of_its_own_and_a_new_file_forgets_nothing_of_what_it_holds() {
-    let (text, entry) = key("ci", &format!("max_locks = 1\nmax_new_names_per_minute = 7\n{ALL}"));
+fn a_new_file_forgets_nothing_of_what_a_key_holds() {
+    let (text, entry) = key("ci", ALL);
     let authenticator = Authenticator::new(Keys::parse(&entry).unwrap());
-    let caller = || authenticator.identify(Some(Credential::Key(&text))).unwrap();
-    let second = Duration::from_secs(1);
-    let ttl = Ttl::from_duration(second).unwrap();
-    let all = Limits { default_ttl: ttl, max_ttl: ttl, max_wait: second, max_hold: second, quota: Quota::DEFAULT };
-    let quota = caller().limits(all).quota;
-    assert_eq!(quota, Quota { max_locks_per_client: 1, max_new_names_per_minute: 7, ..Quota::DEFAULT });
+    let client = || authenticator.identify(Some(Credential::Key(&text))).unwrap().client().unwrap().clone();
+    let one = Terms { most: Some(400), fence_life: Duration::from_secs(10), ..Terms::default() };
     let takes = |name: &str| {
-        let until = Instant::now() + second * 60;
-        caller()
-            .client()
-            .unwrap()
-            .reserve(name, 0, until, &quota)
-            .map(|reserved| reserved.granted(FencingToken::MIN, until))
+        let until = Instant::now() + Duration::from_secs(60);
+        client().reserve(name, 0, until, one.clone()).map(|reserved| reserved.granted(until))
     };
     assert!(takes("a").is_ok() && takes("b").is_err());
     authenticator.replace(Keys::parse(&entry).unwrap());
     assert!(takes("b").is_err());
-    caller().client().unwrap().released("a", FencingToken::MIN, Release::Known);
-    assert!(takes("b").is_ok());
+    client().released("a", &one);
+    assert!(takes("b").is_err(), "its fence stays for a while");
 }
 
 #[test]

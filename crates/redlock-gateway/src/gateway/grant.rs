@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use redlock_core::{Lease, LockName, LockToken, Redlock, Ttl};
 
-use crate::clients::{Client, Release};
+use super::memory::MasterMemory;
+use crate::clients::Client;
 
 /// A lease as the client is told of it, at one moment.
 #[derive(Debug, Clone)]
@@ -26,6 +27,7 @@ pub struct LeaseView {
 /// A grant on its way to the client. Dropped undelivered, it releases the lock: nobody knows its token.
 pub struct GrantGuard {
     pub(super) locks: Redlock,
+    pub(super) memory: Arc<MasterMemory>,
     pub(super) client: Arc<Client>,
     pub(super) lock: Option<(LockName, Lease)>,
 }
@@ -43,7 +45,7 @@ impl Drop for GrantGuard {
             tracing::debug!(lock = %name, "a grant could not be delivered and is released");
             // A grant that was told again stays.
             if !lease.replayed {
-                self.client.released(name.as_str(), lease.token.fencing(), Release::Known);
+                self.client.released(name.as_str(), &self.memory.terms(&self.locks));
             }
             self.locks.abandon(&name, &lease);
         }

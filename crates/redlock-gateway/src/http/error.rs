@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
+use bytesize::ByteSize;
 use http::{HeaderValue, StatusCode as S, header};
 use redlock_core::{HeldBy, LockError, NodeReport, Ttl, WaitLimit};
 use serde::Serialize;
@@ -18,7 +19,7 @@ use utoipa::ToSchema;
 pub(super) use self::kinds::*;
 use super::wire::{NodeAnswerBody, json_line};
 use crate::auth::AuthError;
-use crate::clients::{Exceeded, Limited};
+use crate::clients::Exceeded;
 use crate::config::show;
 use crate::gateway::{Refusal, TooManyListings};
 use crate::info::label_of;
@@ -273,14 +274,12 @@ impl ApiError {
                     "the lock has been held for {held} and may be for {max}; release and compete again"
                 ))
             }
-            Refusal::Quota(Exceeded { what, most, retry_after }) => {
-                let detail = match what {
-                    Limited::Locks => format!("this client holds {most} locks, as many as it may"),
-                    Limited::Bytes => format!("this client's locks take {most} bytes on a master, as many as they may"),
-                    Limited::NewNames => {
-                        format!("this client has used {most} new names in a minute, as many as it may")
-                    }
-                };
+            Refusal::Quota(Exceeded { taken, most, retry_after }) => {
+                let (taken, most) = (ByteSize::b(taken), ByteSize::b(most));
+                let detail = format!(
+                    "the masters' memory is short: this client takes about {taken} of it and may take {most}, twice what \
+                     is free; release locks, or try again when some have ended"
+                );
                 QUOTA_EXCEEDED.because(detail).retry_after(retry_after)
             }
             Refusal::Draining => {

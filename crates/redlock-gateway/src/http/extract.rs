@@ -351,12 +351,10 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
-    use crate::config::Quota;
     use crate::info::label_of;
 
     pub(super) fn limits() -> Limits {
         Limits {
-            quota: Quota::DEFAULT,
             default_ttl: Ttl::from_millis(30_000).unwrap(),
             max_ttl: Ttl::from_millis(300_000).unwrap(),
             max_wait: Duration::from_secs(25),

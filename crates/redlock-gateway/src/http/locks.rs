@@ -75,7 +75,6 @@ pub(super) async fn acquire(
         max_hold: limits.max_hold,
         wait,
         client: access.client().clone(),
-        quota: limits.quota,
         started,
     };
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
@@ -160,7 +159,7 @@ pub(super) async fn extend(
         CommonErrors,
         (status = 404, description = "lock_not_found: it was released or has expired, or, for a key that may neither acquire nor inspect, somebody else holds it"),
         (status = 409, description = "not_holder: somebody else holds it"),
-        (status = 429, description = "rate_limited; quota_exceeded: names of which no lock is known here"),
+        (status = 429, description = "rate_limited; quota_exceeded: the masters' memory is short, and releases of this client that found no lock fill it"),
         (status = 503, description = "outcome_unknown: try again; overloaded, audit_unavailable"),
     )
 )]
@@ -170,14 +169,13 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     match by {
         ReleaseBy::Token(token) => {
             let token = resolve(&lock, token).await?;
-            let released = access.gateway().release(name, &token, access.client(), &access.limits().quota).await;
+            let released = access.gateway().release(name, &token, access.client()).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::IdempotencyKey(key) => {
             let whose = (access.caller().principal(), key.as_str());
             // Apart, or every request would carry the room for it.
-            let released =
-                Box::pin(access.gateway().release_by_key(name, whose, access.client(), &access.limits().quota)).await;
+            let released = Box::pin(access.gateway().release_by_key(name, whose, access.client())).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::Force => {

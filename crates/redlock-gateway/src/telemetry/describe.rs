@@ -52,7 +52,10 @@ pub(super) fn describe() {
         Unit::Seconds,
         "How far fencing tokens run ahead of this machine's clock, learned from gateways whose clocks are ahead."
     );
-    counter!("redlock_quota_exceeded_total", "Acquires refused because the client has used up a quota, by quota.");
+    counter!(
+        "redlock_quota_exceeded_total",
+        "Requests refused because the masters' memory is short and the client takes its share."
+    );
     gauge!("redlock_build_info", "Constant 1, labelled with the version.");
 }
 
@@ -70,6 +73,12 @@ fn describe_nodes() {
     );
     gauge!("redlock_node_clock_offset_seconds", Unit::Seconds, "A node's clock minus this gateway's.");
     counter!("redlock_node_restarts_total", "Restarts of a node that this gateway has seen.");
+    gauge!("redlock_node_used_memory_bytes", Unit::Bytes, "Memory that a node uses.");
+    gauge!(
+        "redlock_node_max_memory_bytes",
+        Unit::Bytes,
+        "Memory that a node may use: its maxmemory, or --master-memory where it has none."
+    );
     gauge!("redlock_node_evicted_keys", "Keys that a node has evicted; above 0 locks may be lost.");
     gauge!(
         "redlock_node_quarantine_remaining_seconds",

@@ -230,6 +230,8 @@ impl Site {
             was_replica: false,
             time_micros: 0,
             uptime_seconds: 0,
+            used_memory: 0,
+            max_memory: 0,
         }
     }
 

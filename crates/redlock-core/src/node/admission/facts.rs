@@ -29,6 +29,10 @@ pub struct Facts {
     pub time_micros: u64,
     /// How long the process has run, in seconds: less than one too many, by its own wall clock; 0 when the node did not say.
     pub uptime_seconds: u64,
+    /// `used_memory`, in bytes; 0 when the node did not say.
+    pub used_memory: u64,
+    /// `maxmemory`, in bytes; 0 when the node has no bound of its own, or did not say.
+    pub max_memory: u64,
 }
 
 /// What a crash of a node would lose.
@@ -94,6 +98,8 @@ impl Facts {
             was_replica: field("master_replid2").bytes().any(|byte| byte != b'0'),
             time_micros: field("server_time_usec").parse().unwrap_or(0),
             uptime_seconds: field("uptime_in_seconds").parse().unwrap_or(0),
+            used_memory: field("used_memory").parse().unwrap_or(0),
+            max_memory: field("maxmemory").parse().unwrap_or(0),
         }
     }
 
@@ -112,6 +118,8 @@ impl Facts {
             was_replica: false,
             time_micros: 0,
             uptime_seconds: 0,
+            used_memory: 1 << 20,
+            max_memory: 0,
         }
     }
 

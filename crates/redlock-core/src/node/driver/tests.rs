@@ -124,7 +124,7 @@ impl Bench {
         let mut bench = Self::new(bootstrap);
         bench.connect();
         let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&facts, 7);
-        let loads = bench.on(Event::Looked(Ok(Look { facts, marker: Some(marker.clone()) })));
+        let loads = bench.on(Event::Looked(Ok(Look { facts, marker: Some(marker.clone()), is_caught_up: true })));
         bench.marker = marker;
         assert!(matches!(loads.as_slice(), [Action::Load { .. }]), "{loads:?}");
         assert_eq!(bench.on(Event::Loaded(Ok(Engine::Lua))), [Action::Call], "which tells how far the node is");
@@ -316,7 +316,7 @@ fn with_the_file_of_the_former(bench: &mut Bench, uptime_seconds: u64) -> Vec<Ac
     let facts = Facts { run_id: "b".repeat(40), uptime_seconds, ..durable_master() };
     bench.connect();
     let marker = Some(bench.marker.clone());
-    bench.on(Event::Looked(Ok(Look { facts, marker })))
+    bench.on(Event::Looked(Ok(Look { facts, marker, is_caught_up: true })))
 }
 
 #[track_caller]
@@ -329,7 +329,7 @@ fn assert_contested(actions: &[Action]) {
 fn a_process_whose_former_one_still_answers_is_contested() {
     let mut bench = Bench::admitted_as(durable_master(), false);
     let other = Facts { run_id: "b".repeat(40), ..durable_master() };
-    let moved = Event::Followed(Ok(Look { facts: other, marker: None }));
+    let moved = Event::Followed(Ok(Look { facts: other, marker: None, is_caught_up: false }));
     assert_eq!(bench.on(moved), [Action::Disconnect]);
     assert_contested(&with_the_file_of_the_former(&mut bench, 0));
 }

@@ -71,3 +71,39 @@ fn using_one_name_again_and_again_takes_no_more_memory() {
     let store = node.lock();
     assert_eq!((store.entries.len(), store.expiries.len()), (1, 1), "the fence alone is left");
 }
+
+#[test]
+fn a_bounded_node_tells_its_memory_and_refuses_writes_beyond() {
+    let max = 200_000;
+    let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default()).with_max_memory(max);
+    let memory = || node.status().borrow().memory.expect("it is told");
+    assert_eq!((memory().used, memory().max), (0, max));
+    let fits = |n: u32| node.set_foreign(n.to_string().as_bytes(), &[0; 1000], None);
+    let stored = (0..1000).take_while(|n| fits(*n)).count() as u64;
+    assert!((150..=180).contains(&stored), "{stored} keys of 1,000 bytes");
+    let inspect = || node.run(&Op::Inspect { keys: Keys::new("lock:", &"job".parse::<LockName>().expect("a name")) });
+    inspect();
+    assert!(memory().used > max, "{:?}", memory());
+    let before = node.snapshot();
+    node.wipe();
+    inspect();
+    assert_eq!(memory().used, 0);
+    node.restore(before);
+    inspect();
+    assert!(memory().used > max, "{:?}", memory());
+}
+
+#[test]
+fn bytes_in_use_follow_keys_that_are_set_again_deleted_or_expire() {
+    let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
+    let used = || node.lock().bytes;
+    node.set_foreign(b"a", &[0; 100], None);
+    let once = used();
+    node.set_foreign(b"a", &[0; 100], Some(Duration::ZERO));
+    assert_eq!(used(), once);
+    node.set_foreign(b"b", &[0; 100], None);
+    node.lock().delete(&Bytes::from_static(b"b"));
+    assert_eq!(used(), once);
+    std::iter::repeat_with(|| node.lock().expire_some()).find(|()| used() == 0);
+    assert_eq!(node.key_count(), 0);
+}

@@ -39,7 +39,7 @@ kinds! {
     MISDIRECTED_REQUEST: MISDIRECTED_REQUEST, "misdirected_request", "Not a host of this service", "the Host header names a host that is none of this service; those it has are named with --allowed-host";
     TOO_MANY_WAITERS: TOO_MANY_REQUESTS, "too_many_waiters", "Too many waiters", "10000 requests are waiting for locks here, as many as are allowed; try again, or without wait_ms";
     RATE_LIMITED: TOO_MANY_REQUESTS, "rate_limited", "Too many requests", "the API key has used up its rate of requests";
-    QUOTA_EXCEEDED: TOO_MANY_REQUESTS, "quota_exceeded", "Quota exceeded", "this client holds 10000 locks, as many as it may";
+    QUOTA_EXCEEDED: TOO_MANY_REQUESTS, "quota_exceeded", "Quota exceeded", "the masters' memory is short: this client takes about 43.1 MiB of it and may take 19.8 MiB, twice what is free; release locks, or try again when some have ended";
     INTERNAL: INTERNAL_SERVER_ERROR, "internal_error", "Internal error", "this is a defect of the gateway; its log has more under this request id";
     NO_QUORUM: SERVICE_UNAVAILABLE, "quorum_unavailable", "No quorum", "too few nodes answered in time to decide; this request holds nothing, and whatever it set is being released";
     OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, "outcome_unknown", "The outcome is unknown", "too few nodes answered to tell whether this was done; an old deadline still stands, and trying again is safe";
@@ -53,6 +53,7 @@ impl Kind {
     pub(super) fn runbook(self) -> Option<&'static str> {
         match self.1 {
             "quorum_unavailable" | "outcome_unknown" => Some(section::QUORUM_LOST),
+            "quota_exceeded" => Some(section::MASTER_MEMORY),
             "overloaded" => Some(section::LIMIT_IS_NEAR),
             "audit_unavailable" => Some(section::AUDIT_LOG),
             "draining" => Some(section::DRAINING),

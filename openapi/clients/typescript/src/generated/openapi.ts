@@ -847,7 +847,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description rate_limited; quota_exceeded: names of which no lock is known here */
+            /** @description rate_limited; quota_exceeded: the masters' memory is short, and releases of this client that found no lock fill it */
             429: {
                 headers: {
                     /** @description Seconds until trying again makes sense */
