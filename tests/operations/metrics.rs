@@ -155,8 +155,6 @@ async fn every_family_is_there_and_prometheus_accepts_the_whole() {
         ("redlock_node_clock_offset_seconds", "gauge"),
         ("redlock_node_restarts_total", "counter"),
         ("redlock_node_evicted_keys", "gauge"),
-        ("redlock_node_used_memory_bytes", "gauge"),
-        ("redlock_node_max_memory_bytes", "gauge"),
         ("redlock_node_quarantine_remaining_seconds", "gauge"),
         ("redlock_node_heals_total", "counter"),
         ("redlock_batch_operations", "histogram"),

@@ -151,8 +151,8 @@ impl Answer {
             "lock_held" => (&["retry_after_ms"], &["holder", "expires_in_ms"]),
             "not_holder" => (&[], &["holder", "expires_in_ms"]),
             "quorum_unavailable" | "outcome_unknown" => (&["retry_after_ms", "nodes", "runbook"], &[]),
-            "draining" | "overloaded" | "audit_unavailable" => (&["retry_after_ms", "runbook"], &[]),
-            "too_many_waiters" | "rate_limited" | "quota_exceeded" => (&["retry_after_ms"], &[]),
+            "draining" | "overloaded" | "audit_unavailable" | "quota_exceeded" => (&["retry_after_ms", "runbook"], &[]),
+            "too_many_waiters" | "rate_limited" => (&["retry_after_ms"], &[]),
             _ => (&[], &[]),
         };
         let always = ["type", "title", "status", "code", "detail", "request_id"];

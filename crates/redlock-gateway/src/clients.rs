@@ -10,55 +10,20 @@ mod turns;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redlock_core::LockName;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use self::company::Company;
+pub use self::kept::{Exceeded, Taken, Terms};
 use self::kept::{Kept, Room};
 pub use self::turns::{Line, Turns};
 
 /// Addresses that are told apart. Those that come when there are more are one client together.
 const MAX_ADDRESSES: usize = 65_536;
-
-/// What a client may take of the masters' memory now.
-#[derive(Debug, Clone, Default)]
-pub struct Terms {
-    /// In bytes; `None` while there is enough for all.
-    pub most: Option<u64>,
-    /// How long a fence outlives what it is for.
-    pub fence_life: Duration,
-    /// What all clients have taken.
-    pub taken: Taken,
-}
-
-/// A client takes as much of the masters' memory as it may while that is short.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Exceeded {
-    /// Bytes that it takes, about.
-    pub taken: u64,
-    /// Bytes that it may take.
-    pub most: u64,
-    pub retry_after: Duration,
-}
-
-/// Bytes of the masters' memory that the clients of this gateway have taken since it began, less those they gave back. What
-/// ends by itself stays counted: only differences over a short time mean anything.
-#[derive(Debug, Clone, Default)]
-pub struct Taken(Arc<AtomicI64>);
-
-impl Taken {
-    pub fn bytes(&self) -> i64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn add(&self, change: i64) {
-        self.0.fetch_add(change, Ordering::Relaxed);
-    }
-}
 
 /// What one client has taken.
 #[derive(Debug, Default)]

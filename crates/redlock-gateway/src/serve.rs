@@ -11,7 +11,6 @@ use hyper_util::rt::TokioTimer;
 use redlock_core::clock::Entropy;
 use redlock_core::node::admission::ClusterConfig;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
-use redlock_core::node::rules::fence_grace;
 use redlock_core::node::{Node, NodeSettings};
 use redlock_core::{Bootstrap, Redlock, Seams, Settings, SettingsError};
 use tokio::sync::watch;
@@ -344,14 +343,13 @@ fn assemble(config: &Config, names: &[String], telemetry: &Arc<Telemetry>) -> Re
     }
     let cursors = cursor_key(config, &cluster, names, seams.entropy.as_ref());
     telemetry.limits(config.capacity.in_flight, config.capacity.waiters, locks.quorum().size());
-    let memory = MasterMemory::new(config.settings.master_memory.as_u64(), fence_grace(config.settings.clock_skew));
-    let in_flight = config.capacity.in_flight;
-    let gateway = Gateway::new(locks, config.settings.limits, cluster, cursors, in_flight, memory, telemetry.clone());
-    let wait_share = WaitShare {
+    let memory = MasterMemory::new(config.settings.master_memory.as_u64(), config.settings.clock_skew);
+    let limits = config.settings.limits;
+    let gateway = Gateway::new(locks, limits, cluster, cursors, config.capacity.in_flight, memory, telemetry.clone());
+    Ok(Arc::new(gateway.with_wait_share(WaitShare {
         waiters: config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),
         locks: config.settings.max_waited_locks_per_client,
-    };
-    Ok(Arc::new(gateway.with_wait_share(wait_share)))
+    })))
 }
 
 async fn bootstrap(locks: Redlock) {

@@ -207,7 +207,7 @@ impl Served {
             max_hold: Duration::from_secs(86_400),
         };
         let locks = redlock(telemetry.clone());
-        let memory = MasterMemory::new(1 << 30, Duration::from_secs(10));
+        let memory = MasterMemory::new(1 << 30, Duration::from_secs(2));
         let cursors = CursorKey::new([0; 32]);
         let gateway = Gateway::new(locks, limits, "cluster".into(), cursors, 4096, memory, telemetry.clone());
         let state = AppState::open(Arc::new(gateway));

@@ -9,10 +9,9 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-use super::{Exceeded, Terms};
 
 /// Names that left a fence lately. A name that leaves it again is not counted again. Its slot follows from its hash, and a
 /// newer name takes it.
@@ -31,6 +30,42 @@ fn lock_bytes(name: &str, info: usize) -> u64 {
 /// Bytes of the fence alone. Measured likewise: 161 with names of 20 bytes, 420 with 236.
 fn fence_bytes(name: &str) -> u64 {
     (185 + name.len()) as u64
+}
+
+/// What a client may take of the masters' memory now.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// In bytes; `None` while there is enough for all.
+    pub most: Option<u64>,
+    /// How long a fence outlives what it is for.
+    pub fence_life: Duration,
+    /// What all clients have taken.
+    pub taken: Taken,
+}
+
+/// A client takes as much of the masters' memory as it may while that is short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exceeded {
+    /// Bytes that it takes, about.
+    pub taken: u64,
+    /// Bytes that it may take.
+    pub most: u64,
+    pub retry_after: Duration,
+}
+
+/// Bytes of the masters' memory that the clients of this gateway have taken since it began, less those they gave back. What
+/// ends by itself stays counted: only differences over a short time mean anything.
+#[derive(Debug, Clone, Default)]
+pub struct Taken(Arc<AtomicI64>);
+
+impl Taken {
+    pub fn bytes(&self) -> i64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add(&self, change: Change) {
+        self.0.fetch_add(change, Ordering::Relaxed);
+    }
 }
 
 /// What one client takes.

@@ -22,6 +22,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use redlock_core::Redlock;
+use redlock_core::node::rules::fence_grace;
 use redlock_core::node::{NodeMemory, NodeStatus};
 
 use crate::clients::{Taken, Terms};
@@ -67,8 +68,8 @@ struct Free {
 
 impl MasterMemory {
     /// `assumed` is what a master has that sets no bound itself.
-    pub fn new(assumed: u64, fence_life: Duration) -> Self {
-        Self { assumed, fence_life, taken: Taken::default(), state: Mutex::default() }
+    pub fn new(assumed: u64, clock_skew: Duration) -> Self {
+        Self { assumed, fence_life: fence_grace(clock_skew), taken: Taken::default(), state: Mutex::default() }
     }
 
     pub fn assumed(&self) -> u64 {
