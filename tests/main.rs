@@ -26,6 +26,7 @@ mod node {
     mod differential;
     mod malformed;
     mod module;
+    mod moved;
     mod pipelining;
     mod redis;
     mod rules;
