@@ -28,6 +28,7 @@ mod node {
     mod differential;
     mod malformed;
     mod module;
+    mod moved;
     mod noise;
     mod pipelining;
     mod redis;

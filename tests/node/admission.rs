@@ -8,25 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlock_core::node::admission::NAME_MOVES_WITHIN;
-use redlock_core::node::redis::RedisSettings;
-use redlock_core::node::worker::RemoteNode;
-use redlock_core::node::{Effect, NoObserver, Node, NodeState, NodeStatus, Reason, Remedy, Rules, Vote};
+use redlock_core::node::{Effect, Node, NodeState, Reason, Remedy, Rules, Vote};
 use redlock_core::{AcquireOptions, LockError, Redlock, Ttl};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::support::cluster::{ClusterSettings, first_vote, marker, repeated};
 use crate::support::harness::{DeadPort, RedisOptions, RedisServer, eventually, masters};
-use crate::support::nodes::{
-    LONG_MS, Lock, ask, assert_extended, assert_failed, in_state, name, now, remote_node_with, strict_node,
-};
+use crate::support::nodes::{LONG_MS, Lock, ask, assert_extended, assert_failed, in_state, name, now};
 use crate::support::resp::Resp;
 
 pub(super) const BLANK: &str = "it is new, or all its data was lost";
 const RESTARTED: &str = "it was restarted and may have forgotten locks";
-const RETURNED: &str = "it was restarted with its data";
-const CONTESTED: &str = "its earlier process still answered while this one ran";
+pub(super) const RETURNED: &str = "it was restarted with its data";
 const COPIED: &str = "its data came from another node";
 const EVICTED: &str = "it has evicted keys";
 
@@ -34,7 +27,7 @@ fn options(args: &[&str]) -> RedisOptions {
     RedisOptions { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..RedisOptions::default() }
 }
 
-fn append_only(args: &[&str]) -> RedisOptions {
+pub(super) fn append_only(args: &[&str]) -> RedisOptions {
     RedisOptions { append_only: true, ..options(args) }
 }
 
@@ -327,145 +320,6 @@ async fn durable_masters_keep_locks_and_vote_when_names_have_moved() {
         assert!(marker(server).is_some_and(|marker| marker.contains(":durable.")));
     }
     assert!(matches!(locks.acquire(&lock, ttl, AcquireOptions::default()).await, Err(LockError::Held(_))));
-}
-
-/// The way of one gateway to a master: new connections lead to one process or another, open ones stay.
-struct Route {
-    url: String,
-    port: watch::Sender<u16>,
-    cuts: watch::Sender<()>,
-}
-
-impl Route {
-    async fn to(server: &RedisServer) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let url = format!("redis://{}", listener.local_addr().expect("it is bound"));
-        let ((port, leads_to), (cuts, cut)) = (watch::channel(server.port()), watch::channel(()));
-        tokio::spawn(async move {
-            while let Ok((mut gateway, _)) = listener.accept().await {
-                let (port, mut cut) = (*leads_to.borrow(), cut.clone());
-                tokio::spawn(async move {
-                    let mut master = TcpStream::connect(("127.0.0.1", port)).await.expect("the master listens");
-                    cut.mark_unchanged();
-                    tokio::select! {
-                        _ = tokio::io::copy_bidirectional(&mut gateway, &mut master) => {}
-                        _ = cut.changed() => {}
-                    }
-                });
-            }
-        });
-        Self { url, port, cuts }
-    }
-
-    /// The node has one name, whichever way a gateway takes to it.
-    fn settings(cluster: &ClusterSettings) -> RedisSettings {
-        let mut settings = cluster.settings();
-        settings.node_name = Some("b".into());
-        settings
-    }
-
-    /// Lets a blank server be admitted without a quarantine.
-    async fn mark(&self, cluster: &ClusterSettings) {
-        let node = remote_node_with(&self.url, Self::settings(cluster), Arc::new(NoObserver));
-        in_state(node.as_ref(), NodeState::Admitted).await;
-    }
-
-    fn node(&self, cluster: &ClusterSettings) -> Arc<RemoteNode> {
-        strict_node(&self.url, Self::settings(cluster), Arc::new(NoObserver))
-    }
-}
-
-/// What was seen of a durable master beside its old process.
-struct Moved {
-    /// Votes that one gateway got of the old process after the other's first of the new one.
-    beside: usize,
-    /// From the move of the name to the first vote of the new process.
-    waited: Duration,
-    /// Whether the new process granted a lock that the old one had granted after the move.
-    forgotten: bool,
-    /// Why the new process did not vote, last.
-    reason: String,
-}
-
-/// B' reads the append-only directory of B, and B's name moves to B'. One gateway keeps its connection to B. The other's
-/// breaks; it votes through B' as soon as it may.
-async fn moved_beside(rules: Rules) -> Moved {
-    let cluster = ClusterSettings { rules, ..ClusterSettings::SHORT_QUARANTINE };
-    let old = RedisServer::start_with(append_only(&[]));
-    let routes = [Route::to(&old).await, Route::to(&old).await];
-    routes[0].mark(&cluster).await;
-    let [stays, moves] = routes.each_ref().map(|route| route.node(&cluster));
-    for node in [&stays, &moves] {
-        in_state(node.as_ref(), NodeState::Admitted).await;
-    }
-    let new = RedisServer::start_with(append_only(&["--dir", old.dir().to_str().expect("a plain path")]));
-    for route in &routes {
-        route.port.send_replace(new.port());
-    }
-    let moved = Instant::now();
-    routes[1].cuts.send_replace(());
-    let held = Lock::new("held");
-    assert_eq!(ask(stays.as_ref(), held.acquire(1, now(), 700)).await, Vote::Granted, "the old process goes on");
-    let granted_until = Instant::now() + Duration::from_millis(700);
-    let mut status = moves.status();
-    let (reasons, reason) = watch::channel(String::new());
-    let watching = tokio::spawn(async move {
-        while status.changed().await.is_ok() {
-            let NodeStatus { state, detail, .. } = status.borrow_and_update().clone();
-            if state == NodeState::Quarantined {
-                reasons.send_replace(detail);
-            }
-        }
-    });
-    let first = first_vote(moves.as_ref()).await;
-    watching.abort();
-    let again = ask(moves.as_ref(), Lock::new("held").acquire(2, now(), 10)).await;
-    let forgotten = again == Vote::Granted && Instant::now() < granted_until;
-    let mut beside = 0;
-    for n in 0..20 {
-        let vote = ask(stays.as_ref(), Lock::new(&format!("beside-{n}")).acquire(3, now(), LONG_MS)).await;
-        beside += usize::from(vote == Vote::Granted && old.cmd(&["GET", &format!("lock:beside-{n}")]) != Resp::Nil);
-    }
-    Moved { beside, waited: first - moved, forgotten, reason: reason.borrow().clone() }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_durable_master_never_votes_beside_its_old_process() {
-    let seen = moved_beside(Rules::ALL).await;
-    assert_eq!((seen.beside, seen.forgotten), (0, false));
-    assert!(seen.waited >= NAME_MOVES_WITHIN, "{:?}", seen.waited);
-    assert!(seen.reason.contains(CONTESTED), "it may lack what the old process granted: {}", seen.reason);
-
-    let waits_only = moved_beside(Rules { two_alive_are_noticed: false, ..Rules::ALL }).await;
-    assert_eq!(waits_only.beside, 0);
-    assert!(waits_only.waited >= NAME_MOVES_WITHIN && waits_only.reason.contains(RETURNED), "{}", waits_only.reason);
-
-    let off = moved_beside(Rules { returned_waits: false, two_alive_are_noticed: false, ..Rules::ALL }).await;
-    println!("without the wait: {} votes beside, after {:?}", off.beside, off.waited);
-    assert!(off.beside > 0 && off.forgotten, "without the rules nothing is worse");
-}
-
-/// A copy that was started long before the name moved to it, and the old process ends before anybody sees both.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_ran_before_its_former_one_ended_is_quarantined() {
-    let cluster = ClusterSettings::ENDLESS_QUARANTINE;
-    let mut old = RedisServer::start_with(append_only(&[]));
-    let route = Route::to(&old).await;
-    route.mark(&cluster).await;
-    let node = route.node(&cluster);
-    in_state(node.as_ref(), NodeState::Admitted).await;
-    let new = RedisServer::start_with(append_only(&["--dir", old.dir().to_str().expect("a plain path")]));
-    eventually("it has run for 5 s", async || {
-        let info = new.cmd(&["INFO", "server"]).text();
-        let uptime = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).expect("it tells");
-        (uptime.trim().parse::<u64>().expect("a number") >= 5).then_some(())
-    })
-    .await;
-    first_vote(node.as_ref()).await;
-    route.port.send_replace(new.port());
-    old.kill();
-    let seen = in_state(node.as_ref(), NodeState::Quarantined).await;
-    assert!(seen.detail.contains(CONTESTED) && seen.remedy == Some(Remedy::WaitWithOneProcess), "{seen:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -223,6 +223,14 @@ async fn by_default_nobody_gets_or_extends_a_lock_for_5_minutes_and_5_seconds_wh
     }
 }
 
+/// Nobody was quarantined but for the seconds in which names move.
+#[track_caller]
+fn assert_only_returned(gateway: &Gateway) {
+    let log = gateway.stdout();
+    let other = log.lines().find(|line| line.contains(QUARANTINED) && !line.contains("restarted with its data"));
+    assert_eq!(other, None);
+}
+
 /// The new version is the one with the module.
 #[tokio::test]
 async fn masters_are_upgraded_one_by_one_under_a_lock_that_is_extended() {
@@ -244,7 +252,7 @@ async fn masters_are_upgraded_one_by_one_under_a_lock_that_is_extended() {
         assert_eq!(node["engine"], "native", "{node:#}");
         assert!(stored_on(&servers, "job", |_| true).contains(&at), "its lock was on its disk");
     }
-    assert!(!gateway.stdout().contains(QUARANTINED), "masters that forget nothing need none");
+    assert_only_returned(&gateway);
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
 }
 
@@ -283,7 +291,7 @@ async fn a_backup_that_is_put_back_as_it_is_is_believed_and_a_held_lock_is_grant
     copied(backup.path(), servers[0].dir());
     servers[0].restart();
     until_state(&gateway, &servers[0], "admitted", 1).await;
-    assert!(!gateway.stdout().contains(QUARANTINED));
+    assert_only_returned(&gateway);
     let twice = gateway.post("job", json!({ "ttl_ms": 60_000 })).await;
     assert_eq!(twice.status, 201, "if this is refused the runbook is more careful than it has to be: {twice:?}");
 }

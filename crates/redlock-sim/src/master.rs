@@ -275,32 +275,9 @@ impl Master {
         Some((left, durable))
     }
 
-    /// REPLICAOF: from now on it takes no writes, and may have the data of another master.
-    pub fn demote(&self, data: Option<Snapshot>) {
-        self.process().is_replica = true;
-        if let Some(data) = data {
-            self.recorder.loss(self.index);
-            self.memory.restore(data);
-        }
-    }
-
-    /// REPLICAOF NO ONE.
-    pub fn promote(&self) {
-        let mut process = self.process();
-        if std::mem::take(&mut process.is_replica) {
-            process.was_replica = true;
-            process.promotions += 1;
-        }
-    }
-
     /// All that is stored now.
     pub fn data(&self) -> Snapshot {
         self.memory.snapshot()
-    }
-
-    /// From now on it can set so many keys more, then none; `None` for any number.
-    pub fn limit_sets(&self, left: Option<u32>) {
-        self.memory.limit_sets(left);
     }
 
     /// FLUSHALL.

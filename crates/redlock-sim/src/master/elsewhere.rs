@@ -1,8 +1,31 @@
-//! What others do to a master: its operator, who moves its name, and clients of another library.
+//! What others do to a master: its operator, who moves its name or makes it a replica, and clients of another library.
 
 use super::*;
 
 impl Master {
+    /// REPLICAOF: from now on it takes no writes, and may have the data of another master.
+    pub fn demote(&self, data: Option<Snapshot>) {
+        self.process().is_replica = true;
+        if let Some(data) = data {
+            self.recorder.loss(self.index);
+            self.memory.restore(data);
+        }
+    }
+
+    /// REPLICAOF NO ONE.
+    pub fn promote(&self) {
+        let mut process = self.process();
+        if std::mem::take(&mut process.is_replica) {
+            process.was_replica = true;
+            process.promotions += 1;
+        }
+    }
+
+    /// From now on it can set so many keys more, then none; `None` for any number.
+    pub fn limit_sets(&self, left: Option<u32>) {
+        self.memory.limit_sets(left);
+    }
+
     /// Its name leads to another process from now on. Connections that are open lead to the old one. The new one has no
     /// data, or, where every write was synced, what the old one had until now. False when nothing was moved.
     pub fn move_name(&self, with_file: bool) -> bool {

@@ -2,11 +2,13 @@
 
 #![cfg(test)]
 
+mod contested;
+
 use std::sync::Mutex;
 
 use super::*;
 use crate::clock::{Clock, Entropy, OsEntropy};
-use crate::node::admission::{ClusterConfig, Durability};
+use crate::node::admission::ClusterConfig;
 use crate::node::{Keys, NoObserver, Record, Reply, Voter};
 use crate::types::{Info, LockName, LockToken, Ttl};
 
@@ -305,51 +307,6 @@ fn a_process_votes_no_longer_when_its_name_leads_to_another() {
     let moved = Event::Followed(Ok(Look { facts: other, marker: None, is_caught_up: false }));
     assert_eq!(bench.on(moved), [Action::Disconnect]);
     assert_eq!(bench.state(), NodeState::Connecting);
-}
-
-fn durable_master() -> Facts {
-    Facts { durability: Durability::Durable, ..Facts::volatile_master() }
-}
-
-/// What is done with a durable process that has the former one's file, when the session with the former one has ended.
-fn with_the_file_of_the_former(bench: &mut Bench, uptime_seconds: u64) -> Vec<Action> {
-    let facts = Facts { run_id: "b".repeat(40), uptime_seconds, ..durable_master() };
-    bench.connect();
-    let marker = Some(bench.marker.clone());
-    bench.on(Event::Looked(Ok(Look { facts, marker, is_caught_up: true })))
-}
-
-#[track_caller]
-fn assert_contested(actions: &[Action]) {
-    let contested = |to: &str| to.contains(":contested.");
-    assert!(matches!(actions, [Action::SwapMarker(MarkerSwap { to, .. })] if contested(to)), "{actions:?}");
-}
-
-#[test]
-fn a_process_whose_former_one_still_answers_is_contested() {
-    let mut bench = Bench::admitted_as(durable_master(), false);
-    let other = Facts { run_id: "b".repeat(40), ..durable_master() };
-    let moved = Event::Followed(Ok(Look { facts: other, marker: None, is_caught_up: false }));
-    assert_eq!(bench.on(moved), [Action::Disconnect]);
-    assert_contested(&with_the_file_of_the_former(&mut bench, 0));
-}
-
-#[test]
-fn a_process_that_ran_before_its_former_one_fell_silent_is_contested() {
-    // The former one fell silent 10 s ago. 11 s are told of one that has run for a little more than 10 s at least.
-    for (uptime_seconds, is_contested) in [(0, false), (1, false), (10, false), (11, true), (3_600, true)] {
-        let mut bench = Bench::admitted_as(durable_master(), false);
-        bench.now += Duration::from_secs(10);
-        bench.clock.advance(Duration::from_secs(10));
-        assert_eq!(bench.on(Event::Closed("gone".into())), [Action::Disconnect]);
-        let actions = with_the_file_of_the_former(&mut bench, uptime_seconds);
-        if is_contested {
-            assert_contested(&actions);
-        } else {
-            assert_eq!((actions.as_slice(), bench.state()), (&[][..], NodeState::Quarantined), "{uptime_seconds} s");
-            assert!(bench.driver.status().borrow().detail.contains("restarted with its data"));
-        }
-    }
 }
 
 /// Its name may have moved while it waited, and the process that is there now waits no longer than this one.

@@ -23,7 +23,7 @@ class NodeHealth:
         {'node': '10.0.0.1:6379', 'state': 'quarantined', 'since': '2025-11-21T11:39:54.822Z', 'until':
             '2025-11-21T11:44:56.822Z', 'detail': 'it was restarted and may have forgotten locks; a crash can lose locks
             (appendonly no)', 'advice': 'wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the
-            next restart needs none', 'engine': 'lua', 'restarts': 1, 'evicted_keys': 0}
+            next restart takes 3 s', 'engine': 'lua', 'restarts': 1, 'evicted_keys': 0}
 
     Attributes:
         evicted_keys (int): Keys that the node has evicted since its start, as it said last; above 0 locks may be lost.
