@@ -228,7 +228,7 @@ impl Voter for Round {
             .undo
             .as_ref()
             .map(|abandoned| (abandoned.pending.clone(), may_have_granted(&vote).then(|| abandoned.undo.clone())));
-        let missing = vote == Vote::Missing;
+        let missing = is_healable(&vote);
         ballot.votes[node] = Some(vote);
         let was_open = ballot.decision == Decision::Open;
         if was_open {
@@ -238,11 +238,10 @@ impl Voter for Round {
         let decided = decision != Decision::Open;
         let lost = match &self.when_missing {
             Some(when_missing) if ballot.decision == Decision::Yes && (was_open || missing) => {
-                let is = |at: usize, vote: &Vote| ballot.votes[at].as_ref() == Some(vote);
                 let all = 0..ballot.votes.len();
                 // At the decision for all that have no such lock; after it for each that comes in.
-                let lost: Vec<usize> =
-                    all.clone().filter(|at| is(*at, &Vote::Missing) && (was_open || *at == node)).collect();
+                let is_lost = |at: &usize| ballot.votes[*at].as_ref().is_some_and(is_healable);
+                let lost: Vec<usize> = all.clone().filter(|at| is_lost(at) && (was_open || *at == node)).collect();
                 let witness = all.into_iter().find(|at| matches!(ballot.votes[*at], Some(Vote::Extended { .. })));
                 witness.filter(|_| !lost.is_empty()).map(|witness| (when_missing.clone(), lost, witness))
             }
@@ -265,6 +264,15 @@ impl Voter for Round {
         if let Some((when_missing, lost, witness)) = lost {
             when_missing.missing(lost, witness);
         }
+    }
+}
+
+/// Whether a node that gave this vote on an extension can be given the lock: it stores none, or keeps it free.
+fn is_healable(vote: &Vote) -> bool {
+    match vote {
+        Vote::Missing => true,
+        Vote::Held(holding) => holding.record.is_nobodys(),
+        _ => false,
     }
 }
 
