@@ -235,7 +235,7 @@ async fn metrics_show_the_memory_of_each_master() {
 async fn what_a_tiny_ttl_or_the_release_of_a_free_lock_leaves_on_the_masters_is_gone_in_seconds() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--clock-skew", "100ms").ready().await;
-    let tiny = gateway.acquire_for("tiny", 2_000).await;
+    let tiny = gateway.acquire_for("tiny", 4_000).await;
     let invented = format!("1.{}.{}", tiny.fencing, "a".repeat(40));
     gateway.delete("free", &invented).await.problem(404, "lock_not_found");
     let fences = |server: &RedisServer| -> Vec<i64> {
