@@ -49,9 +49,8 @@ impl Stage {
             (node["state"] == "connecting" && says_so && self.turncoat.fooled() >= fooled + 2).then_some(())
         })
         .await;
-        let log = self.gateway.stdout();
         let logged = |line: &str| line.contains("node cannot vote") && line.contains(why);
-        assert!(log.lines().any(logged), "the log does not say {why:?}");
+        eventually("the log says why", async || self.gateway.stdout().lines().any(logged).then_some(())).await;
     }
 
     /// Locks are granted by the other four; answers the slowest look at /livez.
@@ -136,7 +135,7 @@ async fn a_master_that_never_stops_replying_takes_no_memory() {
         stage.turncoat.answers(Nonsense::endless("", reply));
         eventually("it has no vote", async || (stage.node().await["state"] != "admitted").then_some(())).await;
         let fooled = stage.turncoat.fooled();
-        eventually("it has tried again", async || (stage.turncoat.fooled() >= fooled + 3).then_some(())).await;
+        eventually("it has tried again", async || (stage.turncoat.fooled() > fooled).then_some(())).await;
         assert_eq!(stage.gateway.get("/livez").await.status, 200);
         let grown = stage.gateway.resident() - before;
         println!("unasked: {:.1} MB more", grown / 1e6);
