@@ -169,7 +169,8 @@ async fn what_a_shell_evaluates_was_a_success_where_the_lock_was_not_to_be_had()
 async fn a_command_that_left_work_behind_without_the_lock_said_nothing_of_it() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
-    let work = r#"exec setsid sh -c 'echo $$ > "$1/daemon"; exec sleep 1000' sh "$1" > /dev/null 2>&1"#;
+    let work = r#"setsid sh -c 'echo $$ > "$1/daemon"; exec sleep 1000' sh "$1" > /dev/null 2>&1 &
+        while [ ! -s "$1/daemon" ]; do sleep 0.05; done"#;
     let (code, _, err) = output(&gateway, &script(&dir, &[], work)).await;
     let daemon = number(&dir, "daemon").await;
     let is_there = lives(daemon);
