@@ -53,10 +53,11 @@ async fn what_was_left_behind_was_asked_to_stop_a_second_time_and_dropped_its_wo
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = r#"
+        trap 'exit 5' INT
         perl -e '$SIG{INT} = sub { open F, ">>", "$ARGV[0]/told"; print F "INT\n"; close F };
             open F, ">", "$ARGV[0]/left"; print F "$$\n"; close F;
             select undef, undef, undef, 0.1 while ! -e "$ARGV[0]/told"; sleep 1; open F, ">", "$ARGV[0]/saved"' "$1" &
-        trap 'exit 5' INT; wait; while :; do sleep 0.05; done"#;
+        wait; while :; do sleep 0.05; done"#;
     let runner = redlock(&gateway, &script(&dir, &["--stop-signal", "INT"], work)).spawn().unwrap();
     let left = number(&dir, "left").await;
     signal(&runner, Signal::TERM);
@@ -167,8 +168,14 @@ async fn what_a_shell_evaluates_was_a_success_where_the_lock_was_not_to_be_had()
 #[tokio::test]
 async fn a_command_that_left_work_behind_without_the_lock_said_nothing_of_it() {
     let gateway = Launch::embedded().ready().await;
-    let (code, _, err) = output(&gateway, &["run", "job", "--", "setsid", "sleep", "2"]).await;
-    assert!(code == Some(0) && err.contains("go on without the lock"), "{code:?} {err}");
+    let dir = TempDir::new();
+    let work = r#"setsid sh -c 'echo $$ > "$1/daemon"; exec sleep 1000' sh "$1" > /dev/null 2>&1 &
+        while [ ! -s "$1/daemon" ]; do sleep 0.05; done"#;
+    let (code, _, err) = output(&gateway, &script(&dir, &[], work)).await;
+    let daemon = number(&dir, "daemon").await;
+    let is_there = lives(daemon);
+    kill_process(Pid::from_raw(daemon).unwrap(), Signal::KILL).unwrap();
+    assert!(code == Some(0) && is_there && err.contains("go on without the lock"), "{code:?} {err}");
 }
 
 #[tokio::test]
