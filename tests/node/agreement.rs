@@ -76,7 +76,7 @@ async fn a_gateway_that_would_wait_longer_follows_one_that_has_waited() {
     let since = Instant::now();
     let early = cluster.remote_node(&server.url());
     // This one would wait for hours.
-    let late = ClusterSettings { skew: Duration::from_secs(3_600), ..cluster }.remote_node(&server.url());
+    let late = cluster.patient_node(&server.url(), Duration::from_secs(3_600));
     let waits = in_state(late.as_ref(), NodeState::Quarantined).await;
     assert!(waits.until_micros.unwrap() - waits.since_micros >= 7_200_000_000, "{waits:?}");
     let votes = tokio::join!(first_vote(early.as_ref()), first_vote(late.as_ref()));
@@ -109,8 +109,7 @@ fn a_count_that_began_before_a_loss_admits_nobody_after_it() {
         let server = RedisServer::start();
         let first = cluster.remote_node(&server.url());
         in_state(first.as_ref(), NodeState::Quarantined).await;
-        let patient = ClusterSettings { skew: Duration::from_secs(2), ..cluster.clone() };
-        let second = patient.remote_node(&server.url());
+        let second = cluster.patient_node(&server.url(), Duration::from_secs(2));
         let counts = in_state(second.as_ref(), NodeState::Quarantined).await;
         in_state(first.as_ref(), NodeState::Admitted).await;
         assert_eq!(ask(first.as_ref(), Lock::new("job").acquire(1, now(), 700)).await, Vote::Granted);

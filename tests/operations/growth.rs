@@ -54,6 +54,8 @@ async fn a_name_that_was_used_leaves_a_fence_on_every_master_and_nothing_else() 
     let servers = masters(3);
     let keys = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer();
     let gateway = Launch::over(&servers).ready().await;
+    // By then the note beside the marker is written, too.
+    gateway.all_nodes_caught_up().await;
     let before: Vec<_> = servers.iter().map(keys).collect();
 
     use_once(&gateway, 0..WARM_UP).await;

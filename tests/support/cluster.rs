@@ -71,6 +71,11 @@ impl ClusterSettings {
         strict_node(url, self.settings(), Arc::new(NoObserver))
     }
 
+    /// A worker that waits as long as another clock skew wants, under the same marker.
+    pub(crate) fn patient_node(&self, url: &str, clock_skew: Duration) -> Arc<RemoteNode> {
+        strict_node(url, self.settings().waiting_for_skew(clock_skew), Arc::new(NoObserver))
+    }
+
     /// Workers as a gateway has them.
     pub(crate) fn remote_nodes(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
         servers.iter().map(|server| self.remote_node(&server.url()) as Arc<dyn Node>).collect()

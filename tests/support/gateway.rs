@@ -405,6 +405,15 @@ impl Gateway {
         self.get("/readyz").await
     }
 
+    pub(crate) async fn all_nodes_caught_up(&self) {
+        eventually("every node has caught up", async || {
+            let health = self.readyz().await.json();
+            let nodes = health["nodes"].as_array().cloned().unwrap_or_default();
+            nodes.iter().all(|node| node["state"] == "admitted").then_some(())
+        })
+        .await;
+    }
+
     pub(crate) async fn all_nodes_admitted(&self) {
         eventually("every node is admitted", async || {
             let health = self.readyz().await.json();

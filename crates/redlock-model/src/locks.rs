@@ -31,6 +31,7 @@ mod adoption;
 mod bounds;
 mod catch_up;
 mod fences;
+mod reading;
 mod state;
 mod story;
 

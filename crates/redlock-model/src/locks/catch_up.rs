@@ -15,31 +15,9 @@
 //! a node that was given the grant afterwards cannot tell. The grant then ends with its time to live, on a minority.
 
 use super::bounds::{Locks, NODES, RENEWALS, TRIES};
+use super::reading::{CatchUp, Reading};
 use super::state::{Action, Site, State};
 use crate::node::{Lock, Owner, Vote};
-
-/// How far a reading has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Reading {
-    Unbegun,
-    /// Of this grant: its longest life, and marked if one copy is.
-    Of(Lock),
-    Over,
-}
-
-/// The part of a node in a reading.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum CatchUp {
-    None,
-    /// It is read for this node.
-    Target,
-    /// This node has shown the grant.
-    Seen,
-    /// A heal is on its way to this node.
-    Sent(Lock),
-    /// The heal of this grant was granted, and the lock stands.
-    Given(Lock),
-}
 
 /// Among those of the extensions, see [`Window::begun`](crate::node::Window).
 pub(super) const fn reading_bit(reading: usize) -> u8 {

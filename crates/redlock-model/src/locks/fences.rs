@@ -10,7 +10,8 @@
 //! nodes long after this one, an extension may begin later than the fence lasts, and sets the lock again.
 
 use super::bounds::{CATCH_UPS, Locks, RENEWALS, TRIES};
-use super::catch_up::{CatchUp, Reading, reading_bit};
+use super::catch_up::reading_bit;
+use super::reading::{CatchUp, Reading};
 use super::state::{Message, Renewal, Site, State};
 use crate::node::{NO_TOKEN, Token};
 

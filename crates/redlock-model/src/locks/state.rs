@@ -4,7 +4,7 @@ use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Tally};
 
 use super::bounds::{CATCH_UPS, Locks, NODES, RENEWALS, TRIES};
-use super::catch_up::{CatchUp, Reading};
+use super::reading::{CatchUp, Reading};
 use crate::node::{FAR, Lock, NO_TOKEN, Node, Owner, Token, Vote, Window};
 use crate::rules::Rules;
 

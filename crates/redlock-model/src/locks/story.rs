@@ -3,7 +3,7 @@
 use redlock_core::node::ReleaseScope;
 
 use super::bounds::{Locks, NODES};
-use super::catch_up::{CatchUp, Reading};
+use super::reading::{CatchUp, Reading};
 use super::state::{Action, Message, Phase, Release, State, owner, sibling};
 use crate::node::{FAR, Node, Owner, Token, Vote};
 

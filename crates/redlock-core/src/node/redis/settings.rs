@@ -45,6 +45,14 @@ impl RedisSettings {
         &self.cluster_config
     }
 
+    /// With the waits of another clock skew, under the same marker.
+    #[cfg(feature = "mutation-testing")]
+    #[doc(hidden)]
+    pub fn waiting_for_skew(mut self, clock_skew: Duration) -> Self {
+        self.node = self.node.with_max_clock_offset(clock_skew);
+        self
+    }
+
     /// With quarantines that end at once.
     #[cfg(feature = "mutation-testing")]
     #[doc(hidden)]
