@@ -68,7 +68,7 @@ impl Route {
 
 /// What was seen of a durable master beside its old process.
 struct Moved {
-    /// Votes that one gateway got of the old process after the other's first of the new one.
+    /// Votes of the old process for one gateway, cast after the new process had voted for the other gateway.
     beside: usize,
     /// From the move of the name to the first vote of the new process.
     waited: Duration,

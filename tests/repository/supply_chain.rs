@@ -114,35 +114,17 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
 /// The parser under the Redis client is the one with limits.
 #[test]
 fn the_redis_client_is_built_on_the_bounded_parser() {
-    let tree = cargo(&[
-        "tree",
-        "--workspace",
-        "--target",
-        "all",
-        "--prefix",
-        "depth",
-        "--format",
-        " {p}",
-        "-i",
-        "redis-protocol@5.0.1",
-    ]);
+    let users_of = |package| {
+        let words = ["tree", "--workspace", "--target", "all", "--prefix", "depth", "--format", " {p}", "-i", package];
+        cargo(&words)
+    };
+    let tree = users_of("redis-protocol@5.0.1");
     let users: Vec<&str> = tree.lines().filter_map(|line| line.strip_prefix("1 ")).collect();
     assert!(
         matches!(users[..], [user] if user.contains("v6.999.0")),
         "{users:?} use the parser without limits: {tree}"
     );
-    let fred = cargo(&[
-        "tree",
-        "--workspace",
-        "--target",
-        "all",
-        "--prefix",
-        "depth",
-        "--format",
-        " {p}",
-        "-i",
-        "redis-protocol@6.999.0",
-    ]);
+    let fred = users_of("redis-protocol@6.999.0");
     assert!(fred.lines().any(|line| line.starts_with("1 fred ")), "fred is built on another parser: {fred}");
 }
 

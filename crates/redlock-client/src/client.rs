@@ -17,7 +17,7 @@ use crate::http::{Call, Failure, IDEMPOTENCY_KEY, LOCK_TOKEN};
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// A gateway that cannot even be connected to is left for the next one.
 const CONNECT: Duration = Duration::from_secs(2);
-/// An idle connection is kept for so long: to extend a lock no name server is asked. A gateway keeps it for 75 s.
+/// How long an idle connection is kept. An extension that reuses it needs no name server. A gateway keeps it for 75 s.
 const IDLE: Duration = Duration::from_secs(70);
 /// With less time an answer is not to be expected, and what was heard before tells more than its absence.
 pub(crate) const SHORTEST_TRY: Duration = Duration::from_millis(50);

@@ -21,7 +21,7 @@
 //! | [`output`] | standard output and error that nobody may read | what is written |
 //! | [`pattern`] | sets of lock names | what they are for |
 //! | `peer` | who is at the other end, and whether still | HTTP, locks |
-//! | [`proxies`] | which proxies are trusted, and for which address they speak | connections, limits |
+//! | [`proxies`] | which proxies are trusted, and which client address they name | connections, limits |
 //! | [`refusals`] | what was refused, in few lines | why |
 //! | `remedy` | what can be done about a node, in flags | nodes |
 //! | [`telemetry`] | names of metrics, buckets, logging, traces | what the numbers mean |

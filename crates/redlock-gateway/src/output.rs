@@ -1,4 +1,5 @@
-//! Standard output and standard error, which somebody may hold open without reading: a write to a full pipe blocks.
+//! Writing to standard output and standard error. Their reader may hold the pipe open without reading, and a write to a
+//! full pipe blocks. So each write has a time limit.
 
 use std::io::Write;
 use std::sync::mpsc;

@@ -25,7 +25,7 @@ const (
 	longestPause = 2 * time.Second
 	// A gateway that cannot even be connected to is left for the next one.
 	connectLimit = 2 * time.Second
-	// An idle connection is kept for so long: to extend a lock no name server is asked. A gateway keeps it for 75 s.
+	// How long an idle connection is kept. An extension that reuses it needs no name server. A gateway keeps it for 75 s.
 	idleLimit = 70 * time.Second
 	// With less time an answer is not to be expected, and what was heard before tells more than its absence.
 	shortestTry = 50 * time.Millisecond

@@ -329,8 +329,8 @@ async fn a_lost_lock_stops_the_command_though_stderr_is_full() {
     assert_eq!(ended(runner).await.status.code(), Some(79));
 }
 
-/// What comes of the command in a storm, each with a word in its command line: in its group, in a session of its own, and an
-/// orphan without an environment. Nothing of it ends when it is asked to.
+/// The command of a storm. It starts three processes: one in its group, one in a session of its own, and an orphan without
+/// an environment. Each has a word in its command line by which the test finds it, and each ignores SIGTERM.
 const STORMY: &str = r#"
     trap '' TERM
     sh -c 'trap "" TERM; while :; do sleep 1; done' "$2" &
@@ -363,7 +363,7 @@ async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(),
     let told = format!("{part}: {two:?} of {all:?}: {} {left:?}", answer.status);
     send(runner, Signal::KILL);
     child.wait().await.unwrap();
-    // What is stopped would stay for ever.
+    // A stopped guardian would outlive the test.
     all.iter().skip(1).for_each(|guardian| send(*guardian, Signal::CONT));
     left.iter().for_each(|(pid, ..)| send(*pid, Signal::KILL));
     if answer.status == 201 && left.is_empty() { Ok(()) } else { Err(told) }
