@@ -141,10 +141,10 @@ pub(super) async fn extend(
 /// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
 /// releases, and until then only the fencing token keeps its writes out.
 ///
-/// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead:
-/// what the requests with this key were granted until now is released, at whichever gateway, and a copy of them that is still
-/// on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still works on may be granted
-/// the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is ignored.
+/// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
+/// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
+/// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
+/// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is ignored.
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(

@@ -611,10 +611,10 @@ type ClientInterface interface {
 	// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
 	// releases, and until then only the fencing token keeps its writes out.
 	//
-	// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead:
-	// what the requests with this key were granted until now is released, at whichever gateway, and a copy of them that is still
-	// on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still works on may be granted
-	// the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is ignored.
+	// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
+	// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
+	// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
+	// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is ignored.
 	//
 	// Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 	ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -748,10 +748,10 @@ func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEdit
 // `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
 // releases, and until then only the fencing token keeps its writes out.
 //
-// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead:
-// what the requests with this key were granted until now is released, at whichever gateway, and a copy of them that is still
-// on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still works on may be granted
-// the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is ignored.
+// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
+// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
+// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
+// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is ignored.
 //
 // Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -1424,10 +1424,10 @@ type ClientWithResponsesInterface interface {
 	// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
 	// releases, and until then only the fencing token keeps its writes out.
 	//
-	// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead:
-	// what the requests with this key were granted until now is released, at whichever gateway, and a copy of them that is still
-	// on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still works on may be granted
-	// the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is ignored.
+	// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
+	// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
+	// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
+	// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is ignored.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2482,10 +2482,10 @@ func (c *ClientWithResponses) ListLocksWithResponse(ctx context.Context, params 
 // `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
 // releases, and until then only the fencing token keeps its writes out.
 //
-// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead:
-// what the requests with this key were granted until now is released, at whichever gateway, and a copy of them that is still
-// on its way to a node cannot set the lock any more. End the `POST` first: one that a gateway still works on may be granted
-// the lock afterwards. 404 when nothing of this key holds the lock. Beside a `Lock-Token` the key is ignored.
+// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
+// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
+// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
+// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is ignored.
 //
 // Returns a wrapper object for the known response body format(s).
 //
