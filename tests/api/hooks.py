@@ -42,7 +42,7 @@ def before_call(context, case, kwargs):
     if isinstance(token, str) and TOKEN.fullmatch(token) and int(token[2:18]) > (time.time() - 1) * 1_000_000:
         case.headers["Lock-Token"] = token[:2] + "10" + token[4:]
     # A release takes a token, a key or force, which the document has no way to say. What is to be right is given a right one also
-    # where the tool has put a wrong one beside the query that it is about. A key beside a token is not looked at: it goes alone.
+    # where the tool has put a wrong one beside the query that it is about. A key beside a token is not used: it goes alone.
     forced = str((case.query or {}).get("force")).lower() == "true"
     is_right = case.meta is not None and case.meta.generation.mode.is_positive
     is_token = isinstance(token, str) and TOKEN.fullmatch(token)

@@ -285,6 +285,10 @@ async fn bad_idempotency_keys_are_refused_and_not_repeated() {
         assert_bad(key, &answer, 400, "invalid_parameter", &["Idempotency-Key", allowed]);
         assert!(key.is_empty() || !answer.text().contains(key), "{answer:?}");
     }
+    for path in ["/locks/job", "/locks/job?force=true"] {
+        let answer = gateway.call(Method::DELETE, path).header("idempotency-key", "too short").send().await;
+        assert_bad(path, &answer, 400, "invalid_parameter", &["Idempotency-Key", allowed]);
+    }
     let twice = gateway.call(Method::POST, "/locks/job").header("idempotency-key", "sixteen-characters-1");
     let twice = twice.header("idempotency-key", "sixteen-characters-2").send().await;
     assert_bad("two keys", &twice, 400, "invalid_parameter", &["Idempotency-Key"]);

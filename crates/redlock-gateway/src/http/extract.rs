@@ -100,16 +100,15 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         let refused = |detail: &str| Err(INVALID_PARAMETER.because(detail));
+        // The form of a key is checked also where the key is not used: the header is either right or a mistake.
+        let key = idempotency_key(&parts.headers)?;
         match parts.uri.query() {
             _ if is_forced(&parts.uri) && !parts.headers.contains_key(&LOCK_TOKEN) => Ok(Self::Force),
             _ if is_forced(&parts.uri) => refused("force=true and a Lock-Token exclude each other"),
-            // The token wins: some clients add a key of their own to whatever they send.
-            None | Some("" | "force=false") if parts.headers.contains_key(&LOCK_TOKEN) => {
-                lock_token(&parts.headers).map(Self::Token)
-            }
-            None | Some("" | "force=false") => match idempotency_key(&parts.headers)? {
-                Some(key) => Ok(Self::IdempotencyKey(key)),
-                None => lock_token(&parts.headers).map(Self::Token),
+            None | Some("" | "force=false") => match key {
+                // The token wins: some clients add a key of their own to whatever they send.
+                Some(key) if !parts.headers.contains_key(&LOCK_TOKEN) => Ok(Self::IdempotencyKey(key)),
+                _ => lock_token(&parts.headers).map(Self::Token),
             },
             // A misspelt one must not be taken for a release by token.
             Some(_) => refused("the only query parameter here is force=true, for a key with the force permission"),

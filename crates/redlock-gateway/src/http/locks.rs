@@ -144,14 +144,14 @@ pub(super) async fn extend(
 /// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
 /// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
 /// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-/// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is ignored.
+/// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(
         LockPath,
         ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>; required without force and Idempotency-Key", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
         ("force" = Option<bool>, Query, nullable = false, description = "Release whoever holds it, without a token. For a key with the force permission."),
-        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "That of the POST, for a client that never got the token. Ignored beside a Lock-Token.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
+        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "That of the POST, for a client that never got the token. Not used beside a Lock-Token or force=true.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
     ),
     responses(
         (status = 204, description = "Released"),

@@ -482,7 +482,7 @@ type ReleaseLockParams struct {
 	// LockToken The token that acquiring the lock returned, bare or as <token>; required without force and Idempotency-Key
 	LockToken *string `json:"Lock-Token,omitempty"`
 
-	// IdempotencyKey That of the POST, for a client that never got the token. Ignored beside a Lock-Token.
+	// IdempotencyKey That of the POST, for a client that never got the token. Not used beside a Lock-Token or force=true.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
@@ -614,7 +614,7 @@ type ClientInterface interface {
 	// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
 	// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
 	// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-	// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is ignored.
+	// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
 	//
 	// Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 	ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -751,7 +751,7 @@ func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEdit
 // A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
 // The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
 // a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is ignored.
+// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
 //
 // Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -1427,7 +1427,7 @@ type ClientWithResponsesInterface interface {
 	// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
 	// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
 	// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-	// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is ignored.
+	// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2485,7 +2485,7 @@ func (c *ClientWithResponses) ListLocksWithResponse(ctx context.Context, params 
 // A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
 // The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
 // a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is ignored.
+// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
 //
 // Returns a wrapper object for the known response body format(s).
 //

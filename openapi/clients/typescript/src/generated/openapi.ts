@@ -35,7 +35,7 @@ export interface paths {
          *     A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
          *     The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
          *     a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-         *     The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is ignored.
+         *     The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
          */
         delete: operations["releaseLock"];
         options?: never;
@@ -768,7 +768,7 @@ export interface operations {
             header?: {
                 /** @description The token that acquiring the lock returned, bare or as <token>; required without force and Idempotency-Key */
                 "Lock-Token"?: string;
-                /** @description That of the POST, for a client that never got the token. Ignored beside a Lock-Token. */
+                /** @description That of the POST, for a client that never got the token. Not used beside a Lock-Token or force=true. */
                 "Idempotency-Key"?: string;
             };
             path: {

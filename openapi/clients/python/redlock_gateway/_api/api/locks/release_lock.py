@@ -134,8 +134,8 @@ def sync_detailed(
     is still on its way to
     a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may
     grant the lock afterwards.
-    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is
-    ignored.
+    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true`
+    the key is not used.
 
     Args:
         name (str):
@@ -187,8 +187,8 @@ def sync(
     is still on its way to
     a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may
     grant the lock afterwards.
-    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is
-    ignored.
+    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true`
+    the key is not used.
 
     Args:
         name (str):
@@ -235,8 +235,8 @@ async def asyncio_detailed(
     is still on its way to
     a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may
     grant the lock afterwards.
-    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is
-    ignored.
+    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true`
+    the key is not used.
 
     Args:
         name (str):
@@ -286,8 +286,8 @@ async def asyncio(
     is still on its way to
     a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may
     grant the lock afterwards.
-    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` the key is
-    ignored.
+    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true`
+    the key is not used.
 
     Args:
         name (str):
