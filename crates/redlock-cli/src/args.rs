@@ -239,8 +239,9 @@ pub(crate) struct Run {
     #[arg(long, value_enum, value_name = "SIGNAL", default_value = "TERM", ignore_case = true)]
     pub(crate) stop_signal: StopSignal,
 
-    /// How long the command has between the stop signal and KILL when the lock is lost; with 400ms more it is
-    /// less than half of the ttl [default: a sixth of the ttl, at most 5s]
+    /// The command's time between the stop signal and KILL when the lock is lost. KILL comes before the deadline, by a sixth of
+    /// the ttl (250ms to 1s) and 150ms. These and the grace together are less than half of the ttl [default: a sixth of the ttl,
+    /// at most 5s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) grace: Option<Duration>,
 
