@@ -31,6 +31,7 @@ Three processes watch over it: `redlock run` and two guardians, `redlock __guard
 or stopped, the third kills the rest before the lock's deadline. When a guardian is killed or stopped, the run ends. \
 Out of reach is what somebody else starts for the command (docker, systemd-run). What runs as another user (sudo) is killed \
 where redlock may make a cgroup (version 2); elsewhere it goes on, redlock says so and does not release the lock. \
+The same holds for processes that /proc hides (hidepid) and that left the command's process group. \
 When all three are killed with -9, the command dies, but not what it has started; when all three are stopped, nothing is killed. \
 Where a shell with jobs became `redlock run` by exec, a guardian that is killed leaves behind what has lost its parent. \
 A daemon stays that is left behind by a command which ends by itself, not at a signal (nor with 129, 130, 131 or 143); \
