@@ -15,12 +15,12 @@ const LONG: &[&str] = &[
     "crates/redlock-core/src/node/admission.rs",
     "crates/redlock-core/src/node/admission.rs look",
     "crates/redlock-core/src/node/driver.rs",
-    "crates/redlock-core/src/types.rs",
+    "crates/redlock-core/src/model/types.rs",
     "crates/redlock-core/src/wait/explored.rs",
     "crates/redlock-core/src/wait/queue.rs",
-    "crates/redlock-model/src/locks/state.rs",
-    "crates/redlock-model/src/locks/state.rs apply",
-    "crates/redlock-model/src/locks/story.rs tell_step",
+    "tests/model/src/locks/state.rs",
+    "tests/model/src/locks/state.rs apply",
+    "tests/model/src/locks/story.rs tell_step",
 ];
 
 /// Every file below a directory with one of these endings, by its path from the top.

@@ -114,8 +114,7 @@ impl Margins {
         if margins.all() < limit {
             return Ok(margins);
         }
-        let show =
-            |duration: Duration| humantime::format_duration(Duration::from_millis(duration.as_millis() as u64));
+        let show = |duration: Duration| humantime::format_duration(Duration::from_millis(duration.as_millis() as u64));
         Err(Outcome::Usage(match grace {
             Some(grace) if limit > margins.runner() => format!(
                 "--grace is {}; with --ttl {} it has to be less than {}, so that the command is gone before the lock is another's",

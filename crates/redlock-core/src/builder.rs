@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::model::types::Ttl;
 use crate::node::Node;
 #[cfg(feature = "redis")]
 use crate::node::admission::ClusterConfig;
@@ -13,7 +14,6 @@ use crate::node::redis::TlsSettings;
 use crate::node::redis::{RedisNode, RedisUrl};
 use crate::redlock::Redlock;
 use crate::settings::{Seams, Settings, SettingsError};
-use crate::types::Ttl;
 
 /// Makes a [`Redlock`], see [`Redlock::builder`].
 #[must_use = "nothing is connected before `connect`"]

@@ -4,8 +4,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::model::types::{FencingToken, LockToken, Owner, Ttl};
 use crate::node::{Effect, Failure, Holding};
-use crate::types::{FencingToken, LockToken, Owner, Ttl};
 
 /// The outcome of an operation that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::acquire::AcquireOptions;
 use crate::error::LockError;
+use crate::model::types::{FencingToken, LockName, Ttl};
+use crate::model::validity::Lease;
+use crate::operations::acquire::AcquireOptions;
 use crate::redlock::Redlock;
-use crate::types::{FencingToken, LockName, Ttl};
-use crate::validity::Lease;
 
 /// A lock that was acquired, from [`Redlock::lock`]. It is not extended by itself, and nothing stops its holder at its
 /// deadline: look at [`LockGuard::validity`], and give [`LockGuard::fencing_token`] to the resource.
@@ -88,7 +88,7 @@ impl Drop for LockGuard {
 mod tests {
     use super::*;
     use crate::error::LockError::{Held, Lost};
-    use crate::votes::LockState;
+    use crate::round::votes::LockState;
 
     const AT_ONCE: Duration = Duration::ZERO;
 

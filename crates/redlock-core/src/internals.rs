@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 
+use crate::model::quorum::Tally;
 use crate::node::packed::{self, AnswerPacker};
 use crate::node::{Op, Vote};
-use crate::quorum::Tally;
 
 /// The votes of one round, counted.
 pub fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {

@@ -116,54 +116,42 @@
 
 #![warn(missing_docs)]
 
-mod acquire;
-mod adoption;
 #[doc = include_str!("../ARCHITECTURE.md")]
 pub mod architecture {}
-mod bootstrap;
 mod builder;
-mod catch_up;
-pub mod clock;
+mod cluster;
 pub mod error;
-mod extend;
 mod guard;
-mod inspect;
 #[cfg(feature = "bench-internals")]
 #[doc(hidden)]
 pub mod internals;
-mod list;
+mod model;
 pub mod node;
-mod pending_releases;
-pub mod quorum;
-pub mod reconfigure;
+mod operations;
 mod redlock;
-mod release;
-pub mod retry;
 mod round;
-mod round_times;
 #[doc = include_str!("../SAFETY.md")]
 pub mod safety {}
 mod settings;
 mod shared;
-pub mod types;
-pub mod validity;
-mod votes;
 mod wait;
 
-pub use acquire::{AcquireOptions, OwnerChoice};
-pub use bootstrap::Bootstrap;
 pub use builder::RedlockBuilder;
+pub use cluster::bootstrap::Bootstrap;
+pub use cluster::reconfigure;
 pub use error::{HeldBy, LockError, NodeAnswer, NodeReport, WaitLimit};
 pub use guard::LockGuard;
-pub use inspect::{Inspection, NodeView};
-pub use list::{InvalidCursor, ListCursor, LockPage};
-pub use redlock::Redlock;
-pub use retry::RetryPolicy;
-pub use settings::{Seams, Settings, SettingsError};
-pub use types::{
+pub use model::retry::RetryPolicy;
+pub use model::types::{
     FencingToken, Info, InfoTooLong, InvalidFencingToken, InvalidToken, InvalidTtl, LockName, LockToken, NameError,
     Nonce, Owner, Ttl,
 };
-pub use validity::Lease;
-pub use votes::LockState;
+pub use model::validity::Lease;
+pub use model::{clock, quorum, retry, types, validity};
+pub use operations::acquire::{AcquireOptions, OwnerChoice};
+pub use operations::inspect::{Inspection, NodeView};
+pub use operations::list::{InvalidCursor, ListCursor, LockPage};
+pub use redlock::Redlock;
+pub use round::votes::LockState;
+pub use settings::{Seams, Settings, SettingsError};
 pub use wait::Waiting;

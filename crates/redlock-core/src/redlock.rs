@@ -9,20 +9,20 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::acquire::{self, AcquireOptions, AcquireParams, Waiters};
-use crate::bootstrap::{self, Bootstrap};
+use crate::cluster::bootstrap::{self, Bootstrap};
 use crate::error::{HeldBy, LockError};
-use crate::extend;
-use crate::inspect::{self, Inspection};
-use crate::list::{self, ListCursor, ListParams, LockPage};
+use crate::model::quorum::Quorum;
+use crate::model::retry::RetryPolicy;
+use crate::model::types::{FencingToken, LockName, LockToken, Owner, Ttl};
+use crate::model::validity::Lease;
 use crate::node::{Listener, Node, NodeStatus, ReleaseScope};
-use crate::quorum::Quorum;
-use crate::release;
-use crate::retry::RetryPolicy;
+use crate::operations::acquire::{self, AcquireOptions, AcquireParams, Waiters};
+use crate::operations::extend;
+use crate::operations::inspect::{self, Inspection};
+use crate::operations::list::{self, ListCursor, ListParams, LockPage};
+use crate::operations::release;
 use crate::settings::{Seams, Settings, SettingsError};
 use crate::shared::Shared;
-use crate::types::{FencingToken, LockName, LockToken, Owner, Ttl};
-use crate::validity::Lease;
 use crate::wait::{WaitRegistry, Waiting};
 
 /// A page that takes longer is of no use to anybody.

@@ -3,6 +3,10 @@
 //!
 //! One object serves all nodes of a round, with one wake-up at the deciding vote.
 
+pub(crate) mod pending_releases;
+pub(crate) mod times;
+pub(crate) mod votes;
+
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
@@ -10,10 +14,9 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
+use self::pending_releases::PendingReleases;
+use crate::model::quorum::{Decision, Quorum, Tally};
 use crate::node::{Effect, Failure, Node, Observer, Op, Reason, Reply, RoundTrace, Task, Vote, Voter};
-use crate::pending_releases::PendingReleases;
-use crate::quorum::{Decision, Quorum, Tally};
-use crate::votes;
 
 pub(crate) struct Round {
     quorum: Quorum,

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
+use crate::model::quorum::{NodeCountError, Quorum};
+use crate::model::types::Ttl;
+use crate::model::validity::longest_round;
 use crate::node::NodeSettings;
 pub use crate::node::Seams;
 #[cfg(feature = "redis")]
 use crate::node::admission::ClusterConfig;
 #[cfg(feature = "redis")]
 use crate::node::redis::{RedisSettings, RedisUrlError};
-use crate::quorum::{NodeCountError, Quorum};
-use crate::types::Ttl;
-use crate::validity::longest_round;
 
 /// What all processes of a cluster must agree on (the first three), and how patient this one is.
 #[derive(Debug, Clone)]

@@ -4,19 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::adoption::{self, Adoptions};
-use crate::catch_up::{self, CatchUps};
-use crate::clock::HybridClock;
+use crate::cluster::catch_up::{self, CatchUps};
+use crate::cluster::recovery::{self, Adoptions};
 use crate::error::{LockError, NodeAnswer, NodeReport};
+use crate::model::clock::HybridClock;
+use crate::model::quorum::Quorum;
+use crate::model::types::{LockName, LockToken, Ttl};
+use crate::model::validity::{self, Lease};
 use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
-use crate::pending_releases::PendingReleases;
-use crate::quorum::Quorum;
+use crate::round::pending_releases::PendingReleases;
+use crate::round::times::RoundTimes;
+use crate::round::votes::{self, can_hold, holds};
 use crate::round::{Outcome, Round};
-use crate::round_times::RoundTimes;
 use crate::settings::{Seams, Settings, SettingsError};
-use crate::types::{LockName, LockToken, Ttl};
-use crate::validity::{self, Lease};
-use crate::votes::{self, can_hold, holds};
 use crate::wait::fairness::Fairness;
 
 /// The bits of all nodes, for [`Shared::release_on`].
@@ -50,7 +50,7 @@ impl Shared {
         let pending = PendingReleases::start(&nodes, seams.observer.clone(), life);
         let tokens = HybridClock::new(seams.clock.clone(), settings.node.max_clock_offset);
         let fairness = Arc::new(Fairness::new(seams.entropy.as_ref()));
-        let _adoptions = adoption::start(&nodes, quorum, &settings, &seams);
+        let _adoptions = recovery::start(&nodes, quorum, &settings, &seams);
         let _catch_ups = catch_up::start(&nodes, quorum, &settings, &seams);
         Ok(Arc::new(Self {
             nodes: nodes.into(),

@@ -22,7 +22,7 @@
 //! Promised is the order within one process, for those who wait. An [`acquire`](crate::Redlock::acquire) does not wait, so it
 //! is in nobody's queue, and may find the lock free between two of them. Nothing here has a part in safety: a waiter gets
 //! the lock by the votes of a majority, and a fencing token. What asks for votes, and with what (`A`), is not known here: a
-//! hand-off is a plan, which [`release`](crate::release) carries out.
+//! hand-off is a plan, which [`release`](crate::operations::release) carries out.
 
 pub(crate) mod fairness;
 pub(crate) mod polls;
@@ -37,11 +37,11 @@ use tokio::time::Instant;
 
 use self::fairness::Fairness;
 use self::queue::{Bounds, Handoff, Next, WaitQueues, WaitTicket};
-use crate::clock::{Clock, Entropy};
+use crate::model::clock::{Clock, Entropy};
+use crate::model::types::{FencingToken, LockName, Owner};
 use crate::node::hint::Word;
 use crate::node::{Hint, Listener};
 use crate::settings::{Seams, Settings};
-use crate::types::{FencingToken, LockName, Owner};
 
 /// The first poll of a queue whose first waiter got the lock at once: those behind it have not been announced yet.
 const FIRST_POLL: Duration = Duration::from_millis(25);

@@ -39,7 +39,7 @@ use std::time::Duration;
 pub use self::facts::{Durability, Facts, SETTINGS};
 pub use self::marker::{ClusterConfig, Doubt, NodeIdentity, caught_up_key, database_key, marker_key};
 use self::marker::{ParsedMarker, State, short};
-use crate::clock::{Clock, Entropy};
+use crate::model::clock::{Clock, Entropy};
 use crate::node::status::{Diagnosis, Remedy};
 
 /// How often a name is followed again, over a connection of its own, to see that it still leads to the process that votes.
@@ -316,7 +316,7 @@ pub(crate) fn nonce(entropy: &dyn Entropy) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::OsEntropy;
+    use crate::model::clock::OsEntropy;
 
     const NEXT_RUN: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
     const MAX_TTL: Duration = Duration::from_secs(300);

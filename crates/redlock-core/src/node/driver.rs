@@ -35,8 +35,8 @@ use super::rate::{RanAhead, Rate, Reading};
 use super::report::{Reporter, remedy_of_write_error};
 use super::rules::Rules;
 use super::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
-use crate::clock::lead_left;
-use crate::types::FencingToken;
+use crate::model::clock::lead_left;
+use crate::model::types::FencingToken;
 
 /// How often a node is asked about itself again, and an idle connection is tried. A client's own watch does not fire while
 /// the socket's send buffer is full.

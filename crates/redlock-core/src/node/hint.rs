@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 
-use crate::types::FencingToken;
+use crate::model::types::FencingToken;
 
 /// The channel of all gateways that share a prefix and a database. Channels know no databases.
 #[cfg(feature = "redis")]

@@ -13,7 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 use super::Listener;
 use super::link::{Link, LinkError, Subscription};
 use super::status::Remedy;
-use crate::clock::Entropy;
+use crate::model::clock::Entropy;
 
 /// How often the connection is tried.
 const HEARTBEAT: Duration = Duration::from_secs(2);

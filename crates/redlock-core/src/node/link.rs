@@ -17,7 +17,7 @@ use super::op::Vote;
 use super::record::Record;
 use super::status::{Diagnosis, Engine, Remedy};
 use super::task::Task;
-use crate::types::LockName;
+use crate::model::types::LockName;
 
 /// What a link answers, once it does.
 pub type Answering<T> = BoxFuture<'static, Result<T, LinkError>>;

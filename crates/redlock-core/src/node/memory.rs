@@ -24,8 +24,8 @@ use tokio::time::Instant;
 use super::link::{Adopted, Adoption, Put, Scan, Scanned, Stored};
 use super::rules::{self, Expiry, KeyError, KeySpace, NodeSettings};
 use super::{Failure, Keys, Listener, LockReader, Node, NodeMemory, NodeState, NodeStatus, Op, Record, Reply, Vote};
-use crate::clock::Clock;
-use crate::types::{FencingToken, LockName};
+use crate::model::clock::Clock;
+use crate::model::types::{FencingToken, LockName};
 
 /// An in-process master.
 pub struct MemoryNode {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::op::{Op, Vote};
 use super::status::NodeStatus;
-use crate::clock::{Clock, Entropy, OsEntropy, SystemClock};
+use crate::model::clock::{Clock, Entropy, OsEntropy, SystemClock};
 
 /// What the algorithm takes from its surroundings, to be replaced in tests and simulations.
 #[derive(Clone)]

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::hint::Hint;
 use super::record::Record;
-use crate::types::{FencingToken, LockName, Ttl};
+use crate::model::types::{FencingToken, LockName, Ttl};
 
 /// Where a lock lives on every node.
 ///

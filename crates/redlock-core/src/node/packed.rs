@@ -30,7 +30,7 @@ use super::link::Answer;
 use super::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 use super::record::Record;
 use super::rules::NodeSettings;
-use crate::types::{FencingToken, Ttl};
+use crate::model::types::{FencingToken, Ttl};
 
 /// Of the format. A master that speaks another one refuses the call.
 pub const VERSION: u8 = 1;

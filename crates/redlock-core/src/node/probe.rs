@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::admission::{Admission, Facts, Moment, NodeIdentity, Step};
 use super::link::{Link, LinkError, Look, MarkerSwap, Swapped};
 use super::{Diagnosis, Engine, NodeSettings};
-use crate::clock::{Clock, Entropy};
+use crate::model::clock::{Clock, Entropy};
 
 /// A master, and what it is in a configuration.
 #[derive(Clone)]

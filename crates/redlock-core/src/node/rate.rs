@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Shorter windows tell of jitter.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// What Redis' expiry precision and rounding hide, as in [`validity::drift`](crate::validity::drift).
+/// What Redis' expiry precision and rounding hide, as in [`validity::drift`](crate::model::validity::drift).
 const ROUNDING: Duration = Duration::from_millis(2);
 /// No clock is better than this: what is set lower is a wish.
 const LEAST_DRIFT: f64 = 0.001;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::types::{FencingToken, Info, LockToken, Nonce, Owner};
+use crate::model::types::{FencingToken, Info, LockToken, Nonce, Owner};
 
 /// What a node stores for a held lock: `T:grant:info`, T and grant of fixed width, where grant is owner and nonce. The first
 /// extension puts a `;` after the grant, see `node/locks.lua`.

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use super::admission::{NAME_MOVES_WITHIN, quarantine};
 use super::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 use super::record::Record;
-use crate::types::{FencingToken, Ttl};
-use crate::validity::longest_round;
+use crate::model::types::{FencingToken, Ttl};
+use crate::model::validity::longest_round;
 
 /// The keys of one node, as the rules see them. Values are texts, times to live are in milliseconds.
 pub trait KeySpace {

@@ -17,10 +17,10 @@ use tokio::time::Instant;
 
 use super::polls::{POLL, Polls};
 use super::queue::Pause;
-use crate::clock::Entropy;
+use crate::model::clock::Entropy;
+use crate::model::types::FencingToken;
 use crate::node::Hint;
 use crate::node::hint::Word;
-use crate::types::FencingToken;
 
 /// How long a word of waiting counts; polls repeat it more often than twice in this time. Where they are slower, it says so.
 const LIFE: Duration = Duration::from_secs(2);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     fn fairness() -> Fairness {
-        Fairness::new(&crate::clock::OsEntropy)
+        Fairness::new(&crate::model::clock::OsEntropy)
     }
 
     fn lock() -> Bytes {

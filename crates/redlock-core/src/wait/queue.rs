@@ -31,8 +31,8 @@ use tokio::time::Instant;
 use super::polls::Polls;
 use super::sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::error::{LockError, WaitLimit};
+use crate::model::types::Owner;
 use crate::node::Hint;
-use crate::types::Owner;
 
 const SHARDS: usize = 16;
 

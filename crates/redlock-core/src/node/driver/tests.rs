@@ -7,10 +7,10 @@ mod contested;
 use std::sync::Mutex;
 
 use super::*;
-use crate::clock::{Clock, Entropy, OsEntropy};
+use crate::model::clock::{Clock, Entropy, OsEntropy};
+use crate::model::types::{Info, LockName, LockToken, Ttl};
 use crate::node::admission::ClusterConfig;
 use crate::node::{Keys, NoObserver, Record, Reply, Voter};
-use crate::types::{Info, LockName, LockToken, Ttl};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
 const SKEW: Duration = Duration::from_secs(2);

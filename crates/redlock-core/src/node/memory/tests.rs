@@ -3,9 +3,9 @@
 #![cfg(test)]
 
 use super::*;
-use crate::clock::{Entropy, OsEntropy, SystemClock};
+use crate::model::clock::{Entropy, OsEntropy, SystemClock};
+use crate::model::types::{Info, LockToken, Ttl};
 use crate::node::ReleaseScope;
-use crate::types::{Info, LockToken, Ttl};
 
 #[test]
 fn what_is_put_back_on_another_node_is_found_there() {

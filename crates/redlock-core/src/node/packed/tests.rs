@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::types::{Info, LockName, LockToken, Nonce, Owner};
+use crate::model::types::{Info, LockName, LockToken, Nonce, Owner};
 
 fn record() -> impl Strategy<Value = Record> {
     let t = FencingToken::MIN.get()..FencingToken::MAX.get();

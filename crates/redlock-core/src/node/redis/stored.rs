@@ -10,12 +10,12 @@ use fred::types::scan::ScanType;
 
 use super::scripts;
 use super::settings::RedisSettings;
+use crate::model::types::LockName;
 use crate::node::admission::marker_key;
 use crate::node::calls::MAX_BATCH;
 use crate::node::link::{Adopted, Adoption, LinkError, LinkErrorKind, Scan, Scanned, Stored, StoredPage};
 use crate::node::packed::LONGEST_VALUE;
 use crate::node::{Keys, Record};
-use crate::types::LockName;
 
 /// Keys that are looked at for a page.
 const PAGE: u32 = 500;

@@ -12,7 +12,7 @@ use futures_util::future::ready;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::clock::{OsEntropy, SystemClock};
+use crate::model::clock::{OsEntropy, SystemClock};
 use crate::node::Engine;
 use crate::node::admission::{ClusterConfig, Facts};
 use crate::node::link::{Adopted, Adoption, Look, MarkerSwap, Scan, Scanned, StoredPage, Subscription, Swapped};

@@ -1,0 +1,328 @@
+//! The second reading: a master that votes again is given the locks that were granted while it was away.
+//!
+//! A lock that was granted without this master stands on a majority of the others. Restart one of those next, and the lock
+//! has no majority any more, so its holder loses it. Therefore, after every admission, the other masters are read, and each
+//! lock that a majority of them stores is set here by the rule of repair ([`Op::Heal`]): only above the watermark of this
+//! master, and only while the reading is young. Passes follow each other until one sets nothing. Then the master is noted
+//! as caught up, and the next one may be restarted.
+//!
+//! [Recovery](crate::cluster::recovery) comes before it and is another reading: it keeps a master that lost its data from granting
+//! what it granted before. Catching up is not needed for exclusion. Any gateway may do it, several at once.
+//!
+//! Not covered: a lock that a gateway grants without this master after the last pass, because that gateway alone cannot
+//! reach it; and a lock that a slow master missed without being restarted, which its next extension repairs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{join, join_all};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::cluster::bootstrap::any_changed;
+use crate::model::quorum::Quorum;
+use crate::model::types::Ttl;
+use crate::node::admission::NAME_MOVES_WITHIN;
+use crate::node::link::{LinkError, Scan, Scanned};
+use crate::node::{Failure, Holding, Keys, Node, NodeState, Op, Record, Reply, Seams, Vote, Voter};
+use crate::settings::Settings;
+
+/// Locks that are compared in one step.
+const CHUNK: usize = 128;
+/// How long the master may take to set those of one step.
+const STEP: Duration = Duration::from_secs(2);
+/// The last pass begins no sooner after the admission. By then every gateway that reaches the master lets it vote, so
+/// grants reach it too.
+const SEEN_BY_ALL: Duration = NAME_MOVES_WITHIN;
+/// Between two passes, doubled from the first to the last.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Gateways begin within this of each other.
+const SPREAD: Duration = Duration::from_millis(500);
+
+/// Ends when dropped.
+pub(crate) struct CatchUps(Option<AbortHandle>);
+
+impl Drop for CatchUps {
+    fn drop(&mut self) {
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
+    }
+}
+
+/// Lets every master catch up that votes again. Must be called on a tokio runtime.
+pub(crate) fn start(nodes: &[Arc<dyn Node>], quorum: Quorum, settings: &Settings, seams: &Seams) -> CatchUps {
+    // A master in this process has lost its locks together with all others, or none.
+    let is_linked = nodes.iter().all(|node| node.link().is_some());
+    let task = is_linked.then(|| {
+        let sights = nodes.iter().map(|_| None).collect();
+        let is_on = settings.node.rules().admitted_is_caught_up;
+        let key_prefix = settings.key_prefix.clone();
+        let longest_life = settings.max_ttl.duration();
+        let nodes = nodes.to_vec();
+        let worker = Worker { nodes, quorum, key_prefix, longest_life, is_on, seams: seams.clone(), sights };
+        tokio::spawn(worker.run()).abort_handle()
+    });
+    CatchUps(task)
+}
+
+struct Worker {
+    nodes: Vec<Arc<dyn Node>>,
+    quorum: Quorum,
+    key_prefix: String,
+    longest_life: Duration,
+    /// The rule, see `Rules::admitted_is_caught_up`.
+    is_on: bool,
+    seams: Seams,
+    /// The admission in which each node was last seen.
+    sights: Vec<Option<Sight>>,
+}
+
+struct Sight {
+    marker: String,
+    seen: Instant,
+    due: Instant,
+    pause: Duration,
+    /// Of the last pass that failed.
+    why: String,
+}
+
+/// What came of one pass.
+#[derive(Default)]
+struct Pass {
+    /// Locks that the master did not have and has now.
+    given: usize,
+    /// Locks that it could not be given yet.
+    unsettled: usize,
+}
+
+impl Worker {
+    async fn run(mut self) {
+        let mut statuses: Vec<_> = self.nodes.iter().map(|node| node.status()).collect();
+        loop {
+            for (at, status) in statuses.iter_mut().enumerate() {
+                let status = status.borrow_and_update();
+                if status.state == NodeState::CatchingUp {
+                    self.see(at, &status.marker);
+                }
+            }
+            let waits = |at: &usize| self.nodes[*at].status().borrow().state == NodeState::CatchingUp;
+            let due = |at: usize| self.sights[at].as_ref().map(|sight| (sight.due, at));
+            match (0..self.nodes.len()).filter(waits).filter_map(due).min() {
+                Some((due, at)) if due <= Instant::now() => self.catch_up(at).await,
+                Some((due, _)) => {
+                    tokio::select! {
+                        biased;
+                        () = any_changed(&mut statuses) => {}
+                        () = sleep_until(due) => {}
+                    }
+                }
+                None => any_changed(&mut statuses).await,
+            }
+        }
+    }
+
+    fn see(&mut self, at: usize, marker: &str) {
+        if self.sights[at].as_ref().is_some_and(|sight| sight.marker == marker) {
+            return;
+        }
+        let seen = Instant::now();
+        let due = seen + SPREAD.mul_f64(self.seams.entropy.unit());
+        self.sights[at] = Some(Sight { marker: marker.to_owned(), seen, due, pause: PAUSE.0, why: String::new() });
+    }
+
+    async fn catch_up(&mut self, at: usize) {
+        let began = Instant::now();
+        let Some(Sight { marker, .. }) = &self.sights[at] else { return };
+        let passed = if self.is_on { self.pass(at, marker).await } else { Ok(Pass::default()) };
+        let Some(sight) = &mut self.sights[at] else { return };
+        let last_begins = sight.seen + SEEN_BY_ALL;
+        let node = self.nodes[at].name();
+        let result = match passed {
+            Ok(Pass { given: 0, unsettled: 0 }) if began >= last_begins => {
+                let noted = note(self.nodes[at].as_ref(), &sight.marker).await;
+                noted.map_err(|error| format!("the note could not be written: {error}"))
+            }
+            Ok(Pass { given, unsettled }) => {
+                if given > 0 {
+                    tracing::info!(
+                        node,
+                        given,
+                        unsettled,
+                        "locks that were granted while the node was away are set on it"
+                    );
+                    sight.pause = PAUSE.0;
+                }
+                Ok(())
+            }
+            Err(why) => Err(why),
+        };
+        if let Err(why) = result
+            && why != sight.why
+        {
+            tracing::warn!(node, why, "the node cannot catch up for now: restart no other master");
+            sight.why = why;
+        }
+        let now = Instant::now();
+        sight.due = if now < last_begins { last_begins } else { now + sight.pause };
+        sight.pause = (sight.pause * 2).min(PAUSE.1);
+    }
+
+    /// Gives a master what a majority of the others stores.
+    ///
+    /// Such a majority has at least one member among any `others - quorum + 1` of the others, so only the keys of so many
+    /// are read.
+    async fn pass(&self, at: usize, marker: &str) -> Result<Pass, String> {
+        let mut pass = Pass::default();
+        let enough = self.quorum.size();
+        if self.nodes.len() <= enough {
+            // Every majority counts this master.
+            return Ok(pass);
+        }
+        let is_admitted = |other: &usize| self.nodes[*other].status().borrow().state.is_admitted();
+        let others: Vec<usize> = (0..self.nodes.len()).filter(|other| *other != at).filter(is_admitted).collect();
+        if others.len() < enough {
+            return Err(format!("{} other masters vote, and {enough} are needed to compare with", others.len()));
+        }
+        for scanned in &others[..=others.len() - enough] {
+            self.compare(at, marker, *scanned, &others, &mut pass).await?;
+        }
+        Ok(pass)
+    }
+
+    /// Walks over the locks of one master.
+    async fn compare(
+        &self,
+        at: usize,
+        marker: &str,
+        scanned: usize,
+        others: &[usize],
+        pass: &mut Pass,
+    ) -> Result<(), String> {
+        let mut cursor = Bytes::new();
+        loop {
+            let scan = Scan { key_prefix: self.key_prefix.clone().into(), cursor, count: CHUNK as u32 };
+            let Scanned { keys, next, .. } = self.told(scanned, self.nodes[scanned].reader().scan(scan).await)?;
+            let locks: Vec<_> = keys.iter().map(|key| Keys::of_lock_key(key)).collect();
+            for locks in locks.chunks(CHUNK) {
+                let heals = self.missing(at, scanned, others, locks).await?;
+                // What was read before an admission must not be set after it.
+                if self.nodes[at].status().borrow().marker != marker {
+                    return Err("it must be admitted again".to_owned());
+                }
+                self.give(at, heals, pass).await;
+            }
+            match next {
+                Some(next) => cursor = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Compares some locks of one master with what is stored here. Answers what a majority of the others stores and this one
+    /// does not.
+    async fn missing(&self, at: usize, scanned: usize, others: &[usize], locks: &[Keys]) -> Result<Vec<Op>, String> {
+        let read = |node: usize, locks: Vec<Keys>| async move {
+            let votes = self.nodes[node].reader().read(locks).await;
+            self.told(node, votes)
+        };
+        let (here, there) = join(read(at, locks.to_vec()), read(scanned, locks.to_vec())).await;
+        let differs = |(keys, (here, there)): (&Keys, (Vote, Vote))| {
+            let there = grant(&there)?;
+            let is_there = matches!(&here, Vote::Found(here) if here.record.is_grant_of(&there.record));
+            (!is_there).then(|| keys.clone())
+        };
+        let differ: Vec<_> = locks.iter().zip(here?.into_iter().zip(there?)).filter_map(differs).collect();
+        if differ.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (began, began_micros) = (Instant::now(), self.seams.clock.wall_micros());
+        let read = join_all(others.iter().map(|other| read(*other, differ.clone()))).await;
+        let read: Vec<Vec<Vote>> = read.into_iter().collect::<Result<_, _>>()?;
+        let heal = |(index, keys): (usize, Keys)| {
+            let found: Vec<_> = read.iter().filter_map(|votes| grant(&votes[index])).collect();
+            let (record, life) = majority(self.quorum.size(), &found)?;
+            let life = life.unwrap_or(self.longest_life).min(self.longest_life);
+            // Time has passed since it was read. A lock that ends within milliseconds is left out.
+            let millis = life.saturating_sub(began.elapsed()).as_millis();
+            let ttl = Ttl::from_millis(u64::try_from(millis).ok()?).ok()?;
+            Some(Op::Heal { keys, record, ttl, began_micros })
+        };
+        Ok(differ.into_iter().enumerate().filter_map(heal).collect())
+    }
+
+    async fn give(&self, at: usize, heals: Vec<Op>, pass: &mut Pass) {
+        for vote in ask_all(self.nodes[at].as_ref(), heals).await {
+            match vote {
+                Vote::Granted => {
+                    self.seams.observer.healed(at);
+                    pass.given += 1;
+                }
+                // It came here meanwhile, or was released.
+                Vote::Extended { .. } | Vote::Stale { .. } => {}
+                // Another client knows of no majority of ours.
+                Vote::Held(holding) if holding.record.parse().is_none() => {}
+                _ => pass.unsettled += 1,
+            }
+        }
+    }
+
+    fn told<T>(&self, node: usize, told: Result<T, Failure>) -> Result<T, String> {
+        told.map_err(|failure| format!("{} cannot be read: {}", self.nodes[node].name(), failure.detail))
+    }
+}
+
+/// A grant of ours that a vote shows.
+fn grant(vote: &Vote) -> Option<&Holding> {
+    match vote {
+        Vote::Found(holding) => {
+            Some(holding).filter(|found| found.record.parse().is_some() && !found.record.is_nobodys())
+        }
+        _ => None,
+    }
+}
+
+/// The grant that so many have, as extended as anywhere, with its longest life. It has none where somebody took the expiry
+/// away.
+fn majority(enough: usize, found: &[&Holding]) -> Option<(Record, Option<Duration>)> {
+    let copies = |of: &Holding| found.iter().filter(|other| other.record.is_grant_of(&of.record)).count();
+    let stands = found.iter().find(|holding| copies(holding) >= enough)?;
+    let copies = || found.iter().filter(|other| other.record.is_grant_of(&stands.record));
+    let record = copies().map(|copy| &copy.record).find(|record| record.is_extended()).unwrap_or(&stands.record);
+    let life = copies().map(|copy| copy.expires_in).reduce(|a, b| Some(a?.max(b?)))?;
+    Some((record.clone(), life))
+}
+
+/// Submits all, and answers the votes of those that came in time.
+async fn ask_all(node: &dyn Node, ops: Vec<Op>) -> Vec<Vote> {
+    let until = Instant::now() + STEP;
+    let (votes, mut answers) = mpsc::channel(ops.len().max(1));
+    let voter = Arc::new(Collect(votes));
+    let asked = ops.len();
+    for op in ops {
+        node.submit(Arc::new(op), until, Reply::new(voter.clone(), 0));
+    }
+    drop(voter);
+    let mut heard = Vec::with_capacity(asked);
+    while let Some(vote) = answers.recv().await {
+        heard.push(vote);
+    }
+    heard
+}
+
+struct Collect(mpsc::Sender<Vote>);
+
+impl Voter for Collect {
+    fn vote(&self, _: usize, vote: Vote) {
+        // There is room for all, unless nobody listens any more.
+        drop(self.0.try_send(vote));
+    }
+}
+
+async fn note(node: &dyn Node, marker: &str) -> Result<(), LinkError> {
+    let link = node.link().ok_or_else(|| LinkError::broken("there is no way to it"))?;
+    let noted = async { link.connect().await?.mark_caught_up(marker).await };
+    timeout(STEP, noted).await.unwrap_or_else(|_| Err(LinkError::broken("no answer in time")))
+}

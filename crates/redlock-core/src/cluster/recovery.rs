@@ -1,0 +1,325 @@
+//! Back in seconds: a master that has forgotten its locks is given back those that count, by the masters that remember
+//! them, instead of waiting until all of them have ended.
+//!
+//! It may be done when so many others are admitted that none of the majorities which counted a forgotten vote can have
+//! missed them all: `N - quorum + 1`, for such a majority has `quorum - 1` votes on the other `N - 1`. And not before no
+//! such majority can still come about ([`wait`]): then every lock that rests on a forgotten vote stands on one of them, or has
+//! ended. An extension that comes later moves a majority that does not need the forgotten vote. Fences are not read: after
+//! that wait the master itself refuses every T that it may have forgotten as too old.
+//!
+//! What is not given back and stands on the master all the same, from an old file, stays: it is on too few to have a majority.
+//!
+//! Any gateway may do it, several at once: each writes only while the quarantine stands that it has seen, and what one reads
+//! contains all that another has to know. Where too few remember, or something changes meanwhile, the full quarantine
+//! stands.
+
+mod plan;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::cluster::bootstrap::any_changed;
+use crate::model::quorum::Quorum;
+use crate::model::types::{FencingToken, LockName};
+use crate::model::validity::longest_round;
+use crate::node::admission::NAME_MOVES_WITHIN;
+use crate::node::link::{Adopted, Adoption, LinkError, Look, Session, Stored};
+use crate::node::{Holding, Keys, Node, NodeSettings, NodeState, Seams, Vote};
+use crate::settings::Settings;
+
+/// What is done in one step on a connection takes no longer.
+const STEP: Duration = Duration::from_secs(5);
+/// After a failure, doubled from the first to the last.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
+/// By 5 %, over the whole wait.
+const CLOCKS_RUN_APART: Duration = Duration::from_millis(500);
+/// Gateways begin within this of each other.
+const SPREAD: Duration = Duration::from_secs(2);
+/// Between two pages of a master, whose votes go first.
+const BREATH: Duration = Duration::from_millis(1);
+/// What is read of one master, in bytes of names, records and bookkeeping: about 300,000 locks with names of 30 bytes and
+/// labels of 20. With more, the full quarantine is waited.
+const MAX_READ: usize = 64 << 20;
+/// Locks that are given back in one step.
+const CHUNK: usize = 256;
+
+/// From the first sight of the loss until the others are read. Until then
+///
+/// - another gateway may still talk to the process that forgot nothing: [`NAME_MOVES_WITHIN`];
+/// - an acquire that counts on a forgotten vote may land elsewhere. The master gave that for a T at most D ahead of its clock,
+///   and another refuses T when it is D behind its own: `2 × D + S`, where S is D;
+/// - an extension may, in a round that counts no answer after as long ([`longest_round`]).
+fn wait(max_clock_offset: Duration) -> Duration {
+    longest_round(max_clock_offset) + NAME_MOVES_WITHIN + CLOCKS_RUN_APART
+}
+
+/// Ends when dropped.
+pub(crate) struct Adoptions(Option<AbortHandle>);
+
+impl Drop for Adoptions {
+    fn drop(&mut self) {
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
+    }
+}
+
+/// Gives every master that has forgotten its locks back what the others know. Must be called on a tokio runtime.
+pub(crate) fn start(nodes: &[Arc<dyn Node>], quorum: Quorum, settings: &Settings, seams: &Seams) -> Adoptions {
+    // Of masters in this process there is nobody to ask.
+    let linked = nodes.iter().all(|node| node.link().is_some());
+    let others = nodes.len() - 1;
+    // A quarantine that is short by itself is simply waited.
+    let full = settings.node.quarantine(settings.max_ttl.duration());
+    let is_worth_it = full >= wait(settings.node.max_clock_offset) * 2;
+    let task = (linked && others >= quorum.blocking() && is_worth_it).then(|| {
+        let sights = nodes.iter().map(|_| None).collect();
+        let (key_prefix, longest_life) = (settings.key_prefix.clone(), settings.max_ttl.duration());
+        let (nodes, seams) = (nodes.to_vec(), seams.clone());
+        let adopter = Adopter { nodes, quorum, settings: settings.node, key_prefix, longest_life, seams, sights };
+        tokio::spawn(adopter.run()).abort_handle()
+    });
+    Adoptions(task)
+}
+
+struct Adopter {
+    nodes: Vec<Arc<dyn Node>>,
+    quorum: Quorum,
+    settings: NodeSettings,
+    key_prefix: String,
+    longest_life: Duration,
+    seams: Seams,
+    /// The quarantine in which each node was last seen.
+    sights: Vec<Option<Sight>>,
+}
+
+struct Sight {
+    marker: String,
+    /// When it was first seen, on the monotonic clock.
+    seen: Duration,
+    due: Instant,
+    /// Of the last failure.
+    why: String,
+    pause: Duration,
+}
+
+fn too_few(remember: usize, enough: usize, why: &str) -> LinkError {
+    LinkError::broken(format!("{remember} other masters remember their locks, and {enough} are needed{why}"))
+}
+
+/// What one master has told.
+struct Told {
+    node: usize,
+    /// The marker by which it voted all the time.
+    marker: String,
+    stored: Vec<Stored>,
+    /// What its clock showed when the loss was seen, in microseconds.
+    then_micros: u64,
+}
+
+impl Adopter {
+    async fn run(mut self) {
+        let mut statuses: Vec<_> = self.nodes.iter().map(|node| node.status()).collect();
+        loop {
+            for (at, status) in statuses.iter_mut().enumerate() {
+                let status = status.borrow_and_update();
+                // Also one that is said to be new: where others are admitted, it is not.
+                if status.state == NodeState::Quarantined {
+                    self.see(at, &status.marker);
+                }
+            }
+            let waits = |at: &usize| self.nodes[*at].status().borrow().state == NodeState::Quarantined;
+            let due = |at: usize| self.sights[at].as_ref().map(|sight| (sight.due, at));
+            match (0..self.nodes.len()).filter(waits).filter_map(due).min() {
+                Some((due, at)) if due <= Instant::now() => self.adopt(at).await,
+                Some((due, _)) => {
+                    tokio::select! {
+                        biased;
+                        () = any_changed(&mut statuses) => {}
+                        () = sleep_until(due) => {}
+                    }
+                }
+                None => any_changed(&mut statuses).await,
+            }
+        }
+    }
+
+    /// Also of a node whose connection broke meanwhile: what counts is the quarantine that stands on it.
+    fn see(&mut self, at: usize, marker: &str) {
+        if self.sights[at].as_ref().is_some_and(|sight| sight.marker == marker) {
+            return;
+        }
+        // Not all gateways at once.
+        let due = Instant::now() + wait(self.settings.max_clock_offset) + SPREAD.mul_f64(self.seams.entropy.unit());
+        let seen = self.seams.clock.monotonic();
+        self.sights[at] = Some(Sight { marker: marker.to_owned(), seen, due, why: String::new(), pause: PAUSE.0 });
+    }
+
+    async fn adopt(&mut self, at: usize) {
+        let Some(sight) = &self.sights[at] else { return };
+        let node = self.nodes[at].name();
+        let enough = self.quorum.blocking();
+        let others = (0..self.nodes.len()).filter(|other| *other != at);
+        let admitted = others.filter(|other| self.admitted_by(*other).is_some()).count();
+        let has_enough = admitted >= enough;
+        let result = if has_enough { self.try_adopt(at, sight).await } else { Err(too_few(admitted, enough, "")) };
+        let Some(sight) = &mut self.sights[at] else { return };
+        match result {
+            Ok(None) => {}
+            Ok(Some(locks)) => {
+                tracing::info!(node, locks, "the other masters have told the node what it forgot: its quarantine ends");
+                self.nodes[at].adopted(&sight.marker);
+            }
+            Err(error) => {
+                let why = error.to_string();
+                if why != sight.why {
+                    tracing::warn!(node, why, "the node's quarantine cannot be shortened for now");
+                    sight.why = why;
+                }
+            }
+        }
+        sight.due = Instant::now() + sight.pause;
+        // To see that they are too few costs nothing.
+        if has_enough {
+            sight.pause = (sight.pause * 2).min(PAUSE.1);
+        }
+    }
+
+    /// Tells how many locks were given back; nothing when another marker stands there by now.
+    async fn try_adopt(&self, at: usize, sight: &Sight) -> Result<Option<usize>, LinkError> {
+        let enough = self.quorum.blocking();
+        let others = (0..self.nodes.len()).filter(|other| *other != at);
+        let read = join_all(others.map(|other| self.read(other, sight.seen))).await;
+        let (read, failures): (Vec<_>, Vec<_>) = read.into_iter().partition(Result::is_ok);
+        if read.len() < enough {
+            let why = failures.into_iter().find_map(Result::err);
+            return Err(too_few(read.len(), enough, &why.map_or_else(String::new, |error| format!(": {error}"))));
+        }
+        let mut read: Vec<Told> = read.into_iter().flatten().collect();
+        // It voted only for a T that a majority of the others voted for too, so within D of their clocks.
+        let ahead = (self.settings.max_clock_offset * 3).as_micros() as u64;
+        let then = read.iter().map(|told| told.then_micros).max().unwrap_or_default();
+        let no_time = |_| LinkError::broken("the other masters' clocks show no time");
+        let newest = FencingToken::new(then.saturating_add(ahead)).map_err(no_time)?;
+        if !self.settings.rules().forgotten_is_given_back {
+            return Ok(Some(0));
+        }
+        let stored = |read: &mut Vec<Told>| read.iter_mut().map(|told| std::mem::take(&mut told.stored)).collect();
+        let read_at = self.seams.clock.monotonic();
+        let mut plan = plan::plan(self.quorum, newest, stored(&mut read));
+        // Names that only a minority has may have been released between two readings.
+        let doubtful: Vec<_> =
+            plan.iter().filter(|(_, put)| put.record.is_nobodys()).map(|(name, _)| name.clone()).collect();
+        for name in &doubtful {
+            plan.remove(name);
+        }
+        for told in &mut read {
+            told.stored = self.read_again(told, &doubtful).await?;
+        }
+        plan.extend(plan::plan(self.quorum, newest, stored(&mut read)));
+        let session = self.connect(at).await?;
+        let plan: Vec<_> = plan.into_iter().collect();
+        for chunk in plan.chunks(CHUNK) {
+            // A gateway that stood still since must not write lives that are too long.
+            let age = self.seams.clock.monotonic().saturating_sub(read_at);
+            let puts = chunk.iter().filter_map(|(name, put)| Some((name.clone(), put.aged(age)?))).collect();
+            let adoption = Adoption { marker: sight.marker.clone(), puts };
+            match in_time(session.adopt(adoption)).await? {
+                Adopted::Done => {}
+                // Mostly another gateway was quicker.
+                Adopted::OtherMarker => return Ok(None),
+                Adopted::OtherClient => return Err(LinkError::broken("another client holds one of the locks there")),
+            }
+        }
+        Ok(Some(plan.len()))
+    }
+
+    fn admitted_by(&self, at: usize) -> Option<String> {
+        let status = self.nodes[at].status();
+        let status = status.borrow();
+        status.state.is_admitted().then(|| status.marker.clone())
+    }
+
+    /// All locks of a master that has forgotten nothing from before until after it was read.
+    async fn read(&self, at: usize, seen: Duration) -> Result<Told, LinkError> {
+        let name = self.nodes[at].name();
+        let before = self.admitted_by(at).ok_or_else(|| LinkError::broken(format!("{name} is not admitted")))?;
+        let session = self.connect(at).await?;
+        let Look { facts, marker, .. } = in_time(session.look()).await?;
+        let since = self.seams.clock.monotonic().saturating_sub(seen);
+        let (session, stored) = all_of(session).await?;
+        let after = in_time(session.look()).await?;
+        let same = facts.same_history(&after.facts) && marker == after.marker;
+        if !same || marker.as_ref() != Some(&before) || self.admitted_by(at) != marker {
+            return Err(LinkError::broken(format!("{name} has changed while it was read")));
+        }
+        if facts.time_micros == 0 {
+            return Err(LinkError::broken(format!("{name} does not tell its time")));
+        }
+        let then_micros = facts.time_micros.saturating_sub(since.as_micros() as u64);
+        Ok(Told { node: at, marker: before, stored, then_micros })
+    }
+
+    /// The same for these names alone, of a master that has forgotten nothing since it was read first.
+    async fn read_again(&self, told: &Told, names: &[LockName]) -> Result<Vec<Stored>, LinkError> {
+        let node = &self.nodes[told.node];
+        let mut stored = Vec::new();
+        for names in names.chunks(CHUNK) {
+            let keys = names.iter().map(|name| Keys::new(&self.key_prefix, name)).collect();
+            let votes = node.reader().read(keys).await.map_err(|failure| LinkError::broken(failure.detail))?;
+            stored.extend(names.iter().zip(votes).filter_map(|(name, vote)| self.stored(name, vote)));
+        }
+        if self.admitted_by(told.node).as_ref() != Some(&told.marker) {
+            return Err(LinkError::broken(format!("{} has changed while it was read", node.name())));
+        }
+        Ok(stored)
+    }
+
+    /// As `node/stored.lua` tells it.
+    fn stored(&self, name: &LockName, vote: Vote) -> Option<Stored> {
+        let Vote::Found(Holding { record, expires_in }) = vote else { return None };
+        let (is_ours, longest) = (record.parse().is_some(), self.longest_life);
+        let expires_in = match expires_in {
+            Some(life) if is_ours => life.min(longest),
+            Some(life) => life,
+            None if is_ours => longest,
+            // What another client has set without expiry is no lock.
+            None => return None,
+        };
+        Some(Stored { name: name.clone(), record, expires_in })
+    }
+
+    async fn connect(&self, at: usize) -> Result<Box<dyn Session>, LinkError> {
+        let link = self.nodes[at].link().ok_or_else(|| LinkError::broken("there is no way to it"))?;
+        in_time(link.connect()).await
+    }
+}
+
+async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stored>), LinkError> {
+    let (mut all, mut cursor, mut bytes) = (Vec::new(), None, 0);
+    loop {
+        let page = in_time(session.stored(cursor)).await?;
+        let size = |stored: &Stored| size_of::<Stored>() + stored.name.as_str().len() + stored.record.as_bytes().len();
+        bytes += page.stored.iter().map(size).sum::<usize>();
+        all.extend(page.stored);
+        if bytes > MAX_READ {
+            return Err(LinkError::broken(format!(
+                "it stores more than the {} MiB of locks that are read of a master; the full quarantine is waited",
+                MAX_READ >> 20
+            )));
+        }
+        cursor = page.next;
+        if cursor.is_none() {
+            return Ok((session, all));
+        }
+        tokio::time::sleep(BREATH).await;
+    }
+}
+
+async fn in_time<T>(step: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
+    timeout(STEP, step).await.unwrap_or_else(|_| Err(LinkError::broken("no answer in time")))
+}

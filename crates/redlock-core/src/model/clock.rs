@@ -1,0 +1,305 @@
+//! Time and chance, as seams: everything the algorithm reads from outside passes through here, so that a simulation can
+//! replace it.
+//!
+//! [`HybridClock`] mints the fencing tokens. It promises strictly increasing tokens within one process
+//! (unless the wall clock steps back by more than D, see [`HybridClock::mint`]), and it learns:
+//! a token seen on a node that lies ahead of our own wall clock moves our clock forward, at most by [`MAX_LEAD`], so that
+//! the slower of two gateways does not lose every first try. The lead is forgotten again, half of it every [`LEAD_HALF_LIFE`]:
+//! one gateway that was ahead for a minute must not move the tokens of all others for ever, from one to the next, until
+//! nodes whose clocks are a little behind refuse them. It does not promise agreement between gateways; the fence
+//! keys on the nodes do that.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::model::types::{FencingToken, Nonce, Owner};
+
+/// Where time comes from.
+pub trait Clock: Send + Sync + 'static {
+    /// Time since an arbitrary fixed point: never goes back, and counts the time the machine spends suspended.
+    fn monotonic(&self) -> Duration;
+
+    /// Microseconds since 1970 as the machine believes.
+    fn wall_micros(&self) -> u64;
+}
+
+/// The machine's own clocks.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    /// CLOCK_BOOTTIME where there is one: `std::time::Instant` stops while a machine is suspended, and a holder that
+    /// wakes up after its lease ran out must not believe that no time has passed.
+    fn monotonic(&self) -> Duration {
+        #[cfg(target_os = "linux")]
+        let id = rustix::time::ClockId::Boottime;
+        #[cfg(not(target_os = "linux"))]
+        let id = rustix::time::ClockId::Monotonic;
+        let now = rustix::time::clock_gettime(id);
+        Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+    }
+
+    fn wall_micros(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
+    }
+}
+
+/// Where chance comes from: owners and jitter.
+pub trait Entropy: Send + Sync + 'static {
+    /// Fills the buffer with bytes that nobody can guess.
+    fn fill(&self, buffer: &mut [u8]);
+
+    /// An owner that nobody else can guess.
+    fn owner(&self) -> Owner {
+        let mut raw = [0; Owner::LEN];
+        self.fill(&mut raw);
+        Owner::from_bytes(raw)
+    }
+
+    /// What tells one try of an owner from its others.
+    fn nonce(&self) -> Nonce {
+        let mut raw = [0; Nonce::LEN];
+        self.fill(&mut raw);
+        Nonce::from_bytes(raw)
+    }
+
+    /// An owner and the nonce of its first try, drawn at once.
+    fn owner_and_nonce(&self) -> (Owner, Nonce) {
+        let mut raw = [0; Owner::LEN + Nonce::LEN];
+        self.fill(&mut raw);
+        let (owner, nonce) = raw.split_at(Owner::LEN);
+        let halves = (owner.try_into(), nonce.try_into());
+        let (Ok(owner), Ok(nonce)) = halves else { unreachable!("both parts have their length") };
+        (Owner::from_bytes(owner), Nonce::from_bytes(nonce))
+    }
+
+    /// A number in `0.0..1.0`.
+    fn unit(&self) -> f64 {
+        let mut raw = [0; 8];
+        self.fill(&mut raw);
+        (u64::from_le_bytes(raw) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// The operating system's generator.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OsEntropy;
+
+impl Entropy for OsEntropy {
+    /// Pauses are no secret: they need no system call.
+    fn unit(&self) -> f64 {
+        fastrand::f64()
+    }
+
+    fn fill(&self, buffer: &mut [u8]) {
+        // Not from a generator of this process, although that would save a system call: in two copies of one machine, both
+        // resumed from the same snapshot, it would give the same owner to two holders.
+        // A lock service without randomness would hand out guessable owners: there is nothing sensible to go on with.
+        getrandom::fill(buffer).expect("the operating system's random generator failed");
+    }
+}
+
+/// The most that tokens seen on nodes may move our own clock ahead.
+pub const MAX_LEAD: Duration = Duration::from_secs(1);
+
+/// In which half of a lead is forgotten.
+pub const LEAD_HALF_LIFE: Duration = Duration::from_secs(60);
+
+/// What is left of a lead after some time. It falls slower than time passes, so that wall clock and lead together never go
+/// back; and steadily, so that gateways which learn it from each other forget it all the same.
+pub(crate) fn lead_left(lead_micros: u64, since: Duration) -> u64 {
+    if lead_micros == 0 {
+        return 0;
+    }
+    (lead_micros as f64 * (-since.as_secs_f64() / LEAD_HALF_LIFE.as_secs_f64()).exp2()) as u64
+}
+
+/// A lead and when it was learned, in one word: the low bits are its microseconds, at most [`MAX_LEAD`], the others the
+/// milliseconds of the monotonic clock.
+#[derive(Default)]
+struct Lead(AtomicU64);
+
+impl Lead {
+    const BITS: u32 = 20;
+
+    fn left(word: u64, now: Duration) -> u64 {
+        let learned = Duration::from_millis(word >> Self::BITS);
+        lead_left(word & ((1 << Self::BITS) - 1), now.saturating_sub(learned))
+    }
+
+    fn micros(&self, now: impl FnOnce() -> Duration) -> u64 {
+        match self.0.load(Ordering::Relaxed) {
+            0 => 0,
+            word => Self::left(word, now()),
+        }
+    }
+
+    fn learn(&self, micros: u64, now: Duration) {
+        let word = (now.as_millis() as u64) << Self::BITS | micros.min(MAX_LEAD.as_micros() as u64);
+        let larger = |known| (Self::left(known, now) < micros).then_some(word);
+        // Unchanged where what is known is more.
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, larger);
+    }
+}
+
+/// Mints fencing tokens: T = max(last T minted or seen + 1, wall clock + learned lead).
+pub struct HybridClock {
+    clock: Arc<dyn Clock>,
+    /// D: a node refuses a T further than this from its own time, so we do not believe one either.
+    max_offset_micros: u64,
+    last: AtomicU64,
+    lead: Lead,
+}
+
+impl HybridClock {
+    /// `max_offset` is D, the distance between a T and a node's own time beyond which the node refuses it.
+    pub fn new(clock: Arc<dyn Clock>, max_offset: Duration) -> Self {
+        Self { clock, max_offset_micros: max_offset.as_micros() as u64, last: AtomicU64::new(0), lead: Lead::default() }
+    }
+
+    /// A token larger than all that this clock has minted or observed, as long as those are within D of the wall clock:
+    /// after a step of the wall clock back, larger tokens would only be refused by the nodes, and the fences keep the
+    /// order of each lock all the same. `None` when the wall clock is outside the years
+    /// 2001 to 2255.
+    pub fn mint(&self) -> Option<FencingToken> {
+        let now = self.clock.wall_micros() + self.lead.micros(|| self.clock.monotonic());
+        let mut last = self.last.load(Ordering::Relaxed);
+        loop {
+            let next = if last > now + self.max_offset_micros { now } else { now.max(last + 1) };
+            match self.last.compare_exchange_weak(last, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return FencingToken::new(next).ok(),
+                Err(newer) => last = newer,
+            }
+        }
+    }
+
+    /// Takes note of a token stored on a node, so that the next mint is larger. Answers false, and learns nothing, when
+    /// the token lies more than three quarters of D ahead of our wall clock: one wild fence must not drive the tokens of
+    /// all locks out of the range that nodes accept, and the last quarter is for nodes whose clocks are behind ours.
+    pub fn observe(&self, seen: FencingToken) -> bool {
+        let wall = self.clock.wall_micros();
+        let ahead = seen.get().saturating_sub(wall);
+        if ahead > self.max_offset_micros / 4 * 3 {
+            return false;
+        }
+        if ahead > 0 {
+            self.lead.learn(ahead, self.clock.monotonic());
+        }
+        self.last.fetch_max(seen.get(), Ordering::Relaxed);
+        true
+    }
+
+    /// How far the tokens that are minted now lie ahead of the wall clock.
+    pub(crate) fn lead(&self) -> Duration {
+        let wall = self.clock.wall_micros();
+        let learned = self.lead.micros(|| self.clock.monotonic());
+        let minted = self.last.load(Ordering::Relaxed).saturating_sub(wall);
+        // What lies further ahead is not counted on from, see `mint`.
+        let minted = if minted > self.max_offset_micros { 0 } else { minted };
+        Duration::from_micros(learned.max(minted))
+    }
+
+    /// How far a token lies ahead of our wall clock.
+    pub(crate) fn ahead(&self, token: FencingToken) -> Duration {
+        Duration::from_micros(token.get().saturating_sub(self.clock.wall_micros()))
+    }
+
+    /// Whether a token may have been granted by a node whose time is like ours: it is at most D ahead.
+    pub fn is_credible(&self, token: FencingToken) -> bool {
+        token.get() <= self.clock.wall_micros() + self.max_offset_micros
+    }
+
+    /// How long ago a token was minted, by our wall clock.
+    pub fn age(&self, token: FencingToken) -> Duration {
+        Duration::from_micros(self.clock.wall_micros().saturating_sub(token.get()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Fixed(AtomicU64);
+
+    impl Clock for Fixed {
+        fn monotonic(&self) -> Duration {
+            Duration::from_micros(self.wall_micros())
+        }
+        fn wall_micros(&self) -> u64 {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    const WALL: u64 = 1_763_725_165_000_000;
+
+    fn clock() -> (Arc<Fixed>, HybridClock) {
+        let fixed = Arc::new(Fixed(AtomicU64::new(WALL)));
+        (fixed.clone(), HybridClock::new(fixed, Duration::from_secs(2)))
+    }
+
+    #[test]
+    fn tokens_increase_even_when_the_wall_clock_stands_still_or_goes_back() {
+        let (wall, clock) = clock();
+        let first = clock.mint().unwrap();
+        let second = clock.mint().unwrap();
+        wall.0.store(WALL - 1_900_000, Ordering::Relaxed);
+        let third = clock.mint().unwrap();
+        assert!(first.get() == WALL && second > first && third > second);
+    }
+
+    #[test]
+    fn a_seen_token_moves_the_clock_past_it_and_the_lead_stays_capped() {
+        let (wall, clock) = clock();
+        assert!(clock.observe(FencingToken::new(WALL + 500_000).unwrap()));
+        assert_eq!(clock.mint().unwrap().get(), WALL + 500_001);
+        wall.0.store(WALL + 1_000_000, Ordering::Relaxed);
+        let lead = clock.mint().unwrap().get() - WALL - 1_000_000;
+        assert!((490_000..500_000).contains(&lead), "nearly all of the 0.5 s remains: {lead}");
+        assert!(clock.observe(FencingToken::new(WALL + 2_400_000).unwrap()));
+        wall.0.store(WALL + 3_000_000, Ordering::Relaxed);
+        let lead = clock.mint().unwrap().get() - WALL - 3_000_000;
+        assert!((970_000..1_000_000).contains(&lead), "it is capped at 1 s: {lead}");
+    }
+
+    /// One gateway is a second ahead for a moment. All learn it from its fences, and then from each other's, across restarts.
+    #[test]
+    fn a_lead_that_gateways_learn_from_each_other_is_forgotten_all_the_same() {
+        let (wall, one) = clock();
+        assert!(one.observe(FencingToken::new(WALL + 1_000_000).unwrap()));
+        let mut others = [HybridClock::new(wall.clone(), Duration::from_secs(2)), one];
+        for minute in 1..=20u64 {
+            for tenth in 0..600u64 {
+                wall.0.store(WALL + minute * 60_000_000 + tenth * 100_000, Ordering::Relaxed);
+                let [one, other] = &others;
+                assert!(one.observe(other.mint().unwrap()) && other.observe(one.mint().unwrap()));
+            }
+            // A rolling restart.
+            others = others.map(|old| {
+                let new = HybridClock::new(wall.clone(), Duration::from_secs(2));
+                assert!(new.observe(old.mint().unwrap()));
+                new
+            });
+        }
+        let lead = others[0].mint().unwrap().get() - wall.wall_micros();
+        assert!(lead < 1_000, "{lead} µs after 20 minutes");
+    }
+
+    #[test]
+    fn one_wild_fence_does_not_poison_the_tokens_of_all_locks() {
+        let (_, clock) = clock();
+        assert!(!clock.observe(FencingToken::new(WALL + 1_500_001).unwrap()));
+        assert!(!clock.observe(FencingToken::MAX));
+        assert_eq!(clock.mint().unwrap().get(), WALL);
+    }
+
+    #[test]
+    fn a_wall_clock_that_was_far_ahead_for_a_while_does_not_stop_all_locks_for_as_long() {
+        let (wall, clock) = clock();
+        wall.0.store(WALL + 3_600_000_000, Ordering::Relaxed);
+        clock.mint().unwrap();
+        wall.0.store(WALL + 1_000, Ordering::Relaxed);
+        let tokens = [clock.mint().unwrap().get(), clock.mint().unwrap().get()];
+        assert_eq!(tokens, [WALL + 1_000, WALL + 1_001]);
+    }
+}

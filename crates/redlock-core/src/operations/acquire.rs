@@ -1,0 +1,100 @@
+//! Acquiring: one [attempt](attempt), and again as long as its [`Pacing`](attempts::Pacing) says.
+//!
+//! Safe to cancel. A future that is dropped half-way leaves nothing behind: what it may have set is released, on a deadline
+//! of its own.
+
+mod attempt;
+mod attempts;
+mod pauses;
+mod queued;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+pub(crate) use self::attempt::{AcquireParams, Attempt};
+use self::attempts::{Retries, until_granted};
+use self::queued::{Queued, Why};
+use crate::error::LockError;
+use crate::model::retry::RetryPolicy;
+use crate::model::types::{Info, LockName, Owner, Ttl};
+use crate::model::validity::Lease;
+use crate::shared::Shared;
+use crate::wait::WaitRegistry;
+
+/// An `Instant` has an end: a waiter with more patience waits for this long.
+const MAX_PATIENCE: Duration = Duration::from_secs(365 * 86_400);
+
+/// The waiters of this process, and the attempts that are handed to them.
+pub(crate) type Waiters = WaitRegistry<AcquireParams, Attempt>;
+
+/// What an acquire may say beside name and TTL.
+#[derive(Debug, Clone, Default)]
+pub struct AcquireOptions {
+    /// Text for people, stored beside the lock.
+    pub info: Info,
+    /// In whose name it is asked for.
+    pub owner: OwnerChoice,
+    /// For how long an earlier request may have held the lock that this one is told of; without end when `None`.
+    pub max_hold: Option<Duration>,
+}
+
+/// In whose name a lock is asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OwnerChoice {
+    /// An owner that is drawn for this request.
+    #[default]
+    Fresh,
+    /// An owner that the caller has drawn for this request alone.
+    Drawn(Owner),
+    /// The owner of all requests with one idempotency key: where an earlier one's grant stands, this one is told of the same
+    /// (see [`Lease::replayed`]), for a full TTL.
+    Shared(Owner),
+}
+
+impl AcquireParams {
+    pub(crate) fn new(shared: &Shared, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Self, LockError> {
+        shared.check_ttl(ttl)?;
+        let AcquireOptions { info, owner: choice, max_hold } = options;
+        // A repeated request is told of the grant that stands, however slow rounds have become.
+        if !matches!(choice, OwnerChoice::Shared(_)) {
+            shared.check_rounds(ttl)?;
+        }
+        let entropy = &shared.seams.entropy;
+        let (owner, nonce) = match choice {
+            OwnerChoice::Fresh => entropy.owner_and_nonce(),
+            OwnerChoice::Drawn(owner) | OwnerChoice::Shared(owner) => (owner, entropy.nonce()),
+        };
+        let owner_is_shared = matches!(choice, OwnerChoice::Shared(_));
+        let (keys, nonce) = (shared.keys(name), Some(nonce));
+        Ok(Self { keys, owner, nonce, owner_is_shared, max_hold, info, ttl })
+    }
+}
+
+/// Without waiting for a holder.
+pub(crate) fn acquire<'a>(
+    shared: &'a Arc<Shared>,
+    params: AcquireParams,
+    policy: Option<&'a RetryPolicy>,
+) -> impl Future<Output = Result<Lease, LockError>> + Send {
+    until_granted(Retries::new(shared, params, policy))
+}
+
+/// In the queue of the lock.
+pub(crate) fn acquire_within(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    params: AcquireParams,
+    patience: Duration,
+    on_wait: impl FnOnce() -> Result<(), LockError> + Send,
+) -> impl Future<Output = Result<Lease, LockError>> + Send {
+    let deadline = Instant::now() + patience.min(MAX_PATIENCE);
+    let shared_owner = params.owner_is_shared.then_some(params.owner);
+    let of_queue = AcquireParams { nonce: None, ..params.clone() };
+    let (ticket, first_try) = waiters.enter(&params.keys.lock, of_queue, shared_owner, shared.round_limit(params.ttl));
+    let (on_wait, why) = (Some(on_wait), Why::Handed);
+    let queued =
+        Queued { shared, params, ticket, first_try, deadline, on_wait, fresh: true, tried: false, splits: 0, why };
+    until_granted(queued)
+}

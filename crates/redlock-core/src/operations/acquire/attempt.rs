@@ -1,0 +1,262 @@
+//! One attempt to get a lock: a round, and another one with a larger token where nodes have seen a later T than ours.
+//!
+//! Several requests may ask for one owner at once: an idempotency key that is sent again makes them. Nodes never overwrite a
+//! lock, so each asks for a grant of its own, and one that meets another's on a majority of the nodes undoes its own and
+//! *confirms* that one: success of an extension on a majority proves that it stands, as it does for its holder. So nothing that
+//! was promised is ever replaced, and all of them are told the same token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::LockError;
+use crate::model::quorum::Decision;
+use crate::model::types::{FencingToken, Info, LockToken, Nonce, Owner, Ttl};
+use crate::model::validity::Lease;
+use crate::node::{Hint, Keys, Op, Reason, Record, ReleaseScope, Vote};
+use crate::operations::extend;
+use crate::round::votes::{OwnGrant, can_hold, held_by, is_split, own_grant};
+use crate::round::{Outcome, Round};
+use crate::shared::{ALL_NODES, Shared};
+
+/// Tries with a new fencing token within one attempt, when nodes have seen a larger one. Each try learns from the last,
+/// so more than a few mean that other gateways outrun us; then the attempt fails like any other.
+const MAX_FENCING_TRIES: u32 = 8;
+
+/// What is acquired, and for whom.
+#[derive(Clone)]
+pub(crate) struct AcquireParams {
+    pub(crate) keys: Keys,
+    pub(crate) owner: Owner,
+    /// Of the first try, where owner and nonce were drawn together.
+    pub(crate) nonce: Option<Nonce>,
+    /// Other requests may ask for the same owner, before or at the same time.
+    pub(crate) owner_is_shared: bool,
+    /// For how long an earlier request of the same owner may have held the lock; without end when `None`.
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) info: Info,
+    pub(crate) ttl: Ttl,
+}
+
+impl AcquireParams {
+    /// For one attempt. Each draws nonces of its own, but for the first, whose nonce came with the owner.
+    pub(crate) fn for_attempt(&mut self) -> Self {
+        let params = self.clone();
+        self.nonce = None;
+        params
+    }
+}
+
+/// Dropped before it has ended, an attempt undoes what it has set or may still set.
+pub(crate) struct Attempt {
+    shared: Arc<Shared>,
+    params: AcquireParams,
+    tell: Option<Hint>,
+    started: Duration,
+    /// The last one, until it is of no concern any more. Those before it are undone already.
+    current: Option<Try>,
+    tries: u32,
+    /// It has an outcome: it is not cancelled.
+    ended: bool,
+}
+
+struct Try {
+    record: Record,
+    token: LockToken,
+    round: Arc<Round>,
+}
+
+/// How an attempt failed.
+#[derive(Debug)]
+pub(crate) struct AttemptError {
+    pub(crate) error: LockError,
+    /// Whether a majority of nodes answered and contenders have split their votes, so that perhaps nobody has a majority.
+    pub(crate) split: bool,
+    /// How many rounds it took.
+    pub(crate) rounds: u32,
+}
+
+impl Attempt {
+    /// The lease counts from now.
+    pub(crate) fn new(shared: &Arc<Shared>, params: AcquireParams) -> Self {
+        let started = shared.seams.clock.monotonic();
+        Self { shared: shared.clone(), params, tell: None, started, current: None, tries: 0, ended: false }
+    }
+
+    /// With something that nodes tell everybody when they refuse.
+    pub(crate) fn announcing(mut self, tell: Hint) -> Self {
+        self.tell = Some(tell);
+        self
+    }
+
+    /// A round for the first try. It has to be asked, on all nodes.
+    pub(crate) fn prepare(&mut self) -> Result<Arc<Round>, LockError> {
+        let next = self.next_try()?;
+        let round = next.round.clone();
+        self.current = Some(next);
+        Ok(round)
+    }
+
+    fn next_try(&mut self) -> Result<Try, LockError> {
+        let shared = &self.shared;
+        let Some(fencing) = shared.tokens.mint() else {
+            let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
+            return Err(LockError::NoQuorum(reports));
+        };
+        let AcquireParams { keys, owner, nonce, info, ttl, .. } = &mut self.params;
+        let nonce = nonce.take().unwrap_or_else(|| shared.seams.entropy.nonce());
+        let token = LockToken::new(*owner, nonce, fencing);
+        let record = Record::new(&token, info);
+        let op = Op::Acquire { keys: keys.clone(), record: record.clone(), ttl: *ttl, tell: self.tell.clone() };
+        let round = Round::new(shared.quorum, op, shared.round_limit(*ttl), &shared.seams.observer, None);
+        self.tries += 1;
+        Ok(Try { record, token, round })
+    }
+
+    /// Goes on to the end, from the beginning or from a try that has been asked already.
+    pub(crate) async fn run(mut self) -> Result<Lease, AttemptError> {
+        if self.current.is_none() {
+            self.ask()?;
+        }
+        loop {
+            let last = self.tries >= MAX_FENCING_TRIES;
+            let shared = &self.shared;
+            let Some(Try { token, round, .. }) = &self.current else { unreachable!("asked at least once") };
+            let mut outcome = round.outcome().await;
+
+            let mut fences = stale_fences(&outcome.votes).peekable();
+            let saw_fence = fences.peek().is_some();
+            let mut believable = true;
+            for fence in fences {
+                if !shared.tokens.observe(fence) {
+                    believable = false;
+                    shared.seams.observer.fence_out_of_reach(shared.tokens.ahead(fence));
+                }
+            }
+            match outcome.decision {
+                Decision::Yes => {
+                    let mut lease = shared.lease(*token, self.params.ttl, self.started, &outcome);
+                    let now = shared.seams.clock.monotonic();
+                    if !shared.counts(self.started, now) || lease.validity(now).is_none() {
+                        let error = LockError::NoQuorum(shared.reports(&outcome));
+                        return Err(self.failed(error, false));
+                    }
+                    if self.tries == 1 {
+                        shared.round_times.granted(now.saturating_sub(self.started), now);
+                    }
+                    lease.rounds = self.tries;
+                    self.current = None;
+                    return Ok(lease);
+                }
+                Decision::No => {
+                    let votes = shared.clear_votes(round).await;
+                    let (held, split) = (held_by(shared.quorum, &votes), !can_hold(shared.quorum, &votes));
+                    return Err(self.failed(LockError::Held(held), split));
+                }
+                Decision::Neither | Decision::Open => {}
+            }
+            // Otherwise it is a try of this very request, whose undo is on its way.
+            let is_known = self.params.owner_is_shared;
+            if is_known && outcome.votes.iter().flatten().any(|vote| matches!(vote, Vote::Yours(_))) {
+                // The votes that are still out may make a majority of what stands.
+                let clear = |votes: &[Option<Vote>]| own_grant(shared.quorum, votes) != OwnGrant::Possible;
+                outcome = Outcome { votes: round.votes_until(clear).await, ..outcome };
+                match own_grant(shared.quorum, &outcome.votes) {
+                    OwnGrant::Stands(grant) => return self.confirm(grant).await,
+                    OwnGrant::Possible => {
+                        let error = LockError::Unknown(shared.reports(&outcome));
+                        return Err(self.failed(error, false));
+                    }
+                    OwnGrant::None => {}
+                }
+            }
+            if saw_fence && believable && !last {
+                self.ask()?;
+                continue;
+            }
+            let split = is_split(shared.quorum, &outcome.votes);
+            let error = LockError::NoQuorum(shared.reports(&outcome));
+            return Err(self.failed(error, split));
+        }
+    }
+
+    /// Extends what an earlier request of the same owner was granted. A success is the proof that it stands; after any other
+    /// outcome somebody may still have been promised it.
+    async fn confirm(mut self, grant: LockToken) -> Result<Lease, AttemptError> {
+        self.ended = true;
+        self.undo();
+        let (shared, AcquireParams { keys, ttl, max_hold, .. }) = (self.shared.clone(), self.params.clone());
+        let held = shared.tokens.age(grant.fencing());
+        if let Some(max) = max_hold.filter(|max| held > *max) {
+            return Err(self.failed(LockError::HeldTooLong { held, max }, false));
+        }
+        match extend::extend(&shared, keys.clone(), &grant, ttl).await {
+            Ok(lease) => Ok(Lease { replayed: true, rounds: self.tries + 1, ..lease }),
+            // It cannot have a majority any more. Nothing that this has marked as extended may be left behind, for its own
+            // request spares that; but another grant of this owner, perhaps with a smaller T, may have been promised.
+            Err(LockError::Lost | LockError::NotHolder(_)) => {
+                let record = Record::new(&grant, &Info::default());
+                let release = Op::Release { keys, record, scope: ReleaseScope::Grant, tell: None };
+                shared.release_on(Arc::new(release), ALL_NODES);
+                Err(self.failed(LockError::Held(Default::default()), true))
+            }
+            Err(error) => Err(self.failed(error, false)),
+        }
+    }
+
+    fn failed(&mut self, error: LockError, split: bool) -> AttemptError {
+        self.ended = true;
+        AttemptError { error, split, rounds: self.tries }
+    }
+
+    /// Asks with a new T. Where the try before was granted, or may have been, it is undone in the same call: a node
+    /// overwrites no lock.
+    fn ask(&mut self) -> Result<(), AttemptError> {
+        let next = match self.next_try() {
+            Ok(next) => next,
+            Err(error) => return Err(self.failed(error, false)),
+        };
+        let nodes = &self.shared.nodes;
+        match self.current.replace(next) {
+            None => self.round().ask(nodes, ALL_NODES),
+            Some(before) => {
+                let undo = self.shared.release_round(self.undo_of(before.record, None));
+                undo.ask_before(nodes, before.round.touched(), self.round());
+            }
+        }
+        Ok(())
+    }
+
+    fn round(&self) -> &Arc<Round> {
+        let Some(Try { round, .. }) = &self.current else { unreachable!("asked at least once") };
+        round
+    }
+
+    fn undo_of(&self, record: Record, tell: Option<Hint>) -> Arc<Op> {
+        Arc::new(Op::Release { keys: self.params.keys.clone(), record, scope: ReleaseScope::Try, tell })
+    }
+
+    fn undo(&mut self) {
+        let Some(Try { record, token, round }) = self.current.take() else { return };
+        // Cancelled in the middle, it may have been granted the lock, while others wait elsewhere.
+        let fairness = &self.shared.fairness;
+        let tell = if self.ended { None } else { fairness.given_up(&self.params.keys.lock, token.fencing()) };
+        let undo = self.undo_of(record, tell);
+        let due = round.abandon(undo.clone(), self.shared.pending.clone());
+        if due != 0 {
+            self.shared.release_on(undo, due);
+        }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.undo();
+    }
+}
+
+fn stale_fences(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
+    votes.iter().flatten().filter_map(|vote| match vote {
+        Vote::Stale { fence } => Some(*fence),
+        _ => None,
+    })
+}

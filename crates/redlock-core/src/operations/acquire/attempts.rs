@@ -1,0 +1,114 @@
+//! The one loop around attempts. When the next one is due, and whether there is one, is for its [`Pacing`] to say.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::attempt::{AcquireParams, Attempt, AttemptError};
+use super::pauses::Pauses;
+use crate::error::LockError;
+use crate::model::retry::RetryPolicy;
+use crate::model::validity::Lease;
+use crate::shared::Shared;
+
+/// Tries after the first when contenders have split the votes.
+pub(super) const MAX_SPLIT_TRIES: u32 = 3;
+/// The shortest round that a pause before such a try is measured in.
+const SHORTEST_ROUND: Duration = Duration::from_millis(2);
+
+/// When attempts are made.
+pub(super) trait Pacing: Send {
+    /// Waits for the next attempt: with when it is cut off, if it is.
+    fn next(&mut self) -> impl Future<Output = Result<(Attempt, Option<Instant>), LockError>> + Send;
+
+    /// An attempt has failed; another one follows unless this is an error.
+    fn failed(&mut self, failed: AttemptError, round: Duration, now: Instant) -> Result<(), LockError>;
+
+    /// What is known of the lock when an attempt was cut off.
+    fn last_error(&self, _now: Instant) -> LockError {
+        // Somebody who came before has it, or asks for it.
+        LockError::Held(Default::default())
+    }
+
+    /// An attempt had success.
+    fn granted(self, lease: &mut Lease, round: Duration, now: Instant);
+}
+
+pub(super) async fn until_granted(mut pacing: impl Pacing) -> Result<Lease, LockError> {
+    let mut rounds = 0;
+    loop {
+        let (attempt, cut_off) = pacing.next().await?;
+        let began = Instant::now();
+        // In a box: it is large, and whoever waits has none.
+        let attempt = Box::pin(attempt.run());
+        let result = match cut_off {
+            None => attempt.await,
+            Some(cut_off) => match timeout_at(cut_off, attempt).await {
+                Ok(result) => result,
+                Err(_) => return Err(pacing.last_error(Instant::now())),
+            },
+        };
+        let now = Instant::now();
+        match result {
+            Ok(mut lease) => {
+                lease.rounds += rounds;
+                pacing.granted(&mut lease, now - began, now);
+                return Ok(lease);
+            }
+            Err(failed) => {
+                rounds += failed.rounds;
+                pacing.failed(failed, now - began, now)?;
+            }
+        }
+    }
+}
+
+/// Attempts that wait for nobody: again after a pause, or not at all.
+pub(super) struct Retries<'a> {
+    shared: &'a Arc<Shared>,
+    params: AcquireParams,
+    /// Without one only split votes lead to another try.
+    policy: Option<&'a RetryPolicy>,
+    started: Instant,
+    tries: u32,
+    pause: Duration,
+}
+
+impl<'a> Retries<'a> {
+    pub(super) fn new(shared: &'a Arc<Shared>, params: AcquireParams, policy: Option<&'a RetryPolicy>) -> Self {
+        Self { shared, params, policy, started: Instant::now(), tries: 0, pause: Duration::ZERO }
+    }
+
+    fn pause(&self, failed: &AttemptError, round: Duration) -> Option<Duration> {
+        let pauses = Pauses(self.shared.seams.entropy.as_ref());
+        let (tries, error) = (self.tries, &failed.error);
+        match self.policy {
+            None if failed.split && tries <= MAX_SPLIT_TRIES => {
+                tracing::debug!(lock = %self.params.keys.lock.escape_ascii(), tries, %error, "the votes were split");
+                Some(pauses.after_split(round.max(SHORTEST_ROUND), tries))
+            }
+            Some(policy) if matches!(error, LockError::Held(_) | LockError::NoQuorum(_) | LockError::Unknown(_)) => {
+                policy.pause(tries, self.started.elapsed(), pauses.0.unit())
+            }
+            None | Some(_) => None,
+        }
+    }
+}
+
+impl Pacing for Retries<'_> {
+    async fn next(&mut self) -> Result<(Attempt, Option<Instant>), LockError> {
+        if self.tries > 0 {
+            sleep(self.pause).await;
+        }
+        Ok((Attempt::new(self.shared, self.params.for_attempt()), None))
+    }
+
+    fn failed(&mut self, failed: AttemptError, round: Duration, _: Instant) -> Result<(), LockError> {
+        self.tries += 1;
+        self.pause = self.pause(&failed, round).ok_or(failed.error)?;
+        Ok(())
+    }
+
+    fn granted(self, _: &mut Lease, _: Duration, _: Instant) {}
+}

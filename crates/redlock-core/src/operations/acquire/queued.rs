@@ -1,0 +1,164 @@
+//! Attempts of a waiter that stands in a queue: when it is first, and something has happened to the lock or may have.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::attempt::{AcquireParams, Attempt, AttemptError};
+use super::attempts::{MAX_SPLIT_TRIES, Pacing};
+use super::pauses::Pauses;
+use crate::error::LockError;
+use crate::model::validity::Lease;
+use crate::node::HandOver;
+use crate::shared::Shared;
+use crate::wait::queue::{Cause, Step, Success, WaitTicket};
+
+/// The shortest round that pauses are measured in.
+const SHORTEST_ROUND: Duration = Duration::from_micros(500);
+/// How long an attempt that is under way may go on after the end of the wait.
+const GRACE: Duration = Duration::from_millis(10);
+
+pub(super) struct Queued<'a, F> {
+    pub(super) shared: &'a Arc<Shared>,
+    pub(super) params: AcquireParams,
+    pub(super) ticket: WaitTicket<AcquireParams, Attempt>,
+    /// Others may try before.
+    pub(super) first_try: Instant,
+    pub(super) deadline: Instant,
+    /// Called when it begins to wait; it has a place from then on.
+    pub(super) on_wait: Option<F>,
+    /// Has just come, and is worth one whole attempt, however short its patience.
+    pub(super) fresh: bool,
+    /// Has made an attempt.
+    pub(super) tried: bool,
+    /// Attempts in a row that split the votes.
+    pub(super) splits: u32,
+    pub(super) why: Why,
+}
+
+/// Why the last attempt was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// The lock was handed over.
+    Handed,
+    /// It was its turn.
+    Turn(Cause),
+    /// An earlier request of its owner seems to have the lock; it asks beside the line.
+    IsOwn,
+}
+
+/// Until something has changed for this waiter, or until then.
+async fn signalled(ticket: &WaitTicket<AcquireParams, Attempt>, until: Instant) {
+    let _ = timeout_at(until, poll_fn(|context| ticket.poll_signalled(context))).await;
+}
+
+impl<F> Queued<'_, F> {
+    fn pauses(&self) -> Pauses<'_> {
+        Pauses(self.shared.seams.entropy.as_ref())
+    }
+}
+
+impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
+    /// Begins to wait, if it may. Otherwise the lock was tried if nobody waits for it here, and what that met counts more.
+    fn take_place(&mut self, now: Instant) -> Result<(), LockError> {
+        let Some(on_wait) = self.on_wait.take() else { return Ok(()) };
+        let Err(full) = self.ticket.take_place().and_then(|()| on_wait()) else { return Ok(()) };
+        match self.last_error(now) {
+            error @ (LockError::NoQuorum(_) | LockError::Unknown(_)) if self.tried => Err(error),
+            _ => Err(full),
+        }
+    }
+
+    fn last_error(&self, now: Instant) -> LockError {
+        match self.ticket.last_refusal(now) {
+            Some((LockError::Held(mut by), ago)) => {
+                by.expires_in = by.expires_in.map(|left| left.saturating_sub(ago));
+                LockError::Held(by)
+            }
+            Some((error, _)) => error,
+            // Somebody who came before has it, or asks for it.
+            None => LockError::Held(Default::default()),
+        }
+    }
+}
+
+impl<F: FnOnce() -> Result<(), LockError> + Send> Pacing for Queued<'_, F> {
+    async fn next(&mut self) -> Result<(Attempt, Option<Instant>), LockError> {
+        loop {
+            let now = Instant::now();
+            let in_time = now < self.deadline || self.fresh;
+            let attempt = match self.ticket.step(now, in_time) {
+                Step::Handed(attempt) => {
+                    self.why = Why::Handed;
+                    attempt
+                }
+                Step::AskForOwn => {
+                    self.why = Why::IsOwn;
+                    Attempt::new(self.shared, self.params.for_attempt())
+                }
+                Step::Try(cause) => {
+                    self.why = Why::Turn(cause);
+                    let hint = self.shared.fairness.waiting(&self.params.keys.lock, self.ticket.standing().polls());
+                    Attempt::new(self.shared, self.params.for_attempt()).announcing(hint)
+                }
+                // A moment for others comes before the first try, however short the patience.
+                Step::WaitUntil(next) if self.fresh && next == self.first_try => {
+                    signalled(&self.ticket, next).await;
+                    continue;
+                }
+                Step::Wait | Step::WaitUntil(_) if now >= self.deadline => return Err(self.last_error(now)),
+                later @ (Step::Wait | Step::WaitUntil(_)) => {
+                    // Votes that were split are asked for again at once.
+                    if !(matches!(later, Step::WaitUntil(_)) && (1..=MAX_SPLIT_TRIES).contains(&self.splits)) {
+                        self.take_place(now)?;
+                    }
+                    let until = if let Step::WaitUntil(next) = later { next.min(self.deadline) } else { self.deadline };
+                    signalled(&self.ticket, until).await;
+                    self.fresh = false;
+                    continue;
+                }
+            };
+            let cut_off = if self.fresh { now + self.params.ttl.duration() } else { self.deadline.max(now) + GRACE };
+            return Ok((attempt, Some(cut_off)));
+        }
+    }
+
+    fn failed(&mut self, failed: AttemptError, round: Duration, now: Instant) -> Result<(), LockError> {
+        if let error @ LockError::HeldTooLong { .. } = failed.error {
+            return Err(error);
+        }
+        // Nobody's turn was used up.
+        if self.why == Why::IsOwn {
+            return Ok(());
+        }
+        (self.fresh, self.tried) = (false, true);
+        self.splits = if failed.split { self.splits + 1 } else { 0 };
+        let (standing, round) = (self.ticket.standing(), round.max(SHORTEST_ROUND));
+        self.ticket.refused(now, self.pauses().after_refusal(failed.error, standing, self.splits, round, now));
+        Ok(())
+    }
+
+    fn last_error(&self, now: Instant) -> LockError {
+        Queued::last_error(self, now)
+    }
+
+    fn granted(self, lease: &mut Lease, round: Duration, now: Instant) {
+        lease.ticket = self.ticket.number();
+        let observer = &self.shared.seams.observer;
+        match self.why {
+            Why::Handed | Why::Turn(Cause::Release) => observer.handed_over(HandOver::Local),
+            Why::Turn(Cause::Hint) => observer.handed_over(HandOver::Remote),
+            Why::Turn(Cause::Poll) => {}
+            // Beside the line, which goes on as it was.
+            Why::IsOwn => return,
+        }
+        if matches!(self.why, Why::Turn(Cause::Hint | Cause::Poll)) {
+            self.shared.fairness.turn_begins(&self.params.keys.lock, now);
+        }
+        let ends = self.pauses().after_expiry(now + self.params.ttl.duration());
+        let shared_owner = self.params.owner_is_shared.then_some(self.params.owner);
+        self.ticket.granted(now, Success { shared_owner, ends, round: round.max(SHORTEST_ROUND) });
+    }
+}

@@ -1,0 +1,54 @@
+//! Extending, and [healing](healing): what a majority has just extended is set again where it was lost.
+
+mod healing;
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use self::healing::Healing;
+use crate::error::LockError;
+use crate::model::quorum::Decision;
+use crate::model::types::{Info, LockToken, Ttl};
+use crate::model::validity::{self, Lease};
+use crate::node::{Keys, Op, Record};
+use crate::round::votes::not_held;
+use crate::round::{Round, WhenMissing};
+use crate::shared::{ALL_NODES, Shared};
+
+pub(crate) async fn extend(shared: &Shared, keys: Keys, token: &LockToken, ttl: Ttl) -> Result<Lease, LockError> {
+    shared.check_ttl(ttl)?;
+    let started = shared.seams.clock.monotonic();
+    let healing = shared.settings.node.rules().missing_is_healed.then(|| {
+        Arc::new(Healing {
+            nodes: shared.nodes.clone(),
+            observer: shared.seams.observer.clone(),
+            keys: keys.clone(),
+            token: *token,
+            ttl,
+            began_micros: shared.seams.clock.wall_micros(),
+            not_after: Instant::now() + ttl.duration(),
+            until: started
+                + ttl.duration().saturating_sub(validity::drift(ttl.duration(), shared.settings.drift_factor)),
+            clock: shared.seams.clock.clone(),
+            progress: Default::default(),
+        }) as Arc<dyn WhenMissing>
+    });
+    let op = Op::Extend { keys, record: Record::new(token, &Info::default()), ttl };
+    let round = Round::new(shared.quorum, op, shared.round_limit(ttl), &shared.seams.observer, healing);
+    round.ask(&shared.nodes, ALL_NODES);
+    let outcome = round.outcome().await;
+    match outcome.decision {
+        Decision::Yes => {
+            let lease = shared.lease(*token, ttl, started, &outcome);
+            // The nodes have the lock, but the answer took so long that nothing can be promised of it.
+            let now = shared.seams.clock.monotonic();
+            let left = lease.validity(now);
+            left.filter(|_| shared.counts(started, now))
+                .map(|_| lease)
+                .ok_or_else(|| LockError::Unknown(shared.reports(&outcome)))
+        }
+        Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
+        Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
+    }
+}

@@ -1,0 +1,50 @@
+//! Reading a lock, for people: no part of the algorithm.
+
+use crate::model::types::LockName;
+use crate::node::{Effect, Failure, Reason, Vote};
+use crate::round::votes::LockState;
+use crate::shared::Shared;
+
+/// A lock as a majority sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The majority's view.
+    pub state: LockState,
+    /// What each node has, by name.
+    pub nodes: Vec<(String, NodeView)>,
+}
+
+/// One node's view of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeView {
+    /// Somebody's lock is stored.
+    Held,
+    /// It stores no lock of this name.
+    Free,
+    /// It did not answer, or with an error.
+    Failed(Failure),
+    /// The answer was not needed.
+    Pending,
+}
+
+impl NodeView {
+    fn of(vote: Option<&Vote>) -> Self {
+        match vote {
+            None => Self::Pending,
+            Some(Vote::Found(_) | Vote::Held(_) | Vote::Yours(_)) => Self::Held,
+            Some(Vote::Missing) => Self::Free,
+            Some(Vote::Failed(failure)) => Self::Failed(failure.clone()),
+            Some(Vote::Granted | Vote::Stale { .. } | Vote::Extended { .. } | Vote::Released) => {
+                Self::Failed(Failure::new(Reason::Error, Effect::None, "an answer to another question"))
+            }
+        }
+    }
+}
+
+pub(crate) async fn inspect(shared: &Shared, name: &LockName) -> Inspection {
+    let outcome = shared.inspect(shared.keys(name), shared.settings.node_timeout).outcome().await;
+    let views = outcome.votes.iter().map(|vote| NodeView::of(vote.as_ref()));
+    let nodes = shared.names().zip(views).collect();
+    Inspection { state: LockState::of(shared.quorum, outcome.decision, &outcome.votes), nodes }
+}

@@ -1,0 +1,311 @@
+//! Listing: no part of the algorithm, for people who want to see what is held.
+//!
+//! Nodes are read one after the other, and every lock that one of them shows is looked up on all of them. So many nodes
+//! are read that no majority can be missed. All of it goes beside the votes, see [`LockReader`](crate::node::LockReader).
+
+use std::collections::HashSet;
+use std::fmt;
+use std::str::FromStr;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use sha2::{Digest, Sha256};
+use tokio::time::{Instant, error::Elapsed, timeout_at};
+
+use crate::error::{LockError, NodeAnswer, NodeReport};
+use crate::model::quorum::{Decision, Quorum};
+use crate::model::types::LockName;
+use crate::node::link::{Scan, Scanned};
+use crate::node::{Effect, Failure, Keys, Op, Reason, Vote};
+use crate::round::tally;
+use crate::round::votes::LockState;
+use crate::shared::Shared;
+
+/// Locks that are looked up in one call.
+const LOOKED_UP: usize = 64;
+/// The least that a scan asks for: to read few keys costs as much.
+const LEAST_COUNT: usize = 16;
+/// And the most: what is found by it is looked up before the page is cut off, or the next one fails like this.
+const MOST_COUNT: usize = 2 * LOOKED_UP;
+
+/// A page of held locks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockPage {
+    /// Locks that are held, or may be as far as the nodes that answered tell; in no particular order.
+    pub locks: Vec<(LockName, LockState)>,
+    /// Where the next page begins; `None` at the end.
+    pub next: Option<ListCursor>,
+}
+
+/// Where a listing stands: the node being read, its own cursor, and the nodes read before.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ListCursor {
+    node: usize,
+    walked: u32,
+    at: Bytes,
+    /// What was shown of the scan that begins there, where a page was full before its end. A place within it would not do:
+    /// with the keys that go and come meanwhile, another scan from there has others.
+    shown: Vec<Digest8>,
+    /// How many keys that scan has looked at.
+    count: u32,
+}
+
+/// Of a name; the same on every gateway.
+type Digest8 = [u8; 8];
+
+fn digest(name: &LockName) -> Digest8 {
+    let digest = Sha256::digest(name.as_str());
+    std::array::from_fn(|i| digest[i])
+}
+
+/// Text for a client to bring along, which it need not understand.
+impl fmt::Display for ListCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hex = |f: &mut fmt::Formatter<'_>, bytes: &[u8]| bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"));
+        write!(f, "{}-{:x}-", self.node, self.walked)?;
+        hex(f, &self.at)?;
+        if self.shown.is_empty() {
+            return Ok(());
+        }
+        write!(f, "-{:x}-", self.count)?;
+        hex(f, self.shown.as_flattened())
+    }
+}
+
+/// A text that is no [`ListCursor`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a cursor of a listing")]
+pub struct InvalidCursor;
+
+impl FromStr for ListCursor {
+    type Err = InvalidCursor;
+
+    fn from_str(text: &str) -> Result<Self, InvalidCursor> {
+        Self::parse(text).ok_or(InvalidCursor)
+    }
+}
+
+impl ListCursor {
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('-');
+        let node = parts.next()?.parse().ok().filter(|node| *node < Quorum::MAX_NODES)?;
+        let walked = u32::from_str_radix(parts.next()?, 16).ok()?;
+        let at = Bytes::from(unhex(parts.next()?)?);
+        let (count, shown) = match parts.next() {
+            Some(count) => {
+                (u32::from_str_radix(count, 16).ok()?, unhex(parts.next()?).filter(|shown| !shown.is_empty())?)
+            }
+            None => (0, Vec::new()),
+        };
+        let (shown, rest) = shown.as_chunks();
+        (rest.is_empty() && parts.next().is_none()).then(|| Self { node, walked, at, shown: shown.to_vec(), count })
+    }
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    if !text.is_ascii() || !text.len().is_multiple_of(2) || text.len() > 4096 {
+        return None;
+    }
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    text.as_bytes().chunks(2).map(byte).collect()
+}
+
+/// What a listing shows, and for how long it may take.
+pub(crate) struct ListParams<'a> {
+    pub(crate) prefix: &'a str,
+    pub(crate) limit: usize,
+    pub(crate) cursor: ListCursor,
+    pub(crate) until: Instant,
+}
+
+/// Names that do not pass are neither looked at nor counted, so that nothing in the page tells of them.
+pub(crate) async fn list(
+    shared: &Shared,
+    ListParams { prefix, limit, mut cursor, until }: ListParams<'_>,
+    passes: impl Fn(&LockName) -> bool + Send + Sync,
+) -> Result<LockPage, LockError> {
+    let limit = limit.max(1);
+    let key_prefix = Bytes::from(format!("{}{prefix}", shared.settings.key_prefix));
+    let is_complete = |cursor: &ListCursor| cursor.walked.count_ones() as usize >= shared.quorum.blocking();
+    let mut listing = Listing { shared, until, seen: HashSet::new(), locks: Vec::new(), failures: Vec::new() };
+    listing.failures.resize(shared.nodes.len(), None);
+    let first_count =
+        if cursor.shown.is_empty() { limit.min(MOST_COUNT) } else { cursor.count as usize }.max(LEAST_COUNT);
+    let (mut count, mut is_empty) = (first_count, true);
+    while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
+        // Nodes of this process answer at once, however many questions they are asked.
+        tokio::task::yield_now().await;
+        let asked = u32::try_from(count).unwrap_or(u32::MAX);
+        let scan = Scan { key_prefix: key_prefix.clone(), cursor: cursor.at.clone(), count: asked };
+        let Ok(scanned) = listing.scan(cursor.node, scan).await else { break };
+        let Some(Scanned { keys, count: looked_at, next }) = scanned else {
+            // Skipped: other nodes can make up for it. What was shown of it stays right.
+            cursor = ListCursor { node: cursor.node + 1, walked: cursor.walked, ..ListCursor::default() };
+            continue;
+        };
+        let mut names = names_of(&keys, &shared.settings.key_prefix);
+        names.retain(&passes);
+        if names.len() > MOST_COUNT && looked_at as usize > MOST_COUNT {
+            // More than a cursor could tell of.
+            count = MOST_COUNT;
+            continue;
+        }
+        if !cursor.shown.is_empty() {
+            // What has gone need not be remembered: so the cursor has no more than a scan.
+            let (again, new): (Vec<_>, _) = names.into_iter().partition(|name| cursor.shown.contains(&digest(name)));
+            cursor.shown = again.iter().map(digest).collect();
+            names = new;
+        }
+        // As many keys as should have what is missing, if they are like those before.
+        let missing = limit.saturating_sub(listing.locks.len() + names.len()).clamp(LEAST_COUNT, MOST_COUNT);
+        count = ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(LEAST_COUNT);
+        let before = listing.locks.len();
+        if listing.add(names, cursor.walked).await.is_err() {
+            break;
+        }
+        is_empty = false;
+        if listing.locks.len() > limit {
+            listing.locks.truncate(limit);
+            cursor.shown.extend(listing.locks[before..].iter().map(|(name, _)| digest(name)));
+            cursor.count = looked_at;
+            break;
+        }
+        (cursor.at, cursor.shown, cursor.count) = (next.unwrap_or_default(), Vec::new(), 0);
+        if cursor.at.is_empty() {
+            cursor.walked |= 1 << cursor.node;
+            cursor.node += 1;
+        }
+    }
+    let complete = is_complete(&cursor);
+    if !complete && (is_empty || cursor.node >= shared.nodes.len()) {
+        return Err(LockError::NoQuorum(listing.reports()));
+    }
+    Ok(LockPage { locks: listing.locks, next: (!complete).then_some(cursor) })
+}
+
+fn names_of(keys: &[Bytes], key_prefix: &str) -> Vec<LockName> {
+    let name_of = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(key_prefix)?.parse().ok();
+    keys.iter().filter_map(name_of).collect()
+}
+
+/// A page in the making.
+struct Listing<'a> {
+    shared: &'a Shared,
+    until: Instant,
+    /// What has been looked up.
+    seen: HashSet<LockName>,
+    locks: Vec<(LockName, LockState)>,
+    /// By node: one that has failed is asked nothing more for this page.
+    failures: Vec<Option<Failure>>,
+}
+
+impl Listing<'_> {
+    /// Nothing when the node cannot be read.
+    async fn scan(&mut self, node: usize, scan: Scan) -> Result<Option<Scanned>, Elapsed> {
+        if self.failures[node].is_some() {
+            return Ok(None);
+        }
+        match timeout_at(self.until, self.shared.nodes[node].reader().scan(scan)).await {
+            Ok(Ok(scanned)) => Ok(Some(scanned)),
+            Ok(Err(failure)) => {
+                self.failures[node] = Some(failure);
+                Ok(None)
+            }
+            Err(late) => {
+                let detail = "no answer before the listing had to end";
+                self.failures[node] = Some(Failure::new(Reason::Timeout, Effect::None, detail));
+                Err(late)
+            }
+        }
+    }
+
+    /// Adds those of a node's locks that a majority holds and that no node read before has shown; all or, when it takes too
+    /// long, none.
+    async fn add(&mut self, mut names: Vec<LockName>, walked: u32) -> Result<(), Elapsed> {
+        let quorum = self.shared.quorum;
+        names.retain(|name| self.seen.insert(name.clone()));
+        let mut found = Vec::new();
+        for names in names.chunks(LOOKED_UP) {
+            let mut by_node: Vec<_> = self.look_up(names).await?.into_iter().map(Vec::into_iter).collect();
+            for name in names {
+                let votes: Vec<_> = by_node.iter_mut().map(Iterator::next).collect();
+                let is_shown = |(node, vote): (usize, &Option<Vote>)| {
+                    walked & (1 << node) != 0 && matches!(vote, Some(Vote::Found(_)))
+                };
+                let shown = votes.iter().enumerate().any(is_shown);
+                let decision = match quorum.decide(tally(&Op::Inspect { keys: self.shared.keys(name) }, &votes)) {
+                    Decision::Open => Decision::Neither,
+                    decision => decision,
+                };
+                match LockState::of(quorum, decision, &votes) {
+                    // To leave out what is unknown would be to say that it is free.
+                    state @ (LockState::Held(_) | LockState::Unknown) if !shown => found.push((name.clone(), state)),
+                    LockState::Held(_) | LockState::Unknown | LockState::Free => {}
+                }
+            }
+        }
+        self.locks.append(&mut found);
+        Ok(())
+    }
+
+    /// What each node says of these locks.
+    async fn look_up(&mut self, names: &[LockName]) -> Result<Vec<Vec<Vote>>, Elapsed> {
+        let keys: Vec<Keys> = names.iter().map(|name| self.shared.keys(name)).collect();
+        let ask = |(node, failure): (usize, &Option<Failure>)| {
+            let (reader, keys, failure) = (self.shared.nodes[node].reader(), keys.clone(), failure.clone());
+            async move {
+                match failure {
+                    Some(failure) => Err(failure),
+                    None => reader.read(keys).await,
+                }
+            }
+        };
+        let answers = timeout_at(self.until, join_all(self.failures.iter().enumerate().map(ask))).await?;
+        let votes = |(node, answer): (usize, Result<Vec<Vote>, Failure>)| {
+            answer.unwrap_or_else(|failure| {
+                self.failures[node] = Some(failure.clone());
+                vec![Vote::Failed(failure); names.len()]
+            })
+        };
+        Ok(answers.into_iter().enumerate().map(votes).collect())
+    }
+
+    fn reports(self) -> Vec<NodeReport> {
+        let report = |(name, failure): (String, Option<Failure>)| {
+            Some(NodeReport { node: name, answer: NodeAnswer::Failed(failure?) })
+        };
+        self.shared.names().zip(self.failures).filter_map(report).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_cursor_survives_its_own_text(
+            node in 0..Quorum::MAX_NODES,
+            walked: u32,
+            at in proptest::collection::vec(any::<u8>(), 0..64),
+            shown in proptest::collection::vec(any::<[u8; 8]>(), 0..150),
+            count: u32,
+        ) {
+            let count = if shown.is_empty() { 0 } else { count };
+            let cursor = ListCursor { node, walked, at: at.into(), shown, count };
+            prop_assert_eq!(cursor.to_string().parse(), Ok(cursor));
+        }
+
+        #[test]
+        fn no_text_makes_the_parser_panic_and_no_cursor_is_beyond_the_nodes(
+            text in prop_oneof![4 => "[0-9+é]{0,3}-[0-9a-g+]{0,9}-[0-9a-gé+]{0,12}(-[0-9a-f+]{0,9})?(-[0-9a-gé+]{0,32})?-?", 1 => any::<String>()],
+        ) {
+            if let Ok(cursor) = text.parse::<ListCursor>() {
+                prop_assert!(cursor.node < Quorum::MAX_NODES);
+                prop_assert_eq!(cursor.to_string().parse(), Ok(cursor));
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Releasing: for the holder, by force, or of a grant that nobody will use. A release hands the lock to the next waiter.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::error::{HeldBy, LockError};
+use crate::model::quorum::Decision;
+use crate::model::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner};
+use crate::node::{Holding, Keys, Op, Record, ReleaseScope, Vote};
+use crate::operations::acquire::{Attempt, Waiters};
+use crate::round::votes::{
+    LockState, agreeing, count, found, held_by, may_be_held, not_held, same_owner, unheard, without,
+};
+use crate::round::{Outcome, Round};
+use crate::shared::{ALL_NODES, Shared};
+use crate::wait::queue::Next;
+
+pub(crate) async fn release(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    name: &LockName,
+    token: &LockToken,
+) -> Result<(), LockError> {
+    let round = release_and_hand_off(shared, waiters, shared.keys(name), token, ReleaseScope::Holder);
+    let outcome = round.outcome().await;
+    let released = count(&outcome.votes, |vote| matches!(vote, Vote::Released));
+    let refused = count(&outcome.votes, |vote| matches!(vote, Vote::Held(_) | Vote::Missing));
+    match outcome.decision {
+        Decision::Yes => Ok(()),
+        Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
+        // With the nodes that were not heard it may have been ours until now: so few have refused. And with a majority of
+        // answers none is left that could hold it still.
+        Decision::Neither | Decision::Open if released > 0 && released + refused >= shared.quorum.size() => Ok(()),
+        Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
+    }
+}
+
+/// `on_found` hears who holds it before the nodes are told anything.
+pub(crate) async fn force_release(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    name: &LockName,
+    on_found: impl FnOnce(&HeldBy) + Send,
+) -> Result<(), LockError> {
+    let round = shared.inspect(shared.keys(name), shared.settings.node_timeout);
+    round.votes_until(|_| false).await;
+    let outcome = round.outcome().await;
+    let keeps_free = |holding: &&Holding| holding.record.is_nobodys();
+    if let Some(t) = found(&outcome.votes).filter(keeps_free).filter_map(|holding| holding.record.fencing()).max() {
+        return release_kept_free(shared, waiters, name, &outcome, t, on_found).await;
+    }
+    let by = match LockState::of(shared.quorum, outcome.decision, &outcome.votes) {
+        LockState::Held(by) => by,
+        LockState::Free => return Err(LockError::Lost),
+        LockState::Unknown => return Err(LockError::Unknown(shared.reports(&outcome))),
+    };
+    // A node may have missed the last of an owner's grants: the release of an older one would leave the newer alone.
+    let owner = agreeing(&outcome.votes).map(|(majority, _)| majority);
+    let its_own = found(&outcome.votes).filter(|holding| owner.is_some_and(|owner| same_owner(holding, owner)));
+    let tokens = its_own.filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
+    match tokens.max_by_key(LockToken::fencing) {
+        Some(token) => {
+            on_found(&by);
+            release(shared, waiters, name, &token).await
+        }
+        None => Err(LockError::NotHolder(by)),
+    }
+}
+
+/// Releases a lock that recovery keeps free on some nodes: first every grant that is stored, then the records that keep it
+/// free, whose T is at most `t`. They end only when every node was heard: a grant that is left somewhere may be one that they
+/// stand for.
+async fn release_kept_free(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    name: &LockName,
+    outcome: &Outcome,
+    t: FencingToken,
+    on_found: impl FnOnce(&HeldBy) + Send,
+) -> Result<(), LockError> {
+    let by = held_by(shared.quorum, &outcome.votes);
+    let mut tokens = Vec::new();
+    for holding in found(&outcome.votes).filter(|holding| !holding.record.is_nobodys()) {
+        let Some((token, _)) = holding.record.parse() else { return Err(LockError::NotHolder(by)) };
+        tokens.push(token);
+    }
+    // The newest of each owner.
+    tokens.sort_unstable_by_key(|token| std::cmp::Reverse(token.fencing()));
+    let mut owners = HashSet::new();
+    tokens.retain(|token| owners.insert(*token.owner()));
+    on_found(&by);
+    for token in &tokens {
+        match release(shared, waiters, name, token).await {
+            Ok(()) | Err(LockError::Lost) => {}
+            Err(LockError::NotHolder(by)) if by.owner == Some(Owner::NOBODY) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let is_heard = |vote: &Option<Vote>| matches!(vote, Some(Vote::Found(_) | Vote::Missing));
+    if !outcome.votes.iter().all(is_heard) {
+        return Err(LockError::Unknown(shared.reports(outcome)));
+    }
+    let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, t);
+    let round = release_and_hand_off(shared, waiters, shared.keys(name), &token, ReleaseScope::Holder);
+    let votes = round.votes_until(|_| false).await;
+    let is_gone = |vote: &Option<Vote>| matches!(vote, Some(Vote::Released | Vote::Missing | Vote::Held(_)));
+    if votes.iter().all(is_gone) { Ok(()) } else { Err(LockError::Unknown(shared.reports(&round.outcome().await))) }
+}
+
+/// Releases what an owner was granted, for a client that never got the token. Gives the T up to which it was released.
+///
+/// The T is minted before any node is read. So it is larger than that of every acquire that has begun by then, as far as
+/// the gateways' clocks agree, and an acquire that is still on its way meets a fence above its own T.
+pub(crate) async fn release_owner(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    name: &LockName,
+    owner: &Owner,
+) -> Result<FencingToken, LockError> {
+    let minted = shared.tokens.mint();
+    let round = shared.inspect(shared.keys(name), shared.settings.node_timeout);
+    let votes = round.votes_until(|_| false).await;
+    let tokens = found(&votes).filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
+    let granted = tokens.filter(|token| token.owner() == owner).max_by_key(LockToken::fencing);
+    // A fence above somebody else's T keeps their lock from being set again on a node that has lost it. So a node gets a
+    // T above the owner's own grants only when nobody else can hold the lock.
+    let others = without(owner, &votes);
+    let fence = minted.filter(|_| !may_be_held(shared.quorum, &others));
+    let token = match (granted, fence) {
+        (Some(granted), None) => granted,
+        (Some(granted), Some(fence)) if granted.fencing() >= fence => granted,
+        (_, Some(fence)) => LockToken::new(*owner, shared.seams.entropy.nonce(), fence),
+        (None, None) if minted.is_none() || unheard(&votes) >= shared.quorum.size() => {
+            return Err(LockError::Unknown(shared.reports(&Outcome { decision: Decision::Neither, votes })));
+        }
+        (None, None) => return Err(not_held(shared.quorum, &others)),
+    };
+    release(shared, waiters, name, &token).await.map(|()| token.fencing())
+}
+
+/// Releases a grant on all nodes, and in the same call asks for the lock again for the first waiter, if the plan says so.
+/// A grant that nobody was told of is undone, see [`Op::Release`].
+pub(crate) fn release_and_hand_off(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    keys: Keys,
+    token: &LockToken,
+    scope: ReleaseScope,
+) -> Arc<Round> {
+    let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
+    // Wakes the next waiter when it is dropped: after the release has been sent, whichever way.
+    let mut plan = waiters.plan_handoff(&keys.lock, token.fencing(), hints_arrive);
+    let record = Record::new(token, &Info::default());
+    let op = Arc::new(Op::Release { keys, record, scope, tell: plan.tell.take() });
+    let Next::First { params, .. } = &plan.next else { return shared.release_on(op, ALL_NODES) };
+    let mut attempt = Attempt::new(shared, params.clone());
+    match attempt.prepare() {
+        Ok(next) => {
+            let round = shared.release_round(op);
+            round.ask_before(&shared.nodes, ALL_NODES, &next);
+            plan.hand(attempt);
+            round
+        }
+        // The waiter will find out for itself, and has somebody to tell.
+        Err(_) => shared.release_on(op, ALL_NODES),
+    }
+}

@@ -1,0 +1,233 @@
+//! What the votes of a round say about a lock: who holds it, who may. Pure.
+
+use std::time::Duration;
+
+use crate::error::{HeldBy, LockError, NodeAnswer};
+use crate::model::quorum::{Decision, Quorum};
+use crate::model::types::{LockToken, Owner, Ttl};
+use crate::node::{Holding, Vote};
+
+/// The majority's view of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LockState {
+    /// A majority stores the same holder; `expires_in` is when it will no longer be a majority.
+    Held(HeldBy),
+    /// No holder can have a majority.
+    Free,
+    /// Too few nodes answered to tell.
+    Unknown,
+}
+
+impl LockState {
+    /// What the votes of an inspection come to.
+    pub(crate) fn of(quorum: Quorum, decision: Decision, votes: &[Option<Vote>]) -> Self {
+        match (decision, agreeing(votes)) {
+            (Decision::Yes, Some((majority, _))) => {
+                let mut lives: Vec<_> = found(votes)
+                    .filter(|holding| same_owner(holding, majority))
+                    .map(|holding| holding.expires_in)
+                    .collect();
+                // It stops being a majority when the quorum-th longest of them expires.
+                lives.sort_by_key(|life| std::cmp::Reverse(life.unwrap_or(Duration::MAX)));
+                let expires_in = lives.get(quorum.size() - 1).copied().flatten();
+                Self::Held(HeldBy::from_holding(majority, expires_in))
+            }
+            (Decision::No, _) => Self::Free,
+            // All answered and no owner has a majority: nobody holds it.
+            (Decision::Neither, _) if votes.iter().all(|vote| matches!(vote, Some(Vote::Found(_) | Vote::Missing))) => {
+                Self::Free
+            }
+            (Decision::Yes | Decision::Neither | Decision::Open, _) => Self::Unknown,
+        }
+    }
+}
+
+/// Who holds a lock that enough nodes refused, and the earliest time at which a majority can be free: when all but
+/// `blocking − 1` of the refusers have expired.
+pub(crate) fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
+    let mut refusals: Vec<&Holding> = stored(votes).collect();
+    // A key without expiry sorts last.
+    refusals.sort_by_key(|holding| holding.expires_in.unwrap_or(Duration::MAX));
+    let deciding = refusals.get(refusals.len().saturating_sub(quorum.blocking())).or(refusals.last());
+    let expires_in = deciding.and_then(|holding| holding.expires_in);
+    agreeing(votes).map_or_else(HeldBy::default, |(holding, _)| HeldBy::from_holding(holding, expires_in))
+}
+
+/// Extend and release: gone, or somebody else's? A minority may show a try that lost; only what can still be a majority is
+/// a holder.
+pub(crate) fn not_held(quorum: Quorum, votes: &[Option<Vote>]) -> LockError {
+    if can_hold(quorum, votes) { LockError::NotHolder(held_by(quorum, votes)) } else { LockError::Lost }
+}
+
+/// Whether a majority shows one holder.
+pub(crate) fn holds(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
+    agreeing(votes).is_some_and(|(_, count)| count >= quorum.size())
+}
+
+/// Whether one of those who have the lock on some nodes may have it on a majority, as far as the votes tell.
+pub(crate) fn can_hold(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
+    agreeing(votes).is_some_and(|(_, count)| count + unheard(votes) >= quorum.size())
+}
+
+/// Whether somebody may have the lock on a majority: one of those who have it on some nodes, or one whom no node has told of.
+pub(crate) fn may_be_held(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
+    can_hold(quorum, votes) || unheard(votes) >= quorum.size()
+}
+
+/// What an inspection found, as if this owner had nothing.
+pub(crate) fn without(owner: &Owner, votes: &[Option<Vote>]) -> Vec<Option<Vote>> {
+    let is_theirs = |holding: &Holding| holding.record.parse().is_some_and(|(token, _)| token.owner() == owner);
+    let others = votes.iter().map(|vote| match vote {
+        Some(Vote::Found(holding)) if is_theirs(holding) => Some(Vote::Missing),
+        vote => vote.clone(),
+    });
+    others.collect()
+}
+
+/// A majority answered, and every contender has some of it; one that has all of it would have been granted, or refused
+/// the others. A node that failed may have the deciding vote.
+pub(crate) fn is_split(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
+    let granted = count(votes, |vote| matches!(vote, Vote::Granted));
+    let held = stored(votes).count();
+    held > 0 && granted + held >= quorum.size()
+}
+
+/// What those nodes say that have a lock of the asking owner by another of its grants.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum OwnGrant {
+    /// A majority has this one.
+    Stands(LockToken),
+    /// One may have a majority, with nodes that were not heard.
+    Possible,
+    /// None can have a majority.
+    None,
+}
+
+/// Which grant of the asking owner stands already, if any.
+pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
+    let own = || {
+        votes.iter().flatten().filter_map(|vote| match vote {
+            Vote::Yours(holding) => holding.record.parse().map(|(token, _)| token),
+            _ => None,
+        })
+    };
+    let counted = own().map(|token| (token, own().filter(|other| *other == token).count()));
+    let Some((token, count)) = counted.max_by_key(|(_, count)| *count) else { return OwnGrant::None };
+    if count >= quorum.size() {
+        OwnGrant::Stands(token)
+    } else if count + unheard(votes) >= quorum.size() {
+        OwnGrant::Possible
+    } else {
+        OwnGrant::None
+    }
+}
+
+/// For how long a majority stores the lock: the TTL, or what the quorum-th longest of them says that was extended.
+pub(crate) fn life(quorum: Quorum, ttl: Ttl, votes: &[Option<Vote>]) -> Duration {
+    let longer = || {
+        votes.iter().flatten().filter_map(|vote| match vote {
+            Vote::Extended { expires_in } => Some(*expires_in).filter(|left| *left > ttl.duration()),
+            _ => None,
+        })
+    };
+    // As a rule the extension has set it.
+    if longer().count() < quorum.size() {
+        return ttl.duration();
+    }
+    let mut lives: Vec<_> = longer().collect();
+    lives.sort_unstable_by(|a, b| b.cmp(a));
+    lives[quorum.size() - 1]
+}
+
+/// Nodes that have not answered, or not told what they store.
+pub(crate) fn unheard(votes: &[Option<Vote>]) -> usize {
+    votes.iter().filter(|vote| matches!(vote, None | Some(Vote::Failed(_)))).count()
+}
+
+pub(crate) fn count(votes: &[Option<Vote>], is: impl Fn(&Vote) -> bool) -> usize {
+    votes.iter().flatten().filter(|vote| is(vote)).count()
+}
+
+/// What an inspection found, node by node.
+pub(crate) fn found(votes: &[Option<Vote>]) -> impl Iterator<Item = &Holding> {
+    votes.iter().flatten().filter_map(|vote| match vote {
+        Vote::Found(holding) => Some(holding),
+        _ => None,
+    })
+}
+
+/// The same, and what refusals show.
+fn stored(votes: &[Option<Vote>]) -> impl Iterator<Item = &Holding> {
+    votes.iter().flatten().filter_map(|vote| match vote {
+        Vote::Found(holding) | Vote::Held(holding) | Vote::Yours(holding) => Some(holding),
+        _ => None,
+    })
+}
+
+/// The holding that most nodes agree on, with their number. Nodes agree when they store the same owner, or the same
+/// value of another client.
+pub(crate) fn agreeing(votes: &[Option<Vote>]) -> Option<(&Holding, usize)> {
+    // Every 409 comes by here: each record is read once, not once for every other.
+    let mut holdings = Vec::with_capacity(votes.len());
+    holdings.extend(stored(votes).map(|holding| (holding, holder(holding))));
+    let agree = |(holding, by): &(_, Holder)| (*holding, holdings.iter().filter(|(_, other)| other == by).count());
+    holdings.iter().map(agree).max_by_key(|(_, count)| *count)
+}
+
+/// Who holds a lock, as far as one node tells.
+#[derive(PartialEq, Eq)]
+enum Holder<'a> {
+    /// One of ours, whatever the T.
+    Owner(&'a [u8]),
+    /// Another client, known by the value it has stored.
+    Foreign(&'a [u8]),
+}
+
+fn holder(holding: &Holding) -> Holder<'_> {
+    match holding.record.parse() {
+        Some(_) => Holder::Owner(holding.record.owner_text()),
+        None => Holder::Foreign(holding.record.as_bytes()),
+    }
+}
+
+pub(crate) fn same_owner(a: &Holding, b: &Holding) -> bool {
+    holder(a) == holder(b)
+}
+
+/// A vote as a failed round reports it.
+pub(crate) fn answer(vote: Option<&Vote>) -> NodeAnswer {
+    match vote {
+        None => NodeAnswer::Pending,
+        Some(Vote::Granted | Vote::Extended { .. } | Vote::Released) => NodeAnswer::Agreed,
+        Some(Vote::Found(_)) => NodeAnswer::Agreed,
+        Some(Vote::Held(_)) => NodeAnswer::Refused("held by somebody else"),
+        Some(Vote::Yours(_)) => NodeAnswer::Refused("held by another grant of this owner"),
+        Some(Vote::Missing) => NodeAnswer::Refused("has no such lock"),
+        Some(Vote::Stale { .. }) => NodeAnswer::Refused("has seen a newer fencing token"),
+        Some(Vote::Failed(failure)) => NodeAnswer::Failed(failure.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_life_is_what_the_quorum_th_longest_stores_and_never_less_than_the_ttl() {
+        let (quorum, ttl) = (Quorum::new(5).unwrap(), Ttl::from_millis(1_000).unwrap());
+        let votes = |lives: &[u64]| -> Vec<Option<Vote>> {
+            let extended = |millis: &u64| Vote::Extended { expires_in: Duration::from_millis(*millis) };
+            lives.iter().map(|millis| Some(extended(millis))).chain([Some(Vote::Missing), None]).collect()
+        };
+        for (lives, wanted) in [
+            (&[90_000, 20_000, 1_000][..], 1_000),
+            (&[90_000, 20_000, 30_000, 10_000], 20_000),
+            (&[20_000, 20_000, 20_000], 20_000),
+            // Of two, and of none, no majority says anything.
+            (&[90_000, 20_000], 1_000),
+            (&[], 1_000),
+        ] {
+            assert_eq!(life(quorum, ttl, &votes(lives)), Duration::from_millis(wanted), "{lives:?}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Instructions and requests for memory on the paths of a request, counted by valgrind's callgrind and compared with the
+//! committed baseline. The counts repeat on a busy machine, so a regression of a few per cent is seen where no clock would
+//! show it. They say nothing of waiting, of caches or of system calls: that is the load driver's, tests/bench.
+//!
+//! The program runs itself under valgrind: `cargo run --release -p redlock-instructions`. Nodes are in memory, and left out of the
+//! count of instructions; there are no sockets. What is counted is our own code and that of the libraries below it.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `paths` | what is counted |
+//! | `callgrind` | one path under valgrind, and what its profile says |
+//! | `baseline` | the committed counts, and when a difference is a regression |
+
+mod baseline;
+mod callgrind;
+mod paths;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use clap::Parser;
+
+use crate::baseline::{Baseline, Entry, TOLERANCE, Verdict, made_with};
+use crate::paths::{PATHS, Path};
+
+const BLESS: &str = "cargo run --release -p redlock-instructions -- --bless";
+
+#[derive(Parser)]
+#[command(about = "Counts instructions and allocations on the paths of a request, and compares them with the baseline")]
+#[command(after_help = "Exit status 1: a path has become worse than the baseline allows.\n\
+    To see where instructions go: --keep DIR, then callgrind_annotate --inclusive=yes DIR/callgrind.out.http-cycle")]
+struct Arguments {
+    /// Only paths whose name contains this
+    filter: Option<String>,
+    /// Write today's counts into the baseline; commit it with the change that explains it
+    #[arg(long)]
+    bless: bool,
+    /// Keep callgrind's profiles in this directory
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// Do one path, uncounted
+    #[arg(long, value_name = "PATH", hide = true, requires = "times")]
+    run: Option<String>,
+    #[arg(long, hide = true)]
+    times: Option<u32>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let (Some(name), Some(times)) = (&arguments.run, arguments.times) {
+        return match PATHS.iter().find(|path| path.name == name) {
+            Some(path) => {
+                path.run(times);
+                ExitCode::SUCCESS
+            }
+            None => fail(&format!("--run {name}: there is no such path")),
+        };
+    }
+    match compare(&arguments) {
+        Ok(code) => code,
+        Err(error) => fail(&error),
+    }
+}
+
+fn fail(error: &str) -> ExitCode {
+    eprintln!("instructions: {error}");
+    ExitCode::FAILURE
+}
+
+fn compare(arguments: &Arguments) -> Result<ExitCode, String> {
+    let wanted = |path: &&Path| arguments.filter.as_ref().is_none_or(|part| path.name.contains(part.as_str()));
+    let paths: Vec<_> = PATHS.iter().filter(wanted).collect();
+    if paths.is_empty() {
+        let names = PATHS.each_ref().map(|path| path.name).join(", ");
+        return Err(format!("no path's name contains {:?}; there are {names}", arguments.filter));
+    }
+    if let Some(directory) = &arguments.keep {
+        std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    }
+    let mut baseline = match Baseline::load() {
+        Err(_) if arguments.bless => Baseline::default(),
+        loaded => loaded?,
+    };
+    let here = made_with();
+    let alike = baseline.made_with == here;
+    let counted = count_all(&paths, arguments)?;
+
+    println!("| path | once | instructions: baseline | now | change | allocations: baseline | now |");
+    println!("| --- | --- | ---: | ---: | ---: | ---: | ---: |");
+    let (mut worse, mut better, mut new) = (Vec::new(), Vec::new(), Vec::new());
+    for (path, now) in paths.iter().zip(counted) {
+        let before = baseline.paths.get(path.name).copied();
+        let (was, change, held) = match before {
+            Some(before) => (before.instructions.to_string(), now.percent(before), before.allocations.to_string()),
+            None => ("–".into(), "–".into(), "–".into()),
+        };
+        let Entry { instructions, allocations } = now;
+        println!("| {} | {} | {was} | {instructions} | {change} | {held} | {allocations} |", path.name, path.what);
+        match now.verdict(before, alike) {
+            Verdict::Worse => worse.push(path.name),
+            Verdict::Better => better.push(path.name),
+            Verdict::New => new.push(path.name),
+            Verdict::Same => {}
+        }
+        baseline.paths.insert(path.name.to_owned(), now);
+    }
+    if arguments.bless {
+        // Counts that were made differently cannot stand beside these.
+        baseline.paths.retain(|name, _| PATHS.iter().any(|path| path.name == name));
+        if !alike && paths.len() < PATHS.len() && !baseline.made_with.is_empty() {
+            return Err("the baseline was made with other tools: bless all paths together".into());
+        }
+        baseline.made_with = here;
+        baseline.save()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!();
+    if !alike {
+        println!(
+            "Only allocations are judged: the baseline was made with {}, this with {}.",
+            baseline.made_with.join(", "),
+            here.join(", ")
+        );
+    }
+    if !better.is_empty() {
+        println!("Better: {}. To keep it: {BLESS}", better.join(", "));
+    }
+    let bad: Vec<_> = worse.into_iter().chain(new).collect();
+    if bad.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let percent = TOLERANCE * 100.0;
+    Err(format!(
+        "{} took more than the baseline allows (instructions: {percent} % more; allocations: not one more), or is new.\n\
+         Look where with `-- --keep DIR` on both trees and callgrind_annotate. If it is worth its price, commit the new\n\
+         baseline together with the change, and say why:\n    {BLESS}",
+        bad.join(", "),
+    ))
+}
+
+/// As many at a time as there are processors: the counts do not depend on who else runs.
+fn count_all(paths: &[&Path], arguments: &Arguments) -> Result<Vec<Entry>, String> {
+    let (next, counted) = (AtomicUsize::new(0), Mutex::new(vec![None; paths.len()]));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let at = next.fetch_add(1, Ordering::Relaxed)
+                    && let Some(path) = paths.get(at)
+                {
+                    let counts = callgrind::count(path, arguments.keep.as_deref()).map(Entry::from);
+                    eprintln!("counted: {}", path.name);
+                    counted.lock().expect("nobody panics with it")[at] = Some(counts);
+                }
+            });
+        }
+    });
+    let counted = counted.into_inner().expect("nobody panicked with it");
+    counted.into_iter().map(|counts| counts.expect("every path was taken")).collect()
+}
