@@ -19,18 +19,18 @@ mod support {
 
 /// One node by its seam.
 mod node {
-    mod admission;
-    mod adopted;
     mod agreement;
     mod batches;
     mod callers;
     mod contract;
     mod differential;
+    mod eligibility;
     mod malformed;
     mod module;
     mod moved;
     mod noise;
     mod pipelining;
+    mod recovered;
     mod redis;
     mod rules;
     mod subject;
@@ -38,17 +38,17 @@ mod node {
 
 /// Whole locks by the interface of the core.
 mod core {
-    mod adoption;
     mod catch_up;
     mod examples;
     mod failures;
     mod fencing;
     mod given_up;
-    mod healing;
     mod hints;
-    mod late_heals;
+    mod late_repairs;
     mod listing;
     mod locks;
+    mod recovery;
+    mod repair;
     mod same_owner;
     mod suspended;
     mod waiting;
@@ -68,6 +68,7 @@ mod http {
     pub(crate) mod keys;
     mod listing;
     mod locks;
+    mod lost_responses;
     mod openapi;
     mod places;
     mod proxies;
@@ -76,7 +77,6 @@ mod http {
     mod retries;
     mod rights;
     mod sites;
-    mod swallowed;
     mod tls;
     mod waiting;
     mod waiting_gateways;
@@ -92,9 +92,9 @@ mod clients {
 
 /// What an operator sets and sees.
 mod operations {
-    mod admission;
     mod config;
     mod connections;
+    mod eligibility;
     mod growth;
     mod lifecycle;
     mod masters_tls;

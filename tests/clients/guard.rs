@@ -22,7 +22,11 @@ fn url(gateway: &Gateway) -> String {
 }
 
 fn client(gateways: &[&Gateway]) -> Client {
-    gateways.iter().fold(Client::builder(), |client, gateway| client.url(url(gateway))).build().expect("these are URLs")
+    gateways
+        .iter()
+        .fold(Client::builder(), |client, gateway| client.url(url(gateway)))
+        .build()
+        .expect("these are URLs")
 }
 
 /// Until so many extensions have been confirmed.
@@ -37,13 +41,17 @@ async fn extended(guard: &Guard, times: usize) {
 async fn a_guard_holds_its_lock_for_five_times_its_ttl_and_leaves_nothing() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
-    let guard = client(&[&gateway]).lock("jobs/nightly").ttl(TTL).owner("host-7").acquire().await.unwrap();
+    let guard =
+        client(&[&gateway]).lock("jobs/nightly").ttl(TTL).owner("host-7").acquire().await.unwrap();
     let begin = guard.deadline();
     while guard.deadline().since(begin) < TTL * 5 {
         extended(&guard, 1).await;
         guard.check().unwrap();
         let status = gateway.look("jobs/nightly").await;
-        assert_eq!((&status["owner"], &status["fencing_token"]), (&"host-7".into(), &guard.fencing_token().into()));
+        assert_eq!(
+            (&status["owner"], &status["fencing_token"]),
+            (&"host-7".into(), &guard.fencing_token().into())
+        );
     }
     guard.release().await.unwrap();
     assert_eq!(gateway.look("jobs/nightly").await["state"], "free");
@@ -55,7 +63,10 @@ async fn a_guard_that_is_dropped_releases_and_one_that_is_refused_says_who_holds
     let client = client(&[&gateway]);
     let guard = client.lock("a").owner("alice").acquire().await.unwrap();
     let refused = client.lock("a").acquire().await.unwrap_err();
-    assert!(matches!(&refused, Error::Held { holder: Some(holder), .. } if holder == "alice"), "{refused}");
+    assert!(
+        matches!(&refused, Error::Held { holder: Some(holder), .. } if holder == "alice"),
+        "{refused}"
+    );
     let waits = client.lock("a").wait(PATIENCE);
     let (next, ()) = tokio::join!(waits.acquire(), async { drop(guard) });
     next.unwrap().release().await.unwrap();
@@ -96,8 +107,14 @@ async fn a_guard_whose_masters_are_gone_is_lost_before_its_deadline() {
     let loss = timeout(PATIENCE, guard.lost()).await.expect("it is told");
     let left = guard.deadline().left();
     servers[..2].iter().for_each(|server| server.cont());
-    assert!(matches!(loss, Loss::Unconfirmed { .. }) && loss.to_string().contains("outcome_unknown"), "{loss}");
-    assert!(left > Duration::from_millis(100), "{left:?} before the deadline; a tenth of the TTL is 200 ms");
+    assert!(
+        matches!(loss, Loss::Unconfirmed { .. }) && loss.to_string().contains("outcome_unknown"),
+        "{loss}"
+    );
+    assert!(
+        left > Duration::from_millis(100),
+        "{left:?} before the deadline; a tenth of the TTL is 200 ms"
+    );
 }
 
 #[tokio::test]
@@ -122,8 +139,8 @@ async fn a_guard_survives_a_killed_gateway_and_a_hung_one() {
 async fn swallowing(to: SocketAddr, most: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let swallowed = Arc::new(AtomicUsize::new(0));
-    let count = swallowed.clone();
+    let lost_responses = Arc::new(AtomicUsize::new(0));
+    let count = lost_responses.clone();
     tokio::spawn(async move {
         while let Ok((mut client, _)) = listener.accept().await {
             let count = count.clone();
@@ -141,18 +158,21 @@ async fn swallowing(to: SocketAddr, most: usize) -> (SocketAddr, Arc<AtomicUsize
             });
         }
     });
-    (address, swallowed)
+    (address, lost_responses)
 }
 
 #[tokio::test]
 async fn answers_that_were_lost_lead_to_the_same_grant() {
     let gateway = Launch::embedded().ready().await;
-    let (address, swallowed) = swallowing(gateway.address(), 2).await;
+    let (address, lost_responses) = swallowing(gateway.address(), 2).await;
     let client = Client::new(format!("http://{address}")).unwrap();
     let guard = client.lock("a").acquire().await.unwrap();
-    assert_eq!(swallowed.load(Ordering::SeqCst), 2);
+    assert_eq!(lost_responses.load(Ordering::SeqCst), 2);
     let status = gateway.look("a").await;
-    assert_eq!((&status["state"], &status["fencing_token"]), (&"held".into(), &guard.fencing_token().into()));
+    assert_eq!(
+        (&status["state"], &status["fencing_token"]),
+        (&"held".into(), &guard.fencing_token().into())
+    );
     guard.release().await.unwrap();
     assert_eq!(gateway.look("a").await["state"], "free");
 }
@@ -160,10 +180,14 @@ async fn answers_that_were_lost_lead_to_the_same_grant() {
 #[tokio::test]
 async fn when_each_gateway_had_failed_once_only_the_first_was_asked_again() {
     let gateway = Launch::embedded().ready().await;
-    let (address, swallowed) = swallowing(gateway.address(), 2).await;
-    let client = Client::builder().url("http://127.0.0.1:1").url(format!("http://{address}")).build().unwrap();
+    let (address, lost_responses) = swallowing(gateway.address(), 2).await;
+    let client = Client::builder()
+        .url("http://127.0.0.1:1")
+        .url(format!("http://{address}"))
+        .build()
+        .unwrap();
     client.lock("a").acquire().await.unwrap().release().await.unwrap();
-    assert_eq!(swallowed.load(Ordering::SeqCst), 2);
+    assert_eq!(lost_responses.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test]
@@ -199,8 +223,9 @@ async fn what_the_gateway_refuses_is_told_with_what_is_allowed() {
     let keys = file(&[&holder]);
     let gateway = with_keys(&keys).start().await;
     let of = |secret: &str| Client::builder().url(url(&gateway)).key(secret).build().unwrap();
-    let error =
-        async |client: &Client, name: &str, ttl| client.lock(name).ttl(ttl).acquire().await.unwrap_err().to_string();
+    let error = async |client: &Client, name: &str, ttl| {
+        client.lock(name).ttl(ttl).acquire().await.unwrap_err().to_string()
+    };
     let minute = Duration::from_secs(60);
     let known = of(&holder.text);
     for (told, what) in [
@@ -213,7 +238,15 @@ async fn what_the_gateway_refuses_is_told_with_what_is_allowed() {
         assert!(told.contains(what), "{told}");
     }
     known.lock("jobs/a").acquire().await.unwrap().release().await.unwrap();
-    assert!(Client::new("http://127.0.0.1:1").unwrap().status("a").await.unwrap_err().to_string().contains("refused"));
+    assert!(
+        Client::new("http://127.0.0.1:1")
+            .unwrap()
+            .status("a")
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("refused")
+    );
 }
 
 #[tokio::test]
@@ -223,9 +256,13 @@ async fn a_wait_that_is_longer_than_the_gateway_allows_is_asked_for_in_turns() {
     let client = client(&[&gateway]);
     let short = client.lock("a").wait(Duration::from_millis(100)).acquire().await;
     assert!(matches!(short, Err(Error::Held { .. })), "{short:?}");
-    let guard = client.lock("a").wait(PATIENCE).acquire().await.expect("after the first one has expired");
+    let guard =
+        client.lock("a").wait(PATIENCE).acquire().await.expect("after the first one has expired");
     assert!(guard.fencing_token() > lease.fencing);
-    eventually("it is held by the guard", async || (gateway.look("a").await["state"] == "held").then_some(())).await;
+    eventually("it is held by the guard", async || {
+        (gateway.look("a").await["state"] == "held").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -239,7 +276,10 @@ async fn an_acquire_that_nobody_answered_leaves_no_lock() {
     assert_eq!(gateway.look("unanswered").await["state"], "free");
 
     assert!(timeout(TTL, client.lock("given-up").ttl(minute).acquire()).await.is_err());
-    eventually("it is free", async || (gateway.look("given-up").await["state"] == "free").then_some(())).await;
+    eventually("it is free", async || {
+        (gateway.look("given-up").await["state"] == "free").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

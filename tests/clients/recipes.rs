@@ -40,15 +40,22 @@ fn page() -> String {
 
 /// Each recipe by its heading, with what stands below it.
 fn recipes(page: &str) -> Vec<(&str, &str)> {
-    page.split("\n## ").skip(1).map(|recipe| recipe.split_once('\n').expect("a recipe has text")).collect()
+    page.split("\n## ")
+        .skip(1)
+        .map(|recipe| recipe.split_once('\n').expect("a recipe has text"))
+        .collect()
 }
 
 /// The blocks of a recipe that are in this language.
 fn blocks(page: &str, heading: &str, language: &str) -> Vec<String> {
     let recipes = recipes(page);
-    let (_, text) = recipes.iter().find(|(title, _)| *title == heading).unwrap_or_else(|| panic!("no {heading:?}"));
+    let (_, text) = recipes
+        .iter()
+        .find(|(title, _)| *title == heading)
+        .unwrap_or_else(|| panic!("no {heading:?}"));
     let fenced = text.split("\n```").skip(1).step_by(2);
-    let found = fenced.filter_map(|block| block.split_once('\n').filter(|(name, _)| *name == language));
+    let found =
+        fenced.filter_map(|block| block.split_once('\n').filter(|(name, _)| *name == language));
     found.map(|(_, block)| format!("{block}\n")).collect()
 }
 
@@ -59,14 +66,20 @@ fn every_recipe_says_whether_it_is_run_and_is_if_it_says_so() {
     assert_eq!(headings, RUN.iter().map(|(heading, _)| *heading).collect::<Vec<_>>());
     for ((heading, text), (_, test)) in recipes(&page).into_iter().zip(RUN) {
         let first = text.lines().next().unwrap_or_default();
-        let says = first.strip_prefix('*').and_then(|rest| rest.strip_suffix(".*")).unwrap_or_default();
+        let says =
+            first.strip_prefix('*').and_then(|rest| rest.strip_suffix(".*")).unwrap_or_default();
         let is_run = says == "Run by the tests" || says.starts_with("Run by the tests where ");
         assert!(is_run || says.starts_with("Not run by the tests: needs "), "{heading}: {first}");
         assert_eq!(is_run, test.is_some(), "{heading}: {first}");
-        let Some((module, function)) = test.and_then(|test| test.split_once("::")) else { continue };
+        let Some((module, function)) = test.and_then(|test| test.split_once("::")) else {
+            continue;
+        };
         let source = source_root().join(format!("tests/clients/recipes/{module}.rs"));
         let source = std::fs::read_to_string(source).expect("its module");
-        assert!(source.contains(&format!("#[tokio::test]\nasync fn {function}")), "{heading}: no test {function}");
+        assert!(
+            source.contains(&format!("#[tokio::test]\nasync fn {function}")),
+            "{heading}: no test {function}"
+        );
     }
 }
 
@@ -130,8 +143,11 @@ impl Place {
 
     fn put(&self, text: &str) -> String {
         let address = self.gateway.address().to_string();
-        let text = text.replace("127.0.0.1:8080", &address).replace("redlock-gateway.redlock:8080", &address);
-        text.replace("/usr/bin/redlock", &self.path("bin/redlock")).replace("/usr/local/bin", &self.path("bin"))
+        let text = text
+            .replace("127.0.0.1:8080", &address)
+            .replace("redlock-gateway.redlock:8080", &address);
+        text.replace("/usr/bin/redlock", &self.path("bin/redlock"))
+            .replace("/usr/local/bin", &self.path("bin"))
     }
 
     fn search_path(&self) -> String {
@@ -144,7 +160,9 @@ impl Place {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REDLOCK_")) {
             command.env_remove(name);
         }
-        command.env("PATH", self.search_path()).env("REDLOCK_URL", format!("http://{}", self.gateway.address()));
+        command
+            .env("PATH", self.search_path())
+            .env("REDLOCK_URL", format!("http://{}", self.gateway.address()));
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONUNBUFFERED", "1");
         command.args(&words[1..]).current_dir(self.dir.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -181,7 +199,10 @@ impl Place {
         let log = self.log();
         assert_eq!(log.len(), 2 * runs, "{log:?}");
         for pair in log.chunks(2) {
-            assert!(pair[0][0] == "begin" && pair[1][0] == "end" && pair[0][1] == pair[1][1], "two at once: {log:?}");
+            assert!(
+                pair[0][0] == "begin" && pair[1][0] == "end" && pair[0][1] == pair[1][1],
+                "two at once: {log:?}"
+            );
         }
     }
 
@@ -195,7 +216,10 @@ impl Place {
 async fn ended(child: Child) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } =
         timeout(PATIENCE * 2, child.wait_with_output()).await.expect("it ends").unwrap();
-    (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))
+    (
+        status.code(),
+        format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)),
+    )
 }
 
 async fn run(mut command: Command) -> (Option<i32>, String) {
@@ -204,7 +228,8 @@ async fn run(mut command: Command) -> (Option<i32>, String) {
 
 /// Starts one command so often at the same time; each has to end with 0.
 async fn together(count: usize, command: impl Fn() -> Command) {
-    let children: Vec<Child> = (0..count).map(|_| command().spawn().expect("setpriv (util-linux) starts")).collect();
+    let children: Vec<Child> =
+        (0..count).map(|_| command().spawn().expect("setpriv (util-linux) starts")).collect();
     for child in children {
         let (code, said) = ended(child).await;
         assert_eq!(code, Some(0), "{said}");
@@ -224,7 +249,8 @@ async fn is_here(place: &Place, words: &[&str]) -> bool {
 async fn yaml(place: &Place, text: &str) -> serde_json::Value {
     let path: PathBuf = place.file("parsed.yml", text).into();
     let read = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1]))))";
-    let (code, said) = run(place.command(&["python3", "-c", read, path.to_str().expect("plain")])).await;
+    let (code, said) =
+        run(place.command(&["python3", "-c", read, path.to_str().expect("plain")])).await;
     assert_eq!(code, Some(0), "python3-yaml reads it: {said}");
     serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
 }

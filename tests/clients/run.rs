@@ -1,8 +1,8 @@
 //! `redlock run`: the real program, real commands, real masters. What a command does is seen by what it leaves in files.
 
 mod endings;
-mod guardians;
 mod terminal;
+mod watchdogs;
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -76,7 +76,8 @@ fn lives(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // A zombie runs nothing.
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    state.is_some_and(|state| state != 'Z') && test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
+    state.is_some_and(|state| state != 'Z')
+        && test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
 }
 
 async fn gone(pid: i32) -> Instant {
@@ -90,7 +91,8 @@ const TWO: &str = r#"sleep 1000 & echo $! > "$1/grandchild"; echo $$ > "$1/child
 async fn a_command_runs_under_the_lock_and_ends_with_its_own_code() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
-    let shown = r#"echo "$REDLOCK_NAME $REDLOCK_TOKEN $REDLOCK_FENCING_TOKEN $REDLOCK_DEADLINE"; exit 7"#;
+    let shown =
+        r#"echo "$REDLOCK_NAME $REDLOCK_TOKEN $REDLOCK_FENCING_TOKEN $REDLOCK_DEADLINE"; exit 7"#;
     let (code, out, err) = output(&gateway, &["run", "jobs/a", "--", "sh", "-c", shown]).await;
     assert_eq!((code, &*err), (Some(7), ""));
     let words: Vec<&str> = out.split_whitespace().collect();
@@ -112,7 +114,9 @@ async fn whoever_gets_no_lock_runs_nothing_and_says_why_by_its_code() {
     let touch = "touch \"$1/ran\"";
     let (code, _, err) = output(&gateway, &script(&dir, &[], touch)).await;
     assert!(code == Some(75) && err.contains("\"alice\" holds the lock"), "{err}");
-    let (code, _, err) = output(&gateway, &script(&dir, &["--url", "http://127.0.0.1:1", "--wait", "0s"], touch)).await;
+    let (code, _, err) =
+        output(&gateway, &script(&dir, &["--url", "http://127.0.0.1:1", "--wait", "0s"], touch))
+            .await;
     assert!(code == Some(69) && err.contains("refused"), "{err}");
     for (flags, says) in [
         (&["--ttl", "1s"][..], "more than 1200ms"),
@@ -125,7 +129,8 @@ async fn whoever_gets_no_lock_runs_nothing_and_says_why_by_its_code() {
         let (code, _, err) = output(&gateway, &script(&dir, flags, touch)).await;
         assert!(code == Some(64) && err.contains(says), "{flags:?}: {err}");
     }
-    let (code, _, err) = output(&gateway, &[&["--json"], &script(&dir, &[], touch)[..]].concat()).await;
+    let (code, _, err) =
+        output(&gateway, &[&["--json"], &script(&dir, &[], touch)[..]].concat()).await;
     let told: Value = serde_json::from_str(&err).expect("nothing but JSON");
     assert_eq!((code, &told["event"], &told["exit_code"]), (Some(75), &"held".into(), &75.into()));
     assert!(!dir.path().join("ran").exists());
@@ -146,12 +151,24 @@ async fn with_json_whatever_is_wrong_before_anything_is_asked_is_one_object() {
         (&["--json", "run", "job", "--", "/no/such/thing"], 127, "not_run", "/no/such/thing: "),
     ] {
         let (ended, out, err) = output(&gateway, args).await;
-        let told: Value = serde_json::from_str(&err).unwrap_or_else(|_| panic!("{args:?}: no JSON: {err}"));
+        let told: Value =
+            serde_json::from_str(&err).unwrap_or_else(|_| panic!("{args:?}: no JSON: {err}"));
         let detail = told["detail"].as_str().unwrap();
-        assert_eq!((ended, &told["event"], &told["exit_code"]), (Some(code), &event.into(), &code.into()), "{args:?}");
-        assert!(detail.contains(says) && !detail.contains('\n') && err.ends_with("}\n") && out.is_empty(), "{err}");
+        assert_eq!(
+            (ended, &told["event"], &told["exit_code"]),
+            (Some(code), &event.into(), &code.into()),
+            "{args:?}"
+        );
+        assert!(
+            detail.contains(says)
+                && !detail.contains('\n')
+                && err.ends_with("}\n")
+                && out.is_empty(),
+            "{err}"
+        );
     }
-    let (code, _, err) = output(&gateway, &["run", "job", "--nonsense", "--", "curl", "--json"]).await;
+    let (code, _, err) =
+        output(&gateway, &["run", "job", "--nonsense", "--", "curl", "--json"]).await;
     assert!(code == Some(64) && err.starts_with("error: "), "that one is the command's: {err}");
 }
 
@@ -163,17 +180,23 @@ async fn a_hundred_runs_of_one_name_appended_to_a_file_at_the_same_time() {
     let dir = TempDir::new();
     // Between its two lines another one would write, were it there.
     let work = r#"echo "begin $$" >> "$1/log"; sleep 0.01; echo "end $$" >> "$1/log""#;
-    let run = |n: usize| redlock(&gateways[n % 2], &script(&dir, &["--wait", "2m"], work)).spawn().unwrap();
+    let run = |n: usize| {
+        redlock(&gateways[n % 2], &script(&dir, &["--wait", "2m"], work)).spawn().unwrap()
+    };
     let runs: Vec<Child> = (0..RUNS).map(run).collect();
     for child in runs {
-        let output = timeout(PATIENCE * 8, child.wait_with_output()).await.expect("it ends").unwrap();
+        let output =
+            timeout(PATIENCE * 8, child.wait_with_output()).await.expect("it ends").unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
     let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
     let lines: Vec<_> = log.lines().map(|line| line.split_once(' ').unwrap()).collect();
     assert_eq!(lines.len(), 2 * RUNS);
     for pair in lines.chunks(2) {
-        assert!(pair[0].0 == "begin" && pair[1].0 == "end" && pair[0].1 == pair[1].1, "two at once: {pair:?}");
+        assert!(
+            pair[0].0 == "begin" && pair[1].0 == "end" && pair[0].1 == pair[1].1,
+            "two at once: {pair:?}"
+        );
     }
 }
 
@@ -225,7 +248,10 @@ async fn a_command_whose_masters_were_gone_outlived_the_lock() {
     servers[..2].iter().for_each(|server| server.cont());
     let (code, err) = code_and_words(runner).await;
     assert!(code == Some(79) && err.contains("no gateway has confirmed"), "{err}");
-    assert!(margin > Duration::from_millis(100), "{margin:?} before the lock ended on the master that was left");
+    assert!(
+        margin > Duration::from_millis(100),
+        "{margin:?} before the lock ended on the master that was left"
+    );
     println!("margin: {} ms", margin.as_millis());
 }
 
@@ -263,7 +289,10 @@ async fn a_command_that_ignored_term_had_all_the_ttl_when_its_lock_was_already_a
     assert!(line(&mut runner).await.contains("the lock is lost"));
     let told = Instant::now();
     let took = gone(child).await.max(gone(grandchild).await).saturating_duration_since(told);
-    assert!(took < Duration::from_secs(3), "{took:?}; 300 ms were allowed, and the deadline was 6 s away");
+    assert!(
+        took < Duration::from_secs(3),
+        "{took:?}; 300 ms were allowed, and the deadline was 6 s away"
+    );
     assert_eq!(ended(runner).await.status.code(), Some(79));
 }
 
@@ -278,8 +307,10 @@ const LEFT: &str = r#"
 async fn what_had_left_the_group_of_its_command_outlived_the_lock_and_the_runner() {
     let gateway = Launch::embedded().ready().await;
     for is_killed in [false, true] {
-        let (dir, token) = (TempDir::new(), format!("echo \"$REDLOCK_TOKEN\" > \"$1/token\"; {LEFT}"));
-        let mut runner = redlock(&gateway, &script(&dir, &["--ttl", "3s"], &token)).spawn().unwrap();
+        let (dir, token) =
+            (TempDir::new(), format!("echo \"$REDLOCK_TOKEN\" > \"$1/token\"; {LEFT}"));
+        let mut runner =
+            redlock(&gateway, &script(&dir, &["--ttl", "3s"], &token)).spawn().unwrap();
         let (timed, session) = (number(&dir, "timed").await, number(&dir, "session").await);
         if is_killed {
             runner.start_kill().unwrap();
@@ -290,7 +321,10 @@ async fn what_had_left_the_group_of_its_command_outlived_the_lock_and_the_runner
         gone(timed).await;
         gone(session).await;
         runner.wait().await.unwrap();
-        eventually("the lock is free", async || (gateway.look("job").await["state"] == "free").then_some(())).await;
+        eventually("the lock is free", async || {
+            (gateway.look("job").await["state"] == "free").then_some(())
+        })
+        .await;
     }
 }
 
@@ -304,15 +338,18 @@ async fn an_orphan_that_had_left_the_group_and_overwritten_its_environment_outli
     let gateway = Launch::embedded().ready().await;
     for is_stopped in [false, true] {
         let dir = TempDir::new();
-        let runner = redlock(&gateway, &script(&dir, &["--ttl", "3s", "--grace", "300ms"], TITLED)).spawn().unwrap();
+        let runner = redlock(&gateway, &script(&dir, &["--ttl", "3s", "--grace", "300ms"], TITLED))
+            .spawn()
+            .unwrap();
         let titled = number(&dir, "titled").await;
         let environment = std::fs::read(format!("/proc/{titled}/environ")).unwrap();
         assert!(!String::from_utf8_lossy(&environment).contains("REDLOCK"), "it is overwritten");
         let token = dir.path().join("token");
-        let written = || std::fs::read_to_string(&token).ok()?.strip_suffix('\n').map(str::to_owned);
+        let written =
+            || std::fs::read_to_string(&token).ok()?.strip_suffix('\n').map(str::to_owned);
         let token = eventually("the command runs", async || written()).await;
         let process = Pid::from_raw(runner.id().unwrap() as i32).unwrap();
-        // The guardian does it when the runner does not.
+        // The watchdog does it when the runner does not.
         match is_stopped {
             true => kill_process(process, Signal::STOP).unwrap(),
             false => assert_eq!(gateway.delete("job", &token).await.status, 204),
@@ -349,7 +386,10 @@ async fn what_a_shell_had_started_before_it_became_the_runner_was_taken_for_the_
         exec "$1" run job --ttl 3s -- sh -c 'echo $$ > "$1/command"; while :; do sleep 1; done' sh "$2""#;
     let mut shell = Command::new("sh");
     shell.args(["-c", before, "sh"]).arg(binary()).arg(dir.path());
-    shell.env("REDLOCK_URL", format!("http://{}", gateway.address())).stderr(Stdio::null()).kill_on_drop(true);
+    shell
+        .env("REDLOCK_URL", format!("http://{}", gateway.address()))
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
     let mut runner = shell.spawn().unwrap();
     let (child, orphan) = (number(&dir, "child").await, number(&dir, "orphan").await);
     number(&dir, "command").await;
@@ -380,7 +420,9 @@ async fn a_daemon_stays_that_a_command_leaves_behind_when_it_ends_by_itself_with
     let gateway = Launch::embedded().ready().await;
     for code in [0, 255] {
         let dir = TempDir::new();
-        let work = format!(r#"setsid sleep 1000 > /dev/null 2>&1 & echo $! > "$1/daemon"; sleep 0.2; exit {code}"#);
+        let work = format!(
+            r#"setsid sleep 1000 > /dev/null 2>&1 & echo $! > "$1/daemon"; sleep 0.2; exit {code}"#
+        );
         let (ended, ..) = output(&gateway, &script(&dir, &[], &work)).await;
         let daemon = number(&dir, "daemon").await;
         assert!(ended == Some(code) && lives(daemon), "{code}");
@@ -393,7 +435,8 @@ async fn a_runner_that_waits_says_for_whom_and_leaves_the_line_when_it_is_interr
     let gateway = Launch::embedded().ready().await;
     let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
     let dir = TempDir::new();
-    let mut runner = redlock(&gateway, &script(&dir, &["--wait", "1m"], "touch \"$1/ran\"")).spawn().unwrap();
+    let mut runner =
+        redlock(&gateway, &script(&dir, &["--wait", "1m"], "touch \"$1/ran\"")).spawn().unwrap();
     let told = line(&mut runner).await;
     assert!(told.contains("\"alice\" has had it since 20"), "{told}");
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::INT).unwrap();
@@ -429,10 +472,15 @@ async fn a_shell_acquires_extends_looks_and_releases() {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(session).env("REDLOCK_URL", format!("http://{}", gateway.address()));
     let output = shell.output().await.unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let (out, err) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "{err}{out}");
     let lines: Vec<&str> = out.lines().collect();
-    assert!(lines[0].starts_with("jobs/a: held by \"me\" since 20") && lines[1].starts_with("jobs/a: held"), "{out}");
+    assert!(
+        lines[0].starts_with("jobs/a: held by \"me\" since 20")
+            && lines[1].starts_with("jobs/a: held"),
+        "{out}"
+    );
     assert!(lines[2].starts_with("{\"name\":\"jobs/a\",\"validity_ms\":5"), "{out}");
     assert_eq!((lines[3], lines[4]), ("jobs/a: free", "ready"), "{out}");
     assert!(lines[5].ends_with("  admitted"), "{out}");

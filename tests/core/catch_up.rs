@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlock_core::node::{Node, NodeState, NodeStatus, Rules};
+use redlock_core::node::{Node, NodeState, NodeStatus, SafetyRules};
 use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -46,7 +46,9 @@ impl Loader {
                     return;
                 }
                 let (lock, gateway) = (name(&format!("lock-{number}")), &locks[number % 2]);
-                if let Ok(lease) = gateway.acquire(&lock, ttl(600_000), AcquireOptions::default()).await {
+                if let Ok(lease) =
+                    gateway.acquire(&lock, ttl(600_000), AcquireOptions::default()).await
+                {
                     if number % 4 < 2 {
                         // Unknown outcomes leave the lock as it was.
                         drop(gateway.extend(&lock, &lease.token, ttl(600_000)).await);
@@ -67,7 +69,11 @@ impl Loader {
 }
 
 impl Rolling {
-    async fn start(cluster: &ClusterSettings, count: usize, options: impl Fn(usize) -> RedisOptions) -> Self {
+    async fn start(
+        cluster: &ClusterSettings,
+        count: usize,
+        options: impl Fn(usize) -> RedisOptions,
+    ) -> Self {
         let servers: Vec<_> = (0..count).map(|at| RedisServer::start_with(options(at))).collect();
         cluster.mark(&servers).await;
         let remotes = [(); 2].map(|()| cluster.remote_nodes(&servers));
@@ -81,20 +87,32 @@ impl Rolling {
     /// As the runbook says: the next masters go when both gateways show these as admitted.
     async fn roll(&mut self, groups: &[&[usize]], restart: impl Fn(&mut RedisServer)) {
         for group in groups {
-            let seen_by_each = self.remotes.iter().flat_map(|remotes| group.iter().map(|at| &remotes[*at]));
-            let before: Vec<_> =
-                seen_by_each.map(|remote| (remote.clone(), remote.status().borrow().marker.clone())).collect();
+            let seen_by_each =
+                self.remotes.iter().flat_map(|remotes| group.iter().map(|at| &remotes[*at]));
+            let before: Vec<_> = seen_by_each
+                .map(|remote| (remote.clone(), remote.status().borrow().marker.clone()))
+                .collect();
             for at in *group {
                 restart(&mut self.servers[*at]);
             }
             let restarted = Instant::now();
             for (remote, marker) in before {
                 let mut status = remote.status();
-                let again = |status: &NodeStatus| status.state == NodeState::Admitted && status.marker != marker;
+                let again = |status: &NodeStatus| {
+                    status.state == NodeState::Admitted && status.marker != marker
+                };
                 let caught_up = timeout(SOON, status.wait_for(again)).await;
-                assert!(caught_up.is_ok(), "{} is still {:?}", remote.name(), remote.status().borrow());
+                assert!(
+                    caught_up.is_ok(),
+                    "{} is still {:?}",
+                    remote.name(),
+                    remote.status().borrow()
+                );
             }
-            println!("masters {group:?} have caught up {:?} after their restart", restarted.elapsed());
+            println!(
+                "masters {group:?} have caught up {:?} after their restart",
+                restarted.elapsed()
+            );
         }
     }
 
@@ -114,7 +132,7 @@ impl Rolling {
 
 /// How many locks were taken, and how many of them lost.
 async fn rolling_restart(
-    rules: Rules,
+    rules: SafetyRules,
     count: usize,
     groups: &[&[usize]],
     options: impl Fn(usize) -> RedisOptions,
@@ -142,14 +160,17 @@ fn empty_restart(server: &mut RedisServer) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn restarting_three_volatile_masters_loses_no_lock() {
     let groups: [&[usize]; 3] = [&[0], &[1], &[2]];
-    let (held, lost) = rolling_restart(Rules::ALL, 3, &groups, |_| native(true), empty_restart).await;
+    let (held, lost) =
+        rolling_restart(SafetyRules::ALL, 3, &groups, |_| native(true), empty_restart).await;
     assert!(held >= 250 && lost == 0, "{lost} of {held}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn restarting_two_of_five_masters_at_a_time_loses_no_lock() {
     let groups: [&[usize]; 3] = [&[0, 1], &[2, 3], &[4]];
-    let (held, lost) = rolling_restart(Rules::ALL, 5, &groups, |at| native(at % 2 == 0), empty_restart).await;
+    let (held, lost) =
+        rolling_restart(SafetyRules::ALL, 5, &groups, |at| native(at % 2 == 0), empty_restart)
+            .await;
     assert!(held >= 250 && lost == 0, "{lost} of {held}");
 }
 
@@ -159,13 +180,14 @@ async fn restarting_masters_that_sync_every_second_loses_no_lock() {
     let file = ["--appendonly", "yes", "--appendfsync", "everysec"].map(str::to_owned);
     let options = |_| RedisOptions { args: file.to_vec(), ..native(false) };
     let clean = RedisServer::shut_down_and_restart;
-    let (held, lost) = rolling_restart(Rules::ALL, 3, &groups, options, clean).await;
+    let (held, lost) = rolling_restart(SafetyRules::ALL, 3, &groups, options, clean).await;
     assert!(held >= 250 && lost == 0, "{lost} of {held}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn without_catching_up_a_rolling_restart_loses_locks() {
-    let off = Rules { admitted_is_caught_up: false, ..Rules::ALL };
-    let (held, lost) = rolling_restart(off, 3, &[&[0], &[1]], |_| native(false), empty_restart).await;
+    let off = SafetyRules { admitted_is_caught_up: false, ..SafetyRules::ALL };
+    let (held, lost) =
+        rolling_restart(off, 3, &[&[0], &[1]], |_| native(false), empty_restart).await;
     assert!(lost > 0, "without it nothing is worse: {lost} of {held}");
 }

@@ -7,7 +7,8 @@ use crate::support::harness::{dies_with_us, masters};
 
 fn run(example: &str, args: &[String]) -> String {
     let program = built(&["--workspace", "--examples"]).join("examples").join(example);
-    let Output { status, stdout, stderr } = dies_with_us(program).args(args).output().expect("the example starts");
+    let Output { status, stdout, stderr } =
+        dies_with_us(program).args(args).output().expect("the example starts");
     let said = String::from_utf8(stdout).expect("text");
     assert!(status.success(), "{example}: {said}\n{}", String::from_utf8_lossy(&stderr));
     said

@@ -20,8 +20,11 @@ async fn every_subset_down_on(size: usize) {
     let dead: Vec<_> = ports.iter().map(|port| remote_node(&port.url()) as Arc<dyn Node>).collect();
     for set in 0..1u32 << size {
         let down = |node: usize| set & (1 << node) != 0;
-        let nodes = (0..size).map(|node| if down(node) { &dead } else { &cluster.nodes }[node].clone()).collect();
-        let (locks, lock) = (redlock(nodes, Duration::from_secs(2)), name(&format!("down-{set:b}")));
+        let nodes = (0..size)
+            .map(|node| if down(node) { &dead } else { &cluster.nodes }[node].clone())
+            .collect();
+        let (locks, lock) =
+            (redlock(nodes, Duration::from_secs(2)), name(&format!("down-{set:b}")));
         check_subset(&cluster, &locks, &lock, set, down, Reason::Down).await;
     }
 }
@@ -32,11 +35,22 @@ async fn every_subset_erring_on(size: usize) {
     for set in 0..1u32 << size {
         let errs = |node: usize| set & (1 << node) != 0;
         let (locks, lock) = (cluster.redlock(), name(&format!("errs-{set:b}")));
-        let erring = || cluster.servers.iter().enumerate().filter(|(node, _)| errs(*node)).map(|(_, server)| server);
+        let erring = || {
+            cluster
+                .servers
+                .iter()
+                .enumerate()
+                .filter(|(node, _)| errs(*node))
+                .map(|(_, server)| server)
+        };
         erring().for_each(|server| drop(server.cmd(&["RPUSH", &key(&lock), "no lock"])));
         check_subset(&cluster, &locks, &lock, set, errs, Reason::Error).await;
         for server in erring() {
-            assert_eq!(server.cmd(&["DEL", &key(&lock)]), Resp::Integer(1), "what is no lock is left alone");
+            assert_eq!(
+                server.cmd(&["DEL", &key(&lock)]),
+                Resp::Integer(1),
+                "what is no lock is left alone"
+            );
         }
     }
 }
@@ -51,7 +65,14 @@ async fn every_subset_hung_on(size: usize) {
             in_state(node.as_ref(), NodeState::Admitted).await;
         }
         let lock = name(&format!("hung-{set:b}"));
-        let hanging = || cluster.servers.iter().enumerate().filter(|(node, _)| hung(*node)).map(|(_, server)| server);
+        let hanging = || {
+            cluster
+                .servers
+                .iter()
+                .enumerate()
+                .filter(|(node, _)| hung(*node))
+                .map(|(_, server)| server)
+        };
         hanging().for_each(|server| server.stop());
         let outcome = acquire(&locks, &lock, LONG).await;
         assert_outcome(&locks, &outcome, set, hung, Reason::Timeout);
@@ -61,8 +82,10 @@ async fn every_subset_hung_on(size: usize) {
             assert_eq!(released, Ok(()), "{set:b}");
         }
         locks.drained().await;
-        eventually("no node keeps the lock", async || cluster.stored_on(&lock, |_| true).is_empty().then_some(()))
-            .await;
+        eventually("no node keeps the lock", async || {
+            cluster.stored_on(&lock, |_| true).is_empty().then_some(())
+        })
+        .await;
     }
 }
 
@@ -78,19 +101,28 @@ fn assert_outcome(
     match outcome {
         Ok(lease) => {
             assert!(good >= quorum.size(), "granted with {set:b} faulty");
-            assert!((quorum.size()..=good).contains(&lease.nodes_granted), "{} with {set:b}", lease.nodes_granted);
+            assert!(
+                (quorum.size()..=good).contains(&lease.nodes_granted),
+                "{} with {set:b}",
+                lease.nodes_granted
+            );
         }
         Err(LockError::NoQuorum(reports)) => {
             assert!(good < quorum.size(), "refused with {set:b} faulty: {reports:?}");
             for (node, report) in reports.iter().enumerate() {
                 match &report.answer {
-                    NodeAnswer::Failed(failure) => assert!(faulty(node) && failure.reason == reason, "{report:?}"),
+                    NodeAnswer::Failed(failure) => {
+                        assert!(faulty(node) && failure.reason == reason, "{report:?}")
+                    }
                     NodeAnswer::Agreed => assert!(!faulty(node), "{report:?}"),
                     NodeAnswer::Pending => {}
                     NodeAnswer::Refused(_) => panic!("{report:?}"),
                 }
             }
-            let failed = reports.iter().filter(|report| matches!(report.answer, NodeAnswer::Failed(_))).count();
+            let failed = reports
+                .iter()
+                .filter(|report| matches!(report.answer, NodeAnswer::Failed(_)))
+                .count();
             assert!(failed >= quorum.blocking(), "{reports:?}");
         }
         Err(error) => panic!("with {set:b} faulty: {error}"),
@@ -177,7 +209,11 @@ async fn a_hung_node_delays_nobody_and_keeps_no_orphan() {
     cluster.servers[4].stop();
     let since = Instant::now();
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
-    assert!(since.elapsed() < Duration::from_secs(1), "the node time-out of 2 s was waited for: {:?}", since.elapsed());
+    assert!(
+        since.elapsed() < Duration::from_secs(1),
+        "the node time-out of 2 s was waited for: {:?}",
+        since.elapsed()
+    );
     locks.release(&lock, &lease.token).await.unwrap();
     cluster.servers[4].cont();
     cluster.clean_for_good(&lock, lease.token.fencing().get()).await;

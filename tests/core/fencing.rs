@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redlock_core::clock::{Clock, SystemClock};
-use redlock_core::node::{NodeSettings, Reason, Rules};
-use redlock_core::{AcquireOptions, LockError, NodeAnswer, Owner, OwnerChoice, Redlock, RetryPolicy, Seams, Settings};
+use redlock_core::node::{NodeSettings, Reason, SafetyRules};
+use redlock_core::{
+    AcquireOptions, Env, LockError, NodeAnswer, Owner, OwnerChoice, Redlock, RetryPolicy, Settings,
+};
 
 use crate::support::nodes::{Cluster, LONG_MS, PREFIX, name, ttl};
 
@@ -30,19 +32,28 @@ const HALF_A_SECOND: i64 = 500_000;
 const HOUR: i64 = 3_600_000_000;
 
 /// A gateway of its own over a cluster's servers.
-async fn gateway(cluster: &Cluster, ahead_micros: i64, rules: Rules) -> Redlock {
-    let nodes = Cluster::remote_nodes(&cluster.servers, NodeSettings::default().with_rules(rules)).await;
-    let settings = Settings { key_prefix: PREFIX.into(), node_timeout: Duration::from_secs(2), ..Settings::default() };
-    let seams = Seams { clock: Arc::new(OffsetClock(ahead_micros)), ..Seams::default() };
-    Redlock::new(nodes, settings, seams).expect("good settings")
+async fn gateway(cluster: &Cluster, ahead_micros: i64, rules: SafetyRules) -> Redlock {
+    let nodes =
+        Cluster::remote_nodes(&cluster.servers, NodeSettings::default().with_rules(rules)).await;
+    let settings = Settings {
+        key_prefix: PREFIX.into(),
+        node_timeout: Duration::from_secs(2),
+        ..Settings::default()
+    };
+    let env = Env { clock: Arc::new(OffsetClock(ahead_micros)), ..Env::default() };
+    Redlock::new(nodes, settings, env).expect("good settings")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways_half_a_second_apart() {
+async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways_half_a_second_apart()
+ {
     const CONTENDERS: usize = 64;
     const GRANTS: usize = 400;
     let cluster = Cluster::start(5).await;
-    let gateways = [gateway(&cluster, 0, Rules::ALL).await, gateway(&cluster, HALF_A_SECOND, Rules::ALL).await];
+    let gateways = [
+        gateway(&cluster, 0, SafetyRules::ALL).await,
+        gateway(&cluster, HALF_A_SECOND, SafetyRules::ALL).await,
+    ];
     // Grants in order: which gateway, which token.
     let grants = Arc::new(Mutex::new(Vec::new()));
     let (count, inside) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
@@ -61,7 +72,10 @@ async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways
                 let lock = name("hot");
                 while count.load(Ordering::SeqCst) < GRANTS {
                     let options = AcquireOptions::default();
-                    let lease = locks.acquire_with_retry(&lock, ttl(LONG_MS), options, &policy).await.unwrap();
+                    let lease = locks
+                        .acquire_with_retry(&lock, ttl(LONG_MS), options, &policy)
+                        .await
+                        .unwrap();
                     assert!(!inside.swap(true, Ordering::SeqCst), "two holders at a time");
                     grants.lock().unwrap().push((which, lease.token.fencing()));
                     // Others may run while this one holds the lock.
@@ -82,41 +96,50 @@ async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways
         assert!(pair[0].1 < pair[1].1, "{pair:?}");
     }
     let changes = grants.windows(2).filter(|pair| pair[0].0 != pair[1].0).count();
-    assert!(changes > 0, "both gateways must have had the lock, or their clocks were never compared");
+    assert!(
+        changes > 0,
+        "both gateways must have had the lock, or their clocks were never compared"
+    );
     println!("{} grants, {changes} changes of gateway", grants.len());
 }
 
 /// A request is repeated on a gateway whose clock is behind: the same owner, so it is told of the grant that stands.
-async fn a_repeated_request_gets_the_same_token(rules: Rules) -> Result<(), String> {
+async fn a_repeated_request_gets_the_same_token(rules: SafetyRules) -> Result<(), String> {
     let cluster = Cluster::start(3).await;
-    let (ahead, behind) = (gateway(&cluster, HALF_A_SECOND, rules).await, gateway(&cluster, 0, rules).await);
+    let (ahead, behind) =
+        (gateway(&cluster, HALF_A_SECOND, rules).await, gateway(&cluster, 0, rules).await);
     let lock = name("job");
     let owner = OwnerChoice::Shared(Owner::from_bytes([7; 16]));
     let options = || AcquireOptions { owner, ..AcquireOptions::default() };
-    let acquire = async |locks: &Redlock| locks.acquire(&lock, ttl(LONG_MS), options()).await.unwrap().token.fencing();
+    let acquire = async |locks: &Redlock| {
+        locks.acquire(&lock, ttl(LONG_MS), options()).await.unwrap().token.fencing()
+    };
     let (first, second) = (acquire(&ahead).await, acquire(&behind).await);
     if second == first { Ok(()) } else { Err(format!("{second} after {first}")) }
 }
 
 #[tokio::test]
 async fn a_request_repeated_on_a_slower_clock_gets_the_same_token_by_rule_1() {
-    assert_eq!(a_repeated_request_gets_the_same_token(Rules::ALL).await, Ok(()));
-    let off = Rules { lock_is_kept: false, ..Rules::ALL };
+    assert_eq!(a_repeated_request_gets_the_same_token(SafetyRules::ALL).await, Ok(()));
+    let off = SafetyRules { lock_is_kept: false, ..SafetyRules::ALL };
     assert!(a_repeated_request_gets_the_same_token(off).await.is_err());
 }
 
 /// A gateway that is an hour ahead takes locks if it can; then a good one wants the same lock.
-async fn a_bad_clock_harms_only_its_own_gateway(rules: Rules) -> Result<(), String> {
+async fn a_bad_clock_harms_only_its_own_gateway(rules: SafetyRules) -> Result<(), String> {
     let cluster = Cluster::start(3).await;
     let (bad, good) = (gateway(&cluster, HOUR, rules).await, gateway(&cluster, 0, rules).await);
     let lock = name("job");
-    let acquire = async |locks: &Redlock| locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await;
+    let acquire =
+        async |locks: &Redlock| locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await;
     match acquire(&bad).await {
         Ok(lease) => bad.release(&lock, &lease.token).await.map_err(|error| error.to_string())?,
         Err(LockError::NoQuorum(reports)) => {
-            let clock =
-                |answer: &NodeAnswer| matches!(answer, NodeAnswer::Failed(failure) if failure.reason == Reason::Clock);
-            assert!(reports.iter().filter(|report| clock(&report.answer)).count() >= 2, "{reports:?}");
+            let clock = |answer: &NodeAnswer| matches!(answer, NodeAnswer::Failed(failure) if failure.reason == Reason::Clock);
+            assert!(
+                reports.iter().filter(|report| clock(&report.answer)).count() >= 2,
+                "{reports:?}"
+            );
         }
         Err(error) => return Err(error.to_string()),
     }
@@ -125,8 +148,8 @@ async fn a_bad_clock_harms_only_its_own_gateway(rules: Rules) -> Result<(), Stri
 
 #[tokio::test]
 async fn a_gateway_an_hour_ahead_harms_only_itself_by_rule_4() {
-    assert_eq!(a_bad_clock_harms_only_its_own_gateway(Rules::ALL).await, Ok(()));
-    let off = Rules { clock_is_checked: false, ..Rules::ALL };
+    assert_eq!(a_bad_clock_harms_only_its_own_gateway(SafetyRules::ALL).await, Ok(()));
+    let off = SafetyRules { clock_is_checked: false, ..SafetyRules::ALL };
     assert!(a_bad_clock_harms_only_its_own_gateway(off).await.is_err());
 }
 
@@ -134,13 +157,14 @@ async fn a_gateway_an_hour_ahead_harms_only_itself_by_rule_4() {
 #[tokio::test]
 async fn a_slower_gateway_gets_its_turn_with_larger_tokens() {
     let cluster = Cluster::start(3).await;
-    let behind = gateway(&cluster, 0, Rules::ALL).await;
+    let behind = gateway(&cluster, 0, SafetyRules::ALL).await;
     for (index, offset) in [HALF_A_SECOND, 3 * HALF_A_SECOND].into_iter().enumerate() {
-        let ahead = gateway(&cluster, offset, Rules::ALL).await;
+        let ahead = gateway(&cluster, offset, SafetyRules::ALL).await;
         let (lock, mut last) = (name(&format!("job-{index}")), None);
         for round in 0..10 {
             let locks = if round % 2 == 0 { &ahead } else { &behind };
-            let lease = locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.unwrap();
+            let lease =
+                locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.unwrap();
             assert!(Some(lease.token.fencing()) > last, "round {round}");
             last = Some(lease.token.fencing());
             locks.release(&lock, &lease.token).await.unwrap();

@@ -17,12 +17,21 @@ use crate::support::nodes::{LONG_MS, Lock, intercepted, name, pass_on, redlock, 
 type OnItsWay = (Arc<dyn Node>, Task);
 
 fn memory() -> Vec<Arc<MemoryNode>> {
-    let node = |n| Arc::new(MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default()));
+    let node = |n| {
+        Arc::new(MemoryNode::new(
+            format!("node-{n}"),
+            Arc::new(SystemClock),
+            NodeSettings::default(),
+        ))
+    };
     (0..3).map(node).collect()
 }
 
 fn over(nodes: &[Arc<MemoryNode>]) -> Redlock {
-    redlock(nodes.iter().map(|node| node.clone() as Arc<dyn Node>).collect(), Duration::from_secs(1))
+    redlock(
+        nodes.iter().map(|node| node.clone() as Arc<dyn Node>).collect(),
+        Duration::from_secs(1),
+    )
 }
 
 fn of(owner: Owner) -> AcquireOptions {
@@ -36,7 +45,9 @@ async fn an_acquire_on_its_way_sets_nothing_after_release_by_owner() {
     let in_sockets: Arc<Mutex<Vec<OnItsWay>>> = Arc::default();
     let sends = |node: &Arc<MemoryNode>| {
         let in_sockets = in_sockets.clone();
-        intercepted(node.clone(), move |node, task| in_sockets.lock().unwrap().push((node.clone(), task)))
+        intercepted(node.clone(), move |node, task| {
+            in_sockets.lock().unwrap().push((node.clone(), task))
+        })
     };
     let dead = redlock(nodes.iter().map(sends).collect(), Duration::from_secs(1));
     let mut request = pin!(dead.acquire(&lock, ttl(LONG_MS), of(owner)));
@@ -44,7 +55,11 @@ async fn an_acquire_on_its_way_sets_nothing_after_release_by_owner() {
     assert_eq!(in_sockets.lock().unwrap().len(), 3);
 
     let alive = over(&nodes);
-    assert_eq!(alive.release_owner(&lock, &owner).await, Err(LockError::Lost), "nothing is there yet");
+    assert_eq!(
+        alive.release_owner(&lock, &owner).await,
+        Err(LockError::Lost),
+        "nothing is there yet"
+    );
     let arrived = std::mem::take(&mut *in_sockets.lock().unwrap());
     arrived.into_iter().for_each(|(node, task)| pass_on(&node, task));
     let stored: Vec<_> = nodes.iter().map(|node| node.run(&Lock::new("job").inspect())).collect();
@@ -72,8 +87,10 @@ async fn release_by_owner_takes_every_grant_of_that_owner() {
 async fn release_by_owner_leaves_no_fence_under_another_holder() {
     let (lock, nodes) = (name("job"), memory());
     let locks = over(&nodes);
-    let held = locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
-    let fences = || nodes.iter().map(|node| node.run(&Lock::new("job").inspect_fence())).collect::<Vec<_>>();
+    let held =
+        locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
+    let fences =
+        || nodes.iter().map(|node| node.run(&Lock::new("job").inspect_fence())).collect::<Vec<_>>();
     let records = |votes: Vec<Vote>| -> Vec<_> {
         let record = |vote| match vote {
             Vote::Found(holding) => holding.record,
@@ -87,7 +104,8 @@ async fn release_by_owner_leaves_no_fence_under_another_holder() {
     // Where one node is not heard, the other two may still be a majority of somebody else's.
     let silent = intercepted(nodes[2].clone(), |_, task| drop(task));
     let two = vec![nodes[0].clone() as Arc<dyn Node>, nodes[1].clone(), silent];
-    let refused = redlock(two, Duration::from_secs(1)).release_owner(&lock, &OsEntropy.owner()).await;
+    let refused =
+        redlock(two, Duration::from_secs(1)).release_owner(&lock, &OsEntropy.owner()).await;
     assert!(matches!(refused, Err(LockError::NotHolder(_))), "{refused:?}");
     assert_eq!(records(fences()), before);
     locks.extend(&lock, &held.token, ttl(LONG_MS)).await.expect("it is held on");

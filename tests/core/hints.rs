@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use crate::core::waiting::{acquire, another, line_up, nothing_is_left};
 use crate::support::harness::{PATIENCE, RedisServer};
 use crate::support::nodes::{
-    AGAIN, Cluster, LONG_MS, Lock, PREFIX, ask, in_state, intercepted, name, now, pass_on, redis_settings, redlock,
-    remote_node_with, telling,
+    AGAIN, Cluster, LONG_MS, Lock, PREFIX, ask, in_state, intercepted, name, now, pass_on,
+    redis_settings, redlock, remote_node_with, telling,
 };
 use crate::support::waiters::median;
 
@@ -38,15 +38,23 @@ async fn a_release_in_another_process_is_heard_of_at_once_and_noticed_in_time_by
             locks.release(&lock, &lease.token).await.expect("it is held");
         }
         println!("{times:?}");
-        assert!(median(times.clone()) <= usually && times.iter().all(|time| *time <= at_most), "{times:?}");
+        assert!(
+            median(times.clone()) <= usually && times.iter().all(|time| *time <= at_most),
+            "{times:?}"
+        );
         nothing_is_left(&cluster, &locks, &lock).await;
     }
 }
 
 #[tokio::test]
-async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_and_at_no_other_time() {
+async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_and_at_no_other_time()
+ {
     let server = RedisServer::start();
-    let node = remote_node_with(&server.url(), redis_settings(NodeSettings::default()), Arc::new(NoObserver));
+    let node = remote_node_with(
+        &server.url(),
+        redis_settings(NodeSettings::default()),
+        Arc::new(NoObserver),
+    );
     in_state(node.as_ref(), NodeState::Admitted).await;
     let mut heard = server.subscribe(&format!("{{{PREFIX}}}:hints"));
     let (lock, t) = (Lock::new("job"), now());
@@ -70,7 +78,9 @@ async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_a
     ] {
         let vote = format!("{:?}", ask(node.as_ref(), op.clone()).await);
         assert!(
-            vote == is || vote.starts_with(&format!("{is}(")) || vote.starts_with(&format!("{is} ")),
+            vote == is
+                || vote.starts_with(&format!("{is}("))
+                || vote.starts_with(&format!("{is} ")),
             "{op:?}: {vote}"
         );
         assert_eq!(server.said(&mut heard).join(", "), said, "{op:?}");
@@ -89,7 +99,8 @@ async fn a_waiter_that_leaves_while_it_is_handed_the_lock_has_others_told() {
         // A moment for its word to get round: those who have heard it do not say so.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let since = Instant::now();
-        let (_, released) = tokio::join!(async { leaves.abort() }, locks.release(&lock, &held.token));
+        let (_, released) =
+            tokio::join!(async { leaves.abort() }, locks.release(&lock, &held.token));
         released.expect("it was held");
         let (lease, granted) = stays.await.expect("no panic");
         times.push(granted - since);
@@ -113,7 +124,10 @@ async fn forged_hints_keep_no_waiter_from_hearing_true_ones() {
         let hour_ahead = format!("1 r 00000000000000ff {} {PREFIX}{lock}", now() + 3_600_000_000);
         let long = format!("1 w 00000000000000ff {PREFIX}{}", "x".repeat(300));
         for message in [hour_ahead.as_str(), &long, "1 w 00000000000000ff other:job", "1 r ", ""] {
-            cluster.servers.iter().for_each(|server| drop(server.cmd(&["PUBLISH", &channel, message])));
+            cluster
+                .servers
+                .iter()
+                .for_each(|server| drop(server.cmd(&["PUBLISH", &channel, message])));
         }
         // A moment for its word to get round, and for the others: those who have heard it do not say so.
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -28,7 +28,11 @@ async fn an_inspection_says_held_free_or_unknown_as_the_majority_does() {
     assert_eq!((by.info.as_slice(), by.fencing), (&b"me"[..], Some(lease.token.fencing())));
     assert!(by.expires_in.unwrap() <= Duration::from_millis(LONG));
     assert_eq!(seen.nodes.len(), 3);
-    assert!(seen.nodes.iter().filter(|(_, view)| *view == NodeView::Held).count() >= 2, "{:?}", seen.nodes);
+    assert!(
+        seen.nodes.iter().filter(|(_, view)| *view == NodeView::Held).count() >= 2,
+        "{:?}",
+        seen.nodes
+    );
 
     cluster.servers[0].kill();
     in_state(cluster.nodes[0].as_ref(), NodeState::Connecting).await;
@@ -55,7 +59,10 @@ async fn three_values_without_a_majority_are_no_holder() {
         server.cmd(&["SET", &key(&lock), &format!("client-{index}"), "PX", "60000"]);
     }
     assert_eq!(locks.inspect(&lock).await.state, LockState::Free);
-    assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))), "but it is not to be had either");
+    assert!(
+        matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))),
+        "but it is not to be had either"
+    );
 }
 
 async fn list_all(locks: &Redlock, prefix: &str, limit: usize) -> (Vec<String>, usize) {
@@ -110,7 +117,8 @@ async fn a_listing_gives_every_held_lock_of_its_prefix_once() {
         match dead {
             1 => assert_once_each(list_all(&locks, "a/", 20).await.0, &wanted),
             _ => {
-                let refused = locks.list("a/", 1_000, ListCursor::default(), PATIENCE, |_| true).await;
+                let refused =
+                    locks.list("a/", 1_000, ListCursor::default(), PATIENCE, |_| true).await;
                 assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
             }
         }
@@ -151,7 +159,13 @@ async fn a_listing_gives_each_lock_once_beside_a_master_that_hangs() {
 fn connections(server: &RedisServer) -> BTreeSet<String> {
     let id = |line: &str| line.split([' ', '=']).nth(1).expect("id=N").to_owned();
     // The one that asks is gone the next time.
-    server.cmd(&["CLIENT", "LIST"]).text().lines().filter(|line| !line.contains("cmd=client")).map(id).collect()
+    server
+        .cmd(&["CLIENT", "LIST"])
+        .text()
+        .lines()
+        .filter(|line| !line.contains("cmd=client"))
+        .map(id)
+        .collect()
 }
 
 /// A closed connection, as by `timeout` in the configuration of a master, is no reason to do without the master.
@@ -175,7 +189,9 @@ async fn a_listing_is_whole_after_its_connections_were_closed() {
 async fn a_listing_asks_nothing_of_the_queues_of_votes() {
     let cluster = Cluster::start(3).await;
     let wanted = acquire_all(&cluster.redlock(), (0..130).map(|n| format!("a/{n}"))).await;
-    let nobody = |node: &Arc<dyn Node>| intercepted(node.clone(), |_, task| panic!("a listing asked {:?}", task.op));
+    let nobody = |node: &Arc<dyn Node>| {
+        intercepted(node.clone(), |_, task| panic!("a listing asked {:?}", task.op))
+    };
     let locks = redlock(cluster.nodes.iter().map(nobody).collect(), Duration::from_secs(2));
     assert_once_each(list_all(&locks, "a/", 20).await.0, &wanted);
 }
@@ -185,10 +201,13 @@ async fn a_listing_that_may_take_no_time_says_that_it_could_read_nothing() {
     let cluster = Cluster::start(3).await;
     let (locks, began) = (cluster.redlock(), Instant::now());
     cluster.servers.iter().for_each(RedisServer::stop);
-    let refused = locks.list("", 10, ListCursor::default(), Duration::from_millis(50), |_| true).await;
+    let refused =
+        locks.list("", 10, ListCursor::default(), Duration::from_millis(50), |_| true).await;
     cluster.servers.iter().for_each(RedisServer::cont);
     let Err(LockError::NoQuorum(reports)) = refused else { panic!("{refused:?}") };
-    assert!(matches!(&reports[0].answer, NodeAnswer::Failed(failure) if failure.reason == Reason::Timeout));
+    assert!(
+        matches!(&reports[0].answer, NodeAnswer::Failed(failure) if failure.reason == Reason::Timeout)
+    );
     assert!(began.elapsed() < PATIENCE);
 }
 

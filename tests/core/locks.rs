@@ -11,18 +11,24 @@ use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Keys, Node, NodeSettings, NodeState};
 use redlock_core::{
-    AcquireOptions, FencingToken, HeldBy, Info, Lease, LockError, LockName, LockToken, Owner, OwnerChoice, Redlock,
-    RetryPolicy, Seams, Settings,
+    AcquireOptions, Env, FencingToken, HeldBy, Info, Lease, LockError, LockName, LockToken, Owner,
+    OwnerChoice, Redlock, RetryPolicy, Settings,
 };
 use tokio::time::Instant;
 
 use crate::support::harness::eventually;
-use crate::support::nodes::{Cluster, LONG_MS, PREFIX, in_state, intercepted, name, now, pass_on, redlock, ttl};
+use crate::support::nodes::{
+    Cluster, LONG_MS, PREFIX, in_state, intercepted, name, now, pass_on, redlock, ttl,
+};
 use crate::support::resp::Resp;
 
 pub(super) const LONG: u64 = LONG_MS;
 
-pub(super) async fn acquire(locks: &Redlock, lock: &LockName, millis: u64) -> Result<Lease, LockError> {
+pub(super) async fn acquire(
+    locks: &Redlock,
+    lock: &LockName,
+    millis: u64,
+) -> Result<Lease, LockError> {
     locks.acquire(lock, ttl(millis), AcquireOptions::default()).await
 }
 
@@ -59,19 +65,33 @@ async fn whole_life_on(size: usize) {
     let lease = locks.acquire(&lock, ttl(LONG), labelled("first")).await.unwrap();
     assert!(lease.nodes_granted >= locks.quorum().size() && lease.nodes_total == size);
     let validity = locks.validity(&lease).unwrap();
-    assert!(validity < Duration::from_millis(LONG) && validity > Duration::from_millis(LONG - 10_000), "{validity:?}");
-    eventually("all nodes store it", async || (cluster.stored_on(&lock, |_| true) == all).then_some(())).await;
+    assert!(
+        validity < Duration::from_millis(LONG) && validity > Duration::from_millis(LONG - 10_000),
+        "{validity:?}"
+    );
+    eventually("all nodes store it", async || {
+        (cluster.stored_on(&lock, |_| true) == all).then_some(())
+    })
+    .await;
 
-    let Err(LockError::Held(by)) = acquire(&locks, &lock, LONG).await else { panic!("granted twice") };
+    let Err(LockError::Held(by)) = acquire(&locks, &lock, LONG).await else {
+        panic!("granted twice")
+    };
     assert_eq!((by.info.as_slice(), by.fencing), (&b"first"[..], Some(lease.token.fencing())));
     let left = by.expires_in.unwrap();
-    assert!(left <= Duration::from_millis(LONG) && left > Duration::from_millis(LONG - 10_000), "{left:?}");
+    assert!(
+        left <= Duration::from_millis(LONG) && left > Duration::from_millis(LONG - 10_000),
+        "{left:?}"
+    );
 
     let extended = locks.extend(&lock, &lease.token, ttl(2 * LONG)).await.unwrap();
     assert_eq!(extended.token, lease.token);
     assert!(locks.validity(&extended).unwrap() > Duration::from_millis(LONG));
     let pttl = |server: usize| cluster.servers[server].cmd(&["PTTL", &key(&lock)]).integer() as u64;
-    eventually("all nodes prolong it", async || all.iter().all(|server| pttl(*server) > LONG).then_some(())).await;
+    eventually("all nodes prolong it", async || {
+        all.iter().all(|server| pttl(*server) > LONG).then_some(())
+    })
+    .await;
 
     for wrong in [locks.extend(&lock, &forged(&lease.token), ttl(LONG)).await.map(drop), {
         locks.release(&lock, &forged(&lease.token)).await
@@ -96,8 +116,16 @@ async fn whole_life_on(size: usize) {
         }
     })
     .await;
-    assert!(since.elapsed() > Duration::from_millis(295), "granted to another after {:?}", since.elapsed());
-    assert_eq!(locks.validity(&short), None, "whoever is granted next finds the first holder past its deadline");
+    assert!(
+        since.elapsed() > Duration::from_millis(295),
+        "granted to another after {:?}",
+        since.elapsed()
+    );
+    assert_eq!(
+        locks.validity(&short),
+        None,
+        "whoever is granted next finds the first holder past its deadline"
+    );
     assert!(next.token.fencing() > short.token.fencing());
     assert!(matches!(locks.release(&lock, &short.token).await, Err(LockError::NotHolder(_))));
     locks.release(&lock, &next.token).await.unwrap();
@@ -121,9 +149,14 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
     let cluster = Cluster::start(5).await;
     let (locks, lock) = (cluster.redlock(), name("shared"));
     for server in &cluster.servers[..3] {
-        assert_eq!(server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]), Resp::Text("OK".into()));
+        assert_eq!(
+            server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]),
+            Resp::Text("OK".into())
+        );
     }
-    let Err(LockError::Held(HeldBy { info, fencing, expires_in, .. })) = acquire(&locks, &lock, LONG).await else {
+    let Err(LockError::Held(HeldBy { info, fencing, expires_in, .. })) =
+        acquire(&locks, &lock, LONG).await
+    else {
         panic!("granted beside another client")
     };
     assert_eq!((info, fencing), (Vec::new(), None));
@@ -145,7 +178,9 @@ async fn a_lock_of_ours_keeps_another_redlock_client_from_a_majority() {
         server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]);
     }
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
-    let set = |server: usize| cluster.servers[server].cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]);
+    let set = |server: usize| {
+        cluster.servers[server].cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"])
+    };
     assert_eq!((0..5).filter(|server| set(*server) == Resp::Nil).count(), 5);
     locks.release(&lock, &lease.token).await.unwrap();
     locks.drained().await;
@@ -184,7 +219,8 @@ async fn a_cancelled_acquire_that_outlived_its_connections_leaves_no_lock() {
     let (locks, lock) = (cluster.redlock(), name("cancelled"));
     let before = used_before(&locks, &lock).await;
     cluster.servers.iter().for_each(|server| server.stop());
-    let cancelled = tokio::time::timeout(Duration::from_millis(100), acquire(&locks, &lock, LONG)).await;
+    let cancelled =
+        tokio::time::timeout(Duration::from_millis(100), acquire(&locks, &lock, LONG)).await;
     assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
     for node in &cluster.nodes {
         in_state(node.as_ref(), NodeState::Connecting).await;
@@ -199,13 +235,19 @@ async fn a_repeated_request_is_told_of_the_same_grant_and_makes_no_answer_void()
     let (locks, lock) = (cluster.redlock(), name("job"));
     let first = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
     // Another gateway gets the repeated request.
-    let other = redlock(Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await, Duration::from_secs(2));
+    let other = redlock(
+        Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await,
+        Duration::from_secs(2),
+    );
     let second = other.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
     assert_eq!((second.token, second.replayed, first.replayed), (first.token, true, false));
     assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))));
     locks.extend(&lock, &first.token, ttl(LONG)).await.unwrap();
     other.release(&lock, &second.token).await.unwrap();
-    assert!(matches!(locks.release(&lock, &first.token).await, Err(LockError::Lost)), "both are one grant");
+    assert!(
+        matches!(locks.release(&lock, &first.token).await, Err(LockError::Lost)),
+        "both are one grant"
+    );
     cluster.clean_for_good(&lock, second.token.fencing().get()).await;
 }
 
@@ -225,7 +267,8 @@ fn keyed(lock: &LockName) -> AcquireOptions {
 }
 
 #[tokio::test]
-async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_first_answer_promised() {
+async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_first_answer_promised()
+ {
     let cluster = Cluster::start(3).await;
     let (locks, lock) = (cluster.redlock(), name("job"));
     let first = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
@@ -240,7 +283,10 @@ async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_
     locks.abandon(&lock, &undelivered);
     locks.drained().await;
 
-    assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))), "a second holder");
+    assert!(
+        matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))),
+        "a second holder"
+    );
     assert!(locks.validity(&first).is_some(), "the first answer still promises the lock");
 }
 
@@ -256,7 +302,10 @@ async fn split_votes_are_resolved_and_not_reported_as_a_holder() {
     locks.release(&lock, &lease.token).await.unwrap();
 
     // Against one holder no try is wasted: the first answer counts.
-    cluster.servers.iter().for_each(|server| drop(server.cmd(&["SET", &key(&lock), "holder", "PX", "60000"])));
+    cluster
+        .servers
+        .iter()
+        .for_each(|server| drop(server.cmd(&["SET", &key(&lock), "holder", "PX", "60000"])));
     assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))));
 }
 
@@ -266,7 +315,9 @@ async fn a_lost_try_of_somebody_on_a_minority_is_no_holder() {
     let (locks, lock) = (cluster.redlock(), name("job"));
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     locks.release(&lock, &lease.token).await.unwrap();
-    cluster.servers[..2].iter().for_each(|server| drop(server.cmd(&["SET", &key(&lock), "loser", "PX", "60000"])));
+    cluster.servers[..2]
+        .iter()
+        .for_each(|server| drop(server.cmd(&["SET", &key(&lock), "loser", "PX", "60000"])));
     // Three nodes have no lock; whichever answer first, nobody else can be said to hold it.
     for _ in 0..20 {
         assert_eq!(locks.release(&lock, &lease.token).await, Err(LockError::Lost));
@@ -276,10 +327,14 @@ async fn a_lost_try_of_somebody_on_a_minority_is_no_holder() {
 #[tokio::test]
 async fn a_first_request_with_a_key_that_is_cancelled_or_undelivered_leaves_no_lock() {
     let cluster = Cluster::start(3).await;
-    let (locks, cancelled, undelivered) = (cluster.redlock(), name("cancelled"), name("undelivered"));
+    let (locks, cancelled, undelivered) =
+        (cluster.redlock(), name("cancelled"), name("undelivered"));
     cluster.servers.iter().for_each(|server| server.stop());
     let request = locks.acquire(&cancelled, ttl(LONG), keyed(&cancelled));
-    assert!(tokio::time::timeout(Duration::from_millis(100), request).await.is_err(), "the nodes are stopped");
+    assert!(
+        tokio::time::timeout(Duration::from_millis(100), request).await.is_err(),
+        "the nodes are stopped"
+    );
     cluster.servers.iter().for_each(|server| server.cont());
     let nothing_is_left = async |lock: &LockName| {
         locks.drained().await;
@@ -303,10 +358,14 @@ async fn retrying_gets_the_lock_when_it_is_free_and_gives_up_when_it_is_not() {
         jitter: Duration::from_millis(10),
         deadline: Duration::from_secs(15),
     };
-    let next = locks.acquire_with_retry(&lock, ttl(LONG), AcquireOptions::default(), &policy).await.unwrap();
+    let next = locks
+        .acquire_with_retry(&lock, ttl(LONG), AcquireOptions::default(), &policy)
+        .await
+        .unwrap();
     assert!(next.token.fencing() > held.token.fencing());
     let policy = RetryPolicy { count: 3, ..policy };
-    let refused = locks.acquire_with_retry(&lock, ttl(LONG), AcquireOptions::default(), &policy).await;
+    let refused =
+        locks.acquire_with_retry(&lock, ttl(LONG), AcquireOptions::default(), &policy).await;
     assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
 }
 
@@ -325,9 +384,9 @@ impl Clock for LeapingClock {
 #[tokio::test]
 async fn a_grant_that_came_too_late_to_be_of_use_is_no_grant_and_is_released() {
     let cluster = Cluster::start(3).await;
-    let seams = Seams { clock: Arc::new(LeapingClock(AtomicU64::new(0))), ..Seams::default() };
+    let env = Env { clock: Arc::new(LeapingClock(AtomicU64::new(0))), ..Env::default() };
     let settings = Settings { node_timeout: Duration::from_secs(2), ..Settings::default() };
-    let (locks, lock) = (Redlock::new(cluster.nodes.clone(), settings, seams).unwrap(), name("job"));
+    let (locks, lock) = (Redlock::new(cluster.nodes.clone(), settings, env).unwrap(), name("job"));
     let refused = acquire(&locks, &lock, 30_000).await;
     assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
     locks.drained().await;
@@ -353,7 +412,8 @@ async fn a_ttl_beyond_the_maximum_is_refused_before_any_node_is_asked() {
 async fn the_release_of_an_invented_token_is_not_owed() {
     let asked = Arc::new(AtomicU64::new(0));
     let nodes = (0..3).map(|n| {
-        let node = MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default());
+        let node =
+            MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default());
         let asked = asked.clone();
         intercepted(Arc::new(node), move |node, task| {
             asked.fetch_add(1, Ordering::Relaxed);
@@ -361,7 +421,8 @@ async fn the_release_of_an_invented_token_is_not_owed() {
         })
     });
     let locks = redlock(nodes.collect(), Duration::from_secs(1));
-    let invented = format!("1.{}.{}", FencingToken::MAX, "ab".repeat(20)).parse::<LockToken>().unwrap();
+    let invented =
+        format!("1.{}.{}", FencingToken::MAX, "ab".repeat(20)).parse::<LockToken>().unwrap();
     assert!(matches!(locks.release(&name("job"), &invented).await, Err(LockError::Unknown(_))));
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(asked.load(Ordering::Relaxed), 3, "each node was asked once");
@@ -373,13 +434,16 @@ async fn nonsense_is_refused_before_anything_starts() {
     let one = cluster.nodes[0].clone();
     let good = Settings::default();
     let refused = |nodes: Vec<Arc<dyn Node>>, settings: Settings| {
-        Redlock::new(nodes, settings, Seams::default()).err().expect("refused").to_string()
+        Redlock::new(nodes, settings, Env::default()).err().expect("refused").to_string()
     };
     assert!(refused(vec![], good.clone()).contains("0 nodes"));
     assert!(refused(vec![one.clone(), one.clone()], good.clone()).contains("given twice"));
     let only = || vec![one.clone()];
     assert!(refused(only(), Settings { drift_factor: f64::NAN, ..good.clone() }).contains("drift"));
-    assert!(refused(only(), Settings { node_timeout: Duration::ZERO, ..good.clone() }).contains("time-out"));
+    assert!(
+        refused(only(), Settings { node_timeout: Duration::ZERO, ..good.clone() })
+            .contains("time-out")
+    );
     assert!(refused(only(), Settings { key_prefix: "{a}".into(), ..good }).contains("brace"));
     assert_eq!(Keys::new("", &name("a")).lock, "a");
 }

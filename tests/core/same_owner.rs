@@ -45,10 +45,17 @@ fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lea
 /// The first try of one attempt is granted on node 0 alone. Before its second try arrives there, another attempt of the same
 /// owner is granted the lock by nodes 0 and 1. Then the first attempt is dropped. Node 0's vote was the other's by then.
 #[tokio::test]
-async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_granted_between_two_tries() {
+async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_granted_between_two_tries()
+ {
     let lock = name("job");
     let memory: Vec<_> = (0..3)
-        .map(|n| Arc::new(MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default())))
+        .map(|n| {
+            Arc::new(MemoryNode::new(
+                format!("node-{n}"),
+                Arc::new(SystemClock),
+                NodeSettings::default(),
+            ))
+        })
         .collect();
     let node = |n: usize| memory[n].clone() as Arc<dyn Node>;
     // No connection to a gateway.
@@ -56,7 +63,11 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
     // What makes the first attempt try again, with a token beyond that of the second.
     let keys = Keys::new(PREFIX, &lock);
     for (n, ahead) in [(1, 250_000), (2, 400_000)] {
-        memory[n].set_foreign(&keys.fence, (now() + ahead).to_string().as_bytes(), Some(Duration::from_secs(60)));
+        memory[n].set_foreign(
+            &keys.fence,
+            (now() + ahead).to_string().as_bytes(),
+            Some(Duration::from_secs(60)),
+        );
     }
 
     let owner = OsEntropy.owner();
@@ -65,7 +76,10 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
     let interrupted = with_second_acquire(node(0), {
         let (granted, lock) = (granted.clone(), lock.clone());
         move |node, task| {
-            granted.lock().unwrap().get_or_insert_with(|| acquire_at_once(&other, &lock, owner).expect("it is free"));
+            granted
+                .lock()
+                .unwrap()
+                .get_or_insert_with(|| acquire_at_once(&other, &lock, owner).expect("it is free"));
             pass_on(node, task);
         }
     });
@@ -91,7 +105,13 @@ async fn a_try_that_met_two_fences_and_was_then_denied_leaves_no_vote_behind() {
     let lock = name("job");
     let keys = Keys::new(PREFIX, &lock);
     let memory: Vec<_> = (0..3)
-        .map(|n| Arc::new(MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default())))
+        .map(|n| {
+            Arc::new(MemoryNode::new(
+                format!("node-{n}"),
+                Arc::new(SystemClock),
+                NodeSettings::default(),
+            ))
+        })
         .collect();
     let taken = |n: usize| {
         let (node, keys) = (memory[n].clone(), keys.clone());
@@ -103,7 +123,10 @@ async fn a_try_that_met_two_fences_and_was_then_denied_leaves_no_vote_behind() {
             pass_on(inner, task);
         })
     };
-    let locks = redlock(vec![memory[0].clone() as Arc<dyn Node>, taken(1), taken(2)], Duration::from_secs(1));
+    let locks = redlock(
+        vec![memory[0].clone() as Arc<dyn Node>, taken(1), taken(2)],
+        Duration::from_secs(1),
+    );
     let denied = acquire_at_once(&locks, &lock, OsEntropy.owner());
     assert!(matches!(denied, Err(LockError::Held(_))), "{denied:?}");
     locks.drained().await;
@@ -116,7 +139,8 @@ async fn a_try_that_met_two_fences_and_was_then_denied_leaves_no_vote_behind() {
 async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
     let locks = Redlock::builder().embedded(3).connect().expect("settings");
     let lock = name("job");
-    let held = locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
+    let held =
+        locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
     let owner = OwnerChoice::Shared(OsEntropy.owner());
     let wait = |owner| {
         let (locks, lock) = (locks.clone(), lock.clone());
@@ -140,7 +164,11 @@ async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
     waits.await.expect("it waits");
     locks.release(&lock, &held.token).await.expect("it is held");
     let first = first.await.expect("no panic").expect("its turn");
-    let copy = timeout(Duration::from_secs(10), copy).await.expect("at once").expect("no panic").expect("its own");
+    let copy = timeout(Duration::from_secs(10), copy)
+        .await
+        .expect("at once")
+        .expect("no panic")
+        .expect("its own");
     assert_eq!((copy.token, copy.replayed), (first.token, true));
     locks.release(&lock, &copy.token).await.expect("it is held");
     other.await.expect("no panic").expect("served in its turn");
@@ -149,7 +177,8 @@ async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
 /// A duplicate that met B on a majority finds it undone, and gone; meanwhile a third request of the same owner was promised A,
 /// with a smaller T, for the undo took the fence back. What it then releases is B and nothing else.
 #[tokio::test]
-async fn the_release_after_a_confirmation_in_vain_spares_an_older_grant_that_was_promised_meanwhile() {
+async fn the_release_after_a_confirmation_in_vain_spares_an_older_grant_that_was_promised_meanwhile()
+ {
     let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
     let (lock, t) = (Lock::new("job"), now());
     assert_eq!(node.run(&lock.acquire(1, t + 1, LONG_MS)), Vote::Granted);

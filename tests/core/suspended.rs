@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::{NodeState, Vote};
-use redlock_core::{AcquireOptions, LockError, Seams};
+use redlock_core::{AcquireOptions, Env, LockError};
 
 use crate::support::cluster::ClusterSettings;
 use crate::support::harness::{eventually, masters};
@@ -21,7 +21,10 @@ struct SuspendedClock {
 impl Clock for SuspendedClock {
     fn monotonic(&self) -> Duration {
         let votes = self.recorder.votes.lock().unwrap();
-        let agreed = votes.iter().filter(|vote| matches!(vote, Vote::Granted | Vote::Extended { .. })).count();
+        let agreed = votes
+            .iter()
+            .filter(|vote| matches!(vote, Vote::Granted | Vote::Extended { .. }))
+            .count();
         SystemClock.monotonic() + if agreed >= self.enough { self.slept } else { Duration::ZERO }
     }
     fn wall_micros(&self) -> u64 {
@@ -38,32 +41,43 @@ async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_
     for remote in &remotes {
         in_state(remote.as_ref(), NodeState::Admitted).await;
     }
-    let seams = |slept: Duration, enough: usize| {
+    let env = |slept: Duration, enough: usize| {
         let recorder = Arc::new(Recorder::default());
         let clock = Arc::new(SuspendedClock { recorder: recorder.clone(), enough, slept });
-        Seams { clock, observer: recorder, ..Seams::default() }
+        Env { clock, observer: recorder, ..Env::default() }
     };
     let (lock, ttl) = (name("job"), ttl(60_000));
     for (slept, is_granted) in [(0, true), (4, true), (30, false), (60, false), (600, false)] {
-        let locks = cluster.redlock_with(remotes.clone(), seams(Duration::from_secs(slept), 2));
+        let locks = cluster.redlock_with(remotes.clone(), env(Duration::from_secs(slept), 2));
         match locks.acquire(&lock, ttl, AcquireOptions::default()).await {
             Ok(lease) => {
                 assert!(is_granted, "granted after a sleep of {slept} s");
                 let left = locks.validity(&lease).expect("something is left");
-                assert!(left <= Duration::from_secs(60 - slept), "{left:?} left after a sleep of {slept} s");
+                assert!(
+                    left <= Duration::from_secs(60 - slept),
+                    "{left:?} left after a sleep of {slept} s"
+                );
                 locks.release(&lock, &lease.token).await.unwrap();
             }
-            Err(error) => assert!(matches!(error, LockError::NoQuorum(_)) && !is_granted, "{slept} s: {error}"),
+            Err(error) => assert!(
+                matches!(error, LockError::NoQuorum(_)) && !is_granted,
+                "{slept} s: {error}"
+            ),
         }
         locks.drained().await;
-        eventually("it is undone everywhere", async || stored_on(&servers, "job", |_| true).is_empty().then_some(()))
-            .await;
+        eventually("it is undone everywhere", async || {
+            stored_on(&servers, "job", |_| true).is_empty().then_some(())
+        })
+        .await;
     }
 
     // An extension that took so long promises nothing either, but takes nothing away.
-    let locks = cluster.redlock_with(remotes.clone(), seams(Duration::from_secs(60), 5));
+    let locks = cluster.redlock_with(remotes.clone(), env(Duration::from_secs(60), 5));
     let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
-    eventually("all have it", async || (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())).await;
+    eventually("all have it", async || {
+        (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())
+    })
+    .await;
     let extended = locks.extend(&lock, &lease.token, ttl).await;
     assert!(matches!(extended, Err(LockError::Unknown(_))), "{extended:?}");
     assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2]);

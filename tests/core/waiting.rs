@@ -1,4 +1,4 @@
-//! Waiting by the core's own interface, over real masters: the order of tickets, what a hand-off costs the nodes, what is
+//! Waiting by the core's own interface, over real masters: the order of tickets, what a handoff costs the nodes, what is
 //! heard and what is not, and what a waiter leaves behind that is dropped at any moment.
 
 use std::collections::BTreeMap;
@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{HandOver, Node, NodeSettings, NodeState, Op, Vote};
+use redlock_core::node::{HandoffRoute, Node, NodeSettings, NodeState, Op, Vote};
 use redlock_core::{
-    AcquireOptions, Lease, LockError, LockName, OwnerChoice, Redlock, Seams, Settings, WaitLimit, Waiting,
+    AcquireOptions, Env, Lease, LockError, LockName, OwnerChoice, Redlock, Settings, WaitLimit,
+    Waiting,
 };
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -18,15 +19,19 @@ use tokio::time::{Instant, timeout};
 use crate::support::chance::{Chance, seed};
 use crate::support::harness::{PATIENCE, eventually, masters};
 use crate::support::nodes::{
-    Cluster, LONG_MS, Lock, Recorder, in_state, intercepted, name, now, pass_on, redis_settings, redlock,
-    remote_node_with, ttl,
+    Cluster, LONG_MS, Lock, Recorder, in_state, intercepted, name, now, pass_on, redis_settings,
+    redlock, remote_node_with, ttl,
 };
 
 pub(super) async fn acquire(locks: &Redlock, lock: &LockName) -> Lease {
     locks.acquire(lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free")
 }
 
-async fn wait_for(locks: &Redlock, lock: &LockName, patience: Duration) -> Result<Lease, LockError> {
+async fn wait_for(
+    locks: &Redlock,
+    lock: &LockName,
+    patience: Duration,
+) -> Result<Lease, LockError> {
     locks.acquire_within(lock, ttl(LONG_MS), AcquireOptions::default(), patience, || Ok(())).await
 }
 
@@ -40,33 +45,45 @@ pub(super) async fn line_up(locks: &Redlock, lock: &LockName) -> JoinHandle<(Lea
             (lease, Instant::now())
         }
     });
-    eventually("one more waits", async || (locks.waiting().waiters == before + 1).then_some(())).await;
+    eventually("one more waits", async || (locks.waiting().waiters == before + 1).then_some(()))
+        .await;
     waiter
 }
 
 /// Another process over the same masters.
 pub(super) async fn another(cluster: &Cluster) -> Redlock {
-    redlock(Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await, Duration::from_secs(2))
+    redlock(
+        Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await,
+        Duration::from_secs(2),
+    )
 }
 
 pub(super) async fn nothing_is_left(cluster: &Cluster, locks: &Redlock, lock: &LockName) {
     locks.drained().await;
     assert_eq!(locks.waiting(), Waiting { waiters: 0, locks: 0 });
-    eventually("no node keeps the lock", async || cluster.stored_on(lock, |_| true).is_empty().then_some(())).await;
+    eventually("no node keeps the lock", async || {
+        cluster.stored_on(lock, |_| true).is_empty().then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grants_follow_the_order_of_tickets_also_when_some_lose_patience() {
     const TASKS: u64 = 128;
     let cluster = Cluster::start(5).await;
-    let (locks, lock, mut chance) = (cluster.redlock(), name("job"), Chance::of(seed("WAITING_SEED"), 0));
+    let (locks, lock, mut chance) =
+        (cluster.redlock(), name("job"), Chance::of(seed("WAITING_SEED"), 0));
     let held = acquire(&locks, &lock).await;
     let grants = Arc::new(Mutex::new(Vec::new()));
     let tasks: Vec<_> = (0..TASKS)
         .map(|task| {
             let (locks, lock, grants) = (locks.clone(), lock.clone(), grants.clone());
             // Every other one may be dropped wherever it stands then.
-            let life = if task % 2 == 0 { PATIENCE } else { Duration::from_micros(chance.below(200_000) as u64) };
+            let life = if task % 2 == 0 {
+                PATIENCE
+            } else {
+                Duration::from_micros(chance.below(200_000) as u64)
+            };
             tokio::spawn(async move {
                 match timeout(life, wait_for(&locks, &lock, PATIENCE)).await {
                     Ok(granted) => {
@@ -81,7 +98,8 @@ async fn grants_follow_the_order_of_tickets_also_when_some_lose_patience() {
             })
         })
         .collect();
-    eventually("they wait", async || (locks.waiting().waiters >= TASKS as usize / 2).then_some(())).await;
+    eventually("they wait", async || (locks.waiting().waiters >= TASKS as usize / 2).then_some(()))
+        .await;
     locks.release(&lock, &held.token).await.expect("it is held");
     let mut served = 0;
     for (task, outcome) in tasks.into_iter().enumerate() {
@@ -93,7 +111,10 @@ async fn grants_follow_the_order_of_tickets_also_when_some_lose_patience() {
     assert_eq!(grants.len(), served);
     println!("{served} of {TASKS} were granted");
     grants.sort_unstable();
-    assert!(grants.is_sorted_by(|earlier, later| earlier.0 < later.0 && earlier.1 < later.1), "{grants:?}");
+    assert!(
+        grants.is_sorted_by(|earlier, later| earlier.0 < later.0 && earlier.1 < later.1),
+        "{grants:?}"
+    );
     nothing_is_left(&cluster, &locks, &lock).await;
 }
 
@@ -101,7 +122,8 @@ async fn grants_follow_the_order_of_tickets_also_when_some_lose_patience() {
 async fn carried(recorder: &Recorder, operations: usize) -> Vec<Vec<usize>> {
     eventually("every node is asked", async || {
         let mut calls = recorder.calls.lock().unwrap();
-        let done = calls.len() == 5 && calls.values().all(|calls| calls.iter().sum::<usize>() >= operations);
+        let done = calls.len() == 5
+            && calls.values().all(|calls| calls.iter().sum::<usize>() >= operations);
         done.then(|| std::mem::take(&mut *calls).into_values().collect())
     })
     .await
@@ -119,13 +141,17 @@ async fn a_hand_off_within_the_process_is_one_call_to_every_node() {
         let recorder = Arc::new(Recorder::default());
         let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
         for server in &servers {
-            let remote = remote_node_with(&server.url(), redis_settings(NodeSettings::default()), recorder.clone());
+            let remote = remote_node_with(
+                &server.url(),
+                redis_settings(NodeSettings::default()),
+                recorder.clone(),
+            );
             in_state(remote.as_ref(), NodeState::Admitted).await;
             nodes.push(remote);
         }
         let settings = Settings { node_timeout: Duration::from_secs(2), ..Settings::default() };
-        let seams = Seams { observer: recorder.clone(), ..Seams::default() };
-        let locks = Redlock::new(nodes, settings, seams).expect("good settings");
+        let env = Env { observer: recorder.clone(), ..Env::default() };
+        let locks = Redlock::new(nodes, settings, env).expect("good settings");
         let held = acquire(&locks, &lock).await;
         carried(&recorder, 1).await;
         let since = Instant::now();
@@ -136,22 +162,30 @@ async fn a_hand_off_within_the_process_is_one_call_to_every_node() {
         let (lease, granted) = waiter.await.expect("no panic");
         if granted - since < BEFORE_THE_POLL {
             undisturbed += 1;
-            assert_eq!(carried(&recorder, 2).await, vec![vec![2]; 5], "release and acquire together");
-            assert_eq!(*recorder.hand_overs.lock().unwrap(), [HandOver::Local]);
+            assert_eq!(
+                carried(&recorder, 2).await,
+                vec![vec![2]; 5],
+                "release and acquire together"
+            );
+            assert_eq!(*recorder.hand_overs.lock().unwrap(), [HandoffRoute::Local]);
         }
         assert!(lease.token.fencing() > held.token.fencing());
         locks.release(&lock, &lease.token).await.expect("it is held");
         locks.drained().await;
     }
-    assert!(undisturbed > ROUNDS / 2, "only {undisturbed} hand-offs came before a poll");
+    assert!(undisturbed > ROUNDS / 2, "only {undisturbed} handoffs came before a poll");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_that_are_dropped_at_any_moment_leave_no_lock_and_no_place() {
     const BATCHES: u64 = 25;
     let cluster = Cluster::start(3).await;
-    let (locks, other, lock, mut chance) =
-        (cluster.redlock(), another(&cluster).await, name("job"), Chance::of(seed("WAITING_SEED"), 0));
+    let (locks, other, lock, mut chance) = (
+        cluster.redlock(),
+        another(&cluster).await,
+        name("job"),
+        Chance::of(seed("WAITING_SEED"), 0),
+    );
     for _ in 0..BATCHES {
         // Sometimes held when they come, here or elsewhere, and released at any moment.
         let holder = [Some(&locks), Some(&other), None][chance.below(3)];
@@ -161,7 +195,8 @@ async fn waiters_that_are_dropped_at_any_moment_leave_no_lock_and_no_place() {
         };
         let dropped: Vec<_> = (0..16)
             .map(|task| {
-                let (locks, lock) = (if task % 4 == 0 { &other } else { &locks }.clone(), lock.clone());
+                let (locks, lock) =
+                    (if task % 4 == 0 { &other } else { &locks }.clone(), lock.clone());
                 let life = Duration::from_micros(chance.below(8_000) as u64);
                 tokio::spawn(async move {
                     if let Ok(Ok(lease)) = timeout(life, wait_for(&locks, &lock, PATIENCE)).await {
@@ -205,10 +240,11 @@ async fn a_waiter_with_next_to_no_patience_makes_one_whole_try_at_the_head_of_a_
 
 #[tokio::test]
 async fn more_waiters_than_allowed_are_refused_by_the_bound_they_meet() {
-    let node = |n| MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default());
+    let node =
+        |n| MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default());
     let nodes = (0..3).map(|n| Arc::new(node(n)) as Arc<dyn Node>).collect();
     let settings = Settings { max_waiters: 3, max_waiters_per_lock: 2, ..Settings::default() };
-    let locks = Redlock::new(nodes, settings, Seams::default()).expect("good settings");
+    let locks = Redlock::new(nodes, settings, Env::default()).expect("good settings");
     let (full, other) = (name("full"), name("other"));
     let held = [acquire(&locks, &full).await, acquire(&locks, &other).await];
     let mut waiters = vec![line_up(&locks, &full).await, line_up(&locks, &full).await];
@@ -216,15 +252,22 @@ async fn more_waiters_than_allowed_are_refused_by_the_bound_they_meet() {
         let locks = locks.clone();
         async move { wait_for(&locks, &lock, PATIENCE).await.expect_err("too many") }
     };
-    assert_eq!(refused(full.clone()).await, LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock });
+    assert_eq!(
+        refused(full.clone()).await,
+        LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock }
+    );
     assert_eq!(locks.waiting(), Waiting { waiters: 2, locks: 1 });
     waiters.push(line_up(&locks, &other).await);
     for lock in [&full, &other] {
-        assert_eq!(refused(lock.clone()).await, LockError::TooManyWaiters { max: 3, limit: WaitLimit::All });
+        assert_eq!(
+            refused(lock.clone()).await,
+            LockError::TooManyWaiters { max: 3, limit: WaitLimit::All }
+        );
     }
     assert_eq!(locks.waiting(), Waiting { waiters: 3, locks: 2 });
     waiters.drain(..).for_each(|waiter| waiter.abort());
-    eventually("they are gone", async || (locks.waiting() == Waiting::default()).then_some(())).await;
+    eventually("they are gone", async || (locks.waiting() == Waiting::default()).then_some(()))
+        .await;
     for (lock, held) in [(&full, &held[0]), (&other, &held[1])] {
         locks.release(lock, &held.token).await.expect("it is held");
         assert!(wait_for(&locks, lock, Duration::ZERO).await.is_ok(), "there are places again");
@@ -271,9 +314,13 @@ async fn contenders_in_three_processes_need_few_rounds_for_a_grant() {
 }
 
 /// Nodes in memory, of which not all may be reached, and how many acquires they are asked for.
-fn in_memory(count: usize, reached: impl Fn(usize) -> bool) -> (Vec<Arc<MemoryNode>>, Arc<AtomicU32>, Redlock) {
+fn in_memory(
+    count: usize,
+    reached: impl Fn(usize) -> bool,
+) -> (Vec<Arc<MemoryNode>>, Arc<AtomicU32>, Redlock) {
     let (clock, asked) = (Arc::new(SystemClock), Arc::new(AtomicU32::new(0)));
-    let node = |n| Arc::new(MemoryNode::new(format!("node-{n}"), clock.clone(), NodeSettings::default()));
+    let node =
+        |n| Arc::new(MemoryNode::new(format!("node-{n}"), clock.clone(), NodeSettings::default()));
     let nodes: Vec<_> = (0..count).map(node).collect();
     let counted = |(n, node): (usize, &Arc<MemoryNode>)| {
         let (asked, is_reached) = (asked.clone(), reached(n));
@@ -296,8 +343,12 @@ async fn a_waiter_with_an_owner_of_its_own_asks_for_the_lock_only_in_its_turn() 
     let held = acquire(&locks, &lock).await;
     let first = line_up(&locks, &lock).await;
     let before = asked.load(Ordering::Relaxed);
-    let options = AcquireOptions { owner: OwnerChoice::Shared(OsEntropy.owner()), ..AcquireOptions::default() };
-    let keyed = locks.acquire_within(&lock, ttl(LONG_MS), options, Duration::from_millis(100), || Ok(()));
+    let options = AcquireOptions {
+        owner: OwnerChoice::Shared(OsEntropy.owner()),
+        ..AcquireOptions::default()
+    };
+    let keyed =
+        locks.acquire_within(&lock, ttl(LONG_MS), options, Duration::from_millis(100), || Ok(()));
     assert!(matches!(keyed.await, Err(LockError::Held(_))));
     assert_eq!(asked.load(Ordering::Relaxed), before);
     locks.release(&lock, &held.token).await.expect("it is held");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use redlock_core::clock::SystemClock;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Node, NodeSettings, Op, Task};
-use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock, Seams, Settings};
+use redlock_core::{AcquireOptions, Env, Lease, LockError, LockName, Redlock, Settings};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -20,10 +20,16 @@ use crate::support::nodes::{LONG_MS, intercepted, name, pass_on, ttl};
 const NODES: usize = 3;
 
 fn locks(node: impl Fn(Arc<MemoryNode>) -> Arc<dyn Node>, node_timeout: Duration) -> Redlock {
-    let memory = |n| Arc::new(MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default()));
+    let memory = |n| {
+        Arc::new(MemoryNode::new(
+            format!("node-{n}"),
+            Arc::new(SystemClock),
+            NodeSettings::default(),
+        ))
+    };
     let nodes = (0..NODES).map(|n| node(memory(n))).collect();
     let settings = Settings { node_timeout, ..Settings::default() };
-    Redlock::new(nodes, settings, Seams::default()).expect("good settings")
+    Redlock::new(nodes, settings, Env::default()).expect("good settings")
 }
 
 /// Nodes that can be silenced; and how many acquires each was asked for, together.
@@ -33,7 +39,10 @@ fn counted() -> (Redlock, Arc<AtomicU32>, Arc<AtomicBool>) {
         |node| {
             let (asked, silent) = (asked.clone(), silent.clone());
             intercepted(node, move |node, task| {
-                asked.fetch_add(u32::from(matches!(*task.op, Op::Acquire { .. })), Ordering::Relaxed);
+                asked.fetch_add(
+                    u32::from(matches!(*task.op, Op::Acquire { .. })),
+                    Ordering::Relaxed,
+                );
                 if !silent.load(Ordering::Relaxed) {
                     pass_on(node, task);
                 }
@@ -52,12 +61,18 @@ async fn rounds_in(asked: &AtomicU32, length: Duration) -> u32 {
 }
 
 /// Waits in line, with a TTL, until it is granted the lock or there is an error.
-async fn line_up(locks: &Redlock, lock: &LockName, millis: u64) -> JoinHandle<Result<Lease, LockError>> {
+async fn line_up(
+    locks: &Redlock,
+    lock: &LockName,
+    millis: u64,
+) -> JoinHandle<Result<Lease, LockError>> {
     let before = locks.waiting().waiters;
     let (of_task, lock) = (locks.clone(), lock.clone());
     let waiter = tokio::spawn(async move {
         let options = AcquireOptions::default();
-        of_task.acquire_within(&lock, ttl(millis), options, Duration::from_secs(3_600), || Ok(())).await
+        of_task
+            .acquire_within(&lock, ttl(millis), options, Duration::from_secs(3_600), || Ok(()))
+            .await
     });
     while locks.waiting().waiters <= before {
         tokio::task::yield_now().await;
@@ -66,7 +81,10 @@ async fn line_up(locks: &Redlock, lock: &LockName, millis: u64) -> JoinHandle<Re
 }
 
 /// Somebody waits for each of so many locks, which are held.
-async fn line_up_for_each(locks: &Redlock, names: usize) -> Vec<JoinHandle<Result<Lease, LockError>>> {
+async fn line_up_for_each(
+    locks: &Redlock,
+    names: usize,
+) -> Vec<JoinHandle<Result<Lease, LockError>>> {
     let mut waiters = Vec::new();
     for lock in (0..names).map(|n| name(&format!("job-{n}"))) {
         acquire(locks, &lock).await;
@@ -163,7 +181,8 @@ async fn a_tiny_ttl_at_the_head_of_a_line_does_not_keep_those_behind_from_a_free
     let held = acquire(&locks, &lock).await;
     // Rounds are given a tenth of it: 1 and 2 ms.
     let hasty = [line_up(&locks, &lock, 10).await, line_up(&locks, &lock, 20).await];
-    let (first, second) = (line_up(&locks, &lock, LONG_MS).await, line_up(&locks, &lock, LONG_MS).await);
+    let (first, second) =
+        (line_up(&locks, &lock, LONG_MS).await, line_up(&locks, &lock, LONG_MS).await);
     locks.release(&lock, &held.token).await.expect("it is held");
     let granted = |waiter: JoinHandle<Result<Lease, LockError>>| async {
         let lease = timeout(Duration::from_secs(5), waiter).await.expect("nobody holds it");
@@ -174,12 +193,16 @@ async fn a_tiny_ttl_at_the_head_of_a_line_does_not_keep_those_behind_from_a_free
     let next = granted(second).await;
     assert!(next.ticket > lease.ticket, "{next:?} after {lease:?}");
     locks.release(&lock, &next.token).await.expect("it is held");
-    assert!(hasty.iter().all(|waiter| !waiter.is_finished()), "they wait on, and were granted nothing");
+    assert!(
+        hasty.iter().all(|waiter| !waiter.is_finished()),
+        "they wait on, and were granted nothing"
+    );
     hasty.iter().for_each(JoinHandle::abort);
 }
 
 #[tokio::test]
-async fn a_ttl_too_short_for_rounds_as_they_are_is_refused_with_one_that_would_do_until_they_are_faster() {
+async fn a_ttl_too_short_for_rounds_as_they_are_is_refused_with_one_that_would_do_until_they_are_faster()
+ {
     let micros = Arc::new(AtomicU64::new(6_000));
     let locks = locks(|node| slow(node, &micros), Duration::from_millis(500));
     let tiny = ttl(10);
@@ -192,8 +215,13 @@ async fn a_ttl_too_short_for_rounds_as_they_are_is_refused_with_one_that_would_d
         acquire(&locks, &name(&format!("other-{n}"))).await;
     }
     let refused = ask("job", tiny).await;
-    let Err(LockError::TtlTooShort { asked, round, least }) = refused else { panic!("{refused:?}") };
-    assert!(asked == tiny && round >= Duration::from_millis(6) && least.millis() >= 80, "{refused:?}");
+    let Err(LockError::TtlTooShort { asked, round, least }) = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(
+        asked == tiny && round >= Duration::from_millis(6) && least.millis() >= 80,
+        "{refused:?}"
+    );
     // On a busy machine perhaps one a little longer, and not at once.
     let least = Mutex::new(least);
     let lease = eventually("what was said would do", async || {
@@ -218,5 +246,6 @@ async fn a_ttl_too_short_for_rounds_as_they_are_is_refused_with_one_that_would_d
     })
     .await
     .expect("rounds are fast again");
-    eventually("it is free again", async || ask("job", ttl(LONG_MS)).await.is_ok().then_some(())).await;
+    eventually("it is free again", async || ask("job", ttl(LONG_MS)).await.is_ok().then_some(()))
+        .await;
 }

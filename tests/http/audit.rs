@@ -19,7 +19,8 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
     let chief = key("chief", "force", "deploy/*").await;
     let file = file(&[&holder, &chief]);
     let servers = masters(3);
-    let launch = Launch::over(&servers).flag("--auth-keys", file.path()).flag("--audit-log", log.path());
+    let launch =
+        Launch::over(&servers).flag("--auth-keys", file.path()).flag("--audit-log", log.path());
     let gateway = launch.flag("--public", "metrics").start().await;
     is_ready(&gateway).await;
     let force = async |key: &Key, name: &str, query: &str| {
@@ -32,10 +33,13 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
     for query in ["force=1", "force", "force=TRUE", "force=true&x=1", "Force=true"] {
         force(&holder, "deploy/app", query).await.problem(400, "invalid_parameter");
     }
-    let both = chief.call(&gateway, Method::DELETE, &format!("{}?force=true", lock_path("deploy/app")));
+    let both =
+        chief.call(&gateway, Method::DELETE, &format!("{}?force=true", lock_path("deploy/app")));
     both.header("lock-token", &lease.token).send().await.problem(400, "invalid_parameter");
     // Another Redlock client's lock is not ours to judge.
-    servers.iter().for_each(|server| drop(server.cmd(&["SET", "lock:deploy/theirs", "somebody", "PX", "60000"])));
+    servers.iter().for_each(|server| {
+        drop(server.cmd(&["SET", "lock:deploy/theirs", "somebody", "PX", "60000"]))
+    });
     force(&chief, "deploy/theirs", "force=true").await.problem(409, "not_holder");
 
     let waits = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 });
@@ -71,7 +75,10 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
     ] {
         assert_eq!(forced[field], value, "{forced}");
     }
-    assert!(forced["address"].as_str().is_some_and(|text| text.starts_with("127.0.0.1:")), "{forced}");
+    assert!(
+        forced["address"].as_str().is_some_and(|text| text.starts_with("127.0.0.1:")),
+        "{forced}"
+    );
     assert_eq!(of("force", "forbidden")["who"], "holder");
     assert_eq!(of("acquire", "done")["owner"], "somebody");
     assert_eq!(of("force", "lock_not_found")["who"], "chief");
@@ -130,7 +137,9 @@ async fn on_a_full_disk_locks_go_on_and_their_record_is_written_when_there_is_ro
         assert_eq!(gateway.delete(&format!("job-{n}"), &lease.token).await.status, 204);
     }
     eventually("it is counted and said", async || {
-        (failures(&gateway).await >= 1.0 && gateway.stdout().contains("a line could not be written")).then_some(())
+        (failures(&gateway).await >= 1.0
+            && gateway.stdout().contains("a line could not be written"))
+        .then_some(())
     })
     .await;
     disk.mended(&gateway);
@@ -139,7 +148,8 @@ async fn on_a_full_disk_locks_go_on_and_their_record_is_written_when_there_is_ro
         lines.filter(|lines| lines.len() == 100)
     })
     .await;
-    let locks: Vec<_> = lines.iter().map(|line| line["lock"].as_str().unwrap().to_owned()).collect();
+    let locks: Vec<_> =
+        lines.iter().map(|line| line["lock"].as_str().unwrap().to_owned()).collect();
     let expected: Vec<_> = (0..50).flat_map(|n| [format!("job-{n}"), format!("job-{n}")]).collect();
     assert_eq!(locks, expected, "in order, and each once");
     // The end waits for what is on its way.
@@ -154,7 +164,8 @@ async fn on_a_full_disk_locks_go_on_and_their_record_is_written_when_there_is_ro
 #[tokio::test]
 async fn on_a_full_disk_no_lock_is_changed_unrecorded_where_that_is_asked_for() {
     let disk = FullDisk::new();
-    let launch = Launch::embedded().flag("--audit-log", disk.0.path()).flag("--audit-on-failure", "refuse");
+    let launch =
+        Launch::embedded().flag("--audit-log", disk.0.path()).flag("--audit-on-failure", "refuse");
     let mut gateway = launch.start().await;
     // Nothing has failed yet.
     let lease = gateway.acquire("job").await;
@@ -188,11 +199,13 @@ async fn a_disk_that_hangs_holds_up_no_request() {
     // Nobody reads: it takes so many lines, and then no more.
     let pipe = Scratch::new("pipe", "");
     std::fs::remove_file(pipe.path()).unwrap();
-    let made = std::process::Command::new("mkfifo").arg(pipe.path()).status().expect("mkfifo starts");
+    let made =
+        std::process::Command::new("mkfifo").arg(pipe.path()).status().expect("mkfifo starts");
     assert!(made.success());
     // Opened to read and write it waits for nobody.
     let _other_end = std::fs::File::options().read(true).write(true).open(pipe.path()).unwrap();
-    let gateway = Launch::embedded().flag("--audit-log", pipe.path()).env("RUST_LOG", "info").start().await;
+    let gateway =
+        Launch::embedded().flag("--audit-log", pipe.path()).env("RUST_LOG", "info").start().await;
     let since = std::time::Instant::now();
     let name = |n| format!("{}-{n}", "n".repeat(200));
     // Twice what a pipe takes.
@@ -216,7 +229,11 @@ async fn without_a_file_of_its_own_the_record_is_in_the_log_whatever_its_level()
     let file = file(&[&known]);
     let gateway = with_keys(&file).env("RUST_LOG", "error").start_quiet().await;
     known.call(&gateway, Method::POST, "/locks/b").send().await.problem(403, "forbidden");
-    gateway.call(Method::POST, "/locks/a").header("authorization", "Bearer rlk.known.x").send().await;
+    gateway
+        .call(Method::POST, "/locks/a")
+        .header("authorization", "Bearer rlk.known.x")
+        .send()
+        .await;
     eventually("both are recorded", async || {
         let lines = audit_in_log(&gateway);
         let who: Vec<_> = lines.iter().map(|line| &line["who"]).collect();
@@ -232,8 +249,8 @@ async fn without_a_file_of_its_own_the_record_is_in_the_log_whatever_its_level()
     })
     .await;
     let what: Vec<_> = lines.iter().map(|line| (&line["what"], &line["lock"])).collect();
-    let expected =
-        [("acquire", "b"), ("acquire", "a"), ("inspect", "c")].map(|(what, lock)| (json!(what), json!(lock)));
+    let expected = [("acquire", "b"), ("acquire", "a"), ("inspect", "c")]
+        .map(|(what, lock)| (json!(what), json!(lock)));
     assert_eq!(what, expected.each_ref().map(|(what, lock)| (what, lock)), "denials only");
 }
 

@@ -13,7 +13,8 @@ use crate::support::resp::Resp;
 
 /// A majority of its nodes may vote.
 pub(super) async fn is_ready(gateway: &Gateway) {
-    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(())).await;
+    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(()))
+        .await;
 }
 
 /// Status and code; no code where it went well.
@@ -29,7 +30,8 @@ fn basic(user: &str, password: &str) -> String {
     format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}")))
 }
 
-const ALL_VERBS: [&str; 7] = ["acquire", "extend", "release", "inspect", "list", "force", "metrics"];
+const ALL_VERBS: [&str; 7] =
+    ["acquire", "extend", "release", "inspect", "list", "force", "metrics"];
 
 /// The callers of a gateway that knows the keys `right`, `elsewhere`, `without` and an expired one.
 struct Callers {
@@ -101,18 +103,32 @@ fn endpoints() -> impl Iterator<Item = Endpoint> {
         (Method::GET, "/openapi.json", "", 200, 200),
         (Method::GET, "/openapi-3.0.json", "", 200, 200),
     ]
-    .map(|(method, path, verb, right, elsewhere)| Endpoint { method, path: path.to_owned(), verb, right, elsewhere })
+    .map(|(method, path, verb, right, elsewhere)| Endpoint {
+        method,
+        path: path.to_owned(),
+        verb,
+        right,
+        elsewhere,
+    })
     .into_iter()
 }
 
 impl Endpoint {
     /// A lock that is there or free, as the endpoint wants it; its token, should it be asked for.
     async fn prepare(&self, gateway: &Gateway, right: &Key) -> Option<Lease> {
-        right.call(gateway, Method::DELETE, &format!("{}?force=true", lock_path(LOCK))).send().await;
+        right
+            .call(gateway, Method::DELETE, &format!("{}?force=true", lock_path(LOCK)))
+            .send()
+            .await;
         if self.method == Method::POST { None } else { Some(right.acquire(gateway, LOCK).await) }
     }
 
-    async fn call(&self, gateway: &Gateway, authorization: Option<&str>, lease: Option<&Lease>) -> Answer {
+    async fn call(
+        &self,
+        gateway: &Gateway,
+        authorization: Option<&str>,
+        lease: Option<&Lease>,
+    ) -> Answer {
         let mut call = gateway.call(self.method.clone(), self.path.clone());
         if let Some(text) = authorization {
             call = call.header("authorization", text);
@@ -136,8 +152,15 @@ impl Endpoint {
             let answer = self.call(gateway, stranger.as_deref(), lease).await;
             answer.problem(401, "unauthenticated");
             let challenges: Vec<_> = answer.headers.get_all("www-authenticate").iter().collect();
-            let named = |scheme| challenges.iter().any(|text| text.to_str().is_ok_and(|text| text.starts_with(scheme)));
-            assert!(named("Bearer realm=") && named("Basic realm=") && challenges.len() == 2, "{answer:?}");
+            let named = |scheme| {
+                challenges
+                    .iter()
+                    .any(|text| text.to_str().is_ok_and(|text| text.starts_with(scheme)))
+            };
+            assert!(
+                named("Bearer realm=") && named("Basic realm=") && challenges.len() == 2,
+                "{answer:?}"
+            );
         }
         let answer = self.call(gateway, Some(&elsewhere.bearer()), lease).await;
         assert_eq!(answer.status, self.elsewhere, "{}: {answer:?}", at("a key for other names"));
@@ -151,12 +174,24 @@ impl Endpoint {
             assert_eq!(outcome(&answer), (403, "forbidden".into()), "{}: {answer:?}", at(lacking));
         }
         if self.method == Method::POST {
-            assert_eq!(right.get(gateway, &lock_path(LOCK)).await.json()["state"], "free", "nobody got it");
+            assert_eq!(
+                right.get(gateway, &lock_path(LOCK)).await.json()["state"],
+                "free",
+                "nobody got it"
+            );
         } else if self.path.starts_with(&lock_path(LOCK)) {
             let look = right.get(gateway, &lock_path(LOCK)).await.json();
-            assert_eq!((&look["state"], &look["key"]), (&json!("held"), &json!("right")), "the lock still stands");
+            assert_eq!(
+                (&look["state"], &look["key"]),
+                (&json!("held"), &json!("right")),
+                "the lock still stands"
+            );
         }
-        for shown in [right.bearer(), basic("right", &right.text), right.bearer().replace("Bearer", "bearer")] {
+        for shown in [
+            right.bearer(),
+            basic("right", &right.text),
+            right.bearer().replace("Bearer", "bearer"),
+        ] {
             let lease = self.prepare(gateway, right).await;
             let answer = self.call(gateway, Some(&shown), lease.as_ref()).await;
             assert_eq!(answer.status, self.right, "{}: {answer:?}", at("the right key"));
@@ -195,8 +230,12 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
 
     let lease = holder.acquire(&gateway, "job").await;
     // Nodes do not know what the client shows.
-    let all_store = || servers.iter().map(|server| server.cmd(&["GET", "lock:job"]).text()).collect::<Vec<_>>();
-    eventually("all nodes have it", async || all_store().iter().all(|text| !text.is_empty()).then_some(())).await;
+    let all_store =
+        || servers.iter().map(|server| server.cmd(&["GET", "lock:job"]).text()).collect::<Vec<_>>();
+    eventually("all nodes have it", async || {
+        all_store().iter().all(|text| !text.is_empty()).then_some(())
+    })
+    .await;
     let (stored, before) = (servers[0].cmd(&["GET", "lock:job"]).text(), all_store());
     assert!(!stored.contains(lease.owner()) && stored.contains("holder"), "{stored}");
     for gateway in [&gateway, &other_gateway] {
@@ -209,12 +248,20 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
     holder.delete(&gateway, "job", &raw).await.problem(409, "not_holder");
 
     let extended = holder.patch(&other_gateway, "job", &lease.token).await;
-    assert_eq!((extended.status, &extended.json()["token"]), (200, &json!(lease.token)), "{extended:?}");
+    assert_eq!(
+        (extended.status, &extended.json()["token"]),
+        (200, &json!(lease.token)),
+        "{extended:?}"
+    );
     assert_eq!(chief.patch(&other_gateway, "job", &lease.token).await.status, 200);
     let released = chief.delete(&gateway, "job", &lease.token).await;
     assert_eq!(released.status, 204);
     let recorded = eventually("it is on the record", async || audit_in_log(&gateway).pop()).await;
-    assert_eq!((&recorded["who"], &recorded["what"]), (&json!("chief"), &json!("release")), "{recorded}");
+    assert_eq!(
+        (&recorded["who"], &recorded["what"]),
+        (&json!("chief"), &json!("release")),
+        "{recorded}"
+    );
     assert_eq!(recorded["request_id"], released.header("x-request-id"));
     assert_eq!(servers[0].cmd(&["GET", "lock:job"]), Resp::Nil);
     holder.patch(&gateway, "job", &lease.token).await.problem(404, "lock_not_found");
@@ -236,13 +283,18 @@ async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
     // The mark of an extended lock, without which a master that loses it would not get it back.
     let marked = eventually("all nodes have marked it", async || {
         let fences = fences("job");
-        fences.iter().all(|fence| *fence != Resp::Nil && fence.text().ends_with('+')).then_some(fences)
+        fences
+            .iter()
+            .all(|fence| *fence != Resp::Nil && fence.text().ends_with('+'))
+            .then_some(fences)
     })
     .await;
     let soon = std::time::SystemTime::now() + std::time::Duration::from_millis(900);
     let soon = soon.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
     let nobody = "1".repeat(40);
-    for token in [lease.token.clone(), format!("1.{}.{nobody}", lease.fencing), format!("1.{soon}.{nobody}")] {
+    for token in
+        [lease.token.clone(), format!("1.{}.{nobody}", lease.fencing), format!("1.{soon}.{nobody}")]
+    {
         thief.delete(&gateway, "job", &token).await.problem(409, "not_holder");
         assert_eq!(fences("job"), marked, "{token}");
     }
@@ -271,7 +323,10 @@ async fn a_browser_that_has_kept_a_key_gives_it_to_no_other_site() {
     for site in ["cross-site", "same-site"] {
         let refused = ask(&basic, site).await;
         refused.problem(403, "forbidden");
-        assert!(!refused.headers.contains_key("www-authenticate"), "a browser would ask for a password: {refused:?}");
+        assert!(
+            !refused.headers.contains_key("www-authenticate"),
+            "a browser would ask for a password: {refused:?}"
+        );
         assert_eq!(ask(&known.bearer(), site).await.status, 200);
     }
     for site in ["same-origin", "none"] {
@@ -285,7 +340,9 @@ async fn an_idempotency_key_leads_only_its_own_principal_to_its_lock() {
     let file = file(&[&one, &two]);
     let gateway = with_keys(&file).start().await;
     let acquire = async |key: &Key| {
-        let call = key.call(&gateway, Method::POST, "/locks/job").header("idempotency-key", "the-same-key-for-both");
+        let call = key
+            .call(&gateway, Method::POST, "/locks/job")
+            .header("idempotency-key", "the-same-key-for-both");
         call.json(&json!({ "ttl_ms": 60_000 })).send().await
     };
     let (first, again) = (Lease::from(&acquire(&one).await), Lease::from(&acquire(&one).await));
@@ -301,9 +358,12 @@ async fn what_is_public_is_what_was_said_to_be() {
     let nobody = key("nobody", "acquire", "*").await;
     let watcher = key("watcher", "metrics", "*").await;
     let file = file(&[&nobody, &watcher]);
-    for (public, docs, metrics) in
-        [(None, 200, 401), (Some("none"), 401, 401), (Some("metrics"), 401, 200), (Some("docs,metrics"), 200, 200)]
-    {
+    for (public, docs, metrics) in [
+        (None, 200, 401),
+        (Some("none"), 401, 401),
+        (Some("metrics"), 401, 200),
+        (Some("docs,metrics"), 200, 200),
+    ] {
         let launch = with_keys(&file);
         let launch = public.map_or(launch.clone(), |list| launch.flag("--public", list));
         let gateway = launch.start().await;
@@ -321,7 +381,8 @@ async fn what_is_public_is_what_was_said_to_be() {
         gateway.get("/locks/a").await.problem(401, "unauthenticated");
         // Which nodes there are is not for everybody.
         for path in ["/readyz", "/healthz"] {
-            let wrong = gateway.call(Method::GET, path).header("authorization", "Bearer x").send().await;
+            let wrong =
+                gateway.call(Method::GET, path).header("authorization", "Bearer x").send().await;
             for answer in [gateway.get(path).await, nobody.get(&gateway, path).await, wrong] {
                 assert_eq!((answer.status, answer.json()), (200, json!({ "status": "ready" })));
             }
@@ -336,23 +397,41 @@ async fn without_keys_nobody_forces_from_elsewhere_and_nobody_listens_to_the_wor
     let loopback = Launch::embedded().start().await;
     loopback.acquire("job").await;
     assert_eq!(loopback.call(Method::DELETE, "/locks/job?force=true").send().await.status, 204);
-    let gateway =
-        Launch::embedded().flag("--listen", "0.0.0.0:0").word("--embedded").word("--allow-anonymous").start().await;
+    let gateway = Launch::embedded()
+        .flag("--listen", "0.0.0.0:0")
+        .word("--embedded")
+        .word("--allow-anonymous")
+        .start()
+        .await;
     let lease = gateway.acquire("job").await;
     let denied = gateway.call(Method::DELETE, "/locks/job?force=true").send().await;
     denied.problem(403, "forbidden");
-    assert!(!denied.headers.contains_key("www-authenticate"), "there is nothing to bring: {denied:?}");
+    assert!(
+        !denied.headers.contains_key("www-authenticate"),
+        "there is nothing to bring: {denied:?}"
+    );
     let recorded = eventually("it is on the record", async || audit_in_log(&gateway).pop()).await;
-    assert_eq!((&recorded["who"], &recorded["what"]), (&json!("anonymous"), &json!("force")), "{recorded}");
+    assert_eq!(
+        (&recorded["who"], &recorded["what"]),
+        (&json!("anonymous"), &json!("force")),
+        "{recorded}"
+    );
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
 
     let refused = Launch::bare(&["--listen", "0.0.0.0:0"]).finish().await;
     assert_eq!(refused.code, Some(2));
-    assert!(refused.stderr.contains("--listen: 0.0.0.0:0 is reachable") && refused.stderr.contains("--auth-keys"));
+    assert!(
+        refused.stderr.contains("--listen: 0.0.0.0:0 is reachable")
+            && refused.stderr.contains("--auth-keys")
+    );
     let known = key("ci", HOLDER, "*").await;
     let file = file(&[&known]);
     let both = with_keys(&file).more("--allow-anonymous=true", "--max-wait=1s").finish().await;
-    assert!(both.stderr.contains("--allow-anonymous: not allowed beside --auth-keys"), "{}", both.stderr);
+    assert!(
+        both.stderr.contains("--allow-anonymous: not allowed beside --auth-keys"),
+        "{}",
+        both.stderr
+    );
     let world = with_keys(&file).flag("--listen", "0.0.0.0:0").word("--embedded").start().await;
     // The banner comes after the first line of the log.
     let caution = "CAUTION: keys and tokens travel as plain text";

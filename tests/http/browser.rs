@@ -29,7 +29,8 @@ async fn pages_say_what_they_load_and_that_nobody_may_frame_them() {
     ] {
         let answer = gateway.get(path).await;
         assert_eq!(answer.status, status, "{path}");
-        let mut policy: Vec<&str> = answer.header("content-security-policy").split(';').map(str::trim).collect();
+        let mut policy: Vec<&str> =
+            answer.header("content-security-policy").split(';').map(str::trim).collect();
         policy.sort_unstable();
         let allowed = [
             "base-uri 'none'",
@@ -42,9 +43,11 @@ async fn pages_say_what_they_load_and_that_nobody_may_frame_them() {
             "style-src 'self' 'sha256-RL3ie0nH+Lzz2YNqQN83mnU0J1ot4QL7b99vMdIX99w='",
         ];
         assert_eq!(policy, allowed, "{path}");
-        for (name, value) in
-            [("x-content-type-options", "nosniff"), ("x-frame-options", "DENY"), ("referrer-policy", "no-referrer")]
-        {
+        for (name, value) in [
+            ("x-content-type-options", "nosniff"),
+            ("x-frame-options", "DENY"),
+            ("referrer-policy", "no-referrer"),
+        ] {
             assert_eq!(answer.header(name), value, "{path}");
         }
     }
@@ -53,16 +56,32 @@ async fn pages_say_what_they_load_and_that_nobody_may_frame_them() {
     for inline in ["<style", "style=", "onload=", "onclick=", "javascript:"] {
         assert!(!page.contains(inline), "{inline} in\n{page}");
     }
-    assert!(page.split("<script").skip(1).all(|script| script.trim_start().starts_with("src=")), "{page}");
+    assert!(
+        page.split("<script").skip(1).all(|script| script.trim_start().starts_with("src=")),
+        "{page}"
+    );
 
     // What the digest is of: openssl dgst -sha256 -binary | base64.
     let logo = ".logo_small_svg__cls-2{fill:#fff}.logo_small_svg__cls-3{fill:#85ea2d}";
     let script = gateway.get("/docs/swagger-ui-standalone-preset.js").await.text();
-    assert!(script.contains(&format!("createElement(\"style\",null,\"{logo}\")")), "its digest is another one");
-    assert_eq!(script.matches("createElement(\"style\",").count(), 1, "there are more inline styles: name them");
+    assert!(
+        script.contains(&format!("createElement(\"style\",null,\"{logo}\")")),
+        "its digest is another one"
+    );
+    assert_eq!(
+        script.matches("createElement(\"style\",").count(),
+        1,
+        "there are more inline styles: name them"
+    );
 
-    for answer in [gateway.get("/locks/job").await, gateway.post("job", json!({})).await, gateway.get("/livez").await] {
-        for name in ["content-security-policy", "x-frame-options", "access-control-allow-origin", "vary"] {
+    for answer in [
+        gateway.get("/locks/job").await,
+        gateway.post("job", json!({})).await,
+        gateway.get("/livez").await,
+    ] {
+        for name in
+            ["content-security-policy", "x-frame-options", "access-control-allow-origin", "vary"]
+        {
             assert_eq!(answer.header(name), "", "nobody reads it: {answer:?}");
         }
     }
@@ -72,7 +91,8 @@ const PAGE: &str = "https://ops.example.com";
 
 fn preflight(gateway: &Gateway, path: &str, origin: &str, method: &str) -> Call {
     let call = gateway.call(Method::OPTIONS, path).header("origin", origin);
-    call.header("access-control-request-method", method).header("access-control-request-headers", "lock-token")
+    call.header("access-control-request-method", method)
+        .header("access-control-request-headers", "lock-token")
 }
 
 fn allowed_origin(answer: &Answer) -> &str {
@@ -104,18 +124,30 @@ async fn pages_of_the_origins_that_are_named_may_call_and_others_may_not() {
         for origin in [PAGE, other] {
             let asked = preflight(&gateway, "/locks/job", origin, "POST").send().await;
             assert_eq!((asked.status, allowed_origin(&asked)), (200, origin), "{asked:?}");
-            assert_eq!(words(&asked.headers, "access-control-allow-methods"), ["delete", "get", "patch", "post"]);
-            let headers = ["authorization", "content-type", "idempotency-key", "lock-token", "prefer"];
+            assert_eq!(
+                words(&asked.headers, "access-control-allow-methods"),
+                ["delete", "get", "patch", "post"]
+            );
+            let headers =
+                ["authorization", "content-type", "idempotency-key", "lock-token", "prefer"];
             assert_eq!(words(&asked.headers, "access-control-allow-headers"), headers);
             assert!(words(&asked.headers, "vary").contains(&"origin".to_owned()), "{asked:?}");
         }
-        for origin in ["https://evil.example.com", "https://ops.example.com.evil.com", "http://ops.example.com", "null"]
-        {
+        for origin in [
+            "https://evil.example.com",
+            "https://ops.example.com.evil.com",
+            "http://ops.example.com",
+            "null",
+        ] {
             let asked = preflight(&gateway, "/locks/job", origin, "POST").send().await;
             assert_eq!(allowed_origin(&asked), "", "{origin}");
-            let called = gateway.call(Method::GET, "/locks/job").header("origin", origin).send().await;
+            let called =
+                gateway.call(Method::GET, "/locks/job").header("origin", origin).send().await;
             assert_eq!(allowed_origin(&called), "", "{origin}");
-            assert!(words(&called.headers, "vary").contains(&"origin".to_owned()), "a cache must tell them apart");
+            assert!(
+                words(&called.headers, "vary").contains(&"origin".to_owned()),
+                "a cache must tell them apart"
+            );
         }
     }
 
@@ -127,9 +159,19 @@ async fn pages_of_the_origins_that_are_named_may_call_and_others_may_not() {
         from_page(Method::GET, "/nowhere").send().await,
         from_page(Method::DELETE, "/locks/job").send().await,
     ] {
-        assert_eq!(allowed_origin(&answer), PAGE, "a page must be able to read why it was refused: {answer:?}");
-        let exposed =
-            ["idempotency-replayed", "location", "lock-token", "preference-applied", "retry-after", "x-request-id"];
+        assert_eq!(
+            allowed_origin(&answer),
+            PAGE,
+            "a page must be able to read why it was refused: {answer:?}"
+        );
+        let exposed = [
+            "idempotency-replayed",
+            "location",
+            "lock-token",
+            "preference-applied",
+            "retry-after",
+            "x-request-id",
+        ];
         assert_eq!(words(&answer.headers, "access-control-expose-headers"), exposed);
     }
 }

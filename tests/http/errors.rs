@@ -45,19 +45,39 @@ async fn bad_names_are_named() {
         ("NUL", "/locks/job%00", 400, "invalid_name", ["'\\0' at byte 3", allowed]),
         ("a space", "/locks/a%20b", 400, "invalid_name", ["' ' at byte 1", allowed]),
         ("a brace", "/locks/%7Bjob%7D", 400, "invalid_name", ["'{' at byte 0", allowed]),
-        ("a letter beyond ASCII", "/locks/gr%C3%B6%C3%9Fe", 400, "invalid_name", ["'ö' at byte 2", allowed]),
+        (
+            "a letter beyond ASCII",
+            "/locks/gr%C3%B6%C3%9Fe",
+            400,
+            "invalid_name",
+            ["'ö' at byte 2", allowed],
+        ),
         ("a percent sign", "/locks/100%25", 400, "invalid_name", ["'%' at byte 3", allowed]),
-        ("a percent sign of its own", "/locks/100%", 400, "invalid_name", ["'%' at byte 3", allowed]),
+        (
+            "a percent sign of its own",
+            "/locks/100%",
+            400,
+            "invalid_name",
+            ["'%' at byte 3", allowed],
+        ),
         ("no UTF-8", "/locks/%ff%fe", 400, "invalid_name", ["not UTF-8", "percent-decoding"]),
         ("a dot", "/locks/.", 400, "invalid_name", ["segment \".\"", "not empty"]),
-        ("two dots in the middle", "/locks/a%2F..%2Fb", 400, "invalid_name", ["segment \"..\"", "not empty"]),
+        (
+            "two dots in the middle",
+            "/locks/a%2F..%2Fb",
+            400,
+            "invalid_name",
+            ["segment \"..\"", "not empty"],
+        ),
         ("two slashes", "/locks/a%2F%2Fb", 400, "invalid_name", ["segment \"\"", "not empty"]),
         ("a slash at the end", "/locks/a%2F", 400, "invalid_name", ["segment \"\"", "not empty"]),
     ];
     for (what, path, status, code, words) in cases {
         for method in [Method::POST, Method::PATCH, Method::DELETE, Method::GET] {
-            let call =
-                gateway.call(method.clone(), path).header("lock-token", FOREIGN).json(&json!({ "ttl_ms": 1_000 }));
+            let call = gateway
+                .call(method.clone(), path)
+                .header("lock-token", FOREIGN)
+                .json(&json!({ "ttl_ms": 1_000 }));
             assert_bad(&format!("{method}, {what}"), &call.send().await, status, code, &words);
         }
     }
@@ -82,7 +102,8 @@ async fn bad_ttls_are_quoted_with_the_allowed_range() {
         "true",
     ] {
         let body = format!("{{\"ttl_ms\":{bad}}}");
-        let (quoted, allowed) = (format!("ttl_ms is {bad}"), "allowed are whole milliseconds from 10 to 120000");
+        let (quoted, allowed) =
+            (format!("ttl_ms is {bad}"), "allowed are whole milliseconds from 10 to 120000");
         let post = with_body(&gateway, body.clone()).send().await;
         assert_bad(bad, &post, 400, "invalid_ttl", &[&quoted, allowed]);
         let patch = gateway.call(Method::PATCH, "/locks/held").header("lock-token", &lease.token);
@@ -93,11 +114,22 @@ async fn bad_ttls_are_quoted_with_the_allowed_range() {
     let answer = with_body(&gateway, long).send().await;
     assert_bad("a long text", &answer, 400, "invalid_ttl", &["…", "10 to 120000"]);
     assert!(answer.json()["detail"].as_str().unwrap().len() < 200, "{answer:?}");
-    assert_eq!(gateway.post("longest", json!({ "ttl_ms": 120_000 })).await.status, 201, "the limit itself is allowed");
+    assert_eq!(
+        gateway.post("longest", json!({ "ttl_ms": 120_000 })).await.status,
+        201,
+        "the limit itself is allowed"
+    );
     let whole = with_body(&gateway, "{\"ttl_ms\":60000.0,\"wait_ms\":0.0}").send().await;
-    assert_eq!((whole.status, &whole.json()["ttl_ms"]), (201, &json!(60_000)), "an integer, as JSON Schema has it");
+    assert_eq!(
+        (whole.status, &whole.json()["ttl_ms"]),
+        (201, &json!(60_000)),
+        "an integer, as JSON Schema has it"
+    );
     let shortest = gateway.post("shortest", json!({ "ttl_ms": 10 })).await;
-    assert_ne!(shortest.status, 400, "nothing is left of it on a busy machine, but it is allowed: {shortest:?}");
+    assert_ne!(
+        shortest.status, 400,
+        "nothing is left of it on a busy machine, but it is allowed: {shortest:?}"
+    );
 }
 
 #[tokio::test]
@@ -123,10 +155,22 @@ async fn bad_bodies_are_refused_with_their_defect() {
         ("an owner with a line feed", br#"{"owner":"a\nb"}"#, &["owner", "control characters"]),
         ("an owner that is a number", br#"{"owner":7}"#, &["owner must be a string"]),
         ("an owner that is null", br#"{"owner":null}"#, &["owner must be a string"]),
-        ("nested metadata", br#"{"metadata":{"a":{"b":"c"}}}"#, &["metadata", "values are strings"]),
+        (
+            "nested metadata",
+            br#"{"metadata":{"a":{"b":"c"}}}"#,
+            &["metadata", "values are strings"],
+        ),
         ("metadata that is a list", br#"{"metadata":["a"]}"#, &["metadata must be an object"]),
-        ("too much metadata", big_value.as_bytes(), &["metadata has 1025 bytes", "allowed are 1024"]),
-        ("too much metadata when escaped", escapes.as_bytes(), &["more than", "bytes when escaped"]),
+        (
+            "too much metadata",
+            big_value.as_bytes(),
+            &["metadata has 1025 bytes", "allowed are 1024"],
+        ),
+        (
+            "too much metadata when escaped",
+            escapes.as_bytes(),
+            &["more than", "bytes when escaped"],
+        ),
     ];
     for (what, body, words) in bodies {
         let answer = with_body(&gateway, body.to_vec()).send().await;
@@ -135,13 +179,18 @@ async fn bad_bodies_are_refused_with_their_defect() {
     // They show a text as another than it is.
     for c in "\u{2028}\u{2029}\u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}".chars() {
         let text = format!("a{c}b");
-        let asked =
-            [json!({ "owner": text }), json!({ "metadata": { "k": text } }), json!({ "metadata": { &text: "v" } })];
+        let asked = [
+            json!({ "owner": text }),
+            json!({ "metadata": { "k": text } }),
+            json!({ "metadata": { &text: "v" } }),
+        ];
         for (body, field) in asked.into_iter().zip(["owner", "metadata", "metadata"]) {
             let problem = gateway.post("job", body).await.problem(400, "invalid_body");
             let detail = problem["detail"].as_str().unwrap();
             assert!(
-                detail.contains(field) && detail.contains("bidirectional control") && !detail.contains(c),
+                detail.contains(field)
+                    && detail.contains("bidirectional control")
+                    && !detail.contains(c),
                 "{detail}"
             );
         }
@@ -156,14 +205,29 @@ async fn a_body_must_say_that_it_is_json() {
     let gateway = Launch::embedded().start().await;
     let body = r#"{"ttl_ms":5000}"#;
     let missing = gateway.call(Method::POST, "/locks/job").body(body).send().await;
-    assert_bad("missing", &missing, 415, "unsupported_media_type", &["content type is missing", "application/json"]);
-    for other in ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", "text/json"] {
-        let answer = gateway.call(Method::POST, "/locks/job").header("content-type", other).body(body).send().await;
+    assert_bad(
+        "missing",
+        &missing,
+        415,
+        "unsupported_media_type",
+        &["content type is missing", "application/json"],
+    );
+    for other in
+        ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", "text/json"]
+    {
+        let answer = gateway
+            .call(Method::POST, "/locks/job")
+            .header("content-type", other)
+            .body(body)
+            .send()
+            .await;
         assert_bad(other, &answer, 415, "unsupported_media_type", &[other, "application/json"]);
     }
-    for (n, good) in ["application/json", "Application/JSON; charset=utf-8"].into_iter().enumerate() {
+    for (n, good) in ["application/json", "Application/JSON; charset=utf-8"].into_iter().enumerate()
+    {
         let name = lock_path(&format!("job-{n}"));
-        let answer = gateway.call(Method::POST, name).header("content-type", good).body(body).send().await;
+        let answer =
+            gateway.call(Method::POST, name).header("content-type", good).body(body).send().await;
         assert_eq!(answer.status, 201, "{good}: {answer:?}");
     }
 }
@@ -196,9 +260,19 @@ async fn a_body_beyond_the_limit_is_413_however_its_length_is_told() {
     assert_bad("in chunks", &raw.answer().await, 413, "body_too_large", &limit);
 
     let exactly = format!("{{{}}}", " ".repeat(16_382));
-    assert_eq!(with_body(&gateway, exactly).send().await.status, 201, "the limit itself is allowed");
+    assert_eq!(
+        with_body(&gateway, exactly).send().await.status,
+        201,
+        "the limit itself is allowed"
+    );
     let one_more = format!("{{{}}}", " ".repeat(16_383));
-    assert_bad("one more", &with_body(&gateway, one_more).send().await, 413, "body_too_large", &limit);
+    assert_bad(
+        "one more",
+        &with_body(&gateway, one_more).send().await,
+        413,
+        "body_too_large",
+        &limit,
+    );
 }
 
 #[tokio::test]
@@ -219,16 +293,35 @@ async fn a_token_must_be_there_once_and_be_one() {
     ];
     for method in [Method::PATCH, Method::DELETE] {
         let call = || gateway.call(method.clone(), "/locks/job").json(&json!({ "ttl_ms": 5_000 }));
-        assert_bad("missing", &call().send().await, 400, "missing_token", &["Lock-Token header is missing"]);
+        assert_bad(
+            "missing",
+            &call().send().await,
+            400,
+            "missing_token",
+            &["Lock-Token header is missing"],
+        );
         for (what, token) in &bad {
             let answer = call().header("lock-token", token).send().await;
-            assert_bad(&format!("{method}, {what}"), &answer, 400, "invalid_token", &["Lock-Token", "<token>"]);
+            assert_bad(
+                &format!("{method}, {what}"),
+                &answer,
+                400,
+                "invalid_token",
+                &["Lock-Token", "<token>"],
+            );
         }
-        let twice = call().header("lock-token", &lease.token).header("lock-token", &lease.token).send().await;
+        let twice = call()
+            .header("lock-token", &lease.token)
+            .header("lock-token", &lease.token)
+            .send()
+            .await;
         assert_bad("twice", &twice, 400, "invalid_token", &["Lock-Token"]);
         let foreign = call().header("lock-token", &other.token).send().await;
         let problem = foreign.problem(409, "not_holder");
-        assert!(problem["detail"].as_str().unwrap().contains("this token does not hold the lock"), "{problem:#}");
+        assert!(
+            problem["detail"].as_str().unwrap().contains("this token does not hold the lock"),
+            "{problem:#}"
+        );
     }
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204, "none of them did anything");
 }
@@ -268,7 +361,8 @@ async fn waiting_times_that_are_none_or_too_long_are_refused() {
         );
     }
     assert_eq!(gateway.look("job").await["state"], "free");
-    let body_wins = preferring("wait=21").json(&json!({ "wait_ms": 0, "ttl_ms": 60_000 })).send().await;
+    let body_wins =
+        preferring("wait=21").json(&json!({ "wait_ms": 0, "ttl_ms": 60_000 })).send().await;
     assert_eq!(
         (body_wins.status, body_wins.header("preference-applied")),
         (201, ""),
@@ -280,20 +374,26 @@ async fn waiting_times_that_are_none_or_too_long_are_refused() {
 async fn bad_idempotency_keys_are_refused_and_not_repeated() {
     let gateway = Launch::embedded().start().await;
     let allowed = "16 to 255 visible ASCII characters";
-    for key in ["", "fifteen-charact", &"k".repeat(256), "sixteen with spaces", "sixteen-chärs-and-more"] {
-        let answer = gateway.call(Method::POST, "/locks/job").header("idempotency-key", key).send().await;
+    for key in
+        ["", "fifteen-charact", &"k".repeat(256), "sixteen with spaces", "sixteen-chärs-and-more"]
+    {
+        let answer =
+            gateway.call(Method::POST, "/locks/job").header("idempotency-key", key).send().await;
         assert_bad(key, &answer, 400, "invalid_parameter", &["Idempotency-Key", allowed]);
         assert!(key.is_empty() || !answer.text().contains(key), "{answer:?}");
     }
     for path in ["/locks/job", "/locks/job?force=true"] {
-        let answer = gateway.call(Method::DELETE, path).header("idempotency-key", "too short").send().await;
+        let answer =
+            gateway.call(Method::DELETE, path).header("idempotency-key", "too short").send().await;
         assert_bad(path, &answer, 400, "invalid_parameter", &["Idempotency-Key", allowed]);
     }
-    let twice = gateway.call(Method::POST, "/locks/job").header("idempotency-key", "sixteen-characters-1");
+    let twice =
+        gateway.call(Method::POST, "/locks/job").header("idempotency-key", "sixteen-characters-1");
     let twice = twice.header("idempotency-key", "sixteen-characters-2").send().await;
     assert_bad("two keys", &twice, 400, "invalid_parameter", &["Idempotency-Key"]);
     for (name, key) in [("shortest", "k".repeat(16)), ("longest", "k".repeat(255))] {
-        let answer = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key).send().await;
+        let answer =
+            gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key).send().await;
         assert_eq!(answer.status, 201, "{name}: {answer:?}");
     }
 }
@@ -305,12 +405,24 @@ async fn bad_query_parameters_of_a_listing_are_named() {
     let long = format!("prefix={}", "p".repeat(256));
     assert_all_bad(vec![
         ("no limit", get("limit=0"), 400, "invalid_parameter", &["limit is 0", "1 to 1000"]),
-        ("a large limit", get("limit=1001"), 400, "invalid_parameter", &["limit is 1001", "1 to 1000"]),
+        (
+            "a large limit",
+            get("limit=1001"),
+            400,
+            "invalid_parameter",
+            &["limit is 1001", "1 to 1000"],
+        ),
         ("a negative limit", get("limit=-1"), 400, "invalid_parameter", &["limit"]),
         ("a limit in words", get("limit=ten"), 400, "invalid_parameter", &["limit"]),
         ("no cursor", get("cursor=next"), 400, "invalid_parameter", &["cursor", "next_cursor"]),
         ("a cursor beyond all nodes", get("cursor=99-0-"), 400, "invalid_parameter", &["cursor"]),
-        ("a bad prefix", get("prefix=a%20b"), 400, "invalid_parameter", &["prefix", "' ' at byte 1"]),
+        (
+            "a bad prefix",
+            get("prefix=a%20b"),
+            400,
+            "invalid_parameter",
+            &["prefix", "' ' at byte 1"],
+        ),
         ("a pattern", get("prefix=a*"), 400, "invalid_parameter", &["prefix", "'*' at byte 1"]),
         ("a long prefix", get(&long), 400, "invalid_parameter", &["prefix", "256 bytes"]),
         ("an unknown parameter", get("offset=5"), 400, "invalid_parameter", &["offset", "prefix"]),
@@ -330,7 +442,9 @@ async fn bad_query_parameters_of_a_listing_are_named() {
 #[tokio::test]
 async fn unknown_paths_and_methods_are_told_what_there_is() {
     let gateway = Launch::embedded().start().await;
-    let call = |method: &str, path: &str| gateway.call(Method::from_bytes(method.as_bytes()).unwrap(), path);
+    let call = |method: &str, path: &str| {
+        gateway.call(Method::from_bytes(method.as_bytes()).unwrap(), path)
+    };
     assert_all_bad(vec![
         ("another path", call("POST", "/lock/job"), 404, "not_found", &["/openapi.json"]),
         ("an asset that is none", call("GET", "/docs/secret.txt"), 404, "not_found", &["/docs"]),
@@ -347,9 +461,16 @@ async fn unknown_paths_and_methods_are_told_what_there_is() {
         ("POST", "/openapi.json", "GET,HEAD"),
     ] {
         let answer = call(method, path).send().await;
-        assert_bad(&format!("{method} {path}"), &answer, 405, "method_not_allowed", &["Allow header"]);
+        assert_bad(
+            &format!("{method} {path}"),
+            &answer,
+            405,
+            "method_not_allowed",
+            &["Allow header"],
+        );
         let sorted = |list: &str| {
-            let mut methods: Vec<String> = list.split(',').map(|method| method.trim().to_owned()).collect();
+            let mut methods: Vec<String> =
+                list.split(',').map(|method| method.trim().to_owned()).collect();
             methods.sort_unstable();
             methods
         };
@@ -364,7 +485,10 @@ async fn a_head_beyond_the_limit_is_431_and_what_is_no_http_is_400() {
     let gateway = Launch::embedded().start().await;
     let mut raw = gateway.raw().await;
     let _ = raw
-        .try_write(format!("GET /livez HTTP/1.1\r\nhost: localhost\r\nx-large: {}\r\n\r\n", "x".repeat(100 * 1024)))
+        .try_write(format!(
+            "GET /livez HTTP/1.1\r\nhost: localhost\r\nx-large: {}\r\n\r\n",
+            "x".repeat(100 * 1024)
+        ))
         .await;
     assert_eq!(raw.answer().await.status, 431);
     for garbage in ["GET /livez\u{1}HTTP/1.1\r\n\r\n", "GET /livez HTTP/1.1\r\nno colon\r\n\r\n"] {
@@ -404,7 +528,10 @@ async fn the_request_id_is_the_callers_when_it_is_usable() {
     for id in ["", "two words", "größe", too_long.as_str()] {
         let answer = with(id.as_bytes()).send().await;
         let ours = answer.header("x-request-id");
-        assert!(ours.len() == 16 && ours.bytes().all(|byte| byte.is_ascii_hexdigit()), "{id:?} gave {ours:?}");
+        assert!(
+            ours.len() == 16 && ours.bytes().all(|byte| byte.is_ascii_hexdigit()),
+            "{id:?} gave {ours:?}"
+        );
         answer.problem(400, "invalid_name");
     }
     let ids: std::collections::BTreeSet<String> =

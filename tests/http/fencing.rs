@@ -68,7 +68,8 @@ async fn tokens_grow_with_every_grant_among_64_clients_of_two_gateways_with_diff
                         201 => {
                             let lease = Lease::from(&answer);
                             grants.lock().unwrap().push((lease.fencing, at));
-                            let released = release.clone().header("lock-token", &lease.token).send().await;
+                            let released =
+                                release.clone().header("lock-token", &lease.token).send().await;
                             assert_eq!(released.status, 204, "{released:?}");
                             pause = Duration::from_millis(2 + client as u64);
                         }

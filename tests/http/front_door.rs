@@ -16,8 +16,11 @@ async fn a_name_with_slashes_is_one_lock_raw_and_encoded() {
     let lease = gateway.acquire("reports/eu/nightly").await;
     let held = gateway.call(Method::POST, "/locks/reports/eu/nightly").send().await;
     held.problem(409, "lock_held");
-    let released =
-        gateway.call(Method::DELETE, "/locks/reports/eu%2Fnightly").header("lock-token", &lease.token).send().await;
+    let released = gateway
+        .call(Method::DELETE, "/locks/reports/eu%2Fnightly")
+        .header("lock-token", &lease.token)
+        .send()
+        .await;
     assert_eq!(released.status, 204, "{released:?}");
     for path in ["/locks/a//b", "/locks/a/../b", "/locks/a/", "/locks//a"] {
         gateway.call(Method::POST, path).send().await.problem(400, "invalid_name");
@@ -41,7 +44,11 @@ async fn an_extension_without_a_body_extends_by_the_default_ttl() {
             call = call.header("content-type", "application/json").body(body);
         }
         let extended = call.send().await;
-        assert_eq!((extended.status, &extended.json()["ttl_ms"]), (200, &json!(70_000)), "{extended:?}");
+        assert_eq!(
+            (extended.status, &extended.json()["ttl_ms"]),
+            (200, &json!(70_000)),
+            "{extended:?}"
+        );
     }
 }
 
@@ -51,7 +58,10 @@ async fn what_a_holder_stored_is_shown_to_whoever_looks() {
     gateway.post("job", json!({ "owner": "ci", "metadata": { "run": "4711" } })).await;
     let page = gateway.get("/locks").await.json();
     for status in [gateway.look("job").await, page["locks"][0].clone()] {
-        assert_eq!((&status["owner"], &status["metadata"]), (&json!("ci"), &json!({ "run": "4711" })));
+        assert_eq!(
+            (&status["owner"], &status["metadata"]),
+            (&json!("ci"), &json!({ "run": "4711" }))
+        );
     }
     let free = gateway.look("other").await;
     assert!(free.get("metadata").is_none(), "{free}");
@@ -75,9 +85,14 @@ async fn extending_or_releasing_what_is_another_s_was_told_when_to_try_again() {
     let old = gateway.acquire_for("job", 60_000).await;
     gateway.delete("job", &old.token).await;
     gateway.acquire("job").await;
-    for answer in [gateway.patch("job", &old.token, 1_000).await, gateway.delete("job", &old.token).await] {
+    for answer in
+        [gateway.patch("job", &old.token, 1_000).await, gateway.delete("job", &old.token).await]
+    {
         let problem = answer.problem(409, "not_holder");
-        assert!(answer.header("retry-after").is_empty() && problem.get("retry_after_ms").is_none(), "{problem}");
+        assert!(
+            answer.header("retry-after").is_empty() && problem.get("retry_after_ms").is_none(),
+            "{problem}"
+        );
     }
 }
 
@@ -85,7 +100,10 @@ async fn extending_or_releasing_what_is_another_s_was_told_when_to_try_again() {
 async fn a_key_that_ends_on_no_date_was_told_of_a_boolean_in_line_five() {
     let made = Launch::bare(&["key", "new", "ci", "--expires", "tomorrow"]).finish().await;
     assert_eq!(made.code, Some(2));
-    assert!(["--expires", "tomorrow", "2027-01-31"].iter().all(|word| made.stderr.contains(word)), "{made:?}");
+    assert!(
+        ["--expires", "tomorrow", "2027-01-31"].iter().all(|word| made.stderr.contains(word)),
+        "{made:?}"
+    );
 }
 
 /// A real nginx in front of a gateway.
@@ -116,9 +134,17 @@ impl Nginx {
         let file = folder.path().join("nginx.conf");
         std::fs::write(&file, text).unwrap();
         let mut command = dies_with_us("/usr/sbin/nginx");
-        command.arg("-e").arg("stderr").arg("-p").arg(folder.path()).arg("-c").arg(&file).stdin(Stdio::null());
+        command
+            .arg("-e")
+            .arg("stderr")
+            .arg("-p")
+            .arg(folder.path())
+            .arg("-c")
+            .arg(&file)
+            .stdin(Stdio::null());
         let process = command.spawn().expect("nginx starts");
-        let proxy = Self { address: SocketAddr::from(([127, 0, 0, 1], port)), process, _folder: folder };
+        let proxy =
+            Self { address: SocketAddr::from(([127, 0, 0, 1], port)), process, _folder: folder };
         eventually("nginx answers", async || {
             let call = gateway.call(Method::GET, "/livez").to(proxy.address);
             call.try_send().await.ok().filter(|answer| answer.status == 200)
@@ -140,7 +166,8 @@ impl Drop for Nginx {
 }
 
 #[tokio::test]
-async fn names_with_slashes_and_the_documentation_work_behind_nginx_at_the_root_and_under_a_prefix() {
+async fn names_with_slashes_and_the_documentation_work_behind_nginx_at_the_root_and_under_a_prefix()
+{
     let gateway = Launch::embedded().start().await;
     let nginx = Nginx::start(&gateway).await;
     let call = async |method: Method, path: &str, token: &str| -> Answer {
@@ -161,6 +188,10 @@ async fn names_with_slashes_and_the_documentation_work_behind_nginx_at_the_root_
         let page = call(Method::GET, &format!("{prefix}/docs/"), "").await;
         assert!(page.status == 200 && !page.text().contains("=\"/"), "{}", page.text());
         let document = call(Method::GET, &format!("{prefix}/openapi.json"), "").await;
-        assert_eq!(document.json()["servers"][0]["url"], ".", "relative to the document, wherever that is");
+        assert_eq!(
+            document.json()["servers"][0]["url"],
+            ".",
+            "relative to the document, wherever that is"
+        );
     }
 }

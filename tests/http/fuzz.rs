@@ -28,9 +28,11 @@ const REQUESTS: usize = 10_000;
 const CONNECTIONS: usize = 8;
 const HOUR_MS: u64 = 3_600_000;
 /// Apart in more than one letter: no slip of one byte makes one of another.
-const HELD: [&str; 6] = ["held/alpha", "held/bravo-2", "CHARLIE", "d:e:l:t:a", "echo@host~1", "..foxtrot"];
+const HELD: [&str; 6] =
+    ["held/alpha", "held/bravo-2", "CHARLIE", "d:e:l:t:a", "echo@host~1", "..foxtrot"];
 /// Known to nobody but their holders.
-const ELSEWHERE: [&str; 4] = ["elsewhere/one", "elsewhere/second", "elsewhere/No-3", "elsewhere/fourth+"];
+const ELSEWHERE: [&str; 4] =
+    ["elsewhere/one", "elsewhere/second", "elsewhere/No-3", "elsewhere/fourth+"];
 
 /// What the gateway and its script say to a master, and what this test says to it.
 const COMMANDS: [&str; 25] = [
@@ -87,12 +89,15 @@ async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
     let foreign = held[HELD.len()..].iter().map(|(_, lease)| lease.token.clone()).collect();
     let targets = Arc::new(Targets { held: HELD.map(String::from).into(), foreign });
 
-    let workers: Vec<_> =
-        (0..CONNECTIONS).map(|first| tokio::spawn(send_share(gateway.clone(), targets.clone(), seed, first))).collect();
+    let workers: Vec<_> = (0..CONNECTIONS)
+        .map(|first| tokio::spawn(send_share(gateway.clone(), targets.clone(), seed, first)))
+        .collect();
     let mut seen = Seen::default();
     for worker in workers {
         let part = worker.await.unwrap_or_else(|_| panic!("replay with REDLOCK_FUZZ_SEED={seed}"));
-        part.answers.into_iter().for_each(|(what, count)| *seen.answers.entry(what).or_default() += count);
+        part.answers
+            .into_iter()
+            .for_each(|(what, count)| *seen.answers.entry(what).or_default() += count);
         seen.unanswered += part.unanswered;
         seen.wrong.extend(part.wrong);
         seen.names.extend(part.names);
@@ -108,10 +113,18 @@ async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
 
     for (name, lease) in &held {
         let status = gateway.look(name).await;
-        assert_eq!((&status["state"], &status["owner"]), (&json!("held"), &json!("the holder")), "{name}");
+        assert_eq!(
+            (&status["state"], &status["owner"]),
+            (&json!("held"), &json!("the holder")),
+            "{name}"
+        );
         assert_eq!(status["fencing_token"], lease.fencing, "{name}");
         let extended = gateway.patch(name, &lease.token, HOUR_MS).await;
-        assert_eq!((extended.status, &extended.json()["token"]), (200, &json!(lease.token)), "{name}");
+        assert_eq!(
+            (extended.status, &extended.json()["token"]),
+            (200, &json!(lease.token)),
+            "{name}"
+        );
         gateway.post(name, json!({})).await.problem(409, "lock_held");
     }
     gateway.acquire("after-all-that").await;
@@ -135,9 +148,14 @@ async fn send_share(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, fir
         let request = hostile_request(&mut Chance::of(seed, number), &targets);
         seen.names.extend(request.name());
         let answers = match request.ending {
-            Ending::Kept => vec![answered(&gateway, &mut kept, &request).await.unwrap_or_else(|| {
-                panic!("request {number} of seed {seed} had no answer: {:?}", String::from_utf8_lossy(&request.bytes))
-            })],
+            Ending::Kept => {
+                vec![answered(&gateway, &mut kept, &request).await.unwrap_or_else(|| {
+                    panic!(
+                        "request {number} of seed {seed} had no answer: {:?}",
+                        String::from_utf8_lossy(&request.bytes)
+                    )
+                })]
+            }
             Ending::Closed | Ending::BrokenOff => all_answers(&gateway, &request).await,
         };
         if answers.is_empty() {
@@ -145,8 +163,12 @@ async fn send_share(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, fir
         }
         for answer in answers {
             let what = judge(&request, &answer).unwrap_or_else(|why| {
-                let request = String::from_utf8_lossy(&request.bytes[..request.bytes.len().min(2_000)]).into_owned();
-                seen.wrong.push(format!("request {number} of seed {seed}: {why}\n{request:?}\n{answer:?}"));
+                let request =
+                    String::from_utf8_lossy(&request.bytes[..request.bytes.len().min(2_000)])
+                        .into_owned();
+                seen.wrong.push(format!(
+                    "request {number} of seed {seed}: {why}\n{request:?}\n{answer:?}"
+                ));
                 why
             });
             *seen.answers.entry(what).or_default() += 1;
@@ -156,7 +178,11 @@ async fn send_share(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, fir
 }
 
 /// The answer to a request on a connection that is used again.
-async fn answered(gateway: &Gateway, kept: &mut Option<Raw>, request: &HostileRequest) -> Option<Answer> {
+async fn answered(
+    gateway: &Gateway,
+    kept: &mut Option<Raw>,
+    request: &HostileRequest,
+) -> Option<Answer> {
     // One that was closed after the last answer tells only now.
     if let Some(mut old) = kept.take()
         && old.try_write(&request.bytes).await.is_ok()
@@ -232,14 +258,15 @@ fn judge(request: &HostileRequest, answer: &Answer) -> Result<String, String> {
         hold(request, answer);
         return Ok(format!("{status}"));
     }
-    let body: Value = serde_json::from_slice(&answer.body).map_err(|error| format!("no JSON: {error}"))?;
+    let body: Value =
+        serde_json::from_slice(&answer.body).map_err(|error| format!("no JSON: {error}"))?;
     let code = body["code"].as_str().ok_or("no code")?;
     answer.problem(status, code);
     hold(request, answer);
     Ok(format!("{status} {code}"))
 }
 
-/// A T that no gateway has drawn yet. A release leaves no barrier for it, and says so: whether the lock was released is
+/// A T that no gateway has drawn yet. A release leaves no tombstone for it, and says so: whether the lock was released is
 /// unknown, by the clocks of all nodes that answered.
 fn is_clock_alone(answer: &Answer) -> bool {
     let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
@@ -250,7 +277,9 @@ fn is_clock_alone(answer: &Answer) -> bool {
 
 /// Holds an answer against the document, where it is the answer to what stands first in the request.
 fn hold(request: &HostileRequest, answer: &Answer) {
-    let (Ending::Kept, Ok(method)) = (request.ending, Method::from_bytes(request.method())) else { return };
+    let (Ending::Kept, Ok(method)) = (request.ending, Method::from_bytes(request.method())) else {
+        return;
+    };
     // Methods are told apart by case.
     if !request.method().iter().all(u8::is_ascii_uppercase) {
         return;
@@ -294,7 +323,9 @@ fn holds_nothing_else(server: &RedisServer, names: &BTreeSet<String>) {
     let mut cursor = "0".to_owned();
     let mut keys = 0;
     loop {
-        let Resp::List(page) = server.cmd(&["SCAN", &cursor, "COUNT", "1000"]) else { panic!("no page") };
+        let Resp::List(page) = server.cmd(&["SCAN", &cursor, "COUNT", "1000"]) else {
+            panic!("no page")
+        };
         let Resp::List(found) = &page[1] else { panic!("no keys: {page:?}") };
         for key in found {
             let Resp::Bytes(key) = key else { panic!("no key: {key:?}") };
@@ -310,23 +341,34 @@ fn holds_nothing_else(server: &RedisServer, names: &BTreeSet<String>) {
     let keyspace = server.cmd(&["INFO", "keyspace"]).text();
     assert_eq!(keyspace.matches("db").count(), 1, "another database is used: {keyspace}");
     let told = server.cmd(&["INFO", "commandstats"]).text();
-    let told: Vec<&str> = told.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next()).collect();
+    let told: Vec<&str> =
+        told.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next()).collect();
     // The script's name, or the module's.
     let votes = ["evalsha", "redlock.call"];
     assert!(votes.iter().any(|call| told.contains(call)), "{told:?}");
-    let strange: Vec<_> = told.iter().filter(|call| !COMMANDS.contains(call) && !votes.contains(call)).collect();
+    let strange: Vec<_> =
+        told.iter().filter(|call| !COMMANDS.contains(call) && !votes.contains(call)).collect();
     assert!(strange.is_empty(), "{server:?} was told {strange:?}");
 }
 
 fn is_ours(server: &RedisServer, key: &[u8], names: &BTreeSet<String>) {
-    let text = std::str::from_utf8(key).unwrap_or_else(|_| panic!("{server:?} has the key {key:?}"));
-    if text == "{lock:}:marker" || text == "{lock:}:caught-up" || text.starts_with("{lock:}:database:") {
+    let text =
+        std::str::from_utf8(key).unwrap_or_else(|_| panic!("{server:?} has the key {key:?}"));
+    if text == "{lock:}:marker"
+        || text == "{lock:}:caught-up"
+        || text.starts_with("{lock:}:database:")
+    {
         return;
     }
-    let (name, is_fence) = match text.strip_prefix("{lock:").and_then(|rest| rest.strip_suffix("}:fence")) {
-        Some(name) => (name, true),
-        None => (text.strip_prefix("lock:").unwrap_or_else(|| panic!("{server:?} has the key {text:?}")), false),
-    };
+    let (name, is_fence) =
+        match text.strip_prefix("{lock:").and_then(|rest| rest.strip_suffix("}:fence")) {
+            Some(name) => (name, true),
+            None => (
+                text.strip_prefix("lock:")
+                    .unwrap_or_else(|| panic!("{server:?} has the key {text:?}")),
+                false,
+            ),
+        };
     assert!(is_name(name), "{server:?} has the key {text:?}");
     assert!(names.contains(name), "{server:?} has {text:?}, and nobody has asked for {name:?}");
     let left = server.cmd(&["PTTL", text]).integer();
@@ -336,12 +378,20 @@ fn is_ours(server: &RedisServer, key: &[u8], names: &BTreeSet<String>) {
     let value = String::from_utf8(value).unwrap_or_else(|error| panic!("{text:?} holds {error}"));
     let digits = |text: &str| text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_digit());
     if is_fence {
-        assert!(value.split(['!', '+']).filter(|part| !part.is_empty()).all(digits), "{text:?} holds {value:?}");
+        assert!(
+            value.split(['!', '+']).filter(|part| !part.is_empty()).all(digits),
+            "{text:?} holds {value:?}"
+        );
         return;
     }
-    let is_owner = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    let is_owner = |text: &str| {
+        text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    };
     let shape = digits(&value[..16]) && &value[16..17] == ":" && is_owner(&value[17..57]);
     assert!(shape && [":", ";"].contains(&&value[57..58]), "{text:?} holds {value:?}");
     let info = &value[58..];
-    assert!(info.is_empty() || serde_json::from_str::<Value>(info).is_ok_and(|info| info.is_object()), "{info:?}");
+    assert!(
+        info.is_empty() || serde_json::from_str::<Value>(info).is_ok_and(|info| info.is_object()),
+        "{info:?}"
+    );
 }

@@ -41,14 +41,19 @@ async fn release_by_key_frees_a_lock_whose_answer_nobody_read() {
     let mut client = one.raw().await;
     client.announce("POST", "job", &format!("idempotency-key: {KEY}\r\n"), 2).await;
     client.write("{}").await;
-    eventually("it is granted", async || (two.look("job").await["state"] == "held").then_some(())).await;
+    eventually("it is granted", async || (two.look("job").await["state"] == "held").then_some(()))
+        .await;
     drop(client);
 
     let released = release(&two, "job", KEY).await;
     assert_eq!((released.status, released.text().as_str()), (204, ""), "{released:?}");
     let next = one.acquire("job").await;
     release(&two, "job", KEY).await.problem(409, "not_holder");
-    assert_eq!(one.patch("job", &next.token, LONG_MS).await.status, 200, "the next holder keeps its lock");
+    assert_eq!(
+        one.patch("job", &next.token, LONG_MS).await.status,
+        200,
+        "the next holder keeps its lock"
+    );
     assert_eq!(one.delete("job", &next.token).await.status, 204);
     release(&two, "job", KEY).await.problem(404, "lock_not_found");
     let again = Lease::from(&acquire(&one, "job", KEY).await);
@@ -79,13 +84,15 @@ async fn release_by_key_frees_the_lock_whenever_the_client_hung_up() {
 #[tokio::test]
 async fn a_principal_releases_nothing_by_the_key_of_another() {
     let (holder, other) = (key("holder", HOLDER, "*").await, key("other", HOLDER, "*").await);
-    let (cleaner, reader) = (key("cleaner", "release", "*").await, key("reader", "inspect,extend", "*").await);
+    let (cleaner, reader) =
+        (key("cleaner", "release", "*").await, key("reader", "inspect,extend", "*").await);
     let file = file(&[&holder, &other, &cleaner, &reader]);
     let gateway = with_keys(&file).start().await;
     let call = |who: &crate::http::keys::Key, method| {
         who.call(&gateway, method, &lock_path("job")).header("idempotency-key", KEY)
     };
-    let lease = Lease::from(&call(&holder, Method::POST).json(&json!({ "ttl_ms": LONG_MS })).send().await);
+    let lease =
+        Lease::from(&call(&holder, Method::POST).json(&json!({ "ttl_ms": LONG_MS })).send().await);
 
     call(&other, Method::DELETE).send().await.problem(409, "not_holder");
     call(&cleaner, Method::DELETE).send().await.problem(404, "lock_not_found");

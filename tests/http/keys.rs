@@ -17,7 +17,8 @@ pub(crate) struct Key {
 
 /// Made by the program itself.
 pub(crate) async fn key(name: &str, verbs: &str, names: &str) -> Key {
-    let made = Launch::bare(&["key", "new", name, "--verbs", verbs, "--names", names]).finish().await;
+    let made =
+        Launch::bare(&["key", "new", name, "--verbs", verbs, "--names", names]).finish().await;
     assert_eq!(made.code, Some(0), "{made:?}");
     let (text, entry) = made.stdout.split_once("\n\n").expect("the key, an empty line, the entry");
     Key { text: text.into(), entry: entry.into() }
@@ -54,7 +55,10 @@ impl Key {
     }
 
     pub(crate) async fn delete(&self, gateway: &Gateway, name: &str, token: &str) -> Answer {
-        self.call(gateway, Method::DELETE, &lock_path(name)).header("lock-token", token).send().await
+        self.call(gateway, Method::DELETE, &lock_path(name))
+            .header("lock-token", token)
+            .send()
+            .await
     }
 
     pub(crate) async fn get(&self, gateway: &Gateway, path: &str) -> Answer {
@@ -93,7 +97,9 @@ async fn keys_are_read_again_without_a_gap_and_a_broken_file_keeps_the_old_ones(
     })
     .await;
     assert!(knows(&new).await);
-    let says = async |what: &str| eventually(what, async || gateway.stdout().contains(what).then_some(())).await;
+    let says = async |what: &str| {
+        eventually(what, async || gateway.stdout().contains(what).then_some(())).await
+    };
     std::fs::write(file.path(), "\n").unwrap();
     says("it is empty").await;
     std::fs::remove_file(file.path()).unwrap();
@@ -116,11 +122,14 @@ async fn a_key_that_ends_while_its_request_waits_gets_no_lock() {
     let gateway = with_keys(&file).flag("--public", "metrics").start().await;
     let lease = holder.acquire(&gateway, "job").await;
     let body = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 });
-    let waiting = tokio::spawn(waiter.call(&gateway, Method::POST, "/locks/job").json(&body).send());
+    let waiting =
+        tokio::spawn(waiter.call(&gateway, Method::POST, "/locks/job").json(&body).send());
     waiting_is(&gateway, 1, 1).await;
     std::fs::write(file.path(), &holder.entry).unwrap();
-    eventually("its key is gone", async || (waiter.get(&gateway, "/locks/job").await.status == 401).then_some(()))
-        .await;
+    eventually("its key is gone", async || {
+        (waiter.get(&gateway, "/locks/job").await.status == 401).then_some(())
+    })
+    .await;
     assert_eq!(holder.delete(&gateway, "job", &lease.token).await.status, 204);
     waiting.await.unwrap().problem(401, "unauthenticated");
     eventually("what it was granted is released", async || {
@@ -139,7 +148,8 @@ async fn a_key_is_held_to_its_own_ttl_hold_and_rate() {
     slow.entry.push_str("rate = 1\nburst = 2\n");
     let file = file(&[&short, &slow, &brief]);
     let gateway = with_keys(&file).start().await;
-    let ask = async |ttl: Value| short.call(&gateway, Method::POST, "/locks/job").json(&ttl).send().await;
+    let ask =
+        async |ttl: Value| short.call(&gateway, Method::POST, "/locks/job").json(&ttl).send().await;
     let problem = ask(json!({ "ttl_ms": 2_001 })).await.problem(400, "invalid_ttl");
     assert!(problem["detail"].as_str().unwrap().contains("10 to 2000"), "{problem}");
     // The gateway's default is more than the key may have.
@@ -177,9 +187,13 @@ async fn a_file_of_keys_that_others_can_read_or_write_is_warned_of() {
     use std::os::unix::fs::PermissionsExt;
     let known = key("known", HOLDER, "*").await;
     let file = file(&[&known]);
-    let set = |mode| std::fs::set_permissions(file.path(), PermissionsExt::from_mode(mode)).unwrap();
+    let set =
+        |mode| std::fs::set_permissions(file.path(), PermissionsExt::from_mode(mode)).unwrap();
     let made = async || {
-        let made = Launch::bare(&["key", "new", "ci"]).env("REDLOCK_AUTH_KEYS", file.path()).finish().await;
+        let made = Launch::bare(&["key", "new", "ci"])
+            .env("REDLOCK_AUTH_KEYS", file.path())
+            .finish()
+            .await;
         assert_eq!(made.code, Some(0), "{made:?}");
         made.stderr
     };
@@ -190,7 +204,10 @@ async fn a_file_of_keys_that_others_can_read_or_write_is_warned_of() {
     for mode in [0o644, 0o604, 0o660, 0o602] {
         set(mode);
         let warning = made().await;
-        assert!(warning.contains(file.path()) && warning.contains(&format!("{mode:04o}")), "{warning}");
+        assert!(
+            warning.contains(file.path()) && warning.contains(&format!("{mode:04o}")),
+            "{warning}"
+        );
     }
 
     set(0o600);
@@ -210,7 +227,11 @@ async fn a_file_of_keys_that_others_can_read_or_write_is_warned_of() {
         std::fs::set_permissions(out.path(), PermissionsExt::from_mode(mode)).unwrap();
         let into = std::fs::File::options().write(true).open(out.path()).unwrap();
         let binary = crate::support::gateway::binary();
-        let made = std::process::Command::new(binary).args(["key", "new", "ci"]).stdout(into).output().unwrap();
+        let made = std::process::Command::new(binary)
+            .args(["key", "new", "ci"])
+            .stdout(into)
+            .output()
+            .unwrap();
         let warning = String::from_utf8(made.stderr).unwrap();
         assert_eq!(warning.contains("umask 077"), is_warned_of, "{mode:o}: {warning}");
     }
@@ -224,9 +245,11 @@ async fn a_new_key_is_printed_once_and_ready_to_use() {
     let rest = lines[2..].join("\n");
     assert!(rest.contains("hashes = [\"sha256:") && !rest.contains(&lines[0][7..]), "{rest}");
     assert!(rest.contains("expires = 2999-01-31"), "{rest}");
-    for bad in
-        [&["key", "new", "a b"] as &[_], &["key", "new", "a", "--names", "a b"], &["key", "new", "a", "--verbs", "x"]]
-    {
+    for bad in [
+        &["key", "new", "a b"] as &[_],
+        &["key", "new", "a", "--names", "a b"],
+        &["key", "new", "a", "--verbs", "x"],
+    ] {
         let refused = Launch::bare(bad).finish().await;
         assert_ne!(refused.code, Some(0), "{bad:?}");
         assert!(refused.stdout.is_empty() && !refused.stderr.is_empty(), "{refused:?}");

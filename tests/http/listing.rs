@@ -22,7 +22,10 @@ async fn held_locks_are_listed_page_by_page() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     for name in (0..30).map(|n| format!("a/{n}")).chain((0..3).map(|n| format!("b/{n}"))) {
-        assert_eq!(gateway.post(&name, json!({ "ttl_ms": 60_000, "owner": name })).await.status, 201);
+        assert_eq!(
+            gateway.post(&name, json!({ "ttl_ms": 60_000, "owner": name })).await.status,
+            201
+        );
     }
     let (mut names, mut cursor, mut pages) = (Vec::new(), String::new(), 0);
     loop {
@@ -32,7 +35,11 @@ async fn held_locks_are_listed_page_by_page() {
         pages += 1;
         assert!(page["locks"].as_array().unwrap().len() <= 10, "a limit is a limit: {page:#}");
         for lock in page["locks"].as_array().unwrap() {
-            assert_eq!((&lock["state"], &lock["owner"]), (&json!("held"), &lock["name"]), "{lock:#}");
+            assert_eq!(
+                (&lock["state"], &lock["owner"]),
+                (&json!("held"), &lock["name"]),
+                "{lock:#}"
+            );
             assert!(lock.get("nodes").is_none());
             names.push(lock["name"].as_str().unwrap().to_owned());
         }
@@ -46,7 +53,10 @@ async fn held_locks_are_listed_page_by_page() {
     let mut wanted: Vec<String> = (0..30).map(|n| format!("a/{n}")).collect();
     wanted.sort_unstable();
     assert_eq!(names, wanted);
-    assert_eq!(gateway.get("/locks?limit=1000").await.json()["locks"].as_array().unwrap().len(), 33);
+    assert_eq!(
+        gateway.get("/locks?limit=1000").await.json()["locks"].as_array().unwrap().len(),
+        33
+    );
 }
 
 #[tokio::test]
@@ -57,8 +67,9 @@ async fn a_forged_cursor_is_400() {
     let launch = Launch::over(&servers).flag("--auth-keys", keys.path());
     let (gateway, other) = (launch.clone().start().await, launch.start().await);
     eventually("both are ready", async || {
-        let ready =
-            [gateway.get("/readyz").await, other.get("/readyz").await].iter().all(|answer| answer.status == 200);
+        let ready = [gateway.get("/readyz").await, other.get("/readyz").await]
+            .iter()
+            .all(|answer| answer.status == 200);
         ready.then_some(())
     })
     .await;
@@ -72,11 +83,19 @@ async fn a_forged_cursor_is_400() {
         assert_eq!(page(&one, gateway, "prefix=a%2F&limit=5", &cursor).await.status, 200);
     }
     let (text, signature) = cursor.split_once('.').expect("a cursor and its signature");
-    let elsewhere = if text.starts_with('0') { text.replacen('0', "2", 1) } else { text.replacen('1', "2", 1) };
-    for forged in
-        ["0-0-", "2-0-", "1-1-", text, &format!("{elsewhere}.{signature}"), &format!("{text}.{}", "0".repeat(32))]
-    {
-        let problem = page(&one, &gateway, "prefix=a%2F&limit=5", forged).await.problem(400, "invalid_parameter");
+    let elsewhere =
+        if text.starts_with('0') { text.replacen('0', "2", 1) } else { text.replacen('1', "2", 1) };
+    for forged in [
+        "0-0-",
+        "2-0-",
+        "1-1-",
+        text,
+        &format!("{elsewhere}.{signature}"),
+        &format!("{text}.{}", "0".repeat(32)),
+    ] {
+        let problem = page(&one, &gateway, "prefix=a%2F&limit=5", forged)
+            .await
+            .problem(400, "invalid_parameter");
         assert!(problem["detail"].as_str().unwrap().contains("next_cursor"), "{forged}: {problem}");
     }
     page(&two, &gateway, "prefix=a%2F&limit=5", &cursor).await.problem(400, "invalid_parameter");
@@ -116,10 +135,18 @@ async fn locked(victim: &Key, gateway: &Gateway) -> (usize, Duration) {
     let (mut done, mut times) = (0, Vec::new());
     for number in 0..TRIES {
         let (path, began) = (lock_path(&format!("victim/{number}")), Instant::now());
-        let answer = victim.call(gateway, Method::POST, &path).json(&json!({ "ttl_ms": 10_000 })).send().await;
+        let answer = victim
+            .call(gateway, Method::POST, &path)
+            .json(&json!({ "ttl_ms": 10_000 }))
+            .send()
+            .await;
         if answer.status == 201 {
             let token = answer.json()["token"].as_str().expect("a token").to_owned();
-            let released = victim.call(gateway, Method::DELETE, &path).header("lock-token", token).send().await;
+            let released = victim
+                .call(gateway, Method::DELETE, &path)
+                .header("lock-token", token)
+                .send()
+                .await;
             done += usize::from(released.status == 204);
         }
         times.push(began.elapsed());
@@ -143,19 +170,26 @@ async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_oth
     }
     let victim = key("victim", HOLDER, "*").await;
     let keys = file(&listers.iter().chain([&victim]).collect::<Vec<_>>());
-    let launch = Launch::over(&servers).flag("--auth-keys", keys.path()).flag("--public", "metrics");
+    let launch =
+        Launch::over(&servers).flag("--auth-keys", keys.path()).flag("--public", "metrics");
     let launch = launch.flag("--node-timeout", "100ms").env("RUST_LOG", "info");
     let gateway = Arc::new(launch.start().await);
-    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(())).await;
+    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(()))
+        .await;
     fill(&servers);
     let votes = async || -> u64 {
-        Samples::of(&gateway).await.non_zero("redlock_node_votes_total", &["vote"]).into_values().sum()
+        Samples::of(&gateway)
+            .await
+            .non_zero("redlock_node_votes_total", &["vote"])
+            .into_values()
+            .sum()
     };
     let began = votes().await;
     let (quiet, quiet_p99) = locked(&victim, &gateway).await;
     let quiet_votes = votes().await - began;
 
-    let (enough, pages, refused): (Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>) = Default::default();
+    let (enough, pages, refused): (Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>) =
+        Default::default();
     let mut lines = Vec::new();
     // Several connections of each.
     for lister in listers.iter().cycle().take(24) {
@@ -178,7 +212,10 @@ async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_oth
     assert!(attacked * 100 >= quiet * 99, "{attacked} of {TRIES} beside listings, {quiet} without");
     assert!(pages > 0 && refused > pages, "{pages} pages, {refused} refusals");
     // What the victim asks for is all that is asked of the masters as an operation, here and there one more time.
-    assert!(attacked_votes * 20 <= quiet_votes * 21, "{attacked_votes} votes beside listings, {quiet_votes} without");
+    assert!(
+        attacked_votes * 20 <= quiet_votes * 21,
+        "{attacked_votes} votes beside listings, {quiet_votes} without"
+    );
 }
 
 /// Over two connections, while a master that hangs keeps the first of them busy for seconds.
@@ -191,8 +228,14 @@ async fn a_client_that_lists_while_it_lists_is_429_and_says_when() {
     servers[0].cont();
     let (refused, other) = if one.status == 429 { (one, two) } else { (two, one) };
     let problem = refused.problem(429, "rate_limited");
-    assert!(problem["detail"].as_str().unwrap().contains("1 at a time of this client"), "{problem}");
+    assert!(
+        problem["detail"].as_str().unwrap().contains("1 at a time of this client"),
+        "{problem}"
+    );
     assert_eq!(refused.header("retry-after"), "1");
     assert_ne!(other.status, 429, "one of the two is served: {other:?}");
-    eventually("its place is free again", async || (gateway.get("/locks").await.status == 200).then_some(())).await;
+    eventually("its place is free again", async || {
+        (gateway.get("/locks").await.status == 200).then_some(())
+    })
+    .await;
 }

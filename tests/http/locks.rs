@@ -26,13 +26,20 @@ fn number(value: &Value) -> u64 {
 
 /// `2025-11-21T11:39:54.822Z`, and nothing looser.
 fn is_rfc3339(value: &Value) -> bool {
-    let shape: String = value.as_str().unwrap().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+    let shape: String =
+        value.as_str().unwrap().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
     shape == "0000-00-00T00:00:00.000Z"
 }
 
 /// Everything a grant says.
 #[track_caller]
-fn assert_granted(answer: &Answer, name: &str, ttl_ms: u64, owner: Option<&str>, nodes: u64) -> Lease {
+fn assert_granted(
+    answer: &Answer,
+    name: &str,
+    ttl_ms: u64,
+    owner: Option<&str>,
+    nodes: u64,
+) -> Lease {
     assert_eq!(answer.status, 201, "{answer:?}");
     assert_eq!(answer.header("content-type"), "application/json");
     assert_eq!(answer.header("cache-control"), "no-store");
@@ -50,15 +57,22 @@ fn assert_lease(body: &Value, name: &str, ttl_ms: u64, owner: Option<&str>, node
     assert_eq!(body.get("owner").map(|owner| owner.as_str().unwrap()), owner);
     let fencing = number(&body["fencing_token"]);
     let token = body["token"].as_str().unwrap();
-    let secret =
-        token.strip_prefix(&format!("1.{fencing}.")).unwrap_or_else(|| panic!("{token} does not carry {fencing}"));
+    let secret = token
+        .strip_prefix(&format!("1.{fencing}."))
+        .unwrap_or_else(|| panic!("{token} does not carry {fencing}"));
     assert!(secret.len() == 40 && secret.bytes().all(|byte| byte.is_ascii_hexdigit()), "{token}");
-    assert!((1_700_000_000_000_000..1 << 53).contains(&fencing), "{fencing} is no time in microseconds below 2^53");
+    assert!(
+        (1_700_000_000_000_000..1 << 53).contains(&fencing),
+        "{fencing} is no time in microseconds below 2^53"
+    );
     // A hundredth and 2 ms for drift; what is left is for a busy machine.
     let (validity, elapsed) = (number(&body["validity_ms"]), number(&body["elapsed_ms"]));
     let most = ttl_ms - ttl_ms / 100 - 2;
     assert!(validity <= most && validity + 5_000 > most, "{validity} of {ttl_ms} ms are left");
-    assert!(validity + elapsed <= most + 1, "validity {validity} and elapsed {elapsed} of {ttl_ms} ms");
+    assert!(
+        validity + elapsed <= most + 1,
+        "validity {validity} and elapsed {elapsed} of {ttl_ms} ms"
+    );
     assert!(is_rfc3339(&body["expires_at"]), "{body:#}");
     assert_eq!(body["nodes_total"], nodes);
     assert!((nodes / 2 + 1..=nodes).contains(&number(&body["nodes_granted"])), "{body:#}");
@@ -75,7 +89,10 @@ fn assert_held_by(answer: &Answer, code: &str, holder: Option<&str>, ttl_ms: u64
         assert!((left.min(4_500)..=left.min(5_000) * 11 / 10).contains(&pause), "{problem:#}");
         assert_eq!(answer.header("retry-after"), pause.div_ceil(1000).to_string());
     }
-    assert!(problem["detail"].as_str().unwrap().contains(holder.unwrap_or("somebody else")), "{problem:#}");
+    assert!(
+        problem["detail"].as_str().unwrap().contains(holder.unwrap_or("somebody else")),
+        "{problem:#}"
+    );
 }
 
 /// One lock from nobody's to nobody's.
@@ -97,7 +114,10 @@ async fn lifecycle(gateway: &Gateway, nodes: u64) {
     let left = number(&problem["expires_in_ms"]);
     assert!((50_000..=60_000).contains(&left), "{left}");
     let pause = problem["retry_after_ms"].as_u64().unwrap();
-    assert!((4_500..=5_000).contains(&pause) && refused.header("retry-after") == "5", "{refused:?}");
+    assert!(
+        (4_500..=5_000).contains(&pause) && refused.header("retry-after") == "5",
+        "{refused:?}"
+    );
 
     let held = gateway.look(name).await;
     assert_eq!((&held["state"], &held["owner"]), (&json!("held"), &json!("host-7 \"blue\"")));
@@ -105,15 +125,24 @@ async fn lifecycle(gateway: &Gateway, nodes: u64) {
     assert!((50_000..=60_000).contains(&number(&held["expires_in_ms"])), "{held:#}");
     assert!(is_rfc3339(&held["acquired_at"]), "{held:#}");
     assert_eq!(held["nodes"].as_array().unwrap().len() as u64, nodes);
-    let holding = held["nodes"].as_array().unwrap().iter().filter(|node| node["state"] == "held").count() as u64;
+    let holding =
+        held["nodes"].as_array().unwrap().iter().filter(|node| node["state"] == "held").count()
+            as u64;
     assert!(holding > nodes / 2, "{held:#}");
     assert!(!held.to_string().contains(lease.owner()), "GET shows the secret: {held:#}");
 
     let extended = gateway.patch(name, &lease.token, 120_000).await;
-    assert_eq!((extended.status, extended.header("cache-control")), (200, "no-store"), "{extended:?}");
+    assert_eq!(
+        (extended.status, extended.header("cache-control")),
+        (200, "no-store"),
+        "{extended:?}"
+    );
     let body = extended.json();
     assert_lease(&body, name, 120_000, None, nodes);
-    assert_eq!((&body["token"], &body["fencing_token"]), (&json!(lease.token), &json!(lease.fencing)));
+    assert_eq!(
+        (&body["token"], &body["fencing_token"]),
+        (&json!(lease.token), &json!(lease.fencing))
+    );
     assert!(number(&gateway.look(name).await["expires_in_ms"]) > 100_000);
 
     let released = gateway.delete(name, &format!("<{}>", lease.token)).await;
@@ -159,10 +188,17 @@ async fn a_request_without_a_body_gets_the_default_ttl_and_no_label() {
     let answer = gateway.call(Method::POST, "/locks/plain").send().await;
     assert_granted(&answer, "plain", 45_000, None, 5);
     assert_held_by(&gateway.post("plain", json!({})).await, "lock_held", None, 45_000);
-    let empty = gateway.call(Method::POST, "/locks/empty").header("content-type", "text/plain").send().await;
+    let empty = gateway
+        .call(Method::POST, "/locks/empty")
+        .header("content-type", "text/plain")
+        .send()
+        .await;
     assert_granted(&empty, "empty", 45_000, None, 5);
-    let preferred =
-        gateway.call(Method::POST, "/locks/preferred").header("prefer", "respond-async, wait=0").send().await;
+    let preferred = gateway
+        .call(Method::POST, "/locks/preferred")
+        .header("prefer", "respond-async, wait=0")
+        .send()
+        .await;
     assert_granted(&preferred, "preferred", 45_000, None, 5);
     assert_eq!(preferred.header("preference-applied"), "wait=0");
     assert_eq!(answer.header("preference-applied"), "");
@@ -179,16 +215,28 @@ async fn every_character_of_a_name_survives_the_way_to_the_masters_and_back() {
     // The location is a path that leads to the lock, and all of it may as well be percent-encoded.
     assert_eq!(gateway.get(granted.header("location")).await.json()["name"], name);
     let encoded: String = name.bytes().map(|byte| format!("%{byte:02x}")).collect();
-    assert_eq!(gateway.get(&format!("/locks/{encoded}")).await.json()["fencing_token"], lease.fencing);
+    assert_eq!(
+        gateway.get(&format!("/locks/{encoded}")).await.json()["fencing_token"],
+        lease.fencing
+    );
     let longest = "n".repeat(255);
-    assert_granted(&gateway.post(&longest, json!({ "ttl_ms": 60_000 })).await, &longest, 60_000, None, 1);
+    assert_granted(
+        &gateway.post(&longest, json!({ "ttl_ms": 60_000 })).await,
+        &longest,
+        60_000,
+        None,
+        1,
+    );
 }
 
 #[tokio::test]
 async fn a_lock_that_nobody_extends_expires() {
     for gateway in [Launch::embedded().start().await, Launch::over(&masters(3)).ready().await] {
         let lease = Lease::from(&gateway.post("short", json!({ "ttl_ms": 400 })).await);
-        eventually("the lock is free", async || (gateway.look("short").await["state"] == "free").then_some(())).await;
+        eventually("the lock is free", async || {
+            (gateway.look("short").await["state"] == "free").then_some(())
+        })
+        .await;
         gateway.patch("short", &lease.token, 60_000).await.problem(404, "lock_not_found");
         gateway.delete("short", &lease.token).await.problem(404, "lock_not_found");
         assert!(gateway.acquire("short").await.fencing > lease.fencing);
@@ -201,9 +249,20 @@ async fn a_token_of_another_acquisition_neither_extends_nor_releases() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let owner = json!({ "ttl_ms": 60_000, "owner": "first" });
-    let (first, second) = (Lease::from(&gateway.post("first", owner).await), gateway.acquire("second").await);
-    assert_held_by(&gateway.patch("first", &second.token, 1_000).await, "not_holder", Some("first"), 60_000);
-    assert_held_by(&gateway.delete("first", &second.token).await, "not_holder", Some("first"), 60_000);
+    let (first, second) =
+        (Lease::from(&gateway.post("first", owner).await), gateway.acquire("second").await);
+    assert_held_by(
+        &gateway.patch("first", &second.token, 1_000).await,
+        "not_holder",
+        Some("first"),
+        60_000,
+    );
+    assert_held_by(
+        &gateway.delete("first", &second.token).await,
+        "not_holder",
+        Some("first"),
+        60_000,
+    );
     gateway.delete("never-held", &second.token).await.problem(404, "lock_not_found");
     assert_eq!(gateway.look("first").await["fencing_token"], first.fencing);
     assert_eq!(gateway.delete("first", &first.token).await.status, 204);
@@ -226,12 +285,18 @@ async fn an_extension_never_shortens_and_its_validity_is_what_a_majority_stores(
         server.cmd(&["PEXPIRE", "lock:job", "300000000000000"]);
     }
     let prolonged = gateway.patch("job", &lease.token, 100).await;
-    assert!((250_000..=300_000).contains(&number(&prolonged.json()["validity_ms"])), "{prolonged:?}");
+    assert!(
+        (250_000..=300_000).contains(&number(&prolonged.json()["validity_ms"])),
+        "{prolonged:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_lock_is_not_extended_beyond_the_longest_hold() {
-    let gateway = Launch::embedded().flag("--max-ttl", "1s").flag("--default-ttl", "1s").flag("--max-hold", "1s");
+    let gateway = Launch::embedded()
+        .flag("--max-ttl", "1s")
+        .flag("--default-ttl", "1s")
+        .flag("--max-hold", "1s");
     let gateway = gateway.start().await;
     let lease = Lease::from(&gateway.post("job", json!({})).await);
     let refused = eventually("an extension is refused", async || {
@@ -250,7 +315,12 @@ async fn two_gateways_over_the_same_masters_exclude_each_other() {
     let ask = |owner: &str| json!({ "ttl_ms": 60_000, "owner": owner });
     let first = Lease::from(&one.post("job", ask("by one")).await);
     assert_held_by(&two.post("job", ask("by two")).await, "lock_held", Some("by one"), 60_000);
-    assert_held_by(&one.post("job", ask("by one again")).await, "lock_held", Some("by one"), 60_000);
+    assert_held_by(
+        &one.post("job", ask("by one again")).await,
+        "lock_held",
+        Some("by one"),
+        60_000,
+    );
 
     // No gateway knows its locks: the token is enough for any of them.
     let extended = two.patch("job", &first.token, 90_000).await;
@@ -335,11 +405,16 @@ async fn three_dead_masters_of_five_are_503_until_one_is_back() {
         let state = node["state"].as_str().unwrap();
         match alive(at) {
             true => assert!(matches!(state, "agreed" | "pending"), "{problem:#}"),
-            false => assert!(state == "down" && !node["detail"].as_str().unwrap().is_empty(), "{problem:#}"),
+            false => assert!(
+                state == "down" && !node["detail"].as_str().unwrap().is_empty(),
+                "{problem:#}"
+            ),
         }
     }
-    eventually("what was set has been released", async || stored_on(&servers, "job", alive).is_empty().then_some(()))
-        .await;
+    eventually("what was set has been released", async || {
+        stored_on(&servers, "job", alive).is_empty().then_some(())
+    })
+    .await;
     gateway.patch("held-before", &lease.token, 60_000).await.problem(503, "outcome_unknown");
     assert_eq!(gateway.look("held-before").await["state"], "unknown");
     gateway.get("/locks").await.problem(503, "quorum_unavailable");
@@ -347,8 +422,17 @@ async fn three_dead_masters_of_five_are_503_until_one_is_back() {
     let unready = gateway.readyz().await;
     assert_eq!((unready.status, &unready.json()["status"]), (503, &json!("no_quorum")));
     assert_eq!(gateway.get("/healthz").await.status, 503);
-    assert_eq!(gateway.get("/livez").await.status, 200, "a failure of Redis is no reason to restart gateways");
-    let connecting = unready.json()["nodes"].as_array().unwrap().iter().filter(|n| n["state"] == "connecting").count();
+    assert_eq!(
+        gateway.get("/livez").await.status,
+        200,
+        "a failure of Redis is no reason to restart gateways"
+    );
+    let connecting = unready.json()["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|n| n["state"] == "connecting")
+        .count();
     assert_eq!(connecting, 3);
 
     servers[1].restart();
@@ -379,7 +463,11 @@ async fn a_hung_master_delays_nobody_and_keeps_no_orphan() {
     let lease = gateway.acquire("job").await;
     assert_eq!(gateway.patch("job", &lease.token, 60_000).await.status, 200);
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
-    assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT, "the node's time-out was waited for: {:?}", since.elapsed());
+    assert!(
+        since.elapsed() < WELL_BELOW_A_TIMEOUT,
+        "the node's time-out was waited for: {:?}",
+        since.elapsed()
+    );
     servers[2].cont();
     clean_for_good(&servers, "job", 0).await;
 }
@@ -410,7 +498,10 @@ async fn three_hung_masters_are_503_after_the_node_timeout_and_keep_no_orphan() 
         let job = format!("job-{attempt}");
         let before = gateway.used_before(&job).await;
         servers[..3].iter().for_each(RedisServer::stop);
-        let problem = gateway.post(&job, json!({ "ttl_ms": 60_000 })).await.problem(503, "quorum_unavailable");
+        let problem = gateway
+            .post(&job, json!({ "ttl_ms": 60_000 }))
+            .await
+            .problem(503, "quorum_unavailable");
         for node in &problem["nodes"].as_array().unwrap()[..3] {
             assert_eq!(node["state"], "timeout", "{problem:#}");
             assert_eq!(node["detail"], "no answer within 300ms");

@@ -15,12 +15,17 @@ fn walk(value: &Value, at: &str, visit: &mut impl FnMut(&str, &Map<String, Value
         Value::Object(object) => {
             visit(at, object);
             // Examples are data, and data may look like anything.
-            for (key, value) in object.iter().filter(|(key, _)| !matches!(key.as_str(), "example" | "examples")) {
+            for (key, value) in
+                object.iter().filter(|(key, _)| !matches!(key.as_str(), "example" | "examples"))
+            {
                 walk(value, &format!("{at}/{}", key.replace('/', "~1")), visit);
             }
         }
         Value::Array(items) => {
-            items.iter().enumerate().for_each(|(index, item)| walk(item, &format!("{at}/{index}"), visit));
+            items
+                .iter()
+                .enumerate()
+                .for_each(|(index, item)| walk(item, &format!("{at}/{index}"), visit));
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
@@ -50,7 +55,9 @@ fn operations(document: &Value) -> Vec<(String, &Value)> {
             .collect::<Vec<_>>()
     };
     let keys: Vec<_> = paths.iter().flat_map(of_path).collect();
-    keys.into_iter().map(|(method, path)| (format!("{method} {path}"), &document["paths"][&path][&method])).collect()
+    keys.into_iter()
+        .map(|(method, path)| (format!("{method} {path}"), &document["paths"][&path][&method]))
+        .collect()
 }
 
 #[tokio::test]
@@ -69,13 +76,21 @@ async fn the_committed_documents_are_those_that_the_program_prints_and_serves() 
         );
         let served = gateway.get(path).await;
         assert_eq!((served.status, served.header("content-type")), (200, "application/json"));
-        assert_eq!(served.json(), serde_json::from_str::<Value>(committed).unwrap(), "{path} and {file} differ");
+        assert_eq!(
+            served.json(),
+            serde_json::from_str::<Value>(committed).unwrap(),
+            "{path} and {file} differ"
+        );
     }
     let printed = Launch::bare(&["openapi"]).finish().await;
     assert!(printed.stdout == COMMITTED, "3.1 is the default");
     let refused = Launch::bare(&["openapi", "--version", "2.0"]).finish().await;
     assert_eq!(refused.code, Some(2));
-    assert!(["--version", "2.0", "3.0", "3.1"].iter().all(|word| refused.stderr.contains(word)), "{}", refused.stderr);
+    assert!(
+        ["--version", "2.0", "3.0", "3.1"].iter().all(|word| refused.stderr.contains(word)),
+        "{}",
+        refused.stderr
+    );
 }
 
 #[test]
@@ -83,7 +98,9 @@ fn the_documents_say_which_version_they_are_and_describe_the_same_operations() {
     let (document, twin) = (document(), twin());
     assert!(document["openapi"].as_str().unwrap().starts_with("3.1."), "{}", document["openapi"]);
     assert_eq!(twin["openapi"], "3.0.3");
-    let names = |document: &Value| -> Vec<String> { operations(document).into_iter().map(|(name, _)| name).collect() };
+    let names = |document: &Value| -> Vec<String> {
+        operations(document).into_iter().map(|(name, _)| name).collect()
+    };
     assert_eq!(names(&document), names(&twin));
     assert_eq!(
         names(&document),
@@ -107,8 +124,13 @@ fn every_operation_has_a_name_of_its_own() {
     let ids: Vec<_> = operations(&document)
         .into_iter()
         .map(|(name, operation)| {
-            let id = operation["operationId"].as_str().unwrap_or_else(|| panic!("{name} has no operationId"));
-            assert!(id.chars().all(|c| c.is_ascii_alphanumeric()), "{id} does not read well in code");
+            let id = operation["operationId"]
+                .as_str()
+                .unwrap_or_else(|| panic!("{name} has no operationId"));
+            assert!(
+                id.chars().all(|c| c.is_ascii_alphanumeric()),
+                "{id} does not read well in code"
+            );
             id.to_owned()
         })
         .collect();
@@ -122,7 +144,10 @@ fn no_schema_uses_what_generators_drop_or_mistype() {
             for keyword in ["nullable", "oneOf", "allOf", "anyOf", "not", "const"] {
                 assert!(!schema.contains_key(keyword), "{name} {at} has {keyword}");
             }
-            assert!(!matches!(schema.get("type"), Some(Value::Array(_))), "{name} {at} has a list of types");
+            assert!(
+                !matches!(schema.get("type"), Some(Value::Array(_))),
+                "{name} {at} has a list of types"
+            );
         }
     }
 }
@@ -133,7 +158,10 @@ fn every_integer_has_a_format() {
     for (at, schema) in schemas(&document()) {
         if schema.get("type").is_some_and(|kind| kind == "integer") {
             integers += 1;
-            assert!(schema.get("format").is_some_and(|f| f == "int32" || f == "int64"), "{at} is {schema:?}");
+            assert!(
+                schema.get("format").is_some_and(|f| f == "int32" || f == "int64"),
+                "{at} is {schema:?}"
+            );
         }
     }
     assert!(integers > 10, "only {integers} integers were found");
@@ -192,7 +220,9 @@ fn every_error_shows_an_example_of_each_of_its_codes() {
         assert!(codes.len() > 20, "{codes:?}");
         for (name, operation) in operations(&document) {
             for (status, response) in operation["responses"].as_object().unwrap() {
-                let Some(content) = response["content"].get("application/problem+json") else { continue };
+                let Some(content) = response["content"].get("application/problem+json") else {
+                    continue;
+                };
                 let examples = content["examples"].as_object().unwrap();
                 assert!(!examples.is_empty(), "{name} {status} has none");
                 for (code, example) in examples {
@@ -212,15 +242,28 @@ fn the_older_twin_has_nothing_that_only_the_newer_version_knows() {
     assert!(twin["info"]["license"].get("identifier").is_none());
     assert!(twin.get("webhooks").is_none() && twin.get("jsonSchemaDialect").is_none());
     for (at, schema) in schemas(&twin) {
-        for keyword in ["examples", "propertyNames", "patternProperties", "$schema", "$defs", "contentMediaType", "if"]
-        {
+        for keyword in [
+            "examples",
+            "propertyNames",
+            "patternProperties",
+            "$schema",
+            "$defs",
+            "contentMediaType",
+            "if",
+        ] {
             assert!(!schema.contains_key(keyword), "{at} has {keyword}");
         }
         for keyword in ["exclusiveMinimum", "exclusiveMaximum"] {
-            assert!(schema.get(keyword).is_none_or(Value::is_boolean), "{at} has a number for {keyword}");
+            assert!(
+                schema.get(keyword).is_none_or(Value::is_boolean),
+                "{at} has a number for {keyword}"
+            );
         }
         // In 3.0 everything beside a reference is ignored.
-        assert!(!schema.contains_key("$ref") || schema.len() == 1, "{at} has more than a reference: {schema:?}");
+        assert!(
+            !schema.contains_key("$ref") || schema.len() == 1,
+            "{at} has more than a reference: {schema:?}"
+        );
     }
 }
 
@@ -233,17 +276,25 @@ async fn the_documentation_page_needs_nobody_else() {
     assert_eq!(page.status, 200);
     assert!(page.header("content-type").starts_with("text/html"), "{page:?}");
     let html = page.text();
-    assert!(!html.contains("http://") && !html.contains("https://"), "the page leads elsewhere:\n{html}");
+    assert!(
+        !html.contains("http://") && !html.contains("https://"),
+        "the page leads elsewhere:\n{html}"
+    );
 
     let assets: Vec<&str> = ["href=\"", "src=\""]
         .iter()
-        .flat_map(|attribute| html.split(attribute).skip(1).filter_map(|rest| rest.split('"').next()))
+        .flat_map(|attribute| {
+            html.split(attribute).skip(1).filter_map(|rest| rest.split('"').next())
+        })
         .collect();
     assert!(assets.len() >= 4, "{assets:?}");
     for asset in assets {
         assert!(!asset.starts_with("//") && !asset.contains(':'), "{asset} is somebody else's");
-        let path =
-            if asset.starts_with('/') { asset.to_owned() } else { format!("/docs/{}", asset.trim_start_matches("./")) };
+        let path = if asset.starts_with('/') {
+            asset.to_owned()
+        } else {
+            format!("/docs/{}", asset.trim_start_matches("./"))
+        };
         let served = gateway.get(&path).await;
         assert!(served.status == 200 && !served.body.is_empty(), "{path}: {}", served.status);
         if asset.contains("initializer") {

@@ -14,7 +14,8 @@ async fn bodies_that_never_come_take_no_places() {
     for n in 0..40 {
         let mut raw = gateway.raw().await;
         let token = format!("expect: 100-continue\r\nlock-token: {}\r\n", held.token);
-        let (method, headers) = if n % 2 == 0 { ("POST", "expect: 100-continue\r\n") } else { ("PATCH", &token[..]) };
+        let (method, headers) =
+            if n % 2 == 0 { ("POST", "expect: 100-continue\r\n") } else { ("PATCH", &token[..]) };
         raw.announce(method, "held", headers, 10).await;
         // Now it waits for the body.
         raw.told_to_continue().await;
@@ -29,16 +30,23 @@ async fn bodies_that_never_come_take_no_places() {
 #[tokio::test]
 async fn beyond_its_share_a_client_is_503_and_what_is_about_a_held_lock_and_probes_are_served() {
     let server = RedisServer::start();
-    let gateway = Launch::over(std::slice::from_ref(&server)).flag("--max-in-flight", "8").ready().await;
+    let gateway =
+        Launch::over(std::slice::from_ref(&server)).flag("--max-in-flight", "8").ready().await;
     let held = gateway.acquire("held").await;
     server.stop();
     let post = |name| gateway.post(name, json!({}));
-    let (a, b, c, d, extended, ()) =
-        tokio::join!(post("a"), post("b"), post("c"), post("d"), gateway.patch("held", &held.token, 60_000), async {
+    let (a, b, c, d, extended, ()) = tokio::join!(
+        post("a"),
+        post("b"),
+        post("c"),
+        post("d"),
+        gateway.patch("held", &held.token, 60_000),
+        async {
             for path in ["/livez", "/readyz", "/metrics", "/openapi.json"] {
                 assert_eq!(gateway.call(Method::GET, path).send().await.status, 200, "{path}");
             }
-        });
+        }
+    );
     let mut posted = [a, b, c, d];
     // Three of the six places for what is about no held lock: as many as were free.
     posted.sort_by_key(|answer| answer.json()["code"].to_string());
@@ -47,6 +55,8 @@ async fn beyond_its_share_a_client_is_503_and_what_is_about_a_held_lock_and_prob
     posted[1..].iter().for_each(|answer| drop(answer.problem(503, "quorum_unavailable")));
     extended.problem(503, "outcome_unknown");
     server.cont();
-    eventually("there is a place again", async || (gateway.post("third", json!({})).await.status == 201).then_some(()))
-        .await;
+    eventually("there is a place again", async || {
+        (gateway.post("third", json!({})).await.status == 201).then_some(())
+    })
+    .await;
 }

@@ -13,7 +13,8 @@ const ONE: &str = "203.0.113.1";
 const OTHER: &str = "203.0.113.2";
 
 async fn with_one_waiter_per_client(trusted: &str) -> Gateway {
-    let launch = Launch::embedded().flag("--trusted-proxy", trusted).flag("--max-waiters-per-client", "1");
+    let launch =
+        Launch::embedded().flag("--trusted-proxy", trusted).flag("--max-waiters-per-client", "1");
     let gateway = launch.start().await;
     gateway.acquire("job").await;
     gateway
@@ -45,9 +46,11 @@ async fn clients_behind_a_trusted_proxy_have_limits_of_their_own() {
 async fn a_client_that_is_no_trusted_proxy_cannot_forge_an_address() {
     let gateway = with_one_waiter_per_client("10.0.0.0/8").await;
     let _one = line_up(&gateway, waits_for(&gateway, "x-forwarded-for", ONE)).await;
-    for (header, value) in
-        [("x-forwarded-for", OTHER), ("forwarded", "for=203.0.113.2"), ("x-forwarded-for", "10.0.0.1")]
-    {
+    for (header, value) in [
+        ("x-forwarded-for", OTHER),
+        ("forwarded", "for=203.0.113.2"),
+        ("x-forwarded-for", "10.0.0.1"),
+    ] {
         waits_for(&gateway, header, value).send().await.problem(429, "too_many_waiters");
     }
 }
@@ -57,9 +60,12 @@ async fn log_and_audit_show_the_address_of_the_client() {
     let log = Scratch::new("audit.jsonl", "");
     let known = key("known", HOLDER, "*").await;
     let keys = file(&[&known]);
-    let launch = with_keys(&keys).flag("--audit-log", log.path()).flag("--trusted-proxy", "127.0.0.1");
+    let launch =
+        with_keys(&keys).flag("--audit-log", log.path()).flag("--trusted-proxy", "127.0.0.1");
     let gateway = launch.env("RUST_LOG", "info").start().await;
-    let from = |client: &str| known.call(&gateway, Method::POST, "/locks/job").header("x-forwarded-for", client);
+    let from = |client: &str| {
+        known.call(&gateway, Method::POST, "/locks/job").header("x-forwarded-for", client)
+    };
     assert_eq!(from("203.0.113.1:4711").json(&json!({})).send().await.status, 201);
     // The first refusal of each client has a line of its own.
     for client in [ONE, OTHER] {
@@ -69,10 +75,13 @@ async fn log_and_audit_show_the_address_of_the_client() {
     let audited = |text: &str, outcome: &str, address: &str| {
         text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).any(|line| {
             let proxy = line["proxy"].as_str().unwrap_or_default();
-            line["outcome"] == outcome && line["address"] == address && proxy.starts_with("127.0.0.1:")
+            line["outcome"] == outcome
+                && line["address"] == address
+                && proxy.starts_with("127.0.0.1:")
         })
     };
-    let lines = [("done", "203.0.113.1:4711"), ("unauthenticated", ONE), ("unauthenticated", OTHER)];
+    let lines =
+        [("done", "203.0.113.1:4711"), ("unauthenticated", ONE), ("unauthenticated", OTHER)];
     eventually("all are on the record", async || {
         let text = std::fs::read_to_string(log.path()).expect("it is there");
         lines.iter().all(|(outcome, address)| audited(&text, outcome, address)).then_some(())
@@ -81,8 +90,10 @@ async fn log_and_audit_show_the_address_of_the_client() {
     eventually("each refusal is logged", async || {
         let log = gateway.stdout();
         let refused = |client: &&str| {
-            log.lines()
-                .any(|line| line.contains("request refused") && line.contains(&format!("\"address\":\"{client}\"")))
+            log.lines().any(|line| {
+                line.contains("request refused")
+                    && line.contains(&format!("\"address\":\"{client}\""))
+            })
         };
         [ONE, OTHER].iter().all(refused).then_some(())
     })

@@ -19,7 +19,14 @@ const CONNECTIONS: u32 = 8;
 /// Masters that refuse writes beyond so much memory.
 fn small_masters(max_memory: &str) -> Vec<RedisServer> {
     let args = ["--maxmemory", max_memory, "--maxmemory-policy", "noeviction"].map(String::from);
-    (0..3).map(|_| RedisServer::start_with(RedisOptions { args: args.clone().into(), ..Default::default() })).collect()
+    (0..3)
+        .map(|_| {
+            RedisServer::start_with(RedisOptions {
+                args: args.clone().into(),
+                ..Default::default()
+            })
+        })
+        .collect()
 }
 
 /// Takes new names over several connections, each request as soon as the one before is answered.
@@ -39,7 +46,8 @@ struct Counts {
 impl Taker {
     async fn start(gateway: &Gateway, key: Option<&Key>, most: u32) -> Self {
         let (mut connections, counts) = (JoinSet::new(), Arc::new(Counts::default()));
-        let authorization = key.map_or(String::new(), |key| format!("authorization: {}\r\n", key.bearer()));
+        let authorization =
+            key.map_or(String::new(), |key| format!("authorization: {}\r\n", key.bearer()));
         for first in 0..CONNECTIONS {
             let (mut connection, counts) = (gateway.raw().await, counts.clone());
             let authorization = authorization.clone();
@@ -48,7 +56,8 @@ impl Taker {
                     if counts.is_over.load(Ordering::Relaxed) {
                         return;
                     }
-                    let status = take(&mut connection, &format!("new-{number}"), &authorization).await;
+                    let status =
+                        take(&mut connection, &format!("new-{number}"), &authorization).await;
                     let count = match status {
                         201 => &counts.granted,
                         429 => &counts.refused,
@@ -137,7 +146,11 @@ async fn a_modest_client_is_served_beside_a_greedy_one_on_small_masters() {
     let servers = small_masters("5mb");
     let (greedy, modest) = (key("greedy", HOLDER, "*").await, key("modest", HOLDER, "*").await);
     let file = file(&[&greedy, &modest]);
-    let gateway = Launch::over(&servers).flag("--auth-keys", file.path()).flag("--public", "metrics").start().await;
+    let gateway = Launch::over(&servers)
+        .flag("--auth-keys", file.path())
+        .flag("--public", "metrics")
+        .start()
+        .await;
     is_ready(&gateway).await;
     let taker = Taker::start(&gateway, Some(&greedy), u32::MAX).await;
     taker.until_refused().await;
@@ -150,7 +163,10 @@ async fn a_modest_client_is_served_beside_a_greedy_one_on_small_masters() {
         served * 100 >= names * 99,
         "{served} of {names} beside {granted} granted, {by_share} refused, {failed} failed"
     );
-    assert!(granted > 2000 && by_share > 0 && failed == 0, "{granted} granted, {by_share} refused, {failed} failed");
+    assert!(
+        granted > 2000 && by_share > 0 && failed == 0,
+        "{granted} granted, {by_share} refused, {failed} failed"
+    );
 
     let problem = refused.problem(429, "quota_exceeded");
     let detail = problem["detail"].as_str().expect("a text");
@@ -169,7 +185,11 @@ async fn full_masters_bound_holders_at_once_and_newcomers_hear_why() {
     let servers = masters(3);
     let (holder, newcomer) = (key("holder", HOLDER, "*").await, key("newcomer", HOLDER, "*").await);
     let file = file(&[&holder, &newcomer]);
-    let gateway = Launch::over(&servers).flag("--auth-keys", file.path()).flag("--public", "metrics").start().await;
+    let gateway = Launch::over(&servers)
+        .flag("--auth-keys", file.path())
+        .flag("--public", "metrics")
+        .start()
+        .await;
     is_ready(&gateway).await;
     let (granted, ..) = Taker::start(&gateway, Some(&holder), 400).await.finish().await;
     assert_eq!(granted, 400);
@@ -187,7 +207,8 @@ async fn full_masters_bound_holders_at_once_and_newcomers_hear_why() {
     all("0");
     for key in [&holder, &newcomer] {
         eventually("there is room again", async || {
-            (post(&gateway, key, "after", json!({ "ttl_ms": 10 })).await.status == 201).then_some(())
+            (post(&gateway, key, "after", json!({ "ttl_ms": 10 })).await.status == 201)
+                .then_some(())
         })
         .await;
     }
@@ -206,7 +227,10 @@ async fn embedded_nodes_share_half_of_the_memory_budget() {
     taker.until_refused().await;
     let served = is_served(&gateway, &modest, 100).await;
     let (granted, by_share, failed) = taker.end().await;
-    assert!(served >= 99 && granted > 1000 && failed == 0, "{served}: {granted}, {by_share}, {failed}");
+    assert!(
+        served >= 99 && granted > 1000 && failed == 0,
+        "{served}: {granted}, {by_share}, {failed}"
+    );
     let metrics = Samples::of(&gateway).await;
     let node = [("node", "embedded-1")];
     let max = metrics.get("redlock_node_max_memory_bytes", &node);
@@ -239,7 +263,9 @@ async fn what_a_tiny_ttl_or_the_release_of_a_free_lock_leaves_on_the_masters_is_
     let invented = format!("1.{}.{}", tiny.fencing, "a".repeat(40));
     gateway.delete("free", &invented).await.problem(404, "lock_not_found");
     let fences = |server: &RedisServer| -> Vec<i64> {
-        ["{lock:tiny}:fence", "{lock:free}:fence"].map(|key| server.cmd(&["PTTL", key]).integer()).to_vec()
+        ["{lock:tiny}:fence", "{lock:free}:fence"]
+            .map(|key| server.cmd(&["PTTL", key]).integer())
+            .to_vec()
     };
     for server in &servers {
         let left = fences(server);

@@ -14,7 +14,10 @@ const REFUSED: usize = 3000;
 
 /// Lines of JSON that have this word somewhere.
 fn lines(log: &str, word: &str) -> Vec<Value> {
-    log.lines().filter(|line| line.contains(word)).filter_map(|line| serde_json::from_str(line).ok()).collect()
+    log.lines()
+        .filter(|line| line.contains(word))
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect()
 }
 
 #[tokio::test]
@@ -22,7 +25,8 @@ async fn thousands_of_refused_requests_filled_the_log() {
     let known = key("known", HOLDER, "a").await;
     let file = file(&[&known]);
     let mut gateway = with_keys(&file).env("RUST_LOG", "info").start().await;
-    let request = b"POST /locks/a HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer nonsense\r\n\r\n";
+    let request =
+        b"POST /locks/a HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer nonsense\r\n\r\n";
     for _ in 0..REFUSED / 100 {
         let mut stream = TcpStream::connect(gateway.address()).await.expect("the gateway listens");
         stream.write_all(&request.repeat(100)).await.expect("the gateway reads");
@@ -38,7 +42,9 @@ async fn thousands_of_refused_requests_filled_the_log() {
     assert_eq!(gateway.ended().await, Some(0));
     let log = gateway.stdout();
     assert!(log.len() < 20_000, "{} bytes of log for {REFUSED} refused requests", log.len());
-    for (in_full, sum) in [("\"audit\"", "\"requests\""), ("\"request refused\"", "\"requests refused, after")] {
+    for (in_full, sum) in
+        [("\"audit\"", "\"requests\""), ("\"request refused\"", "\"requests refused, after")]
+    {
         let first = lines(&log, in_full).into_iter().filter(|line| line["refused"].is_null());
         let first = first.filter(|line| line["status"] == 401).count();
         let sums = lines(&log, sum);
@@ -46,5 +52,8 @@ async fn thousands_of_refused_requests_filled_the_log() {
         let summed: u64 = sums.iter().filter_map(|line| line["refused"].as_u64()).sum();
         assert_eq!(first as u64 + summed, REFUSED as u64, "{in_full}\n{log}");
     }
-    assert!(lines(&log, "\"audit\"").iter().any(|line| line["who"] == "known" && line["lock"] == "b"), "{log}");
+    assert!(
+        lines(&log, "\"audit\"").iter().any(|line| line["who"] == "known" && line["lock"] == "b"),
+        "{log}"
+    );
 }

@@ -36,17 +36,25 @@ async fn repeated(gateways: &[&Gateway]) {
             assert_eq!((&lease.token, lease.fencing), (&before.token, before.fencing));
         }
         assert_eq!(answer.headers.contains_key("idempotency-replayed"), n > 0);
-        assert!(left(&gateway.look("job").await) > ttl_ms - 5_000, "the repetition gets its full TTL");
+        assert!(
+            left(&gateway.look("job").await) > ttl_ms - 5_000,
+            "the repetition gets its full TTL"
+        );
         leases.push(lease);
     }
     let (first, last) = (&leases[0], leases.last().unwrap());
     let (one, other) = (gateways[0], gateways[gateways.len() - 1]);
 
-    let refused = keyed(one, "job", "order-4711/another-attempt", 60_000).await.problem(409, "lock_held");
+    let refused =
+        keyed(one, "job", "order-4711/another-attempt", 60_000).await.problem(409, "lock_held");
     assert_eq!(refused["holder"], "host-7");
     one.post("job", json!({})).await.problem(409, "lock_held");
     let elsewhere = Lease::from(&keyed(one, "another-job", KEY, 60_000).await);
-    assert_ne!(elsewhere.owner(), first.owner(), "one key for two locks must not give them one secret");
+    assert_ne!(
+        elsewhere.owner(),
+        first.owner(),
+        "one key for two locks must not give them one secret"
+    );
 
     // No repetition has made an answer void.
     assert_eq!(one.patch("job", &first.token, 60_000).await.status, 200);
@@ -72,7 +80,8 @@ async fn a_repeated_request_gets_its_own_lock_again_from_any_gateway() {
 
 #[tokio::test]
 async fn gateways_of_different_clusters_derive_different_secrets_from_one_key() {
-    let (one, two) = (Launch::embedded().flag("--cluster", "one"), Launch::embedded().flag("--cluster", "two"));
+    let (one, two) =
+        (Launch::embedded().flag("--cluster", "one"), Launch::embedded().flag("--cluster", "two"));
     let (one, two) = (one.start().await, two.start().await);
     let leases = [keyed(&one, "job", KEY, 60_000).await, keyed(&two, "job", KEY, 60_000).await];
     assert_ne!(Lease::from(&leases[0]).owner(), Lease::from(&leases[1]).owner());
@@ -89,17 +98,28 @@ async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
     client.announce("POST", "job", "", body.len()).await;
     client.write(body).await;
     let reachable = |at| at < 2;
-    eventually("the acquire is under way", async || (stored_on(&servers, "job", reachable).len() == 2).then_some(()))
-        .await;
+    eventually("the acquire is under way", async || {
+        (stored_on(&servers, "job", reachable).len() == 2).then_some(())
+    })
+    .await;
     drop(client);
     eventually("the gateway has seen that the client is gone", async || {
         let samples = Samples::of(&gateway).await;
-        samples.is("redlock_operations_total", &[("operation", "acquire"), ("outcome", "cancelled")], 1.0).then_some(())
+        samples
+            .is(
+                "redlock_operations_total",
+                &[("operation", "acquire"), ("outcome", "cancelled")],
+                1.0,
+            )
+            .then_some(())
     })
     .await;
     servers[2..].iter().for_each(RedisServer::cont);
     clean_for_good(&servers, "job", before + 1).await;
-    eventually("the lock is free", async || (gateway.look("job").await["state"] == "free").then_some(())).await;
+    eventually("the lock is free", async || {
+        (gateway.look("job").await["state"] == "free").then_some(())
+    })
+    .await;
     gateway.acquire("job").await;
 }
 
@@ -109,9 +129,14 @@ async fn clients_that_leave_at_any_moment_hold_nothing_beyond_the_ttl() {
     let gateway = Launch::over(&servers).ready().await;
     for n in 0..200_u64 {
         let mut client = TcpStream::connect(gateway.address()).await.unwrap();
-        let head = format!("POST /locks/gone-{n} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n");
+        let head = format!(
+            "POST /locks/gone-{n} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        );
         let body = r#"{"ttl_ms":1500}"#;
-        client.write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
+        client
+            .write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes())
+            .await
+            .unwrap();
         // Anywhere between before the request is read and after the answer is written.
         tokio::time::sleep(Duration::from_micros(n * 20)).await;
     }
@@ -123,7 +148,10 @@ async fn clients_that_leave_at_any_moment_hold_nothing_beyond_the_ttl() {
     let samples = Samples::of(&gateway).await;
     let acquires: f64 = ["granted", "cancelled"]
         .iter()
-        .map(|outcome| samples.get("redlock_operations_total", &[("operation", "acquire"), ("outcome", outcome)]))
+        .map(|outcome| {
+            samples
+                .get("redlock_operations_total", &[("operation", "acquire"), ("outcome", outcome)])
+        })
         .sum();
     assert!(acquires > 100.0, "only {acquires} requests came so far as to be tried");
 }

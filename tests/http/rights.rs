@@ -15,12 +15,15 @@ async fn a_key_without_the_metrics_permission_learns_no_address_of_a_node() {
     let plain = key("plain", HOLDER, "*").await;
     let watcher = key("watcher", &format!("{HOLDER},metrics"), "*").await;
     let file = file(&[&plain, &watcher]);
-    let launch = Launch::over(&servers).flag("--node-timeout", "100ms").flag("--auth-keys", file.path());
+    let launch =
+        Launch::over(&servers).flag("--node-timeout", "100ms").flag("--auth-keys", file.path());
     let gateway = launch.start().await;
     is_ready(&gateway).await;
     let ports: Vec<String> = servers.iter().map(|server| server.port().to_string()).collect();
-    let shows_ports = |answer: &Answer| ports.iter().any(|port| answer.text().contains(port.as_str()));
-    let leases = [plain.acquire(&gateway, "plain").await, watcher.acquire(&gateway, "watcher").await];
+    let shows_ports =
+        |answer: &Answer| ports.iter().any(|port| answer.text().contains(port.as_str()));
+    let leases =
+        [plain.acquire(&gateway, "plain").await, watcher.acquire(&gateway, "watcher").await];
 
     let nodes = |answer: &Answer| answer.json()["nodes"].as_array().expect("a list").clone();
     let looked = plain.get(&gateway, "/locks/plain").await;
@@ -32,7 +35,11 @@ async fn a_key_without_the_metrics_permission_learns_no_address_of_a_node() {
     servers[1..].iter_mut().for_each(RedisServer::kill);
     for (key, lease) in [&plain, &watcher].into_iter().zip(&leases) {
         let name = if std::ptr::eq(key, &plain) { "plain" } else { "watcher" };
-        let post = key.call(&gateway, Method::POST, "/locks/other").json(&json!({ "ttl_ms": 60_000 })).send().await;
+        let post = key
+            .call(&gateway, Method::POST, "/locks/other")
+            .json(&json!({ "ttl_ms": 60_000 }))
+            .send()
+            .await;
         post.problem(503, "quorum_unavailable");
         let patch = key.patch(&gateway, name, &lease.token).await;
         patch.problem(503, "outcome_unknown");
@@ -61,8 +68,10 @@ fn told(answer: &Answer) -> Value {
 #[tokio::test]
 async fn a_key_that_may_only_release_or_extend_learns_nothing_of_the_locks_of_others() {
     let holder = key("holder", HOLDER, "*").await;
-    let (cleaner, extender) = (key("cleaner", "release", "*").await, key("extender", "extend", "*").await);
-    let (worker, reader) = (key("worker", "acquire,extend,release", "*").await, key("reader", HOLDER, "*").await);
+    let (cleaner, extender) =
+        (key("cleaner", "release", "*").await, key("extender", "extend", "*").await);
+    let (worker, reader) =
+        (key("worker", "acquire,extend,release", "*").await, key("reader", HOLDER, "*").await);
     let file = file(&[&holder, &cleaner, &extender, &worker, &reader]);
     let gateway = with_keys(&file).start().await;
     let lease = holder.acquire(&gateway, "held").await;
@@ -70,27 +79,50 @@ async fn a_key_that_may_only_release_or_extend_learns_nothing_of_the_locks_of_ot
     // As somebody would make one up.
     let made_up = format!("1.{}.{}", lease.fencing, "a".repeat(40));
     for token in [&made_up, &lease.token] {
-        let (held, free) =
-            (cleaner.delete(&gateway, "held", token).await, cleaner.delete(&gateway, "free", token).await);
+        let (held, free) = (
+            cleaner.delete(&gateway, "held", token).await,
+            cleaner.delete(&gateway, "free", token).await,
+        );
         held.problem(404, "lock_not_found");
-        assert_eq!((told(&held), held.header("retry-after")), (told(&free), free.header("retry-after")));
-        let (held, free) =
-            (extender.patch(&gateway, "held", token).await, extender.patch(&gateway, "free", token).await);
+        assert_eq!(
+            (told(&held), held.header("retry-after")),
+            (told(&free), free.header("retry-after"))
+        );
+        let (held, free) = (
+            extender.patch(&gateway, "held", token).await,
+            extender.patch(&gateway, "free", token).await,
+        );
         held.problem(404, "lock_not_found");
-        assert_eq!((told(&held), held.header("retry-after")), (told(&free), free.header("retry-after")));
+        assert_eq!(
+            (told(&held), held.header("retry-after")),
+            (told(&free), free.header("retry-after"))
+        );
 
         // Who may acquire learns that it is held by trying, and by whom; here it is not told what it did not ask for.
-        for answer in [worker.delete(&gateway, "held", token).await, worker.patch(&gateway, "held", token).await] {
+        for answer in [
+            worker.delete(&gateway, "held", token).await,
+            worker.patch(&gateway, "held", token).await,
+        ] {
             let problem = answer.problem(409, "not_holder");
-            assert!(problem.get("holder").is_none() && problem.get("expires_in_ms").is_none(), "{problem}");
+            assert!(
+                problem.get("holder").is_none() && problem.get("expires_in_ms").is_none(),
+                "{problem}"
+            );
             assert!(!problem.to_string().contains("somebody\\\""), "{problem}");
         }
-        for answer in [reader.delete(&gateway, "held", token).await, reader.patch(&gateway, "held", token).await] {
+        for answer in [
+            reader.delete(&gateway, "held", token).await,
+            reader.patch(&gateway, "held", token).await,
+        ] {
             let problem = answer.problem(409, "not_holder");
-            assert!(problem["holder"] == "somebody" && problem.get("expires_in_ms").is_some(), "{problem}");
+            assert!(
+                problem["holder"] == "somebody" && problem.get("expires_in_ms").is_some(),
+                "{problem}"
+            );
         }
     }
-    let refused = worker.call(&gateway, Method::POST, "/locks/held").send().await.problem(409, "lock_held");
+    let refused =
+        worker.call(&gateway, Method::POST, "/locks/held").send().await.problem(409, "lock_held");
     assert_eq!(refused["holder"], "somebody", "the contract of acquiring");
     assert_eq!(holder.delete(&gateway, "held", &lease.token).await.status, 204);
 }
@@ -105,24 +137,47 @@ async fn a_secret_that_is_pasted_into_a_path_is_in_no_log_no_record_and_no_answe
     let mut last = String::new();
     for secret in [&known.text, &lease.token] {
         let tail = secret.rsplit('.').next().unwrap();
-        let paths =
-            ["/locks/{}", "/locks/deploy%2F{}", "/locks/x{}", "/locks/a/{}", "/locks/{}?force=true", "/{}", "/docs/{}"];
-        let queries = ["/locks?prefix={}", "/locks?{}=1", "/locks?cursor={}", "/locks?limit={}", "/locks/job?{}"];
+        let paths = [
+            "/locks/{}",
+            "/locks/deploy%2F{}",
+            "/locks/x{}",
+            "/locks/a/{}",
+            "/locks/{}?force=true",
+            "/{}",
+            "/docs/{}",
+        ];
+        let queries = [
+            "/locks?prefix={}",
+            "/locks?{}=1",
+            "/locks?cursor={}",
+            "/locks?limit={}",
+            "/locks/job?{}",
+        ];
         for path in paths.into_iter().chain(queries) {
             for method in [Method::POST, Method::PATCH, Method::DELETE, Method::GET] {
                 for shown in [known.bearer(), "Bearer x".into()] {
-                    let call = gateway.call(method.clone(), path.replace("{}", secret)).header("authorization", shown);
-                    let answer = call.header("lock-token", OTHER_TOKEN).json(&json!({ "ttl_ms": 60_000 })).send().await;
-                    assert!(answer.status >= 400 || path == "/locks/job?{}", "{method} {path}: {answer:?}");
+                    let call = gateway
+                        .call(method.clone(), path.replace("{}", secret))
+                        .header("authorization", shown);
+                    let answer = call
+                        .header("lock-token", OTHER_TOKEN)
+                        .json(&json!({ "ttl_ms": 60_000 }))
+                        .send()
+                        .await;
+                    assert!(
+                        answer.status >= 400 || path == "/locks/job?{}",
+                        "{method} {path}: {answer:?}"
+                    );
                     assert!(!format!("{answer:?}").contains(tail), "{method} {path}: {answer:?}");
                     answer.header("x-request-id").clone_into(&mut last);
                 }
             }
         }
     }
-    let log =
-        eventually("the last request is logged", async || Some(gateway.stdout()).filter(|log| log.contains(&last)))
-            .await;
+    let log = eventually("the last request is logged", async || {
+        Some(gateway.stdout()).filter(|log| log.contains(&last))
+    })
+    .await;
     known.get(&gateway, "/locks/job").await;
     let recorded = eventually("it is on the record", async || {
         let text = std::fs::read_to_string(record.path()).unwrap();
@@ -149,7 +204,11 @@ async fn a_key_beyond_its_rate_is_shown_no_more_of_readyz_than_anybody() {
         answer.json().get("nodes").is_none().then_some(answer)
     })
     .await;
-    assert_eq!((bare.status, bare.json()), (200, json!({ "status": "ready" })), "a probe is not sent away");
+    assert_eq!(
+        (bare.status, bare.json()),
+        (200, json!({ "status": "ready" })),
+        "a probe is not sent away"
+    );
 }
 
 #[tokio::test]
@@ -161,15 +220,18 @@ async fn a_key_that_is_revoked_while_the_body_of_its_request_is_on_its_way_does_
     let body = json!({ "ttl_ms": 3_600_000 }).to_string();
     let mut on_their_way = Vec::new();
     for (method, name) in [("PATCH", "job"), ("POST", "other")] {
-        let headers = format!("authorization: {}\r\nlock-token: {}\r\n", revoked.bearer(), lease.token);
+        let headers =
+            format!("authorization: {}\r\nlock-token: {}\r\n", revoked.bearer(), lease.token);
         let mut raw = gateway.raw().await;
         raw.announce(method, name, &format!("expect: 100-continue\r\n{headers}"), body.len()).await;
         raw.told_to_continue().await;
         on_their_way.push(raw);
     }
     std::fs::write(file.path(), &stays.entry).unwrap();
-    eventually("the key is gone", async || (revoked.get(&gateway, "/locks/job").await.status == 401).then_some(()))
-        .await;
+    eventually("the key is gone", async || {
+        (revoked.get(&gateway, "/locks/job").await.status == 401).then_some(())
+    })
+    .await;
     for mut raw in on_their_way {
         raw.write(&body).await;
         raw.answer().await.problem(401, "unauthenticated");

@@ -49,10 +49,17 @@ async fn a_page_of_another_site_takes_and_releases_no_lock_where_there_are_no_ke
         ] {
             let answer = send(&gateway, method, path, &token).await;
             let problem = answer.problem(403, "forbidden");
-            assert!(problem["detail"].as_str().unwrap().contains("a page of another site"), "{problem}");
+            assert!(
+                problem["detail"].as_str().unwrap().contains("a page of another site"),
+                "{problem}"
+            );
         }
         for path in ["/docs/", "/openapi.json", "/livez", "/readyz"] {
-            assert_eq!(send(&gateway, Method::GET, path, headers).await.status, 200, "{path} is for people and probes");
+            assert_eq!(
+                send(&gateway, Method::GET, path, headers).await.status,
+                200,
+                "{path} is for people and probes"
+            );
         }
     }
     assert_eq!(gateway.look("free").await["state"], "free");
@@ -67,7 +74,11 @@ async fn a_page_of_another_site_takes_and_releases_no_lock_where_there_are_no_ke
         &[("origin", &own)],
     ];
     for (n, headers) in ours.into_iter().enumerate() {
-        assert_eq!(send(&gateway, Method::POST, &format!("/locks/own-{n}"), headers).await.status, 201, "{headers:?}");
+        assert_eq!(
+            send(&gateway, Method::POST, &format!("/locks/own-{n}"), headers).await.status,
+            201,
+            "{headers:?}"
+        );
     }
 }
 
@@ -78,7 +89,9 @@ async fn without_keys_the_pages_of_listed_origins_and_no_others_may_call() {
         let path = format!("/locks/job-{n}");
         let from = |origin| [("sec-fetch-site", site), ("origin", origin)];
         send(&gateway, Method::POST, &path, &from(EVIL)).await.problem(403, "forbidden");
-        send(&gateway, Method::POST, &path, &[("sec-fetch-site", site)]).await.problem(403, "forbidden");
+        send(&gateway, Method::POST, &path, &[("sec-fetch-site", site)])
+            .await
+            .problem(403, "forbidden");
         let both = [("sec-fetch-site", site), ("origin", OPS), ("origin", EVIL)];
         send(&gateway, Method::POST, &path, &both).await.problem(403, "forbidden");
         assert_eq!(send(&gateway, Method::POST, &path, &from(OPS)).await.status, 201);
@@ -90,20 +103,29 @@ async fn without_keys_the_pages_of_listed_origins_and_no_others_may_call() {
 async fn a_kept_password_is_lent_to_no_other_page_and_a_bearer_key_is_the_pages_own() {
     let known = key("known", HOLDER, "*").await;
     let file = file(&[&known]);
-    let gateway = with_keys(&file).flag("--public", "none").more("--cors-origin", OPS).start().await;
+    let gateway =
+        with_keys(&file).flag("--public", "none").more("--cors-origin", OPS).start().await;
     let basic = format!("Basic {}", BASE64_STANDARD.encode(format!("known:{}", known.text)));
     let lease = known.acquire(&gateway, "held").await;
-    let listed: [Headers<'_>; 2] = [&[("sec-fetch-site", "cross-site"), ("origin", OPS)], &[("origin", OPS)]];
+    let listed: [Headers<'_>; 2] =
+        [&[("sec-fetch-site", "cross-site"), ("origin", OPS)], &[("origin", OPS)]];
     for headers in FOREIGN.into_iter().chain(listed) {
-        let with =
-            |authorization| [headers, &[("authorization", authorization), ("lock-token", &lease.token)]].concat();
-        for (method, path) in
-            [(Method::POST, "/locks/free"), (Method::PATCH, "/locks/held"), (Method::DELETE, "/locks/held")]
-        {
+        let with = |authorization| {
+            [headers, &[("authorization", authorization), ("lock-token", &lease.token)]].concat()
+        };
+        for (method, path) in [
+            (Method::POST, "/locks/free"),
+            (Method::PATCH, "/locks/held"),
+            (Method::DELETE, "/locks/held"),
+        ] {
             send(&gateway, method, path, &with(&basic)).await.problem(403, "forbidden");
         }
         let bearer = known.bearer();
-        assert_eq!(send(&gateway, Method::GET, "/locks/held", &with(&bearer)).await.status, 200, "{headers:?}");
+        assert_eq!(
+            send(&gateway, Method::GET, "/locks/held", &with(&bearer)).await.status,
+            200,
+            "{headers:?}"
+        );
         send(&gateway, Method::POST, "/locks/free", headers).await.problem(401, "unauthenticated");
         // Nothing is told of the nodes either.
         let ready = send(&gateway, Method::GET, "/readyz", &with(&basic)).await;
@@ -111,7 +133,13 @@ async fn a_kept_password_is_lent_to_no_other_page_and_a_bearer_key_is_the_pages_
     }
     assert_eq!(known.get(&gateway, "/locks/free").await.json()["state"], "free");
     // Who follows a link is shown the page, and no page looks into it.
-    let page = |mode| [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", mode), ("authorization", basic.as_str())];
+    let page = |mode| {
+        [
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", mode),
+            ("authorization", basic.as_str()),
+        ]
+    };
     assert_eq!(send(&gateway, Method::GET, "/docs/", &page("navigate")).await.status, 200);
     send(&gateway, Method::GET, "/openapi.json", &page("no-cors")).await.problem(403, "forbidden");
     send(&gateway, Method::GET, "/locks/held", &page("navigate")).await.problem(403, "forbidden");
@@ -121,8 +149,7 @@ async fn a_kept_password_is_lent_to_no_other_page_and_a_bearer_key_is_the_pages_
 async fn a_certificate_that_a_browser_shows_counts_for_our_own_pages_only() {
     let authority = Authority::new();
     let (server, own) = (authority.issue("server", "/CN=gateway"), authority.issue("ci", "/CN=ci"));
-    let keys =
-        "[[key]]\nname = 'ci'\ncertificate = 'CN=ci'\nallow = [{ verbs = ['acquire', 'inspect'], names = ['*'] }]";
+    let keys = "[[key]]\nname = 'ci'\ncertificate = 'CN=ci'\nallow = [{ verbs = ['acquire', 'inspect'], names = ['*'] }]";
     let keys = Scratch::new("keys.toml", keys);
     let launch = Launch::embedded().flag("--tls-cert", &server.cert).flag("--tls-key", &server.key);
     let launch = launch.flag("--tls-client-ca", &authority.ca()).flag("--auth-keys", keys.path());
@@ -130,7 +157,8 @@ async fn a_certificate_that_a_browser_shows_counts_for_our_own_pages_only() {
     let mut open = Client::showing(&authority, &own).open(gateway.address()).await.unwrap();
     let mut post = async |headers: Headers<'_>| {
         let request = http::Request::post("/locks/job").header("host", "localhost");
-        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let request =
+            headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         open.send(request.body(Default::default()).unwrap()).await.unwrap().0
     };
     for headers in FOREIGN {
@@ -169,10 +197,16 @@ async fn a_name_that_somebody_else_points_at_loopback_leads_nowhere() {
         "127.1.2.3".into(),
         "[::1]:1".into(),
     ] {
-        assert_eq!(gateway.call(Method::GET, "/locks/job").header("host", &host).send().await.status, 200, "{host}");
+        assert_eq!(
+            gateway.call(Method::GET, "/locks/job").header("host", &host).send().await.status,
+            200,
+            "{host}"
+        );
     }
 
-    let named = Launch::embedded().more("--allowed-host", "locks.example.com").env("REDLOCK_ALLOWED_HOSTS", "ignored");
+    let named = Launch::embedded()
+        .more("--allowed-host", "locks.example.com")
+        .env("REDLOCK_ALLOWED_HOSTS", "ignored");
     let named = named.more("--allowed-host", "Other.example").start().await;
     for host in ["locks.example.com", "LOCKS.example.com:443", "other.example", "localhost"] {
         let lease = Lease::from(&with_host(&named, host).await);
@@ -183,14 +217,22 @@ async fn a_name_that_somebody_else_points_at_loopback_leads_nowhere() {
 
 #[tokio::test]
 async fn off_loopback_any_name_is_right_until_some_are_named() {
-    let world = || Launch::embedded().flag("--listen", "0.0.0.0:0").word("--embedded").word("--allow-anonymous");
+    let world = || {
+        Launch::embedded()
+            .flag("--listen", "0.0.0.0:0")
+            .word("--embedded")
+            .word("--allow-anonymous")
+    };
     let get = async |gateway: &Gateway, host: &str| {
         gateway.call(Method::GET, "/livez").header("host", host).send().await.status
     };
     let any = world().start().await;
     assert_eq!((get(&any, "locks.example.com").await, get(&any, "evil.example").await), (200, 200));
     let named = world().more("--allowed-host", "locks.example.com").start().await;
-    assert_eq!((get(&named, "locks.example.com").await, get(&named, "evil.example").await), (200, 421));
+    assert_eq!(
+        (get(&named, "locks.example.com").await, get(&named, "evil.example").await),
+        (200, 421)
+    );
     assert_eq!(get(&named, "10.0.0.1:8080").await, 200, "probes know nothing but the address");
 }
 
@@ -199,14 +241,30 @@ async fn a_request_says_once_whom_it_is_for() {
     let gateway = Launch::embedded().start().await;
     for (head, status, code) in [
         ("GET /livez HTTP/1.1\r\n\r\n", 400, "invalid_parameter"),
-        ("GET /livez HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n", 400, "invalid_parameter"),
-        ("GET /livez HTTP/1.1\r\nhost: localhost\r\nHost: evil.example\r\n\r\n", 400, "invalid_parameter"),
+        (
+            "GET /livez HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n",
+            400,
+            "invalid_parameter",
+        ),
+        (
+            "GET /livez HTTP/1.1\r\nhost: localhost\r\nHost: evil.example\r\n\r\n",
+            400,
+            "invalid_parameter",
+        ),
         ("GET /livez HTTP/1.1\r\nhost: localhost@evil.example\r\n\r\n", 400, "invalid_parameter"),
         ("GET /livez HTTP/1.1\r\nhost: localhost:80:80\r\n\r\n", 400, "invalid_parameter"),
         ("GET /readyz HTTP/1.1\r\nhost: evil.example\r\n\r\n", 421, "misdirected_request"),
         ("GET /livez HTTP/1.1\r\nhost:\r\n\r\n", 421, "misdirected_request"),
-        ("GET http://evil.example/livez HTTP/1.1\r\nhost: localhost\r\n\r\n", 421, "misdirected_request"),
-        ("GET http://localhost/livez HTTP/1.1\r\nhost: evil.example\r\n\r\n", 421, "misdirected_request"),
+        (
+            "GET http://evil.example/livez HTTP/1.1\r\nhost: localhost\r\n\r\n",
+            421,
+            "misdirected_request",
+        ),
+        (
+            "GET http://localhost/livez HTTP/1.1\r\nhost: evil.example\r\n\r\n",
+            421,
+            "misdirected_request",
+        ),
         ("GET http://localhost/livez HTTP/1.1\r\n\r\n", 400, "invalid_parameter"),
         ("POST /locks/job HTTP/1.0\r\nhost: evil.example\r\n\r\n", 421, "misdirected_request"),
     ] {
@@ -214,7 +272,10 @@ async fn a_request_says_once_whom_it_is_for() {
         raw.write(head).await;
         raw.answer().await.problem(status, code);
     }
-    for head in ["GET http://localhost/livez HTTP/1.1\r\nhost: localhost\r\n\r\n", "GET /livez HTTP/1.0\r\n\r\n"] {
+    for head in [
+        "GET http://localhost/livez HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        "GET /livez HTTP/1.0\r\n\r\n",
+    ] {
         let mut raw = gateway.raw().await;
         raw.write(head).await;
         assert_eq!(raw.answer().await.status, 200, "{head}");

@@ -17,14 +17,19 @@ use crate::support::gateway::{Gateway, Launch, Scratch, WELL_BELOW_A_TIMEOUT};
 use crate::support::harness::{PATIENCE, TempDir, eventually};
 
 fn https(own: &Issued) -> Launch {
-    Launch::embedded().flag("--tls-cert", &own.cert).flag("--tls-key", &own.key).env("RUST_LOG", "debug")
+    Launch::embedded()
+        .flag("--tls-cert", &own.cert)
+        .flag("--tls-key", &own.key)
+        .env("RUST_LOG", "debug")
 }
 
 /// The lines of the log with this message.
 fn logged(gateway: &Gateway, message: &str) -> Vec<Value> {
     let lines = gateway.stdout();
     let lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.filter(|line| line["message"].as_str().is_some_and(|said| said.contains(message))).collect()
+    lines
+        .filter(|line| line["message"].as_str().is_some_and(|said| said.contains(message)))
+        .collect()
 }
 
 const TAKEN: &str = "new connections get the certificate";
@@ -34,20 +39,33 @@ const NOT_TAKEN: &str = "the certificate before stays";
 async fn locks_are_served_over_https_to_those_who_trust_the_authority() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let gateway = https(&ours.issue("server", "/CN=gateway")).start().await;
-    let banner =
-        eventually("the banner is complete", async || Some(gateway.stderr()).filter(|text| text.contains("/docs")))
-            .await;
+    let banner = eventually("the banner is complete", async || {
+        Some(gateway.stderr()).filter(|text| text.contains("/docs"))
+    })
+    .await;
     assert!(banner.contains(&format!("on https://{}", gateway.address())), "{banner}");
-    let command = banner.lines().find_map(|line| line.trim().strip_prefix("try:")).expect("a command to try");
+    let command =
+        banner.lines().find_map(|line| line.trim().strip_prefix("try:")).expect("a command to try");
     let command = command.split("   ").next().unwrap().trim();
     let curl = async |authority: &Authority| {
         let command = command.replace("AUTHORITY.pem", &authority.ca());
-        let tried = tokio::process::Command::new("bash").args(["-c", &command]).output().await.expect("bash starts");
+        let tried = tokio::process::Command::new("bash")
+            .args(["-c", &command])
+            .output()
+            .await
+            .expect("bash starts");
         (tried.status.code(), String::from_utf8_lossy(&tried.stdout).into_owned())
     };
     let (code, shown) = curl(&ours).await;
-    assert!(code == Some(0) && shown.starts_with("HTTP/1.1 201 Created"), "{command} gives {code:?}\n{shown}");
-    assert_eq!(curl(&theirs).await, (Some(60), String::new()), "60: the certificate cannot be verified");
+    assert!(
+        code == Some(0) && shown.starts_with("HTTP/1.1 201 Created"),
+        "{command} gives {code:?}\n{shown}"
+    );
+    assert_eq!(
+        curl(&theirs).await,
+        (Some(60), String::new()),
+        "60: the certificate cannot be verified"
+    );
 
     let mut open = Client::trusting(&ours).open(gateway.address()).await.unwrap();
     let (status, _) = open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap();
@@ -81,26 +99,53 @@ async fn files_that_cannot_be_used_are_named_before_anything_is_bound() {
             &[("--tls-cert", &one.cert), ("--tls-key", &other.key)],
             &["--tls-key", &other.key, "does not belong", "--tls-cert", &one.cert],
         ),
-        (&[("--tls-cert", "/nowhere"), ("--tls-key", &one.key)], &["--tls-cert: /nowhere", "No such file"]),
-        (&[("--tls-cert", &one.cert), ("--tls-key", "/nowhere")], &["--tls-key: /nowhere", "No such file"]),
-        (&[("--tls-cert", text.path()), ("--tls-key", &one.key)], &["--tls-cert", text.path(), "no certificate"]),
-        (&[("--tls-cert", &one.cert), ("--tls-key", &one.cert)], &["--tls-key", &one.cert, "no private key"]),
+        (
+            &[("--tls-cert", "/nowhere"), ("--tls-key", &one.key)],
+            &["--tls-cert: /nowhere", "No such file"],
+        ),
+        (
+            &[("--tls-cert", &one.cert), ("--tls-key", "/nowhere")],
+            &["--tls-key: /nowhere", "No such file"],
+        ),
+        (
+            &[("--tls-cert", text.path()), ("--tls-key", &one.key)],
+            &["--tls-cert", text.path(), "no certificate"],
+        ),
+        (
+            &[("--tls-cert", &one.cert), ("--tls-key", &one.cert)],
+            &["--tls-key", &one.cert, "no private key"],
+        ),
         (
             &[("--tls-cert", &one.cert), ("--tls-key", &one.key), client_ca],
             &["--tls-client-ca", text.path(), "without --auth-keys"],
         ),
         (
-            &[("--tls-cert", &one.cert), ("--tls-key", &one.key), client_ca, ("--auth-keys", keys.path())],
+            &[
+                ("--tls-cert", &one.cert),
+                ("--tls-key", &one.key),
+                client_ca,
+                ("--auth-keys", keys.path()),
+            ],
             &["--tls-client-ca", text.path(), "no certificate"],
         ),
     ];
     for (flags, words) in cases {
         let launch =
-            flags.iter().fold(Launch::bare(&["--listen", &taken]), |launch, (flag, value)| launch.flag(flag, value));
+            flags.iter().fold(Launch::bare(&["--listen", &taken]), |launch, (flag, value)| {
+                launch.flag(flag, value)
+            });
         let refused = launch.finish().await;
-        assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{flags:?}: {refused:?}");
+        assert_eq!(
+            (refused.code, refused.stdout.as_str()),
+            (Some(2), ""),
+            "{flags:?}: {refused:?}"
+        );
         for word in words {
-            assert!(refused.stderr.contains(word), "{flags:?}: {word:?} is not in {:?}", refused.stderr);
+            assert!(
+                refused.stderr.contains(word),
+                "{flags:?}: {word:?} is not in {:?}",
+                refused.stderr
+            );
         }
         assert!(!refused.stderr.contains("--listen"), "{flags:?}: {}", refused.stderr);
     }
@@ -108,7 +153,8 @@ async fn files_that_cannot_be_used_are_named_before_anything_is_bound() {
     let file = Scratch::new("gateway.toml", &file);
     let half = Launch::bare(&["--config", file.path()]).finish().await;
     assert!(half.code == Some(2) && half.stderr.contains("--tls-key"), "{half:?}");
-    let gateway = Launch::bare(&["--config", file.path()]).env("REDLOCK_TLS_KEY", &one.key).start().await;
+    let gateway =
+        Launch::bare(&["--config", file.path()]).env("REDLOCK_TLS_KEY", &one.key).start().await;
     assert_eq!(Client::trusting(&authority).get(gateway.address(), "/livez").await, Ok(200));
 }
 
@@ -124,7 +170,8 @@ impl Secret {
 
     fn turn_to(&self, issued: &Issued) {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let version = self.0.path().join(format!("version-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        let version =
+            self.0.path().join(format!("version-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         std::fs::create_dir(&version).expect("a fresh directory");
         std::fs::copy(&issued.cert, version.join("tls.crt")).expect("a copy");
         std::fs::copy(&issued.key, version.join("tls.key")).expect("a copy");
@@ -134,7 +181,9 @@ impl Secret {
     }
 
     fn issued(&self) -> Issued {
-        let path = |name: &str| self.0.path().join("now").join(name).to_str().expect("a plain path").to_owned();
+        let path = |name: &str| {
+            self.0.path().join("now").join(name).to_str().expect("a plain path").to_owned()
+        };
         Issued { cert: path("tls.crt"), key: path("tls.key") }
     }
 }
@@ -149,7 +198,11 @@ async fn asks(
     let mut kept = client.open(gateway).await?;
     let mut count = 0;
     while !stop.load(Ordering::Relaxed) {
-        let status = if keeps { kept.get("/locks/job").await? } else { client.get(gateway, "/locks/job").await? };
+        let status = if keeps {
+            kept.get("/locks/job").await?
+        } else {
+            client.get(gateway, "/locks/job").await?
+        };
         if status != 200 {
             return Err(format!("status {status} after {count} answers"));
         }
@@ -161,12 +214,15 @@ async fn asks(
 #[tokio::test]
 async fn a_certificate_is_replaced_under_load_and_no_request_is_lost() {
     let authority = Authority::new();
-    let versions: Vec<_> = (0..3).map(|n| authority.issue(&format!("v{n}"), "/CN=gateway")).collect();
+    let versions: Vec<_> =
+        (0..3).map(|n| authority.issue(&format!("v{n}"), "/CN=gateway")).collect();
     let secret = Secret::new(&versions[0]);
     let gateway = https(&secret.issued()).env("RUST_LOG", "info").start().await;
     let (client, address) = (Client::trusting(&authority), gateway.address());
     let stop = Arc::new(AtomicBool::new(false));
-    let load: Vec<_> = (0..8).map(|n| tokio::spawn(asks(client.clone(), address, n % 2 == 0, stop.clone()))).collect();
+    let load: Vec<_> = (0..8)
+        .map(|n| tokio::spawn(asks(client.clone(), address, n % 2 == 0, stop.clone())))
+        .collect();
     let mut first = client.open(address).await.unwrap();
     assert_eq!(first.shown, certificate(&versions[0].cert));
 
@@ -176,12 +232,19 @@ async fn a_certificate_is_replaced_under_load_and_no_request_is_lost() {
             (client.open(address).await.unwrap().shown == certificate(&version.cert)).then_some(())
         })
         .await;
-        assert_eq!(first.get("/locks/job").await, Ok(200), "a connection goes on with what it began with");
+        assert_eq!(
+            first.get("/locks/job").await,
+            Ok(200),
+            "a connection goes on with what it began with"
+        );
         eventually("it is said", async || (logged(&gateway, TAKEN).len() == n).then_some(())).await;
     }
     stop.store(true, Ordering::Relaxed);
     for asked in load {
-        let answers = asked.await.expect("no panic").unwrap_or_else(|error| panic!("a request was lost: {error}"));
+        let answers = asked
+            .await
+            .expect("no panic")
+            .unwrap_or_else(|error| panic!("a request was lost: {error}"));
         assert!(answers > 0);
     }
     assert_eq!(logged(&gateway, NOT_TAKEN).len(), 0);
@@ -213,18 +276,23 @@ async fn a_certificate_that_cannot_be_used_is_not_taken_and_the_next_good_one_is
     .enumerate()
     {
         replace(&live.cert, content);
-        let said = eventually("it is said", async || logged(&gateway, NOT_TAKEN).into_iter().nth(n)).await;
+        let said =
+            eventually("it is said", async || logged(&gateway, NOT_TAKEN).into_iter().nth(n)).await;
         assert!(said["level"] == "ERROR" && said.to_string().contains(why), "{said}");
         assert!(said.to_string().contains(&live.cert), "{said}");
         assert_eq!(shown().await, certificate(&old.cert));
     }
     copy(&new.cert, &live.cert);
     copy(&new.key, &live.key);
-    eventually("the good one is taken", async || (shown().await == certificate(&new.cert)).then_some(())).await;
+    eventually("the good one is taken", async || {
+        (shown().await == certificate(&new.cert)).then_some(())
+    })
+    .await;
 
     let before = logged(&gateway, TAKEN).len();
     gateway.signal(Signal::HUP);
-    eventually("it is read again", async || (logged(&gateway, TAKEN).len() > before).then_some(())).await;
+    eventually("it is read again", async || (logged(&gateway, TAKEN).len() > before).then_some(()))
+        .await;
     assert_eq!(client.get(gateway.address(), "/livez").await, Ok(200));
 }
 
@@ -233,64 +301,100 @@ async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused(
     let (servers, clients, others) = (Authority::new(), Authority::new(), Authority::new());
     let server = servers.issue("server", "/CN=gateway");
     let trusted = Scratch::new("clients.pem", &std::fs::read_to_string(clients.ca()).unwrap());
-    let keys =
-        "[[key]]\nname = 'ci'\ncertificate = 'CN=ci,O=Example'\nallow = [{ verbs = ['inspect'], names = ['*'] }]";
+    let keys = "[[key]]\nname = 'ci'\ncertificate = 'CN=ci,O=Example'\nallow = [{ verbs = ['inspect'], names = ['*'] }]";
     let keys = Scratch::new("keys.toml", keys);
-    let gateway = https(&server).flag("--tls-client-ca", trusted.path()).flag("--auth-keys", keys.path()).start().await;
+    let gateway = https(&server)
+        .flag("--tls-client-ca", trusted.path())
+        .flag("--auth-keys", keys.path())
+        .start()
+        .await;
     let address = gateway.address();
-    assert_eq!(Client::trusting(&servers).get(address, "/livez").await, Ok(200), "none need be shown");
+    assert_eq!(
+        Client::trusting(&servers).get(address, "/livez").await,
+        Ok(200),
+        "none need be shown"
+    );
 
     for (name, subject, text) in [
         ("ci", "/CN=ci/O=Example", "CN=ci,O=Example"),
         ("order", r"/C=DE/O=Größe, AG/OU=a\+b/CN=#ci", r"C=DE,O=Größe\, AG,OU=a\+b,CN=\#ci"),
-        ("mail", "/DC=org/UID=7/CN=ci/emailAddress=ci@example.org", "DC=org,UID=7,CN=ci,emailAddress=ci@example.org"),
+        (
+            "mail",
+            "/DC=org/UID=7/CN=ci/emailAddress=ci@example.org",
+            "DC=org,UID=7,CN=ci,emailAddress=ci@example.org",
+        ),
         ("others", "/L=a/ST=b/serialNumber=1/CN=ci+OU=z", "L=a,ST=b,serialNumber=1,OU=z+CN=ci"),
     ] {
         let own = clients.issue(name, subject);
         // It stands for the key that names it, and for no other.
         let allowed = if name == "ci" { 200 } else { 401 };
-        assert_eq!(Client::showing(&servers, &own).get(address, "/locks/job").await, Ok(allowed), "{text}");
+        assert_eq!(
+            Client::showing(&servers, &own).get(address, "/locks/job").await,
+            Ok(allowed),
+            "{text}"
+        );
         eventually(text, async || {
             let known = logged(&gateway, "a client has shown its certificate");
             known.last().is_some_and(|line| line["subject"] == text).then_some(())
         })
         .await;
         // What the documentation says to find the text with.
-        let command = ["x509", "-noout", "-subject", "-nameopt", "RFC2253,-dn_rev,-esc_msb", "-in", &own.cert];
-        let printed = std::process::Command::new("openssl").args(command).output().expect("openssl starts");
-        assert_eq!(String::from_utf8(printed.stdout).unwrap().trim_end(), format!("subject={text}"));
+        let command = [
+            "x509",
+            "-noout",
+            "-subject",
+            "-nameopt",
+            "RFC2253,-dn_rev,-esc_msb",
+            "-in",
+            &own.cert,
+        ];
+        let printed =
+            std::process::Command::new("openssl").args(command).output().expect("openssl starts");
+        assert_eq!(
+            String::from_utf8(printed.stdout).unwrap().trim_end(),
+            format!("subject={text}")
+        );
     }
 
     let stranger = Client::showing(&servers, &others.issue("ci", "/CN=ci"));
     stranger.get(address, "/livez").await.unwrap_err();
-    let failed = eventually("it is said", async || logged(&gateway, "handshake failed").pop()).await;
+    let failed =
+        eventually("it is said", async || logged(&gateway, "handshake failed").pop()).await;
     assert!(failed.to_string().contains("invalid peer certificate"), "{failed}");
 
     // An authority that is taken out counts no more, also for those who were here before.
     let known = Client::showing(&servers, &clients.issue("again", "/CN=ci"));
     assert_eq!(known.get(address, "/livez").await, Ok(200));
     replace(trusted.path(), std::fs::read(others.ca()).unwrap());
-    eventually("the other authority counts", async || stranger.get(address, "/livez").await.ok()).await;
+    eventually("the other authority counts", async || stranger.get(address, "/livez").await.ok())
+        .await;
     known.get(address, "/livez").await.unwrap_err();
 }
 
 #[tokio::test]
 async fn a_certificate_that_ends_opens_nothing_more_on_a_connection_that_goes_on() {
     let authority = Authority::new();
-    let (server, own) = (authority.issue("server", "/CN=gateway"), authority.issue_for("ci", "/CN=ci", 6));
-    let keys =
-        "[[key]]\nname = 'ci'\ncertificate = 'CN=ci'\nallow = [{ verbs = ['acquire', 'inspect'], names = ['*'] }]";
+    let (server, own) =
+        (authority.issue("server", "/CN=gateway"), authority.issue_for("ci", "/CN=ci", 6));
+    let keys = "[[key]]\nname = 'ci'\ncertificate = 'CN=ci'\nallow = [{ verbs = ['acquire', 'inspect'], names = ['*'] }]";
     let keys = Scratch::new("keys.toml", keys);
-    let launch = https(&server).flag("--tls-client-ca", &authority.ca()).flag("--auth-keys", keys.path());
+    let launch =
+        https(&server).flag("--tls-client-ca", &authority.ca()).flag("--auth-keys", keys.path());
     let gateway = launch.start().await;
     let mut open = Client::showing(&authority, &own).open(gateway.address()).await.unwrap();
     let mut waits = Client::showing(&authority, &own).open(gateway.address()).await.unwrap();
     assert_eq!(open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap().0, 201);
     // It would be granted the lock that expires, but for its certificate, which ends before.
     assert_eq!(open.post("/locks/short", &json!({ "ttl_ms": 10_000 })).await.unwrap().0, 201);
-    let waits = tokio::spawn(async move { waits.post("/locks/short", &json!({ "wait_ms": 14_000 })).await });
+    let waits =
+        tokio::spawn(
+            async move { waits.post("/locks/short", &json!({ "wait_ms": 14_000 })).await },
+        );
     let answer = eventually("its time is over", async || {
-        let request = http::Request::get("/locks/job").header("host", "localhost").body(Default::default()).unwrap();
+        let request = http::Request::get("/locks/job")
+            .header("host", "localhost")
+            .body(Default::default())
+            .unwrap();
         let (status, body) = open.send(request).await.unwrap();
         (status != 200).then_some((status, String::from_utf8(body.to_vec()).unwrap()))
     })
@@ -309,7 +413,10 @@ async fn a_client_that_hangs_up_has_left_the_line_although_it_sent_a_stray_byte(
     assert_eq!(open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap().0, 201);
     let mut waiters_are = async |count: &str| {
         eventually("so many wait", async || {
-            let request = http::Request::get("/metrics").header("host", "localhost").body(Default::default()).unwrap();
+            let request = http::Request::get("/metrics")
+                .header("host", "localhost")
+                .body(Default::default())
+                .unwrap();
             let (_, metrics) = open.send(request).await.unwrap();
             let metrics = String::from_utf8_lossy(&metrics).into_owned();
             metrics.lines().any(|line| line == format!("redlock_waiters {count}")).then_some(())
@@ -337,7 +444,10 @@ async fn a_client_that_hangs_up_has_left_the_line_although_it_sent_a_stray_byte(
 #[tokio::test]
 async fn a_client_that_is_silent_in_the_handshake_keeps_a_place_for_ten_seconds_and_no_more() {
     let authority = Authority::new();
-    let gateway = https(&authority.issue("server", "/CN=gateway")).flag("--max-connections", "3").start().await;
+    let gateway = https(&authority.issue("server", "/CN=gateway"))
+        .flag("--max-connections", "3")
+        .start()
+        .await;
     let client = Client::trusting(&authority);
     let since = Instant::now();
     let mut silent = Vec::new();
@@ -346,7 +456,11 @@ async fn a_client_that_is_silent_in_the_handshake_keeps_a_place_for_ten_seconds_
     }
     // Half a greeting is no more than none.
     silent[0].write([22, 3, 1, 2, 0, 1]).await;
-    assert_eq!(client.get(gateway.address(), "/livez").await, Ok(200), "there is a place for who speaks");
+    assert_eq!(
+        client.get(gateway.address(), "/livez").await,
+        Ok(200),
+        "there is a place for who speaks"
+    );
     for one in &mut silent {
         one.closed().await;
     }
@@ -387,6 +501,14 @@ async fn handshakes_and_idle_connections_do_not_hold_up_the_end() {
     assert_eq!(gateway.ended().await, Some(0));
     assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT * 3, "{:?}", since.elapsed());
     let mut rest = Vec::new();
-    timeout(PATIENCE, idle.read_to_end(&mut rest)).await.expect("it is closed").expect("with a farewell");
-    assert!(timeout(PATIENCE, silent.read(&mut answer)).await.expect("it is closed").is_ok_and(|got| got == 0));
+    timeout(PATIENCE, idle.read_to_end(&mut rest))
+        .await
+        .expect("it is closed")
+        .expect("with a farewell");
+    assert!(
+        timeout(PATIENCE, silent.read(&mut answer))
+            .await
+            .expect("it is closed")
+            .is_ok_and(|got| got == 0)
+    );
 }

@@ -28,7 +28,8 @@ async fn line_up_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
     let mut raw = gateway.raw().await;
     raw.announce("POST", name, "", body.len()).await;
     raw.write(body).await;
-    eventually("one more waits", async || (waiting(gateway).await.0 == before + 1).then_some(())).await;
+    eventually("one more waits", async || (waiting(gateway).await.0 == before + 1).then_some(()))
+        .await;
     raw
 }
 
@@ -55,14 +56,22 @@ async fn a_waiter_gets_the_lock_when_it_is_released_and_a_larger_token() {
     assert_eq!(granted.header("preference-applied"), "wait=14");
     released(&gateway, "job", &lease).await;
 
-    let both = |wait_ms: u64| prefers("wait=14").json(&json!({ "ttl_ms": 60_000, "wait_ms": wait_ms }));
+    let both =
+        |wait_ms: u64| prefers("wait=14").json(&json!({ "ttl_ms": 60_000, "wait_ms": wait_ms }));
     let granted = both(1_000).send().await;
-    assert_eq!((granted.status, granted.header("preference-applied")), (201, ""), "the body wins: {granted:?}");
+    assert_eq!(
+        (granted.status, granted.header("preference-applied")),
+        (201, ""),
+        "the body wins: {granted:?}"
+    );
     for wait_ms in [0, 100] {
         let since = Instant::now();
         both(wait_ms).send().await.problem(409, "lock_held");
         let took = since.elapsed();
-        assert!(took >= Duration::from_millis(wait_ms) && took < Duration::from_secs(7), "{wait_ms}: {took:?}");
+        assert!(
+            took >= Duration::from_millis(wait_ms) && took < Duration::from_secs(7),
+            "{wait_ms}: {took:?}"
+        );
     }
 }
 
@@ -125,7 +134,10 @@ async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
     println!("late by {late:?}");
     // A wait ends with one more try, which takes as long as this machine is busy.
     let plain = median(plain);
-    assert!(late.iter().all(|late| *late <= Duration::from_millis(200) + 4 * plain), "{late:?}, plain {plain:?}");
+    assert!(
+        late.iter().all(|late| *late <= Duration::from_millis(200) + 4 * plain),
+        "{late:?}, plain {plain:?}"
+    );
     assert!(median(late.clone()) <= Duration::from_millis(20) + plain, "{late:?}, plain {plain:?}");
     waiting_is(&gateway, 0, 0).await;
 }
@@ -146,7 +158,11 @@ async fn the_lock_of_a_dead_holder_goes_to_the_next_one_soon_after_it_expires_an
         let deadline = sent + millis("elapsed_ms") + millis("validity_ms");
         let next = patient(&gateway, &name, LONG_MS).send().await;
         let lease = Lease::from(&next);
-        assert!(next.at >= deadline, "{:?} before the deadline of the first holder", deadline - next.at);
+        assert!(
+            next.at >= deadline,
+            "{:?} before the deadline of the first holder",
+            deadline - next.at
+        );
         // The masters count from when the request has come to them.
         late.push(next.at.saturating_duration_since(held.at + Duration::from_millis(ttl_ms)));
         released(&gateway, &name, &lease).await;
@@ -185,7 +201,8 @@ async fn when_half_of_the_waiters_go_away_the_others_get_the_lock_and_nothing_is
         let (mut stay, mut go) = (Vec::new(), Vec::new());
         for _ in 0..EACH {
             go.push(line_up_raw(&gateway, "job", ttl_ms).await);
-            let (asked, release) = (patient(&gateway, "job", LONG_MS), gateway.call(Method::DELETE, "/locks/job"));
+            let (asked, release) =
+                (patient(&gateway, "job", LONG_MS), gateway.call(Method::DELETE, "/locks/job"));
             stay.push(tokio::spawn(async move {
                 let lease = Lease::from(&asked.send().await);
                 assert_eq!(release.header("lock-token", &lease.token).send().await.status, 204);
@@ -197,7 +214,9 @@ async fn when_half_of_the_waiters_go_away_the_others_get_the_lock_and_nothing_is
             waiting_is(&gateway, EACH, 1).await;
         }
         released(&gateway, "job", &held).await;
-        for (served, gone) in stay.into_iter().zip(go.into_iter().map(Some).chain(std::iter::repeat_with(|| None))) {
+        for (served, gone) in
+            stay.into_iter().zip(go.into_iter().map(Some).chain(std::iter::repeat_with(|| None)))
+        {
             drop(gone);
             served.await.expect("granted and released");
         }
@@ -268,7 +287,11 @@ async fn at_sigterm_those_who_wait_are_sent_away_at_once_and_leave_no_lock() {
         assert!(sent_away.at - since < WELL_BELOW_A_TIMEOUT, "after {:?}", sent_away.at - since);
     }
     assert_eq!(gateway.ended().await, Some(0));
-    assert!(since.elapsed() < Duration::from_secs(5), "the grace of 20 s was waited for: {:?}", since.elapsed());
+    assert!(
+        since.elapsed() < Duration::from_secs(5),
+        "the grace of 20 s was waited for: {:?}",
+        since.elapsed()
+    );
 
     let next = Launch::over(&servers).ready().await;
     assert_eq!(next.look("job").await["fencing_token"], held.fencing, "the holder keeps it");
@@ -314,7 +337,8 @@ async fn the_holder_that_repeats_its_request_does_not_wait_behind_those_who_wait
 async fn two_waiters_with_one_key_both_get_the_lock_that_is_theirs() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
-    let keyed = || patient(&gateway, "job", LONG_MS).header("idempotency-key", "a-request-sent-twice");
+    let keyed =
+        || patient(&gateway, "job", LONG_MS).header("idempotency-key", "a-request-sent-twice");
     let held = gateway.acquire("job").await;
     let first = line_up(&gateway, keyed()).await;
     let between = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
@@ -341,7 +365,10 @@ async fn a_wait_that_ends_without_a_quorum_says_so_and_one_that_sees_it_again_go
     servers[..3].iter_mut().for_each(RedisServer::kill);
     let refused = answer(in_vain).await;
     let took = refused.at - since;
-    assert_eq!(refused.problem(503, "quorum_unavailable")["nodes"].as_array().expect("a list").len(), 5);
+    assert_eq!(
+        refused.problem(503, "quorum_unavailable")["nodes"].as_array().expect("a list").len(),
+        5
+    );
     assert!(took >= Duration::from_millis(2_000) && took < Duration::from_secs(5), "{took:?}");
     let since = Instant::now();
     let refused = patient(&gateway, "free", 500).send().await;
@@ -371,11 +398,14 @@ async fn waits_are_counted_by_their_end_and_hand_offs_where_they_happen() {
     assert_eq!(patient(&gateway, "free", LONG_MS).send().await.status, 201);
 
     let samples = Samples::of(&gateway).await;
-    let waits = |outcome| samples.get("redlock_wait_duration_seconds_count", &[("outcome", outcome)]);
+    let waits =
+        |outcome| samples.get("redlock_wait_duration_seconds_count", &[("outcome", outcome)]);
     assert_eq!((waits("granted"), waits("timed_out"), waits("cancelled")), (2.0, 1.0, 1.0));
     let handed = |kind| samples.get("redlock_handoffs_total", &[("kind", kind)]);
     assert_eq!((handed("local"), handed("remote")), (1.0, 0.0));
-    let acquires = |outcome| samples.get("redlock_operations_total", &[("operation", "acquire"), ("outcome", outcome)]);
+    let acquires = |outcome| {
+        samples.get("redlock_operations_total", &[("operation", "acquire"), ("outcome", outcome)])
+    };
     assert_eq!((acquires("granted"), acquires("held"), acquires("cancelled")), (3.0, 1.0, 1.0));
 }
 
@@ -391,9 +421,15 @@ async fn what_a_client_may_trust_after_a_wait_is_all_of_the_new_lease() {
     let body = granted.json();
     let millis = |field: &str| Duration::from_millis(body[field].as_u64().unwrap());
     let (round_trip, elapsed) = (granted.at - sent, millis("elapsed_ms"));
-    assert!(round_trip >= Duration::from_millis(400) && elapsed <= round_trip, "{elapsed:?} of {round_trip:?}");
+    assert!(
+        round_trip >= Duration::from_millis(400) && elapsed <= round_trip,
+        "{elapsed:?} of {round_trip:?}"
+    );
     let trusted = (millis("validity_ms") + elapsed).checked_sub(round_trip);
-    assert!(trusted.is_some_and(|left| left > Duration::from_millis(100)), "{trusted:?} is left: {body:#}");
+    assert!(
+        trusted.is_some_and(|left| left > Duration::from_millis(100)),
+        "{trusted:?} is left: {body:#}"
+    );
 }
 
 /// What cannot be used yet is not read further, and then nobody notices the end of the connection.

@@ -8,7 +8,9 @@ use crate::support::client::Lease;
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, masters};
 use crate::support::metrics::Samples;
-use crate::support::waiters::{LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting_is};
+use crate::support::waiters::{
+    LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting_is,
+};
 
 /// A moment for the word of a waiter to get round: those who have heard it do not say so.
 const WORD_GETS_ROUND: Duration = Duration::from_millis(50);
@@ -59,7 +61,10 @@ async fn a_release_at_another_gateway_reaches_the_waiter_within_milliseconds() {
     }
     let plain = median(plain);
     println!("by a hint: {times:?}, plain {plain:?}");
-    assert!(median(times.clone()) <= Duration::from_millis(10) + plain, "{times:?}, plain {plain:?}");
+    assert!(
+        median(times.clone()) <= Duration::from_millis(10) + plain,
+        "{times:?}, plain {plain:?}"
+    );
     let (local, remote) = hand_offs(&second).await;
     // A poll may have come first here and there.
     assert!(local == 0.0 && remote > ROUNDS as f64 / 2.0, "{local} local, {remote} remote");
@@ -79,7 +84,10 @@ async fn a_release_at_the_waiters_own_gateway_hands_over_a_lock_that_was_acquire
     }
     let plain = median(plain);
     println!("in the same process: {times:?}, plain {plain:?}");
-    assert!(median(times.clone()) <= Duration::from_millis(10) + plain, "{times:?}, plain {plain:?}");
+    assert!(
+        median(times.clone()) <= Duration::from_millis(10) + plain,
+        "{times:?}, plain {plain:?}"
+    );
     let (local, _) = hand_offs(&second).await;
     assert!(local > ROUNDS as f64 / 2.0, "{local}");
     nothing_is_left(&first).await;
@@ -101,7 +109,10 @@ async fn where_hints_are_forbidden_a_waiter_polls_and_the_log_says_what_to_allow
     assert_eq!(hand_offs(&second).await, (0.0, 0.0));
     for gateway in [&first, &second] {
         let log = gateway.stdout();
-        let said = log.lines().find(|line| line.contains("no hints can be heard")).unwrap_or_else(|| panic!("{log}"));
+        let said = log
+            .lines()
+            .find(|line| line.contains("no hints can be heard"))
+            .unwrap_or_else(|| panic!("{log}"));
         for word in ["waiters poll", "SUBSCRIBE", "PUBLISH", "{lock:}:hints"] {
             assert!(said.contains(word), "no {word:?} in {said}");
         }
@@ -181,11 +192,19 @@ async fn sixteen_clients_at_two_gateways_take_turns_and_none_is_starved() {
     holds.sort_by_key(|hold| hold.granted);
     for pair in holds.windows(2) {
         assert!(pair[1].fencing > pair[0].fencing, "{} after {}", pair[1].fencing, pair[0].fencing);
-        assert!(pair[1].granted >= pair[0].released, "{} and {} overlap", pair[0].fencing, pair[1].fencing);
+        assert!(
+            pair[1].granted >= pair[0].released,
+            "{} and {} overlap",
+            pair[0].fencing,
+            pair[1].fencing
+        );
     }
     let longest = holds.iter().map(|hold| hold.waited).max().expect("somebody was served");
     let share = holds.iter().filter(|hold| hold.gateway == 0).count() as f64 / holds.len() as f64;
-    println!("{} holds, {share:.2} of them at the first gateway, longest wait {longest:?}", holds.len());
+    println!(
+        "{} holds, {share:.2} of them at the first gateway, longest wait {longest:?}",
+        holds.len()
+    );
     assert!(holds.len() >= 100, "{} holds in 3 s", holds.len());
     assert!((0.15..=0.85).contains(&share), "{share} of the grants were at the first gateway");
     assert!(longest < Duration::from_secs(2), "{longest:?}");

@@ -29,15 +29,22 @@ async fn a_key_that_takes_all_the_waiting_places_it_can_leaves_some_for_others()
     let (greedy, victim) = (key("greedy", HOLDER, "*").await, key("victim", HOLDER, "*").await);
     let file = file(&[&greedy, &victim]);
     // The scraper has no key.
-    let gateway = with_keys(&file).flag("--public", "metrics").flag("--max-waiters", "8").start().await;
+    let gateway =
+        with_keys(&file).flag("--public", "metrics").flag("--max-waiters", "8").start().await;
     let held = victim.acquire(&gateway, "job").await;
     let other = victim.acquire(&gateway, "other").await;
     let greed = [
         line_up(&gateway, greedy.patient(&gateway, "job")).await,
         line_up(&gateway, greedy.patient(&gateway, "job")).await,
     ];
-    too_many(&greedy.patient(&gateway, "job").send().await, "2 requests of this client are waiting");
-    too_many(&greedy.patient(&gateway, "other").send().await, "2 requests of this client are waiting");
+    too_many(
+        &greedy.patient(&gateway, "job").send().await,
+        "2 requests of this client are waiting",
+    );
+    too_many(
+        &greedy.patient(&gateway, "other").send().await,
+        "2 requests of this client are waiting",
+    );
     let free = Lease::from(&greedy.patient(&gateway, "free").send().await);
     assert_eq!(greedy.delete(&gateway, "free", &free.token).await.status, 204);
 
@@ -65,7 +72,10 @@ async fn a_wait_for_a_free_lock_is_granted_when_all_waiting_places_are_taken() {
     let free = Lease::from(&patient(&gateway, "free", LONG_MS).send().await);
     released(&gateway, "free", &free).await;
     for name in ["job", "held"] {
-        too_many(&patient(&gateway, name, LONG_MS).send().await, "1 requests are waiting for locks");
+        too_many(
+            &patient(&gateway, name, LONG_MS).send().await,
+            "1 requests are waiting for locks",
+        );
     }
     released(&gateway, "job", &held).await;
     Lease::from(&answer(waiter).await);

@@ -18,12 +18,14 @@ async fn gateways_of_other_configurations_are_refused_and_told_both() {
     let stood = marker(&server);
     let longer = ClusterSettings { max_ttl: cluster.max_ttl * 2, ..cluster };
     let other_set = ClusterSettings { name: "other nodes", ..cluster };
-    let set_of = |cluster: &ClusterSettings| cluster.settings().cluster_config().node_set().to_owned();
+    let set_of =
+        |cluster: &ClusterSettings| cluster.settings().cluster_config().node_set().to_owned();
     for other in [&longer, &other_set] {
         let strange = other.remote_node(&server.url());
         let refused = in_state(strange.as_ref(), NodeState::Refused).await;
         for cluster in [&cluster, other] {
-            let told = format!("node set {}, max_ttl {} ms", set_of(cluster), cluster.max_ttl.as_millis());
+            let told =
+                format!("node set {}, max_ttl {} ms", set_of(cluster), cluster.max_ttl.as_millis());
             assert!(refused.detail.contains(&told), "no {told:?} in {refused:?}");
         }
         assert!(refused.remedy == Some(Remedy::Reconfigure), "{refused:?}");
@@ -38,7 +40,8 @@ fn two_gateways_that_admit_one_master_at_the_same_time_agree() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     repeated(12, 6, async || {
         let (server, since) = (RedisServer::start(), Instant::now());
-        let (first, second) = (cluster.remote_node(&server.url()), cluster.remote_node(&server.url()));
+        let (first, second) =
+            (cluster.remote_node(&server.url()), cluster.remote_node(&server.url()));
         let votes = tokio::join!(first_vote(first.as_ref()), first_vote(second.as_ref()));
         for voted in [votes.0, votes.1] {
             assert!(voted - since >= cluster.quarantine(), "{:?}", voted - since);
@@ -47,7 +50,10 @@ fn two_gateways_that_admit_one_master_at_the_same_time_agree() {
         assert!(stood.as_ref().is_some_and(|marker| marker.contains(":volatile.")), "{stood:?}");
         let lock = Lock::new("job");
         assert_eq!(ask(first.as_ref(), lock.acquire(1, now(), LONG_MS)).await, Vote::Granted);
-        assert!(matches!(ask(second.as_ref(), lock.acquire(2, now(), LONG_MS)).await, Vote::Held(_)));
+        assert!(matches!(
+            ask(second.as_ref(), lock.acquire(2, now(), LONG_MS)).await,
+            Vote::Held(_)
+        ));
         assert_eq!(marker(&server), stood, "neither undoes what the other did");
     });
 }
@@ -94,9 +100,16 @@ async fn a_second_loss_during_the_quarantine_starts_the_count_anew() {
     tokio::time::sleep(cluster.quarantine() / 2).await;
     let lost = Instant::now();
     server.cmd(&["FLUSHALL"]);
-    assert!(now() < first.until_micros.unwrap(), "this machine is too slow: the first quarantine is over");
+    assert!(
+        now() < first.until_micros.unwrap(),
+        "this machine is too slow: the first quarantine is over"
+    );
     let voted = first_vote(remote.as_ref()).await;
-    assert!(voted - lost >= cluster.quarantine(), "a vote {:?} after the second loss", voted - lost);
+    assert!(
+        voted - lost >= cluster.quarantine(),
+        "a vote {:?} after the second loss",
+        voted - lost
+    );
 }
 
 /// The first of two gateways admits a master and a lock is granted; then the master loses everything. The second one
@@ -112,18 +125,29 @@ fn a_count_that_began_before_a_loss_admits_nobody_after_it() {
         let second = cluster.patient_node(&server.url(), Duration::from_secs(2));
         let counts = in_state(second.as_ref(), NodeState::Quarantined).await;
         in_state(first.as_ref(), NodeState::Admitted).await;
-        assert_eq!(ask(first.as_ref(), Lock::new("job").acquire(1, now(), 700)).await, Vote::Granted);
+        assert_eq!(
+            ask(first.as_ref(), Lock::new("job").acquire(1, now(), 700)).await,
+            Vote::Granted
+        );
         let lost = Instant::now();
         server.cmd(&["FLUSHALL"]);
         // On a machine that stood still it may have looked again.
-        let in_time = now() < counts.until_micros.unwrap() && second.status().borrow().state == NodeState::Quarantined;
+        let in_time = now() < counts.until_micros.unwrap()
+            && second.status().borrow().state == NodeState::Quarantined;
         let votes = tokio::join!(first_vote(first.as_ref()), first_vote(second.as_ref()));
         for voted in [votes.0, votes.1] {
-            assert!(voted - lost >= cluster.quarantine(), "a vote {:?} after the loss", voted - lost);
+            assert!(
+                voted - lost >= cluster.quarantine(),
+                "a vote {:?} after the loss",
+                voted - lost
+            );
         }
         in_time
     });
-    assert!(in_time.contains(&true), "this machine is too slow: the second count had always ended before the loss");
+    assert!(
+        in_time.contains(&true),
+        "this machine is too slow: the second count had always ended before the loss"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -150,11 +174,15 @@ async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_wor
     for remote in &remotes[..2] {
         in_state(remote.as_ref(), NodeState::Quarantined).await;
     }
-    assert!(timeout(FOR_A_WHILE, locks.bootstrap()).await.is_err(), "one node has not said anything");
+    assert!(
+        timeout(FOR_A_WHILE, locks.bootstrap()).await.is_err(),
+        "one node has not said anything"
+    );
     for remote in &remotes[..2] {
         assert_eq!(remote.status().borrow().state, NodeState::Quarantined);
     }
-    let (word, ()) = tokio::join!(timeout(PATIENCE, locks.bootstrap()), async { servers[2].restart() });
+    let (word, ()) =
+        tokio::join!(timeout(PATIENCE, locks.bootstrap()), async { servers[2].restart() });
     assert_eq!(word, Ok(Bootstrap::Confirmed));
     for remote in &remotes {
         in_state(remote.as_ref(), NodeState::Admitted).await;

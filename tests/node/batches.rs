@@ -11,7 +11,8 @@ use tokio::time::Instant;
 use crate::node::redis::redis_node;
 use crate::support::harness::RedisServer;
 use crate::support::nodes::{
-    LONG_MS, Lock, Pending, ask, assert_extended, assert_failed, failure, now, submit, submit_until, token, ttl, votes,
+    LONG_MS, Lock, Pending, ask, assert_extended, assert_failed, failure, now, submit,
+    submit_until, token, ttl, votes,
 };
 use crate::support::resp::Resp;
 
@@ -60,19 +61,30 @@ async fn a_key_of_another_type_fails_its_own_operation_and_no_other_of_the_batch
         calls.take_calls();
         let answers = submit_while_stopped(&server, node.as_ref(), op).await;
         // To a node that seems far, on a busy machine, up to four calls are under way; a fifth has the rest of the 20.
-        assert!(calls.take_calls().iter().any(|operations| *operations >= 4), "{what} was not batched");
+        assert!(
+            calls.take_calls().iter().any(|operations| *operations >= 4),
+            "{what} was not batched"
+        );
         for (index, vote) in answers.into_iter().enumerate() {
             if index == 5 {
                 let failure = failure(vote);
                 assert_eq!(failure.reason, Reason::Error);
                 assert!(failure.detail.contains("WRONGTYPE"), "{what}: {}", failure.detail);
             } else {
-                assert_eq!(discriminant(&vote), discriminant(&good), "{what} of lock {index}: {vote:?}");
+                assert_eq!(
+                    discriminant(&vote),
+                    discriminant(&good),
+                    "{what} of lock {index}: {vote:?}"
+                );
             }
         }
     }
     assert!(node.status().borrow().state.is_admitted());
-    assert_eq!(server.cmd(&[b"LLEN", &bad.keys.lock[..]]), Resp::Integer(1), "what is not a lock is left alone");
+    assert_eq!(
+        server.cmd(&[b"LLEN", &bad.keys.lock[..]]),
+        Resp::Integer(1),
+        "what is not a lock is left alone"
+    );
 }
 
 #[tokio::test]
@@ -93,12 +105,20 @@ async fn a_call_of_large_records_is_split_by_size_and_every_record_arrives_whole
     let info = Info::new(vec![b'i'; Info::MAX_LEN]).unwrap();
     let record = Record::new(&token(1, t), &info);
     let locks: Vec<_> = (0..100).map(|n| Lock::new(&format!("n{n}"))).collect();
-    let acquire =
-        |lock: &Lock| Op::Acquire { keys: lock.keys.clone(), record: record.clone(), ttl: ttl(LONG_MS), tell: None };
-    let answers = submit_while_stopped(&server, node.as_ref(), locks.iter().map(acquire).collect()).await;
+    let acquire = |lock: &Lock| Op::Acquire {
+        keys: lock.keys.clone(),
+        record: record.clone(),
+        ttl: ttl(LONG_MS),
+        tell: None,
+    };
+    let answers =
+        submit_while_stopped(&server, node.as_ref(), locks.iter().map(acquire).collect()).await;
     assert!(answers.iter().all(|vote| *vote == Vote::Granted));
     let calls = calls.take_calls();
-    assert!(calls.iter().all(|operations| *operations <= 64), "256 KiB hold 64 records of 4 KiB: {calls:?}");
+    assert!(
+        calls.iter().all(|operations| *operations <= 64),
+        "256 KiB hold 64 records of 4 KiB: {calls:?}"
+    );
     for lock in &locks {
         let stored = server.cmd(&[b"STRLEN", &lock.keys.lock[..]]).integer();
         assert_eq!(stored as usize, record.as_bytes().len());
@@ -120,7 +140,10 @@ async fn an_operation_that_waited_past_its_time_is_not_run_unless_it_is_a_releas
         node.submit(Arc::new(op), past, redlock_core::node::Reply::new(Arc::new(Discarded), 0));
     }
     assert_eq!(ask(node.as_ref(), held.inspect()).await, Vote::Missing);
-    assert_eq!(server.cmd(&[b"EXISTS", &free.keys.lock[..], &free.keys.fence[..]]), Resp::Integer(0));
+    assert_eq!(
+        server.cmd(&[b"EXISTS", &free.keys.lock[..], &free.keys.fence[..]]),
+        Resp::Integer(0)
+    );
 }
 
 #[tokio::test]
@@ -153,7 +176,8 @@ async fn a_flood_of_acquires_leaves_room_in_the_queue_for_extensions_and_release
     let (held, lock, t) = (Lock::new("held"), Lock::new("a"), now());
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
     server.stop();
-    let flood: Vec<_> = (0..9_000).map(|n| submit(node.as_ref(), lock.acquire(2, t + n, LONG_MS))).collect();
+    let flood: Vec<_> =
+        (0..9_000).map(|n| submit(node.as_ref(), lock.acquire(2, t + n, LONG_MS))).collect();
     let extended = submit(node.as_ref(), held.extend(1, t, LONG_MS));
     let released = submit(node.as_ref(), held.release(1, t));
     let refused = flood.into_iter().filter_map(|one| one.at_once().ok()).count();
@@ -167,9 +191,16 @@ async fn a_flood_of_acquires_leaves_room_in_the_queue_for_extensions_and_release
 async fn operations_take_effect_in_the_order_they_were_submitted() {
     let (server, node, _) = redis_node().await;
     let (lock, t) = (Lock::new("a"), now());
-    let ops = (0..300).flat_map(|n| [lock.acquire(1, t + n, LONG_MS), lock.release(1, t + n)]).collect();
-    for (index, vote) in submit_while_stopped(&server, node.as_ref(), ops).await.into_iter().enumerate() {
-        assert_eq!(vote, if index % 2 == 0 { Vote::Granted } else { Vote::Released }, "operation {index}");
+    let ops =
+        (0..300).flat_map(|n| [lock.acquire(1, t + n, LONG_MS), lock.release(1, t + n)]).collect();
+    for (index, vote) in
+        submit_while_stopped(&server, node.as_ref(), ops).await.into_iter().enumerate()
+    {
+        assert_eq!(
+            vote,
+            if index % 2 == 0 { Vote::Granted } else { Vote::Released },
+            "operation {index}"
+        );
     }
 }
 
@@ -179,7 +210,9 @@ async fn what_came_too_late_does_not_hold_up_what_is_behind_it() {
     let (lock, t, began) = (Lock::new("a"), now(), Instant::now());
     for _ in 0..8 {
         // A whole call of them, of which nothing is left to send.
-        let late: Vec<_> = (0..128).map(|_| submit_until(node.as_ref(), lock.acquire(1, t, LONG_MS), began)).collect();
+        let late: Vec<_> = (0..128)
+            .map(|_| submit_until(node.as_ref(), lock.acquire(1, t, LONG_MS), began))
+            .collect();
         let behind = submit(node.as_ref(), lock.inspect());
         for vote in votes(late).await {
             assert_failed(vote, Reason::Timeout, Effect::None);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use redlock_core::node::packed::{Header, pack_call, unpack_answer};
+use redlock_core::node::codec::{Header, pack_call, unpack_answer};
 use redlock_core::node::{NodeSettings, Op, Vote};
 
 use crate::support::cluster::clock_shim;
@@ -21,7 +21,11 @@ const MINE: [&str; 4] = ["on", "+@all", "~{lock:}:*", "~*lock:mine*"];
 fn server() -> (RedisServer, Scratch) {
     let caller = clock_shim("caller_module.c");
     let args = vec!["--loadmodule".into(), caller.path().to_owned()];
-    let server = RedisServer::start_with(RedisOptions { native: Some(true), args, ..RedisOptions::default() });
+    let server = RedisServer::start_with(RedisOptions {
+        native: Some(true),
+        args,
+        ..RedisOptions::default()
+    });
     server.cmd(&["SET", MARKER_KEY, MARKER]);
     (server, caller)
 }
@@ -43,7 +47,9 @@ fn acquire(name: &str) -> Vec<u8> {
 /// What the call of one operation is answered.
 fn vote(answer: Result<Resp, String>) -> Vote {
     match answer {
-        Ok(Resp::Bytes(bytes)) => unpack_answer(1, bytes.into()).expect("an answer").votes.remove(0),
+        Ok(Resp::Bytes(bytes)) => {
+            unpack_answer(1, bytes.into()).expect("an answer").votes.remove(0)
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -54,7 +60,10 @@ fn is_refused(answer: Result<Resp, String>, word: &str) {
 
 fn is_forbidden(answer: Result<Resp, String>) {
     let vote = vote(answer);
-    assert!(matches!(&vote, Vote::Failed(failure) if failure.detail.contains("NOPERM")), "{vote:?}");
+    assert!(
+        matches!(&vote, Vote::Failed(failure) if failure.detail.contains("NOPERM")),
+        "{vote:?}"
+    );
 }
 
 #[test]
@@ -78,7 +87,8 @@ fn a_call_without_a_user_is_refused_and_ends_no_server() {
     let run_id = run_id(&server);
     // Without a user, and as the user of the client.
     for flags in ["-", "C"] {
-        let answer = server.answer(&[b"CALLER.PASS", flags.as_bytes(), run_id.as_bytes(), &acquire("job")]);
+        let answer =
+            server.answer(&[b"CALLER.PASS", flags.as_bytes(), run_id.as_bytes(), &acquire("job")]);
         is_refused(answer, "NOPERM redlock:");
     }
     assert_eq!(server.cmd(&["EXISTS", "lock:job"]), Resp::Integer(0));
@@ -89,8 +99,12 @@ fn a_script_cannot_run_the_command() {
     let (server, _caller) = server();
     let script = "return redis.call('REDLOCK.CALL', ARGV[1], ARGV[2])";
     let run_id = run_id(&server);
-    let answer = server.answer(&[b"EVAL", script.as_bytes(), b"0", run_id.as_bytes(), &acquire("job")]);
-    assert!(matches!(&answer, Err(error) if error.contains("not allowed from script")), "{answer:?}");
+    let answer =
+        server.answer(&[b"EVAL", script.as_bytes(), b"0", run_id.as_bytes(), &acquire("job")]);
+    assert!(
+        matches!(&answer, Err(error) if error.contains("not allowed from script")),
+        "{answer:?}"
+    );
     assert_eq!(server.cmd(&["EXISTS", "lock:job"]), Resp::Integer(0));
 }
 

@@ -1,5 +1,5 @@
 //! What every node promises, as one table that runs on a master in memory and on a real redis-server, and below it what
-//! only a real server can show: batches, lost connections, restarts, credentials and nodes that are unfit to vote.
+//! only a real server can show: batches, lost connections, restarts, credentials and nodes that are ineligible to vote.
 //!
 //! A test submits operations and looks at votes. What is stored is read through `Inspect`, so that both kinds of node
 //! are seen with the same eyes.
@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use crate::node::subject::{Kind, Subject};
 use crate::support::harness::eventually;
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, extended, failure, nobodys, now, record, submit, token, ttl,
-    votes,
+    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, extended, failure, nobodys, now, record,
+    submit, token, ttl, votes,
 };
 
 /// The remaining life is what was asked for, less what a slow machine may have used up.
@@ -30,7 +30,9 @@ fn assert_lives(left: Option<Duration>, asked_ms: u64) {
 
 #[track_caller]
 pub(super) fn assert_held(vote: &Vote, by: &Record, asked_ms: u64) {
-    let Vote::Held(Holding { record, expires_in }) = vote else { panic!("expected Held, got {vote:?}") };
+    let Vote::Held(Holding { record, expires_in }) = vote else {
+        panic!("expected Held, got {vote:?}")
+    };
     assert_eq!(record, by);
     assert_lives(*expires_in, asked_ms);
 }
@@ -59,10 +61,10 @@ contract! {
     a_t_not_above_the_fence_is_stale_on_a_free_lock
     the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed
     an_extension_prolongs_and_never_shortens
-    a_heal_sets_a_lock_that_was_lost_or_has_ended_after_an_extension
-    a_heal_of_an_unextended_lock_leaves_no_mark
-    a_heal_replaces_what_keeps_a_lock_free_and_lives_as_long
-    a_heal_brings_no_lock_back_that_was_released_or_granted_anew
+    a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension
+    a_repair_of_an_unextended_lock_leaves_no_mark
+    a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long
+    a_repair_brings_no_lock_back_that_was_released_or_granted_anew
     an_extension_of_an_absent_or_foreign_lock_creates_nothing
     a_release_deletes_exactly_its_own_grant
     a_release_with_an_older_t_keeps_the_newer_grant
@@ -74,13 +76,13 @@ contract! {
     a_release_from_the_far_future_leaves_no_fence
     a_fence_outlives_its_lock_and_not_its_reasons
     a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock
-    a_heal_is_refused_when_its_extension_began_too_long_ago
+    a_repair_is_refused_when_its_extension_began_too_long_ago
     a_fence_that_is_no_number_is_an_error_and_grants_nothing
     a_lock_expires_by_itself
     a_value_of_another_client_holds_the_lock_with_and_without_expiry
     a_scan_gives_every_key_of_its_prefix_in_pages
     a_scan_takes_its_prefix_literally
-    without_its_marker_a_node_refuses_to_acquire_extend_and_heal_and_still_releases
+    without_its_marker_a_node_refuses_to_acquire_extend_and_repair_and_still_releases
     records_keep_their_text_for_people
 }
 
@@ -110,7 +112,10 @@ async fn a_t_not_above_the_fence_is_stale_on_a_free_lock(kind: Kind) {
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Released);
     for old in [t, t - 1] {
-        assert_eq!(subject.ask(lock.acquire(2, old, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
+        assert_eq!(
+            subject.ask(lock.acquire(2, old, LONG_MS)).await,
+            Vote::Stale { fence: fencing(t) }
+        );
     }
     assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
     assert_eq!(subject.ask(lock.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
@@ -125,7 +130,10 @@ async fn the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed(kind: 
         assert_eq!(stored, record(1, t));
         assert_lives(expires_in, LONG_MS);
     }
-    assert_eq!((subject.stored(&lock).await.unwrap().0, subject.fence(&lock).await), (record(1, t), Some(t)));
+    assert_eq!(
+        (subject.stored(&lock).await.unwrap().0, subject.fence(&lock).await),
+        (record(1, t), Some(t))
+    );
 }
 
 async fn an_extension_prolongs_and_never_shortens(kind: Kind) {
@@ -138,56 +146,73 @@ async fn an_extension_prolongs_and_never_shortens(kind: Kind) {
     assert_extended(&subject.ask(lock.extend(1, t, 3 * LONG_MS)).await);
     let (stored, left) = subject.stored(&lock).await.unwrap();
     let same = Some((token(1, t), &b""[..]));
-    assert_eq!((stored.parse(), subject.fence(&lock).await), (same, Some(t)), "an extension changes no T");
+    assert_eq!(
+        (stored.parse(), subject.fence(&lock).await),
+        (same, Some(t)),
+        "an extension changes no T"
+    );
     assert_lives(left, 3 * LONG_MS);
 }
 
 async fn gone(subject: &Subject, lock: &Lock) {
-    eventually("the lock expires", async || (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())).await;
+    eventually("the lock expires", async || {
+        (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())
+    })
+    .await;
 }
 
-async fn a_heal_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind: Kind) {
-    let (subject, lost, ended, t) = (kind.subject().await, Lock::new("lost"), Lock::new("ended"), now());
+async fn a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind: Kind) {
+    let (subject, lost, ended, t) =
+        (kind.subject().await, Lock::new("lost"), Lock::new("ended"), now());
     // Held for an hour by extensions: no acquire with this T would be let in.
     let old = t - 3_600_000_000;
-    assert_eq!(subject.ask(lost.heal(1, old, LONG_MS)).await, Vote::Granted);
+    assert_eq!(subject.ask(lost.repair(1, old, LONG_MS)).await, Vote::Granted);
     let (stored, left) = subject.stored(&lost).await.unwrap();
-    assert_eq!((stored.parse(), subject.fence(&lost).await), (Some((token(1, old), &b""[..])), Some(old)));
+    assert_eq!(
+        (stored.parse(), subject.fence(&lost).await),
+        (Some((token(1, old), &b""[..])), Some(old))
+    );
     assert_lives(left, LONG_MS);
     // To extend it sends what it always sent.
     assert_extended(&subject.ask(lost.extend(1, old, LONG_MS)).await);
-    assert_extended(&subject.ask(lost.heal(1, old, LONG_MS)).await);
+    assert_extended(&subject.ask(lost.repair(1, old, LONG_MS)).await);
 
     assert_eq!(subject.ask(ended.acquire(1, t, 150)).await, Vote::Granted);
     assert_extended(&subject.ask(ended.extend(1, t, 150)).await);
     gone(&subject, &ended).await;
-    assert_eq!(subject.ask(ended.heal(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(subject.ask(ended.repair(1, t, LONG_MS)).await, Vote::Granted);
 }
 
-async fn a_heal_of_an_unextended_lock_leaves_no_mark(kind: Kind) {
+async fn a_repair_of_an_unextended_lock_leaves_no_mark(kind: Kind) {
     let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
     assert_eq!(subject.ask(lock.catch_up(1, t, 150)).await, Vote::Granted);
     let (stored, _) = subject.stored(&lock).await.unwrap();
     assert_eq!((&stored, subject.fence(&lock).await), (&record(1, t), Some(t)));
     gone(&subject, &lock).await;
     // With the mark of an extension it would pass.
-    assert_eq!(subject.ask(lock.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
+    assert_eq!(subject.ask(lock.repair(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
 }
 
 /// A majority of the others has the grant, so no other that the record of nobody stands for can have one.
-async fn a_heal_replaces_what_keeps_a_lock_free_and_lives_as_long(kind: Kind) {
+async fn a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long(kind: Kind) {
     let (subject, t) = (kind.subject().await, now());
-    for (name, kept, life) in [("older", t - 1, 1_000), ("the-same", t, LONG_MS / 2), ("newer", t + 1, LONG_MS * 2)] {
+    for (name, kept, life) in
+        [("older", t - 1, 1_000), ("the-same", t, LONG_MS / 2), ("newer", t + 1, LONG_MS * 2)]
+    {
         let lock = Lock::new(name);
-        subject.set_foreign(&lock.keys.lock, nobodys(kept).as_bytes(), Some(Duration::from_millis(life)));
-        assert_eq!(subject.ask(lock.heal(1, t, LONG_MS)).await, Vote::Granted, "{name}");
+        subject.set_foreign(
+            &lock.keys.lock,
+            nobodys(kept).as_bytes(),
+            Some(Duration::from_millis(life)),
+        );
+        assert_eq!(subject.ask(lock.repair(1, t, LONG_MS)).await, Vote::Granted, "{name}");
         let (stored, left) = subject.stored(&lock).await.unwrap();
         assert_eq!(stored, extended(1, t), "{name}");
         assert_lives(left, LONG_MS.max(life));
     }
 }
 
-async fn a_heal_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind) {
+async fn a_repair_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind) {
     let (subject, t) = (kind.subject().await, now());
     for (name, extended) in [("released", false), ("extended and released", true)] {
         let lock = Lock::new(&name.replace(' ', "-"));
@@ -196,29 +221,39 @@ async fn a_heal_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind
             assert_extended(&subject.ask(lock.extend(1, t, LONG_MS)).await);
         }
         assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Released);
-        assert_eq!(subject.ask(lock.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) }, "{name}");
+        assert_eq!(
+            subject.ask(lock.repair(1, t, LONG_MS)).await,
+            Vote::Stale { fence: fencing(t) },
+            "{name}"
+        );
         assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing, "{name}");
     }
-    // The release overtook the heal on a node that has lost the lock, and on one where it has ended.
+    // The release overtook the repair on a node that has lost the lock, and on one where it has ended.
     let (lost, ended, anew) = (Lock::new("lost"), Lock::new("ended"), Lock::new("anew"));
     assert_eq!(subject.ask(lost.release(1, t)).await, Vote::Missing);
-    assert_eq!(subject.ask(lost.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
+    assert_eq!(subject.ask(lost.repair(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
     assert_eq!(subject.ask(ended.acquire(1, t, 150)).await, Vote::Granted);
     assert_extended(&subject.ask(ended.extend(1, t, 150)).await);
     gone(&subject, &ended).await;
     assert_eq!(subject.ask(ended.release(1, t)).await, Vote::Missing);
-    assert_eq!(subject.ask(ended.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
+    assert_eq!(subject.ask(ended.repair(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
 
     assert_eq!(subject.ask(anew.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
-    assert_held(&subject.ask(anew.heal(1, t, LONG_MS)).await, &record(2, t + 1), LONG_MS);
+    assert_held(&subject.ask(anew.repair(1, t, LONG_MS)).await, &record(2, t + 1), LONG_MS);
     assert_eq!(subject.ask(anew.release(2, t + 1)).await, Vote::Released);
-    assert_eq!(subject.ask(anew.heal(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t + 1) });
+    assert_eq!(
+        subject.ask(anew.repair(1, t, LONG_MS)).await,
+        Vote::Stale { fence: fencing(t + 1) }
+    );
 }
 
 async fn an_extension_of_an_absent_or_foreign_lock_creates_nothing(kind: Kind) {
     let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
     assert_eq!(subject.ask(lock.extend(1, t, LONG_MS)).await, Vote::Missing);
-    assert_eq!((subject.ask(lock.inspect()).await, subject.fence(&lock).await), (Vote::Missing, None));
+    assert_eq!(
+        (subject.ask(lock.inspect()).await, subject.fence(&lock).await),
+        (Vote::Missing, None)
+    );
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_held(&subject.ask(lock.extend(2, t, 5 * LONG_MS)).await, &record(1, t), LONG_MS);
     assert_lives(subject.stored(&lock).await.unwrap().1, LONG_MS);
@@ -238,21 +273,30 @@ async fn a_release_with_an_older_t_keeps_the_newer_grant(kind: Kind) {
     let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
     assert_eq!(subject.ask(lock.acquire(1, t + 1, LONG_MS)).await, Vote::Granted);
     assert_held(&subject.ask(lock.release(1, t)).await, &record(1, t + 1), LONG_MS);
-    assert_eq!((subject.stored(&lock).await.unwrap().0, subject.fence(&lock).await), (record(1, t + 1), Some(t + 1)));
+    assert_eq!(
+        (subject.stored(&lock).await.unwrap().0, subject.fence(&lock).await),
+        (record(1, t + 1), Some(t + 1))
+    );
 }
 
 async fn a_release_with_a_newer_t_takes_the_older_grant_along(kind: Kind) {
     let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(subject.ask(lock.release(1, t + 9)).await, Vote::Released);
-    assert_eq!((subject.ask(lock.inspect()).await, subject.fence(&lock).await), (Vote::Missing, Some(t + 9)));
+    assert_eq!(
+        (subject.ask(lock.inspect()).await, subject.fence(&lock).await),
+        (Vote::Missing, Some(t + 9))
+    );
 }
 
 async fn a_release_of_an_absent_lock_bars_the_acquire_it_overtook(kind: Kind) {
     let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
     assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Missing);
     for late in [t, t - 1] {
-        assert_eq!(subject.ask(lock.acquire(1, late, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
+        assert_eq!(
+            subject.ask(lock.acquire(1, late, LONG_MS)).await,
+            Vote::Stale { fence: fencing(t) }
+        );
     }
     assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
 }
@@ -267,8 +311,15 @@ async fn a_release_never_lowers_a_fence(kind: Kind) {
 async fn a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing(kind: Kind) {
     let (subject, lock) = (kind.subject().await, Lock::new("a"));
     for far in [now() + 20_000_000, now() - 20_000_000] {
-        assert_failed(subject.ask(lock.acquire(1, far, LONG_MS)).await, Reason::Clock, Effect::None);
-        assert_eq!((subject.ask(lock.inspect()).await, subject.fence(&lock).await), (Vote::Missing, None));
+        assert_failed(
+            subject.ask(lock.acquire(1, far, LONG_MS)).await,
+            Reason::Clock,
+            Effect::None,
+        );
+        assert_eq!(
+            (subject.ask(lock.inspect()).await, subject.fence(&lock).await),
+            (Vote::Missing, None)
+        );
     }
     // D is 2 s: what lies well within is accepted on both sides.
     for near in [now() - 500_000, now() + 1_500_000] {
@@ -285,11 +336,14 @@ async fn a_release_from_the_far_future_leaves_no_fence(kind: Kind) {
     // It still takes away what its own owner took before, but is not done.
     assert_eq!(subject.ask(other.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_failed(subject.ask(other.release(1, far)).await, Reason::Clock, Effect::None);
-    assert_eq!((subject.ask(other.inspect()).await, subject.fence(&other).await), (Vote::Missing, Some(t)));
+    assert_eq!(
+        (subject.ask(other.inspect()).await, subject.fence(&other).await),
+        (Vote::Missing, Some(t))
+    );
     assert_eq!(subject.ask(other.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
 }
 
-/// Somebody else's barrier, set while a try was granted here, must not go when that try takes its own fence back.
+/// Somebody else's tombstone, set while a try was granted here, must not go when that try takes its own fence back.
 async fn a_failed_try_takes_back_its_own_fence_and_no_barrier(kind: Kind) {
     let (subject, lock, other, t) = (kind.subject().await, Lock::new("a"), Lock::new("b"), now());
     assert_eq!(subject.ask(lock.acquire(2, t + 5, LONG_MS)).await, Vote::Granted);
@@ -297,29 +351,44 @@ async fn a_failed_try_takes_back_its_own_fence_and_no_barrier(kind: Kind) {
     assert_eq!(subject.fence(&lock).await, None);
 
     assert_eq!(subject.ask(other.acquire(2, t + 5, LONG_MS)).await, Vote::Granted);
-    assert!(matches!(subject.ask(other.release(1, t)).await, Vote::Held(_)), "its acquire is still on the way");
+    assert!(
+        matches!(subject.ask(other.release(1, t)).await, Vote::Held(_)),
+        "its acquire is still on the way"
+    );
     assert_eq!(subject.ask(other.undo(2, t + 5)).await, Vote::Released);
-    assert!(matches!(subject.ask(other.acquire(1, t, LONG_MS)).await, Vote::Stale { .. }), "and comes too late");
+    assert!(
+        matches!(subject.ask(other.acquire(1, t, LONG_MS)).await, Vote::Stale { .. }),
+        "and comes too late"
+    );
 }
 
 async fn a_fence_outlives_its_lock_and_not_its_reasons(kind: Kind) {
     let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(1_000));
     let (subject, lock, t) = (kind.subject_with(settings).await, Lock::new("a"), now());
     assert_eq!(subject.ask(lock.acquire(1, t, 10)).await, Vote::Granted);
-    eventually("the lock expires", async || (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())).await;
+    eventually("the lock expires", async || {
+        (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())
+    })
+    .await;
     assert_eq!(subject.fence(&lock).await, Some(t));
-    eventually("the fence expires", async || subject.fence(&lock).await.is_none().then_some(())).await;
+    eventually("the fence expires", async || subject.fence(&lock).await.is_none().then_some(()))
+        .await;
     assert_eq!(subject.ask(lock.acquire(2, t - 1, LONG_MS)).await, Vote::Granted);
 }
 
 /// By an extension, and by the release of another owner.
 async fn a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock(kind: Kind) {
     let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(400));
-    let (subject, extended, barred, t) = (kind.subject_with(settings).await, Lock::new("a"), Lock::new("b"), now());
+    let (subject, extended, barred, t) =
+        (kind.subject_with(settings).await, Lock::new("a"), Lock::new("b"), now());
     let ends = async |lock: &Lock, fence| {
-        eventually("the lock ends", async || (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())).await;
+        eventually("the lock ends", async || {
+            (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())
+        })
+        .await;
         assert_eq!(subject.fence(lock).await, Some(fence));
-        eventually("its fence ends", async || subject.fence(lock).await.is_none().then_some(())).await;
+        eventually("its fence ends", async || subject.fence(lock).await.is_none().then_some(()))
+            .await;
     };
     assert_eq!(subject.ask(extended.acquire(1, t, 50)).await, Vote::Granted);
     assert_extended(&subject.ask(extended.extend(1, t, 1_500)).await);
@@ -330,14 +399,20 @@ async fn a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock(kind: Kind) {
     ends(&barred, t + 1).await;
 }
 
-async fn a_heal_is_refused_when_its_extension_began_too_long_ago(kind: Kind) {
+async fn a_repair_is_refused_when_its_extension_began_too_long_ago(kind: Kind) {
     let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
     for began in [t - 2_100_000, t + 4_000_000] {
-        let refused = failure(subject.ask(lock.heal_of(1, t - 9_000_000, LONG_MS, began)).await);
+        let refused = failure(subject.ask(lock.repair_of(1, t - 9_000_000, LONG_MS, began)).await);
         assert_eq!((refused.reason, refused.effect), (Reason::Clock, Effect::None));
-        assert_eq!((subject.ask(lock.inspect()).await, subject.fence(&lock).await), (Vote::Missing, None));
+        assert_eq!(
+            (subject.ask(lock.inspect()).await, subject.fence(&lock).await),
+            (Vote::Missing, None)
+        );
     }
-    assert_eq!(subject.ask(lock.heal_of(1, t - 9_000_000, LONG_MS, t - 1_000_000)).await, Vote::Granted);
+    assert_eq!(
+        subject.ask(lock.repair_of(1, t - 9_000_000, LONG_MS, t - 1_000_000)).await,
+        Vote::Granted
+    );
 }
 
 async fn a_fence_that_is_no_number_is_an_error_and_grants_nothing(kind: Kind) {
@@ -345,7 +420,7 @@ async fn a_fence_that_is_no_number_is_an_error_and_grants_nothing(kind: Kind) {
     subject.set_foreign(&lock.keys.fence, b"not a number", None);
     assert_eq!(failure(subject.ask(lock.acquire(1, t, LONG_MS)).await).reason, Reason::Error);
     assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
-    // A release mends it: the barrier must stand whatever was there.
+    // A release mends it: the tombstone must stand whatever was there.
     assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Missing);
     assert_eq!(subject.fence(&lock).await, Some(t));
 }
@@ -354,11 +429,13 @@ async fn a_lock_expires_by_itself(kind: Kind) {
     let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
     let since = Instant::now();
     assert_eq!(subject.ask(lock.acquire(1, t, 30)).await, Vote::Granted);
-    let granted = eventually("the lock expires", async || match subject.ask(lock.acquire(2, t + 1, LONG_MS)).await {
-        Vote::Granted => Some(since.elapsed()),
-        vote => {
-            assert!(matches!(vote, Vote::Held(_)), "{vote:?}");
-            None
+    let granted = eventually("the lock expires", async || {
+        match subject.ask(lock.acquire(2, t + 1, LONG_MS)).await {
+            Vote::Granted => Some(since.elapsed()),
+            vote => {
+                assert!(matches!(vote, Vote::Held(_)), "{vote:?}");
+                None
+            }
         }
     })
     .await;
@@ -368,16 +445,22 @@ async fn a_lock_expires_by_itself(kind: Kind) {
 
 async fn a_value_of_another_client_holds_the_lock_with_and_without_expiry(kind: Kind) {
     let (subject, t) = (kind.subject().await, now());
-    for (index, value) in [&b"8f5c2d1e-another-client"[..], b"", b"1", &[b'9'; 90]].into_iter().enumerate() {
+    for (index, value) in
+        [&b"8f5c2d1e-another-client"[..], b"", b"1", &[b'9'; 90]].into_iter().enumerate()
+    {
         for life in [None, Some(Duration::from_millis(LONG_MS))] {
             let lock = Lock::new(&format!("{index}-{}", life.is_some()));
             subject.set_foreign(&lock.keys.lock, value, life);
             let foreign = Record::foreign(Bytes::from_static(value));
-            for op in [lock.acquire(1, t, LONG_MS), lock.extend(1, t, LONG_MS), lock.release(1, t)] {
+            for op in [lock.acquire(1, t, LONG_MS), lock.extend(1, t, LONG_MS), lock.release(1, t)]
+            {
                 match (subject.ask(op).await, life) {
                     (vote, Some(_)) => assert_held(&vote, &foreign, LONG_MS),
                     (vote, None) => {
-                        assert_eq!(vote, Vote::Held(Holding { record: foreign.clone(), expires_in: None }));
+                        assert_eq!(
+                            vote,
+                            Vote::Held(Holding { record: foreign.clone(), expires_in: None })
+                        );
                     }
                 }
             }
@@ -402,8 +485,15 @@ async fn scan_all(subject: &Subject, prefix: &str, count: u32) -> (Vec<Bytes>, u
 
 async fn a_scan_gives_every_key_of_its_prefix_in_pages(kind: Kind) {
     let (subject, t) = (kind.subject().await, now());
-    let locks: Vec<_> = (0..300).map(|n| Lock::new(&format!("p/{n}"))).chain([Lock::new("q/1")]).collect();
-    votes(locks.iter().map(|lock| submit(subject.node.as_ref(), lock.acquire(1, t, LONG_MS))).collect()).await;
+    let locks: Vec<_> =
+        (0..300).map(|n| Lock::new(&format!("p/{n}"))).chain([Lock::new("q/1")]).collect();
+    votes(
+        locks
+            .iter()
+            .map(|lock| submit(subject.node.as_ref(), lock.acquire(1, t, LONG_MS)))
+            .collect(),
+    )
+    .await;
     let (found, pages) = scan_all(&subject, "lock:p/", 50).await;
     let wanted: BTreeSet<_> = locks[..300].iter().map(|lock| lock.keys.lock.clone()).collect();
     assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), wanted);
@@ -419,15 +509,27 @@ async fn a_scan_takes_its_prefix_literally(kind: Kind) {
     assert_eq!(found, [&b"[a-z]?*\\^:lock"[..]]);
 }
 
-async fn without_its_marker_a_node_refuses_to_acquire_extend_and_heal_and_still_releases(kind: Kind) {
+async fn without_its_marker_a_node_refuses_to_acquire_extend_and_repair_and_still_releases(
+    kind: Kind,
+) {
     let (subject, lock, other, t) = (kind.subject().await, Lock::new("a"), Lock::new("b"), now());
     subject.wipe();
-    subject.set_foreign(&other.keys.lock, record(1, t).as_bytes(), Some(Duration::from_millis(LONG_MS)));
+    subject.set_foreign(
+        &other.keys.lock,
+        record(1, t).as_bytes(),
+        Some(Duration::from_millis(LONG_MS)),
+    );
     // Submitted together: a real node's worker starts over as soon as it learns of the loss.
-    let ops = [lock.acquire(1, t, LONG_MS), other.extend(1, t, LONG_MS), lock.heal(1, t, LONG_MS), other.release(1, t)];
-    let answers = votes(ops.into_iter().map(|op| submit(subject.node.as_ref(), op)).collect()).await;
-    let [acquire, extend, heal, release] = answers.try_into().unwrap();
-    for refused in [acquire, extend, heal] {
+    let ops = [
+        lock.acquire(1, t, LONG_MS),
+        other.extend(1, t, LONG_MS),
+        lock.repair(1, t, LONG_MS),
+        other.release(1, t),
+    ];
+    let answers =
+        votes(ops.into_iter().map(|op| submit(subject.node.as_ref(), op)).collect()).await;
+    let [acquire, extend, repair, release] = answers.try_into().unwrap();
+    for refused in [acquire, extend, repair] {
         assert_failed(refused, Reason::Quarantined, Effect::None);
     }
     assert_eq!(release, Vote::Released);
@@ -437,7 +539,12 @@ async fn records_keep_their_text_for_people(kind: Kind) {
     let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
     let info = Info::new(&b"{\"a\":\"\\u0000:\xff\r\n\"}"[..]).unwrap();
     let record = Record::new(&token(1, t), &info);
-    let op = Op::Acquire { keys: lock.keys.clone(), record: record.clone(), ttl: ttl(LONG_MS), tell: None };
+    let op = Op::Acquire {
+        keys: lock.keys.clone(),
+        record: record.clone(),
+        ttl: ttl(LONG_MS),
+        tell: None,
+    };
     assert_eq!(subject.ask(op).await, Vote::Granted);
     let (stored, _) = subject.stored(&lock).await.unwrap();
     assert_eq!(stored.parse(), Some((token(1, t), info.as_bytes())));

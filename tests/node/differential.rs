@@ -22,7 +22,8 @@ use redlock_core::node::{Hint, Holding, Keys, Listener, Node, NodeSettings, Node
 
 use crate::support::harness::{PATIENCE, RedisOptions, RedisServer, Subscription};
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, PREFIX, ask, in_state, nobodys, now, record, redis_settings, remote_node_with, telling,
+    AGAIN, LONG_MS, Lock, PREFIX, ask, in_state, nobodys, now, record, redis_settings,
+    remote_node_with, telling,
 };
 
 const SCOPES: [ReleaseScope; 3] = [ReleaseScope::Holder, ReleaseScope::Grant, ReleaseScope::Try];
@@ -56,7 +57,7 @@ enum Step {
         owner: u8,
         life_ms: u64,
     },
-    Heal {
+    Repair {
         owner: u8,
         t: i64,
         life_ms: u64,
@@ -118,7 +119,8 @@ fn any_tell() -> impl Strategy<Value = Tell> {
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
-    let owner = (0..OWNERS, proptest::bool::ANY).prop_map(|(owner, again)| if again { owner | AGAIN } else { owner });
+    let owner = (0..OWNERS, proptest::bool::ANY)
+        .prop_map(|(owner, again)| if again { owner | AGAIN } else { owner });
     let text = proptest::sample::select(TEXTS);
     let value = prop_oneof![
         text.prop_map(Value::Text),
@@ -130,7 +132,7 @@ fn any_step() -> impl Strategy<Value = Step> {
             .prop_map(|(owner, t, life_ms, tell)| Step::Acquire { owner, t, life_ms, tell }),
         4 => (owner.clone(), any_life()).prop_map(|(owner, life_ms)| Step::Extend { owner, life_ms }),
         4 => (owner.clone(), any_t(), any_life(), proptest::bool::ANY)
-            .prop_map(|(owner, t, life_ms, catches_up)| Step::Heal { owner, t, life_ms, catches_up }),
+            .prop_map(|(owner, t, life_ms, catches_up)| Step::Repair { owner, t, life_ms, catches_up }),
         9 => (owner, any_t(), proptest::sample::select(&SCOPES[..]), any_tell())
             .prop_map(|(owner, t, scope, tell)| Step::Release { owner, t, scope, tell }),
         1 => (value, proptest::option::of(any_life())).prop_map(|(value, life_ms)| Step::Foreign { value, life_ms }),
@@ -182,13 +184,19 @@ fn alike(memory: &Holding, redis: &Holding) -> bool {
 
 impl Pair {
     async fn start(native: bool) -> Self {
-        let server = RedisServer::start_with(RedisOptions { native: Some(native), ..RedisOptions::default() });
+        let server = RedisServer::start_with(RedisOptions {
+            native: Some(native),
+            ..RedisOptions::default()
+        });
         let observer = Arc::new(redlock_core::node::NoObserver);
         let redis = remote_node_with(&server.url(), redis_settings(settings()), observer);
         let status = in_state(redis.as_ref(), NodeState::Admitted).await;
         assert!(!native || status.engine == Some(Engine::Native), "{status:?}");
         let memory = Arc::new(MemoryNode::new("memory", Arc::new(SystemClock), settings()));
-        let (told, heard) = (Arc::new(Told::default()), RefCell::new(server.subscribe(&format!("{{{PREFIX}}}:hints"))));
+        let (told, heard) = (
+            Arc::new(Told::default()),
+            RefCell::new(server.subscribe(&format!("{{{PREFIX}}}:hints"))),
+        );
         let listener: Arc<dyn Listener> = told.clone();
         memory.listen(Arc::downgrade(&listener));
         Self { memory, redis, server, told, heard }
@@ -247,21 +255,27 @@ impl Pair {
             Step::Acquire { owner, t, life_ms, tell } => {
                 self.both_telling(lock.acquire(owner, at(t), life_ms), tell).await?;
             }
-            Step::Extend { owner, life_ms } => drop(self.both(lock.extend(owner, at(0), life_ms)).await?),
-            Step::Heal { owner, t, life_ms, catches_up } => {
-                let heal = if catches_up { Lock::catch_up } else { Lock::heal };
-                drop(self.both(heal(lock, owner, at(t), life_ms)).await?);
+            Step::Extend { owner, life_ms } => {
+                drop(self.both(lock.extend(owner, at(0), life_ms)).await?)
+            }
+            Step::Repair { owner, t, life_ms, catches_up } => {
+                let repair = if catches_up { Lock::catch_up } else { Lock::repair };
+                drop(self.both(repair(lock, owner, at(t), life_ms)).await?);
             }
             Step::Release { owner, t, scope, tell } => {
                 let release = match scope {
                     ReleaseScope::Holder => lock.release(owner, at(t)),
                     ReleaseScope::Try => lock.undo(owner, at(t)),
                     // Which has nobody to tell.
-                    ReleaseScope::Grant => return self.both(lock.release_exactly(owner, at(t))).await.map(drop),
+                    ReleaseScope::Grant => {
+                        return self.both(lock.release_exactly(owner, at(t))).await.map(drop);
+                    }
                 };
                 self.both_telling(release, tell).await?;
             }
-            Step::Foreign { value: Value::Text(text), life_ms } => self.set(&lock.keys.lock, text, life_ms),
+            Step::Foreign { value: Value::Text(text), life_ms } => {
+                self.set(&lock.keys.lock, text, life_ms)
+            }
             Step::Foreign { value: Value::Record { owner, t }, life_ms } => {
                 self.set(&lock.keys.lock, record(owner, at(t)).as_bytes(), life_ms);
             }
@@ -271,7 +285,8 @@ impl Pair {
             Step::BadFence => self.set(&lock.keys.fence, b"no fence", None),
             Step::NoFence => {
                 // The shortest way to have a key deleted in memory is to release a lock of that name.
-                let fence = Keys { lock: lock.keys.fence.clone(), fence: Bytes::from_static(b"unused") };
+                let fence =
+                    Keys { lock: lock.keys.fence.clone(), fence: Bytes::from_static(b"unused") };
                 self.set(&fence.lock, record(0, base).as_bytes(), None);
                 self.both(Op::Release {
                     keys: fence,
@@ -289,12 +304,15 @@ impl Pair {
     /// Demands that both store the same lock. One that is about to expire must expire on both, not long after the other.
     async fn settle(&self, lock: &Lock) -> Result<(), TestCaseError> {
         let short = |vote: &Vote| match vote {
-            Vote::Found(holding) => holding.expires_in.is_some_and(|left| left <= Duration::from_millis(SHORT_MS)),
+            Vote::Found(holding) => {
+                holding.expires_in.is_some_and(|left| left <= Duration::from_millis(SHORT_MS))
+            }
             vote => *vote == Vote::Missing,
         };
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
-            let (memory, redis) = (self.memory.run(&lock.inspect()), ask(self.redis.as_ref(), lock.inspect()).await);
+            let (memory, redis) =
+                (self.memory.run(&lock.inspect()), ask(self.redis.as_ref(), lock.inspect()).await);
             match (&memory, &redis) {
                 (Vote::Missing, Vote::Missing) => return Ok(()),
                 (memory, redis) if short(memory) && short(redis) => {}
@@ -313,10 +331,12 @@ impl Pair {
         let locks: Vec<_> = (0..NAMES).map(|n| Lock::new(&format!("{case}/{n}"))).collect();
         for (index, (name, step)) in steps.into_iter().enumerate() {
             let what = format!("step {index}, lock {name}, {step:?}");
-            self.step(&locks[usize::from(name)], base, step).await.map_err(|error| match error {
-                TestCaseError::Fail(why) => TestCaseError::fail(format!("{what}: {why}")),
-                reject => reject,
-            })?;
+            self.step(&locks[usize::from(name)], base, step).await.map_err(
+                |error| match error {
+                    TestCaseError::Fail(why) => TestCaseError::fail(format!("{what}: {why}")),
+                    reject => reject,
+                },
+            )?;
         }
         Ok(())
     }
@@ -347,7 +367,8 @@ fn compare(native: bool) {
     };
     config.rng_seed = RngSeed::Fixed(seed);
 
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let pair = runtime.block_on(Pair::start(native));
     // Each case has locks of its own, the shrunk ones included.
     let case = Cell::new(0);

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use redlock_core::node::packed::{Header, pack_call, unpack_call};
+use redlock_core::node::codec::{Header, pack_call, unpack_call};
 use redlock_core::node::{NodeSettings, Op};
 
 use crate::support::chance::{Chance, seed};
@@ -43,7 +43,7 @@ fn whole(chance: &mut Chance, round: usize) -> Vec<u8> {
         let (owner, t) = (chance.below(3) as u8, now());
         let op = match chance.below(7) {
             0 => lock.extend(owner, t, LONG_MS),
-            1 => lock.heal(owner, t, LONG_MS),
+            1 => lock.repair(owner, t, LONG_MS),
             2 => lock.release(owner, t),
             3 => lock.undo(owner, t),
             4 => lock.release_exactly(owner, t),
@@ -55,7 +55,10 @@ fn whole(chance: &mut Chance, round: usize) -> Vec<u8> {
     };
     let count = 1 + chance.below(6);
     let ops: Vec<_> = (0..count).map(|n| Arc::new(op(chance, &lock(n)))).collect();
-    pack_call(&Header::new(MARKER_KEY, MARKER, "{lock:}:hints", &NodeSettings::default()), ops.iter())
+    pack_call(
+        &Header::new(MARKER_KEY, MARKER, "{lock:}:hints", &NodeSettings::default()),
+        ops.iter(),
+    )
 }
 
 /// What becomes of a call on its way through somebody else's bug.
@@ -89,7 +92,10 @@ fn a_call_that_is_not_whole_is_refused_by_the_script_and_changes_nothing() {
 
 #[test]
 fn a_call_that_is_not_whole_is_refused_by_the_module_and_changes_nothing() {
-    refuses(&RedisServer::start_with(RedisOptions { native: Some(true), ..RedisOptions::default() }), by_module);
+    refuses(
+        &RedisServer::start_with(RedisOptions { native: Some(true), ..RedisOptions::default() }),
+        by_module,
+    );
 }
 
 fn refuses(server: &RedisServer, run: fn(&RedisServer, &[u8]) -> Result<Resp, String>) {

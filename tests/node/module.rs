@@ -21,7 +21,9 @@ fn options(native: bool, args: &[&str]) -> RedisOptions {
 /// Waits until it votes, by this engine.
 async fn votes_by(node: &dyn Node, engine: Engine) {
     let mut status = node.status();
-    let voting = |status: &redlock_core::node::NodeStatus| status.state.is_admitted() && status.engine == Some(engine);
+    let voting = |status: &redlock_core::node::NodeStatus| {
+        status.state.is_admitted() && status.engine == Some(engine)
+    };
     let seen = tokio::time::timeout(Duration::from_secs(20), status.wait_for(voting)).await;
     assert!(seen.is_ok(), "{:?}", node.status().borrow());
 }
@@ -39,7 +41,8 @@ fn stored(server: &RedisServer) -> BTreeMap<String, (Resp, i64)> {
 
 /// Every kind of effect.
 async fn effects(node: &dyn Node) {
-    let [held, extended, released, barred, undone, healed] = ["a", "b", "c", "d", "e", "f"].map(Lock::new);
+    let [held, extended, released, barred, undone, repaired] =
+        ["a", "b", "c", "d", "e", "f"].map(Lock::new);
     let t = now();
     for lock in [&held, &extended, &released, &undone] {
         assert_eq!(ask(node, lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
@@ -48,7 +51,7 @@ async fn effects(node: &dyn Node) {
     assert_eq!(ask(node, released.release(1, t)).await, Vote::Released);
     assert_eq!(ask(node, barred.release(1, t)).await, Vote::Missing);
     assert_eq!(ask(node, undone.undo(1, t)).await, Vote::Released);
-    assert_eq!(ask(node, healed.heal(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(ask(node, repaired.repair(1, t, LONG_MS)).await, Vote::Granted);
 }
 
 #[tokio::test]
@@ -77,7 +80,10 @@ fn offset(server: &RedisServer, field: &str) -> u64 {
 #[tokio::test]
 async fn a_replica_without_the_module_follows_a_master_with_it() {
     let master = RedisServer::start_with(options(true, &[]));
-    let replica = RedisServer::start_with(options(false, &["--replicaof", "127.0.0.1", &master.port().to_string()]));
+    let replica = RedisServer::start_with(options(
+        false,
+        &["--replicaof", "127.0.0.1", &master.port().to_string()],
+    ));
     eventually("it is connected", async || {
         replica.cmd(&["INFO", "replication"]).text().contains("master_link_status:up").then_some(())
     })
@@ -148,16 +154,33 @@ async fn who_watches_a_key_hears_of_what_was_changed_and_not_of_what_was_read() 
 async fn permissions_are_those_of_the_caller() {
     let server = RedisServer::start_with(options(true, &[]));
     server.cmd(&["ACL", "SETUSER", "older", "on", ">pw", "~*", "&*", "+@all", "-redlock.call"]);
-    server.cmd(&["ACL", "SETUSER", "narrow", "on", ">pw", "~{lock:}:*", "~lock:mine*", "~{lock:mine*", "&*", "+@all"]);
+    server.cmd(&[
+        "ACL",
+        "SETUSER",
+        "narrow",
+        "on",
+        ">pw",
+        "~{lock:}:*",
+        "~lock:mine*",
+        "~{lock:mine*",
+        "&*",
+        "+@all",
+    ]);
     let at = |user: &str| remote_node(&format!("redis://{user}:pw@127.0.0.1:{}", server.port()));
     let older = at("older");
     votes_by(older.as_ref(), Engine::Lua).await;
     assert_eq!(ask(older.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
     let narrow = at("narrow");
     votes_by(narrow.as_ref(), Engine::Native).await;
-    assert_eq!(ask(narrow.as_ref(), Lock::new("mine").acquire(1, now(), LONG_MS)).await, Vote::Granted);
+    assert_eq!(
+        ask(narrow.as_ref(), Lock::new("mine").acquire(1, now(), LONG_MS)).await,
+        Vote::Granted
+    );
     let theirs = ask(narrow.as_ref(), Lock::new("theirs").acquire(1, now(), LONG_MS)).await;
-    assert!(matches!(&theirs, Vote::Failed(failure) if failure.detail.contains("NOPERM")), "{theirs:?}");
+    assert!(
+        matches!(&theirs, Vote::Failed(failure) if failure.detail.contains("NOPERM")),
+        "{theirs:?}"
+    );
     assert_eq!(server.cmd(&["EXISTS", "lock:theirs"]), Resp::Integer(0));
 }
 
@@ -173,8 +196,12 @@ async fn nothing_that_was_answered_is_lost_by_a_kill_at_any_moment() {
         let (mut granted, enough) = (Vec::new(), 20 + chance.below(200));
         let mut pid = Some(&mut server);
         for batch in 0.. {
-            let locks: Vec<_> = (0..16).map(|n| Lock::new(&format!("{round}/{batch}/{n}"))).collect();
-            let pending = locks.iter().map(|lock| submit(node.as_ref(), lock.acquire(1, t, LONG_MS))).collect();
+            let locks: Vec<_> =
+                (0..16).map(|n| Lock::new(&format!("{round}/{batch}/{n}"))).collect();
+            let pending = locks
+                .iter()
+                .map(|lock| submit(node.as_ref(), lock.acquire(1, t, LONG_MS)))
+                .collect();
             if granted.len() >= enough
                 && let Some(server) = pid.take()
             {
@@ -183,7 +210,11 @@ async fn nothing_that_was_answered_is_lost_by_a_kill_at_any_moment() {
             let answers = votes(pending).await;
             let all = answers.iter().all(|vote| *vote == Vote::Granted);
             granted.extend(
-                locks.into_iter().zip(answers).filter(|(_, vote)| *vote == Vote::Granted).map(|(lock, _)| lock),
+                locks
+                    .into_iter()
+                    .zip(answers)
+                    .filter(|(_, vote)| *vote == Vote::Granted)
+                    .map(|(lock, _)| lock),
             );
             if !all {
                 break;
@@ -193,7 +224,12 @@ async fn nothing_that_was_answered_is_lost_by_a_kill_at_any_moment() {
         for lock in &granted {
             for key in [&lock.keys.lock, &lock.keys.fence] {
                 let stands = server.cmd(&[b"EXISTS", &key[..]]);
-                assert_eq!(stands, Resp::Integer(1), "round {round}: {key:?} of {} was granted", granted.len());
+                assert_eq!(
+                    stands,
+                    Resp::Integer(1),
+                    "round {round}: {key:?} of {} was granted",
+                    granted.len()
+                );
             }
         }
         assert!(granted.len() >= enough);

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlock_core::node::admission::NAME_MOVES_WITHIN;
+use redlock_core::node::eligibility::NAME_MOVES_WITHIN;
 use redlock_core::node::redis::RedisSettings;
 use redlock_core::node::worker::RemoteNode;
-use redlock_core::node::{NoObserver, Node, NodeState, NodeStatus, Remedy, Rules, Vote};
+use redlock_core::node::{NoObserver, Node, NodeState, NodeStatus, Remedy, SafetyRules, Vote};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::admission::{RETURNED, append_only};
+use super::eligibility::{RETURNED, append_only};
 use crate::support::cluster::{ClusterSettings, first_vote};
 use crate::support::harness::{RedisServer, eventually};
 use crate::support::nodes::{LONG_MS, Lock, ask, in_state, now, remote_node_with, strict_node};
@@ -36,7 +36,8 @@ impl Route {
             while let Ok((mut gateway, _)) = listener.accept().await {
                 let (port, mut cut) = (*leads_to.borrow(), cut.clone());
                 tokio::spawn(async move {
-                    let mut master = TcpStream::connect(("127.0.0.1", port)).await.expect("the master listens");
+                    let mut master =
+                        TcpStream::connect(("127.0.0.1", port)).await.expect("the master listens");
                     cut.mark_unchanged();
                     tokio::select! {
                         _ = tokio::io::copy_bidirectional(&mut gateway, &mut master) => {}
@@ -73,14 +74,14 @@ struct Moved {
     /// From the move of the name to the first vote of the new process.
     waited: Duration,
     /// Whether the new process granted a lock that the old one had granted after the move.
-    forgotten: bool,
+    lost: bool,
     /// Why the new process did not vote, last.
     reason: String,
 }
 
 /// B' reads the append-only directory of B, and B's name moves to B'. One gateway keeps its connection to B. The other's
 /// breaks; it votes through B' as soon as it may.
-async fn moved_beside(rules: Rules) -> Moved {
+async fn moved_beside(rules: SafetyRules) -> Moved {
     let cluster = ClusterSettings { rules, ..ClusterSettings::SHORT_QUARANTINE };
     let old = RedisServer::start_with(append_only(&[]));
     let routes = [Route::to(&old).await, Route::to(&old).await];
@@ -89,14 +90,19 @@ async fn moved_beside(rules: Rules) -> Moved {
     for node in [&stays, &moves] {
         in_state(node.as_ref(), NodeState::Admitted).await;
     }
-    let new = RedisServer::start_with(append_only(&["--dir", old.dir().to_str().expect("a plain path")]));
+    let new =
+        RedisServer::start_with(append_only(&["--dir", old.dir().to_str().expect("a plain path")]));
     for route in &routes {
         route.port.send_replace(new.port());
     }
     let moved = Instant::now();
     routes[1].cuts.send_replace(());
     let held = Lock::new("held");
-    assert_eq!(ask(stays.as_ref(), held.acquire(1, now(), 700)).await, Vote::Granted, "the old process goes on");
+    assert_eq!(
+        ask(stays.as_ref(), held.acquire(1, now(), 700)).await,
+        Vote::Granted,
+        "the old process goes on"
+    );
     let granted_until = Instant::now() + Duration::from_millis(700);
     let mut status = moves.status();
     let (reasons, reason) = watch::channel(String::new());
@@ -111,29 +117,46 @@ async fn moved_beside(rules: Rules) -> Moved {
     let first = first_vote(moves.as_ref()).await;
     watching.abort();
     let again = ask(moves.as_ref(), Lock::new("held").acquire(2, now(), 10)).await;
-    let forgotten = again == Vote::Granted && Instant::now() < granted_until;
+    let lost = again == Vote::Granted && Instant::now() < granted_until;
     let mut beside = 0;
     for n in 0..20 {
-        let vote = ask(stays.as_ref(), Lock::new(&format!("beside-{n}")).acquire(3, now(), LONG_MS)).await;
-        beside += usize::from(vote == Vote::Granted && old.cmd(&["GET", &format!("lock:beside-{n}")]) != Resp::Nil);
+        let vote =
+            ask(stays.as_ref(), Lock::new(&format!("beside-{n}")).acquire(3, now(), LONG_MS)).await;
+        beside += usize::from(
+            vote == Vote::Granted && old.cmd(&["GET", &format!("lock:beside-{n}")]) != Resp::Nil,
+        );
     }
-    Moved { beside, waited: first - moved, forgotten, reason: reason.borrow().clone() }
+    Moved { beside, waited: first - moved, lost, reason: reason.borrow().clone() }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_durable_master_never_votes_beside_its_old_process() {
-    let seen = moved_beside(Rules::ALL).await;
-    assert_eq!((seen.beside, seen.forgotten), (0, false));
+    let seen = moved_beside(SafetyRules::ALL).await;
+    assert_eq!((seen.beside, seen.lost), (0, false));
     assert!(seen.waited >= NAME_MOVES_WITHIN, "{:?}", seen.waited);
-    assert!(seen.reason.contains(CONTESTED), "it may lack what the old process granted: {}", seen.reason);
+    assert!(
+        seen.reason.contains(CONTESTED),
+        "it may lack what the old process granted: {}",
+        seen.reason
+    );
 
-    let waits_only = moved_beside(Rules { two_alive_are_noticed: false, ..Rules::ALL }).await;
+    let waits_only =
+        moved_beside(SafetyRules { two_alive_are_noticed: false, ..SafetyRules::ALL }).await;
     assert_eq!(waits_only.beside, 0);
-    assert!(waits_only.waited >= NAME_MOVES_WITHIN && waits_only.reason.contains(RETURNED), "{}", waits_only.reason);
+    assert!(
+        waits_only.waited >= NAME_MOVES_WITHIN && waits_only.reason.contains(RETURNED),
+        "{}",
+        waits_only.reason
+    );
 
-    let off = moved_beside(Rules { returned_waits: false, two_alive_are_noticed: false, ..Rules::ALL }).await;
+    let off = moved_beside(SafetyRules {
+        returned_waits: false,
+        two_alive_are_noticed: false,
+        ..SafetyRules::ALL
+    })
+    .await;
     println!("without the wait: {} votes beside, after {:?}", off.beside, off.waited);
-    assert!(off.beside > 0 && off.forgotten, "without the rules nothing is worse");
+    assert!(off.beside > 0 && off.lost, "without the rules nothing is worse");
 }
 
 /// A copy that was started long before the name moved to it, and the old process ends before anybody sees both.
@@ -145,10 +168,14 @@ async fn a_process_that_ran_before_its_former_one_ended_is_quarantined() {
     route.mark(&cluster).await;
     let node = route.node(&cluster);
     in_state(node.as_ref(), NodeState::Admitted).await;
-    let new = RedisServer::start_with(append_only(&["--dir", old.dir().to_str().expect("a plain path")]));
+    let new =
+        RedisServer::start_with(append_only(&["--dir", old.dir().to_str().expect("a plain path")]));
     eventually("it has run for 5 s", async || {
         let info = new.cmd(&["INFO", "server"]).text();
-        let uptime = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).expect("it tells");
+        let uptime = info
+            .lines()
+            .find_map(|line| line.strip_prefix("uptime_in_seconds:"))
+            .expect("it tells");
         (uptime.trim().parse::<u64>().expect("a number") >= 5).then_some(())
     })
     .await;
@@ -156,5 +183,8 @@ async fn a_process_that_ran_before_its_former_one_ended_is_quarantined() {
     route.port.send_replace(new.port());
     old.kill();
     let seen = in_state(node.as_ref(), NodeState::Quarantined).await;
-    assert!(seen.detail.contains(CONTESTED) && seen.remedy == Some(Remedy::WaitWithOneProcess), "{seen:?}");
+    assert!(
+        seen.detail.contains(CONTESTED) && seen.remedy == Some(Remedy::WaitWithOneProcess),
+        "{seen:?}"
+    );
 }

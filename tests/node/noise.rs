@@ -58,7 +58,10 @@ async fn a_node_outlives_whatever_its_master_answers() {
         } else {
             Nonsense::once(noise)
         });
-        eventually("it was answered with noise", async || (turncoat.fooled() > fooled).then_some(())).await;
+        eventually("it was answered with noise", async || {
+            (turncoat.fooled() > fooled).then_some(())
+        })
+        .await;
         // From time to time: what came of it is over, and the node votes again.
         if round % 10 == 9 {
             turncoat.repents();

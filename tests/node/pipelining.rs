@@ -41,11 +41,13 @@ impl SlowProxy {
         let port = server.port();
         tokio::spawn(async move {
             while let Ok((remote, _)) = listener.accept().await {
-                let master = TcpStream::connect(("127.0.0.1", port)).await.expect("the master listens");
+                let master =
+                    TcpStream::connect(("127.0.0.1", port)).await.expect("the master listens");
                 for stream in [&remote, &master] {
                     stream.set_nodelay(true).expect("a TCP socket");
                 }
-                let ((from_worker, to_worker), (from_master, to_master)) = (remote.into_split(), master.into_split());
+                let ((from_worker, to_worker), (from_master, to_master)) =
+                    (remote.into_split(), master.into_split());
                 tokio::spawn(pass_requests(from_worker, to_master, counter.clone()));
                 tokio::spawn(pass_answers(from_master, to_worker, gate.clone()));
             }
@@ -59,11 +61,16 @@ impl SlowProxy {
 
     async fn until(&mut self, what: &str, wanted: impl Fn(&Asked) -> bool) {
         let seen = timeout(PATIENCE, self.asked.wait_for(wanted)).await;
-        seen.unwrap_or_else(|_| panic!("never seen: {what}")).expect("the proxy lasts as long as the test");
+        seen.unwrap_or_else(|_| panic!("never seen: {what}"))
+            .expect("the proxy lasts as long as the test");
     }
 }
 
-async fn pass_requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, counter: watch::Sender<Asked>) {
+async fn pass_requests(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    counter: watch::Sender<Asked>,
+) {
     // A word may come in two pieces.
     let (mut text, mut chunk) = (Vec::new(), [0; 4096]);
     while let Ok(got @ 1..) = from.read(&mut chunk).await {
@@ -79,11 +86,16 @@ async fn pass_requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, counter:
     }
 }
 
-async fn pass_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut gate: watch::Receiver<bool>) {
+async fn pass_answers(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut gate: watch::Receiver<bool>,
+) {
     let mut chunk = [0; 4096];
     while let Ok(got @ 1..) = from.read(&mut chunk).await {
         tokio::time::sleep(DELAY).await;
-        if gate.wait_for(|open| *open).await.is_err() || to.write_all(&chunk[..got]).await.is_err() {
+        if gate.wait_for(|open| *open).await.is_err() || to.write_all(&chunk[..got]).await.is_err()
+        {
             return;
         }
     }
@@ -95,7 +107,10 @@ async fn node_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
     let settings = Settings { node_timeout: PATIENCE, ..Settings::default() };
     let node = remote_node_with(&proxy.url, settings.of_masters("tests"), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
-    assert_eq!(ask(node.as_ref(), Lock::new("first").acquire(1, now(), LONG_MS)).await, Vote::Granted);
+    assert_eq!(
+        ask(node.as_ref(), Lock::new("first").acquire(1, now(), LONG_MS)).await,
+        Vote::Granted
+    );
     node
 }
 
@@ -111,7 +126,9 @@ async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() 
     proxy.until("a call", |asked| asked.calls > before).await;
     // Would say "missing" if it had run first.
     let release = submit(node.as_ref(), lock.release(1, t));
-    proxy.until("a second call before the first is answered", |asked| asked.calls > before + 1).await;
+    proxy
+        .until("a second call before the first is answered", |asked| asked.calls > before + 1)
+        .await;
     let again = submit(node.as_ref(), lock.acquire(2, t + 1, LONG_MS));
     proxy.open.send_replace(true);
 

@@ -1,4 +1,4 @@
-//! What only a real redis-server can show: lost connections, restarts, credentials and nodes that are unfit to vote.
+//! What only a real redis-server can show: lost connections, restarts, credentials and nodes that are ineligible to vote.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,9 @@ use std::time::Duration;
 use redlock_core::Settings;
 use redlock_core::clock::{OsEntropy, SystemClock};
 use redlock_core::node::redis::{RedisNode, RedisUrl};
-use redlock_core::node::{Effect, Keys, NoObserver, Node, NodeSettings, NodeState, Op, Reason, Remedy, Vote};
+use redlock_core::node::{
+    Effect, Keys, NoObserver, Node, NodeSettings, NodeState, Op, Reason, Remedy, Vote,
+};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -14,14 +16,15 @@ use tokio::time::Instant;
 use crate::node::contract::{assert_held, fencing};
 use crate::support::harness::{DeadPort, RedisOptions, RedisServer, eventually};
 use crate::support::nodes::{
-    LONG_MS, Lock, Recorder, ask, assert_extended, assert_failed, failure, in_state, name, now, record, redis_settings,
-    remote_node, remote_node_with, strict_node, submit, ttl, votes,
+    LONG_MS, Lock, Recorder, ask, assert_extended, assert_failed, failure, in_state, name, now,
+    record, redis_settings, remote_node, remote_node_with, strict_node, submit, ttl, votes,
 };
 use crate::support::resp::Resp;
 
 pub(super) async fn redis_node() -> (RedisServer, Arc<dyn Node>, Arc<Recorder>) {
     let (server, calls) = (RedisServer::start(), Arc::new(Recorder::default()));
-    let node = remote_node_with(&server.url(), redis_settings(NodeSettings::default()), calls.clone());
+    let node =
+        remote_node_with(&server.url(), redis_settings(NodeSettings::default()), calls.clone());
     in_state(node.as_ref(), NodeState::Admitted).await;
     (server, node, calls)
 }
@@ -45,7 +48,8 @@ async fn out_of_memory_acquires_fail_alone_and_releases_still_delete_by_the_modu
 }
 
 async fn out_of_memory(native: bool) {
-    let server = RedisServer::start_with(RedisOptions { native: Some(native), ..RedisOptions::default() });
+    let server =
+        RedisServer::start_with(RedisOptions { native: Some(native), ..RedisOptions::default() });
     let node = remote_node(&server.url());
     in_state(node.as_ref(), NodeState::Admitted).await;
     let (held, refused_lock, retaken, t) = (Lock::new("a"), Lock::new("b"), Lock::new("c"), now());
@@ -60,11 +64,11 @@ async fn out_of_memory(native: bool) {
     assert!(refused.detail.contains("OOM"), "{}", refused.detail);
     assert_extended(&answers[1]);
     assert!(matches!(answers[2], Vote::Found(_)));
-    // Nothing to delete, so no room for the barrier: to be owned up to, or nobody would try again.
+    // Nothing to delete, so no room for the tombstone: to be owned up to, or nobody would try again.
     let refused = failure(ask(node.as_ref(), refused_lock.release(1, t)).await);
     assert!(refused.reason == Reason::Error && refused.detail.contains("OOM"), "{refused}");
     assert_eq!(ask(node.as_ref(), held.release(1, t)).await, Vote::Released);
-    // Its T differs, so the barrier needs a write that the deletion has to make room for.
+    // Its T differs, so the tombstone needs a write that the deletion has to make room for.
     assert_eq!(ask(node.as_ref(), retaken.release(1, t + 1)).await, Vote::Released);
     for lock in [&held, &refused_lock, &retaken] {
         assert_eq!(server.cmd(&[b"EXISTS", &lock.keys.lock[..]]), Resp::Integer(0));
@@ -77,12 +81,17 @@ async fn out_of_memory(native: bool) {
 
 #[tokio::test]
 async fn after_a_script_flush_the_worker_loads_its_script_again() {
-    let server = RedisServer::start_with(RedisOptions { native: Some(false), ..RedisOptions::default() });
+    let server =
+        RedisServer::start_with(RedisOptions { native: Some(false), ..RedisOptions::default() });
     let node = remote_node(&server.url());
     in_state(node.as_ref(), NodeState::Admitted).await;
     let (lock, t) = (Lock::new("a"), now());
     server.cmd(&["SCRIPT", "FLUSH"]);
-    assert_failed(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Reason::Down, Effect::None);
+    assert_failed(
+        ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await,
+        Reason::Down,
+        Effect::None,
+    );
     recovers(node.as_ref()).await;
     assert_eq!(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(node.status().borrow().restarts, 0, "a flush is no restart");
@@ -95,7 +104,11 @@ async fn after_flushall_the_worker_is_admitted_again() {
     // A worker that was just used sends no heartbeat, which could notice before the acquire does.
     assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
     server.cmd(&["FLUSHALL"]);
-    assert_failed(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Reason::Quarantined, Effect::None);
+    assert_failed(
+        ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await,
+        Reason::Quarantined,
+        Effect::None,
+    );
     recovers(node.as_ref()).await;
     assert_eq!(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
 }
@@ -106,7 +119,10 @@ async fn a_lost_marker_is_noticed_by_an_idle_worker() {
     server.cmd(&["FLUSHALL"]);
     // Nothing is asked of the node: the heartbeat alone brings its marker back.
     // It, and which database it is in.
-    eventually("a marker stands again", async || (server.cmd(&["DBSIZE"]).integer() == 2).then_some(())).await;
+    eventually("a marker stands again", async || {
+        (server.cmd(&["DBSIZE"]).integer() == 2).then_some(())
+    })
+    .await;
     in_state(node.as_ref(), NodeState::Admitted).await;
 }
 
@@ -121,7 +137,11 @@ async fn after_a_crash_and_restart_the_worker_recovers_and_counts_one_restart() 
     assert_failed(ask(node.as_ref(), lock.inspect()).await, Reason::Down, Effect::None);
     server.restart();
     assert_eq!(in_state(node.as_ref(), NodeState::Admitted).await.restarts, 1);
-    assert_eq!(ask(node.as_ref(), lock.acquire(2, now(), LONG_MS)).await, Vote::Granted, "it kept nothing");
+    assert_eq!(
+        ask(node.as_ref(), lock.acquire(2, now(), LONG_MS)).await,
+        Vote::Granted,
+        "it kept nothing"
+    );
 }
 
 #[tokio::test]
@@ -141,7 +161,10 @@ async fn locks_and_fences_survive_a_crash_with_an_append_only_file() {
     })
     .await;
     assert_held(&ask(node.as_ref(), held.acquire(2, t + 1, LONG_MS)).await, &record(1, t), LONG_MS);
-    assert_eq!(ask(node.as_ref(), released.acquire(2, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
+    assert_eq!(
+        ask(node.as_ref(), released.acquire(2, t, LONG_MS)).await,
+        Vote::Stale { fence: fencing(t) }
+    );
 }
 
 #[tokio::test]
@@ -155,8 +178,10 @@ async fn twenty_lost_connections_leave_no_connection_behind() {
         }
         server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         for node in &nodes {
-            eventually("the remote notices", async || (!node.status().borrow().state.is_admitted()).then_some(()))
-                .await;
+            eventually("the remote notices", async || {
+                (!node.status().borrow().state.is_admitted()).then_some(())
+            })
+            .await;
         }
     }
     for node in &nodes {
@@ -170,13 +195,20 @@ async fn twenty_lost_connections_leave_no_connection_behind() {
     })
     .await;
     drop(nodes);
-    eventually("a remote that is dropped closes its connection", async || (clients() == 1).then_some(())).await;
+    eventually("a remote that is dropped closes its connection", async || {
+        (clients() == 1).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
     let password = Some("p@ss/word".into());
-    let server = RedisServer::start_with(RedisOptions { password, native: Some(false), ..RedisOptions::default() });
+    let server = RedisServer::start_with(RedisOptions {
+        password,
+        native: Some(false),
+        ..RedisOptions::default()
+    });
     server.cmd(&["ACL", "SETUSER", "gateway", "on", ">its:secret", "~*", "+@all"]);
     server.cmd(&["ACL", "SETUSER", "narrow", "on", ">its:secret", "~*", "+@all", "-evalsha"]);
     let at = format!("127.0.0.1:{}", server.port());
@@ -217,11 +249,19 @@ async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
 async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
     let master = RedisServer::start();
     let replicaof = ["--replicaof", "127.0.0.1", &master.port().to_string()].map(String::from);
-    let server = RedisServer::start_with(RedisOptions { args: replicaof.into(), ..RedisOptions::default() });
+    let server =
+        RedisServer::start_with(RedisOptions { args: replicaof.into(), ..RedisOptions::default() });
     let node = remote_node(&server.url());
     let status = in_state(node.as_ref(), NodeState::Refused).await;
-    assert!(status.detail.contains("slave") && status.remedy == Some(Remedy::MakeMaster), "{status:?}");
-    assert_failed(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Reason::Refused, Effect::None);
+    assert!(
+        status.detail.contains("slave") && status.remedy == Some(Remedy::MakeMaster),
+        "{status:?}"
+    );
+    assert_failed(
+        ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
+        Reason::Refused,
+        Effect::None,
+    );
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
     in_state(node.as_ref(), NodeState::Admitted).await;
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
@@ -260,7 +300,7 @@ async fn a_node_that_may_evict_is_refused_with_the_cure_and_votes_once_it_may_no
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     let cure = Some(Remedy::ForbidEvictions);
     assert!(status.detail.contains("allkeys-lru") && status.remedy == cure, "{status:?}");
-    assert_eq!(server.cmd(&["DBSIZE"]), Resp::Integer(0), "an unfit node gets no marker");
+    assert_eq!(server.cmd(&["DBSIZE"]), Resp::Integer(0), "an ineligible node gets no marker");
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     in_state(node.as_ref(), NodeState::Admitted).await;
 }
@@ -282,7 +322,11 @@ async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_over
     let other = Settings { max_ttl: ttl(77_000), ..Settings::default() }.of_masters("tests");
     let newcomer = remote_node_with(&server.url(), other.clone(), Arc::new(NoObserver));
     let status = in_state(newcomer.as_ref(), NodeState::Refused).await;
-    assert!(status.detail.contains("300000 ms") && status.detail.contains("77000 ms"), "{}", status.detail);
+    assert!(
+        status.detail.contains("300000 ms") && status.detail.contains("77000 ms"),
+        "{}",
+        status.detail
+    );
     assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), before);
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
 
@@ -306,15 +350,26 @@ async fn a_hung_node_loses_its_session_within_seconds_and_then_refuses_at_once()
     assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
     server.stop();
     let since = Instant::now();
-    assert_failed(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Reason::Timeout, Effect::Possible);
+    assert_failed(
+        ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await,
+        Reason::Timeout,
+        Effect::Possible,
+    );
     let given_up = since.elapsed();
-    assert!(given_up > Duration::from_millis(900) && given_up < Duration::from_secs(5), "after {given_up:?}");
+    assert!(
+        given_up > Duration::from_millis(900) && given_up < Duration::from_secs(5),
+        "after {given_up:?}"
+    );
     in_state(node.as_ref(), NodeState::Connecting).await;
     let since = Instant::now();
     for _ in 0..100 {
         assert_failed(ask(node.as_ref(), lock.release(1, t)).await, Reason::Down, Effect::None);
     }
-    assert!(since.elapsed() < Duration::from_millis(900), "100 refusals took {:?}", since.elapsed());
+    assert!(
+        since.elapsed() < Duration::from_millis(900),
+        "100 refusals took {:?}",
+        since.elapsed()
+    );
     server.cont();
     in_state(node.as_ref(), NodeState::Admitted).await;
     assert_eq!(ask(node.as_ref(), Lock::new("b").acquire(1, now(), LONG_MS)).await, Vote::Granted);
@@ -339,7 +394,11 @@ async fn a_prefix_with_its_own_marker_does_not_disturb_another_on_the_same_serve
     let keys = Keys::new("", &name("a"));
     let op = Op::Acquire { keys, record: record(1, now()), ttl: ttl(LONG_MS), tell: None };
     assert_eq!(ask(plain.as_ref(), op).await, Vote::Granted);
-    assert_ne!(server.cmd(&["GET", "a"]), Resp::Nil, "the bare name is the key that other clients use");
+    assert_ne!(
+        server.cmd(&["GET", "a"]),
+        Resp::Nil,
+        "the bare name is the key that other clients use"
+    );
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(2, now(), LONG_MS)).await, Vote::Granted);
 }
 
@@ -354,10 +413,15 @@ async fn the_outcome_of_a_connection_that_came_before_it_was_listened_for_was_ne
         let (url, runtime) = (url.clone(), Handle::current());
         let told = move || {
             let master = RedisNode::master(url.clone(), redis_settings(NodeSettings::default()));
-            runtime.block_on(master.probe(&SystemClock, &OsEntropy)).expect_err("nobody is there").detail
+            runtime
+                .block_on(master.probe(&SystemClock, &OsEntropy))
+                .expect_err("nobody is there")
+                .detail
         };
         // A thread that is no worker of the runtime: another one connects while it goes on.
-        asking.spawn_blocking(move || (0..TRIES).map(|_| told()).find(|told| told != "connection refused"));
+        asking.spawn_blocking(move || {
+            (0..TRIES).map(|_| told()).find(|told| told != "connection refused")
+        });
     }
     let others: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
     assert_eq!(others, [""; 0]);

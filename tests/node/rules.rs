@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use redlock_core::node::{Effect, NodeSettings, Reason, Rules, Vote};
+use redlock_core::node::{Effect, NodeSettings, Reason, SafetyRules, Vote};
 
 use crate::node::subject::{Kind, Subject};
 use crate::support::harness::eventually;
@@ -18,7 +18,7 @@ const HOUR: u64 = 3_600_000_000;
 /// A scenario that stands still for seconds on a busy machine has no bad clock: the T that it began with must stay good.
 const D: Duration = Duration::from_secs(60);
 
-async fn subject(rules: Rules, kind: Kind) -> Subject {
+async fn subject(rules: SafetyRules, kind: Kind) -> Subject {
     kind.subject_with(NodeSettings::default().with_max_clock_offset(D).with_rules(rules)).await
 }
 
@@ -32,7 +32,10 @@ fn demand_extended(vote: Vote, what: &str) -> Result<(), String> {
 
 /// A client gets the lock with T and, not having heard of it, asks again with T + 1. The first answer arrives all the same:
 /// its token must be good for what was promised.
-async fn a_repeated_request_makes_no_answer_void(rules: Rules, kind: Kind) -> Result<(), String> {
+async fn a_repeated_request_makes_no_answer_void(
+    rules: SafetyRules,
+    kind: Kind,
+) -> Result<(), String> {
     let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first request")?;
     let again = subject.ask(lock.acquire(1 | AGAIN, t + 1, LONG_MS)).await;
@@ -41,24 +44,39 @@ async fn a_repeated_request_makes_no_answer_void(rules: Rules, kind: Kind) -> Re
 }
 
 /// A request has failed elsewhere and undoes its try, which another request of the same owner has confirmed meanwhile.
-async fn the_undo_of_a_try_spares_what_was_confirmed(rules: Rules, kind: Kind) -> Result<(), String> {
+async fn the_undo_of_a_try_spares_what_was_confirmed(
+    rules: SafetyRules,
+    kind: Kind,
+) -> Result<(), String> {
     let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first request")?;
-    demand_extended(subject.ask(lock.extend(1, t, LONG_MS)).await, "the other one, which is told of it")?;
+    demand_extended(
+        subject.ask(lock.extend(1, t, LONG_MS)).await,
+        "the other one, which is told of it",
+    )?;
     let _ = subject.ask(lock.undo(1, t)).await;
     demand_extended(subject.ask(lock.extend(1, t, LONG_MS)).await, "an extension after the undo")
 }
 
 /// Two requests of one owner, at two gateways that have minted the same T.
-async fn the_undo_of_a_try_takes_no_other_grant(rules: Rules, kind: Kind) -> Result<(), String> {
+async fn the_undo_of_a_try_takes_no_other_grant(
+    rules: SafetyRules,
+    kind: Kind,
+) -> Result<(), String> {
     let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first request")?;
     let _ = subject.ask(lock.undo(1 | AGAIN, t)).await;
-    demand_extended(subject.ask(lock.extend(1, t, LONG_MS)).await, "an extension after the undo of the other")
+    demand_extended(
+        subject.ask(lock.extend(1, t, LONG_MS)).await,
+        "an extension after the undo of the other",
+    )
 }
 
 /// An acquire is delayed in a socket until after its own release: nobody will ever release what it sets.
-async fn an_acquire_that_its_release_overtook_leaves_no_orphan(rules: Rules, kind: Kind) -> Result<(), String> {
+async fn an_acquire_that_its_release_overtook_leaves_no_orphan(
+    rules: SafetyRules,
+    kind: Kind,
+) -> Result<(), String> {
     let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
     demand(subject.ask(lock.release(1, t)).await, Vote::Missing, "the release")?;
     let late = subject.ask(lock.acquire(1, t, LONG_MS)).await;
@@ -71,7 +89,10 @@ async fn an_acquire_that_its_release_overtook_leaves_no_orphan(rules: Rules, kin
 
 /// A try with T is abandoned and its release is on the way. The client asks again and gets T + 1. Then the release of
 /// the abandoned try arrives, and must not take the lock away.
-async fn the_release_of_an_abandoned_try_spares_the_retry(rules: Rules, kind: Kind) -> Result<(), String> {
+async fn the_release_of_an_abandoned_try_spares_the_retry(
+    rules: SafetyRules,
+    kind: Kind,
+) -> Result<(), String> {
     let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
     demand(subject.ask(lock.acquire(1, t + 1, LONG_MS)).await, Vote::Granted, "the retry")?;
     let _ = subject.ask(lock.release(1, t)).await;
@@ -86,17 +107,27 @@ async fn the_release_of_an_abandoned_try_spares_the_retry(rules: Rules, kind: Ki
 }
 
 /// One gateway's clock is an hour ahead. It takes the lock and gives it back. Everybody else must still get it.
-async fn one_bad_clock_does_not_lock_everybody_out(rules: Rules, kind: Kind) -> Result<(), String> {
+async fn one_bad_clock_does_not_lock_everybody_out(
+    rules: SafetyRules,
+    kind: Kind,
+) -> Result<(), String> {
     let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
     if subject.ask(lock.acquire(1, t + HOUR, LONG_MS)).await == Vote::Granted {
         demand(subject.ask(lock.release(1, t + HOUR)).await, Vote::Released, "the release")?;
     }
-    demand(subject.ask(lock.acquire(2, t, LONG_MS)).await, Vote::Granted, "a good clock after the bad one")
+    demand(
+        subject.ask(lock.acquire(2, t, LONG_MS)).await,
+        Vote::Granted,
+        "a good clock after the bad one",
+    )
 }
 
 /// One gateway's clock is an hour behind. While no fence is there, its tokens must not be granted either: a resource
 /// has seen larger ones.
-async fn a_clock_that_is_behind_gets_no_token(rules: Rules, kind: Kind) -> Result<(), String> {
+async fn a_clock_that_is_behind_gets_no_token(
+    rules: SafetyRules,
+    kind: Kind,
+) -> Result<(), String> {
     let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
     match subject.ask(lock.acquire(1, t - HOUR, LONG_MS)).await {
         Vote::Failed(_) => Ok(()),
@@ -106,24 +137,34 @@ async fn a_clock_that_is_behind_gets_no_token(rules: Rules, kind: Kind) -> Resul
 
 /// A gateway with a slow clock asks for a lock that was granted with a larger T and has expired. It must not be granted a
 /// smaller one, or a resource that has seen the larger refuses the rightful holder.
-async fn a_token_below_the_last_granted_is_not_granted(rules: Rules, kind: Kind) -> Result<(), String> {
+async fn a_token_below_the_last_granted_is_not_granted(
+    rules: SafetyRules,
+    kind: Kind,
+) -> Result<(), String> {
     let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
     demand(subject.ask(lock.acquire(1, t + 1, 30)).await, Vote::Granted, "the first holder")?;
-    eventually("the lock expires", async || (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())).await;
+    eventually("the lock expires", async || {
+        (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())
+    })
+    .await;
     match subject.ask(lock.acquire(2, t, LONG_MS)).await {
         Vote::Stale { .. } => Ok(()),
         vote => Err(format!("after a grant with T + 1, another owner asks with T: {vote:?}")),
     }
 }
 
-/// A node loses all its data while a lock is held. What it has forgotten it must not help to grant again.
-async fn a_node_that_lost_its_data_grants_nothing(rules: Rules, kind: Kind) -> Result<(), String> {
+/// A node loses all its data while a lock is held. What it has lost it must not help to grant again.
+async fn a_node_that_lost_its_data_grants_nothing(
+    rules: SafetyRules,
+    kind: Kind,
+) -> Result<(), String> {
     let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the holder")?;
     subject.wipe();
     // Nothing is awaited in between, so a real node's worker has not noticed the loss by itself.
     match subject.ask(lock.acquire(2, t + 1, LONG_MS)).await {
-        Vote::Failed(failure) if failure.reason == Reason::Quarantined && failure.effect == Effect::None => {}
+        Vote::Failed(failure)
+            if failure.reason == Reason::Quarantined && failure.effect == Effect::None => {}
         vote => return Err(format!("after the loss another owner asks: {vote:?}")),
     }
     Ok(())
@@ -137,9 +178,9 @@ macro_rules! rules {
     (@ $scenario:ident $rule:ident $kind:ident) => {
         #[tokio::test]
         async fn $scenario() {
-            use super::{Kind, Rules};
-            assert_eq!(super::$scenario(Rules::ALL, Kind::$kind).await, Ok(()));
-            let off = Rules { $rule: false, ..Rules::ALL };
+            use super::{Kind, SafetyRules};
+            assert_eq!(super::$scenario(SafetyRules::ALL, Kind::$kind).await, Ok(()));
+            let off = SafetyRules { $rule: false, ..SafetyRules::ALL };
             let noticed = super::$scenario(off, Kind::$kind).await;
             println!(concat!("without ", stringify!($rule), ": {:?}"), noticed);
             assert!(noticed.is_err(), concat!("nothing goes wrong without ", stringify!($rule)));
@@ -151,10 +192,10 @@ rules! {
     a_repeated_request_makes_no_answer_void without lock_is_kept;
     the_undo_of_a_try_spares_what_was_confirmed without undo_is_exact;
     the_undo_of_a_try_takes_no_other_grant without undo_is_exact;
-    an_acquire_that_its_release_overtook_leaves_no_orphan without release_is_a_barrier;
+    an_acquire_that_its_release_overtook_leaves_no_orphan without release_leaves_a_tombstone;
     the_release_of_an_abandoned_try_spares_the_retry without release_keeps_newer;
     one_bad_clock_does_not_lock_everybody_out without clock_is_checked;
     a_clock_that_is_behind_gets_no_token without clock_is_checked;
-    a_token_below_the_last_granted_is_not_granted without fence_is_checked;
+    a_token_below_the_last_granted_is_not_granted without watermark_is_checked;
     a_node_that_lost_its_data_grants_nothing without marker_is_checked;
 }

@@ -44,8 +44,12 @@ impl Kind {
             }
             Self::Redis | Self::Native => {
                 let native = matches!(self, Self::Native);
-                let server = RedisServer::start_with(RedisOptions { native: Some(native), ..RedisOptions::default() });
-                let node = remote_node_with(&server.url(), redis_settings(settings), Arc::new(NoObserver));
+                let server = RedisServer::start_with(RedisOptions {
+                    native: Some(native),
+                    ..RedisOptions::default()
+                });
+                let node =
+                    remote_node_with(&server.url(), redis_settings(settings), Arc::new(NoObserver));
                 let status = in_state(node.as_ref(), NodeState::Admitted).await;
                 assert!(!native || status.engine == Some(Engine::Native), "{status:?}");
                 Subject { node, backing: Backing::Redis(server) }
@@ -66,7 +70,13 @@ impl Subject {
             Backing::Redis(server) => {
                 let _ = match life {
                     None => server.cmd(&[b"SET", key, value]),
-                    Some(life) => server.cmd(&[b"SET", key, value, b"PX", life.as_millis().to_string().as_bytes()]),
+                    Some(life) => server.cmd(&[
+                        b"SET",
+                        key,
+                        value,
+                        b"PX",
+                        life.as_millis().to_string().as_bytes(),
+                    ]),
                 };
             }
         }

@@ -28,7 +28,11 @@ fn assert_ended(code: i32, what: &str, finished: &Finished, words: &[&str]) {
     for word in words {
         assert!(finished.stderr.contains(word), "{what}: {word:?} is not in {:?}", finished.stderr);
     }
-    assert!(!finished.stderr.contains(SECRET), "{what}: the password is shown: {}", finished.stderr);
+    assert!(
+        !finished.stderr.contains(SECRET),
+        "{what}: the password is shown: {}",
+        finished.stderr
+    );
     assert!(!finished.stderr.contains("panicked"), "{what}: {}", finished.stderr);
 }
 
@@ -36,19 +40,28 @@ fn assert_ended(code: i32, what: &str, finished: &Finished, words: &[&str]) {
 async fn an_address_that_others_can_reach_needs_a_word() {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:8080"] {
         let refused = Launch::bare(&["--listen", address]).finish().await;
-        assert_refused(address, &refused, &["--listen", address, "reachable from other machines", "--allow-anonymous"]);
+        assert_refused(
+            address,
+            &refused,
+            &["--listen", address, "reachable from other machines", "--allow-anonymous"],
+        );
     }
     let anonymous = ["--listen", "0.0.0.0:0", "--embedded", "--allow-anonymous"];
     for launch in [
         Launch::bare(&anonymous),
         Launch::bare(&anonymous[..3]).env("REDLOCK_ALLOW_ANONYMOUS", "true"),
-        Launch::bare(&["serve", "--listen", "0.0.0.0:0", "--allow-anonymous=true"]).env("REDLOCK_EMBEDDED", "true"),
+        Launch::bare(&["serve", "--listen", "0.0.0.0:0", "--allow-anonymous=true"])
+            .env("REDLOCK_EMBEDDED", "true"),
     ] {
         let gateway = launch.start().await;
         assert!(gateway.address().ip().is_unspecified(), "{}", gateway.address());
     }
     let taken_back = Launch::bare(&["--listen", "0.0.0.0:0", "--allow-anonymous=false"]);
-    assert_refused("false", &taken_back.env("REDLOCK_ALLOW_ANONYMOUS", "true").finish().await, &["--allow-anonymous"]);
+    assert_refused(
+        "false",
+        &taken_back.env("REDLOCK_ALLOW_ANONYMOUS", "true").finish().await,
+        &["--allow-anonymous"],
+    );
 }
 
 #[tokio::test]
@@ -92,16 +105,28 @@ async fn bad_flags_are_refused_with_flag_value_and_what_is_allowed() {
         (&bad_database, ["database is not a number", "/database"]),
     ] {
         let launch = Launch::bare(&["--node", "redis://redis-0", "--node", value]);
-        assert_refused("--node", &launch.finish().await, &[&["--node, number 2"], words.as_slice()].concat());
+        assert_refused(
+            "--node",
+            &launch.finish().await,
+            &[&["--node, number 2"], words.as_slice()].concat(),
+        );
         let launch = Launch::bare(&[]).env("REDLOCK_NODES", &format!("redis://redis-0,{value}"));
-        assert_refused("REDLOCK_NODES", &launch.finish().await, &[&["--node, number 2"], words.as_slice()].concat());
+        assert_refused(
+            "REDLOCK_NODES",
+            &launch.finish().await,
+            &[&["--node, number 2"], words.as_slice()].concat(),
+        );
     }
     let twice = format!("redis://redis-1,redis://:{SECRET}@redis-1:6379/2");
     let twice = Launch::bare(&[]).env("REDLOCK_NODES", &twice).finish().await;
     assert_refused("twice", &twice, &["--node", "redis-1:6379", "twice"]);
     let many = Launch::bare(&["--node", &many.join(",")]).finish().await;
     assert_refused("64 nodes", &many, &["--node", "64 nodes", "allowed are 1 to"]);
-    assert_refused("unknown", &Launch::bare(&["--max-tll", "5m"]).finish().await, &["--max-tll", "--max-ttl"]);
+    assert_refused(
+        "unknown",
+        &Launch::bare(&["--max-tll", "5m"]).finish().await,
+        &["--max-tll", "--max-ttl"],
+    );
     assert_refused("unknown", &Launch::bare(&["sevre"]).finish().await, &["sevre", "serve"]);
 }
 
@@ -127,7 +152,11 @@ async fn bad_environment_variables_and_files_are_refused_like_flags() {
     let cases: [(&str, &str, &[&str]); 10] = [
         ("an unknown key", "max_tll = '5m'", &["line 1", "max_tll", "max_ttl"]),
         ("a bad value", "max_ttl = 'soon'", &["--max-ttl", "soon", "10ms to 1day"]),
-        ("a number for a duration", "listen = '127.0.0.1:0'\nmax_ttl = 300", &["line 2", "max_ttl", "string"]),
+        (
+            "a number for a duration",
+            "listen = '127.0.0.1:0'\nmax_ttl = 300",
+            &["line 2", "max_ttl", "string"],
+        ),
         ("a text for a number", "max_in_flight = 'many'", &["line 1", "max_in_flight"]),
         ("no TOML", "max_ttl", &["line 1"]),
         ("nodes that are no list", &not_a_list, &["line 1", "nodes"]),
@@ -139,11 +168,17 @@ async fn bad_environment_variables_and_files_are_refused_like_flags() {
     for (what, text, words) in cases {
         let path = Scratch::new("gateway.toml", text);
         let path = path.path();
-        for launch in [Launch::bare(&["--config", path]), Launch::bare(&[]).env("REDLOCK_CONFIG", path)] {
+        for launch in
+            [Launch::bare(&["--config", path]), Launch::bare(&[]).env("REDLOCK_CONFIG", path)]
+        {
             assert_refused(what, &launch.finish().await, words);
         }
         if what != "a bad value" {
-            assert_refused(what, &Launch::bare(&["--config", path]).finish().await, &["--config", path]);
+            assert_refused(
+                what,
+                &Launch::bare(&["--config", path]).finish().await,
+                &["--config", path],
+            );
         }
     }
     let absent = Launch::bare(&["--config", "/nowhere/gateway.toml"]).finish().await;
@@ -192,13 +227,21 @@ async fn the_help_names_every_setting_and_shows_no_password() {
             "log-format",
             "shutdown-grace",
         ] {
-            assert!(help.stdout.contains(&format!("--{setting}")), "--{setting} is not in\n{}", help.stdout);
+            assert!(
+                help.stdout.contains(&format!("--{setting}")),
+                "--{setting} is not in\n{}",
+                help.stdout
+            );
             let variable = match setting {
                 "node" => "REDLOCK_NODES".into(),
                 "cors-origin" => "REDLOCK_CORS_ORIGINS".into(),
                 _ => format!("REDLOCK_{}", setting.replace('-', "_").to_uppercase()),
             };
-            assert!(shown.contains(&format!("[env: {variable}")), "{variable} is not in\n{}", help.stdout);
+            assert!(
+                shown.contains(&format!("[env: {variable}")),
+                "{variable} is not in\n{}",
+                help.stdout
+            );
         }
         for command in ["serve", "openapi", "check", "reconfigure"] {
             assert!(help.stdout.contains(command), "{command} is not in\n{}", help.stdout);
@@ -221,7 +264,10 @@ async fn flags_beat_the_environment_which_beats_the_file_which_beats_the_default
     assert_eq!(longest_ttl(Launch::embedded()).await, "300000");
     assert_eq!(longest_ttl(file()).await, "60000");
     assert_eq!(longest_ttl(file().env("REDLOCK_MAX_TTL", "2m")).await, "120000");
-    assert_eq!(longest_ttl(file().env("REDLOCK_MAX_TTL", "2m").flag("--max-ttl", "3m")).await, "180000");
+    assert_eq!(
+        longest_ttl(file().env("REDLOCK_MAX_TTL", "2m").flag("--max-ttl", "3m")).await,
+        "180000"
+    );
     let by_environment = Launch::bare(&[]).env("REDLOCK_CONFIG", path).env("REDLOCK_MAX_TTL", "4m");
     assert_eq!(longest_ttl(by_environment).await, "240000");
 }
@@ -230,13 +276,19 @@ async fn flags_beat_the_environment_which_beats_the_file_which_beats_the_default
 async fn nodes_from_the_file_and_the_environment_are_used_and_nothing_else() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let path = Scratch::new("gateway.toml", &format!("key_prefix = 'mine/'\nbootstrap = true\nnodes = {urls:?}\n"));
-    let from_file = Launch::embedded().flag("--config", path.path()).flag("--node-timeout", "2s").ready().await;
+    let path = Scratch::new(
+        "gateway.toml",
+        &format!("key_prefix = 'mine/'\nbootstrap = true\nnodes = {urls:?}\n"),
+    );
+    let from_file =
+        Launch::embedded().flag("--config", path.path()).flag("--node-timeout", "2s").ready().await;
     let lease = from_file.acquire("job").await;
-    let stored = servers.iter().filter(|server| server.cmd(&["GET", "mine/job"]) != Resp::Nil).count();
+    let stored =
+        servers.iter().filter(|server| server.cmd(&["GET", "mine/job"]) != Resp::Nil).count();
     assert!(stored >= 2, "the prefix of the file is not used");
-    let from_environment =
-        Launch::embedded().env("REDLOCK_NODES", &urls.join(" , ")).env("REDLOCK_KEY_PREFIX", "mine/");
+    let from_environment = Launch::embedded()
+        .env("REDLOCK_NODES", &urls.join(" , "))
+        .env("REDLOCK_KEY_PREFIX", "mine/");
     let from_environment = from_environment.flag("--node-timeout", "2s").ready().await;
     assert_eq!(from_environment.look("job").await["fencing_token"], lease.fencing);
 }
@@ -246,12 +298,16 @@ async fn a_password_is_used_and_a_missing_one_is_said() {
     let options = || RedisOptions { password: Some(SECRET.into()), ..RedisOptions::default() };
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
     Launch::over(&servers).ready().await.acquire("job").await;
-    let without: Vec<String> = servers.iter().map(|server| format!("redis://127.0.0.1:{}", server.port())).collect();
+    let without: Vec<String> =
+        servers.iter().map(|server| format!("redis://127.0.0.1:{}", server.port())).collect();
     let gateway = Launch::embedded().nodes(&without).start().await;
     eventually("every node says why", async || {
         let health = gateway.readyz().await.json();
         let nodes = health["nodes"].as_array().unwrap().clone();
-        nodes.iter().all(|node| node["detail"].as_str().is_some_and(|why| why.contains("NOAUTH"))).then_some(())
+        nodes
+            .iter()
+            .all(|node| node["detail"].as_str().is_some_and(|why| why.contains("NOAUTH")))
+            .then_some(())
     })
     .await;
     gateway.post("other", json!({})).await.problem(503, "quorum_unavailable");
@@ -266,12 +322,19 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
     let blank = check().await;
     assert_eq!((blank.code, blank.stderr.as_str()), (Some(1), ""), "{blank:?}");
     let verdict = "NOT ENOUGH: 0 of 3 nodes would be admitted now, 3 after a quarantine, 2 needed";
-    for word in [verdict, "WOULD WAIT 5m 5s", "it is new, or all its data was lost", "--bootstrap"] {
+    for word in [verdict, "WOULD WAIT 5m 5s", "it is new, or all its data was lost", "--bootstrap"]
+    {
         assert!(blank.stdout.contains(word), "no {word:?} in\n{}", blank.stdout);
     }
     for server in &servers {
-        let words =
-            ["role master", "policy noeviction", "lose locks (appendonly no)", "marker absent", "clock ", "evicted 0"];
+        let words = [
+            "role master",
+            "policy noeviction",
+            "lose locks (appendonly no)",
+            "marker absent",
+            "clock ",
+            "evicted 0",
+        ];
         assert_reported(&blank, server, &words);
         assert_eq!(server.cmd(&["DBSIZE"]).integer(), 0, "looking changes nothing");
     }
@@ -286,14 +349,20 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
     for server in &servers {
         assert_reported(&other_ttl, server, &["marker FOREIGN"]);
     }
-    assert_eq!(other_ttl.stdout.matches("REFUSED: its marker is of another configuration").count(), 3, "{other_ttl:?}");
+    assert_eq!(
+        other_ttl.stdout.matches("REFUSED: its marker is of another configuration").count(),
+        3,
+        "{other_ttl:?}"
+    );
     drop(gateway);
 
     servers[2].kill();
     let one_dead = check().await;
     assert_eq!((one_dead.code, one_dead.stderr.as_str()), (Some(0), ""), "{one_dead:?}");
     let dead_name = urls[2].replace("redis://", "");
-    for word in [&format!("{dead_name}: UNREACHABLE"), "ok: 2 of 3 nodes would be admitted now, 2 needed"] {
+    for word in
+        [&format!("{dead_name}: UNREACHABLE"), "ok: 2 of 3 nodes would be admitted now, 2 needed"]
+    {
         assert!(one_dead.stdout.contains(word), "no {word:?} in\n{}", one_dead.stdout);
     }
 
@@ -332,7 +401,10 @@ async fn check_counts_one_master_under_two_names_once() {
     let names = ["127.0.0.1", "localhost"].map(|host| format!("redis://{host}:{}", server.port()));
     let checked = Launch::bare(&["check"]).nodes(&names).finish().await;
     assert_eq!(checked.code, Some(1), "{checked:?}");
-    assert!(checked.stdout.contains("same Redis process") && checked.stdout.contains("NOT ENOUGH"), "{checked:?}");
+    assert!(
+        checked.stdout.contains("same Redis process") && checked.stdout.contains("NOT ENOUGH"),
+        "{checked:?}"
+    );
 }
 
 /// A command that said what it saw before it failed.

@@ -24,7 +24,9 @@ const WHOLE: &[u8] = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
 /// A connection from 127.0.0.`last`, on which this was sent.
 async fn from(last: u8, gateway: &Gateway, sent: &[u8]) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket");
-    socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0))).expect("all of 127/8 is this machine");
+    socket
+        .bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0)))
+        .expect("all of 127/8 is this machine");
     let mut stream = socket.connect(gateway.address()).await.expect("the gateway listens");
     let _ = stream.write_all(sent).await;
     stream
@@ -43,12 +45,20 @@ fn waits() -> String {
 /// The first line of what comes; nothing when the connection is closed.
 async fn status_line(stream: &mut TcpStream) -> String {
     let mut got = vec![0; 12];
-    let read = timeout(PATIENCE, stream.read_exact(&mut got)).await.expect("the gateway answers or closes");
+    let read = timeout(PATIENCE, stream.read_exact(&mut got))
+        .await
+        .expect("the gateway answers or closes");
     read.map(|_| String::from_utf8_lossy(&got).into_owned()).unwrap_or_default()
 }
 
 async fn count(gateway: &Gateway, name: &str) -> f64 {
-    Samples::of(gateway).await.values.iter().filter(|((other, _), _)| other == name).map(|(_, value)| value).sum()
+    Samples::of(gateway)
+        .await
+        .values
+        .iter()
+        .filter(|((other, _), _)| other == name)
+        .map(|(_, value)| value)
+        .sum()
 }
 
 #[tokio::test]
@@ -71,8 +81,10 @@ async fn a_strangers_idle_sockets_kept_others_out_and_requests_that_wait_were_am
     assert_eq!(count(&gateway, "redlock_connections_limit").await, 20.0);
     assert!(count(&gateway, "redlock_connections").await <= 20.0 + SPARE);
     drop(sockets);
-    eventually("places are given back", async || (count(&gateway, "redlock_connections").await < 3.0).then_some(()))
-        .await;
+    eventually("places are given back", async || {
+        (count(&gateway, "redlock_connections").await < 3.0).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -93,13 +105,18 @@ async fn of_the_idle_the_one_that_never_sent_a_request_goes_before_a_clients_poo
         let mut rest = [0; 4096];
         let _ = stream.try_read(&mut rest);
         stream.write_all(WHOLE).await.expect("it is open");
-        assert_eq!(status_line(stream).await, "HTTP/1.1 200", "the pool's connections were closed for a stranger's");
+        assert_eq!(
+            status_line(stream).await,
+            "HTTP/1.1 200",
+            "the pool's connections were closed for a stranger's"
+        );
     }
 }
 
 #[tokio::test]
 async fn when_all_have_requests_under_way_probes_are_answered_and_others_told_to_come_back() {
-    let gateway = Launch::embedded().flag("--max-connections", "3").flag("--max-waiters", "9").start().await;
+    let gateway =
+        Launch::embedded().flag("--max-connections", "3").flag("--max-waiters", "9").start().await;
     let lease = gateway.acquire("job").await;
     let mut waiting = Vec::new();
     let refused = eventually("no place is left", async || {
@@ -126,43 +143,65 @@ async fn when_all_have_requests_under_way_probes_are_answered_and_others_told_to
 
 #[tokio::test]
 async fn one_address_took_all_connections_for_requests_under_way() {
-    let launch = Launch::embedded().flag("--max-connections", "40").flag("--max-connections-per-client", "4");
+    let launch = Launch::embedded()
+        .flag("--max-connections", "40")
+        .flag("--max-connections-per-client", "4");
     let gateway = launch.env("RUST_LOG", "info").start().await;
     gateway.acquire("job").await;
     let mut waiting = Vec::new();
     for number in 1..=4 {
         waiting.push(from(9, &gateway, waits().as_bytes()).await);
-        eventually("it waits", async || (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(()))
-            .await;
+        eventually("it waits", async || {
+            (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(())
+        })
+        .await;
     }
     for _ in 0..50 {
-        assert_eq!(status_line(&mut from(9, &gateway, WHOLE).await).await, "", "beyond the limit of one address");
+        assert_eq!(
+            status_line(&mut from(9, &gateway, WHOLE).await).await,
+            "",
+            "beyond the limit of one address"
+        );
     }
     assert_eq!(gateway.get("/livez").await.status, 200);
     assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 50.0);
     let log = gateway.stdout();
     let told = log.lines().filter(|line| line.contains("as many as allowed are open"));
     assert_eq!(told.count(), 1, "one line of many refusals:\n{log}");
-    assert!(log.contains("\"address\":\"127.0.0.9\"") && log.contains("max_connections_per_client"), "{log}");
+    assert!(
+        log.contains("\"address\":\"127.0.0.9\"") && log.contains("max_connections_per_client"),
+        "{log}"
+    );
 }
 
 #[tokio::test]
 async fn a_trusted_proxy_is_not_held_to_the_connections_of_one_client() {
-    let launch = Launch::embedded().flag("--max-connections", "40").flag("--max-connections-per-client", "4");
-    let gateway = launch.flag("--max-waiters-per-client", "9").flag("--trusted-proxy", "127.0.0.9").start().await;
+    let launch = Launch::embedded()
+        .flag("--max-connections", "40")
+        .flag("--max-connections-per-client", "4");
+    let gateway = launch
+        .flag("--max-waiters-per-client", "9")
+        .flag("--trusted-proxy", "127.0.0.9")
+        .start()
+        .await;
     gateway.acquire("job").await;
     let mut waiting = Vec::new();
     for number in 1..=9 {
         waiting.push(from(9, &gateway, waits().as_bytes()).await);
-        eventually("it waits", async || (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(()))
-            .await;
+        eventually("it waits", async || {
+            (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(())
+        })
+        .await;
     }
     assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 0.0);
 }
 
 /// Lines of the log, which is JSON, that have these words somewhere.
 fn lines(log: &str, words: &str) -> Vec<Value> {
-    log.lines().filter(|line| line.contains(words)).filter_map(|line| serde_json::from_str(line).ok()).collect()
+    log.lines()
+        .filter(|line| line.contains(words))
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect()
 }
 
 #[tokio::test]
@@ -178,7 +217,9 @@ async fn few_descriptors_took_the_masters_connections_away() {
             drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]));
         });
         // It may not have noticed yet.
-        let granted = async || (gateway.post(&format!("job-{round}"), json!({})).await.status == 201).then_some(());
+        let granted = async || {
+            (gateway.post(&format!("job-{round}"), json!({})).await.status == 201).then_some(())
+        };
         eventually("the masters are connected again", granted).await;
         sockets.push(from(9, &gateway, b"").await);
     }
@@ -193,7 +234,10 @@ async fn few_descriptors_took_the_masters_connections_away() {
 async fn a_limit_of_files_below_what_the_nodes_need_is_said_at_the_start() {
     let finished = Launch::embedded().files(64).finish().await;
     assert_eq!(finished.code, Some(1));
-    assert!(finished.stderr.contains("64 files may be open") && finished.stderr.contains("ulimit -n"), "{finished:?}");
+    assert!(
+        finished.stderr.contains("64 files may be open") && finished.stderr.contains("ulimit -n"),
+        "{finished:?}"
+    );
 }
 
 #[tokio::test]
@@ -201,17 +245,31 @@ async fn check_shows_what_the_limits_cost_and_that_it_is_too_much() {
     let check = |args: &[&str]| Launch::bare(&[&["check"], args].concat()).files(20_000).finish();
     // Half of it is for the locks of the embedded nodes.
     let plain = check(&[]).await;
-    for words in ["of 1.0 GiB", "--max-connections 8000: ", "--max-in-flight 2048: ", "--max-waiters 5000: ", "locks: "]
-    {
+    for words in [
+        "of 1.0 GiB",
+        "--max-connections 8000: ",
+        "--max-in-flight 2048: ",
+        "--max-waiters 5000: ",
+        "locks: ",
+    ] {
         assert!(plain.stdout.contains(words), "no {words:?} in {plain:?}");
     }
     assert!(!plain.stdout.contains("WARNING"), "{plain:?}");
     let small = check(&["--memory-budget", "256MiB"]).await;
-    assert!(small.stdout.contains("of 256.0 MiB") && !small.stdout.contains("WARNING"), "{small:?}");
+    assert!(
+        small.stdout.contains("of 256.0 MiB") && !small.stdout.contains("WARNING"),
+        "{small:?}"
+    );
     let much = check(&["--memory-budget", "256MiB", "--max-connections", "16000"]).await;
-    assert!(much.stdout.contains("WARNING") && much.stdout.contains("lower --max-connections"), "{much:?}");
+    assert!(
+        much.stdout.contains("WARNING") && much.stdout.contains("lower --max-connections"),
+        "{much:?}"
+    );
     let wrong = check(&["--memory-budget", "1KiB"]).await;
-    assert!(wrong.stderr.contains("--memory-budget") && wrong.stderr.contains("64.0 MiB to"), "{wrong:?}");
+    assert!(
+        wrong.stderr.contains("--memory-budget") && wrong.stderr.contains("64.0 MiB to"),
+        "{wrong:?}"
+    );
 }
 
 #[tokio::test]
@@ -237,7 +295,8 @@ async fn operators_have_an_address_of_their_own_where_others_take_no_place_and_f
     let admin = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let file = file(&[&key("deploy", HOLDER, "*").await]);
     let launch = with_keys(&file).flag("--admin-listen", &admin.to_string());
-    let mut gateway = launch.flag("--max-connections", "2").flag("--drain-delay", "1s").start().await;
+    let mut gateway =
+        launch.flag("--max-connections", "2").flag("--drain-delay", "1s").start().await;
     let call = |path: &str| gateway.call(Method::GET, path).to(admin);
     // All places of the public address and the spare ones: their heads are never whole.
     let mut taken = Vec::new();
@@ -247,36 +306,53 @@ async fn operators_have_an_address_of_their_own_where_others_take_no_place_and_f
     for probe in ["/livez", "/readyz", "/healthz", "/metrics"] {
         assert_eq!(call(probe).send().await.status, 200, "{probe}");
     }
-    assert!(call("/readyz").send().await.json()["nodes"].as_array().is_some_and(|nodes| nodes.len() == 5));
+    assert!(
+        call("/readyz").send().await.json()["nodes"]
+            .as_array()
+            .is_some_and(|nodes| nodes.len() == 5)
+    );
     for path in ["/docs", "/openapi.json", "/"] {
         call(path).send().await.problem(404, "not_found");
     }
     for path in ["/locks", "/locks/job"] {
         let mut raw = TcpStream::connect(admin).await.expect("it listens");
-        raw.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).await.expect("sent");
+        raw.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes())
+            .await
+            .expect("sent");
         assert_eq!(status_line(&mut raw).await, "HTTP/1.1 404", "{path}");
     }
-    let other = gateway.call(Method::GET, "/livez").to(admin).header("host", "evil.example").send().await;
+    let other =
+        gateway.call(Method::GET, "/livez").to(admin).header("host", "evil.example").send().await;
     other.problem(421, "misdirected_request");
 
     // Whoever is in the middle of a head is given the whole grace.
     drop(taken);
     gateway.signal(Signal::TERM);
-    eventually("it says so while it still serves", async || (call("/readyz").send().await.status == 503).then_some(()))
-        .await;
+    eventually("it says so while it still serves", async || {
+        (call("/readyz").send().await.status == 503).then_some(())
+    })
+    .await;
     assert_eq!(gateway.ended().await, Some(0));
-    let again = Launch::embedded().flag("--admin-listen", &gateway.address().to_string()).start().await;
+    let again =
+        Launch::embedded().flag("--admin-listen", &gateway.address().to_string()).start().await;
     let same = again.address().to_string();
     let second = Launch::embedded().flag("--admin-listen", &same).finish().await;
     assert_eq!(second.code, Some(1));
-    assert!(second.stderr.contains("--admin-listen") && second.stderr.contains(&same), "{}", second.stderr);
+    assert!(
+        second.stderr.contains("--admin-listen") && second.stderr.contains(&same),
+        "{}",
+        second.stderr
+    );
 }
 
 #[tokio::test]
 async fn answers_say_how_long_their_connection_may_be_idle() {
     let gateway = Launch::embedded().flag("--idle-timeout", "12s").start().await;
     let mut raw = gateway.raw().await;
-    for sent in ["GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n", "GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
+    for sent in [
+        "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        "GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    ] {
         raw.write(sent).await;
         assert_eq!(raw.answer().await.header("keep-alive"), "timeout=11", "{sent}");
     }

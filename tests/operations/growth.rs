@@ -35,7 +35,9 @@ async fn use_once(gateway: &Gateway, names: Range<u32>) {
                 connection.write(request).await;
                 let Lease { token, .. } = Lease::from(&connection.answer().await);
                 connection
-                    .write(format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\nlock-token: {token}\r\n\r\n"))
+                    .write(format!(
+                        "DELETE {path} HTTP/1.1\r\nhost: localhost\r\nlock-token: {token}\r\n\r\n"
+                    ))
                     .await;
                 let released = connection.answer().await;
                 assert_eq!(released.status, 204, "{name}: {}", released.text());
@@ -63,13 +65,18 @@ async fn a_name_that_was_used_leaves_a_fence_on_every_master_and_nothing_else() 
     use_once(&gateway, WARM_UP..WARM_UP + NAMES).await;
     let grown = memory(&gateway).await - warm;
     let most = MOST_BYTES_PER_NAME * f64::from(NAMES);
-    assert!(grown < most, "the gateway has grown by {grown} bytes with {NAMES} names, {most} would be too much");
+    assert!(
+        grown < most,
+        "the gateway has grown by {grown} bytes with {NAMES} names, {most} would be too much"
+    );
 
     // A release is answered before the last master has heard of it.
     for (server, before) in servers.iter().zip(before) {
         let fences = i64::from(WARM_UP + NAMES);
         eventually("only fences are left", async || {
-            (keys(server) - before == fences && server.cmd(&["KEYS", "lock:*"]) == Resp::List(Vec::new())).then_some(())
+            (keys(server) - before == fences
+                && server.cmd(&["KEYS", "lock:*"]) == Resp::List(Vec::new()))
+            .then_some(())
         })
         .await;
     }

@@ -35,31 +35,54 @@ async fn draining(gateway: &Gateway) {
 #[tokio::test]
 async fn the_banner_has_a_line_that_works_and_says_what_is_not_safe() {
     let gateway = Launch::embedded().start().await;
-    let banner =
-        eventually("the banner is complete", async || Some(gateway.stderr()).filter(|text| text.contains("/docs")))
-            .await;
-    for word in ["5 in-memory nodes", "CAUTION: nothing is stored", "no --auth-keys was given", "30s", "5m"] {
+    let banner = eventually("the banner is complete", async || {
+        Some(gateway.stderr()).filter(|text| text.contains("/docs"))
+    })
+    .await;
+    for word in
+        ["5 in-memory nodes", "CAUTION: nothing is stored", "no --auth-keys was given", "30s", "5m"]
+    {
         assert!(banner.contains(word), "no {word:?} in\n{banner}");
     }
-    let command = banner.lines().find_map(|line| line.trim().strip_prefix("try:")).expect("a command to try");
+    let command =
+        banner.lines().find_map(|line| line.trim().strip_prefix("try:")).expect("a command to try");
     let command = command.split("   ").next().unwrap().trim();
-    assert!(command.starts_with("curl ") && command.contains(&gateway.address().to_string()), "{command}");
-    let tried = tokio::process::Command::new("bash").args(["-c", command]).output().await.expect("bash starts");
+    assert!(
+        command.starts_with("curl ") && command.contains(&gateway.address().to_string()),
+        "{command}"
+    );
+    let tried = tokio::process::Command::new("bash")
+        .args(["-c", command])
+        .output()
+        .await
+        .expect("bash starts");
     let shown = String::from_utf8_lossy(&tried.stdout);
     assert!(shown.starts_with("HTTP/1.1 201 Created"), "{command} gives\n{shown}");
 
     let servers = [RedisServer::start(), RedisServer::start()];
     let urls = servers.each_ref().map(RedisServer::url);
-    for (launch, brand_new) in [(Launch::embedded().nodes(&urls), false), (Launch::over(&servers), true)] {
+    for (launch, brand_new) in
+        [(Launch::embedded().nodes(&urls), false), (Launch::over(&servers), true)]
+    {
         let gateway = launch.flag("--max-ttl", "3m").flag("--clock-skew", "4s").start().await;
-        let banner =
-            eventually("the banner is complete", async || Some(gateway.stderr()).filter(|text| text.contains("/docs")))
-                .await;
-        for word in ["votes after 3m 7s", "appendfsync always", "2 nodes survive no more failures than 1"] {
+        let banner = eventually("the banner is complete", async || {
+            Some(gateway.stderr()).filter(|text| text.contains("/docs"))
+        })
+        .await;
+        for word in
+            ["votes after 3m 7s", "appendfsync always", "2 nodes survive no more failures than 1"]
+        {
             assert!(banner.contains(word), "no {word:?} in\n{banner}");
         }
-        assert!(servers.iter().all(|server| banner.contains(&format!("127.0.0.1:{}", server.port()))), "{banner}");
-        assert_eq!(banner.contains("--bootstrap"), !brand_new, "advice for those who need it alone:\n{banner}");
+        assert!(
+            servers.iter().all(|server| banner.contains(&format!("127.0.0.1:{}", server.port()))),
+            "{banner}"
+        );
+        assert_eq!(
+            banner.contains("--bootstrap"),
+            !brand_new,
+            "advice for those who need it alone:\n{banner}"
+        );
     }
 }
 
@@ -74,7 +97,10 @@ async fn ends_in_order(signal: Signal) {
     gateway.signal(signal);
     draining(&gateway).await;
     assert_eq!(gateway.get("/livez").await.status, 200);
-    assert_eq!(gateway.post("another", json!({})).await.problem(503, "draining")["retry_after_ms"], 1_000);
+    assert_eq!(
+        gateway.post("another", json!({})).await.problem(503, "draining")["retry_after_ms"],
+        1_000
+    );
     // Holders must be able to go on and to let go.
     assert_eq!(gateway.patch("other", &other.token, 60_000).await.status, 200);
     assert_eq!(gateway.delete("other", &other.token).await.status, 204);
@@ -82,14 +108,22 @@ async fn ends_in_order(signal: Signal) {
 
     patch.write(&body[body.len() / 2..]).await;
     let extended = patch.answer().await;
-    assert_eq!((extended.status, &extended.json()["token"]), (200, &json!(held.token)), "{extended:?}");
+    assert_eq!(
+        (extended.status, &extended.json()["token"]),
+        (200, &json!(held.token)),
+        "{extended:?}"
+    );
     draining(&gateway).await;
     // Asked for before the signal, but nothing was tried yet: nothing is begun any more.
     post.write(&body[body.len() / 2..]).await;
     post.answer().await.problem(503, "draining");
     let since = Instant::now();
     assert_eq!(gateway.ended().await, Some(0));
-    assert!(since.elapsed() < Duration::from_secs(5), "the grace of 20 s was waited for: {:?}", since.elapsed());
+    assert!(
+        since.elapsed() < Duration::from_secs(5),
+        "the grace of 20 s was waited for: {:?}",
+        since.elapsed()
+    );
     let log = gateway.stdout();
     assert!(log.contains("shutting down") && log.contains("stopped"), "{log}");
 }
@@ -104,7 +138,10 @@ async fn load_balancers_saw_that_it_ends_only_when_requests_were_refused() {
     draining(&gateway).await;
     let lease = gateway.post("job", json!({})).await;
     assert_eq!((lease.status, lease.header("connection")), (201, "close"), "{lease:?}");
-    assert_eq!(gateway.delete("job", &Lease::from(&lease).token).await.header("connection"), "close");
+    assert_eq!(
+        gateway.delete("job", &Lease::from(&lease).token).await.header("connection"),
+        "close"
+    );
     assert_eq!(gateway.ended().await, Some(0));
     assert!(since.elapsed() >= Duration::from_secs(4), "{:?}", since.elapsed());
 }
@@ -126,8 +163,10 @@ async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
     servers[1..].iter().for_each(RedisServer::stop);
     let asked = gateway.call(Method::POST, "/locks/job").json(&json!({ "ttl_ms": 60_000 }));
     let asked = tokio::spawn(asked.send());
-    eventually("the acquire is under way", async || (stored_on(&servers, "job", |at| at == 0) == [0]).then_some(()))
-        .await;
+    eventually("the acquire is under way", async || {
+        (stored_on(&servers, "job", |at| at == 0) == [0]).then_some(())
+    })
+    .await;
     gateway.signal(Signal::TERM);
     draining(&gateway).await;
     servers[1..].iter().for_each(RedisServer::cont);
@@ -135,7 +174,11 @@ async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
     assert_eq!(gateway.ended().await, Some(0));
 
     let next = Launch::over(&servers).ready().await;
-    assert_eq!(next.look("job").await["fencing_token"], lease.fencing, "the lock outlives the gateway");
+    assert_eq!(
+        next.look("job").await["fencing_token"],
+        lease.fencing,
+        "the lock outlives the gateway"
+    );
     assert_eq!(next.delete("job", &lease.token).await.status, 204);
 }
 
@@ -161,7 +204,11 @@ async fn a_request_that_never_ends_does_not_outlive_the_grace() {
     assert_eq!(gateway.ended().await, Some(0));
     let took = since.elapsed();
     assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(5), "{took:?}");
-    assert!(gateway.stdout().contains("still in flight at the end of the grace period"), "{}", gateway.stdout());
+    assert!(
+        gateway.stdout().contains("still in flight at the end of the grace period"),
+        "{}",
+        gateway.stdout()
+    );
 }
 
 #[tokio::test]
@@ -170,7 +217,11 @@ async fn a_port_that_is_taken_is_named() {
     let address = gateway.address().to_string();
     let second = Launch::embedded().flag("--listen", &address).finish().await;
     assert_eq!(second.code, Some(1));
-    assert!(second.stderr.contains("--listen") && second.stderr.contains(&address), "{}", second.stderr);
+    assert!(
+        second.stderr.contains("--listen") && second.stderr.contains(&address),
+        "{}",
+        second.stderr
+    );
 }
 
 #[tokio::test]
@@ -199,7 +250,9 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     let gateway = launch.unheard(SocketAddr::from(([127, 0, 0, 1], port)), full).await;
     for n in 0..3 {
         // Each outage makes the workers log, and each server error the requests.
-        servers.iter().for_each(|server| drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])));
+        servers.iter().for_each(|server| {
+            drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]))
+        });
         gateway.all_nodes_admitted().await;
         let lease = gateway.acquire(&format!("job-{n}")).await;
         assert_eq!(gateway.delete(&format!("job-{n}"), &lease.token).await.status, 204);

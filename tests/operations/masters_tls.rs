@@ -20,9 +20,13 @@ fn master(authority: &Authority, own: &Issued, asks_clients: bool) -> (RedisServ
         ("--tls-key-file", &own.key),
         ("--tls-ca-cert-file", &ca),
     ];
-    let args = args.iter().flat_map(|(option, value)| [(*option).to_owned(), (*value).to_owned()]).collect();
+    let args = args
+        .iter()
+        .flat_map(|(option, value)| [(*option).to_owned(), (*value).to_owned()])
+        .collect();
     let password = Some("a-password".to_owned());
-    let server = RedisServer::start_with(RedisOptions { args, password, ..RedisOptions::default() });
+    let server =
+        RedisServer::start_with(RedisOptions { args, password, ..RedisOptions::default() });
     (server, format!("rediss://:a-password@localhost:{tls_port}"))
 }
 
@@ -30,7 +34,8 @@ fn master(authority: &Authority, own: &Issued, asks_clients: bool) -> (RedisServ
 async fn refused_for(gateway: &Gateway, word: &str, advice: &str) {
     eventually(word, async || {
         let node = gateway.readyz().await.json()["nodes"][0].clone();
-        let said = |field: &str, word: &str| node[field].as_str().unwrap_or_default().contains(word);
+        let said =
+            |field: &str, word: &str| node[field].as_str().unwrap_or_default().contains(word);
         (said("detail", word) && said("advice", advice)).then_some(())
     })
     .await;
@@ -69,15 +74,36 @@ async fn a_master_that_wants_a_certificate_gets_the_one_that_stands_in_the_file_
     };
     let [live, good] = ["live", "good"].map(|name| ours.issue(name, "/CN=gateway"));
     let other = theirs.issue("other", "/CN=gateway");
-    let trusting = || Launch::embedded().nodes(std::slice::from_ref(&url)).brand_new().flag("--node-ca", &ours.ca());
-    let launch = |own: &Issued| trusting().flag("--node-cert", &own.cert).flag("--node-key", &own.key);
+    let trusting = || {
+        Launch::embedded()
+            .nodes(std::slice::from_ref(&url))
+            .brand_new()
+            .flag("--node-ca", &ours.ca())
+    };
+    let launch =
+        |own: &Issued| trusting().flag("--node-cert", &own.cert).flag("--node-key", &own.key);
 
-    refused_for(&trusting().start().await, "CertificateRequired", "give --node-cert and --node-key").await;
+    refused_for(
+        &trusting().start().await,
+        "CertificateRequired",
+        "give --node-cert and --node-key",
+    )
+    .await;
     refused_for(&launch(&other).start().await, "UnknownCA", "--node-cert").await;
     let gateway = launch(&live).start().await;
     works(&gateway, &server).await;
     let check = async |own: &Issued, words: &[&str]| {
-        let args = ["check", "--node", &url, "--node-ca", &ours.ca(), "--node-cert", &own.cert, "--node-key", &own.key];
+        let args = [
+            "check",
+            "--node",
+            &url,
+            "--node-ca",
+            &ours.ca(),
+            "--node-cert",
+            &own.cert,
+            "--node-key",
+            &own.key,
+        ];
         let checked = Launch::bare(&args).finish().await;
         assert!(words.iter().all(|word| checked.stdout.contains(word)), "{checked:?}");
     };
@@ -108,7 +134,11 @@ async fn settings_for_masters_behind_tls_that_cannot_be_used_are_named() {
     let ca = authority.ca();
     let cases: [(&str, Flags, &[&str]); 7] = [
         ("redis", &[("--node-ca", &ca)], &["--node-ca", "rediss://"]),
-        ("redis", &[("--node-cert", &one.cert), ("--node-key", &one.key)], &["--node-cert", "rediss://"]),
+        (
+            "redis",
+            &[("--node-cert", &one.cert), ("--node-key", &one.key)],
+            &["--node-cert", "rediss://"],
+        ),
         ("rediss", &[("--node-cert", &one.cert)], &["--node-cert", &one.cert, "--node-key"]),
         ("rediss", &[("--node-key", &one.key)], &["--node-key", &one.key, "--node-cert"]),
         (
@@ -123,10 +153,22 @@ async fn settings_for_masters_behind_tls_that_cannot_be_used_are_named() {
         for command in ["serve", "check", "reconfigure"] {
             let node = format!("{scheme}://127.0.0.1:1");
             let launch = Launch::bare(&[command, "--node", &node]);
-            let refused = flags.iter().fold(launch, |launch, (flag, value)| launch.flag(flag, value)).finish().await;
-            assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{flags:?}: {refused:?}");
+            let refused = flags
+                .iter()
+                .fold(launch, |launch, (flag, value)| launch.flag(flag, value))
+                .finish()
+                .await;
+            assert_eq!(
+                (refused.code, refused.stdout.as_str()),
+                (Some(2), ""),
+                "{flags:?}: {refused:?}"
+            );
             for word in words {
-                assert!(refused.stderr.contains(word), "{flags:?}: {word:?} is not in {:?}", refused.stderr);
+                assert!(
+                    refused.stderr.contains(word),
+                    "{flags:?}: {word:?} is not in {:?}",
+                    refused.stderr
+                );
             }
         }
     }

@@ -32,7 +32,8 @@ fn partial_head() -> Vec<u8> {
 /// What the gateway says that as many take as this flag allows, in bytes.
 async fn said(launch: &Launch, flag: &str) -> f64 {
     let checked = launch.clone().command("check").finish().await;
-    let (_, said) = checked.stdout.split_once(&format!("{flag} ")).expect("check says what it costs");
+    let (_, said) =
+        checked.stdout.split_once(&format!("{flag} ")).expect("check says what it costs");
     let mut words = said.split([' ', ':', ',', ')']).filter(|word| !word.is_empty()).skip(1);
     let number: f64 = words.next().and_then(|word| word.parse().ok()).expect("a number");
     let unit = words.next().expect("a unit");
@@ -63,14 +64,27 @@ async fn resident(gateway: &Gateway) -> f64 {
     .await
 }
 
-async fn holds(gateway: &Gateway, (launch, flag): (&Launch, &str), before: f64, what: &str, count: usize) {
+async fn holds(
+    gateway: &Gateway,
+    (launch, flag): (&Launch, &str),
+    before: f64,
+    what: &str,
+    count: usize,
+) {
     let grown = resident(gateway).await - before;
     let said = said(launch, flag).await;
     let each = grown / 1e3 / count as f64;
-    println!("{count} {what}: {each:.1} kB each, {:.0} MB; said to be {:.0} MB", grown / 1e6, said / 1e6);
+    println!(
+        "{count} {what}: {each:.1} kB each, {:.0} MB; said to be {:.0} MB",
+        grown / 1e6,
+        said / 1e6
+    );
     // Tasks that were not optimised are larger.
     let slack = if cfg!(debug_assertions) { 1.3 } else { 1.0 };
-    assert!(grown < said * slack, "{count} {what} take {grown} bytes, which are said to take {said}");
+    assert!(
+        grown < said * slack,
+        "{count} {what} take {grown} bytes, which are said to take {said}"
+    );
 }
 
 async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) {
@@ -118,7 +132,14 @@ async fn partial_heads_and_partial_records_over_tls_took_more_memory_than_there_
         let (raw, _) = stream.get_mut();
         send(raw, &[&[0x17, 3, 3, 0x41, 0], [0; 16_000].as_slice()].concat()).await;
     }
-    holds(&gateway, (&launch, "--max-connections"), before, "partial heads and records over TLS", count).await;
+    holds(
+        &gateway,
+        (&launch, "--max-connections"),
+        before,
+        "partial heads and records over TLS",
+        count,
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -149,7 +170,8 @@ async fn bodies_that_came_byte_by_byte_kept_a_buffer_for_each() {
 async fn requests_that_wait_took_more_memory_than_they_were_said_to() {
     let count = connections().min(4_000);
     let most = count.to_string();
-    let launch = launch(count + 16).flag("--max-waiters", &most).flag("--max-waiters-per-client", &most);
+    let launch =
+        launch(count + 16).flag("--max-waiters", &most).flag("--max-waiters-per-client", &most);
     let gateway = launch.clone().start().await;
     let names = count.div_ceil(100);
     for name in 0..names {
@@ -166,10 +188,14 @@ async fn requests_that_wait_took_more_memory_than_they_were_said_to() {
     let body = r#"{"ttl_ms": 60000, "wait_ms": 25000}"#;
     for (number, stream) in streams.iter_mut().enumerate() {
         let (name, length) = (number % names, body.len());
-        let head = format!("POST /locks/job-{name} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json");
+        let head = format!(
+            "POST /locks/job-{name} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
+        );
         send(stream, format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}").as_bytes()).await;
     }
-    eventually("all wait", async || Samples::of(&gateway).await.is("redlock_waiters", &[], count as f64).then_some(()))
-        .await;
+    eventually("all wait", async || {
+        Samples::of(&gateway).await.is("redlock_waiters", &[], count as f64).then_some(())
+    })
+    .await;
     holds(&gateway, (&launch, "--max-waiters"), before, "requests that wait", count).await;
 }

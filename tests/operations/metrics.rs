@@ -15,7 +15,10 @@ use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 
 fn counts<const N: usize>(expected: &[([&str; N], u64)]) -> BTreeMap<Vec<String>, u64> {
-    expected.iter().map(|(labels, count)| (labels.iter().map(|label| (*label).to_owned()).collect(), *count)).collect()
+    expected
+        .iter()
+        .map(|(labels, count)| (labels.iter().map(|label| (*label).to_owned()).collect(), *count))
+        .collect()
 }
 
 async fn known_calls(gateway: &Gateway) {
@@ -31,7 +34,11 @@ async fn known_calls(gateway: &Gateway) {
     gateway.delete("a", &lease.token).await.problem(404, "lock_not_found");
     gateway.delete("b", &lease.token).await.problem(409, "not_holder");
     gateway.get("/nowhere").await.problem(404, "not_found");
-    gateway.call(Method::from_bytes(b"BREW").unwrap(), "/locks/a").send().await.problem(405, "method_not_allowed");
+    gateway
+        .call(Method::from_bytes(b"BREW").unwrap(), "/locks/a")
+        .send()
+        .await
+        .problem(405, "method_not_allowed");
 }
 
 #[tokio::test]
@@ -48,11 +55,20 @@ async fn a_known_sequence_of_calls_gives_exact_numbers() {
     })
     .await;
     for node in (1..=5).map(|n| format!("embedded-{n}")) {
-        for (vote, count) in
-            [("granted", 2), ("held", 3), ("extended", 1), ("released", 1), ("missing", 2), ("found", 1)]
-        {
+        for (vote, count) in [
+            ("granted", 2),
+            ("held", 3),
+            ("extended", 1),
+            ("released", 1),
+            ("missing", 2),
+            ("found", 1),
+        ] {
             let labels = [("node", node.as_str()), ("vote", vote)];
-            assert_eq!(samples.get("redlock_node_votes_total", &labels), f64::from(count), "{vote}");
+            assert_eq!(
+                samples.get("redlock_node_votes_total", &labels),
+                f64::from(count),
+                "{vote}"
+            );
         }
     }
     assert_eq!(
@@ -112,13 +128,19 @@ async fn an_operation_without_a_quorum_is_counted_with_each_nodes_reason() {
     let samples = Samples::of(&gateway).await;
     let failures = samples.non_zero("redlock_quorum_failures_total", &["operation", "reason"]);
     assert_eq!(failures, counts(&[(["acquire", "down"], 2), (["extend", "down"], 2)]));
-    let operations =
-        |operation, outcome| samples.get("redlock_operations_total", &[("operation", operation), ("outcome", outcome)]);
+    let operations = |operation, outcome| {
+        samples.get("redlock_operations_total", &[("operation", operation), ("outcome", outcome)])
+    };
     assert_eq!((operations("acquire", "no_quorum"), operations("extend", "unknown")), (1.0, 1.0));
-    assert_eq!(samples.get("redlock_acquire_duration_seconds_count", &[("outcome", "no_quorum")]), 1.0);
+    assert_eq!(
+        samples.get("redlock_acquire_duration_seconds_count", &[("outcome", "no_quorum")]),
+        1.0
+    );
 
     let name = format!("127.0.0.1:{}", servers[0].port());
-    let state = |samples: &Samples, state| samples.get("redlock_node_state", &[("node", &name), ("state", state)]);
+    let state = |samples: &Samples, state| {
+        samples.get("redlock_node_state", &[("node", &name), ("state", state)])
+    };
     assert_eq!((state(&samples, "admitted"), state(&samples, "connecting")), (0.0, 1.0));
     servers[0].restart();
     eventually("the restart is counted", async || {
@@ -156,7 +178,7 @@ async fn every_family_is_there_and_prometheus_accepts_the_whole() {
         ("redlock_node_restarts_total", "counter"),
         ("redlock_node_evicted_keys", "gauge"),
         ("redlock_node_quarantine_remaining_seconds", "gauge"),
-        ("redlock_node_heals_total", "counter"),
+        ("redlock_node_repairs_total", "counter"),
         ("redlock_batch_operations", "histogram"),
         ("http_server_request_duration_seconds", "histogram"),
         ("redlock_build_info", "gauge"),
@@ -164,9 +186,15 @@ async fn every_family_is_there_and_prometheus_accepts_the_whole() {
         ("process_resident_memory_bytes", "gauge"),
         ("process_open_fds", "gauge"),
     ] {
-        assert!(samples.text.contains(&format!("# TYPE {family} {kind}\n")), "no {kind} {family} in\n{}", samples.text);
+        assert!(
+            samples.text.contains(&format!("# TYPE {family} {kind}\n")),
+            "no {kind} {family} in\n{}",
+            samples.text
+        );
         assert!(samples.text.contains(&format!("# HELP {family} ")), "{family} has no help text");
-        let member = |name: &String| name.strip_prefix(family).is_some_and(|rest| matches!(rest, "" | "_count"));
+        let member = |name: &String| {
+            name.strip_prefix(family).is_some_and(|rest| matches!(rest, "" | "_count"))
+        };
         assert!(samples.values.keys().any(|(name, _)| member(name)), "{family} has no sample");
     }
     // 250 µs to 30 s, as dashboards and alerts are written for them.
@@ -174,14 +202,18 @@ async fn every_family_is_there_and_prometheus_accepts_the_whole() {
         .values
         .keys()
         .filter(|(name, _)| name == "redlock_acquire_duration_seconds_bucket")
-        .filter_map(|(_, labels)| labels.iter().find(|(key, _)| key == "le").map(|(_, bound)| bound.as_str()))
+        .filter_map(|(_, labels)| {
+            labels.iter().find(|(key, _)| key == "le").map(|(_, bound)| bound.as_str())
+        })
         .collect();
     for bound in ["0.00025", "0.001", "0.05", "1", "30", "+Inf"] {
         assert!(bounds.contains(bound), "{bounds:?}");
     }
     for server in &servers {
-        let offset =
-            samples.get("redlock_node_clock_offset_seconds", &[("node", &format!("127.0.0.1:{}", server.port()))]);
+        let offset = samples.get(
+            "redlock_node_clock_offset_seconds",
+            &[("node", &format!("127.0.0.1:{}", server.port()))],
+        );
         assert!(offset.abs() < 1.0, "one machine has one clock: {offset}");
     }
 
@@ -198,10 +230,23 @@ async fn every_family_is_there_and_prometheus_accepts_the_whole() {
             return;
         }
     };
-    promtool.stdin.take().expect("piped").write_all(samples.text.as_bytes()).expect("promtool reads");
+    promtool
+        .stdin
+        .take()
+        .expect("piped")
+        .write_all(samples.text.as_bytes())
+        .expect("promtool reads");
     let verdict = promtool.wait_with_output().expect("promtool ends");
-    let said = format!("{}{}", String::from_utf8_lossy(&verdict.stdout), String::from_utf8_lossy(&verdict.stderr));
-    assert!(verdict.status.success() && said.trim().is_empty(), "promtool: {}\n{said}", verdict.status);
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&verdict.stdout),
+        String::from_utf8_lossy(&verdict.stderr)
+    );
+    assert!(
+        verdict.status.success() && said.trim().is_empty(),
+        "promtool: {}\n{said}",
+        verdict.status
+    );
 }
 
 #[tokio::test]
@@ -213,13 +258,15 @@ async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
     drop(Launch::over(&servers).ready().await);
     let wrong = servers[2].url().replace(password, "wrong-password");
     let urls = [servers[0].url(), servers[1].url(), wrong];
-    let launch = Launch::embedded().nodes(&urls).flag("--node-timeout", "2s").env("RUST_LOG", "trace");
+    let launch =
+        Launch::embedded().nodes(&urls).flag("--node-timeout", "2s").env("RUST_LOG", "trace");
     let gateway = launch.start().await;
     eventually("ready", async || (gateway.readyz().await.status == 200).then_some(())).await;
 
     let (name, key) = ("customers/4711", "the-idempotency-key-of-4711");
     let call = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key);
-    let body = json!({ "ttl_ms": 60_000, "owner": "the-label", "metadata": { "m": "the-metadata" } });
+    let body =
+        json!({ "ttl_ms": 60_000, "owner": "the-label", "metadata": { "m": "the-metadata" } });
     let lease = Lease::from(&call.json(&body).send().await);
     gateway.post(name, json!({})).await.problem(409, "lock_held");
     assert_eq!(gateway.patch(name, &lease.token, 60_000).await.status, 200);
@@ -264,7 +311,8 @@ async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
 async fn a_request_is_found_in_the_log_by_its_id_and_its_trace() {
     let gateway = Launch::embedded().env("RUST_LOG", "redlock_gateway=debug").start().await;
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-    let call = gateway.call(Method::POST, "/locks/secret-name").header("x-request-id", "order-4711");
+    let call =
+        gateway.call(Method::POST, "/locks/secret-name").header("x-request-id", "order-4711");
     assert_eq!(call.header("traceparent", trace).send().await.status, 201);
     let line = eventually("the request is logged", async || {
         gateway.stdout().lines().find(|line| line.contains("order-4711")).map(str::to_owned)
@@ -272,14 +320,25 @@ async fn a_request_is_found_in_the_log_by_its_id_and_its_trace() {
     .await;
     let line: serde_json::Value = serde_json::from_str(&line).expect("one JSON object");
     assert_eq!(line["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736", "{line}");
-    assert_eq!((&line["span_id"], &line["status"]), (&json!("00f067aa0ba902b7"), &json!(201)), "{line}");
+    assert_eq!(
+        (&line["span_id"], &line["status"]),
+        (&json!("00f067aa0ba902b7"), &json!(201)),
+        "{line}"
+    );
     assert!(line["elapsed_ms"].is_number(), "{line}");
-    assert_eq!((&line["method"], &line["route"]), (&json!("POST"), &json!("/locks/{name}")), "{line}");
+    assert_eq!(
+        (&line["method"], &line["route"]),
+        (&json!("POST"), &json!("/locks/{name}")),
+        "{line}"
+    );
 }
 
 #[tokio::test]
 async fn groups_of_the_configuration_are_counted_by_themselves_and_no_name_is_a_label() {
-    let file = Scratch::new("gateway.toml", "[groups]\ndeploy = 'deploy/*'\nprod = '*/prod'\nidle = 'nobody'\n");
+    let file = Scratch::new(
+        "gateway.toml",
+        "[groups]\ndeploy = 'deploy/*'\nprod = '*/prod'\nidle = 'nobody'\n",
+    );
     let gateway = Launch::embedded().flag("--config", file.path()).start().await;
     let lease = gateway.acquire("deploy/prod").await;
     gateway.post("deploy/prod", json!({ "wait_ms": 1 })).await.problem(409, "lock_held");
@@ -287,7 +346,8 @@ async fn groups_of_the_configuration_are_counted_by_themselves_and_no_name_is_a_
     gateway.acquire("deploy/shop").await;
     gateway.acquire("else").await;
     let samples = Samples::of(&gateway).await;
-    let operations = samples.non_zero("redlock_lock_group_operations_total", &["group", "operation", "outcome"]);
+    let operations =
+        samples.non_zero("redlock_lock_group_operations_total", &["group", "operation", "outcome"]);
     assert_eq!(
         operations,
         counts(&[
@@ -299,7 +359,8 @@ async fn groups_of_the_configuration_are_counted_by_themselves_and_no_name_is_a_
             (["prod", "extend", "extended"], 1),
         ])
     );
-    let waits = samples.non_zero("redlock_lock_group_wait_duration_seconds_count", &["group", "outcome"]);
+    let waits =
+        samples.non_zero("redlock_lock_group_wait_duration_seconds_count", &["group", "outcome"]);
     assert_eq!(waits, counts(&[(["deploy", "timed_out"], 1), (["prod", "timed_out"], 1)]));
     assert_eq!(
         samples.get(
@@ -308,7 +369,8 @@ async fn groups_of_the_configuration_are_counted_by_themselves_and_no_name_is_a_
         ),
         0.0
     );
-    let buckets = samples.non_zero("redlock_lock_group_wait_duration_seconds_bucket", &["group", "le"]);
+    let buckets =
+        samples.non_zero("redlock_lock_group_wait_duration_seconds_bucket", &["group", "le"]);
     assert!(buckets.keys().any(|labels| labels[1] == "25"), "the buckets of waits: {buckets:?}");
     assert!(!gateway.get("/metrics").await.text().contains("shop"));
 }
@@ -316,7 +378,8 @@ async fn groups_of_the_configuration_are_counted_by_themselves_and_no_name_is_a_
 #[tokio::test]
 async fn a_lead_that_was_learned_from_another_gateways_tokens_is_shown() {
     let servers = masters(3);
-    let lead = async |gateway: &Gateway| Samples::of(gateway).await.get("redlock_clock_lead_seconds", &[]);
+    let lead =
+        async |gateway: &Gateway| Samples::of(gateway).await.get("redlock_clock_lead_seconds", &[]);
     let gateway = Launch::over(&servers).ready().await;
     gateway.acquire("job").await;
     assert!(lead(&gateway).await < 0.1);

@@ -12,9 +12,13 @@ use crate::support::gateway::{Gateway, Launch, source_root};
 use crate::support::harness::{TempDir, dies_with_us, eventually, free_port, masters};
 
 fn promtool(words: &[&str]) -> String {
-    let ran = Command::new("promtool").args(words).current_dir(source_root().join("k8s/monitoring")).output();
+    let ran = Command::new("promtool")
+        .args(words)
+        .current_dir(source_root().join("k8s/monitoring"))
+        .output();
     let ran = ran.expect("promtool (prometheus) is installed");
-    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
     assert!(ran.status.success(), "promtool {words:?}:\n{said}");
     said
 }
@@ -40,11 +44,20 @@ fn every_alert_leads_to_a_section_of_the_runbook() {
     let anchors: Vec<String> = page
         .lines()
         .filter_map(|line| line.strip_prefix("##"))
-        .map(|title| title.trim_start_matches('#').trim().to_lowercase().replace([':', ','], "").replace(' ', "-"))
+        .map(|title| {
+            title
+                .trim_start_matches('#')
+                .trim()
+                .to_lowercase()
+                .replace([':', ','], "")
+                .replace(' ', "-")
+        })
         .collect();
     let rules = read("alerts.yaml");
-    let runbooks: Vec<_> =
-        rules.lines().filter_map(|line| line.trim().strip_prefix("runbook: operations.md#")).collect();
+    let runbooks: Vec<_> = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("runbook: operations.md#"))
+        .collect();
     assert_eq!(runbooks.len(), rules.matches("- alert: ").count());
     for anchor in runbooks {
         assert!(anchors.iter().any(|known| known == anchor), "{anchor} is none of {anchors:?}");
@@ -80,7 +93,8 @@ impl Prometheus {
         command.arg(format!("--config.file={}", file.display()));
         command.arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()));
         command.arg(format!("--web.listen-address={address}")).stdin(Stdio::null());
-        let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("prometheus starts");
+        let process =
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("prometheus starts");
         Self { address, process, _dir: dir }
     }
 
@@ -121,7 +135,8 @@ async fn every_query_of_dashboard_and_rules_finds_data_in_a_real_prometheus() {
     let own = authority.issue("server", "/CN=gateway");
     let servers = masters(3);
     // The public address speaks TLS, and so has a certificate to tell of.
-    let launch = Launch::over(&servers).flag("--admin-listen", &admin.to_string()).flag("--group", "all=*");
+    let launch =
+        Launch::over(&servers).flag("--admin-listen", &admin.to_string()).flag("--group", "all=*");
     let gateway = launch.flag("--tls-cert", &own.cert).flag("--tls-key", &own.key).start().await;
     let prometheus = Prometheus::start(admin);
     for query in queries_of_the_dashboard().into_iter().chain(metrics_of_the_rules()) {
@@ -134,7 +149,8 @@ async fn every_query_of_dashboard_and_rules_finds_data_in_a_real_prometheus() {
     }
     let rules = prometheus.ask(&gateway, "/api/v1/rules").await.expect("rules");
     let groups = rules["groups"].as_array().expect("groups").iter();
-    let rules: Vec<_> = groups.flat_map(|group| group["rules"].as_array().expect("rules")).collect();
+    let rules: Vec<_> =
+        groups.flat_map(|group| group["rules"].as_array().expect("rules")).collect();
     assert_eq!(rules.len(), 23);
     for rule in rules {
         assert_eq!((&rule["health"], &rule["lastError"]), (&json!("ok"), &Value::Null), "{rule:#}");

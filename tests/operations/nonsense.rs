@@ -27,7 +27,8 @@ impl Stage {
     async fn set() -> Self {
         let servers = masters(5);
         let turncoat = Turncoat::before(&servers[0]);
-        let urls: Vec<_> = [turncoat.url()].into_iter().chain(servers[1..].iter().map(RedisServer::url)).collect();
+        let urls: Vec<_> =
+            [turncoat.url()].into_iter().chain(servers[1..].iter().map(RedisServer::url)).collect();
         let launch = Launch::embedded().nodes(&urls).flag("--node-timeout", "2s").brand_new();
         Self { gateway: launch.ready().await, turncoat, _servers: servers }
     }
@@ -46,11 +47,15 @@ impl Stage {
             let node = self.node().await;
             let detail = node["detail"].as_str().unwrap_or_default();
             let says_so = detail.contains("no Redis reply") && detail.contains(why);
-            (node["state"] == "connecting" && says_so && self.turncoat.fooled() >= fooled + 2).then_some(())
+            (node["state"] == "connecting" && says_so && self.turncoat.fooled() >= fooled + 2)
+                .then_some(())
         })
         .await;
         let logged = |line: &str| line.contains("node cannot vote") && line.contains(why);
-        eventually("the log says why", async || self.gateway.stdout().lines().any(logged).then_some(())).await;
+        eventually("the log says why", async || {
+            self.gateway.stdout().lines().any(logged).then_some(())
+        })
+        .await;
     }
 
     /// Locks are granted by the other four; answers the slowest look at /livez.
@@ -60,9 +65,13 @@ impl Stage {
             let asked = Instant::now();
             assert_eq!(self.gateway.get("/livez").await.status, 200);
             slowest = slowest.max(asked.elapsed());
-            let granted = self.gateway.post(&format!("job-{round}"), json!({ "ttl_ms": 60_000 })).await;
+            let granted =
+                self.gateway.post(&format!("job-{round}"), json!({ "ttl_ms": 60_000 })).await;
             let lease = Lease::from(&granted);
-            assert_eq!(self.gateway.delete(&format!("job-{round}"), &lease.token).await.status, 204);
+            assert_eq!(
+                self.gateway.delete(&format!("job-{round}"), &lease.token).await.status,
+                204
+            );
         }
         slowest
     }
@@ -94,7 +103,10 @@ async fn a_master_that_sends_half_a_gigabyte_costs_only_its_vote() {
 
 #[tokio::test]
 async fn a_master_that_sends_an_endless_array_costs_only_its_vote() {
-    Stage::set().await.survives(Nonsense::endless("*1000000000\r\n", ":1\r\n"), "16384 elements").await;
+    Stage::set()
+        .await
+        .survives(Nonsense::endless("*1000000000\r\n", ":1\r\n"), "16384 elements")
+        .await;
 }
 
 #[tokio::test]
@@ -130,12 +142,19 @@ async fn a_master_that_streams_or_speaks_http_costs_only_its_vote() {
 #[tokio::test]
 async fn a_master_that_never_stops_replying_takes_no_memory() {
     let stage = Stage::set().await;
-    for reply in ["+OK\r\n".to_owned(), format!(">3\r\n+message\r\n+c\r\n$8000\r\n{}\r\n", "a".repeat(8_000))] {
+    for reply in [
+        "+OK\r\n".to_owned(),
+        format!(">3\r\n+message\r\n+c\r\n$8000\r\n{}\r\n", "a".repeat(8_000)),
+    ] {
         let before = stage.gateway.resident();
         stage.turncoat.answers(Nonsense::endless("", reply));
-        eventually("it has no vote", async || (stage.node().await["state"] != "admitted").then_some(())).await;
+        eventually("it has no vote", async || {
+            (stage.node().await["state"] != "admitted").then_some(())
+        })
+        .await;
         let fooled = stage.turncoat.fooled();
-        eventually("it has tried again", async || (stage.turncoat.fooled() > fooled).then_some(())).await;
+        eventually("it has tried again", async || (stage.turncoat.fooled() > fooled).then_some(()))
+            .await;
         assert_eq!(stage.gateway.get("/livez").await.status, 200);
         let grown = stage.gateway.resident() - before;
         println!("unasked: {:.1} MB more", grown / 1e6);

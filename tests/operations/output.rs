@@ -66,7 +66,8 @@ async fn ends_in_time(gateway: &mut Gateway) {
 async fn an_unread_log_holds_up_no_request_and_loses_no_lock() {
     let (port, servers) = (free_port(), masters(3));
     let (mut reader, writer) = pipe().expect("a pipe");
-    let launch = Launch::over(&servers).flag("--listen", &local(port).to_string()).env("RUST_LOG", "trace");
+    let launch =
+        Launch::over(&servers).flag("--listen", &local(port).to_string()).env("RUST_LOG", "trace");
     let mut gateway = launch.unheard(local(port), file(writer)).await;
     gateway.all_nodes_admitted().await;
     let lease = gateway.acquire_for("held", TTL_MS).await;
@@ -84,17 +85,23 @@ async fn an_unread_log_holds_up_no_request_and_loses_no_lock() {
         assert_eq!(in_time("PATCH", gateway.patch("held", &lease.token, TTL_MS)).await.status, 200);
     }
     let before = dropped(&gateway).await;
-    eventually("the counter rises", async || (dropped(&gateway).await > before).then_some(())).await;
+    eventually("the counter rises", async || (dropped(&gateway).await > before).then_some(()))
+        .await;
     ends_in_time(&mut gateway).await;
     let mut written = Vec::new();
     reader.read_to_end(&mut written).expect("the pipe ends with the process");
-    assert!((PIPE_BYTES / 2..=PIPE_BYTES).contains(&written.len()), "{} bytes were written", written.len());
+    assert!(
+        (PIPE_BYTES / 2..=PIPE_BYTES).contains(&written.len()),
+        "{} bytes were written",
+        written.len()
+    );
 }
 
 #[tokio::test]
 async fn a_log_goes_on_when_it_is_read_again() {
     let (port, (mut reader, output)) = (free_port(), full_pipe());
-    let launch = Launch::embedded().flag("--listen", &local(port).to_string()).env("RUST_LOG", "debug");
+    let launch =
+        Launch::embedded().flag("--listen", &local(port).to_string()).env("RUST_LOG", "debug");
     let mut gateway = launch.unheard(local(port), output).await;
     let read = std::thread::spawn(move || {
         let mut text = String::new();
@@ -127,19 +134,27 @@ async fn reconfigure_comes_to_its_end_without_a_reader() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let launch = |words: &[&str], max_ttl: &str| {
-        let times = Launch::bare(words).nodes(&urls).flag("--max-ttl", max_ttl).flag("--default-ttl", "500ms");
+        let times = Launch::bare(words)
+            .nodes(&urls)
+            .flag("--max-ttl", max_ttl)
+            .flag("--default-ttl", "500ms");
         times.flag("--clock-skew", "100ms")
     };
     let gateway = launch(&["--listen", "127.0.0.1:0", "--bootstrap"], "1s").ready().await;
     drop(gateway);
-    let markers = || -> Vec<Resp> { servers.iter().map(|server| server.cmd(&["GET", "{lock:}:marker"])).collect() };
+    let markers = || -> Vec<Resp> {
+        servers.iter().map(|server| server.cmd(&["GET", "{lock:}:marker"])).collect()
+    };
     let (_reader, unread) = full_pipe();
     let (_, closed) = pipe().expect("a pipe");
     for (output, max_ttl) in [(unread, "2s"), (file(closed), "3s")] {
         let before = markers();
         let done = launch(&["reconfigure", "--yes"], max_ttl).spawn_into(output).finish().await;
         assert_eq!(done.code, Some(0), "to {max_ttl}");
-        assert!(before.iter().zip(markers()).all(|(before, after)| *before != after), "to {max_ttl}");
+        assert!(
+            before.iter().zip(markers()).all(|(before, after)| *before != after),
+            "to {max_ttl}"
+        );
     }
     let gateway = launch(&["--listen", "127.0.0.1:0"], "3s").ready().await;
     assert_eq!(gateway.post("job", json!({})).await.status, 201);

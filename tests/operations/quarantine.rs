@@ -19,36 +19,58 @@ async fn with_one_of_three_masters_in_quarantine_the_others_grant_and_readyz_say
     let mut servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("held-before").await;
-    eventually("it is everywhere", async || (stored_on(&servers, "held-before", |_| true).len() == 3).then_some(()))
-        .await;
+    eventually("it is everywhere", async || {
+        (stored_on(&servers, "held-before", |_| true).len() == 3).then_some(())
+    })
+    .await;
     servers[2].restart();
     let waits = eventually("the master is in quarantine", async || {
         Some(node_of(&gateway, &servers[2]).await).filter(|node| node["state"] == "quarantined")
     })
     .await;
     assert!(waits["until"].as_str() > waits["since"].as_str(), "{waits:#}");
-    assert!(waits["detail"].as_str().is_some_and(|why| why.contains("all its data was lost")), "{waits:#}");
+    assert!(
+        waits["detail"].as_str().is_some_and(|why| why.contains("all its data was lost")),
+        "{waits:#}"
+    );
     let ready = gateway.readyz().await;
     assert_eq!((ready.status, &ready.json()["status"]), (200, &json!("ready")));
 
     let granted = gateway.post("job", json!({ "ttl_ms": 60_000 })).await;
     let body = granted.json();
-    assert_eq!((granted.status, &body["nodes_granted"], &body["nodes_total"]), (201, &json!(2), &json!(3)));
+    assert_eq!(
+        (granted.status, &body["nodes_granted"], &body["nodes_total"]),
+        (201, &json!(2), &json!(3))
+    );
     let problem = gateway.post("job", json!({})).await.problem(409, "lock_held");
     assert!(problem["expires_in_ms"].as_u64() > Some(50_000), "{problem:#}");
-    for (name, token) in [("job", body["token"].as_str().expect("a text")), ("held-before", held.token.as_str())] {
+    for (name, token) in
+        [("job", body["token"].as_str().expect("a text")), ("held-before", held.token.as_str())]
+    {
         let extended = gateway.patch(name, token, 60_000).await;
-        assert_eq!((extended.status, &extended.json()["nodes_granted"]), (200, &json!(2)), "{extended:?}");
-        assert_eq!(stored_on(&servers, name, |_| true), [0, 1], "nothing is stored by one that may not vote");
+        assert_eq!(
+            (extended.status, &extended.json()["nodes_granted"]),
+            (200, &json!(2)),
+            "{extended:?}"
+        );
+        assert_eq!(
+            stored_on(&servers, name, |_| true),
+            [0, 1],
+            "nothing is stored by one that may not vote"
+        );
         assert_eq!(gateway.delete(name, token).await.status, 204);
     }
 
     // Two votes are all there are: without one of them nothing is granted.
     servers[1].kill();
     let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
-    let states: Vec<_> = problem["nodes"].as_array().expect("a list").iter().map(|node| &node["state"]).collect();
+    let states: Vec<_> =
+        problem["nodes"].as_array().expect("a list").iter().map(|node| &node["state"]).collect();
     assert!(states.contains(&&json!("quarantined")), "{problem:#}");
-    eventually("the gateway is not ready", async || (gateway.readyz().await.status == 503).then_some(())).await;
+    eventually("the gateway is not ready", async || {
+        (gateway.readyz().await.status == 503).then_some(())
+    })
+    .await;
 }
 
 /// One of three is in quarantine for minutes, and another only hangs for a moment: nobody is to be sent away for minutes.
@@ -69,7 +91,10 @@ async fn a_master_that_is_away_for_a_moment_is_not_waited_for_as_long_as_one_in_
     let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     servers[1].cont();
     let since = std::time::Instant::now();
-    eventually("locks are granted", async || (gateway.post("job", json!({})).await.status == 201).then_some(())).await;
+    eventually("locks are granted", async || {
+        (gateway.post("job", json!({})).await.status == 201).then_some(())
+    })
+    .await;
     println!("granted again after {:?}", since.elapsed());
     assert!(problem["retry_after_ms"].as_u64() <= Some(5_000), "{problem:#}");
 }

@@ -29,7 +29,8 @@ async fn refused_everywhere(gateway: &Gateway) {
         let health = gateway.readyz().await.json();
         let nodes = health["nodes"].as_array().unwrap().clone();
         let refused = |node: &serde_json::Value| {
-            node["state"] == "refused" && node["advice"].as_str().is_some_and(|cure| cure.contains("reconfigure"))
+            node["state"] == "refused"
+                && node["advice"].as_str().is_some_and(|cure| cure.contains("reconfigure"))
         };
         nodes.iter().all(refused).then_some(())
     })
@@ -55,16 +56,23 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
     let reconfigure = |words: &[&str]| times(Launch::bare(words).nodes(&urls), "2s").finish();
     let asked = reconfigure(&["reconfigure"]).await;
     assert_eq!(asked.code, Some(0), "{asked:?}");
-    for word in
-        ["nothing was changed", "--yes", "5s 200ms", "stays; max_ttl 1s 500ms → 2s", "nobody gets or extends a lock"]
-    {
+    for word in [
+        "nothing was changed",
+        "--yes",
+        "5s 200ms",
+        "stays; max_ttl 1s 500ms → 2s",
+        "nobody gets or extends a lock",
+    ] {
         assert!(asked.stdout.contains(word), "no {word:?} in\n{}", asked.stdout);
     }
     assert_eq!(markers(&servers), before);
 
     servers[2].kill();
     let incomplete = reconfigure(&["reconfigure", "--yes"]).await;
-    assert_refused_after_output(&incomplete, &[&format!("127.0.0.1:{}", servers[2].port()), "all nodes must answer"]);
+    assert_refused_after_output(
+        &incomplete,
+        &[&format!("127.0.0.1:{}", servers[2].port()), "all nodes must answer"],
+    );
     assert_eq!(markers(&servers[..2]), before[..2]);
     servers[2].restart();
     // Until then the old gateway is about to change its marker.
@@ -73,7 +81,10 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
     let since = Instant::now();
     let done = reconfigure(&["reconfigure", "--yes"]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
-    assert!(since.elapsed().as_millis() >= 2_200, "locks of the old configuration may still have lived");
+    assert!(
+        since.elapsed().as_millis() >= 2_200,
+        "locks of the old configuration may still have lived"
+    );
     assert!(done.stdout.contains("done: 3 nodes carry the new marker"), "{done:?}");
     for (old_marker, new_marker) in before.iter().zip(markers(&servers)) {
         assert_ne!(*old_marker, new_marker);
@@ -82,8 +93,12 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
     early.all_nodes_admitted().await;
     let lease = early.acquire_for("job", 2_000).await;
     let problem = old.post("another", json!({})).await.problem(503, "quorum_unavailable");
-    let states: Vec<_> =
-        problem["nodes"].as_array().unwrap().iter().map(|node| node["state"].as_str().unwrap()).collect();
+    let states: Vec<_> = problem["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| node["state"].as_str().unwrap())
+        .collect();
     let refused = states.iter().any(|state| ["quarantined", "refused"].contains(state));
     assert!(refused && !states.contains(&"agreed"), "{problem:#}");
     refused_everywhere(&old).await;
@@ -106,10 +121,14 @@ async fn gateways_with_another_clock_skew_get_no_votes_until_reconfigured() {
     let second = with(Launch::over(&servers), "500ms").start().await;
     refused_everywhere(&second).await;
     second.post("job", json!({})).await.problem(503, "quorum_unavailable");
-    let why = second.readyz().await.json()["nodes"][0]["detail"].as_str().expect("a reason").to_owned();
+    let why =
+        second.readyz().await.json()["nodes"][0]["detail"].as_str().expect("a reason").to_owned();
     assert!(why.contains("clock_skew 1500 ms") && why.contains("clock_skew 500 ms"), "{why}");
     let checked = with(Launch::bare(&["check"]).nodes(&urls), "500ms").finish().await;
-    assert!(checked.code == Some(1) && checked.stdout.contains("clock_skew 1500 ms"), "{checked:?}");
+    assert!(
+        checked.code == Some(1) && checked.stdout.contains("clock_skew 1500 ms"),
+        "{checked:?}"
+    );
     assert_eq!(first.post("job", json!({})).await.status, 201);
 
     let reconfigure = |words: &[&str]| with(Launch::bare(words).nodes(&urls), "500ms").finish();
@@ -121,7 +140,10 @@ async fn gateways_with_another_clock_skew_get_no_votes_until_reconfigured() {
     let since = Instant::now();
     let done = reconfigure(&["reconfigure", "--yes"]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
-    assert!(since.elapsed().as_millis() >= 6_000, "a token of the old configuration may still have counted");
+    assert!(
+        since.elapsed().as_millis() >= 6_000,
+        "a token of the old configuration may still have counted"
+    );
     second.all_nodes_admitted().await;
     assert_eq!(second.post("job", json!({})).await.status, 201);
     refused_everywhere(&first).await;
@@ -171,7 +193,8 @@ async fn reconfigure_that_was_interrupted_waits_as_long_when_it_is_run_again() {
     let refused = times(Launch::over(&servers), "500ms").start().await;
     refused_everywhere(&refused).await;
     let since = Instant::now();
-    let second = times(Launch::bare(&["reconfigure", "--yes"]).nodes(&urls), "500ms").finish().await;
+    let second =
+        times(Launch::bare(&["reconfigure", "--yes"]).nodes(&urls), "500ms").finish().await;
     assert_eq!(second.code, Some(0), "{second:?}");
     assert!(since.elapsed().as_millis() >= 3_100, "locks of 3 s may still have lived: {second:?}");
     refused.all_nodes_admitted().await;
@@ -181,8 +204,12 @@ async fn reconfigure_that_was_interrupted_waits_as_long_when_it_is_run_again() {
 async fn reconfigure_to_other_nodes_stops_those_that_leave() {
     let mut servers = masters(5);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let times =
-        |launch: Launch| launch.flag("--max-ttl", "500ms").flag("--default-ttl", "500ms").flag("--clock-skew", "100ms");
+    let times = |launch: Launch| {
+        launch
+            .flag("--max-ttl", "500ms")
+            .flag("--default-ttl", "500ms")
+            .flag("--clock-skew", "100ms")
+    };
     let old = times(Launch::over(&servers[..3])).ready().await;
     let reconfigure = |old: &[String]| {
         let mut launch = Launch::bare(&["reconfigure", "--yes"]).nodes(&urls[2..]);
@@ -194,18 +221,27 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
     for (what, given) in [("none", &urls[..0]), ("not all", &urls[..2]), ("others", &urls[2..])] {
         let refused = reconfigure(given).await;
         assert_refused_after_output(&refused, &["--old-node", "name every node"]);
-        assert_eq!(old.post("job", json!({ "ttl_ms": 500 })).await.status, 201, "{what}: nothing was changed");
-        eventually("it expires", async || (old.look("job").await["state"] == "free").then_some(())).await;
+        assert_eq!(
+            old.post("job", json!({ "ttl_ms": 500 })).await.status,
+            201,
+            "{what}: nothing was changed"
+        );
+        eventually("it expires", async || (old.look("job").await["state"] == "free").then_some(()))
+            .await;
     }
     // One of the old nodes is lost for good: that is why it is replaced.
     servers[0].kill();
     let done = reconfigure(&urls[..3]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
-    let names: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    let names: Vec<String> =
+        servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
     let lists = format!("nodes: {} → {}\n", names[..3].join(","), names[2..].join(","));
-    for line in
-        [lists, format!("{}: leaves\n", names[1]), format!("{}: stays\n", names[2]), format!("{}: joins;", names[3])]
-    {
+    for line in [
+        lists,
+        format!("{}: leaves\n", names[1]),
+        format!("{}: stays\n", names[2]),
+        format!("{}: joins;", names[3]),
+    ] {
         assert!(done.stdout.contains(&line), "no {line:?} in\n{}", done.stdout);
     }
     let new = times(Launch::over(&servers[2..])).ready().await;
@@ -219,8 +255,12 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
 async fn a_cluster_name_is_not_moved_to_another_list_of_nodes_and_a_new_name_is() {
     let servers = masters(4);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let times =
-        |launch: Launch| launch.flag("--max-ttl", "500ms").flag("--default-ttl", "500ms").flag("--clock-skew", "100ms");
+    let times = |launch: Launch| {
+        launch
+            .flag("--max-ttl", "500ms")
+            .flag("--default-ttl", "500ms")
+            .flag("--clock-skew", "100ms")
+    };
     let old = times(Launch::over(&servers[..3]).flag("--cluster", "c")).ready().await;
     let reconfigure = |words: &[&str]| {
         let mut launch = Launch::bare(&["reconfigure", "--yes"]).nodes(&urls[1..]);
@@ -258,7 +298,8 @@ async fn reconfigure_refuses_one_master_under_two_names() {
 async fn a_run_that_sleeps_while_another_finishes_writes_nothing_when_it_wakes() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let reconfigure = |max_ttl: &str| times(Launch::bare(&["reconfigure", "--yes"]).nodes(&urls), max_ttl);
+    let reconfigure =
+        |max_ttl: &str| times(Launch::bare(&["reconfigure", "--yes"]).nodes(&urls), max_ttl);
     drop(times(Launch::over(&servers), "2s").ready().await);
     let slow = reconfigure("500ms").spawn_only();
     eventually("all votes are stopped", async || {
@@ -298,7 +339,9 @@ async fn entirely_new_masters_want_the_old_ones_named_and_stop_them() {
     let unnamed = reconfigure(&[]).await;
     assert_refused_after_output(&unnamed, &["--old-node", "--no-old-nodes"]);
     assert_eq!(old.post("job", json!({ "ttl_ms": 1500 })).await.status, 201, "nothing was changed");
-    let twice = reconfigure(&["--old-node", &urls[0], "--old-node", &urls[0], "--old-node", &urls[1]]).await;
+    let twice =
+        reconfigure(&["--old-node", &urls[0], "--old-node", &urls[0], "--old-node", &urls[1]])
+            .await;
     assert_refused_after_output(&twice, &["the same Redis process"]);
 
     let since = Instant::now();
@@ -315,7 +358,10 @@ async fn entirely_new_masters_want_the_old_ones_named_and_stop_them() {
 async fn first_masters_are_moved_when_it_is_said_that_there_were_none_before() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let done = times(Launch::bare(&["reconfigure", "--yes", "--no-old-nodes"]).nodes(&urls), "500ms").finish().await;
+    let done =
+        times(Launch::bare(&["reconfigure", "--yes", "--no-old-nodes"]).nodes(&urls), "500ms")
+            .finish()
+            .await;
     assert_eq!(done.code, Some(0), "{done:?}");
 }
 
@@ -332,11 +378,17 @@ async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_
     };
     servers[..2].iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let told = reconfigure(&[]).finish().await;
-    assert!(told.code == Some(0) && told.stdout.contains("no votes for 5s 100ms"), "one marker is enough: {told:?}");
+    assert!(
+        told.code == Some(0) && told.stdout.contains("no votes for 5s 100ms"),
+        "one marker is enough: {told:?}"
+    );
     servers[2].cmd(&["FLUSHALL"]);
     for yes in [&["--yes"][..], &[]] {
         let refused = reconfigure(yes).finish().await;
-        assert_refused_after_output(&refused, &["--old-max-ttl", "no marker is left", "used until now"]);
+        assert_refused_after_output(
+            &refused,
+            &["--old-max-ttl", "no marker is left", "used until now"],
+        );
     }
     let refused = reconfigure(&["--yes", "--old-max-ttl", "2s"]).finish().await;
     assert_refused_after_output(&refused, &["--old-clock-skew", "used until now"]);
@@ -345,7 +397,8 @@ async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_
         assert_refused(no_time, &refused, &["--old-max-ttl", "10ms to 1day"]);
     }
     for (old, wait) in [("2s", "5s 100ms"), ("700ms", "3s 800ms"), ("100ms", "3s 600ms")] {
-        let asked = reconfigure(&["--old-max-ttl", old, "--old-clock-skew", "100ms"]).finish().await;
+        let asked =
+            reconfigure(&["--old-max-ttl", old, "--old-clock-skew", "100ms"]).finish().await;
         assert_eq!(asked.code, Some(0), "{asked:?}");
         assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{old}: {asked:?}");
     }
@@ -353,9 +406,11 @@ async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_
     assert!(servers.iter().all(untouched), "nothing was to be changed");
 
     // Said once, it stands in the markers: a run that is interrupted need not be told again.
-    let first = reconfigure(&["--yes", "--old-max-ttl", "2s", "--old-clock-skew", "100ms"]).spawn_only();
+    let first =
+        reconfigure(&["--yes", "--old-max-ttl", "2s", "--old-clock-skew", "100ms"]).spawn_only();
     eventually("all votes are stopped", async || {
-        let left = |server: &RedisServer| !untouched(server) && marker(server).starts_with("v2:leaving-");
+        let left =
+            |server: &RedisServer| !untouched(server) && marker(server).starts_with("v2:leaving-");
         servers.iter().all(left).then_some(())
     })
     .await;
@@ -369,7 +424,8 @@ async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_
 }
 
 #[tokio::test]
-async fn an_old_max_ttl_that_is_said_lengthens_the_wait_that_markers_ask_for_and_never_shortens_it() {
+async fn an_old_max_ttl_that_is_said_lengthens_the_wait_that_markers_ask_for_and_never_shortens_it()
+{
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     drop(times(Launch::over(&servers), "1s").ready().await);
@@ -385,13 +441,20 @@ async fn an_old_max_ttl_that_is_said_lengthens_the_wait_that_markers_ask_for_and
         assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{said}: {asked:?}");
     }
     let both = reconfigure(&["--yes", "--no-old-nodes", "--old-max-ttl", "1s"]).await;
-    assert_refused("there were none, and they had locks", &both, &["--no-old-nodes", "--old-max-ttl"]);
+    assert_refused(
+        "there were none, and they had locks",
+        &both,
+        &["--no-old-nodes", "--old-max-ttl"],
+    );
     assert_eq!(markers(&servers), before);
 
     let since = Instant::now();
     let done = reconfigure(&[&old[..], &["--yes", "--old-max-ttl", "1500ms"]].concat()).await;
     assert_eq!(done.code, Some(0), "{done:?}");
-    assert!(since.elapsed().as_millis() >= 1_600, "it was said that locks of 1.5 s may live: {done:?}");
+    assert!(
+        since.elapsed().as_millis() >= 1_600,
+        "it was said that locks of 1.5 s may live: {done:?}"
+    );
     times(Launch::over(&servers), "500ms").ready().await;
 }
 
@@ -409,7 +472,11 @@ async fn masters_that_stay_and_have_lost_all_markers_want_the_old_max_ttl_as_oth
     }
     let done = times(launch, "500ms").finish().await;
     assert_refused_after_output(&done, &["--old-max-ttl"]);
-    let unled =
-        times(Launch::bare(&["reconfigure", "--yes", "--old-max-ttl", "10s"]).nodes(&urls), "500ms").finish().await;
+    let unled = times(
+        Launch::bare(&["reconfigure", "--yes", "--old-max-ttl", "10s"]).nodes(&urls),
+        "500ms",
+    )
+    .finish()
+    .await;
     assert_refused("of which nodes", &unled, &["--old-node"]);
 }

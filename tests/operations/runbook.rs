@@ -25,7 +25,8 @@ fn name(server: &RedisServer) -> String {
 }
 
 fn durable(count: usize) -> Vec<RedisServer> {
-    let options = || RedisOptions { append_only: true, native: Some(false), ..RedisOptions::default() };
+    let options =
+        || RedisOptions { append_only: true, native: Some(false), ..RedisOptions::default() };
     (0..count).map(|_| RedisServer::start_with(options())).collect()
 }
 
@@ -42,14 +43,18 @@ async fn node_of(gateway: &Gateway, server: &RedisServer) -> Value {
 
 async fn until_state(gateway: &Gateway, server: &RedisServer, state: &str, restarts: u64) -> Value {
     eventually(&format!("{server:?} is {state} after {restarts} restarts"), async || {
-        Some(node_of(gateway, server).await).filter(|node| node["state"] == state && node["restarts"] == restarts)
+        Some(node_of(gateway, server).await)
+            .filter(|node| node["state"] == state && node["restarts"] == restarts)
     })
     .await
 }
 
 async fn is_everywhere(servers: &[RedisServer], lock: &str) {
     let all = (0..servers.len()).collect::<Vec<_>>();
-    eventually("it is on every master", async || (stored_on(servers, lock, |_| true) == all).then_some(())).await;
+    eventually("it is on every master", async || {
+        (stored_on(servers, lock, |_| true) == all).then_some(())
+    })
+    .await;
 }
 
 async fn drained(mut gateway: Gateway) {
@@ -65,7 +70,8 @@ fn prints(text: &str, lines: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_new_cluster_votes_at_once_with_bootstrap_and_keeps_its_locks_when_the_flag_is_taken_out() {
+async fn a_new_cluster_votes_at_once_with_bootstrap_and_keeps_its_locks_when_the_flag_is_taken_out()
+{
     let servers = masters(3);
     let urls = urls(&servers);
     let checked = Launch::bare(&["check", "--bootstrap"]).nodes(&urls).finish().await;
@@ -94,7 +100,10 @@ async fn a_new_cluster_without_bootstrap_votes_after_the_wait_and_says_until_whe
     assert_eq!(checked.code, Some(1), "{checked:?}");
     prints(
         &checked.stdout,
-        &["WOULD WAIT 5s 100ms", "NOT ENOUGH: 0 of 3 nodes would be admitted now, 3 after a quarantine, 2 needed"],
+        &[
+            "WOULD WAIT 5s 100ms",
+            "NOT ENOUGH: 0 of 3 nodes would be admitted now, 3 after a quarantine, 2 needed",
+        ],
     );
     let gateway = launch(&["--listen", "127.0.0.1:0"]).start().await;
     for server in &servers {
@@ -103,7 +112,10 @@ async fn a_new_cluster_without_bootstrap_votes_after_the_wait_and_says_until_whe
     }
     let ready = gateway.readyz().await;
     let (status, runbook) = (&ready.json()["status"], &ready.json()["runbook"]);
-    assert_eq!((ready.status, status, runbook), (503, &json!("no_quorum"), &json!("operations.md#quorum-lost")));
+    assert_eq!(
+        (ready.status, status, runbook),
+        (503, &json!("no_quorum"), &json!("operations.md#quorum-lost"))
+    );
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     gateway.all_nodes_admitted().await;
     assert!(since.elapsed() >= Duration::from_millis(5_100), "{:?}", since.elapsed());
@@ -129,24 +141,36 @@ async fn a_dead_master_that_comes_back_empty_is_told_what_is_held_and_counts_for
     servers[0].kill();
     gateway.post("job", json!({})).await.problem(409, "lock_held");
     let extended = gateway.patch("job", &lease.token, 60_000).await;
-    assert_eq!((extended.status, &extended.json()["nodes_granted"]), (200, &json!(2)), "{extended:?}");
+    assert_eq!(
+        (extended.status, &extended.json()["nodes_granted"]),
+        (200, &json!(2)),
+        "{extended:?}"
+    );
 }
 
 /// Runs `reconfigure` from three masters to others, for which the old gateways are stopped; how long it took.
-async fn reconfigured(old: &[&RedisServer], new: &[&RedisServer], max_ttl: &str, printed: &[String]) -> Duration {
+async fn reconfigured(
+    old: &[&RedisServer],
+    new: &[&RedisServer],
+    max_ttl: &str,
+    printed: &[String],
+) -> Duration {
     let urls: Vec<String> = new.iter().map(|server| server.url()).collect();
     let run = |words: &[&str]| {
         let launch = times(Launch::bare(words).nodes(&urls), max_ttl);
         old.iter().fold(launch, |launch, server| launch.more("--old-node", &server.url())).finish()
     };
-    let list = |servers: &[&RedisServer]| servers.iter().map(|server| name(server)).collect::<Vec<_>>().join(",");
+    let list = |servers: &[&RedisServer]| {
+        servers.iter().map(|server| name(server)).collect::<Vec<_>>().join(",")
+    };
     let lists = format!("nodes: {} → {}\n", list(old), list(new));
     let printed: Vec<&str> = printed.iter().map(String::as_str).chain([lists.as_str()]).collect();
     let asked = run(&["reconfigure"]).await;
     assert_eq!(asked.code, Some(0), "{asked:?}");
     prints(
         &asked.stdout,
-        &[&printed[..], &["nothing was changed; with --yes: these nodes give no votes for"]].concat(),
+        &[&printed[..], &["nothing was changed; with --yes: these nodes give no votes for"]]
+            .concat(),
     );
     let since = Instant::now();
     let done = run(&["reconfigure", "--yes"]).await;
@@ -154,7 +178,8 @@ async fn reconfigured(old: &[&RedisServer], new: &[&RedisServer], max_ttl: &str,
     assert_eq!(done.code, Some(0), "{done:?}");
     prints(
         &done.stdout,
-        &[&printed[..], &["these nodes give no votes now", "done: 3 nodes carry the new marker"]].concat(),
+        &[&printed[..], &["these nodes give no votes now", "done: 3 nodes carry the new marker"]]
+            .concat(),
     );
     took
 }
@@ -176,7 +201,8 @@ async fn a_dead_master_gives_way_to_one_of_another_name_and_no_lock_is_granted_b
     let took = reconfigured(&[a, b, c], &[a, b, d], "2s", &lines).await;
     assert!(took >= Duration::from_millis(5_100), "{took:?}");
     let urls = [a.url(), b.url(), d.url()];
-    let new = times(Launch::embedded().nodes(&urls), "2s").flag("--node-timeout", "500ms").ready().await;
+    let new =
+        times(Launch::embedded().nodes(&urls), "2s").flag("--node-timeout", "500ms").ready().await;
     assert!(!new.stdout().contains(QUARANTINED), "the new markers count at once");
     assert!(granted.elapsed() > Duration::from_secs(2), "the lease has ended");
     new.patch("job", &lease.token, 2_000).await.problem(404, "lock_not_found");
@@ -197,10 +223,11 @@ async fn nodes_and_max_ttl_are_changed_in_one_run_and_old_gateways_get_nothing_a
     ];
     let took = reconfigured(&[a, b, c], &[a, b, d], "2s", &lines).await;
     assert!(took >= Duration::from_millis(5_100), "by the longer of the two max_ttl: {took:?}");
-    // One of the old ones was forgotten.
+    // One of the old ones was lost.
     old.post("other", json!({})).await.problem(503, "quorum_unavailable");
     let urls = [a.url(), b.url(), d.url()];
-    let new = times(Launch::embedded().nodes(&urls), "2s").flag("--node-timeout", "500ms").ready().await;
+    let new =
+        times(Launch::embedded().nodes(&urls), "2s").flag("--node-timeout", "500ms").ready().await;
     assert!(!new.stdout().contains(QUARANTINED), "the new markers count at once");
     assert!(new.acquire_for("job", 2_000).await.fencing > lease.fencing);
     old.patch("job", &lease.token, 1_000).await.problem(503, "outcome_unknown");
@@ -216,8 +243,13 @@ async fn by_default_nobody_gets_or_extends_a_lock_for_5_minutes_and_5_seconds_wh
         urls[..3].iter().fold(launch, |launch, url| launch.more("--old-node", url)).finish()
     };
     let joins = [urls[0].clone(), urls[1].clone(), urls[3].clone()];
-    prints(&asked(&joins, "5m").await.stdout, &["give no votes for 5m 5s, so nobody gets or extends a lock"]);
-    for (max_ttl, change, wait) in [("10m", "max_ttl 5m → 10m", "10m 5s"), ("1m", "max_ttl 5m → 1m", "5m 5s")] {
+    prints(
+        &asked(&joins, "5m").await.stdout,
+        &["give no votes for 5m 5s, so nobody gets or extends a lock"],
+    );
+    for (max_ttl, change, wait) in
+        [("10m", "max_ttl 5m → 10m", "10m 5s"), ("1m", "max_ttl 5m → 1m", "5m 5s")]
+    {
         let said = asked(&urls[..3], max_ttl).await;
         prints(&said.stdout, &[change, &format!("give no votes for {wait}, so nobody")]);
     }
@@ -227,7 +259,9 @@ async fn by_default_nobody_gets_or_extends_a_lock_for_5_minutes_and_5_seconds_wh
 #[track_caller]
 fn assert_only_returned(gateway: &Gateway) {
     let log = gateway.stdout();
-    let other = log.lines().find(|line| line.contains(QUARANTINED) && !line.contains("restarted with its data"));
+    let other = log
+        .lines()
+        .find(|line| line.contains(QUARANTINED) && !line.contains("restarted with its data"));
     assert_eq!(other, None);
 }
 
@@ -295,7 +329,10 @@ async fn a_backup_that_is_put_back_as_it_is_is_believed_and_a_held_lock_is_grant
     until_state(&gateway, &servers[0], "admitted", 1).await;
     assert_only_returned(&gateway);
     let twice = gateway.post("job", json!({ "ttl_ms": 60_000 })).await;
-    assert_eq!(twice.status, 201, "if this is refused the runbook is more careful than it has to be: {twice:?}");
+    assert_eq!(
+        twice.status, 201,
+        "if this is refused the runbook is more careful than it has to be: {twice:?}"
+    );
 }
 
 #[tokio::test]
@@ -325,9 +362,12 @@ async fn a_backup_without_its_marker_is_quarantined_and_told_and_grants_nothing_
 #[tokio::test]
 async fn a_key_is_rotated_by_two_hashes_and_no_request_is_refused() {
     let (old, new) = (key("ci", HOLDER, "*").await, key("ci", HOLDER, "*").await);
-    let hash =
-        |entry: &str| entry.split("hashes = [").nth(1).and_then(|rest| rest.split(']').next()).unwrap().to_owned();
-    let both = old.entry.replace(&hash(&old.entry), &format!("{}, {}", hash(&old.entry), hash(&new.entry)));
+    let hash = |entry: &str| {
+        entry.split("hashes = [").nth(1).and_then(|rest| rest.split(']').next()).unwrap().to_owned()
+    };
+    let both = old
+        .entry
+        .replace(&hash(&old.entry), &format!("{}, {}", hash(&old.entry), hash(&new.entry)));
     let keys = file(&[&old]);
     let replaced = |text: &str| {
         let next = format!("{}.next", keys.path());
@@ -342,7 +382,11 @@ async fn a_key_is_rotated_by_two_hashes_and_no_request_is_refused() {
         (new.get(&gateway, "/locks/job").await.status == 200).then_some(())
     })
     .await;
-    assert_eq!(new.patch(&gateway, "job", &lease.token).await.status, 200, "it is the same principal");
+    assert_eq!(
+        new.patch(&gateway, "job", &lease.token).await.status,
+        200,
+        "it is the same principal"
+    );
     replaced(&new.entry);
     eventually("the old key has ended", async || {
         assert_eq!(new.patch(&gateway, "job", &lease.token).await.status, 200);
@@ -355,10 +399,14 @@ async fn a_key_is_rotated_by_two_hashes_and_no_request_is_refused() {
 async fn the_masters_password_is_rotated_with_two_valid_at_a_time() {
     let options = || RedisOptions { password: Some("old-one".into()), ..RedisOptions::default() };
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
-    let urls: Vec<String> = servers.iter().map(|server| format!("redis://{}", name(server))).collect();
+    let urls: Vec<String> =
+        servers.iter().map(|server| format!("redis://{}", name(server))).collect();
     let [old, new] = ["old-one\n", "new-one\n"].map(|text| Scratch::new("password", text));
     let launch = |words: &[&str], file: &Scratch| {
-        Launch::bare(words).nodes(&urls).flag("--node-timeout", "2s").flag("--node-password-file", file.path())
+        Launch::bare(words)
+            .nodes(&urls)
+            .flag("--node-timeout", "2s")
+            .flag("--node-password-file", file.path())
     };
     let serve = ["--listen", "127.0.0.1:0"];
     let first = launch(&serve, &old).word("--bootstrap").ready().await;
@@ -379,7 +427,8 @@ async fn the_masters_password_is_rotated_with_two_valid_at_a_time() {
     })
     .await;
     second.all_nodes_admitted().await;
-    let [with_new, with_old] = [launch(&["check"], &new).finish().await, launch(&["check"], &old).finish().await];
+    let [with_new, with_old] =
+        [launch(&["check"], &new).finish().await, launch(&["check"], &old).finish().await];
     prints(&with_new.stdout, &["ok: 3 of 3 nodes would be admitted now"]);
     assert_eq!((with_new.code, with_old.code), (Some(0), Some(1)), "{with_old:?}");
     prints(&with_old.stdout, &["WRONGPASS", "give user and password"]);

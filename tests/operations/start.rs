@@ -9,7 +9,11 @@ const OUTSIDE: [&str; 3] = ["--listen", "0.0.0.0:0", "--allow-anonymous"];
 #[tokio::test]
 async fn gateways_whose_list_of_nodes_was_left_empty_each_had_locks_of_their_own() {
     let refused = Launch::bare(&OUTSIDE).finish().await;
-    assert_refused("no nodes", &refused, &["--node", "0.0.0.0:0", "no other gateway", "--embedded"]);
+    assert_refused(
+        "no nodes",
+        &refused,
+        &["--node", "0.0.0.0:0", "no other gateway", "--embedded"],
+    );
     let meant = Launch::bare(&OUTSIDE).word("--embedded").start().await;
     meant.acquire("job").await;
     for (name, value, words) in [
@@ -32,15 +36,26 @@ async fn gateways_whose_list_of_nodes_was_left_empty_each_had_locks_of_their_own
 
 #[tokio::test]
 async fn variables_of_the_command_redlock_are_no_mistake() {
-    let launch = Launch::embedded().env("REDLOCK_URL", "http://127.0.0.1:1").env("REDLOCK_OWNER", "me");
-    launch.env("REDLOCK_KEY_PREFIX", "").env("REDLOCK_RUN_1_2", "1").start().await.acquire("job").await;
+    let launch =
+        Launch::embedded().env("REDLOCK_URL", "http://127.0.0.1:1").env("REDLOCK_OWNER", "me");
+    launch
+        .env("REDLOCK_KEY_PREFIX", "")
+        .env("REDLOCK_RUN_1_2", "1")
+        .start()
+        .await
+        .acquire("job")
+        .await;
 }
 
 #[tokio::test]
 async fn a_level_that_is_none_would_have_silenced_the_log() {
     for level in ["verbose", "info,verbsoe", "redlock_gateway=loud"] {
         for launch in [Launch::embedded(), Launch::bare(&["check"])] {
-            assert_refused(level, &launch.env("RUST_LOG", level).finish().await, &["RUST_LOG", level, "debug"]);
+            assert_refused(
+                level,
+                &launch.env("RUST_LOG", level).finish().await,
+                &["RUST_LOG", level, "debug"],
+            );
         }
     }
     // An empty one is as good as none: the log went silent.
@@ -53,17 +68,23 @@ async fn a_level_that_is_none_would_have_silenced_the_log() {
 }
 
 #[tokio::test]
-async fn check_failed_on_a_new_cluster_that_bootstrap_would_start_and_passed_what_would_not_start() {
+async fn check_failed_on_a_new_cluster_that_bootstrap_would_start_and_passed_what_would_not_start()
+{
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let check = |words: &[&str]| Launch::bare(&[&["check"], words].concat()).nodes(&urls).finish();
 
     let with = check(&["--bootstrap"]).await;
     assert_eq!(with.code, Some(0), "{with:?}");
-    for word in ["all nodes are new: they are admitted at once", "ok: 3 of 3 nodes would be admitted now"] {
+    for word in
+        ["all nodes are new: they are admitted at once", "ok: 3 of 3 nodes would be admitted now"]
+    {
         assert!(with.stdout.contains(word), "no {word:?} in\n{}", with.stdout);
     }
-    assert!(servers.iter().all(|server| server.cmd(&["DBSIZE"]).integer() == 0), "looking changes nothing");
+    assert!(
+        servers.iter().all(|server| server.cmd(&["DBSIZE"]).integer() == 0),
+        "looking changes nothing"
+    );
     assert_eq!(check(&[]).await.code, Some(1));
 
     let log = Scratch::new("audit.log", "");
@@ -71,7 +92,10 @@ async fn check_failed_on_a_new_cluster_that_bootstrap_would_start_and_passed_wha
     assert_eq!(good.code, Some(0), "{good:?}");
     let missing = check(&["--bootstrap", "--audit-log", "/nowhere/audit.log"]).await;
     assert_eq!(missing.code, Some(1), "{missing:?}");
-    assert!(missing.stdout.contains("WOULD NOT START: --audit-log: /nowhere/audit.log: No such file"), "{missing:?}");
+    assert!(
+        missing.stdout.contains("WOULD NOT START: --audit-log: /nowhere/audit.log: No such file"),
+        "{missing:?}"
+    );
     let few = Launch::bare(&["check", "--bootstrap"]).nodes(&urls).files(20).finish().await;
     assert!(few.code == Some(1) && few.stdout.contains("WOULD NOT START"), "{few:?}");
 
@@ -85,33 +109,56 @@ async fn check_failed_on_a_new_cluster_that_bootstrap_would_start_and_passed_wha
 #[tokio::test]
 async fn a_password_in_a_file_logs_in_to_nodes_whose_url_has_none() {
     let secret = "p@ss:/w?rd%41";
-    let options = |password: &str| RedisOptions { password: Some(password.into()), ..RedisOptions::default() };
-    let servers = ["its-own", secret, secret].map(|password| RedisServer::start_with(options(password)));
+    let options = |password: &str| RedisOptions {
+        password: Some(password.into()),
+        ..RedisOptions::default()
+    };
+    let servers =
+        ["its-own", secret, secret].map(|password| RedisServer::start_with(options(password)));
     let file = Scratch::new("password", &format!("{secret}\n"));
     let bare = |server: &RedisServer| format!("redis://127.0.0.1:{}", server.port());
     let urls = [servers[0].url(), bare(&servers[1]), bare(&servers[2])];
-    let with_file = |words: &[&str]| Launch::bare(words).nodes(&urls).flag("--node-password-file", file.path());
+    let with_file =
+        |words: &[&str]| Launch::bare(words).nodes(&urls).flag("--node-password-file", file.path());
 
     let checked = with_file(&["check", "--bootstrap"]).finish().await;
     assert!(checked.code == Some(0) && !checked.stdout.contains(secret), "{checked:?}");
-    let gateway =
-        Launch::embedded().nodes(&urls).flag("--node-password-file", file.path()).word("--bootstrap").ready().await;
+    let gateway = Launch::embedded()
+        .nodes(&urls)
+        .flag("--node-password-file", file.path())
+        .word("--bootstrap")
+        .ready()
+        .await;
     gateway.acquire("job").await;
     drop(gateway);
     // Nodes that leave are logged in to with it, too.
     let launch = with_file(&["reconfigure", "--max-ttl", "6m"]);
-    let told = urls.iter().fold(launch, |launch, url| launch.more("--old-node", url)).finish().await;
+    let told =
+        urls.iter().fold(launch, |launch, url| launch.more("--old-node", url)).finish().await;
     assert!(told.code == Some(0) && told.stdout.contains("max_ttl 5m → 6m"), "{told:?}");
 
     for (text, why) in [("", "it is empty"), ("\n", "it is empty"), ("a\nb\n", "several lines")] {
         let wrong = Scratch::new("password", text);
-        let launch = Launch::bare(&["check"]).nodes(&urls).flag("--node-password-file", wrong.path());
-        assert_refused(why, &launch.finish().await, &["--node-password-file", wrong.path(), why, "one line"]);
+        let launch =
+            Launch::bare(&["check"]).nodes(&urls).flag("--node-password-file", wrong.path());
+        assert_refused(
+            why,
+            &launch.finish().await,
+            &["--node-password-file", wrong.path(), why, "one line"],
+        );
     }
-    let launch =
-        |urls: &[String]| Launch::bare(&["check"]).nodes(urls).flag("--node-password-file", file.path()).finish();
-    assert_refused("idle", &launch(&urls[..1]).await, &["--node-password-file", "every --node has a password"]);
+    let launch = |urls: &[String]| {
+        Launch::bare(&["check"]).nodes(urls).flag("--node-password-file", file.path()).finish()
+    };
+    assert_refused(
+        "idle",
+        &launch(&urls[..1]).await,
+        &["--node-password-file", "every --node has a password"],
+    );
     assert_refused("no nodes", &launch(&[]).await, &["--node-password-file", "no --node is given"]);
-    let missing = Launch::bare(&["check", "--node-password-file", "/nonexistent"]).nodes(&urls).finish().await;
+    let missing = Launch::bare(&["check", "--node-password-file", "/nonexistent"])
+        .nodes(&urls)
+        .finish()
+        .await;
     assert_refused("missing", &missing, &["--node-password-file: /nonexistent", "No such file"]);
 }

@@ -47,12 +47,14 @@ impl Collector {
                     let kept = kept.clone();
                     async move {
                         let path = request.uri().path().to_owned();
-                        let body = request.into_body().collect().await.expect("a whole body").to_bytes();
+                        let body =
+                            request.into_body().collect().await.expect("a whole body").to_bytes();
                         kept.lock().unwrap().push((path, body));
                         Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
                     }
                 });
-                let serving = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), take);
+                let serving = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), take);
                 tokio::spawn(async move { drop(serving.await) });
             }
         });
@@ -65,8 +67,12 @@ impl Collector {
 
     fn spans(&self) -> Vec<Span> {
         let exports = self.exports.lock().unwrap();
-        let decoded = exports.iter().map(|(_, body)| ExportTraceServiceRequest::decode(body.clone()).expect("OTLP"));
-        let scopes = decoded.flat_map(|export| export.resource_spans).flat_map(|of_process| of_process.scope_spans);
+        let decoded = exports
+            .iter()
+            .map(|(_, body)| ExportTraceServiceRequest::decode(body.clone()).expect("OTLP"));
+        let scopes = decoded
+            .flat_map(|export| export.resource_spans)
+            .flat_map(|of_process| of_process.scope_spans);
         scopes.flat_map(|scope| scope.spans).collect()
     }
 
@@ -89,12 +95,24 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn below<'a>(spans: &'a [Span], parent: &'a Span) -> impl Iterator<Item = &'a Span> {
-    spans.iter().filter(|span| span.parent_span_id == parent.span_id && span.trace_id == parent.trace_id)
+    spans
+        .iter()
+        .filter(|span| span.parent_span_id == parent.span_id && span.trace_id == parent.trace_id)
 }
 
-async fn traced(gateway: &Gateway, method: Method, path: &str, sampled: bool) -> crate::support::client::Answer {
+async fn traced(
+    gateway: &Gateway,
+    method: Method,
+    path: &str,
+    sampled: bool,
+) -> crate::support::client::Answer {
     let header = format!("00-{TRACE}-{CALLER}-0{}", u8::from(sampled));
-    gateway.call(method, path).header("traceparent", &header).json(&json!({ "ttl_ms": 60_000 })).send().await
+    gateway
+        .call(method, path)
+        .header("traceparent", &header)
+        .json(&json!({ "ttl_ms": 60_000 }))
+        .send()
+        .await
 }
 
 #[tokio::test]
@@ -105,24 +123,38 @@ async fn a_request_its_rounds_and_the_nodes_it_asked_are_three_levels_of_one_tra
     let lease = Lease::from(&traced(&gateway, Method::POST, "/locks/customers-4711", true).await);
     assert_eq!(gateway.delete("customers-4711", &lease.token).await.status, 204);
 
-    let is_whole = |spans: &[Span]| spans.iter().filter(|span| span.name.contains(" on 127.0.0.1:")).count() == 6;
+    let is_whole = |spans: &[Span]| {
+        spans.iter().filter(|span| span.name.contains(" on 127.0.0.1:")).count() == 6
+    };
     let spans = collector.until("both rounds at all nodes", is_whole).await;
-    let named =
-        |name: &str| spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("{name}: {spans:#?}"));
+    let named = |name: &str| {
+        spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("{name}: {spans:#?}"))
+    };
     let request = named("POST /locks/{name}");
-    assert_eq!((hex(&request.trace_id), hex(&request.parent_span_id)), (TRACE.to_owned(), CALLER.to_owned()));
+    assert_eq!(
+        (hex(&request.trace_id), hex(&request.parent_span_id)),
+        (TRACE.to_owned(), CALLER.to_owned())
+    );
     assert_eq!(request.kind(), SpanKind::Server);
     assert_eq!(attribute(request, "http.response.status_code"), "201");
     let rounds: Vec<_> = below(&spans, request).collect();
     let [round] = rounds[..] else { panic!("{rounds:#?}") };
-    assert_eq!((round.name.as_str(), attribute(round, "redlock.decision").as_str()), ("round acquire", "yes"));
-    let mut nodes: Vec<_> = below(&spans, round).map(|node| attribute(node, "redlock.node")).collect();
+    assert_eq!(
+        (round.name.as_str(), attribute(round, "redlock.decision").as_str()),
+        ("round acquire", "yes")
+    );
+    let mut nodes: Vec<_> =
+        below(&spans, round).map(|node| attribute(node, "redlock.node")).collect();
     nodes.sort();
-    let mut expected: Vec<_> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    let mut expected: Vec<_> =
+        servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
     expected.sort();
     assert_eq!(nodes, expected);
     for node in below(&spans, round) {
-        assert_eq!((node.kind(), attribute(node, "redlock.vote").as_str()), (SpanKind::Client, "granted"));
+        assert_eq!(
+            (node.kind(), attribute(node, "redlock.vote").as_str()),
+            (SpanKind::Client, "granted")
+        );
         assert!(
             round.start_time_unix_nano <= node.start_time_unix_nano
                 && node.start_time_unix_nano < node.end_time_unix_nano
@@ -131,7 +163,10 @@ async fn a_request_its_rounds_and_the_nodes_it_asked_are_three_levels_of_one_tra
     // Without a traceparent a request is the root of a trace of its own.
     let release = named("DELETE /locks/{name}");
     assert!(release.parent_span_id.is_empty() && release.trace_id != request.trace_id);
-    assert_eq!(below(&spans, release).map(|round| round.name.as_str()).collect::<Vec<_>>(), ["round release"]);
+    assert_eq!(
+        below(&spans, release).map(|round| round.name.as_str()).collect::<Vec<_>>(),
+        ["round release"]
+    );
 
     let log = gateway.stdout();
     let line = log.lines().find(|line| line.contains(TRACE)).unwrap_or_else(|| panic!("{log}"));
@@ -144,7 +179,10 @@ async fn a_request_its_rounds_and_the_nodes_it_asked_are_three_levels_of_one_tra
     for (path, body) in collector.exports.lock().unwrap().iter() {
         assert_eq!(path, "/v1/traces");
         for private in ["customers-4711", lease.owner(), &lease.fencing.to_string()] {
-            assert!(!body.windows(private.len()).any(|part| part == private.as_bytes()), "{private} is in a span");
+            assert!(
+                !body.windows(private.len()).any(|part| part == private.as_bytes()),
+                "{private} is in a span"
+            );
         }
     }
 }
@@ -162,11 +200,15 @@ async fn a_round_without_a_quorum_says_which_nodes_failed() {
     assert_eq!(request.status.as_ref().expect("a status").code(), StatusCode::Error);
     let rounds: Vec<_> = below(&spans, request).collect();
     assert!(
-        !rounds.is_empty() && rounds.iter().all(|round| attribute(round, "redlock.decision") != "yes"),
+        !rounds.is_empty()
+            && rounds.iter().all(|round| attribute(round, "redlock.decision") != "yes"),
         "{rounds:#?}"
     );
     let down = |span: &&Span| attribute(span, "redlock.vote") == "down";
-    assert!(rounds.iter().flat_map(|round| below(&spans, round)).filter(down).count() >= 2, "{spans:#?}");
+    assert!(
+        rounds.iter().flat_map(|round| below(&spans, round)).filter(down).count() >= 2,
+        "{spans:#?}"
+    );
 }
 
 #[tokio::test]
@@ -184,13 +226,18 @@ async fn what_the_caller_does_not_sample_is_not_sent() {
 async fn the_last_spans_are_sent_before_the_process_ends() {
     let collector = Collector::start().await;
     // Nothing is sent in time.
-    let launch =
-        Launch::embedded().flag("--otlp-endpoint", &collector.endpoint).env("OTEL_BSP_SCHEDULE_DELAY", "3600000");
+    let launch = Launch::embedded()
+        .flag("--otlp-endpoint", &collector.endpoint)
+        .env("OTEL_BSP_SCHEDULE_DELAY", "3600000");
     let mut gateway = launch.start().await;
     gateway.acquire("job").await;
     gateway.signal(Signal::TERM);
     assert_eq!(gateway.ended().await, Some(0));
-    assert!(collector.spans().iter().any(|span| span.name == "POST /locks/{name}"), "{:#?}", collector.spans());
+    assert!(
+        collector.spans().iter().any(|span| span.name == "POST /locks/{name}"),
+        "{:#?}",
+        collector.spans()
+    );
 }
 
 #[tokio::test]
@@ -199,9 +246,13 @@ async fn a_collector_that_is_away_or_hangs_costs_spans_and_no_request() {
     // Takes connections, and says nothing.
     let hanging = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     for port in [dead.port(), hanging.local_addr().expect("bound").port()] {
-        let launch = Launch::embedded().flag("--otlp-endpoint", &format!("http://127.0.0.1:{port}"));
-        let mut gateway =
-            launch.env("OTEL_BSP_SCHEDULE_DELAY", "10").env("OTEL_BSP_MAX_QUEUE_SIZE", "16").start().await;
+        let launch =
+            Launch::embedded().flag("--otlp-endpoint", &format!("http://127.0.0.1:{port}"));
+        let mut gateway = launch
+            .env("OTEL_BSP_SCHEDULE_DELAY", "10")
+            .env("OTEL_BSP_MAX_QUEUE_SIZE", "16")
+            .start()
+            .await;
         // More than the queue holds.
         for number in 0..50 {
             gateway.acquire(&format!("job-{number}")).await;
@@ -216,7 +267,9 @@ async fn a_collector_that_is_away_or_hangs_costs_spans_and_no_request() {
 #[tokio::test]
 async fn an_endpoint_that_is_none_is_refused_at_the_start() {
     let odd = ["http://h:99999", "http://h:4318?a=b", "http://user:hunter2@h:4318", "http://h:"];
-    for endpoint in ["localhost:4318", "grpc://localhost:4317", "http://", ""].into_iter().chain(odd) {
+    for endpoint in
+        ["localhost:4318", "grpc://localhost:4317", "http://", ""].into_iter().chain(odd)
+    {
         let refused = Launch::embedded().flag("--otlp-endpoint", endpoint).finish().await;
         assert_refused(endpoint, &refused, &["--otlp-endpoint", "http://localhost:4318"]);
         assert!(!refused.stderr.contains("hunter2"), "{refused:?}");

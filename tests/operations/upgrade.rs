@@ -59,8 +59,11 @@ impl Shared {
             for backend in self.all() {
                 let is_ready = async {
                     let mut connection = connect(backend.address).await?;
-                    let answer = connection.send_request(request(Method::GET, "/readyz", None, "")).await;
-                    Ok::<_, String>(answer.map_err(|error| error.to_string())?.status() == StatusCode::OK)
+                    let answer =
+                        connection.send_request(request(Method::GET, "/readyz", None, "")).await;
+                    Ok::<_, String>(
+                        answer.map_err(|error| error.to_string())?.status() == StatusCode::OK,
+                    )
                 };
                 backend.is_ready.store(is_ready.await.unwrap_or(false), Ordering::Release);
             }
@@ -88,16 +91,24 @@ impl Shared {
                 Some(_) => (Method::DELETE, StatusCode::NO_CONTENT),
             };
             let body = if token.is_none() { "{\"ttl_ms\": 30000}" } else { "" };
-            let asked = connection.send_request(request(method.clone(), &path, token.as_deref(), body)).await;
+            let asked = connection
+                .send_request(request(method.clone(), &path, token.as_deref(), body))
+                .await;
             let failed = |error: String| format!("{method} {path} at {at}: {error}");
             let answer: Response<Incoming> = asked.map_err(|error| failed(error.to_string()))?;
             let (status, ends) = (answer.status(), answer.headers().get("connection").cloned());
-            let body = answer.into_body().collect().await.map_err(|error| failed(error.to_string()))?.to_bytes();
+            let body = answer
+                .into_body()
+                .collect()
+                .await
+                .map_err(|error| failed(error.to_string()))?
+                .to_bytes();
             if status != wanted {
                 return Err(failed(format!("{status} {}", String::from_utf8_lossy(&body))));
             }
             token = if token.is_none() {
-                let lease: Value = serde_json::from_slice(&body).map_err(|error| failed(error.to_string()))?;
+                let lease: Value =
+                    serde_json::from_slice(&body).map_err(|error| failed(error.to_string()))?;
                 lease["token"].as_str().map(str::to_owned)
             } else {
                 None
@@ -112,14 +123,20 @@ impl Shared {
 }
 
 async fn connect(address: SocketAddr) -> Result<SendRequest<Full<Bytes>>, String> {
-    let stream = TcpStream::connect(address).await.map_err(|error| format!("{address}: {error}"))?;
+    let stream =
+        TcpStream::connect(address).await.map_err(|error| format!("{address}: {error}"))?;
     let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (sender, connection) = shaken.map_err(|error| format!("{address}: {error}"))?;
     tokio::spawn(connection);
     Ok(sender)
 }
 
-fn request(method: Method, path: &str, token: Option<&str>, body: &'static str) -> Request<Full<Bytes>> {
+fn request(
+    method: Method,
+    path: &str,
+    token: Option<&str>,
+    body: &'static str,
+) -> Request<Full<Bytes>> {
     let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
     if let Some(token) = token {
         request = request.header("lock-token", token);
@@ -151,9 +168,14 @@ async fn an_upgrade_gateway_by_gateway_loses_no_request() {
         .collect();
 
     for number in 1..=gateways {
-        let enough = async || (shared.done.load(Ordering::Relaxed) >= number * REQUESTS_EACH).then_some(());
+        let enough =
+            async || (shared.done.load(Ordering::Relaxed) >= number * REQUESTS_EACH).then_some(());
         eventually("requests are served, or one has failed", async || {
-            if clients.iter().any(tokio::task::JoinHandle::is_finished) { Some(()) } else { enough().await }
+            if clients.iter().any(tokio::task::JoinHandle::is_finished) {
+                Some(())
+            } else {
+                enough().await
+            }
         })
         .await;
         if number < gateways {

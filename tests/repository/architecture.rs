@@ -18,7 +18,8 @@ const MAPS: [&str; 5] = [
 ];
 
 fn read(path: &str) -> String {
-    std::fs::read_to_string(source_root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+    std::fs::read_to_string(source_root().join(path))
+        .unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 /// The words of a line that name a file or a directory.
@@ -36,8 +37,13 @@ fn missing_in<'a>(line: &'a str, top: &Path) -> Vec<&'a str> {
     paths(line)
         .filter(|name| {
             let roots = ROOTS.iter().map(|root| top.join(root));
-            let found = roots.chain(beside.clone()).map(|root| root.join(name)).find(|path| path.exists());
-            beside = found.as_deref().and_then(Path::parent).map(Path::to_owned).or_else(|| beside.take());
+            let found =
+                roots.chain(beside.clone()).map(|root| root.join(name)).find(|path| path.exists());
+            beside = found
+                .as_deref()
+                .and_then(Path::parent)
+                .map(Path::to_owned)
+                .or_else(|| beside.take());
             found.is_none()
         })
         .collect()
@@ -56,9 +62,16 @@ fn the_page_names_files_that_are_there() {
 #[test]
 fn the_map_in_the_readme_names_files_that_are_there() {
     fn below(dir: &Path, found: &mut String) {
-        for entry in std::fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path()) {
-            let is_output = entry.file_name().is_some_and(|name| name == "target" || name == ".git");
-            found.push_str(&format!("/{}", entry.strip_prefix(source_root()).expect("below the top").display()));
+        for entry in std::fs::read_dir(dir)
+            .expect("a directory")
+            .map(|entry| entry.expect("an entry").path())
+        {
+            let is_output =
+                entry.file_name().is_some_and(|name| name == "target" || name == ".git");
+            found.push_str(&format!(
+                "/{}",
+                entry.strip_prefix(source_root()).expect("below the top").display()
+            ));
             if entry.is_dir() && !is_output {
                 found.push_str("/\n");
                 below(&entry, found);
@@ -69,8 +82,13 @@ fn the_map_in_the_readme_names_files_that_are_there() {
     let mut tree = String::new();
     below(source_root(), &mut tree);
     let readme = read("README.md");
-    let map = readme.split("## Where things are").nth(1).and_then(|rest| rest.split("```").nth(1)).expect("a map");
-    let missing: Vec<_> = map.lines().flat_map(paths).filter(|name| !tree.contains(&format!("/{name}\n"))).collect();
+    let map = readme
+        .split("## Where things are")
+        .nth(1)
+        .and_then(|rest| rest.split("```").nth(1))
+        .expect("a map");
+    let missing: Vec<_> =
+        map.lines().flat_map(paths).filter(|name| !tree.contains(&format!("/{name}\n"))).collect();
     assert!(missing.is_empty(), "the README names {missing:?}, which are not there");
     assert!(map.lines().flat_map(paths).count() > 10, "names are not recognised");
 }
@@ -79,7 +97,8 @@ fn the_map_in_the_readme_names_files_that_are_there() {
 fn dead_links(page: &str, text: &str) -> Vec<String> {
     let here = source_root().join(page).parent().map(Path::to_owned).unwrap_or_default();
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-    let files = targets.filter(|to| !to.contains("://") && !to.starts_with('#') && !to.contains([' ', '{']));
+    let files = targets
+        .filter(|to| !to.contains("://") && !to.starts_with('#') && !to.contains([' ', '{']));
     files
         .filter(|to| !here.join(to.split('#').next().unwrap_or(to)).exists())
         .map(|to| format!("{page}: {to}"))
@@ -90,7 +109,10 @@ fn dead_links(page: &str, text: &str) -> Vec<String> {
 fn every_link_between_pages_leads_somewhere() {
     let mut pages = files("crates", &["md"]);
     pages.extend(files("openapi", &["md"]));
-    pages.extend(["README.md", ".github/SECURITY.md", "CHANGELOG.md"].map(|page| (page.to_owned(), read(page))));
+    pages.extend(
+        ["README.md", ".github/SECURITY.md", "CHANGELOG.md"]
+            .map(|page| (page.to_owned(), read(page))),
+    );
     let dead: Vec<_> = pages.iter().flat_map(|(page, text)| dead_links(page, text)).collect();
     assert!(dead.is_empty(), "{dead:#?}");
     assert!(pages.len() > 8 && dead_links("README.md", "[a](b.md)") == ["README.md: b.md"]);
@@ -109,12 +131,16 @@ fn the_readme_is_a_front_door_and_no_manual() {
 fn every_module_is_in_the_map_that_its_parent_opens_with() {
     for map in MAPS {
         let text = read(map);
-        let rows: String = text.lines().filter(|line| line.starts_with("//! |")).map(str::to_lowercase).collect();
+        let rows: String =
+            text.lines().filter(|line| line.starts_with("//! |")).map(str::to_lowercase).collect();
         let lines: Vec<_> = text.lines().collect();
-        let modules = lines.windows(2).filter(|pair| !pair[0].starts_with("#[cfg(") && !pair[0].starts_with("#[doc("));
+        let modules = lines
+            .windows(2)
+            .filter(|pair| !pair[0].starts_with("#[cfg(") && !pair[0].starts_with("#[doc("));
         let modules = modules.filter_map(|pair| {
-            let (_, rest) =
-                pair[1].split_once("mod ").filter(|(before, _)| matches!(*before, "" | "pub " | "pub(crate) "))?;
+            let (_, rest) = pair[1]
+                .split_once("mod ")
+                .filter(|(before, _)| matches!(*before, "" | "pub " | "pub(crate) "))?;
             rest.strip_suffix(';')
         });
         let modules: Vec<_> = modules.collect();
@@ -128,7 +154,16 @@ fn every_module_is_in_the_map_that_its_parent_opens_with() {
 #[test]
 fn a_name_that_is_not_there_is_found() {
     let top = source_root();
-    assert!(missing_in("`src/node/driver.rs` worker.rs, redis/ and tests/simulation/src/link.rs.", top).is_empty());
-    assert_eq!(missing_in("src/node/driver.rs lane.rs; src/driver.rs, worker.rs", top), ["lane.rs", "src/driver.rs"]);
-    assert_eq!(missing_in("src/nodes/ and tests/core/locks.lua", top), ["src/nodes/", "tests/core/locks.lua"]);
+    assert!(
+        missing_in("`src/node/driver.rs` worker.rs, redis/ and tests/simulation/src/link.rs.", top)
+            .is_empty()
+    );
+    assert_eq!(
+        missing_in("src/node/driver.rs lane.rs; src/driver.rs, worker.rs", top),
+        ["lane.rs", "src/driver.rs"]
+    );
+    assert_eq!(
+        missing_in("src/nodes/ and tests/core/locks.lua", top),
+        ["src/nodes/", "tests/core/locks.lua"]
+    );
 }

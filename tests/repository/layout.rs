@@ -12,8 +12,8 @@ const MOST_LINES_OF_A_FUNCTION: usize = 70;
 
 /// Files, and functions in files, that are longer and wait to be cut.
 const LONG: &[&str] = &[
-    "crates/redlock-core/src/node/admission.rs",
-    "crates/redlock-core/src/node/admission.rs look",
+    "crates/redlock-core/src/node/eligibility.rs",
+    "crates/redlock-core/src/node/eligibility.rs look",
     "crates/redlock-core/src/node/driver.rs",
     "crates/redlock-core/src/model/types.rs",
     "crates/redlock-core/src/wait/explored.rs",
@@ -26,11 +26,16 @@ const LONG: &[&str] = &[
 /// Every file below a directory with one of these endings, by its path from the top.
 pub(super) fn files(below: &str, endings: &[&str]) -> Vec<(String, String)> {
     fn collect(dir: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
-        for entry in std::fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display())) {
+        for entry in
+            std::fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
+        {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
                 collect(&path, endings, found);
-            } else if path.extension().is_some_and(|end| endings.contains(&end.to_str().unwrap_or_default())) {
+            } else if path
+                .extension()
+                .is_some_and(|end| endings.contains(&end.to_str().unwrap_or_default()))
+            {
                 found.push(path);
             }
         }
@@ -43,7 +48,12 @@ pub(super) fn files(below: &str, endings: &[&str]) -> Vec<(String, String)> {
     found
         .into_iter()
         .map(|path| {
-            let name = path.strip_prefix(root).expect("below the top").to_str().expect("a plain path").to_owned();
+            let name = path
+                .strip_prefix(root)
+                .expect("below the top")
+                .to_str()
+                .expect("a plain path")
+                .to_owned();
             (name, std::fs::read_to_string(&path).expect("text"))
         })
         .collect()
@@ -53,7 +63,9 @@ pub(super) fn files(below: &str, endings: &[&str]) -> Vec<(String, String)> {
 /// end.
 pub(super) fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let comment = |line: &str| line.trim_start().starts_with("//");
-    let tests = |line: &str, next: &str| line == "#![cfg(test)]" || line == "#[cfg(test)]" && !next.ends_with(';');
+    let tests = |line: &str, next: &str| {
+        line == "#![cfg(test)]" || line == "#[cfg(test)]" && !next.ends_with(';')
+    };
     text.lines()
         .zip(text.lines().skip(1).chain([""]))
         .enumerate()
@@ -64,9 +76,11 @@ pub(super) fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
 
 /// Whether a line uses a crate, by a path or an import.
 fn names(line: &str, krate: &str) -> bool {
-    let starts_word = |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | ':'));
+    let starts_word =
+        |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | ':'));
     let path = format!("{krate}::");
-    let uses = [format!("use {krate};"), format!("use {krate} as"), format!("extern crate {krate}")];
+    let uses =
+        [format!("use {krate};"), format!("use {krate} as"), format!("extern crate {krate}")];
     line.match_indices(&path).any(|(at, _)| starts_word(at) || line[..at].ends_with(" ::"))
         || uses.iter().any(|text| line.contains(text.as_str()))
 }
@@ -76,9 +90,13 @@ fn names(line: &str, krate: &str) -> bool {
 fn only_in(what: &str, found: impl Fn(&str) -> bool, room: &str, places: &[&str]) {
     let mut unused: BTreeSet<&str> = places.iter().copied().collect();
     for (file, text) in files(room, &["rs"]) {
-        let place = places.iter().find(|place| file == **place || place.ends_with('/') && file.starts_with(**place));
+        let place = places
+            .iter()
+            .find(|place| file == **place || place.ends_with('/') && file.starts_with(**place));
         for (number, line) in text.lines().enumerate().filter(|(_, line)| found(line)) {
-            let place = place.unwrap_or_else(|| panic!("{file}:{}: no {what} here: {}", number + 1, line.trim()));
+            let place = place.unwrap_or_else(|| {
+                panic!("{file}:{}: no {what} here: {}", number + 1, line.trim())
+            });
             unused.remove(place);
         }
     }
@@ -91,9 +109,13 @@ fn crate_only_in(krate: &str, room: &str, places: &[&str]) {
 
 #[test]
 fn a_crate_is_recognised_by_its_paths_and_imports() {
-    for line in
-        ["use fred::clients::Client;", "    let a = fred::x();", "pub use fred;", "fn a() -> ::fred::B", "(fred::A)"]
-    {
+    for line in [
+        "use fred::clients::Client;",
+        "    let a = fred::x();",
+        "pub use fred;",
+        "fn a() -> ::fred::B",
+        "(fred::A)",
+    ] {
         assert!(names(line, "fred"), "{line}");
     }
     for line in ["// alfred::b", "use alfred::b;", "crate::fred::b", "let fred = 1;", "fred(1)"] {
@@ -110,7 +132,8 @@ fn only_the_node_client_knows_the_redis_client() {
 #[test]
 fn only_the_http_room_knows_the_web_framework() {
     let gateway = "crates/redlock-gateway/src";
-    let [http, below, connection] = ["http.rs", "http/", "connection.rs"].map(|place| format!("{gateway}/{place}"));
+    let [http, below, connection] =
+        ["http.rs", "http/", "connection.rs"].map(|place| format!("{gateway}/{place}"));
     crate_only_in("axum", gateway, &[&http, &below, &connection]);
     crate_only_in("axum", "crates/redlock-core", &[]);
 }
@@ -118,7 +141,11 @@ fn only_the_http_room_knows_the_web_framework() {
 #[test]
 fn one_file_of_the_gateway_knows_how_traces_are_sent() {
     for krate in ["opentelemetry", "opentelemetry_otlp", "opentelemetry_sdk"] {
-        crate_only_in(krate, "crates/redlock-gateway/src", &["crates/redlock-gateway/src/telemetry/traces.rs"]);
+        crate_only_in(
+            krate,
+            "crates/redlock-gateway/src",
+            &["crates/redlock-gateway/src/telemetry/traces.rs"],
+        );
     }
 }
 
@@ -144,10 +171,21 @@ fn the_core_knows_no_serializer_no_web_and_no_environment() {
 #[test]
 fn few_files_of_the_core_start_tasks() {
     let core = "crates/redlock-core/src";
-    let places =
-        ["pending_releases.rs", "adoption.rs", "catch_up.rs", "node/worker.rs", "node/hints.rs", "node/reader.rs"]
-            .map(|place| format!("{core}/{place}"));
-    only_in("tokio::spawn", |line| line.contains("tokio::spawn"), core, &places.each_ref().map(String::as_str));
+    let places = [
+        "pending_releases.rs",
+        "recovery.rs",
+        "catch_up.rs",
+        "node/worker.rs",
+        "node/hints.rs",
+        "node/reader.rs",
+    ]
+    .map(|place| format!("{core}/{place}"));
+    only_in(
+        "tokio::spawn",
+        |line| line.contains("tokio::spawn"),
+        core,
+        &places.each_ref().map(String::as_str),
+    );
 }
 
 /// Flags are the gateway's; another program on this core has none of them.
@@ -165,10 +203,14 @@ fn the_core_names_no_flags() {
 #[test]
 fn waiting_knows_no_votes_and_no_nodes() {
     let core = "crates/redlock-core/src";
-    let waiting = files(core, &["rs"]).into_iter().filter(|(file, _)| file.starts_with(&format!("{core}/wait")));
+    let waiting = files(core, &["rs"])
+        .into_iter()
+        .filter(|(file, _)| file.starts_with(&format!("{core}/wait")));
     for (file, text) in waiting {
         for (number, line) in code(&text) {
-            for word in ["Vote", "dyn Node", "Quorum", "crate::round", "crate::shared", "crate::redlock"] {
+            for word in
+                ["Vote", "dyn Node", "Quorum", "crate::round", "crate::shared", "crate::redlock"]
+            {
                 assert!(!line.contains(word), "{file}:{number}: {}", line.trim());
             }
         }
@@ -195,17 +237,23 @@ fn functions(text: &str) -> Vec<(&str, usize)> {
     for (at, line) in lines.iter().enumerate() {
         let code = line.trim_start();
         let (before, rest) = code.split_once("fn ").unwrap_or((code, ""));
-        let is_function =
-            before.split_whitespace().all(|word| word.starts_with("pub") || ["const", "async"].contains(&word));
-        let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+        let is_function = before
+            .split_whitespace()
+            .all(|word| word.starts_with("pub") || ["const", "async"].contains(&word));
+        let name =
+            rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
         if !is_function || name.is_empty() {
             continue;
         }
-        let opens = lines[at..].iter().position(|line| line.ends_with(['{', ';', '}'])).unwrap_or(0);
+        let opens =
+            lines[at..].iter().position(|line| line.ends_with(['{', ';', '}'])).unwrap_or(0);
         let indent = &line[..line.len() - code.len()];
         let ends = |line: &&str| line.strip_prefix(indent) == Some("}");
-        let more =
-            if lines[at + opens].ends_with('{') { lines[at..].iter().position(ends).unwrap_or(0) } else { opens };
+        let more = if lines[at + opens].ends_with('{') {
+            lines[at..].iter().position(ends).unwrap_or(0)
+        } else {
+            opens
+        };
         found.push((name, more + 1));
     }
     found
@@ -222,7 +270,8 @@ fn functions_are_measured_from_their_first_line_to_their_last() {
 fn no_file_and_no_function_is_too_long_to_be_read_whole() {
     let mut long = BTreeSet::new();
     for (file, text) in ["crates", "tests"].iter().flat_map(|below| files(below, &["rs", "lua"])) {
-        let functions = functions(&text).into_iter().filter(|(_, lines)| *lines > MOST_LINES_OF_A_FUNCTION);
+        let functions =
+            functions(&text).into_iter().filter(|(_, lines)| *lines > MOST_LINES_OF_A_FUNCTION);
         long.extend(functions.map(|(name, _)| format!("{file} {name}")));
         if text.lines().count() > MOST_LINES {
             long.insert(file);
@@ -231,17 +280,25 @@ fn no_file_and_no_function_is_too_long_to_be_read_whole() {
     let allowed: BTreeSet<String> = LONG.iter().map(|entry| (*entry).to_owned()).collect();
     let (new, gone) = (long.difference(&allowed), allowed.difference(&long));
     let (new, gone): (Vec<_>, Vec<_>) = (new.collect(), gone.collect());
-    assert!(new.is_empty(), "over {MOST_LINES} or {MOST_LINES_OF_A_FUNCTION} lines; is each one thing? {new:#?}");
+    assert!(
+        new.is_empty(),
+        "over {MOST_LINES} or {MOST_LINES_OF_A_FUNCTION} lines; is each one thing? {new:#?}"
+    );
     assert!(gone.is_empty(), "no longer too long: take them off the list: {gone:#?}");
 }
 
 #[test]
 fn what_runs_in_production_does_not_unwrap() {
-    for (file, text) in
-        ["crates/redlock-core/src", "crates/redlock-gateway/src"].iter().flat_map(|below| files(below, &["rs"]))
+    for (file, text) in ["crates/redlock-core/src", "crates/redlock-gateway/src"]
+        .iter()
+        .flat_map(|below| files(below, &["rs"]))
     {
         for (number, line) in code(&text) {
-            assert!(!line.contains(".unwrap()"), "{file}:{number}: say what holds instead: {}", line.trim());
+            assert!(
+                !line.contains(".unwrap()"),
+                "{file}:{number}: say what holds instead: {}",
+                line.trim()
+            );
         }
     }
 }
@@ -249,7 +306,11 @@ fn what_runs_in_production_does_not_unwrap() {
 #[test]
 fn every_member_is_held_to_the_lints_of_the_workspace() {
     let root = std::fs::read_to_string(source_root().join("Cargo.toml")).expect("text");
-    let lints = root.split("[workspace.lints.rust]").nth(1).and_then(|rest| rest.split("\n[").next()).expect("lints");
+    let lints = root
+        .split("[workspace.lints.rust]")
+        .nth(1)
+        .and_then(|rest| rest.split("\n[").next())
+        .expect("lints");
     assert!(lints.contains("unsafe_code = \"forbid\""), "{lints}");
     let manifests: Vec<_> = ["crates", "tests"]
         .iter()

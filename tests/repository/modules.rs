@@ -24,7 +24,8 @@ fn paths<'a>(mut text: &'a str, mut path: Vec<String>, found: &mut Vec<Vec<Strin
         if let Some(inner) = text.strip_prefix('{') {
             text = inner;
             while !text.starts_with('}') && !text.is_empty() {
-                text = paths(text.trim_start(), path.clone(), found).trim_start_matches([',', ' ', '\n']);
+                text = paths(text.trim_start(), path.clone(), found)
+                    .trim_start_matches([',', ' ', '\n']);
             }
             return text.get(1..).unwrap_or_default();
         }
@@ -52,7 +53,9 @@ fn imports(module: &[String], text: &str, children: &[&str]) -> Vec<Vec<String>>
             if statement.starts_with("pub use") || statement.starts_with("pub(crate) use") {
                 // What a module only passes on it does not use.
                 named.retain(|path| {
-                    path.last().is_some_and(|word| code.split(|c| !is_word(c)).filter(|w| w == word).count() > 1)
+                    path.last().is_some_and(|word| {
+                        code.split(|c| !is_word(c)).filter(|w| w == word).count() > 1
+                    })
                 });
             }
             found.extend(named.into_iter().map(|path| {
@@ -91,9 +94,14 @@ fn modules(krate: &str) -> Modules {
         .iter()
         .filter(|(module, _)| !is_test(module))
         .map(|(module, text)| {
-            let below = |other: &'_ Vec<String>| other.len() == module.len() + 1 && other.starts_with(module);
-            let children: Vec<_> =
-                files.keys().filter(|other| below(other)).map(|child| &*child[module.len()]).collect();
+            let below = |other: &'_ Vec<String>| {
+                other.len() == module.len() + 1 && other.starts_with(module)
+            };
+            let children: Vec<_> = files
+                .keys()
+                .filter(|other| below(other))
+                .map(|child| &*child[module.len()])
+                .collect();
             (module.clone(), imports(module, text, &children))
         })
         .collect()
@@ -104,10 +112,14 @@ fn uses(modules: &Modules) -> BTreeSet<(String, String)> {
     let mut edges = BTreeSet::new();
     for (module, paths) in modules {
         for path in paths {
-            let target = (0..=path.len()).rev().map(|len| &path[..len]).find(|prefix| modules.contains_key(*prefix));
+            let target = (0..=path.len())
+                .rev()
+                .map(|len| &path[..len])
+                .find(|prefix| modules.contains_key(*prefix));
             let target = target.unwrap_or_default();
             let common = module.iter().zip(target).take_while(|(a, b)| a == b).count();
-            let [from, to] = [module, target].map(|path| path[..path.len().min(common + 1)].join("::"));
+            let [from, to] =
+                [module, target].map(|path| path[..path.len().min(common + 1)].join("::"));
             if from != to {
                 edges.insert((from, to));
             }
@@ -123,7 +135,10 @@ fn no_two_modules_import_each_other() {
         .filter_map(|(file, _)| Some(file.split_once("/src/")?.0.to_owned()))
         .collect();
     let core = uses(&modules("crates/redlock-core"));
-    assert!(core.contains(&("release".into(), "wait".into())), "the paths of modules are not recognised: {core:?}");
+    assert!(
+        core.contains(&("release".into(), "wait".into())),
+        "the paths of modules are not recognised: {core:?}"
+    );
     let mut cycles = Vec::new();
     for krate in &crates {
         let edges = uses(&modules(krate));

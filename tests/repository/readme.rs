@@ -27,7 +27,9 @@ fn steps(markdown: &str) -> Vec<Step> {
         } else if inside {
             let last = steps.last_mut();
             match (line.strip_prefix("$ "), last) {
-                (Some(command), _) => steps.push(Step { command: command.into(), output: String::new() }),
+                (Some(command), _) => {
+                    steps.push(Step { command: command.into(), output: String::new() })
+                }
                 (None, Some(step)) if continued => {
                     step.command.push('\n');
                     step.command.push_str(line);
@@ -46,20 +48,29 @@ fn steps(markdown: &str) -> Vec<Step> {
 
 /// Runs the commands one after the other in one shell; what each prints, standard error included.
 fn run(steps: &[Step]) -> Vec<String> {
-    let script: String =
-        steps.iter().map(|step| format!("{{ {}\n}} 2>&1\nprintf '\\n{END}\\n'\n", step.command)).collect();
+    let script: String = steps
+        .iter()
+        .map(|step| format!("{{ {}\n}} 2>&1\nprintf '\\n{END}\\n'\n", step.command))
+        .collect();
     let path = Scratch::new("session.sh", &script);
-    let ran = Command::new("bash").arg(path.path()).current_dir(env!("CARGO_TARGET_TMPDIR")).output();
+    let ran =
+        Command::new("bash").arg(path.path()).current_dir(env!("CARGO_TARGET_TMPDIR")).output();
     let ran = ran.expect("bash starts");
     let printed = String::from_utf8_lossy(&ran.stdout).replace('\r', "");
     let mut parts: Vec<String> = printed.split(&format!("\n{END}\n")).map(str::to_owned).collect();
-    assert_eq!(parts.pop().as_deref(), Some(""), "{printed}\n{}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(
+        parts.pop().as_deref(),
+        Some(""),
+        "{printed}\n{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
     parts
 }
 
 /// Puts words in the place of what differs from run to run.
 fn masked(text: &str) -> String {
-    let lines: Vec<String> = text.trim_end().lines().map(|line| masked_line(line.trim_end())).collect();
+    let lines: Vec<String> =
+        text.trim_end().lines().map(|line| masked_line(line.trim_end())).collect();
     lines.join("\n").trim_end().to_owned()
 }
 
@@ -70,7 +81,8 @@ fn masked_line(line: &str) -> String {
             return format!("{header}: <{header}>");
         }
     }
-    let mut line = masked_after(line, "\"request_id\":", |c| c.is_ascii_hexdigit() || c == '"', "<id>");
+    let mut line =
+        masked_after(line, "\"request_id\":", |c| c.is_ascii_hexdigit() || c == '"', "<id>");
     for field in ["validity_ms", "elapsed_ms", "expires_in_ms", "retry_after_ms"] {
         line = masked_after(&line, &format!("\"{field}\":"), |c| c.is_ascii_digit(), "<ms>");
     }
@@ -123,20 +135,25 @@ fn masked_shape(line: &str, shape: &str, mask: &str) -> String {
 async fn differs(markdown: &str) -> Option<String> {
     let gateway = Launch::embedded().start().await;
     let steps = steps(&markdown.replace(WRITTEN_ADDRESS, &gateway.address().to_string()));
-    assert!(!steps.is_empty(), "there is no block marked ```console with a line that begins with \"$ \"");
+    assert!(
+        !steps.is_empty(),
+        "there is no block marked ```console with a line that begins with \"$ \""
+    );
     let session: Vec<String> = run(&steps);
     assert_eq!(session.len(), steps.len());
     steps.iter().zip(&session).find_map(|(step, printed)| {
         let (written, printed) = (masked(&step.output), masked(printed));
-        (written != printed)
-            .then(|| format!("$ {}\nis written to print\n{written}\n\nand prints\n{printed}\n", step.command))
+        (written != printed).then(|| {
+            format!("$ {}\nis written to print\n{written}\n\nand prints\n{printed}\n", step.command)
+        })
     })
 }
 
 #[tokio::test]
 async fn the_session_in_the_readme_prints_what_it_says() {
     let path = source_root().join("README.md");
-    let markdown = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let markdown = std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     if let Some(difference) = differs(&markdown).await {
         panic!("README.md:\n{difference}");
     }
@@ -173,15 +190,20 @@ $ echo "$HELD on 127.0.0.1:8080"
 
 #[test]
 fn commands_continue_after_a_backslash_and_output_is_what_is_left() {
-    let steps = steps("```console\n$ a \\\n  b \\\n  c\nd\n$ not a command\\\n```\n$ e\n```console\n$ f\n```\n");
-    let step = |command: &str, output: &str| Step { command: command.into(), output: output.into() };
-    assert_eq!(steps, [step("a \\\n  b \\\n  c", "d\n"), step("not a command\\", ""), step("f", "")]);
+    let steps = steps(
+        "```console\n$ a \\\n  b \\\n  c\nd\n$ not a command\\\n```\n$ e\n```console\n$ f\n```\n",
+    );
+    let step =
+        |command: &str, output: &str| Step { command: command.into(), output: output.into() };
+    assert_eq!(
+        steps,
+        [step("a \\\n  b \\\n  c", "d\n"), step("not a command\\", ""), step("f", "")]
+    );
 }
 
 #[test]
 fn what_nobody_can_foresee_is_masked_and_nothing_else() {
-    let line =
-        r#"{"token":"1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b","ttl_ms":30000,"validity_ms": 29}"#;
+    let line = r#"{"token":"1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b","ttl_ms":30000,"validity_ms": 29}"#;
     assert_eq!(masked(line), r#"{"token":"<token>","ttl_ms":30000,"validity_ms":<ms>}"#);
     assert_eq!(masked("Date: today\nLocation: /locks/a\n\n"), "date: <date>\nLocation: /locks/a");
     assert_eq!(masked("it may expire in 21400 ms, größer"), "it may expire in <ms> ms, größer");

@@ -20,7 +20,10 @@ fn tests() -> BTreeSet<String> {
         let mut is_test = false;
         for line in text.lines() {
             is_test |= line == "#[test]" || line.starts_with("#[tokio::test");
-            let name = line.trim_start_matches("async ").strip_prefix("fn ").and_then(|rest| rest.split('(').next());
+            let name = line
+                .trim_start_matches("async ")
+                .strip_prefix("fn ")
+                .and_then(|rest| rest.split('(').next());
             if let Some(name) = name.filter(|_| is_test) {
                 found.insert(format!("{module}::{name}"));
                 is_test = false;
@@ -32,8 +35,10 @@ fn tests() -> BTreeSet<String> {
 
 /// What a page names in the notation of tests.
 fn named(text: &str) -> impl Iterator<Item = &str> {
-    let is_word =
-        |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    let is_word = |part: &str| {
+        !part.is_empty()
+            && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+    };
     text.split('`')
         .skip(1)
         .step_by(2)
@@ -42,9 +47,11 @@ fn named(text: &str) -> impl Iterator<Item = &str> {
 
 /// Tests that a page names and that are not there, and procedures that name none.
 fn wrong_in(text: &str, tests: &BTreeSet<String>) -> Vec<String> {
-    let missing = named(text).filter(|name| !tests.contains(*name)).map(|name| format!("no test {name}"));
+    let missing =
+        named(text).filter(|name| !tests.contains(*name)).map(|name| format!("no test {name}"));
     let procedures = text.split("\n## ").skip(1).filter(|section| named(section).next().is_none());
-    let untested = procedures.map(|section| format!("{:?} names no test", section.lines().next().unwrap_or_default()));
+    let untested = procedures
+        .map(|section| format!("{:?} names no test", section.lines().next().unwrap_or_default()));
     missing.chain(untested).collect()
 }
 
@@ -76,7 +83,10 @@ fn a_test_that_is_not_there_and_a_procedure_without_one_are_noticed() {
         let text = sample.replace("upgrade::an_upgrade_gateway_by_gateway_loses_no_request", other);
         assert_eq!(wrong_in(&text, &tests), [format!("no test operations::{other}")]);
     }
-    assert_eq!(wrong_in("# Runbook\n\n## Two\n\n`--node` and `a::b`\n", &tests), ["\"Two\" names no test"]);
+    assert_eq!(
+        wrong_in("# Runbook\n\n## Two\n\n`--node` and `a::b`\n", &tests),
+        ["\"Two\" names no test"]
+    );
 }
 
 /// As web pages make them of headings.
@@ -85,7 +95,11 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings
         .map(|title| {
             let title = title.trim_start_matches('#').trim().to_lowercase();
-            title.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>().replace(' ', "-")
+            title
+                .chars()
+                .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
+                .collect::<String>()
+                .replace(' ', "-")
         })
         .collect()
 }
@@ -96,7 +110,9 @@ fn sections(text: &str) -> BTreeSet<(&str, &str)> {
     for name in ["operations.md", "runbook.md"] {
         for (at, _) in text.match_indices(&format!("{name}#")) {
             let rest = &text[at + name.len() + 1..];
-            let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '-' || c == '_')).unwrap_or(rest.len());
+            let end = rest
+                .find(|c: char| !(c.is_alphanumeric() || c == '-' || c == '_'))
+                .unwrap_or(rest.len());
             found.insert((name, &rest[..end]));
         }
     }
@@ -105,17 +121,25 @@ fn sections(text: &str) -> BTreeSet<(&str, &str)> {
 
 fn dead(text: &str) -> Vec<String> {
     let missing = |(name, anchor): &(&str, &str)| !anchors(&page(name)).contains(*anchor);
-    sections(text).iter().filter(|section| missing(section)).map(|(name, anchor)| format!("{name}#{anchor}")).collect()
+    sections(text)
+        .iter()
+        .filter(|section| missing(section))
+        .map(|(name, anchor)| format!("{name}#{anchor}"))
+        .collect()
 }
 
 #[test]
 fn every_section_that_operators_are_sent_to_is_there() {
     let mut places = files("crates/redlock-gateway", &["rs", "md"]);
     places.extend(files("k8s", &["yaml"]));
-    let of = |file: &str| places.iter().find(|(name, _)| name.ends_with(file)).map(|(_, text)| sections(text).len());
+    let of = |file: &str| {
+        places.iter().find(|(name, _)| name.ends_with(file)).map(|(_, text)| sections(text).len())
+    };
     assert_eq!(of("src/remedy.rs"), Some(5), "sections are not recognised");
-    let dead: Vec<_> =
-        places.iter().flat_map(|(file, text)| dead(text).into_iter().map(move |to| (file, to))).collect();
+    let dead: Vec<_> = places
+        .iter()
+        .flat_map(|(file, text)| dead(text).into_iter().map(move |to| (file, to)))
+        .collect();
     assert!(dead.is_empty(), "{dead:?}");
     // Within a page, too.
     for name in ["operations.md", "runbook.md"] {

@@ -9,11 +9,13 @@ use serde_json::Value;
 use crate::support::gateway::source_root;
 
 fn text(file: &str) -> String {
-    std::fs::read_to_string(source_root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+    std::fs::read_to_string(source_root().join(file))
+        .unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
 fn cargo(args: &[&str]) -> String {
-    let ran = Command::new(env!("CARGO")).args(args).arg("--locked").current_dir(source_root()).output();
+    let ran =
+        Command::new(env!("CARGO")).args(args).arg("--locked").current_dir(source_root()).output();
     let ran = ran.expect("cargo starts");
     assert!(ran.status.success(), "cargo {args:?}: {}", String::from_utf8_lossy(&ran.stderr));
     String::from_utf8(ran.stdout).expect("text")
@@ -24,14 +26,19 @@ fn list(deny: &str, start: &str) -> Vec<String> {
     let list = deny.split(start).nth(1).and_then(|rest| rest.split("\n]").next());
     let list = list.unwrap_or_else(|| panic!("deny.toml has no {start:?}"));
     let lines = list.lines().filter(|line| !line.trim_start().starts_with('#'));
-    let words: Vec<String> = lines.flat_map(|line| line.split('"').skip(1).step_by(2)).map(String::from).collect();
+    let words: Vec<String> =
+        lines.flat_map(|line| line.split('"').skip(1).step_by(2)).map(String::from).collect();
     assert!(words.len() > 2, "{words:?}");
     words
 }
 
 /// Whether an SPDX expression, also one in the older form with a slash, can be met by what is allowed.
 fn is_allowed(expression: &str, allowed: &[String]) -> bool {
-    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ").replace(" WITH ", "-WITH-");
+    let spaced = expression
+        .replace('(', " ( ")
+        .replace(')', " ) ")
+        .replace('/', " OR ")
+        .replace(" WITH ", "-WITH-");
     let words: Vec<&str> = spaced.split_whitespace().collect();
     let (met, end) = any_of(&words, 0, allowed);
     assert_eq!(end, words.len(), "{expression:?} is no expression");
@@ -58,7 +65,10 @@ fn all_of(words: &[&str], at: usize, allowed: &[String]) -> (bool, usize) {
 
 fn one_of(words: &[&str], at: usize, allowed: &[String]) -> (bool, usize) {
     if words.get(at) != Some(&"(") {
-        return (words.get(at).is_some_and(|word| allowed.iter().any(|license| license == word)), at + 1);
+        return (
+            words.get(at).is_some_and(|word| allowed.iter().any(|license| license == word)),
+            at + 1,
+        );
     }
     let (met, end) = any_of(words, at + 1, allowed);
     assert_eq!(words.get(end), Some(&")"), "{words:?}");
@@ -68,12 +78,19 @@ fn one_of(words: &[&str], at: usize, allowed: &[String]) -> (bool, usize) {
 #[test]
 fn expressions_of_licences_are_read_as_spdx_has_them() {
     let allowed = ["MIT", "ISC"].map(String::from);
-    for good in
-        ["MIT", "GPL-3.0 OR MIT", "MIT/GPL-3.0", "MIT AND ISC", "(MIT OR GPL-3.0) AND ISC", "GPL-3.0 AND X OR ISC"]
-    {
+    for good in [
+        "MIT",
+        "GPL-3.0 OR MIT",
+        "MIT/GPL-3.0",
+        "MIT AND ISC",
+        "(MIT OR GPL-3.0) AND ISC",
+        "GPL-3.0 AND X OR ISC",
+    ] {
         assert!(is_allowed(good, &allowed), "{good}");
     }
-    for bad in ["GPL-3.0", "MIT AND GPL-3.0", "(MIT OR ISC) AND X", "MIT WITH something", "GPL-3.0/X"] {
+    for bad in
+        ["GPL-3.0", "MIT AND GPL-3.0", "(MIT OR ISC) AND X", "MIT WITH something", "GPL-3.0/X"]
+    {
         assert!(!is_allowed(bad, &allowed), "{bad}");
     }
 }
@@ -85,7 +102,8 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
     let mut registries = BTreeSet::new();
     for package in lock.split("[[package]]").skip(1) {
         let field = |name: &str| {
-            let line = package.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""));
+            let line =
+                package.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""));
             line.map(|value| value.trim_end_matches('"'))
         };
         let name = field("name").expect("a package has a name");
@@ -98,7 +116,10 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
             Some(source) => {
                 assert!(source.starts_with("registry+"), "{name} is not of a registry: {source}");
                 registries.insert(source.to_owned());
-                assert!(field("checksum").is_some_and(|digest| digest.len() == 64), "{name} is not pinned");
+                assert!(
+                    field("checksum").is_some_and(|digest| digest.len() == 64),
+                    "{name} is not pinned"
+                );
                 theirs += 1;
             }
         }
@@ -115,7 +136,18 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
 #[test]
 fn the_redis_client_is_built_on_the_bounded_parser() {
     let users_of = |package| {
-        let words = ["tree", "--workspace", "--target", "all", "--prefix", "depth", "--format", " {p}", "-i", package];
+        let words = [
+            "tree",
+            "--workspace",
+            "--target",
+            "all",
+            "--prefix",
+            "depth",
+            "--format",
+            " {p}",
+            "-i",
+            package,
+        ];
         cargo(&words)
     };
     let tree = users_of("redis-protocol@5.0.1");
@@ -125,23 +157,34 @@ fn the_redis_client_is_built_on_the_bounded_parser() {
         "{users:?} use the parser without limits: {tree}"
     );
     let fred = users_of("redis-protocol@6.999.0");
-    assert!(fred.lines().any(|line| line.starts_with("1 fred ")), "fred is built on another parser: {fred}");
+    assert!(
+        fred.lines().any(|line| line.starts_with("1 fred ")),
+        "fred is built on another parser: {fred}"
+    );
 }
 
 #[test]
 fn every_licence_is_allowed_and_every_allowed_one_is_met() {
     let allowed = list(&text(".cargo/deny.toml"), "\nallow = [");
-    let metadata: Value = serde_json::from_str(&cargo(&["metadata", "--format-version", "1"])).expect("JSON");
+    let metadata: Value =
+        serde_json::from_str(&cargo(&["metadata", "--format-version", "1"])).expect("JSON");
     let packages = metadata["packages"].as_array().expect("packages");
     assert!(packages.len() > 100);
     for package in packages {
         let name = &package["name"];
-        let license = package["license"].as_str().unwrap_or_else(|| panic!("{name} names no licence"));
-        assert!(is_allowed(license, &allowed), "{name} is under {license}: deny.toml allows {allowed:?}");
+        let license =
+            package["license"].as_str().unwrap_or_else(|| panic!("{name} names no licence"));
+        assert!(
+            is_allowed(license, &allowed),
+            "{name} is under {license}: deny.toml allows {allowed:?}"
+        );
     }
     for license in &allowed {
         let mut named = packages.iter().filter_map(|package| package["license"].as_str());
-        assert!(named.any(|names| names.contains(license.as_str())), "nothing is under {license} any more");
+        assert!(
+            named.any(|names| names.contains(license.as_str())),
+            "nothing is under {license} any more"
+        );
     }
 }
 
@@ -149,13 +192,29 @@ fn every_licence_is_allowed_and_every_allowed_one_is_met() {
 fn there_is_one_implementation_of_cryptography() {
     let banned = list(&text(".cargo/deny.toml"), "\ndeny = [");
     // The features that are really on; the lock file also has what could be switched on.
-    let tree =
-        cargo(&["tree", "--workspace", "--target", "all", "--edges", "all", "--prefix", "none", "--format", "{p}"]);
+    let tree = cargo(&[
+        "tree",
+        "--workspace",
+        "--target",
+        "all",
+        "--edges",
+        "all",
+        "--prefix",
+        "none",
+        "--format",
+        "{p}",
+    ]);
     let built: Vec<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
-    assert!(built.contains(&"rustls") && built.contains(&"aws-lc-rs"), "this test looks for the wrong thing");
+    assert!(
+        built.contains(&"rustls") && built.contains(&"aws-lc-rs"),
+        "this test looks for the wrong thing"
+    );
     assert!(banned.contains(&"ring".to_owned()), "{banned:?}");
     for krate in &banned {
-        assert!(!built.contains(&krate.as_str()), "{krate} is built: see cargo tree --invert {krate}");
+        assert!(
+            !built.contains(&krate.as_str()),
+            "{krate} is built: see cargo tree --invert {krate}"
+        );
     }
 }
 
@@ -181,10 +240,16 @@ fn no_file_names_the_host_of_a_registry() {
         "deb.debian.org",
     ]);
     let hosts: Vec<_> = hosts.collect();
-    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(source_root()).output().expect("git is here");
+    let listed = Command::new("git")
+        .args(["ls-files", "-z"])
+        .current_dir(source_root())
+        .output()
+        .expect("git is here");
     let listed = String::from_utf8(listed.stdout).expect("names are text");
-    let is_named = |file: &&str| !file.ends_with("Cargo.lock") && !file.ends_with("supply_chain.rs");
-    let files: Vec<&str> = listed.split('\0').filter(|file| !file.is_empty()).filter(is_named).collect();
+    let is_named =
+        |file: &&str| !file.ends_with("Cargo.lock") && !file.ends_with("supply_chain.rs");
+    let files: Vec<&str> =
+        listed.split('\0').filter(|file| !file.is_empty()).filter(is_named).collect();
     assert!(files.len() > 200, "{files:?}");
     for file in files {
         let text = std::fs::read(source_root().join(file)).unwrap_or_default();

@@ -38,19 +38,35 @@ pub(crate) struct Issued {
 impl Authority {
     pub(crate) fn new() -> Self {
         let made = Self { folder: TempDir::new() };
-        std::fs::write(made.path("names"), "subjectAltName=DNS:localhost,IP:127.0.0.1\n").expect("a fresh folder");
-        let own = ["req", "-x509", "-days", "2", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem"];
+        std::fs::write(made.path("names"), "subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+            .expect("a fresh folder");
+        let own = [
+            "req",
+            "-x509",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=authority",
+            "-keyout",
+            "ca.key",
+            "-out",
+            "ca.pem",
+        ];
         made.openssl(&[own.as_slice(), &NEW_KEY].concat());
         made
     }
 
     /// For this machine, as a server and as a client. The subject is written as openssl takes it: `/O=Example/CN=ci`.
     pub(crate) fn issue(&self, name: &str, subject: &str) -> Issued {
-        let [key, csr, cert] = ["key", "csr", "pem"].map(|ending| self.path(&format!("{name}.{ending}")));
+        let [key, csr, cert] =
+            ["key", "csr", "pem"].map(|ending| self.path(&format!("{name}.{ending}")));
         let request = ["req", "-utf8", "-subj", subject, "-keyout", &key, "-out", &csr];
         self.openssl(&[request.as_slice(), &NEW_KEY].concat());
         let by_us = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names"];
-        self.openssl(&[["x509", "-req", "-days", "2", "-in", &csr, "-out", &cert].as_slice(), &by_us].concat());
+        self.openssl(
+            &[["x509", "-req", "-days", "2", "-in", &csr, "-out", &cert].as_slice(), &by_us]
+                .concat(),
+        );
         Issued { cert, key }
     }
 
@@ -58,15 +74,21 @@ impl Authority {
     pub(crate) fn issue_for(&self, name: &str, subject: &str, seconds: u64) -> Issued {
         const SETTINGS: &str = "[ca]\ndefault_ca=own\n[own]\ndatabase=index\nserial=serial\nnew_certs_dir=.\n\
                                 default_md=sha256\npolicy=any\n[any]\ncommonName=optional\n";
-        let [key, csr, cert] = ["key", "csr", "pem"].map(|ending| self.path(&format!("{name}.{ending}")));
+        let [key, csr, cert] =
+            ["key", "csr", "pem"].map(|ending| self.path(&format!("{name}.{ending}")));
         for (file, text) in [("settings", SETTINGS), ("index", ""), ("serial", "01\n")] {
             std::fs::write(self.path(file), text).expect("the folder can be written");
         }
         let request = ["req", "-subj", subject, "-keyout", &key, "-out", &csr];
         self.openssl(&[request.as_slice(), &NEW_KEY].concat());
-        let date = Command::new("date").args(["-u", "-d", &format!("{seconds} seconds"), "+%y%m%d%H%M%SZ"]).output();
+        let date = Command::new("date")
+            .args(["-u", "-d", &format!("{seconds} seconds"), "+%y%m%d%H%M%SZ"])
+            .output();
         let end = String::from_utf8(date.expect("date starts").stdout).expect("digits");
-        let by_us = ["ca", "-batch", "-notext", "-config", "settings", "-cert", "ca.pem", "-keyfile", "ca.key"];
+        let by_us = [
+            "ca", "-batch", "-notext", "-config", "settings", "-cert", "ca.pem", "-keyfile",
+            "ca.key",
+        ];
         let dated = ["-enddate", end.trim_end(), "-extfile", "names", "-in", &csr, "-out", &cert];
         self.openssl(&[by_us.as_slice(), &dated].concat());
         Issued { cert, key }
@@ -75,7 +97,11 @@ impl Authority {
     fn openssl(&self, args: &[&str]) {
         let done = Command::new("openssl").args(args).current_dir(self.folder.path()).output();
         let done = done.expect("openssl starts");
-        assert!(done.status.success(), "openssl {args:?}: {}", String::from_utf8_lossy(&done.stderr));
+        assert!(
+            done.status.success(),
+            "openssl {args:?}: {}",
+            String::from_utf8_lossy(&done.stderr)
+        );
     }
 
     pub(crate) fn path(&self, name: &str) -> String {
@@ -114,13 +140,18 @@ impl Client {
             None => config.with_no_client_auth(),
             Some(own) => {
                 let key = PrivateKeyDer::from_pem_file(&own.key).expect("a key");
-                config.with_client_auth_cert(vec![certificate(&own.cert)], key).expect("they belong together")
+                config
+                    .with_client_auth_cert(vec![certificate(&own.cert)], key)
+                    .expect("they belong together")
             }
         };
         Self(TlsConnector::from(Arc::new(config)))
     }
 
-    pub(crate) async fn connect(&self, address: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
+    pub(crate) async fn connect(
+        &self,
+        address: SocketAddr,
+    ) -> std::io::Result<TlsStream<TcpStream>> {
         self.over(TcpStream::connect(address).await?).await
     }
 
@@ -133,9 +164,12 @@ impl Client {
     /// A connection that stays open for requests. In TLS 1.3 a client that is refused learns it with its first request.
     pub(crate) async fn open(&self, address: SocketAddr) -> Result<Open, String> {
         let stream = self.connect(address).await.map_err(|error| error.to_string())?;
-        let shown = stream.get_ref().1.peer_certificates().expect("servers have one")[0].clone().into_owned();
-        let (sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+        let shown = stream.get_ref().1.peer_certificates().expect("servers have one")[0]
+            .clone()
+            .into_owned();
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| error.to_string())?;
         tokio::spawn(connection);
         Ok(Open { sender, shown })
     }
@@ -160,18 +194,25 @@ impl Open {
     }
 
     pub(crate) async fn post(&mut self, path: &str, body: &Value) -> Result<(u16, Bytes), String> {
-        let request = Request::post(path).header("host", "localhost").header("content-type", "application/json");
+        let request = Request::post(path)
+            .header("host", "localhost")
+            .header("content-type", "application/json");
         self.send(request.body(Full::from(body.to_string())).expect("a request")).await
     }
 
-    pub(crate) async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<(u16, Bytes), String> {
+    pub(crate) async fn send(
+        &mut self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(u16, Bytes), String> {
         let exchange = async {
             self.sender.ready().await?;
             let response = self.sender.send_request(request).await?;
             let status = response.status().as_u16();
             Ok((status, response.into_body().collect().await?.to_bytes()))
         };
-        let done = timeout(PATIENCE, exchange).await.map_err(|_| format!("no answer within {PATIENCE:?}"))?;
+        let done = timeout(PATIENCE, exchange)
+            .await
+            .map_err(|_| format!("no answer within {PATIENCE:?}"))?;
         done.map_err(|error: hyper::Error| format!("{error:?}"))
     }
 }

@@ -38,7 +38,12 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub(super) fn new(address: SocketAddr, method: Method, path: String, secrets: Arc<Secrets>) -> Self {
+    pub(super) fn new(
+        address: SocketAddr,
+        method: Method,
+        path: String,
+        secrets: Arc<Secrets>,
+    ) -> Self {
         Self { address, method, path, headers: HeaderMap::new(), body: Bytes::new(), secrets }
     }
 
@@ -71,8 +76,9 @@ impl Call {
     /// `Err` when the connection failed before the whole answer was there.
     pub(crate) async fn try_send(self) -> Result<Answer, String> {
         let (method, path) = (self.method.clone(), self.path.clone());
-        let answer =
-            timeout(PATIENCE, self.exchange()).await.map_err(|_| format!("no answer within {PATIENCE:?}"))??;
+        let answer = timeout(PATIENCE, self.exchange())
+            .await
+            .map_err(|_| format!("no answer within {PATIENCE:?}"))??;
         openapi::hold_against_document(&method, &path, &answer);
         Ok(answer)
     }
@@ -123,7 +129,8 @@ impl Answer {
 
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("no JSON, {error}: {self:?}"))
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("no JSON, {error}: {self:?}"))
     }
 
     /// A header that is there once, or the empty string.
@@ -139,7 +146,11 @@ impl Answer {
     /// header. The schema's types were checked against the document when the answer came in.
     #[track_caller]
     pub(crate) fn problem(&self, status: u16, code: &str) -> Value {
-        assert_eq!((self.status, self.header("content-type")), (status, "application/problem+json"), "{self:?}");
+        assert_eq!(
+            (self.status, self.header("content-type")),
+            (status, "application/problem+json"),
+            "{self:?}"
+        );
         let problem = self.json();
         assert_eq!(problem["code"], code, "{self:?}");
         assert_eq!(problem["type"], format!("urn:redlock:problem:{code}"));
@@ -150,21 +161,31 @@ impl Answer {
         let (required, optional): (&[&str], &[&str]) = match code {
             "lock_held" => (&["retry_after_ms"], &["holder", "expires_in_ms"]),
             "not_holder" => (&[], &["holder", "expires_in_ms"]),
-            "quorum_unavailable" | "outcome_unknown" => (&["retry_after_ms", "nodes", "runbook"], &[]),
-            "draining" | "overloaded" | "audit_unavailable" | "quota_exceeded" => (&["retry_after_ms", "runbook"], &[]),
+            "quorum_unavailable" | "outcome_unknown" => {
+                (&["retry_after_ms", "nodes", "runbook"], &[])
+            }
+            "draining" | "overloaded" | "audit_unavailable" | "quota_exceeded" => {
+                (&["retry_after_ms", "runbook"], &[])
+            }
             "too_many_waiters" | "rate_limited" => (&["retry_after_ms"], &[]),
             _ => (&[], &[]),
         };
         let always = ["type", "title", "status", "code", "detail", "request_id"];
-        let fields: Vec<&str> = problem.as_object().expect("an object").keys().map(String::as_str).collect();
+        let fields: Vec<&str> =
+            problem.as_object().expect("an object").keys().map(String::as_str).collect();
         for field in always.iter().chain(required) {
             assert!(fields.contains(field), "{field} is missing: {problem:#}");
         }
         for field in fields {
-            let known = [always.as_slice(), required, optional].iter().any(|list| list.contains(&field));
+            let known =
+                [always.as_slice(), required, optional].iter().any(|list| list.contains(&field));
             assert!(known, "{field} does not belong to {code}: {problem:#}");
         }
-        assert_eq!(problem.get("retry_after_ms").is_some(), !self.header("retry-after").is_empty(), "{self:?}");
+        assert_eq!(
+            problem.get("retry_after_ms").is_some(),
+            !self.header("retry-after").is_empty(),
+            "{self:?}"
+        );
         problem
     }
 }
@@ -213,7 +234,9 @@ impl Raw {
 
     pub(crate) async fn try_write(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
         self.secrets.written(bytes.as_ref());
-        timeout(PATIENCE, self.stream.write_all(bytes.as_ref())).await.expect("the gateway reads or closes")
+        timeout(PATIENCE, self.stream.write_all(bytes.as_ref()))
+            .await
+            .expect("the gateway reads or closes")
     }
 
     /// Nothing more will be written.
@@ -222,7 +245,13 @@ impl Raw {
     }
 
     /// The head of a POST for a lock with a body of so many bytes, of which none is sent.
-    pub(crate) async fn announce(&mut self, method: &str, name: &str, headers: &str, length: usize) {
+    pub(crate) async fn announce(
+        &mut self,
+        method: &str,
+        name: &str,
+        headers: &str,
+        length: usize,
+    ) {
         let path = lock_path(name);
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
@@ -244,7 +273,10 @@ impl Raw {
     pub(crate) async fn answer(&mut self) -> Answer {
         match self.try_answer(false).await {
             Some(answer) => answer,
-            None => panic!("the connection was closed within {:?}", String::from_utf8_lossy(&self.unread)),
+            None => panic!(
+                "the connection was closed within {:?}",
+                String::from_utf8_lossy(&self.unread)
+            ),
         }
     }
 
@@ -261,15 +293,20 @@ impl Raw {
         };
         let head = String::from_utf8_lossy(&self.unread[..head_end - 4]).into_owned();
         let mut lines = head.split("\r\n");
-        let status = lines.next().and_then(|line| line.split(' ').nth(1)).and_then(|code| code.parse().ok());
+        let status =
+            lines.next().and_then(|line| line.split(' ').nth(1)).and_then(|code| code.parse().ok());
         let status = status.expect("a status line");
         let headers: HeaderMap = lines
             .map(|line| {
                 let (name, value) = line.split_once(": ").expect("a header");
-                (name.parse::<HeaderName>().expect("a name"), value.parse::<HeaderValue>().expect("a value"))
+                (
+                    name.parse::<HeaderName>().expect("a name"),
+                    value.parse::<HeaderValue>().expect("a value"),
+                )
             })
             .collect();
-        let length = headers.get("content-length").map(|value| value.to_str().unwrap().parse().unwrap());
+        let length =
+            headers.get("content-length").map(|value| value.to_str().unwrap().parse().unwrap());
         let length = if to_head || status == 204 { Some(0) } else { length };
         while length.is_none_or(|length: usize| self.unread.len() < head_end + length) {
             if !self.more().await {

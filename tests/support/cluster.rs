@@ -8,11 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlock_core::node::admission::quarantine;
+use redlock_core::node::eligibility::quarantine;
 use redlock_core::node::redis::RedisSettings;
 use redlock_core::node::worker::RemoteNode;
-use redlock_core::node::{NoObserver, Node, NodeSettings, NodeState, NodeStatus, Rules, Vote};
-use redlock_core::{Redlock, Seams, Settings, Ttl};
+use redlock_core::node::{
+    NoObserver, Node, NodeSettings, NodeState, NodeStatus, SafetyRules, Vote,
+};
+use redlock_core::{Env, Redlock, Settings, Ttl};
 use tokio::time::Instant;
 
 use crate::support::gateway::{Scratch, source_root};
@@ -32,7 +34,7 @@ pub(crate) struct ClusterSettings {
     pub(crate) max_ttl: Duration,
     /// S and D.
     pub(crate) skew: Duration,
-    pub(crate) rules: Rules,
+    pub(crate) rules: SafetyRules,
 }
 
 impl ClusterSettings {
@@ -41,12 +43,16 @@ impl ClusterSettings {
         name: "tests",
         max_ttl: Duration::from_millis(700),
         skew: Duration::from_millis(300),
-        rules: Rules::ALL,
+        rules: SafetyRules::ALL,
     };
 
     /// A quarantine that outlasts every test: whoever is admitted was admitted for another reason.
-    pub(crate) const ENDLESS_QUARANTINE: Self =
-        Self { name: "tests", max_ttl: Duration::from_secs(600), skew: Duration::from_secs(2), rules: Rules::ALL };
+    pub(crate) const ENDLESS_QUARANTINE: Self = Self {
+        name: "tests",
+        max_ttl: Duration::from_secs(600),
+        skew: Duration::from_secs(2),
+        rules: SafetyRules::ALL,
+    };
 
     pub(crate) fn quarantine(&self) -> Duration {
         quarantine(self.max_ttl, self.skew)
@@ -85,7 +91,9 @@ impl ClusterSettings {
     pub(crate) fn nodes_told_new(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
         let mut settings = self.settings();
         settings.bootstrap = true;
-        let remote = |server: &RedisServer| strict_node(&server.url(), settings.clone(), Arc::new(NoObserver));
+        let remote = |server: &RedisServer| {
+            strict_node(&server.url(), settings.clone(), Arc::new(NoObserver))
+        };
         servers.iter().map(|server| remote(server) as Arc<dyn Node>).collect()
     }
 
@@ -111,11 +119,11 @@ impl ClusterSettings {
 
     /// The lock over these nodes. Rounds wait for a tenth of the TTL, as everywhere.
     pub(crate) fn redlock(&self, nodes: Vec<Arc<dyn Node>>) -> Redlock {
-        self.redlock_with(nodes, Seams::default())
+        self.redlock_with(nodes, Env::default())
     }
 
-    pub(crate) fn redlock_with(&self, nodes: Vec<Arc<dyn Node>>, seams: Seams) -> Redlock {
-        Redlock::new(nodes, self.of_locks(Duration::from_secs(2)), seams).expect("good settings")
+    pub(crate) fn redlock_with(&self, nodes: Vec<Arc<dyn Node>>, env: Env) -> Redlock {
+        Redlock::new(nodes, self.of_locks(Duration::from_secs(2)), env).expect("good settings")
     }
 
     /// A node that lost its memory at `lost` gives no vote before the end of its quarantine and gives one soon after it;
@@ -123,8 +131,16 @@ impl ClusterSettings {
     pub(crate) async fn waits_out(&self, node: &dyn Node, lost: Instant, why: &str) -> NodeStatus {
         let (seen, voted) = tokio::join!(in_state(node, NodeState::Quarantined), first_vote(node));
         let (waited, wait) = (voted - lost, self.quarantine());
-        assert!(waited >= wait, "{}: a vote {waited:?} after a loss, quarantine {wait:?}", node.name());
-        assert!(waited <= wait + SOON, "{}: no vote until {waited:?} after a loss, quarantine {wait:?}", node.name());
+        assert!(
+            waited >= wait,
+            "{}: a vote {waited:?} after a loss, quarantine {wait:?}",
+            node.name()
+        );
+        assert!(
+            waited <= wait + SOON,
+            "{}: no vote until {waited:?} after a loss, quarantine {wait:?}",
+            node.name()
+        );
         assert!(seen.detail.contains(why) && seen.remedy.is_some(), "{why:?} is not in {seen:?}");
         let until = seen.until_micros.expect("the end of a quarantine is known");
         // The marker says when it began: at the look that found it out, a moment before it was put.
@@ -161,13 +177,20 @@ pub(crate) fn marker(server: &RedisServer) -> Option<String> {
 
 /// Runs a scenario so many times, some at a time, and answers what became of each. Each runs on a thread of its own,
 /// because servers are started and stopped by calls that block, and its workers on another.
-pub(crate) fn repeated<T: Send>(times: usize, at_once: usize, scenario: impl AsyncFn() -> T + Sync) -> Vec<T> {
+pub(crate) fn repeated<T: Send>(
+    times: usize,
+    at_once: usize,
+    scenario: impl AsyncFn() -> T + Sync,
+) -> Vec<T> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|threads| {
         for _ in 0..at_once.min(times) {
             threads.spawn(|| {
                 while next.fetch_add(1, Ordering::Relaxed) < times {
-                    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+                    let runtime = tokio::runtime::Builder::new_multi_thread()
+                        .worker_threads(1)
+                        .enable_all()
+                        .build();
                     let result = runtime.expect("a runtime").block_on(scenario());
                     results.lock().unwrap().push(result);
                 }
@@ -198,7 +221,10 @@ pub(crate) struct NodeClock {
 
 impl NodeClock {
     pub(crate) fn new() -> Self {
-        Self { shim: clock_shim("node_clock_shim.c"), file: Scratch::new("node_clock", "\0\0\0\0\0\0\0\0") }
+        Self {
+            shim: clock_shim("node_clock_shim.c"),
+            file: Scratch::new("node_clock", "\0\0\0\0\0\0\0\0"),
+        }
     }
 
     /// A server that has this clock.

@@ -46,7 +46,11 @@ pub(crate) fn built(what: &[&str]) -> PathBuf {
         .current_dir(source_root())
         .output()
         .expect("cargo starts");
-    assert!(built.status.success(), "{what:?} cannot be built:\n{}", String::from_utf8_lossy(&built.stderr));
+    assert!(
+        built.status.success(),
+        "{what:?} cannot be built:\n{}",
+        String::from_utf8_lossy(&built.stderr)
+    );
     out.to_owned()
 }
 
@@ -61,7 +65,8 @@ pub(crate) struct Scratch(PathBuf);
 impl Scratch {
     pub(crate) fn new(name: &str, content: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let unique = format!("{}-{}-{name}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let unique =
+            format!("{}-{}-{name}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(unique);
         std::fs::write(&path, content).expect("the build directory can be written");
         Self(path)
@@ -165,7 +170,9 @@ impl Launch {
         };
         command.args(&self.args);
         let inherited = std::env::vars_os().map(|(name, _)| name);
-        for name in inherited.filter(|name| name == "RUST_LOG" || name.to_string_lossy().starts_with("REDLOCK_")) {
+        for name in inherited
+            .filter(|name| name == "RUST_LOG" || name.to_string_lossy().starts_with("REDLOCK_"))
+        {
             command.env_remove(name);
         }
         command.env("RUST_LOG", "trace").envs(&self.env);
@@ -193,13 +200,21 @@ impl Launch {
         command.args(&self.args).envs(&self.env).stdin(Stdio::null());
         command.stdout(output.try_clone().expect("a descriptor")).stderr(output);
         let child = command.spawn().expect("setpriv (util-linux) starts");
-        Process { child, stdout: Captured::default(), stderr: Captured::default(), secrets: self.secrets() }
+        Process {
+            child,
+            stdout: Captured::default(),
+            stderr: Captured::default(),
+            secrets: self.secrets(),
+        }
     }
 
     /// Serves at this address with all output to this file; returns when it answers.
     pub(crate) async fn unheard(self, address: SocketAddr, output: std::fs::File) -> Gateway {
         let gateway = Gateway { process: self.spawn_into(output), address };
-        eventually("it answers", async || gateway.call(Method::GET, "/livez").try_send().await.ok()).await;
+        eventually("it answers", async || {
+            gateway.call(Method::GET, "/livez").try_send().await.ok()
+        })
+        .await;
         gateway
     }
 
@@ -219,7 +234,11 @@ impl Launch {
         let address = eventually("the gateway listens", async || {
             let listening = process.logged("listening");
             if listening.is_none() && process.has_ended() {
-                panic!("the gateway did not start:\n{}{}", process.stdout.all(), process.stderr.all());
+                panic!(
+                    "the gateway did not start:\n{}{}",
+                    process.stdout.all(),
+                    process.stderr.all()
+                );
             }
             listening?["address"].as_str()?.parse().ok()
         })
@@ -303,8 +322,10 @@ impl Process {
 
     async fn ended(&mut self) -> ExitStatus {
         let child = &mut self.child;
-        let status =
-            eventually("the process ends", async || child.try_wait().expect("a child can be waited for")).await;
+        let status = eventually("the process ends", async || {
+            child.try_wait().expect("a child can be waited for")
+        })
+        .await;
         let _ = (self.stdout.all(), self.stderr.all());
         status
     }
@@ -320,7 +341,9 @@ impl Process {
         kill_process(pid, signal).expect("the process lives");
         // Until it has stopped it may still answer.
         if signal == Signal::STOP {
-            let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child").expect("a blocking wait");
+            let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED)
+                .expect("a child")
+                .expect("a blocking wait");
             assert!(status.stopped(), "the process ended instead of stopping");
         }
     }
@@ -329,7 +352,9 @@ impl Process {
     fn logged(&self, message: &str) -> Option<Value> {
         let text = self.stdout.text();
         let mut lines = text.lines().filter(|line| line.contains(message));
-        lines.find_map(|line| serde_json::from_str(line).ok().filter(|line: &Value| line["message"] == message))
+        lines.find_map(|line| {
+            serde_json::from_str(line).ok().filter(|line: &Value| line["message"] == message)
+        })
     }
 }
 
@@ -387,7 +412,11 @@ impl Gateway {
 
     pub(crate) async fn patch(&self, name: &str, token: &str, ttl_ms: u64) -> Answer {
         let body = json!({ "ttl_ms": ttl_ms });
-        self.call(Method::PATCH, lock_path(name)).header("lock-token", token).json(&body).send().await
+        self.call(Method::PATCH, lock_path(name))
+            .header("lock-token", token)
+            .json(&body)
+            .send()
+            .await
     }
 
     pub(crate) async fn delete(&self, name: &str, token: &str) -> Answer {
@@ -418,7 +447,10 @@ impl Gateway {
         eventually("every node is admitted", async || {
             let health = self.readyz().await.json();
             let nodes = health["nodes"].as_array().expect("readyz lists nodes").clone();
-            nodes.iter().all(|node| node["state"] == "admitted" || node["state"] == "catching_up").then_some(())
+            nodes
+                .iter()
+                .all(|node| node["state"] == "admitted" || node["state"] == "catching_up")
+                .then_some(())
         })
         .await;
     }
@@ -433,9 +465,11 @@ impl Gateway {
 
     /// Resident memory in bytes.
     pub(crate) fn resident(&self) -> f64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.child.id())).expect("it lives");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.child.id()))
+            .expect("it lives");
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("Linux tells");
-        let kilobytes = line.split_whitespace().nth(1).and_then(|number| number.parse::<f64>().ok());
+        let kilobytes =
+            line.split_whitespace().nth(1).and_then(|number| number.parse::<f64>().ok());
         kilobytes.expect("a number") * 1024.0
     }
 

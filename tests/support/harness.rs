@@ -54,7 +54,8 @@ pub(crate) struct TempDir(PathBuf);
 impl TempDir {
     pub(crate) fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let unique = format!("redlock-it-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let unique =
+            format!("redlock-it-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(unique);
         std::fs::create_dir(&path).expect("a fresh directory");
         Self(path)
@@ -97,7 +98,9 @@ struct Process {
 pub(crate) fn dies_with_us(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     let only_below_us = r#"[ "$PPID" = "$0" ] && exec "$@""#;
-    command.args(["--pdeathsig", "KILL", "sh", "-c", only_below_us, &std::process::id().to_string()]).arg(program);
+    command
+        .args(["--pdeathsig", "KILL", "sh", "-c", only_below_us, &std::process::id().to_string()])
+        .arg(program);
     command
 }
 
@@ -130,7 +133,9 @@ impl Process {
     /// SIGSTOP; returns when the process has stopped.
     fn stop(&self) {
         kill_process(self.pid(), Signal::STOP).expect("the process lives");
-        let (_, status) = waitpid(Some(self.pid()), WaitOptions::UNTRACED).expect("a child").expect("a blocking wait");
+        let (_, status) = waitpid(Some(self.pid()), WaitOptions::UNTRACED)
+            .expect("a child")
+            .expect("a blocking wait");
         assert!(status.stopped(), "the process ended instead of stopping");
     }
 
@@ -153,7 +158,8 @@ fn has_module() -> bool {
         Ok("native") => true,
         Ok("lua") | Err(_) => false,
         Ok("mix") => {
-            let by_name = || std::thread::current().name().is_some_and(|name| name.len().is_multiple_of(2));
+            let by_name =
+                || std::thread::current().name().is_some_and(|name| name.len().is_multiple_of(2));
             let native = NEXT.get().unwrap_or_else(by_name);
             NEXT.set(Some(!native));
             native
@@ -219,14 +225,28 @@ impl RedisServer {
         let append = if options.append_only { "yes" } else { "no" };
         let mut args: Vec<String> = ["--bind", "127.0.0.1", "--port"].map(String::from).into();
         args.push(port.to_string());
-        for arg in ["--dir", dir, "--logfile", "log", "--save", "", "--appendonly", append, "--appendfsync", "always"] {
+        for arg in [
+            "--dir",
+            dir,
+            "--logfile",
+            "log",
+            "--save",
+            "",
+            "--appendonly",
+            append,
+            "--appendfsync",
+            "always",
+        ] {
             args.push(arg.into());
         }
         if let Some(password) = &options.password {
             args.extend(["--requirepass".into(), password.clone()]);
         }
         if options.native == Some(true) {
-            args.extend(["--loadmodule".into(), module().to_str().expect("a plain path").to_owned()]);
+            args.extend([
+                "--loadmodule".into(),
+                module().to_str().expect("a plain path").to_owned(),
+            ]);
         }
         args.extend(options.args.iter().cloned());
         Process::spawn("env", &[options.env.clone(), vec![server_program()], args].concat())
@@ -295,7 +315,8 @@ impl RedisServer {
     /// How often a command was called.
     pub(crate) fn calls_of(&self, command: &str) -> u64 {
         let stats = self.cmd(&["INFO", "commandstats"]).text();
-        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        let line =
+            stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
         line.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
     }
 
@@ -317,7 +338,10 @@ impl RedisServer {
 
     /// The error of a command where that is what is looked at.
     pub(crate) fn answer<A: AsRef<[u8]>>(&self, words: &[A]) -> Result<Resp, String> {
-        match self.try_cmd(words).unwrap_or_else(|error| panic!("redis-server on port {}: {error}", self.port)) {
+        match self
+            .try_cmd(words)
+            .unwrap_or_else(|error| panic!("redis-server on port {}: {error}", self.port))
+        {
             Resp::Error(error) => Err(error),
             answer => Ok(answer),
         }
@@ -358,7 +382,8 @@ pub(crate) struct Subscription {
 
 impl RedisServer {
     pub(crate) fn subscribe(&self, channel: &str) -> Subscription {
-        let mut wire = Wire::open(self.port, self.options.password.as_deref()).expect("the server answers");
+        let mut wire =
+            Wire::open(self.port, self.options.password.as_deref()).expect("the server answers");
         let subscribed = wire.call(&["SUBSCRIBE", channel]).expect("the server answers");
         assert!(matches!(subscribed, Resp::List(_)), "{subscribed:?}");
         Subscription { wire, channel: channel.into() }
@@ -370,7 +395,9 @@ impl RedisServer {
         self.cmd(&["PUBLISH", &heard.channel, END]);
         let mut said = Vec::new();
         loop {
-            let Resp::List(message) = heard.wire.read().expect("the server answers") else { panic!("no message") };
+            let Resp::List(message) = heard.wire.read().expect("the server answers") else {
+                panic!("no message")
+            };
             match message.last().expect("a message has a text").text() {
                 end if end == END => return said,
                 text => said.push(text),

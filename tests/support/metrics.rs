@@ -26,27 +26,32 @@ impl Samples {
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let (series, value) = line.rsplit_once(' ').expect("a series and a value");
             let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-            let labels = labels.trim_end_matches('}').split("\",").filter(|label| !label.is_empty());
+            let labels =
+                labels.trim_end_matches('}').split("\",").filter(|label| !label.is_empty());
             let labels = labels
                 .map(|label| {
                     let (key, value) = label.split_once("=\"").expect("a label and its value");
                     (key.to_owned(), value.trim_end_matches('"').to_owned())
                 })
                 .collect();
-            let fresh = values.insert((name.to_owned(), labels), value.parse().expect("a number")).is_none();
+            let fresh = values
+                .insert((name.to_owned(), labels), value.parse().expect("a number"))
+                .is_none();
             assert!(fresh, "there twice: {line}");
         }
         Self { text, values }
     }
 
     fn find(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let labels =
+            labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         self.values.get(&(name.to_owned(), labels)).copied()
     }
 
     #[track_caller]
     pub(crate) fn get(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        self.find(name, labels).unwrap_or_else(|| panic!("there is no {name} {labels:?} in\n{}", self.text))
+        self.find(name, labels)
+            .unwrap_or_else(|| panic!("there is no {name} {labels:?} in\n{}", self.text))
     }
 
     pub(crate) fn is(&self, name: &str, labels: &[(&str, &str)], value: f64) -> bool {
@@ -56,8 +61,12 @@ impl Samples {
     /// All values of a family that are not zero, by the labels that `key` picks.
     pub(crate) fn non_zero(&self, name: &str, key: &[&str]) -> BTreeMap<Vec<String>, u64> {
         let mut found = BTreeMap::new();
-        for ((_, labels), value) in self.values.iter().filter(|((other, _), value)| other == name && **value != 0.0) {
-            let label = |key: &&str| labels.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value).to_owned();
+        for ((_, labels), value) in
+            self.values.iter().filter(|((other, _), value)| other == name && **value != 0.0)
+        {
+            let label = |key: &&str| {
+                labels.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value).to_owned()
+            };
             *found.entry(key.iter().map(label).collect()).or_default() += *value as u64;
         }
         found

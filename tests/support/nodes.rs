@@ -10,10 +10,10 @@ use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
 use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{
-    Effect, Failure, HandOver, Hint, Keys, LockReader, NoObserver, Node, NodeSettings, NodeState, NodeStatus, Observer,
-    Op, Reason, Record, ReleaseScope, Reply, Task, Vote, Voter,
+    Effect, Failure, HandoffRoute, Hint, Keys, LockReader, NoObserver, Node, NodeSettings,
+    NodeState, NodeStatus, Observer, Op, Reason, Record, ReleaseScope, Reply, Task, Vote, Voter,
 };
-use redlock_core::{Info, LockName, LockToken, Redlock, Seams, Settings, Ttl};
+use redlock_core::{Env, Info, LockName, LockToken, Redlock, Settings, Ttl};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
@@ -45,7 +45,9 @@ pub(crate) fn token(owner: u8, t: u64) -> LockToken {
     // Nobody is allowed to be nobody.
     let number = if owner & !AGAIN == 0 { 0x7f } else { owner & !AGAIN };
     let (owner, nonce) = (format!("{number:02x}"), format!("{owner:02x}"));
-    format!("1.{t}.{}{}", owner.repeat(16), nonce.repeat(4)).parse::<LockToken>().expect("a valid token")
+    format!("1.{t}.{}{}", owner.repeat(16), nonce.repeat(4))
+        .parse::<LockToken>()
+        .expect("a valid token")
 }
 
 pub(crate) fn record(owner: u8, t: u64) -> Record {
@@ -76,7 +78,12 @@ impl Lock {
     }
 
     pub(crate) fn acquire(&self, owner: u8, t: u64, millis: u64) -> Op {
-        Op::Acquire { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis), tell: None }
+        Op::Acquire {
+            keys: self.keys.clone(),
+            record: record(owner, t),
+            ttl: ttl(millis),
+            tell: None,
+        }
     }
 
     pub(crate) fn extend(&self, owner: u8, t: u64, millis: u64) -> Op {
@@ -84,29 +91,54 @@ impl Lock {
     }
 
     /// By an extension that began now.
-    pub(crate) fn heal(&self, owner: u8, t: u64, millis: u64) -> Op {
-        self.heal_of(owner, t, millis, now())
+    pub(crate) fn repair(&self, owner: u8, t: u64, millis: u64) -> Op {
+        self.repair_of(owner, t, millis, now())
     }
 
-    pub(crate) fn heal_of(&self, owner: u8, t: u64, millis: u64, began_micros: u64) -> Op {
-        Op::Heal { keys: self.keys.clone(), record: extended(owner, t), ttl: ttl(millis), began_micros }
+    pub(crate) fn repair_of(&self, owner: u8, t: u64, millis: u64, began_micros: u64) -> Op {
+        Op::Repair {
+            keys: self.keys.clone(),
+            record: extended(owner, t),
+            ttl: ttl(millis),
+            began_micros,
+        }
     }
 
     /// What a master is given that catches up, of a lock that was never extended.
     pub(crate) fn catch_up(&self, owner: u8, t: u64, millis: u64) -> Op {
-        Op::Heal { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis), began_micros: now() }
+        Op::Repair {
+            keys: self.keys.clone(),
+            record: record(owner, t),
+            ttl: ttl(millis),
+            began_micros: now(),
+        }
     }
 
     pub(crate) fn release(&self, owner: u8, t: u64) -> Op {
-        Op::Release { keys: self.keys.clone(), record: record(owner, t), scope: ReleaseScope::Holder, tell: None }
+        Op::Release {
+            keys: self.keys.clone(),
+            record: record(owner, t),
+            scope: ReleaseScope::Holder,
+            tell: None,
+        }
     }
 
     pub(crate) fn undo(&self, owner: u8, t: u64) -> Op {
-        Op::Release { keys: self.keys.clone(), record: record(owner, t), scope: ReleaseScope::Try, tell: None }
+        Op::Release {
+            keys: self.keys.clone(),
+            record: record(owner, t),
+            scope: ReleaseScope::Try,
+            tell: None,
+        }
     }
 
     pub(crate) fn release_exactly(&self, owner: u8, t: u64) -> Op {
-        Op::Release { keys: self.keys.clone(), record: record(owner, t), scope: ReleaseScope::Grant, tell: None }
+        Op::Release {
+            keys: self.keys.clone(),
+            record: record(owner, t),
+            scope: ReleaseScope::Grant,
+            tell: None,
+        }
     }
 
     pub(crate) fn inspect(&self) -> Op {
@@ -144,7 +176,10 @@ pub(crate) struct Pending(oneshot::Receiver<Vote>);
 
 impl Pending {
     pub(crate) async fn vote(self) -> Vote {
-        timeout(PATIENCE, self.0).await.expect("every operation is answered").expect("every operation is answered")
+        timeout(PATIENCE, self.0)
+            .await
+            .expect("every operation is answered")
+            .expect("every operation is answered")
     }
 
     /// The vote if it is there already.
@@ -200,7 +235,9 @@ pub(crate) fn assert_extended(vote: &Vote) {
 pub(crate) async fn in_state(node: &dyn Node, state: NodeState) -> NodeStatus {
     let mut status = node.status();
     // Where only workers run, nobody lets a master catch up.
-    let is_wanted = |seen: NodeState| seen == state || state == NodeState::Admitted && seen == NodeState::CatchingUp;
+    let is_wanted = |seen: NodeState| {
+        seen == state || state == NodeState::Admitted && seen == NodeState::CatchingUp
+    };
     let seen = timeout(PATIENCE, status.wait_for(|status| is_wanted(status.state))).await;
     match seen {
         Ok(seen) => seen.expect("the remote lives").clone(),
@@ -217,14 +254,22 @@ pub(crate) fn remote_node(url: &str) -> Arc<RemoteNode> {
 }
 
 /// A worker for tests that are not about quarantine: none lasts any time.
-pub(crate) fn remote_node_with(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
+pub(crate) fn remote_node_with(
+    url: &str,
+    settings: RedisSettings,
+    observer: Arc<dyn Observer>,
+) -> Arc<RemoteNode> {
     strict_node(url, settings.without_quarantine(), observer)
 }
 
 /// A worker as a gateway has it.
-pub(crate) fn strict_node(url: &str, settings: RedisSettings, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
+pub(crate) fn strict_node(
+    url: &str,
+    settings: RedisSettings,
+    observer: Arc<dyn Observer>,
+) -> Arc<RemoteNode> {
     let url = RedisUrl::parse(url).expect("a valid url");
-    Arc::new(RedisNode::start(url, settings, Seams { observer, ..Seams::default() }))
+    Arc::new(RedisNode::start(url, settings, Env { observer, ..Env::default() }))
 }
 
 /// Keeps what the core tells of its work.
@@ -233,7 +278,7 @@ pub(crate) struct Recorder {
     /// How many operations each call carried, by node.
     pub(crate) calls: Mutex<BTreeMap<String, Vec<usize>>>,
     pub(crate) votes: Mutex<Vec<Vote>>,
-    pub(crate) hand_overs: Mutex<Vec<HandOver>>,
+    pub(crate) hand_overs: Mutex<Vec<HandoffRoute>>,
 }
 
 impl Recorder {
@@ -256,8 +301,8 @@ impl Observer for Recorder {
         self.votes.lock().unwrap().push(vote.clone());
     }
     fn release_abandoned(&self, _: usize) {}
-    fn healed(&self, _: usize) {}
-    fn handed_over(&self, kind: HandOver) {
+    fn repaired(&self, _: usize) {}
+    fn handed_over(&self, kind: HandoffRoute) {
         self.hand_overs.lock().unwrap().push(kind);
     }
 }
@@ -314,9 +359,13 @@ impl Cluster {
     }
 
     /// Workers of its own to each server, as another gateway has them.
-    pub(crate) async fn remote_nodes(servers: &[RedisServer], settings: NodeSettings) -> Vec<Arc<dyn Node>> {
+    pub(crate) async fn remote_nodes(
+        servers: &[RedisServer],
+        settings: NodeSettings,
+    ) -> Vec<Arc<dyn Node>> {
         let start = |server: &RedisServer| {
-            remote_node_with(&server.url(), redis_settings(settings), Arc::new(NoObserver)) as Arc<dyn Node>
+            remote_node_with(&server.url(), redis_settings(settings), Arc::new(NoObserver))
+                as Arc<dyn Node>
         };
         let nodes: Vec<_> = servers.iter().map(start).collect();
         for node in &nodes {
@@ -331,7 +380,11 @@ impl Cluster {
     }
 
     /// See [`stored_on`].
-    pub(crate) fn stored_on(&self, lock: &LockName, reachable: impl Fn(usize) -> bool) -> Vec<usize> {
+    pub(crate) fn stored_on(
+        &self,
+        lock: &LockName,
+        reachable: impl Fn(usize) -> bool,
+    ) -> Vec<usize> {
         stored_on(&self.servers, lock.as_str(), reachable)
     }
 
@@ -342,13 +395,17 @@ impl Cluster {
 }
 
 /// Servers that store something under a lock's key; those for which `reachable` is false are not asked.
-pub(crate) fn stored_on(servers: &[RedisServer], name: &str, reachable: impl Fn(usize) -> bool) -> Vec<usize> {
+pub(crate) fn stored_on(
+    servers: &[RedisServer],
+    name: &str,
+    reachable: impl Fn(usize) -> bool,
+) -> Vec<usize> {
     let key = format!("{PREFIX}{name}");
     let stored = |at: &usize| reachable(*at) && servers[*at].cmd(&["GET", &key]) != Resp::Nil;
     (0..servers.len()).filter(stored).collect()
 }
 
-/// Waits until no server has the lock and every one has a fence of at least `least`, without the mark that lets heals pass:
+/// Waits until no server has the lock and every one has a fence of at least `least`, without the mark that lets repairs pass:
 /// what is still in some socket can change nothing any more, because such a fence is only there when the acquire or its
 /// release has run. Not for a try that failed on a lock that is used for the first time: that takes its fence back.
 pub(crate) async fn clean_for_good(servers: &[RedisServer], name: &str, least: u64) {
@@ -366,5 +423,5 @@ pub(crate) async fn clean_for_good(servers: &[RedisServer], name: &str, least: u
 
 pub(crate) fn redlock(nodes: Vec<Arc<dyn Node>>, node_timeout: Duration) -> Redlock {
     let settings = Settings { node_timeout, key_prefix: PREFIX.into(), ..Settings::default() };
-    Redlock::new(nodes, settings, Seams::default()).expect("good settings")
+    Redlock::new(nodes, settings, Env::default()).expect("good settings")
 }

@@ -37,7 +37,11 @@ pub(crate) fn hold_against_document(method: &Method, path: &str, answer: &Answer
     let content = listed["content"].as_object();
     let media_type = answer.header("content-type").split(';').next().unwrap_or_default();
     let Some(content) = content else {
-        assert!(answer.body.is_empty(), "{method} {template} lists no body for {}: {answer:?}", answer.status);
+        assert!(
+            answer.body.is_empty(),
+            "{method} {template} lists no body for {}: {answer:?}",
+            answer.status
+        );
         return;
     };
     let listed = content.get(media_type).unwrap_or_else(|| {
@@ -66,23 +70,31 @@ pub(crate) fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
     match schema["type"].as_str() {
         Some("object") => {
             let fields = value.as_object().unwrap_or_else(|| panic!("{at} is no object: {value}"));
-            for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            for name in
+                schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str)
+            {
                 assert!(fields.contains_key(name), "{at} lacks {name}: {value}");
             }
             for (name, value) in fields {
-                let property = schema["properties"].get(name).unwrap_or(&schema["additionalProperties"]);
+                let property =
+                    schema["properties"].get(name).unwrap_or(&schema["additionalProperties"]);
                 assert!(property.is_object(), "{at} has a field that is not documented: {name}");
                 check(document, property, value, &format!("{at}.{name}"));
             }
         }
         Some("array") => {
             let items = value.as_array().unwrap_or_else(|| panic!("{at} is no array: {value}"));
-            items.iter().for_each(|item| check(document, &schema["items"], item, &format!("{at}[]")));
+            items
+                .iter()
+                .for_each(|item| check(document, &schema["items"], item, &format!("{at}[]")));
         }
         Some("string") => {
             let text = value.as_str().unwrap_or_else(|| panic!("{at} is no string: {value}"));
             let allowed = schema["enum"].as_array();
-            assert!(allowed.is_none_or(|list| list.iter().any(|word| word == text)), "{at} may not be {text:?}");
+            assert!(
+                allowed.is_none_or(|list| list.iter().any(|word| word == text)),
+                "{at} may not be {text:?}"
+            );
         }
         Some("integer") => {
             let number = value.as_i64().unwrap_or_else(|| panic!("{at} is no integer: {value}"));
@@ -96,7 +108,9 @@ pub(crate) fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
 
 fn resolve<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
     match schema["$ref"].as_str() {
-        Some(pointer) => document.pointer(pointer.trim_start_matches('#')).expect("a reference leads somewhere"),
+        Some(pointer) => {
+            document.pointer(pointer.trim_start_matches('#')).expect("a reference leads somewhere")
+        }
         None => schema,
     }
 }

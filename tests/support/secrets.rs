@@ -38,7 +38,8 @@ impl Secrets {
     pub(crate) fn configured(&self, text: &str) {
         for rest in text.split("://").skip(1) {
             let url = rest.split([' ', ',', '\'', '"', '\n']).next().unwrap_or_default();
-            let password = url.rsplit_once('@').and_then(|(credentials, _)| credentials.split_once(':'));
+            let password =
+                url.rsplit_once('@').and_then(|(credentials, _)| credentials.split_once(':'));
             if let Some((_, password)) = password {
                 self.other("a node's password", password);
             }
@@ -52,7 +53,10 @@ impl Secrets {
     /// The same of a request that was written as bytes, as far as they are one.
     pub(crate) fn written(&self, bytes: &[u8]) {
         for line in bytes.split(|byte| *byte == b'\n') {
-            let Some(colon) = line.iter().position(|byte| *byte == b':').filter(|at| *at <= 20) else { continue };
+            let Some(colon) = line.iter().position(|byte| *byte == b':').filter(|at| *at <= 20)
+            else {
+                continue;
+            };
             let value = HeaderValue::from_bytes(line[colon + 1..].trim_ascii());
             if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(&line[..colon]), value) {
                 self.header(&name, &value);
@@ -127,7 +131,8 @@ fn owner_in(text: &[u8], owners: &HashSet<String>) -> Option<usize> {
         }
         if end - start >= OWNER_LEN {
             let known = |at: &usize| {
-                std::str::from_utf8(&text[*at..at + OWNER_LEN]).is_ok_and(|window| owners.contains(window))
+                std::str::from_utf8(&text[*at..at + OWNER_LEN])
+                    .is_ok_and(|window| owners.contains(window))
             };
             if let Some(at) = (start..=end - OWNER_LEN).find(known) {
                 return Some(at);
@@ -146,9 +151,16 @@ fn every_kind_of_secret_is_found_and_nothing_else() {
     secrets.written(
         b"POST /locks/a HTTP/1.1\r\nAuthorization: Bearer rk_0123456789\r\nidempotency-key: sixteen-characters\r\n",
     );
-    secrets.got(&HeaderMap::new(), format!("{{\"token\":\"1.1763725165123456.{owner}\"}}").as_bytes());
-    for text in ["", "nothing", "9f86d081884c7d659a2feaa0c55ad015a3bf4f1", "user at a:1", "Bearer", "1763725165123456"]
-    {
+    secrets
+        .got(&HeaderMap::new(), format!("{{\"token\":\"1.1763725165123456.{owner}\"}}").as_bytes());
+    for text in [
+        "",
+        "nothing",
+        "9f86d081884c7d659a2feaa0c55ad015a3bf4f1",
+        "user at a:1",
+        "Bearer",
+        "1763725165123456",
+    ] {
         assert_eq!(secrets.found_in(text), None, "{text:?}");
     }
     let numbers = "other-word".bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
@@ -161,7 +173,11 @@ fn every_kind_of_secret_is_found_and_nothing_else() {
         ("rk_0123456789", "an authorization"),
         ("sixteen-characters", "an idempotency key"),
     ] {
-        let found = secrets.found_in(&format!("one line\nanother with {secret}, and\nmore")).expect(secret);
-        assert!(found.starts_with(kind) && found.ends_with(&format!("another with {secret}, and")), "{found}");
+        let found =
+            secrets.found_in(&format!("one line\nanother with {secret}, and\nmore")).expect(secret);
+        assert!(
+            found.starts_with(kind) && found.ends_with(&format!("another with {secret}, and")),
+            "{found}"
+        );
     }
 }

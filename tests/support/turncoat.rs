@@ -41,7 +41,8 @@ pub(crate) struct Turncoat {
 impl Turncoat {
     /// Stands before a server.
     pub(crate) fn before(server: &RedisServer) -> Self {
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let runtime =
+            Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("it is bound").port();
         listener.set_nonblocking(true).expect("a socket");

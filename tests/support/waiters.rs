@@ -39,7 +39,8 @@ pub(crate) async fn waiting_is(gateway: &Gateway, waiters: u64, locks: u64) {
 pub(crate) async fn line_up(gateway: &Gateway, call: Call) -> JoinHandle<Answer> {
     let (before, _) = waiting(gateway).await;
     let sent = tokio::spawn(call.send());
-    eventually("one more waits", async || (waiting(gateway).await.0 == before + 1).then_some(())).await;
+    eventually("one more waits", async || (waiting(gateway).await.0 == before + 1).then_some(()))
+        .await;
     sent
 }
 

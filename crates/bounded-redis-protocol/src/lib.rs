@@ -23,7 +23,9 @@ pub mod resp2 {
         use original::resp2::types::BytesFrame;
 
         /// Takes the first reply out of a buffer; `None` when the buffer has only a part of one.
-        pub fn decode_bytes_mut(buf: &mut BytesMut) -> Result<Option<(BytesFrame, usize, Bytes)>, RedisProtocolError> {
+        pub fn decode_bytes_mut(
+            buf: &mut BytesMut,
+        ) -> Result<Option<(BytesFrame, usize, Bytes)>, RedisProtocolError> {
             if crate::limits::end_of_reply(buf)?.is_none() {
                 return Ok(None);
             }
@@ -57,7 +59,9 @@ pub mod resp2 {
                     }
                 }
                 BytesFrame::BulkString(text) => put_text(buf, text),
-                BytesFrame::Integer(number) if int_as_bulkstring => put_text(buf, number.to_string().as_bytes()),
+                BytesFrame::Integer(number) if int_as_bulkstring => {
+                    put_text(buf, number.to_string().as_bytes())
+                }
                 other => drop(original::resp2::encode::extend_encode(buf, other)?),
             }
             Ok(buf.len())
@@ -81,12 +85,15 @@ pub mod resp3 {
             /// Takes the first reply out of a buffer; `None` when the buffer has only a part of one.
             pub fn decode_bytes_mut(
                 buf: &mut BytesMut,
-            ) -> Result<Option<(DecodedFrame<BytesFrame>, usize, Bytes)>, RedisProtocolError> {
+            ) -> Result<Option<(DecodedFrame<BytesFrame>, usize, Bytes)>, RedisProtocolError>
+            {
                 let Some(end) = crate::limits::end_of_reply(buf)? else { return Ok(None) };
                 // Alone, because the parser's errors print all that it was given.
                 let mut reply = buf.split_to(end);
                 match original::resp3::decode::streaming::decode_bytes_mut(&mut reply)? {
-                    Some(whole @ (DecodedFrame::Complete(_), ..)) if reply.is_empty() => Ok(Some(whole)),
+                    Some(whole @ (DecodedFrame::Complete(_), ..)) if reply.is_empty() => {
+                        Ok(Some(whole))
+                    }
                     _ => Err(crate::limits::refused("a streamed reply")),
                 }
             }

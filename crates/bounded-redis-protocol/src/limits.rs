@@ -25,20 +25,27 @@ pub(crate) fn end_of_reply(buf: &[u8]) -> Result<Option<usize>, RedisProtocolErr
     let mut left = [0; MAX_DEPTH];
     let (mut depth, mut elements, mut at, mut max_bytes) = (0, 1, 0, MAX_BYTES);
     loop {
-        let Some((kind, rest)) = buf.get(at..).and_then(<[u8]>::split_first) else { return Ok(None) };
+        let Some((kind, rest)) = buf.get(at..).and_then(<[u8]>::split_first) else {
+            return Ok(None);
+        };
         max_bytes = match kind {
             b'%' => max_bytes.min(MAX_SMALL_BYTES),
             b'>' => MAX_PUSH_BYTES,
             _ => max_bytes,
         };
         let is_known = b"+-:_,#($!=*~%>".contains(kind);
-        let line =
-            if is_known { line(rest)? } else { return Err(refused(format!("a reply begins with byte {kind}"))) };
+        let line = if is_known {
+            line(rest)?
+        } else {
+            return Err(refused(format!("a reply begins with byte {kind}")));
+        };
         let Some(line) = line else { return Ok(None) };
         at += 1 + line.len() + CRLF.len();
         let mut children = 0;
         match kind {
-            b'$' | b'!' | b'=' if line != NULL => at = at.saturating_add(length(line)?).saturating_add(CRLF.len()),
+            b'$' | b'!' | b'=' if line != NULL => {
+                at = at.saturating_add(length(line)?).saturating_add(CRLF.len())
+            }
             b'*' | b'~' | b'>' if line != NULL => children = length(line)?,
             b'%' => children = length(line)?.saturating_mul(2),
             _ => {}
@@ -52,7 +59,9 @@ pub(crate) fn end_of_reply(buf: &[u8]) -> Result<Option<usize>, RedisProtocolErr
         }
         if children > 0 {
             let level = left.get_mut(depth);
-            *level.ok_or_else(|| refused(format!("a reply nests more than {MAX_DEPTH} levels")))? = children;
+            *level
+                .ok_or_else(|| refused(format!("a reply nests more than {MAX_DEPTH} levels")))? =
+                children;
             depth += 1;
             continue;
         }
@@ -76,14 +85,18 @@ fn line(buf: &[u8]) -> Result<Option<&[u8]>, RedisProtocolError> {
         Some(end) if buf.len() == end + 1 => Ok(None),
         Some(end) if buf[end + 1] == b'\n' => Ok(Some(&buf[..end])),
         Some(_) => Err(refused("a line has a carriage return inside")),
-        None if buf.len() >= MAX_SMALL_BYTES => Err(refused(format!("a line has more than {MAX_SMALL_BYTES} bytes"))),
+        None if buf.len() >= MAX_SMALL_BYTES => {
+            Err(refused(format!("a line has more than {MAX_SMALL_BYTES} bytes")))
+        }
         None => Ok(None),
     }
 }
 
 /// Digits and nothing else, neither a sign nor the `?` of a streamed reply.
 fn length(line: &[u8]) -> Result<usize, RedisProtocolError> {
-    let digits = std::str::from_utf8(line).ok().filter(|line| line.bytes().all(|byte| byte.is_ascii_digit()));
+    let digits = std::str::from_utf8(line)
+        .ok()
+        .filter(|line| line.bytes().all(|byte| byte.is_ascii_digit()));
     digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| refused("a length is no number"))
 }
 

@@ -33,7 +33,11 @@ fn a_whole_reply_is_measured_to_its_last_byte() {
         let longer = format!("{reply}:7\r\n");
         assert_eq!(end_of_reply(longer.as_bytes()).ok(), Some(Some(reply.len())), "{reply:?}");
         for cut in 0..reply.len() {
-            assert_eq!(end_of_reply(&reply.as_bytes()[..cut]).ok(), Some(None), "{reply:?} cut at {cut}");
+            assert_eq!(
+                end_of_reply(&reply.as_bytes()[..cut]).ok(),
+                Some(None),
+                "{reply:?} cut at {cut}"
+            );
         }
     }
 }
@@ -62,9 +66,10 @@ fn each_limit_is_met_and_not_exceeded() {
 
 #[test]
 fn nothing_but_what_redis_sends_is_let_through() {
-    for reply in
-        ["$?\r\n", "*?\r\n", "%?\r\n", "~?\r\n", "*-2\r\n", "$-2\r\n", "$+1\r\n", "*1 \r\n", "$\r\n", "*1e3\r\n"]
-    {
+    for reply in [
+        "$?\r\n", "*?\r\n", "%?\r\n", "~?\r\n", "*-2\r\n", "$-2\r\n", "$+1\r\n", "*1 \r\n",
+        "$\r\n", "*1e3\r\n",
+    ] {
         assert!(refusal(reply.as_bytes()).contains("no number"), "{reply:?}");
     }
     for huge in ["18446744073709551615", "9223372036854775807", "99999999999999999999999999"] {
@@ -72,9 +77,15 @@ fn nothing_but_what_redis_sends_is_let_through() {
             refusal(format!("{kind}{huge}\r\n").as_bytes());
         }
     }
-    for reply in
-        ["|1\r\n", ";3\r\n", ".\r\n", "HELLO 3\r\n", "HTTP/1.1 400 Bad Request\r\n", "\u{15}\u{3}\u{1}", "\r\n"]
-    {
+    for reply in [
+        "|1\r\n",
+        ";3\r\n",
+        ".\r\n",
+        "HELLO 3\r\n",
+        "HTTP/1.1 400 Bad Request\r\n",
+        "\u{15}\u{3}\u{1}",
+        "\r\n",
+    ] {
         assert!(refusal(reply.as_bytes()).contains("begins with byte"), "{reply:?}");
     }
     assert!(refusal(b"+O\rK\r\n").contains("carriage return"));
@@ -84,7 +95,8 @@ fn nothing_but_what_redis_sends_is_let_through() {
 #[test]
 fn no_reply_is_kept_for_parts_that_never_end() {
     for reply in ["$-1\r\n", "*-1\r\n"] {
-        let error = resp3::decode::streaming::decode_bytes_mut(&mut BytesMut::from(reply)).expect_err("refused");
+        let error = resp3::decode::streaming::decode_bytes_mut(&mut BytesMut::from(reply))
+            .expect_err("refused");
         assert_eq!(error.details(), "a streamed reply");
     }
 }
@@ -93,7 +105,8 @@ fn no_reply_is_kept_for_parts_that_never_end() {
 fn a_map_that_cannot_be_read_is_printed_without_what_follows() {
     let mut reply = BytesMut::from("%1\r\n*0\r\n:1\r\n");
     reply.extend_from_slice(&[b'+'; MAX_SMALL_BYTES]);
-    let error = resp3::decode::streaming::decode_bytes_mut(&mut reply).expect_err("a key is no array");
+    let error =
+        resp3::decode::streaming::decode_bytes_mut(&mut reply).expect_err("a key is no array");
     assert!(error.details().len() < 1_000, "{}", error.details().len());
 }
 
@@ -103,8 +116,10 @@ fn the_words_of_a_request_are_texts() {
     use resp3::types::BytesFrame as Newer;
     let request = "*3\r\n$3\r\nGET\r\n$0\r\n\r\n$3\r\n-12\r\n";
     let mut buf = BytesMut::from("+");
-    let words = vec![Older::BulkString("GET".into()), Older::BulkString("".into()), Older::Integer(-12)];
-    let length = resp2::encode::extend_encode(&mut buf, &Older::Array(words), true).expect("a request");
+    let words =
+        vec![Older::BulkString("GET".into()), Older::BulkString("".into()), Older::Integer(-12)];
+    let length =
+        resp2::encode::extend_encode(&mut buf, &Older::Array(words), true).expect("a request");
     assert_eq!((&buf[1..], buf.len()), (request.as_bytes(), length));
     let text = |text: &'static str| Newer::BlobString { data: text.into(), attributes: None };
     let words = vec![text("GET"), text(""), Newer::Number { data: -12, attributes: None }];
@@ -116,8 +131,10 @@ fn the_words_of_a_request_are_texts() {
 
 /// Bytes that look like a reply more often than not.
 fn noise() -> impl Strategy<Value = Vec<u8>> {
-    const WORDS: &[&str] =
-        &["+", "-", ":", "$", "*", "~", "%", ">", "_", "#t", ",1", "(1", "=", "!", "|", "?", "\r\n", "\r\n", "0", "1"];
+    const WORDS: &[&str] = &[
+        "+", "-", ":", "$", "*", "~", "%", ">", "_", "#t", ",1", "(1", "=", "!", "|", "?", "\r\n",
+        "\r\n", "0", "1",
+    ];
     let word = prop_oneof![
         4 => proptest::sample::select(WORDS).prop_map(|word| word.as_bytes().to_vec()),
         1 => (0u32..40).prop_map(|number| format!("{number}\r\n").into_bytes()),

@@ -19,7 +19,7 @@ Examples:
 Exit codes of redlock (`run` has its command's, 128 + N when signal N ended it):
   64   wrong usage, or something that the gateway refuses
   69   no gateway decided
-  70   a defect, a machine without room for a process, or a guardian was killed
+  70   a defect, a machine without room for a process, or a watchdog was killed
   75   somebody else holds the lock; of `run` what --conflict-exit-code says
   77   no key, or not for this lock
   79   the lock was lost while the command ran
@@ -27,13 +27,13 @@ Exit codes of redlock (`run` has its command's, 128 + N when signal N ended it):
   127  the command is not found
 
 `run` stops its command and all that came of it, also what left its process group (timeout, setsid, a daemon). \
-Three processes watch over it: `redlock run` and two guardians, `redlock __guard`. When any two of them are killed with -9 \
-or stopped, the third kills the rest before the lock's deadline. When a guardian is killed or stopped, the run ends. \
+Three processes watch over it: `redlock run` and two watchdogs, `redlock __watchdog`. When any two of them are killed with -9 \
+or stopped, the third kills the rest before the lock's deadline. When a watchdog is killed or stopped, the run ends. \
 Out of reach is what somebody else starts for the command (docker, systemd-run). What runs as another user (sudo) is killed \
 where redlock may make a cgroup (version 2); elsewhere it goes on, redlock says so and does not release the lock. \
 The same holds for processes that /proc hides (hidepid) and that left the command's process group. \
 When all three are killed with -9, the command dies, but not what it has started; when all three are stopped, nothing is killed. \
-Where a shell with jobs became `redlock run` by exec, a guardian that is killed leaves behind what has lost its parent. \
+Where a shell with jobs became `redlock run` by exec, a watchdog that is killed leaves behind what has lost its parent. \
 A daemon stays that is left behind by a command which ends by itself, not at a signal (nor with 129, 130, 131 or 143); \
 so does what `setsid` has started, which ends at once: say `setsid -w`. A command that somebody stops (SIGSTOP) is continued: \
 it would keep the lock for as long as nobody continues it. In a pipeline the terminal goes to whoever reads it. A command that \
@@ -84,9 +84,11 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn client(&self) -> Result<Client, Outcome> {
         let read = |what: &str, path: &PathBuf| {
-            std::fs::read(path).map_err(|error| Outcome::Usage(format!("{what} {}: {error}", path.display())))
+            std::fs::read(path)
+                .map_err(|error| Outcome::Usage(format!("{what} {}: {error}", path.display())))
         };
-        let mut client = self.url.iter().fold(Client::builder(), |client, url| client.url(url.trim()));
+        let mut client =
+            self.url.iter().fold(Client::builder(), |client, url| client.url(url.trim()));
         if let Some(path) = &self.key_file {
             let text = String::from_utf8_lossy(&read("--key-file", path)?).into_owned();
             let Some(key) = text.lines().map(str::trim).find(|line| !line.is_empty()) else {
@@ -153,7 +155,7 @@ pub(crate) enum Command {
         dir: Option<PathBuf>,
     },
     /// What kills a command when `redlock run` cannot
-    #[command(name = "__guard", hide = true)]
+    #[command(name = "__watchdog", hide = true)]
     Guard {
         #[arg(long)]
         cgroup: Option<PathBuf>,
@@ -209,7 +211,10 @@ impl Lock {
 
 /// Who this is, for people.
 fn someone() -> String {
-    let user = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok()).filter(|user| !user.is_empty());
+    let user = ["USER", "LOGNAME"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok())
+        .filter(|user| !user.is_empty());
     let user = user.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     format!("{user} on {host}")
@@ -306,7 +311,11 @@ mod tests {
     fn lines_of_the_help_that_were_broken_by_hand_broke_once_more_at_the_edge_of_the_terminal() {
         let lines: Vec<&str> = AFTER.lines().collect();
         for pair in lines.windows(2) {
-            assert!(pair[0].chars().count() <= 80 || pair[1].is_empty(), "it goes on in another line: {}", pair[0]);
+            assert!(
+                pair[0].chars().count() <= 80 || pair[1].is_empty(),
+                "it goes on in another line: {}",
+                pair[0]
+            );
         }
     }
 }

@@ -70,7 +70,8 @@ fn is_delegated(path: &Path) -> bool {
     let user = geteuid();
     let is_owner = std::fs::metadata(path).is_ok_and(|of| of.uid() == user.as_raw());
     let mut value = [0; 1];
-    let is_marked = getxattr(path, "user.delegate", &mut value).is_ok_and(|length| value[..length] == *b"1");
+    let is_marked =
+        getxattr(path, "user.delegate", &mut value).is_ok_and(|length| value[..length] == *b"1");
     is_marked || is_owner && !user.is_root()
 }
 

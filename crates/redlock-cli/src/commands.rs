@@ -21,11 +21,17 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
     let asked = async {
         let client = service.client()?;
         match command {
-            Command::Acquire { lock, format } => acquire(&lock.of(&client), &lock.name, format, is_json).await,
+            Command::Acquire { lock, format } => {
+                acquire(&lock.of(&client), &lock.name, format, is_json).await
+            }
             Command::Extend { name, token, ttl } => {
                 let deadline = client.extend(&name, &token.token, ttl).await?;
                 let left = deadline.left().as_millis() as u64;
-                print(is_json, json!({ "name": name, "validity_ms": left }), format_args!("{name}: held for {left} ms"))
+                print(
+                    is_json,
+                    json!({ "name": name, "validity_ms": left }),
+                    format_args!("{name}: held for {left} ms"),
+                )
             }
             Command::Release { name, token } => {
                 client.release(&name, &token.token).await?;
@@ -52,7 +58,12 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
     asked.await.map_or_else(|outcome| outcome, |()| Outcome::Done)
 }
 
-async fn acquire(lock: &redlock_client::Lock, name: &str, format: Format, is_json: bool) -> Result<(), Outcome> {
+async fn acquire(
+    lock: &redlock_client::Lock,
+    name: &str,
+    format: Format,
+    is_json: bool,
+) -> Result<(), Outcome> {
     let grant = lock.grant().await.map_err(Outcome::from).inspect_err(|outcome| {
         // What is evaluated fails: nothing would be a success, and the work be done without the lock.
         if format == Format::Shell && !is_json {
@@ -111,7 +122,10 @@ async fn nodes(client: &Client, is_json: bool) -> Result<(), Outcome> {
     print(false, json!(null), format_args!("{}", report.status))?;
     for node in &report.nodes {
         let text = |field: &str| node[field].as_str().unwrap_or_default();
-        let why = [text("detail"), text("advice")].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>();
+        let why = [text("detail"), text("advice")]
+            .into_iter()
+            .filter(|text| !text.is_empty())
+            .collect::<Vec<_>>();
         let why = if why.is_empty() { String::new() } else { format!(": {}", why.join("; ")) };
         print(false, json!(null), format_args!("{}  {}{why}", text("node"), text("state")))?;
     }
@@ -128,13 +142,20 @@ fn in_words(status: &LockStatus) -> String {
     };
     add(" by ", owner.as_ref().map(|owner| format!("{owner:?}")));
     add(" since ", acquired_at.clone());
-    add(", expires in ", expires_in_ms.map(|left| format!("{:.1} s unless extended", left as f64 / 1000.0)));
+    add(
+        ", expires in ",
+        expires_in_ms.map(|left| format!("{:.1} s unless extended", left as f64 / 1000.0)),
+    );
     add(", fencing token ", fencing_token.map(|token| token.to_string()));
     words
 }
 
 /// A line on standard output. Whoever has closed it wants no more.
-fn print(is_json: bool, json: serde_json::Value, words: std::fmt::Arguments<'_>) -> Result<(), Outcome> {
+fn print(
+    is_json: bool,
+    json: serde_json::Value,
+    words: std::fmt::Arguments<'_>,
+) -> Result<(), Outcome> {
     let mut out = std::io::stdout().lock();
     let written = if is_json { writeln!(out, "{json}") } else { writeln!(out, "{words}") };
     written.map_err(|error| match error.kind() {

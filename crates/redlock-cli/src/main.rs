@@ -3,24 +3,24 @@
 //!
 //! ```text
 //!  redlock run        the lock: acquire, extend, release (redlock-client)
-//!   └── guardian       kills the command and all that came of it at the deadline, or when redlock run is gone
-//!        └── guardian  the same, for the case that two of the three fail at once
-//!             └── the command, in a process group of its own; killed with the guardian that has started it
+//!   └── watchdog       kills the command and all that came of it at the deadline, or when redlock run is gone
+//!        └── watchdog  the same, for the case that two of the three fail at once
+//!             └── the command, in a process group of its own; killed with the watchdog that has started it
 //! ```
 
 mod args;
 mod cgroup;
 mod commands;
-mod family;
-mod guardian;
-mod guards;
 mod orders;
 mod outcome;
+mod process_tree;
 mod processes;
 mod run;
 mod signals;
 mod stderr;
 mod terminal;
+mod watchdog;
+mod watchdogs;
 
 use std::process::ExitCode;
 
@@ -51,7 +51,7 @@ fn ended() -> ExitCode {
         Err(error) => return Outcome::Failed(format!("no runtime: {error}")).report(is_json),
     };
     let outcome = match args.command {
-        Command::Guard { cgroup } => return guardian::main(cgroup, is_json),
+        Command::Guard { cgroup } => return watchdog::main(cgroup, is_json),
         Command::Exec { cgroup, blocked, parent, command } => {
             return run::become_command(parent, cgroup, &blocked, &command, is_json);
         }
@@ -65,7 +65,8 @@ fn ended() -> ExitCode {
 
 /// Nothing is known of arguments that are refused. What is behind `--` is the command's.
 fn refused(error: &clap::Error) -> ExitCode {
-    let is_json = std::env::args_os().skip(1).take_while(|arg| arg != "--").any(|arg| arg == "--json");
+    let is_json =
+        std::env::args_os().skip(1).take_while(|arg| arg != "--").any(|arg| arg == "--json");
     if !is_json {
         let _ = error.print();
         return Outcome::Usage(String::new()).code().into();
@@ -86,7 +87,8 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_arguments_is_told_in_one_line() {
-        let told = |args: &[&str]| in_one_line(&Args::try_parse_from(args).unwrap_err().to_string());
+        let told =
+            |args: &[&str]| in_one_line(&Args::try_parse_from(args).unwrap_err().to_string());
         assert_eq!(
             told(&["redlock", "run", "a", "--ttl", "soon", "--", "b"]),
             "invalid value 'soon' for '--ttl <DURATION>': expected number at 0"
@@ -94,6 +96,9 @@ mod tests {
         let missing = told(&["redlock", "run", "a"]);
         assert_eq!(missing, "the following required arguments were not provided: <COMMAND>...");
         let unknown = told(&["redlock", "--json", "runn"]);
-        assert!(unknown.starts_with("unrecognized subcommand 'runn'") && !unknown.contains('\n'), "{unknown}");
+        assert!(
+            unknown.starts_with("unrecognized subcommand 'runn'") && !unknown.contains('\n'),
+            "{unknown}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What a runner and its guardians tell each other, a line each.
+//! What a runner and its watchdogs tell each other, a line each.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use redlock_client::clock::Moment;
 
-/// What the inner guardian starts.
+/// What the inner watchdog starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Start {
     pub(crate) command: Vec<OsString>,
     pub(crate) environment: Vec<(String, String)>,
-    /// The signals that whoever started the runner has blocked. A guardian blocks more.
+    /// The signals that whoever started the runner has blocked. A watchdog blocks more.
     pub(crate) blocked: Vec<i32>,
 }
 
-/// What a guardian is told, a line each.
+/// What a watchdog is told, a line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Order {
     /// The inner one: start the command.
@@ -27,7 +27,7 @@ pub(crate) enum Order {
     Done,
 }
 
-/// What a guardian tells, a line each.
+/// What a watchdog tells, a line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Report {
     /// The outer one: this is the inner one.
@@ -50,7 +50,9 @@ impl std::fmt::Display for Order {
         match self {
             Self::Start(Start { command, environment, blocked }) => {
                 // Words need not be text. A character for each byte, and no line break among them.
-                let text = |word: &OsString| word.as_bytes().iter().copied().map(char::from).collect::<String>();
+                let text = |word: &OsString| {
+                    word.as_bytes().iter().copied().map(char::from).collect::<String>()
+                };
                 let command: Vec<String> = command.iter().map(text).collect();
                 writeln!(f, "start {}", serde_json::json!((command, environment, blocked)))
             }
@@ -124,7 +126,8 @@ mod tests {
 
     #[test]
     fn orders_and_reports_are_read_as_they_were_written() {
-        let command = vec!["sh".into(), OsString::from_vec(b"a\nb\xff".into()), "".into(), "é".into()];
+        let command =
+            vec!["sh".into(), OsString::from_vec(b"a\nb\xff".into()), "".into(), "é".into()];
         let environment = vec![("REDLOCK_NAME".to_owned(), "a\nb".to_owned())];
         for order in [
             Order::Start(Start { command, environment, blocked: vec![2, 64] }),
@@ -148,7 +151,9 @@ mod tests {
 
     #[test]
     fn no_report_makes_everybody_the_command() {
-        for wrong in ["started 0", "started 1", "started -1", "started", "inner 0", "ended", "gon", ""] {
+        for wrong in
+            ["started 0", "started 1", "started -1", "started", "inner 0", "ended", "gon", ""]
+        {
             assert_eq!(wrong.parse::<Report>(), Err(()), "{wrong}");
         }
         for wrong in ["until", "until -1", "doner", "start", "start [[\"\u{100}\"],[],[]]", ""] {

@@ -22,7 +22,8 @@ pub(crate) struct Process {
 impl Process {
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
+        let pids = entries
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
         pids.filter_map(Self::look)
     }
 
@@ -83,7 +84,9 @@ pub(crate) fn descendants(all: &[Process], of: impl IntoIterator<Item = Pid>) ->
     let mut parents: Vec<i32> = of.into_iter().map(Pid::as_raw_pid).collect();
     while let Some(parent) = parents.pop() {
         let children = all.iter().filter(|process| process.parent == parent);
-        parents.extend(children.filter(|child| found.insert(child.pid)).map(|child| child.pid.as_raw_pid()));
+        parents.extend(
+            children.filter(|child| found.insert(child.pid)).map(|child| child.pid.as_raw_pid()),
+        );
     }
     found
 }
@@ -102,10 +105,12 @@ mod tests {
 
     #[test]
     fn a_process_is_read_whatever_its_name_is() {
-        let stat =
-            "7 (a) Z 1 2) S 3 4 5 0 -1 4194560 127 0 0 0 0 0 0 0 20 0 1 0 4711 8192 1 18446744073709551615 1 1\n";
+        let stat = "7 (a) Z 1 2) S 3 4 5 0 -1 4194560 127 0 0 0 0 0 0 0 20 0 1 0 4711 8192 1 18446744073709551615 1 1\n";
         let read = Process::parse(pid(7), stat).unwrap();
-        assert_eq!(read, Process { pid: pid(7), state: 'S', parent: 3, group: 4, threads: 1, start: 4711 });
+        assert_eq!(
+            read,
+            Process { pid: pid(7), state: 'S', parent: 3, group: 4, threads: 1, start: 4711 }
+        );
         assert!(read.is_living() && read.is_in(pid(4)) && !read.is_in(pid(5)));
         assert_eq!(Process::parse(pid(7), ""), None);
         let me = Process::look(rustix::process::getpid()).unwrap();
@@ -120,7 +125,15 @@ mod tests {
     #[test]
     fn descendants_are_found_in_any_order() {
         // A number that is its own parent must end too.
-        let all = [child(30, 31), child(2, 30), child(1, 2), child(2, 40), child(40, 41), child(50, 50), child(1, 3)];
+        let all = [
+            child(30, 31),
+            child(2, 30),
+            child(1, 2),
+            child(2, 40),
+            child(40, 41),
+            child(50, 50),
+            child(1, 3),
+        ];
         assert_eq!(descendants(&all, [pid(2)]), [30, 31, 40, 41].map(pid).into());
         assert_eq!(descendants(&all, [pid(50)]), [pid(50)].into());
         assert_eq!(descendants(&all, [pid(41), pid(30)]), [pid(31)].into());

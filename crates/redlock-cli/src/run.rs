@@ -1,18 +1,18 @@
 //! `redlock run`: a command under a lock.
 //!
-//! The command has a process group of its own, and it and all that comes of it descend from the guardians: nothing of these is
+//! The command has a process group of its own, and it and all that comes of it descend from the watchdogs: nothing of these is
 //! left when the lock may expire. When it was taken away, which the next extension tells, they have the grace:
 //!
 //! ```text
-//!        stop signal to all of them KILL by the runner  KILL by the guardians
+//!        stop signal to all of them KILL by the runner  KILL by the watchdogs
 //!  ───────────────┬──────────────────────────┬───────────────────┬──────────┬─► time
 //!               lost           grace         │      150 ms       │ a sixth  │ deadline
 //! ```
 //!
-//! A sixth of the TTL is left for the guardians, 250 ms at least and 1 s at most: on a machine with eight times as many busy
-//! processes as processors, a guardian was seen to wake 0.7 s late.
+//! A sixth of the TTL is left for the watchdogs, 250 ms at least and 1 s at most: on a machine with eight times as many busy
+//! processes as processors, a watchdog was seen to wake 0.7 s late.
 //!
-//! Any two of the runner and its guardians may be killed or stopped: the third kills the rest. A command that ends by itself may
+//! Any two of the runner and its watchdogs may be killed or stopped: the third kills the rest. A command that ends by itself may
 //! leave a daemon behind: only its group is stopped then. While the machine sleeps nobody is stopped; what is late then is
 //! stopped within 250 ms of its waking up.
 
@@ -31,16 +31,16 @@ use serde_json::json;
 
 use crate::args::{OnLost, Run, Service};
 use crate::cgroup::Cgroup;
-use crate::family::Family;
-use crate::guards::{Guards, News};
 use crate::orders::Start;
 use crate::outcome::{Outcome, say};
+use crate::process_tree::ProcessTree;
 use crate::signals::{Event, Signals};
 use crate::terminal::Terminal;
+use crate::watchdogs::{News, Watchdogs};
 
-/// The guardians kill so long before the deadline, at least and at most.
+/// The watchdogs kill so long before the deadline, at least and at most.
 const GUARDIANS_KILL: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
-/// The runner kills so long before the guardians.
+/// The runner kills so long before the watchdogs.
 const RUNNER_KILLS: Duration = Duration::from_millis(150);
 const LONGEST_GRACE: Duration = Duration::from_secs(5);
 /// For what the command has left behind in its group when it ended by itself.
@@ -65,30 +65,47 @@ pub(crate) async fn run(service: &Service, run: Run, is_json: bool) -> Outcome {
 async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, Outcome> {
     let margins = Margins::new(run.lock.ttl, run.grace)?;
     let client = service.client()?;
-    let mut signals = Signals::new().map_err(|error| Outcome::Failed(format!("signals: {error}")))?;
+    let mut signals =
+        Signals::new().map_err(|error| Outcome::Failed(format!("signals: {error}")))?;
     let cgroup = Cgroup::create();
     // Before the lock: a machine that can start no process holds up nobody.
-    let guards = Guards::start(cgroup.as_ref(), is_json).await;
-    let guards = guards.map_err(|error| Outcome::Failed(format!("the guardian: {error}")))?;
+    let watchdogs = Watchdogs::start(cgroup.as_ref(), is_json).await;
+    let watchdogs = watchdogs.map_err(|error| Outcome::Failed(format!("the watchdog: {error}")))?;
     let guard = tokio::select! {
         guard = run.lock.of(&client).margin(margins.all()).acquire() => guard?,
         () = tell_who_holds(&client, &run.lock.name, run.lock.wait, is_json) => unreachable!("it tells for ever"),
         signal = signals.asked() => return Ok(Outcome::Ended(128 + signal.as_raw() as u8)),
     };
-    let (outcome, is_left) = under(&guard, &run, margins, guards, cgroup.clone(), &mut signals, is_json).await;
+    let (outcome, is_left) =
+        under(&guard, &run, margins, watchdogs, cgroup.clone(), &mut signals, is_json).await;
     if let Some(cgroup) = cgroup {
         cgroup.remove();
     }
     if is_left {
-        // The guardians go on trying for a while. The lock is not given back under what still works.
-        say(is_json, "not_stopped", "not all that the command has started could be stopped", json!({}));
+        // The watchdogs go on trying for a while. The lock is not given back under what still works.
+        say(
+            is_json,
+            "not_stopped",
+            "not all that the command has started could be stopped",
+            json!({}),
+        );
         return Ok(outcome);
     }
     if guard.check().is_ok() {
         match tokio::time::timeout(RELEASE, guard.release()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => say(is_json, "not_released", &format!("the lock ends with its ttl: {error}"), json!({})),
-            Err(_) => say(is_json, "not_released", "no gateway answers: the lock ends with its ttl", json!({})),
+            Ok(Err(error)) => say(
+                is_json,
+                "not_released",
+                &format!("the lock ends with its ttl: {error}"),
+                json!({}),
+            ),
+            Err(_) => say(
+                is_json,
+                "not_released",
+                "no gateway answers: the lock ends with its ttl",
+                json!({}),
+            ),
         }
     }
     Ok(outcome)
@@ -99,22 +116,24 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, 
 struct Margins {
     /// Between the stop signal and KILL.
     grace: Duration,
-    /// Between the guardians' KILL and the deadline.
-    guardians: Duration,
+    /// Between the watchdogs' KILL and the deadline.
+    watchdogs: Duration,
 }
 
 impl Margins {
     fn new(ttl: Duration, grace: Option<Duration>) -> Result<Self, Outcome> {
         let default = (ttl / 6).min(LONGEST_GRACE);
         let [shortest, longest] = GUARDIANS_KILL;
-        let guardians = (ttl / 6).clamp(shortest, longest);
-        let margins = Self { grace: grace.unwrap_or(default), guardians };
+        let watchdogs = (ttl / 6).clamp(shortest, longest);
+        let margins = Self { grace: grace.unwrap_or(default), watchdogs };
         // The guard extends at a third of the TTL, and needs as much time again for failed tries. It refuses half of the TTL too.
         let limit = ttl / 2;
         if margins.all() < limit {
             return Ok(margins);
         }
-        let show = |duration: Duration| humantime::format_duration(Duration::from_millis(duration.as_millis() as u64));
+        let show = |duration: Duration| {
+            humantime::format_duration(Duration::from_millis(duration.as_millis() as u64))
+        };
         Err(Outcome::Usage(match grace {
             Some(grace) if limit > margins.runner() => format!(
                 "--grace is {}; with --ttl {} it has to be less than {}, so that the command is gone before the lock is another's",
@@ -123,14 +142,17 @@ impl Margins {
                 show(limit - margins.runner())
             ),
             Some(_) | None => {
-                format!("--ttl is {}; to stop a command in time it has to be more than 1200ms", show(ttl))
+                format!(
+                    "--ttl is {}; to stop a command in time it has to be more than 1200ms",
+                    show(ttl)
+                )
             }
         }))
     }
 
     /// Between the runner's KILL and the deadline.
     fn runner(&self) -> Duration {
-        self.guardians + RUNNER_KILLS
+        self.watchdogs + RUNNER_KILLS
     }
 
     /// So long before the deadline a lock counts as lost.
@@ -144,25 +166,25 @@ async fn under(
     guard: &Guard,
     run: &Run,
     margins: Margins,
-    mut guards: Guards,
+    mut watchdogs: Watchdogs,
     cgroup: Option<Cgroup>,
     signals: &mut Signals,
     is_json: bool,
 ) -> (Outcome, bool) {
     let kills = run.on_lost == OnLost::Kill;
     if kills {
-        guards.until(guard.deadline() - margins.guardians);
+        watchdogs.until(guard.deadline() - margins.watchdogs);
     }
-    let group = match guards.run(start(guard, &run.command)).await {
+    let group = match watchdogs.run(start(guard, &run.command)).await {
         Ok(group) => group,
         Err(error) => {
-            // A guardian that was stopped may still start it.
-            let family = guards.family(None, cgroup);
+            // A watchdog that was stopped may still start it.
+            let tree = watchdogs.tree(None, cgroup);
             let told = format!("{}: {error}", run.command[0].display());
-            return (Outcome::Failed(told), !guards.clear(&family).await);
+            return (Outcome::Failed(told), !watchdogs.clear(&tree).await);
         }
     };
-    let mut ending = Ending::new(guards.family(Some(group), cgroup), run.stop_signal.signal());
+    let mut ending = Ending::new(watchdogs.tree(Some(group), cgroup), run.stop_signal.signal());
     let terminal = Terminal::of(group);
     let mut deadlines = guard.deadlines();
     let mut lost: Option<Loss> = None;
@@ -170,14 +192,14 @@ async fn under(
         // Signals first, words last.
         tokio::select! {
             biased;
-            news = guards.news() => match news {
+            news = watchdogs.news() => match news {
                 News::Ended(status) => break Some(status),
                 News::WantsTerminal if terminal.give() => {}
                 news => {
                     ending.ask();
                     let (event, text) = why_it_is_stopped(&news);
                     say(is_json, event, text, json!({}));
-                    break ending.grace(&mut guards, Moment::now() + margins.grace).await;
+                    break ending.grace(&mut watchdogs, Moment::now() + margins.grace).await;
                 }
             },
             loss = guard.lost(), if lost.is_none() => {
@@ -186,44 +208,52 @@ async fn under(
                     // Somebody else may have it already: then the grace is all that is left.
                     let end = (Moment::now() + margins.grace).min(guard.deadline() - margins.runner());
                     ending.ask();
-                    guards.until(end + RUNNER_KILLS);
+                    watchdogs.until(end + RUNNER_KILLS);
                     say(is_json, "lost", &text, json!({}));
-                    break ending.grace(&mut guards, end).await;
+                    break ending.grace(&mut watchdogs, end).await;
                 }
                 say(is_json, "lost", &text, json!({}));
             }
             Ok(()) = deadlines.changed(), if kills && lost.is_none() => {
                 let (_, deadline) = *deadlines.borrow_and_update();
-                guards.until(deadline - margins.guardians);
+                watchdogs.until(deadline - margins.watchdogs);
             }
             event = signals.next() => match event {
                 Event::Asked(signal) => ending.pass_on(signal),
-                Event::ChildChanged => guards.look_at_children(),
+                Event::ChildChanged => watchdogs.look_at_children(),
                 Event::TerminalWanted => terminal.take_back(),
             },
         }
     };
     drop(terminal);
-    ending.family.has_ended = true;
+    ending.tree.has_ended = true;
     // From a terminal the signal comes to the command alone.
     ending.takes_all |= status.is_none_or(was_ended);
-    let is_left = !leave_nothing(&ending, guards, is_json).await;
+    let is_left = !leave_nothing(&ending, watchdogs, is_json).await;
     (outcome(guard, lost.filter(|_| kills), status, kills, is_left), is_left)
 }
 
 fn why_it_is_stopped(news: &News) -> (&'static str, &'static str) {
     match news {
-        News::WantsTerminal => {
-            ("no_terminal", "the command waits for a terminal that belongs to somebody else: stopping it")
-        }
-        News::Ended(_) | News::GuardianGone => {
-            ("guardian", "a guardian was killed or stopped, and the command might outlive redlock: stopping it")
-        }
+        News::WantsTerminal => (
+            "no_terminal",
+            "the command waits for a terminal that belongs to somebody else: stopping it",
+        ),
+        News::Ended(_) | News::GuardianGone => (
+            "watchdog",
+            "a watchdog was killed or stopped, and the command might outlive redlock: stopping it",
+        ),
     }
 }
 
 /// How it was, of a command that is lost only where that ends it.
-fn outcome(guard: &Guard, lost: Option<Loss>, status: Option<ExitStatus>, kills: bool, is_left: bool) -> Outcome {
+fn outcome(
+    guard: &Guard,
+    lost: Option<Loss>,
+    status: Option<ExitStatus>,
+    kills: bool,
+    is_left: bool,
+) -> Outcome {
     if let Some(loss) = lost {
         let what = if is_left { "" } else { " and the command stopped" };
         return Outcome::Lost(format!("the lock was lost{what}: {loss}"));
@@ -254,7 +284,8 @@ fn was_ended(status: ExitStatus) -> bool {
 
 /// The command, and what it finds in its environment.
 fn start(guard: &Guard, command: &[OsString]) -> Start {
-    let deadline = humantime::format_rfc3339_millis(SystemTime::now() + guard.deadline().left()).to_string();
+    let deadline =
+        humantime::format_rfc3339_millis(SystemTime::now() + guard.deadline().left()).to_string();
     let environment = [
         ("REDLOCK_NAME", guard.name().to_owned()),
         ("REDLOCK_TOKEN", guard.token().to_owned()),
@@ -267,7 +298,7 @@ fn start(guard: &Guard, command: &[OsString]) -> Start {
     Start { command: command.to_vec(), environment: environment.into(), blocked }
 }
 
-/// `__exec`: becomes the command, and dies with the guardian that has started it.
+/// `__exec`: becomes the command, and dies with the watchdog that has started it.
 pub(crate) fn become_command(
     parent: i32,
     cgroup: Option<PathBuf>,
@@ -283,20 +314,27 @@ pub(crate) fn become_command(
     if let Some(cgroup) = cgroup {
         Cgroup::at(cgroup).enter();
     }
-    let blocked: SigSet =
-        blocked.iter().filter_map(|signal| nix::sys::signal::Signal::try_from(*signal).ok()).collect();
+    let blocked: SigSet = blocked
+        .iter()
+        .filter_map(|signal| nix::sys::signal::Signal::try_from(*signal).ok())
+        .collect();
     if blocked.thread_set_mask().is_err() {
         return ExitCode::from(70);
     }
     let error = std::process::Command::new(&command[0]).args(&command[1..]).exec();
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-    say(is_json, "not_run", &format!("{}: {error}", command[0].display()), json!({ "exit_code": code }));
+    say(
+        is_json,
+        "not_run",
+        &format!("{}: {error}", command[0].display()),
+        json!({ "exit_code": code }),
+    );
     ExitCode::from(code)
 }
 
 /// How a command comes to its end.
 struct Ending {
-    family: Family,
+    tree: ProcessTree,
     /// What it is asked to stop with.
     stop: Signal,
     /// Also what has left the group: a command that ends by itself may leave a daemon behind, one that was told to end, nothing.
@@ -308,32 +346,32 @@ struct Ending {
 }
 
 impl Ending {
-    fn new(family: Family, stop: Signal) -> Self {
-        Self { family, stop, takes_all: false, is_asked: false, had_grace: false }
+    fn new(tree: ProcessTree, stop: Signal) -> Self {
+        Self { tree, stop, takes_all: false, is_asked: false, had_grace: false }
     }
 
     fn ask(&mut self) {
         self.takes_all = true;
         if !std::mem::replace(&mut self.is_asked, true) {
-            self.family.end_all(self.stop);
+            self.tree.end_all(self.stop);
         }
     }
 
     /// Gives all that came of the command time until then. How the command ended, where that can be told.
-    async fn grace(&mut self, guards: &mut Guards, end: Moment) -> Option<ExitStatus> {
+    async fn grace(&mut self, watchdogs: &mut Watchdogs, end: Moment) -> Option<ExitStatus> {
         self.had_grace = true;
         let mut status = None;
         tokio::select! {
-            ended = guards.ended() => {
+            ended = watchdogs.ended() => {
                 status = ended;
-                until_not(|| self.family.is_left(), end).await;
+                until_not(|| self.tree.is_left(), end).await;
             }
-            // A guardian that is stopped tells nothing.
-            () = until_not(|| self.family.is_left(), end) => {}
+            // A watchdog that is stopped tells nothing.
+            () = until_not(|| self.tree.is_left(), end) => {}
         }
-        self.family.signal_all(Signal::KILL);
+        self.tree.signal_all(Signal::KILL);
         if status.is_none() {
-            status = tokio::time::timeout(KILLED_WITHIN, guards.ended()).await.ok().flatten();
+            status = tokio::time::timeout(KILLED_WITHIN, watchdogs.ended()).await.ok().flatten();
         }
         status
     }
@@ -342,21 +380,21 @@ impl Ending {
     fn pass_on(&mut self, signal: Signal) {
         let signal = if signal == Signal::TERM { self.stop } else { signal };
         if signal != self.stop && matches!(signal, Signal::USR1 | Signal::USR2) {
-            return self.family.signal_group(signal);
+            return self.tree.signal_group(signal);
         }
         self.is_asked |= signal == self.stop;
         self.takes_all = true;
-        self.family.end_all(signal);
+        self.tree.end_all(signal);
     }
 }
 
 /// What the command has started would go on without the lock: all of it, or what is in its group. Whether nothing is left.
-async fn leave_nothing(ending: &Ending, guards: Guards, is_json: bool) -> bool {
-    let (family, all) = (&ending.family, ending.takes_all);
-    let is_left = || if all { family.is_left() } else { family.has_group() };
-    let signal = |signal| if all { family.signal_all(signal) } else { family.signal_group(signal) };
+async fn leave_nothing(ending: &Ending, watchdogs: Watchdogs, is_json: bool) -> bool {
+    let (tree, all) = (&ending.tree, ending.takes_all);
+    let is_left = || if all { tree.is_left() } else { tree.has_group() };
+    let signal = |signal| if all { tree.signal_all(signal) } else { tree.signal_group(signal) };
     if ending.had_grace {
-        return guards.clear(family).await;
+        return watchdogs.clear(tree).await;
     }
     // What was killed a moment ago may not have left yet.
     until_not(is_left, Moment::now() + Duration::from_millis(50)).await;
@@ -364,27 +402,32 @@ async fn leave_nothing(ending: &Ending, guards: Guards, is_json: bool) -> bool {
         if !ending.is_asked {
             signal(ending.stop);
         }
-        say(is_json, "left_behind", "the command has left processes behind, which are stopped with it", json!({}));
+        say(
+            is_json,
+            "left_behind",
+            "the command has left processes behind, which are stopped with it",
+            json!({}),
+        );
         until_not(is_left, Moment::now() + LEFT_BEHIND).await;
     }
     if all {
-        return guards.clear(family).await;
+        return watchdogs.clear(tree).await;
     }
     let end = Moment::now() + KILLED_WITHIN;
     until_not(
         || {
-            family.has_group() && {
-                family.signal_group(Signal::KILL);
+            tree.has_group() && {
+                tree.signal_group(Signal::KILL);
                 true
             }
         },
         end,
     )
     .await;
-    if family.has_group() {
+    if tree.has_group() {
         return false;
     }
-    if !guards.done().await {
+    if !watchdogs.done().await {
         say(is_json, "left_running", "processes of the command go on without the lock", json!({}));
     }
     true
@@ -397,7 +440,9 @@ async fn tell_who_holds(client: &Client, name: &str, wait: Duration, is_json: bo
         tokio::time::sleep(LOOK).await;
         let Ok(status) = client.status(name).await else { continue };
         let holder = (status.owner.clone(), status.fencing_token);
-        if status.state != "held" || said.as_ref() == Some(&holder) && !std::io::stderr().is_terminal() {
+        if status.state != "held"
+            || said.as_ref() == Some(&holder) && !std::io::stderr().is_terminal()
+        {
             continue;
         }
         let waited = Moment::now().since(since).as_secs();
@@ -425,7 +470,9 @@ mod tests {
         assert_eq!(all(3_000, None), ms(500 + 500 + 150));
         assert_eq!(all(1_201, None), ms(200 + 250 + 150) + Duration::from_nanos(166_666));
         assert_eq!(all(30_000, Some(13_849)), ms(14_999));
-        let refused = |ttl, grace: Option<u64>| format!("{:?}", Margins::new(ms(ttl), grace.map(ms)).unwrap_err());
+        let refused = |ttl, grace: Option<u64>| {
+            format!("{:?}", Margins::new(ms(ttl), grace.map(ms)).unwrap_err())
+        };
         for grace in [13_850, 20_000] {
             let told = refused(30_000, Some(grace));
             assert!(told.contains("has to be less than 13s 850ms"), "{told}");
@@ -438,6 +485,13 @@ mod tests {
         assert_eq!(code(ExitStatus::from_raw(9)), 137);
         assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
         let ended = |raw| was_ended(ExitStatus::from_raw(raw));
-        assert!(ended(9) && ended(130 << 8) && ended(143 << 8) && !ended(255 << 8) && !ended(137 << 8) && !ended(0));
+        assert!(
+            ended(9)
+                && ended(130 << 8)
+                && ended(143 << 8)
+                && !ended(255 << 8)
+                && !ended(137 << 8)
+                && !ended(0)
+        );
     }
 }

@@ -36,9 +36,12 @@ pub(crate) struct Signals {
 impl Signals {
     pub(crate) fn new() -> std::io::Result<Self> {
         let ignored = ignored();
-        let heard = FORWARDED.into_iter().filter(|(_, passed_on)| ignored >> (passed_on.as_raw() - 1) & 1 == 0);
+        let heard = FORWARDED
+            .into_iter()
+            .filter(|(_, passed_on)| ignored >> (passed_on.as_raw() - 1) & 1 == 0);
         let forwarded = heard.map(|(kind, passed_on)| Ok((signal(kind)?, passed_on)));
-        let terminal = [Signal::TTIN, Signal::TTOU].map(|kind| signal(SignalKind::from_raw(kind.as_raw())));
+        let terminal =
+            [Signal::TTIN, Signal::TTOU].map(|kind| signal(SignalKind::from_raw(kind.as_raw())));
         Ok(Self {
             forwarded: forwarded.collect::<std::io::Result<_>>()?,
             child: signal(SignalKind::child())?,
@@ -48,8 +51,10 @@ impl Signals {
 
     pub(crate) async fn next(&mut self) -> Event {
         poll_fn(|context| {
-            let asked =
-                self.forwarded.iter_mut().find_map(|(s, signal)| s.poll_recv(context).is_ready().then_some(*signal));
+            let asked = self
+                .forwarded
+                .iter_mut()
+                .find_map(|(s, signal)| s.poll_recv(context).is_ready().then_some(*signal));
             if let Some(signal) = asked {
                 return Poll::Ready(Event::Asked(signal));
             }

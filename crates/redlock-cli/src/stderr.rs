@@ -25,7 +25,8 @@ enum Message {
 static QUEUE: LazyLock<Option<SyncSender<Message>>> = LazyLock::new(|| {
     let (queue, messages) = sync_channel(ROOM);
     // Where there is no room for a thread nothing is told.
-    let writer = std::thread::Builder::new().name("stderr".into()).spawn(move || write_all(&messages));
+    let writer =
+        std::thread::Builder::new().name("stderr".into()).spawn(move || write_all(&messages));
     writer.is_ok().then_some(queue)
 });
 

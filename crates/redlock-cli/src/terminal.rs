@@ -23,7 +23,8 @@ impl Terminal {
         let terminal = File::options().read(true).write(true).open("/dev/tty").ok();
         let terminal = Self { terminal, ours: getpgrp(), commands: command };
         // In a pipeline whoever comes next may want it.
-        let is_piped = fstat(std::io::stdout()).is_ok_and(|out| FileType::from_raw_mode(out.st_mode) == FileType::Fifo);
+        let is_piped = fstat(std::io::stdout())
+            .is_ok_and(|out| FileType::from_raw_mode(out.st_mode) == FileType::Fifo);
         if std::io::stdin().is_terminal() && !is_piped {
             terminal.pass(terminal.ours, command);
         }
@@ -47,11 +48,15 @@ impl Terminal {
     }
 
     fn belongs_to(&self, group: Pid) -> bool {
-        self.terminal.as_ref().is_some_and(|terminal| tcgetpgrp(terminal).is_ok_and(|owner| owner == group))
+        self.terminal
+            .as_ref()
+            .is_some_and(|terminal| tcgetpgrp(terminal).is_ok_and(|owner| owner == group))
     }
 
     fn pass(&self, from: Pid, to: Pid) -> bool {
-        let Some(terminal) = self.terminal.as_ref().filter(|_| self.belongs_to(from)) else { return false };
+        let Some(terminal) = self.terminal.as_ref().filter(|_| self.belongs_to(from)) else {
+            return false;
+        };
         // Who is not in the foreground is stopped for this, unless it has blocked the signal.
         let blocked = SigSet::from(SIGTTOU);
         let is_passed = blocked.thread_block().is_ok() && tcsetpgrp(terminal, to).is_ok();

@@ -123,7 +123,9 @@ impl ClientBuilder {
         let setup = |what: String| Error::Setup(what);
         let urls = self.urls.iter().map(|url| parse(url)).collect::<Result<Vec<_>, _>>()?;
         if urls.is_empty() {
-            return Err(setup("no URL of a gateway was given, such as http://127.0.0.1:8080".into()));
+            return Err(setup(
+                "no URL of a gateway was given, such as http://127.0.0.1:8080".into(),
+            ));
         }
         // No redirects: a token goes where it was meant to go. No proxy of the environment that a lock would depend on unseen.
         let mut http = reqwest::Client::builder()
@@ -133,7 +135,8 @@ impl ClientBuilder {
             .no_proxy()
             .user_agent(concat!("redlock-client/", env!("CARGO_PKG_VERSION")));
         for pem in &self.authorities {
-            let found = Certificate::from_pem_bundle(pem).map_err(|error| setup(format!("the authority: {error}")))?;
+            let found = Certificate::from_pem_bundle(pem)
+                .map_err(|error| setup(format!("the authority: {error}")))?;
             if found.is_empty() {
                 return Err(setup("the authority has no certificate (PEM)".into()));
             }
@@ -141,7 +144,9 @@ impl ClientBuilder {
         }
         if let Some(pem) = &self.identity {
             let identity = reqwest::Identity::from_pem(pem);
-            http = http.identity(identity.map_err(|error| setup(format!("the client certificate: {error}")))?);
+            http = http.identity(
+                identity.map_err(|error| setup(format!("the client certificate: {error}")))?,
+            );
         }
         let http = http.build().map_err(|error| setup(format!("the HTTP client: {error}")))?;
         let key = self.key.map(|key| key.trim().to_owned());
@@ -157,7 +162,11 @@ fn parse(text: &str) -> Result<Url, Error> {
     if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
         return Err(refused("it has to begin with http:// or https://, and name a host".into()));
     }
-    if url.query().is_some() || url.fragment().is_some() || !url.username().is_empty() || url.password().is_some() {
+    if url.query().is_some()
+        || url.fragment().is_some()
+        || !url.username().is_empty()
+        || url.password().is_some()
+    {
         return Err(refused(
             "nothing but scheme, host, port and path belongs there; a key goes into a file of its own".into(),
         ));
@@ -193,14 +202,20 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Refused`], [`Error::Unavailable`].
-    pub async fn list(&self, prefix: &str, limit: u32, cursor: Option<&str>) -> Result<Page, Error> {
+    pub async fn list(
+        &self,
+        prefix: &str,
+        limit: u32,
+        cursor: Option<&str>,
+    ) -> Result<Page, Error> {
         let limit = limit.to_string();
         let pairs = [("prefix", Some(prefix)), ("limit", Some(&*limit)), ("cursor", cursor)];
         let pairs = pairs.into_iter().filter_map(|(key, value)| Some((key, value?)));
         // Only to encode the query; the gateway comes later.
-        let query =
-            Url::parse_with_params("http://gateway/locks", pairs).map_err(|error| Error::Setup(error.to_string()))?;
-        self.read(Call::new(Method::GET, format!("locks?{}", query.query().unwrap_or_default()))).await
+        let query = Url::parse_with_params("http://gateway/locks", pairs)
+            .map_err(|error| Error::Setup(error.to_string()))?;
+        self.read(Call::new(Method::GET, format!("locks?{}", query.query().unwrap_or_default())))
+            .await
     }
 
     /// Whether the gateway takes requests, and its masters. An answer also when it does not.
@@ -219,7 +234,9 @@ impl Client {
         let call = extension(name, token, ttl)?;
         let extended = self.ask::<Granted>(&call, Moment::now() + ALL_TRIES, ONE_TRY).await;
         let (granted, sent) = extended.map_err(lost)?;
-        granted.map(|granted| granted.deadline(sent, ttl)).ok_or_else(|| Error::Setup("PATCH was answered 204".into()))
+        granted
+            .map(|granted| granted.deadline(sent, ttl))
+            .ok_or_else(|| Error::Setup("PATCH was answered 204".into()))
     }
 
     /// Releases a lock by its token; quiet when it is not held any more.
@@ -230,7 +247,12 @@ impl Client {
         self.release_until(name, token, Moment::now() + ALL_TRIES).await
     }
 
-    pub(crate) async fn release_until(&self, name: &str, token: &str, until: Moment) -> Result<(), Error> {
+    pub(crate) async fn release_until(
+        &self,
+        name: &str,
+        token: &str,
+        until: Moment,
+    ) -> Result<(), Error> {
         let call = Call::of_lock(Method::DELETE, name)?.secret(&LOCK_TOKEN, token)?;
         match self.ask::<serde_json::Value>(&call, until, ONE_TRY).await {
             // A repetition meets what the first one did.
@@ -241,8 +263,13 @@ impl Client {
 
     /// Releases what requests with this key were granted that were not answered. When nobody answers now either, the lock ends
     /// with its TTL.
-    pub(crate) async fn release_by_key(&self, name: &str, idempotency_key: &str) -> Result<(), Error> {
-        let call = Call::of_lock(Method::DELETE, name)?.secret(&IDEMPOTENCY_KEY, idempotency_key)?;
+    pub(crate) async fn release_by_key(
+        &self,
+        name: &str,
+        idempotency_key: &str,
+    ) -> Result<(), Error> {
+        let call =
+            Call::of_lock(Method::DELETE, name)?.secret(&IDEMPOTENCY_KEY, idempotency_key)?;
         self.ask::<serde_json::Value>(&call, Moment::now() + ONE_TRY, ONE_TRY).await.map(|_| ())
     }
 
@@ -265,7 +292,7 @@ impl Client {
         self.0.urls.len() as u32
     }
 
-    /// Asks one gateway after the other until one answers, with pauses, and says when the request was sent that was answered.
+    /// Asks one gateway after the other until one answers, with backoff, and says when the request was sent that was answered.
     /// What is asked must do no harm when it is done twice.
     pub(crate) async fn ask<T: DeserializeOwned>(
         &self,
@@ -300,7 +327,12 @@ impl Client {
                 soonest = soonest.min(asked);
                 heard.push(failure.to_string());
                 // Unless another request has gone on to it meanwhile.
-                let _ = current.compare_exchange(at, (at + 1) % urls.len(), Ordering::Relaxed, Ordering::Relaxed);
+                let _ = current.compare_exchange(
+                    at,
+                    (at + 1) % urls.len(),
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                );
             }
             let rest = pause.mul_f64(0.5 + fastrand::f64()).max(soonest);
             if rest + SHORTEST_TRY >= until.left() {
@@ -331,7 +363,8 @@ impl Granted {
 
     /// Whether the token can be one: shells and headers take it as it stands.
     pub(crate) fn has_token(&self) -> bool {
-        !self.token.is_empty() && self.token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.')
+        !self.token.is_empty()
+            && self.token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.')
     }
 }
 
@@ -367,12 +400,19 @@ mod tests {
             let error = url(wrong).unwrap_err().to_string();
             assert!(error.contains("is no URL") && !error.contains("key@"), "{error}");
         }
-        assert!(Client::builder().build().unwrap_err().to_string().contains("http://127.0.0.1:8080"));
+        assert!(
+            Client::builder().build().unwrap_err().to_string().contains("http://127.0.0.1:8080")
+        );
     }
 
     #[test]
     fn a_deadline_counts_from_the_moment_of_sending() {
-        let granted = Granted { token: String::new(), fencing_token: 1, validity_ms: 29_000, elapsed_ms: 5_000 };
+        let granted = Granted {
+            token: String::new(),
+            fencing_token: 1,
+            validity_ms: 29_000,
+            elapsed_ms: 5_000,
+        };
         let (sent, ttl) = (Moment::now() - Duration::from_secs(7), Duration::from_secs(30));
         assert_eq!(granted.deadline(sent, ttl).since(sent), Duration::from_secs(34));
         let boasts = Granted { validity_ms: u64::MAX, elapsed_ms: u64::MAX, ..granted };

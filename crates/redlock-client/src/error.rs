@@ -81,6 +81,7 @@ fn of_holder(holder: &Option<String>) -> String {
 }
 
 fn in_time(expires_in: &Option<Duration>) -> String {
-    expires_in
-        .map_or_else(String::new, |left| format!("; it expires in {:.1} s unless it is extended", left.as_secs_f64()))
+    expires_in.map_or_else(String::new, |left| {
+        format!("; it expires in {:.1} s unless it is extended", left.as_secs_f64())
+    })
 }

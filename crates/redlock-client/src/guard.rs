@@ -54,7 +54,8 @@ impl Guard {
         let Granted { token, fencing_token, .. } = granted;
         let (lease, _) = watch::channel((sent, deadline));
         let (loss, lost) = (OnceLock::new(), CancellationToken::new());
-        let held = Arc::new(Held { client, name, token, fencing_token, ttl, margin, lease, loss, lost });
+        let held =
+            Arc::new(Held { client, name, token, fencing_token, ttl, margin, lease, loss, lost });
         let renewal = tokio::spawn({
             let held = held.clone();
             async move { held.lose(held.extend_until_lost().await) }
@@ -107,7 +108,9 @@ impl Guard {
             return Err(Error::Lost(self.held.loss()));
         }
         if self.deadline().has_passed() {
-            return Err(Error::Lost(Loss::Unconfirmed { what: vec!["nothing has run since".into()] }));
+            return Err(Error::Lost(Loss::Unconfirmed {
+                what: vec!["nothing has run since".into()],
+            }));
         }
         Ok(())
     }

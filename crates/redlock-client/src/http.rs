@@ -40,11 +40,15 @@ impl Call {
     /// Of a lock, whatever its name: `/` is the one character of a name that would end a path segment.
     pub(crate) fn of_lock(method: Method, name: &str) -> Result<Self, crate::Error> {
         if matches!(name, "" | "." | "..") {
-            return Err(crate::Error::Setup(format!("{name:?} is no name of a lock: paths of URLs end there")));
+            return Err(crate::Error::Setup(format!(
+                "{name:?} is no name of a lock: paths of URLs end there"
+            )));
         }
         // Anything that is no name is encoded too: the gateway says what is wrong with it.
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@+~-".contains(&byte);
-        let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+        let encode = |byte: u8| {
+            if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+        };
         Ok(Self::new(method, format!("locks/{}", name.bytes().map(encode).collect::<String>())))
     }
 
@@ -59,8 +63,9 @@ impl Call {
 
     /// With a token or key, which no log shall show.
     pub(crate) fn secret(self, name: &HeaderName, value: &str) -> Result<Self, crate::Error> {
-        let mut value = HeaderValue::try_from(value)
-            .map_err(|_| crate::Error::Setup(format!("what was given for {name} cannot stand in a header")))?;
+        let mut value = HeaderValue::try_from(value).map_err(|_| {
+            crate::Error::Setup(format!("what was given for {name} cannot stand in a header"))
+        })?;
         value.set_sensitive(true);
         Ok(self.header(name, value))
     }
@@ -78,8 +83,11 @@ impl Call {
         limit: Duration,
     ) -> Result<Option<T>, Failure> {
         let unclear = |error: reqwest::Error| Failure::Unclear(told(url, error, limit));
-        let to = url.join(&self.path).map_err(|error| Failure::Unclear(format!("{url}{}: {error}", self.path)))?;
-        let mut request = http.request(self.method.clone(), to).headers(self.headers.clone()).timeout(limit);
+        let to = url
+            .join(&self.path)
+            .map_err(|error| Failure::Unclear(format!("{url}{}: {error}", self.path)))?;
+        let mut request =
+            http.request(self.method.clone(), to).headers(self.headers.clone()).timeout(limit);
         if let Some(body) = &self.body {
             request = request.json(body);
         }
@@ -91,7 +99,9 @@ impl Call {
         let text = response.bytes().await.map_err(unclear)?;
         if status.is_success() || self.is_answer == Some(status.as_u16()) {
             let body = serde_json::from_slice(&text);
-            return body.map(Some).map_err(|error| Failure::Unclear(format!("{url} answered {status}: {error}")));
+            return body
+                .map(Some)
+                .map_err(|error| Failure::Unclear(format!("{url} answered {status}: {error}")));
         }
         Err(match serde_json::from_slice::<Problem>(&text) {
             Ok(problem) => Failure::Problem(Box::new(problem)),
@@ -103,7 +113,8 @@ impl Call {
 
 fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
     let detail = format!("{url} answered {status}, and not in the words of a gateway");
-    let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let seconds =
+        headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     let problem = |code: &str, retry_after_ms| {
         let (status, code, request_id) = (status.as_u16(), code.into(), None);
         let (holder, expires_in_ms) = (None, None);
@@ -118,7 +129,9 @@ fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
         }))
     };
     match (status.as_u16(), seconds) {
-        (408 | 429 | 502..=504, Some(seconds)) => problem("proxy", Some(seconds.saturating_mul(1000))),
+        (408 | 429 | 502..=504, Some(seconds)) => {
+            problem("proxy", Some(seconds.saturating_mul(1000)))
+        }
         (408 | 429 | 502..=504, None) => Failure::Unclear(detail),
         _ => problem("not_a_gateway", None),
     }
@@ -142,7 +155,9 @@ impl Failure {
         match self {
             Self::Unclear(_) => Some(Duration::ZERO),
             Self::Problem(problem) => match problem.status {
-                408 | 429 | 502..=504 => Some(Duration::from_millis(problem.retry_after_ms.unwrap_or(0))),
+                408 | 429 | 502..=504 => {
+                    Some(Duration::from_millis(problem.retry_after_ms.unwrap_or(0)))
+                }
                 // A defect of the gateway may be gone with the next one.
                 500 => Some(Duration::ZERO),
                 _ => None,
@@ -154,7 +169,9 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Problem(problem) => write!(f, "{} ({}): {}", problem.code, problem.status, problem.detail),
+            Self::Problem(problem) => {
+                write!(f, "{} ({}): {}", problem.code, problem.status, problem.detail)
+            }
             Self::Unclear(what) => f.write_str(what),
         }
     }
@@ -182,7 +199,11 @@ mod tests {
         let soon = Some(Duration::from_millis(7));
         assert_eq!(problem(503, "outcome_unknown").pause(), soon);
         assert_eq!(problem(429, "rate_limited").pause(), soon);
-        for refused in [problem(400, "invalid_ttl"), problem(401, "unauthenticated"), problem(409, "lock_held")] {
+        for refused in [
+            problem(400, "invalid_ttl"),
+            problem(401, "unauthenticated"),
+            problem(409, "lock_held"),
+        ] {
             assert_eq!(refused.pause(), None);
         }
         assert_eq!(Failure::Unclear("no answer".into()).pause(), Some(Duration::ZERO));

@@ -134,7 +134,8 @@ impl Lock {
 
     async fn asked(&self) -> Result<(Granted, Moment, Moment), Error> {
         let mut random = [0; 16];
-        getrandom::fill(&mut random).map_err(|error| Error::Setup(format!("no randomness: {error}")))?;
+        getrandom::fill(&mut random)
+            .map_err(|error| Error::Setup(format!("no randomness: {error}")))?;
         // The same for all repetitions: whichever is answered tells of the same grant.
         let key = hex::encode(random);
         let call = Call::of_lock(Method::POST, &self.name)?.secret(&IDEMPOTENCY_KEY, &key)?;
@@ -152,7 +153,8 @@ impl Lock {
         let end_of_wait = Moment::now() + self.wait;
         let gateways = self.client.gateways();
         let mut longest = if gateways > 1 { TURN_OF_SEVERAL } else { LONGEST_TURN };
-        let give_up = (Moment::now() + UNDECIDED).max(end_of_wait) + (longest.min(self.wait) + ONE_TRY) * gateways;
+        let give_up = (Moment::now() + UNDECIDED).max(end_of_wait)
+            + (longest.min(self.wait) + ONE_TRY) * gateways;
         while !give_up.has_passed() {
             let asked = Moment::now();
             let turn = end_of_wait.left().min(longest);
@@ -170,13 +172,18 @@ impl Lock {
                     // The answer was on its way for longer than the lock lives. Asked again, it is extended or granted anew.
                 }
                 Ok((None, _)) => return Err(Error::Setup("POST was answered 204".into())),
-                Err(Error::Refused(problem)) if problem.code == "invalid_wait" && longest > SHORTEST_TURN => {
+                Err(Error::Refused(problem))
+                    if problem.code == "invalid_wait" && longest > SHORTEST_TURN =>
+                {
                     longest = (turn / 2).max(SHORTEST_TURN);
                 }
                 Err(Error::Refused(problem)) if problem.code == "lock_held" => {
                     if end_of_wait.has_passed() {
                         let Problem { holder, expires_in_ms, .. } = *problem;
-                        return Err(Error::Held { holder, expires_in: expires_in_ms.map(Duration::from_millis) });
+                        return Err(Error::Held {
+                            holder,
+                            expires_in: expires_in_ms.map(Duration::from_millis),
+                        });
                     }
                     // Answered before its turn was over: not to be asked again at once.
                     if Moment::now().since(asked) < turn / 2 {
@@ -235,9 +242,9 @@ fn margin(ttl: Duration, asked: Option<Duration>) -> Result<Duration, Error> {
     match asked {
         None => Ok((ttl / 10).min(LONGEST_MARGIN)),
         Some(margin) if margin.saturating_mul(2) < ttl => Ok(margin),
-        Some(margin) => {
-            Err(Error::Setup(format!("the margin of {margin:?} has to be less than half of the TTL of {ttl:?}")))
-        }
+        Some(margin) => Err(Error::Setup(format!(
+            "the margin of {margin:?} has to be less than half of the TTL of {ttl:?}"
+        ))),
     }
 }
 
@@ -253,7 +260,11 @@ mod tests {
         assert_eq!(margin(ttl, Some(ms(499))).unwrap(), ms(499));
         for wrong in [ms(500), ttl, Duration::MAX] {
             let told = margin(ttl, Some(wrong)).unwrap_err().to_string();
-            assert!(told.contains(&format!("{wrong:?}")) && told.contains("less than half of the TTL of 1s"), "{told}");
+            assert!(
+                told.contains(&format!("{wrong:?}"))
+                    && told.contains("less than half of the TTL of 1s"),
+                "{told}"
+            );
         }
     }
 }

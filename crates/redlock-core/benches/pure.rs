@@ -10,7 +10,7 @@ use divan::counter::ItemsCount;
 use divan::{AllocProfiler, Bencher, black_box};
 use redlock_core::clock::{HybridClock, SystemClock};
 use redlock_core::internals::{packed_answer, tally, unpacked_answer};
-use redlock_core::node::packed::{Header, pack_call};
+use redlock_core::node::codec::{Header, pack_call};
 use redlock_core::node::{Hint, Holding, Keys, NodeSettings, Op, Record, ReleaseScope, Vote};
 use redlock_core::quorum::Quorum;
 use redlock_core::validity::{drift, validity};
@@ -52,7 +52,10 @@ fn acquire() -> Op {
 }
 
 fn held() -> Vote {
-    Vote::Held(Holding { record: Record::new(&token(), &info()), expires_in: Some(Duration::from_secs(20)) })
+    Vote::Held(Holding {
+        record: Record::new(&token(), &info()),
+        expires_in: Some(Duration::from_secs(20)),
+    })
 }
 
 mod words {
@@ -77,7 +80,9 @@ mod words {
     #[divan::bench]
     fn owner_of_an_idempotency_key(bencher: Bencher) {
         let name = name(NAMES[1]);
-        bencher.bench(|| Owner::derive("cluster", "anonymous", black_box(&name), "9f86d081884c7d659a2f"));
+        bencher.bench(|| {
+            Owner::derive("cluster", "anonymous", black_box(&name), "9f86d081884c7d659a2f")
+        });
     }
 }
 
@@ -163,8 +168,11 @@ mod batch {
 
     #[divan::bench(args = SIZES)]
     fn encoded(bencher: Bencher, size: usize) {
-        let header = Header::new("{lock:}:node", "1 a-marker", "{lock:}:hints", &NodeSettings::default());
-        let ops: Vec<_> = (0..size).map(|at| Arc::new(if is_acquire(&at) { acquire() } else { release() })).collect();
+        let header =
+            Header::new("{lock:}:node", "1 a-marker", "{lock:}:hints", &NodeSettings::default());
+        let ops: Vec<_> = (0..size)
+            .map(|at| Arc::new(if is_acquire(&at) { acquire() } else { release() }))
+            .collect();
         bencher.counter(ItemsCount::new(size)).bench(|| pack_call(&header, black_box(&ops).iter()));
     }
 
@@ -176,6 +184,8 @@ mod batch {
             _ => Vote::Granted,
         };
         let answer = packed_answer(&(0..size).map(vote).collect::<Vec<_>>());
-        bencher.counter(ItemsCount::new(size)).bench(|| unpacked_answer(size, black_box(answer.clone())));
+        bencher
+            .counter(ItemsCount::new(size))
+            .bench(|| unpacked_answer(size, black_box(answer.clone())));
     }
 }

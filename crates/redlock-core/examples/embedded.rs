@@ -43,6 +43,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn lock(locks: &Redlock, name: &LockName, ttl: Ttl, patience: Duration) -> Result<LockGuard, LockError> {
+async fn lock(
+    locks: &Redlock,
+    name: &LockName,
+    ttl: Ttl,
+    patience: Duration,
+) -> Result<LockGuard, LockError> {
     locks.lock(name, ttl, AcquireOptions::default(), patience).await
 }

@@ -8,11 +8,14 @@
 use std::error::Error;
 use std::time::Duration;
 
-use redlock_core::{AcquireOptions, Bootstrap, FencingToken, Info, LockError, LockName, Redlock, Ttl};
+use redlock_core::{
+    AcquireOptions, Bootstrap, FencingToken, Info, LockError, LockName, Redlock, Ttl,
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let (flags, urls): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg == "--bootstrap");
+    let (flags, urls): (Vec<_>, Vec<_>) =
+        std::env::args().skip(1).partition(|arg| arg == "--bootstrap");
     let is_new = !flags.is_empty();
     // A password in an address is in no error.
     let locks = Redlock::builder().redis(urls).expecting_bootstrap(is_new).connect()?;
@@ -28,7 +31,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
 
     let (name, ttl) = ("reports/nightly".parse::<LockName>()?, Ttl::from_millis(30_000)?);
-    let options = AcquireOptions { info: Info::new("the nightly report")?, ..AcquireOptions::default() };
+    let options =
+        AcquireOptions { info: Info::new("the nightly report")?, ..AcquireOptions::default() };
     let mut guard = match locks.lock(&name, ttl, options, Duration::from_secs(5)).await {
         Ok(guard) => guard,
         Err(LockError::Held(by)) => {

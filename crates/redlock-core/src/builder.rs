@@ -6,14 +6,14 @@ use std::time::Duration;
 use crate::model::types::Ttl;
 use crate::node::Node;
 #[cfg(feature = "redis")]
-use crate::node::admission::ClusterConfig;
+use crate::node::eligibility::ClusterConfig;
 use crate::node::memory::MemoryNode;
 #[cfg(feature = "tls")]
 use crate::node::redis::TlsSettings;
 #[cfg(feature = "redis")]
 use crate::node::redis::{RedisNode, RedisUrl};
 use crate::redlock::Redlock;
-use crate::settings::{Seams, Settings, SettingsError};
+use crate::settings::{Env, Settings, SettingsError};
 
 /// Makes a [`Redlock`], see [`Redlock::builder`].
 #[must_use = "nothing is connected before `connect`"]
@@ -22,7 +22,7 @@ pub struct RedlockBuilder {
     nodes: Nodes,
     embedded_memory: Option<u64>,
     settings: Settings,
-    seams: Seams,
+    env: Env,
     #[cfg(feature = "redis")]
     bootstrap: bool,
     #[cfg(feature = "tls")]
@@ -97,8 +97,8 @@ impl RedlockBuilder {
     }
 
     /// Other clocks, another generator, an observer.
-    pub fn seams(self, seams: Seams) -> Self {
-        Self { seams, ..self }
+    pub fn env(self, env: Env) -> Self {
+        Self { env, ..self }
     }
 
     /// Says that the masters have never been used, so that [`Redlock::bootstrap`] can end their quarantine. For the very
@@ -119,12 +119,13 @@ impl RedlockBuilder {
     /// # Errors
     /// The setting or address, its value (never a password) and what is allowed. Nothing was started then.
     pub fn connect(self) -> Result<Redlock, SettingsError> {
-        let Self { settings, seams, .. } = self;
+        let Self { settings, env, .. } = self;
         let nodes = match self.nodes {
             Nodes::Given(nodes) => nodes,
             Nodes::Embedded(count) => {
                 let node = |n| {
-                    let node = MemoryNode::new(format!("embedded-{n}"), seams.clock.clone(), settings.node);
+                    let node =
+                        MemoryNode::new(format!("embedded-{n}"), env.clock.clone(), settings.node);
                     match self.embedded_memory {
                         Some(bytes) => node.with_max_memory(bytes),
                         None => node,
@@ -135,7 +136,8 @@ impl RedlockBuilder {
             #[cfg(feature = "redis")]
             Nodes::Redis(urls) => {
                 let parse = |(at, url): (usize, &String)| {
-                    RedisUrl::parse(url).map_err(|error| SettingsError::NodeUrl { number: at + 1, error })
+                    RedisUrl::parse(url)
+                        .map_err(|error| SettingsError::NodeUrl { number: at + 1, error })
                 };
                 let urls = urls.iter().enumerate().map(parse).collect::<Result<Vec<_>, _>>()?;
                 settings.check(urls.iter().map(RedisUrl::name))?;
@@ -146,11 +148,14 @@ impl RedlockBuilder {
                 {
                     of_masters.tls = self.tls;
                 }
-                let start = |url| Arc::new(RedisNode::start(url, of_masters.clone(), seams.clone())) as Arc<dyn Node>;
+                let start = |url| {
+                    Arc::new(RedisNode::start(url, of_masters.clone(), env.clone()))
+                        as Arc<dyn Node>
+                };
                 urls.into_iter().map(start).collect()
             }
         };
-        Redlock::new(nodes, settings, seams)
+        Redlock::new(nodes, settings, env)
     }
 }
 
@@ -172,10 +177,15 @@ mod tests {
     #[cfg(feature = "redis")]
     #[tokio::test]
     async fn an_address_that_is_none_is_named_by_its_number_and_keeps_its_password() {
-        let said = |urls: &[&str]| Redlock::builder().redis(urls.iter().copied()).connect().err().expect("refused");
+        let said = |urls: &[&str]| {
+            Redlock::builder().redis(urls.iter().copied()).connect().err().expect("refused")
+        };
         let bad = said(&["redis://one", "http://:hunter2@two"]).to_string();
         assert!(bad.starts_with("node number 2: ") && bad.contains("expected redis://"), "{bad}");
         assert!(!bad.contains("hunter2"), "{bad}");
-        assert_eq!(said(&["redis://one", "redis://one:6379/1"]), SettingsError::DuplicateNode("one:6379".into()));
+        assert_eq!(
+            said(&["redis://one", "redis://one:6379/1"]),
+            SettingsError::DuplicateNode("one:6379".into())
+        );
     }
 }

@@ -125,9 +125,12 @@ impl HeldBy {
 
     pub(crate) fn from_holding(holding: &Holding, expires_in: Option<Duration>) -> Self {
         match holding.record.parse() {
-            Some((token, info)) => {
-                Self { info: info.to_vec(), fencing: Some(token.fencing()), expires_in, owner: Some(*token.owner()) }
-            }
+            Some((token, info)) => Self {
+                info: info.to_vec(),
+                fencing: Some(token.fencing()),
+                expires_in,
+                owner: Some(*token.owner()),
+            },
             None => Self { info: Vec::new(), fencing: None, expires_in, owner: None },
         }
     }

@@ -97,7 +97,12 @@ mod tests {
         (locks, "a".parse().expect("a name"), Ttl::from_millis(60_000).expect("a TTL"))
     }
 
-    async fn lock(locks: &Redlock, name: &LockName, ttl: Ttl, patience: Duration) -> Result<LockGuard, LockError> {
+    async fn lock(
+        locks: &Redlock,
+        name: &LockName,
+        ttl: Ttl,
+        patience: Duration,
+    ) -> Result<LockGuard, LockError> {
         locks.lock(name, ttl, AcquireOptions::default(), patience).await
     }
 
@@ -131,7 +136,10 @@ mod tests {
         let next = lock(&locks, &name, ttl, AT_ONCE).await.expect("free");
         drop(gone);
         locks.drained().await;
-        assert!(matches!(locks.inspect(&name).await.state, LockState::Held(_)), "an old guard releases no newer lock");
+        assert!(
+            matches!(locks.inspect(&name).await.state, LockState::Held(_)),
+            "an old guard releases no newer lock"
+        );
         assert!(next.validity().is_some());
     }
 }

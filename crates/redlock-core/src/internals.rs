@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::model::quorum::Tally;
-use crate::node::packed::{self, AnswerPacker};
+use crate::node::codec::{self, AnswerPacker};
 use crate::node::{Op, Vote};
 
 /// The votes of one round, counted.
@@ -20,5 +20,5 @@ pub fn packed_answer(votes: &[Vote]) -> Bytes {
 
 /// The votes of an answer to so many operations.
 pub fn unpacked_answer(operations: usize, answer: Bytes) -> Option<Vec<Vote>> {
-    packed::unpack_answer(operations, answer).map(|answer| answer.votes)
+    codec::unpack_answer(operations, answer).map(|answer| answer.votes)
 }

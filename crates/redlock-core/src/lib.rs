@@ -12,8 +12,8 @@
 //!   refuses smaller tokens is safe even from a holder that slept through its deadline (Kleppmann, "How to do
 //!   distributed locking"). It costs no extra round trip: nodes keep the last T beside the lock and refuse smaller ones;
 //! - a failed, cancelled or timed-out attempt is released on every node it may have reached, on a deadline of its own,
-//!   and the release is a barrier against commands that are still in flight;
-//! - a master that may have forgotten locks gives no votes until all of them have ended ([`node::admission`]);
+//!   and the release is a tombstone against commands that are still in flight;
+//! - a master that may have lost locks gives no votes until all of them have ended ([`node::eligibility`]);
 //! - an extension sets the lock again on masters that lost it;
 //! - waiters stand in a queue, and a release hands the lock to the next one in the same round trip;
 //! - outcomes are honest: refused, impossible and unknown are different answers ([`LockError`]).
@@ -89,14 +89,14 @@
 //! | [`Redlock`] | the facade: everything a user can do | how it is done |
 //! | `builder`, `guard` | a [`Redlock`] from addresses; a lock that is released when it is dropped | how locks are acquired |
 //! | `acquire` | one attempt, and the one loop around attempts: split votes, retries, waiting | Redis, HTTP |
-//! | `extend` | with healing: an extended lock is set again where it was lost | who asked |
-//! | `release` | carries out the plan of a hand-off: release, ask again for the next waiter, tell others | whose turn it is |
+//! | `extend` | with repair: an extended lock is set again where it was lost | who asked |
+//! | `release` | carries out the plan of a handoff: release, ask again for the next waiter, tell others | whose turn it is |
 //! | `inspect`, `list` | for people | that locks are acquired |
 //! | `catch_up` | a master that votes again is given what was granted without it | rounds, quarantines |
-//! | `adoption` | a master that has forgotten its locks is told by the others | rounds, who holds what |
+//! | `recovery` | a master that has lost its locks is told by the others | rounds, who holds what |
 //! | `bootstrap` | the first start of a cluster | locks |
 //! | [`reconfigure`] | the operator's way from one configuration to another | locks |
-//! | `wait` | the queue of waiters of each lock, fairness between processes, the plan of a hand-off | votes, nodes, [`Redlock`] |
+//! | `wait` | the queue of waiters of each lock, fairness between processes, the plan of a handoff | votes, nodes, [`Redlock`] |
 //! | `shared` | what all operations share | what they do with it |
 //! | `round` | one question to all nodes | what the answer is for |
 //! | `round_times` | how long rounds take here now, and which TTLs that rules out | nodes, tokio |
@@ -104,7 +104,7 @@
 //! | `pending_releases` | releases that nodes did not answer, until they do | who asked |
 //! | `settings` | what a [`Redlock`] is made with, checked | what becomes of it |
 //! | [`quorum`], [`validity`], [`retry`] | pure decisions | time, nodes, tokio |
-//! | [`clock`] | the time and chance seams, the clock that mints fencing tokens | nodes |
+//! | [`clock`] | the time and chance env, the clock that mints fencing tokens | nodes |
 //! | [`types`] | names, owners, tokens, TTLs: parsed once, limits beside them | everything else |
 //! | [`node`] | the seam to one master, in memory and on Redis | other nodes, quorum, retries |
 //! | [`error`] | outcomes | status codes |
@@ -143,8 +143,8 @@ pub use error::{HeldBy, LockError, NodeAnswer, NodeReport, WaitLimit};
 pub use guard::LockGuard;
 pub use model::retry::RetryPolicy;
 pub use model::types::{
-    FencingToken, Info, InfoTooLong, InvalidFencingToken, InvalidToken, InvalidTtl, LockName, LockToken, NameError,
-    Nonce, Owner, Ttl,
+    FencingToken, Info, InfoTooLong, InvalidFencingToken, InvalidToken, InvalidTtl, LockName,
+    LockToken, NameError, Nonce, Owner, Ttl,
 };
 pub use model::validity::Lease;
 pub use model::{clock, quorum, retry, types, validity};
@@ -153,5 +153,5 @@ pub use operations::inspect::{Inspection, NodeView};
 pub use operations::list::{InvalidCursor, ListCursor, LockPage};
 pub use redlock::Redlock;
 pub use round::votes::LockState;
-pub use settings::{Seams, Settings, SettingsError};
+pub use settings::{Env, Settings, SettingsError};
 pub use wait::Waiting;

@@ -11,16 +11,16 @@
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
 //! | `op`, `record` | what is asked and answered; what is stored | how it travels |
-//! | [`packed`] | a call and its answer as bytes | who carries them |
+//! | [`codec`] | a call and its answer as bytes | who carries them |
 //! | `hint` | what gateways tell each other | who hears it |
 //! | `observer` | what is measured, and what is taken from outside | what comes of it |
 //! | `task` | an operation on its way, and the way back of its vote | who votes |
 //! | `status` | what a node is doing, why, and what can be done about it | flags |
 //! | [`rules`] | the rules of one node, over a small key space | where the keys are |
 //! | [`memory`] | that key space in this process | |
-//! | [`admission`] | whether a master may vote: facts and marker in, one step out | connections, time |
-//! | `rate` | whether a master's clock runs ahead of ours | whose fault it is |
-//! | `peers` | what the workers of one gateway know of each other: processes, clocks | what follows from it |
+//! | [`eligibility`] | whether a master may vote: facts and marker in, one step out | connections, time |
+//! | `clock_drift` | whether a master's clock runs ahead of ours | whose fault it is |
+//! | `node_registry` | what the workers of one gateway know of each other: processes, clocks | what follows from it |
 //! | `calls` | what waits to be sent, and what is under way | what is said beside it |
 //! | `driver` | what the worker of a master does next: events in, actions out, one deadline | tasks, sockets, Redis |
 //! | `report` | what operators are told of a master | what it is told |
@@ -38,19 +38,19 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub mod admission;
 mod calls;
+mod clock_drift;
+pub mod codec;
 mod driver;
+pub mod eligibility;
 pub(crate) mod hint;
 mod hints;
 pub mod link;
 pub mod memory;
+mod node_registry;
 mod observer;
 mod op;
-pub mod packed;
-mod peers;
 pub mod probe;
-mod rate;
 mod reader;
 mod record;
 #[cfg(feature = "redis")]
@@ -63,11 +63,11 @@ pub mod worker;
 
 pub use self::hint::Hint;
 use self::link::{Link, Scan, Scanned};
-pub use self::observer::{HandOver, NoObserver, Observer, RoundTrace, Seams};
+pub use self::node_registry::NodeRegistry;
+pub use self::observer::{Env, HandoffRoute, NoObserver, Observer, RoundTrace};
 pub use self::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
-pub use self::peers::Peers;
 pub use self::record::Record;
-pub use self::rules::{NodeSettings, Rules};
+pub use self::rules::{NodeSettings, SafetyRules};
 pub use self::status::{Diagnosis, Engine, NodeMemory, NodeState, NodeStatus, Remedy};
 pub use self::task::{Reply, Task, Voter};
 
@@ -117,9 +117,9 @@ pub trait Node: Send + Sync + 'static {
         None
     }
 
-    /// It was given back all that counts of what it had forgotten, while this marker of its quarantine stood: it need not
+    /// It was given back all that counts of what it had lost, while this marker of its quarantine stood: it need not
     /// wait any longer.
-    fn adopted(&self, marker: &str) {
+    fn recovered(&self, marker: &str) {
         let _ = marker;
     }
 }

@@ -21,7 +21,7 @@ use crate::operations::extend;
 use crate::operations::inspect::{self, Inspection};
 use crate::operations::list::{self, ListCursor, ListParams, LockPage};
 use crate::operations::release;
-use crate::settings::{Seams, Settings, SettingsError};
+use crate::settings::{Env, Settings, SettingsError};
 use crate::shared::Shared;
 use crate::wait::{WaitRegistry, Waiting};
 
@@ -40,9 +40,14 @@ impl Redlock {
     ///
     /// # Errors
     /// The setting, its value and what is allowed.
-    pub fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings, seams: Seams) -> Result<Self, SettingsError> {
-        let shared = Shared::new(nodes, settings, seams)?;
-        let waiters = Arc::new(WaitRegistry::new(&shared.settings, &shared.seams, shared.fairness.clone()));
+    pub fn new(
+        nodes: Vec<Arc<dyn Node>>,
+        settings: Settings,
+        env: Env,
+    ) -> Result<Self, SettingsError> {
+        let shared = Shared::new(nodes, settings, env)?;
+        let waiters =
+            Arc::new(WaitRegistry::new(&shared.settings, &shared.env, shared.fairness.clone()));
         let listener: Arc<dyn Listener> = waiters.clone();
         shared.nodes.iter().for_each(|node| node.listen(Arc::downgrade(&listener)));
         Ok(Self { shared, waiters })
@@ -54,8 +59,14 @@ impl Redlock {
     /// # Errors
     /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then), [`LockError::TtlTooLong`],
     /// [`LockError::TtlTooShort`]; for a shared owner also [`LockError::Unknown`] and [`LockError::HeldTooLong`].
-    pub async fn acquire(&self, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Lease, LockError> {
-        acquire::acquire(&self.shared, AcquireParams::new(&self.shared, name, ttl, options)?, None).await
+    pub async fn acquire(
+        &self,
+        name: &LockName,
+        ttl: Ttl,
+        options: AcquireOptions,
+    ) -> Result<Lease, LockError> {
+        acquire::acquire(&self.shared, AcquireParams::new(&self.shared, name, ttl, options)?, None)
+            .await
     }
 
     /// Tries until the lock is granted or the policy is exhausted; the last error is returned.
@@ -69,7 +80,12 @@ impl Redlock {
         options: AcquireOptions,
         policy: &RetryPolicy,
     ) -> Result<Lease, LockError> {
-        acquire::acquire(&self.shared, AcquireParams::new(&self.shared, name, ttl, options)?, Some(policy)).await
+        acquire::acquire(
+            &self.shared,
+            AcquireParams::new(&self.shared, name, ttl, options)?,
+            Some(policy),
+        )
+        .await
     }
 
     /// Gets the lock, waiting for as long as `patience` for its holder and for those who have waited longer in this
@@ -106,7 +122,7 @@ impl Redlock {
 
     /// An owner that nobody else can guess.
     pub fn fresh_owner(&self) -> Owner {
-        self.shared.seams.entropy.owner()
+        self.shared.env.entropy.owner()
     }
 
     /// Prolongs a lock: from now on it lives at least `ttl`; it is never shortened. Success proves that the owner has
@@ -115,7 +131,12 @@ impl Redlock {
     ///
     /// # Errors
     /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. [`LockError::Unknown`]: the old deadline stands.
-    pub async fn extend(&self, name: &LockName, token: &LockToken, ttl: Ttl) -> Result<Lease, LockError> {
+    pub async fn extend(
+        &self,
+        name: &LockName,
+        token: &LockToken,
+        ttl: Ttl,
+    ) -> Result<Lease, LockError> {
         if *token.owner() == Owner::NOBODY {
             return Err(LockError::Lost);
         }
@@ -142,7 +163,11 @@ impl Redlock {
     /// # Errors
     /// [`LockError::Lost`]: nothing of this owner held the lock. [`LockError::NotHolder`]: somebody else holds it.
     /// [`LockError::Unknown`].
-    pub async fn release_owner(&self, name: &LockName, owner: &Owner) -> Result<FencingToken, LockError> {
+    pub async fn release_owner(
+        &self,
+        name: &LockName,
+        owner: &Owner,
+    ) -> Result<FencingToken, LockError> {
         if *owner == Owner::NOBODY {
             return Err(LockError::Lost);
         }
@@ -156,7 +181,11 @@ impl Redlock {
     /// # Errors
     /// [`LockError::Lost`]: nobody holds it. [`LockError::NotHolder`]: it went to somebody else in the meantime, or another
     /// Redlock client has it, whose locks are not ours to judge. [`LockError::Unknown`].
-    pub async fn force_release(&self, name: &LockName, on_found: impl FnOnce(&HeldBy) + Send) -> Result<(), LockError> {
+    pub async fn force_release(
+        &self,
+        name: &LockName,
+        on_found: impl FnOnce(&HeldBy) + Send,
+    ) -> Result<(), LockError> {
         release::force_release(&self.shared, &self.waiters, name, on_found).await
     }
 
@@ -195,7 +224,7 @@ impl Redlock {
     /// listing may be missed or shown twice, and those of a node that stops answering during it shown twice. Names that do
     /// not pass are neither looked at nor counted, so that nothing in the page tells of them.
     ///
-    /// All of it goes on connections of its own, with pauses, so that no vote waits for it. The page ends after `patience`
+    /// All of it goes on connections of its own, with backoff, so that no vote waits for it. The page ends after `patience`
     /// with what it has.
     ///
     /// # Errors
@@ -208,7 +237,12 @@ impl Redlock {
         patience: Duration,
         passes: impl Fn(&LockName) -> bool + Send + Sync,
     ) -> Result<LockPage, LockError> {
-        let params = ListParams { prefix, limit, cursor, until: Instant::now() + patience.min(LONGEST_LISTING) };
+        let params = ListParams {
+            prefix,
+            limit,
+            cursor,
+            until: Instant::now() + patience.min(LONGEST_LISTING),
+        };
         list::list(&self.shared, params, passes).await
     }
 
@@ -226,12 +260,12 @@ impl Redlock {
 
     /// What is left of a lease now: `None` when it must no longer be trusted.
     pub fn validity(&self, lease: &Lease) -> Option<Duration> {
-        lease.validity(self.shared.seams.clock.monotonic())
+        lease.validity(self.shared.env.clock.monotonic())
     }
 
     /// Time since the request for a lease began.
     pub fn elapsed(&self, lease: &Lease) -> Duration {
-        lease.elapsed(self.shared.seams.clock.monotonic())
+        lease.elapsed(self.shared.env.clock.monotonic())
     }
 
     /// Time since the lock was acquired, as its fencing token says.
@@ -241,12 +275,12 @@ impl Redlock {
 
     /// Microseconds since 1970 by this machine's wall clock, for people.
     pub fn wall_micros(&self) -> u64 {
-        self.shared.seams.clock.wall_micros()
+        self.shared.env.clock.wall_micros()
     }
 
     /// The monotonic clock of this process, which [`NodeMemory`](crate::node::NodeMemory) refers to.
     pub fn monotonic(&self) -> Duration {
-        self.shared.seams.clock.monotonic()
+        self.shared.env.clock.monotonic()
     }
 
     /// A status feed for every node, by name.
@@ -259,7 +293,9 @@ impl Redlock {
     pub async fn ready(&self) {
         let mut statuses: Vec<_> = self.shared.nodes.iter().map(|node| node.status()).collect();
         let votes = |status: &mut watch::Receiver<NodeStatus>| status.borrow_and_update().votes();
-        while statuses.iter_mut().map(votes).filter(|votes| *votes).count() < self.shared.quorum.size() {
+        while statuses.iter_mut().map(votes).filter(|votes| *votes).count()
+            < self.shared.quorum.size()
+        {
             bootstrap::any_changed(&mut statuses).await;
         }
     }
@@ -295,10 +331,15 @@ mod tests {
     async fn nodes_that_were_made_for_another_max_ttl_are_refused_with_both() {
         use crate::node::redis::{RedisNode, RedisUrl};
 
-        let of_nodes = Settings { max_ttl: Ttl::from_millis(10_000).expect("a ttl"), ..Settings::default() };
+        let of_nodes =
+            Settings { max_ttl: Ttl::from_millis(10_000).expect("a ttl"), ..Settings::default() };
         let url = RedisUrl::parse("redis://127.0.0.1:1").expect("an address");
-        let node = RedisNode::start(url, of_nodes.of_masters("c"), Seams::default());
-        let refused = Redlock::new(vec![Arc::new(node) as Arc<dyn Node>], Settings::default(), Seams::default());
+        let node = RedisNode::start(url, of_nodes.of_masters("c"), Env::default());
+        let refused = Redlock::new(
+            vec![Arc::new(node) as Arc<dyn Node>],
+            Settings::default(),
+            Env::default(),
+        );
         let said = refused.err().expect("refused").to_string();
         assert!(said.contains("10s") && said.contains("300s"), "{said}");
     }
@@ -308,7 +349,8 @@ mod tests {
     #[tokio::test]
     async fn nobodys_token_extends_and_releases_nothing() {
         let (locks, name, ttl) = one_node();
-        let token = format!("1.1763725165123456.{}", "0".repeat(40)).parse::<LockToken>().expect("a token");
+        let token =
+            format!("1.1763725165123456.{}", "0".repeat(40)).parse::<LockToken>().expect("a token");
         assert_eq!(locks.extend(&name, &token, ttl).await.err(), Some(LockError::Lost));
         assert_eq!(locks.release(&name, &token).await.err(), Some(LockError::Lost));
     }
@@ -316,18 +358,22 @@ mod tests {
     #[tokio::test]
     async fn a_waiter_of_little_patience_in_the_turn_of_others_still_asks_once() {
         let (locks, name, ttl) = one_node();
-        let (fairness, lock, now) = (&locks.shared.fairness, locks.shared.keys(&name).lock, Instant::now());
+        let (fairness, lock, now) =
+            (&locks.shared.fairness, locks.shared.keys(&name).lock, Instant::now());
         fairness.wait(&lock, now);
         fairness.yielded(&lock, now);
         let patience = Duration::from_micros(100);
-        let lease = locks.acquire_within(&name, ttl, AcquireOptions::default(), patience, || Ok(())).await;
+        let lease =
+            locks.acquire_within(&name, ttl, AcquireOptions::default(), patience, || Ok(())).await;
         assert!(lease.is_ok(), "{lease:?}");
     }
 
     #[tokio::test]
     async fn a_patience_without_end_is_no_panic() {
         let (locks, name, ttl) = one_node();
-        let lease = locks.acquire_within(&name, ttl, AcquireOptions::default(), Duration::MAX, || Ok(())).await;
+        let lease = locks
+            .acquire_within(&name, ttl, AcquireOptions::default(), Duration::MAX, || Ok(()))
+            .await;
         assert!(lease.is_ok(), "{lease:?}");
     }
 }

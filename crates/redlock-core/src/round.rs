@@ -16,7 +16,9 @@ use tokio::time::Instant;
 
 use self::pending_releases::PendingReleases;
 use crate::model::quorum::{Decision, Quorum, Tally};
-use crate::node::{Effect, Failure, Node, Observer, Op, Reason, Reply, RoundTrace, Task, Vote, Voter};
+use crate::node::{
+    Effect, Failure, Node, Observer, Op, Reason, Reply, RoundTrace, Task, Vote, Voter,
+};
 
 pub(crate) struct Round {
     quorum: Quorum,
@@ -81,7 +83,10 @@ impl Round {
         observer: &Arc<dyn Observer>,
         when_missing: Option<Arc<dyn WhenMissing>>,
     ) -> Arc<Self> {
-        Arc::new(Self { when_missing, ..Self::open(quorum, Arc::new(op), (limit, limit), observer) })
+        Arc::new(Self {
+            when_missing,
+            ..Self::open(quorum, Arc::new(op), (limit, limit), observer)
+        })
     }
 
     /// A release, to be answered within the first of two times and worth running within the second. What a node fails to
@@ -94,12 +99,22 @@ impl Round {
         pending: &Arc<PendingReleases>,
         owe_clock: bool,
     ) -> Arc<Self> {
-        Arc::new(Self { pending: Some(pending.clone()), owe_clock, ..Self::open(quorum, op, limits, observer) })
+        Arc::new(Self {
+            pending: Some(pending.clone()),
+            owe_clock,
+            ..Self::open(quorum, op, limits, observer)
+        })
     }
 
-    fn open(quorum: Quorum, op: Arc<Op>, (limit, life): (Duration, Duration), observer: &Arc<dyn Observer>) -> Self {
+    fn open(
+        quorum: Quorum,
+        op: Arc<Op>,
+        (limit, life): (Duration, Duration),
+        observer: &Arc<dyn Observer>,
+    ) -> Self {
         let now = Instant::now();
-        let ballot = Ballot { votes: vec![None; quorum.nodes()], decision: Decision::Open, undo: None };
+        let ballot =
+            Ballot { votes: vec![None; quorum.nodes()], decision: Decision::Open, undo: None };
         Self {
             quorum,
             trace: observer.round(&op),
@@ -118,15 +133,22 @@ impl Round {
 
     /// Asks the nodes whose bit is set; the others count as open for ever.
     pub(crate) fn ask(self: &Arc<Self>, nodes: &[Arc<dyn Node>], mask: u32) {
-        for (index, node) in nodes.iter().enumerate().filter(|(index, _)| mask & (1 << index) != 0) {
+        for (index, node) in nodes.iter().enumerate().filter(|(index, _)| mask & (1 << index) != 0)
+        {
             let Task { op, not_after, reply } = self.task(index);
             node.submit(op, not_after, reply);
         }
     }
 
     /// Asks all nodes another question; those whose bit is set are asked this right before.
-    pub(crate) fn ask_before(self: &Arc<Self>, nodes: &[Arc<dyn Node>], mask: u32, then: &Arc<Self>) {
-        for (index, node) in nodes.iter().enumerate().filter(|(index, _)| mask & (1 << index) != 0) {
+    pub(crate) fn ask_before(
+        self: &Arc<Self>,
+        nodes: &[Arc<dyn Node>],
+        mask: u32,
+        then: &Arc<Self>,
+    ) {
+        for (index, node) in nodes.iter().enumerate().filter(|(index, _)| mask & (1 << index) != 0)
+        {
             node.submit_both(self.task(index), then.task(index));
         }
         then.ask(nodes, !mask);
@@ -139,7 +161,11 @@ impl Round {
         if let Some(pending) = &self.pending {
             pending.began();
         }
-        Task { op: self.op.clone(), not_after: self.not_after, reply: Reply::new(self.clone(), node) }
+        Task {
+            op: self.op.clone(),
+            not_after: self.not_after,
+            reply: Reply::new(self.clone(), node),
+        }
     }
 
     /// Waits for the deciding vote, at most until the deadline. Nodes that have not answered by then are counted as timed
@@ -161,7 +187,8 @@ impl Round {
             None => {
                 for vote in votes.iter_mut().filter(|vote| vote.is_none()) {
                     let detail = format!("no answer within {:?}", self.limit);
-                    *vote = Some(Vote::Failed(Failure::new(Reason::Timeout, Effect::Possible, detail)));
+                    *vote =
+                        Some(Vote::Failed(Failure::new(Reason::Timeout, Effect::Possible, detail)));
                 }
                 if let Some(trace) = &self.trace {
                     trace.decided("timeout");
@@ -176,7 +203,10 @@ impl Round {
     }
 
     /// The votes when they are as wanted, or all in, or at the deadline; also those after the deciding one.
-    pub(crate) async fn votes_until(&self, wanted: impl Fn(&[Option<Vote>]) -> bool) -> Vec<Option<Vote>> {
+    pub(crate) async fn votes_until(
+        &self,
+        wanted: impl Fn(&[Option<Vote>]) -> bool,
+    ) -> Vec<Option<Vote>> {
         let reached = std::future::poll_fn(|cx| {
             self.decided.register(cx.waker());
             let ballot = self.lock();
@@ -190,11 +220,15 @@ impl Round {
     /// The nodes where an acquire was granted, or may have been, or may still be.
     pub(crate) fn touched(&self) -> u32 {
         let touched = |vote: &Option<Vote>| vote.as_ref().is_none_or(may_have_granted);
-        self.lock().votes.iter().enumerate().fold(0, |mask, (index, vote)| mask | u32::from(touched(vote)) << index)
+        self.lock()
+            .votes
+            .iter()
+            .enumerate()
+            .fold(0, |mask, (index, vote)| mask | u32::from(touched(vote)) << index)
     }
 
     /// From now on, undoes an acquire where it turns out to have been granted. Gives the nodes where it has already, or may
-    /// have. A node that has not voted is waited for: a release that is sent ahead would leave its barrier where nothing was
+    /// have. A node that has not voted is waited for: a release that is sent ahead would leave its tombstone where nothing was
     /// set.
     pub(crate) fn abandon(&self, undo: Arc<Op>, pending: Arc<PendingReleases>) -> u32 {
         let mut ballot = self.lock();
@@ -227,11 +261,10 @@ impl Voter for Round {
             pending.ended((!undone).then_some((node, &self.op)));
         }
         let mut ballot = self.lock();
-        let undo = ballot
-            .undo
-            .as_ref()
-            .map(|abandoned| (abandoned.pending.clone(), may_have_granted(&vote).then(|| abandoned.undo.clone())));
-        let missing = is_healable(&vote);
+        let undo = ballot.undo.as_ref().map(|abandoned| {
+            (abandoned.pending.clone(), may_have_granted(&vote).then(|| abandoned.undo.clone()))
+        });
+        let missing = is_repairable(&vote);
         ballot.votes[node] = Some(vote);
         let was_open = ballot.decision == Decision::Open;
         if was_open {
@@ -243,10 +276,15 @@ impl Voter for Round {
             Some(when_missing) if ballot.decision == Decision::Yes && (was_open || missing) => {
                 let all = 0..ballot.votes.len();
                 // At the decision for all that have no such lock; after it for each that comes in.
-                let is_lost = |at: &usize| ballot.votes[*at].as_ref().is_some_and(is_healable);
-                let lost: Vec<usize> = all.clone().filter(|at| is_lost(at) && (was_open || *at == node)).collect();
-                let witness = all.into_iter().find(|at| matches!(ballot.votes[*at], Some(Vote::Extended { .. })));
-                witness.filter(|_| !lost.is_empty()).map(|witness| (when_missing.clone(), lost, witness))
+                let is_lost = |at: &usize| ballot.votes[*at].as_ref().is_some_and(is_repairable);
+                let lost: Vec<usize> =
+                    all.clone().filter(|at| is_lost(at) && (was_open || *at == node)).collect();
+                let witness = all
+                    .into_iter()
+                    .find(|at| matches!(ballot.votes[*at], Some(Vote::Extended { .. })));
+                witness
+                    .filter(|_| !lost.is_empty())
+                    .map(|witness| (when_missing.clone(), lost, witness))
             }
             _ => None,
         };
@@ -271,7 +309,7 @@ impl Voter for Round {
 }
 
 /// Whether a node that gave this vote on an extension can be given the lock: it stores none, or keeps it free.
-fn is_healable(vote: &Vote) -> bool {
+fn is_repairable(vote: &Vote) -> bool {
     match vote {
         Vote::Missing => true,
         Vote::Held(holding) => holding.record.is_nobodys(),

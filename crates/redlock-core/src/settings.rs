@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::model::quorum::{NodeCountError, Quorum};
 use crate::model::types::Ttl;
 use crate::model::validity::longest_round;
+pub use crate::node::Env;
 use crate::node::NodeSettings;
-pub use crate::node::Seams;
 #[cfg(feature = "redis")]
-use crate::node::admission::ClusterConfig;
+use crate::node::eligibility::ClusterConfig;
 #[cfg(feature = "redis")]
 use crate::node::redis::{RedisSettings, RedisUrlError};
 
@@ -17,7 +17,7 @@ use crate::node::redis::{RedisSettings, RedisUrlError};
 pub struct Settings {
     /// Put before every lock name to make its key. Must not contain braces.
     pub key_prefix: String,
-    /// The longest TTL anybody may ask for. With D it sets the quarantine of a node that may have forgotten locks.
+    /// The longest TTL anybody may ask for. With D it sets the quarantine of a node that may have lost locks.
     pub max_ttl: Ttl,
     /// What each node is told; in it D, how far a fencing token may be from a node's own time.
     pub node: NodeSettings,
@@ -36,14 +36,14 @@ impl Settings {
     #[cfg(feature = "redis")]
     pub fn of_masters(&self, cluster: &str) -> RedisSettings {
         let Self { key_prefix, max_ttl, node_timeout, drift_factor, node, .. } = self.clone();
-        let cluster_config = ClusterConfig::new(cluster, max_ttl.duration(), node.max_clock_offset);
+        let cluster_config = ClusterConfig::new(cluster, max_ttl.duration(), node.max_clock_skew);
         RedisSettings {
             node,
             key_prefix,
             cluster_config,
             node_timeout,
             drift_factor,
-            peers: Default::default(),
+            node_registry: Default::default(),
             node_name: None,
             bootstrap: false,
             #[cfg(feature = "tls")]
@@ -52,7 +52,10 @@ impl Settings {
     }
 
     /// The quorum of nodes with these names, if nodes and settings are fit to hold locks.
-    pub(crate) fn check<'a>(&self, nodes: impl IntoIterator<Item = &'a str>) -> Result<Quorum, SettingsError> {
+    pub(crate) fn check<'a>(
+        &self,
+        nodes: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Quorum, SettingsError> {
         let nodes: Vec<_> = nodes.into_iter().collect();
         let quorum = Quorum::new(nodes.len())?;
         if let Some(at) = (1..nodes.len()).find(|at| nodes[..*at].contains(&nodes[*at])) {
@@ -64,12 +67,13 @@ impl Settings {
         if self.node_timeout < Duration::from_millis(1) {
             return Err(SettingsError::NodeTimeout(self.node_timeout));
         }
-        let longest = longest_round(self.node.max_clock_offset);
+        let longest = longest_round(self.node.max_clock_skew);
         if self.node_timeout > longest {
             return Err(SettingsError::LongNodeTimeout { given: self.node_timeout, longest });
         }
         let prefix = &self.key_prefix;
-        if prefix.contains(['{', '}']) || prefix.chars().any(char::is_control) || prefix.len() > 255 {
+        if prefix.contains(['{', '}']) || prefix.chars().any(char::is_control) || prefix.len() > 255
+        {
             return Err(SettingsError::KeyPrefix(prefix.clone()));
         }
         Ok(quorum)
@@ -139,6 +143,8 @@ pub enum SettingsError {
         longest: Duration,
     },
     /// Braces would mix up lock keys with the keys kept beside them.
-    #[error("the key prefix {0:?} contains a brace or a control character, or is longer than 255 bytes")]
+    #[error(
+        "the key prefix {0:?} contains a brace or a control character, or is longer than 255 bytes"
+    )]
     KeyPrefix(String),
 }

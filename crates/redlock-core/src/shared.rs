@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cluster::catch_up::{self, CatchUps};
-use crate::cluster::recovery::{self, Adoptions};
+use crate::cluster::recovery::{self, Recoveries};
 use crate::error::{LockError, NodeAnswer, NodeReport};
 use crate::model::clock::HybridClock;
 use crate::model::quorum::Quorum;
@@ -16,7 +16,7 @@ use crate::round::pending_releases::PendingReleases;
 use crate::round::times::RoundTimes;
 use crate::round::votes::{self, can_hold, holds};
 use crate::round::{Outcome, Round};
-use crate::settings::{Seams, Settings, SettingsError};
+use crate::settings::{Env, Settings, SettingsError};
 use crate::wait::fairness::Fairness;
 
 /// The bits of all nodes, for [`Shared::release_on`].
@@ -26,37 +26,45 @@ pub(crate) struct Shared {
     pub(crate) nodes: Arc<[Arc<dyn Node>]>,
     pub(crate) quorum: Quorum,
     pub(crate) settings: Settings,
-    pub(crate) seams: Seams,
+    pub(crate) env: Env,
     pub(crate) tokens: HybridClock,
     pub(crate) pending: Arc<PendingReleases>,
     pub(crate) fairness: Arc<Fairness>,
     pub(crate) round_times: RoundTimes,
     /// Ends with this.
-    _adoptions: Adoptions,
+    _adoptions: Recoveries,
     _catch_ups: CatchUps,
 }
 
 impl Shared {
     /// Must be called on a tokio runtime.
-    pub(crate) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings, seams: Seams) -> Result<Arc<Self>, SettingsError> {
+    pub(crate) fn new(
+        nodes: Vec<Arc<dyn Node>>,
+        settings: Settings,
+        env: Env,
+    ) -> Result<Arc<Self>, SettingsError> {
         let quorum = settings.check(nodes.iter().map(|node| node.name()))?;
         let of_locks = settings.max_ttl.duration();
         for node in &nodes {
             if let Some(of_node) = node.max_ttl().filter(|of_node| *of_node != of_locks) {
-                return Err(SettingsError::MaxTtl { node: node.name().to_owned(), of_node, of_locks });
+                return Err(SettingsError::MaxTtl {
+                    node: node.name().to_owned(),
+                    of_node,
+                    of_locks,
+                });
             }
         }
-        let life = settings.max_ttl.duration() + settings.node.max_clock_offset;
-        let pending = PendingReleases::start(&nodes, seams.observer.clone(), life);
-        let tokens = HybridClock::new(seams.clock.clone(), settings.node.max_clock_offset);
-        let fairness = Arc::new(Fairness::new(seams.entropy.as_ref()));
-        let _adoptions = recovery::start(&nodes, quorum, &settings, &seams);
-        let _catch_ups = catch_up::start(&nodes, quorum, &settings, &seams);
+        let life = settings.max_ttl.duration() + settings.node.max_clock_skew;
+        let pending = PendingReleases::start(&nodes, env.observer.clone(), life);
+        let tokens = HybridClock::new(env.clock.clone(), settings.node.max_clock_skew);
+        let fairness = Arc::new(Fairness::new(env.entropy.as_ref()));
+        let _adoptions = recovery::start(&nodes, quorum, &settings, &env);
+        let _catch_ups = catch_up::start(&nodes, quorum, &settings, &env);
         Ok(Arc::new(Self {
             nodes: nodes.into(),
             quorum,
             settings,
-            seams,
+            env,
             tokens,
             pending,
             fairness,
@@ -82,7 +90,7 @@ impl Shared {
         if limit >= self.settings.node_timeout {
             return Ok(());
         }
-        match self.round_times.too_long_for(limit, || self.seams.clock.monotonic()) {
+        match self.round_times.too_long_for(limit, || self.env.clock.monotonic()) {
             Some((round, least)) if least <= self.settings.max_ttl => {
                 Err(LockError::TtlTooShort { asked, round, least })
             }
@@ -95,16 +103,16 @@ impl Shared {
         self.settings.node_timeout.min(ttl.duration() / 10)
     }
 
-    /// Whether the answers to what was begun then count now. Later, a master that has forgotten its vote may have been given back
+    /// Whether the answers to what was begun then count now. Later, a master that has lost its vote may have been given back
     /// what others had told before theirs.
     pub(crate) fn counts(&self, started: Duration, now: Duration) -> bool {
-        let longest = validity::longest_round(self.settings.node.max_clock_offset);
+        let longest = validity::longest_round(self.settings.node.max_clock_skew);
         now.saturating_sub(started) <= longest
     }
 
     /// Asks all nodes what they have of a lock.
     pub(crate) fn inspect(&self, keys: Keys, limit: Duration) -> Arc<Round> {
-        let round = Round::new(self.quorum, Op::Inspect { keys }, limit, &self.seams.observer, None);
+        let round = Round::new(self.quorum, Op::Inspect { keys }, limit, &self.env.observer, None);
         round.ask(&self.nodes, ALL_NODES);
         round
     }
@@ -112,7 +120,8 @@ impl Shared {
     /// The votes of a round that was refused, once they tell whether one holder has a majority. Refusals for different
     /// contenders say little: the votes that are still out decide.
     pub(crate) async fn clear_votes(&self, round: &Round) -> Vec<Option<Vote>> {
-        let clear = |votes: &[Option<Vote>]| holds(self.quorum, votes) || !can_hold(self.quorum, votes);
+        let clear =
+            |votes: &[Option<Vote>]| holds(self.quorum, votes) || !can_hold(self.quorum, votes);
         round.votes_until(clear).await
     }
 
@@ -125,7 +134,7 @@ impl Shared {
 
     /// A release that is not sent yet.
     pub(crate) fn release_round(&self, op: Arc<Op>) -> Arc<Round> {
-        // A node sets no barrier for a T more than half of D ahead of it, but it may have granted one up to D ahead. What is
+        // A node sets no tombstone for a T more than half of D ahead of it, but it may have granted one up to D ahead. What is
         // further ahead was invented, and nothing is owed for it.
         let t = match op.as_ref() {
             Op::Release { record, .. } => record.fencing(),
@@ -134,14 +143,21 @@ impl Shared {
         let owe_clock = t.is_some_and(|t| self.tokens.is_credible(t));
         // A release is worth running however late it is.
         let limits = (self.settings.node_timeout, self.settings.max_ttl.duration());
-        Round::release(self.quorum, op, limits, &self.seams.observer, &self.pending, owe_clock)
+        Round::release(self.quorum, op, limits, &self.env.observer, &self.pending, owe_clock)
     }
 
-    pub(crate) fn lease(&self, token: LockToken, ttl: Ttl, started: Duration, outcome: &Outcome) -> Lease {
+    pub(crate) fn lease(
+        &self,
+        token: LockToken,
+        ttl: Ttl,
+        started: Duration,
+        outcome: &Outcome,
+    ) -> Lease {
         let agreed = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Extended { .. });
         // Beyond the longest TTL nothing is promised, whatever somebody has made of the keys: masters that forget are trusted
         // again after it.
-        let life = votes::life(self.quorum, ttl, &outcome.votes).min(self.settings.max_ttl.duration());
+        let life =
+            votes::life(self.quorum, ttl, &outcome.votes).min(self.settings.max_ttl.duration());
         Lease {
             token,
             ttl,

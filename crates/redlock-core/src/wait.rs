@@ -3,7 +3,7 @@
 //! Polling libraries spend their time asleep, or splitting the votes among contenders. Here W waiters of one process cost
 //! one competitor, and that one is told when to try:
 //!
-//! - *Local hand-off.* A release that comes through this process asks for the lock again on behalf of the first waiter, in
+//! - *Local handoff.* A release that comes through this process asks for the lock again on behalf of the first waiter, in
 //!   the same call to every node: one round trip from holder to holder.
 //! - *Hints.* A waiter that is refused has the nodes tell the other processes that somebody waits here. A process that
 //!   knows of waiters elsewhere has its releases tell them. Nobody is told anything while nobody waits, and the scripts
@@ -11,7 +11,7 @@
 //! - *Polls.* Hints may be lost, and a lock that expires sends none. So the first waiter asks anyway: when the lock may
 //!   expire at the earliest, and about twice in a second; less often while very many locks are waited for, see [`polls`].
 //!
-//! A turn of local hand-offs ends when others wait and it has lasted 32 hand-offs or 10 ms: then the release is for the
+//! A turn of local handoffs ends when others wait and it has lasted 32 handoffs or 10 ms: then the release is for the
 //! others, and the queue here competes again after a pause. Where no node passes any hints on, a turn ends all the same,
 //! after seconds, and for as long as the others may take to poll.
 //!
@@ -22,7 +22,7 @@
 //! Promised is the order within one process, for those who wait. An [`acquire`](crate::Redlock::acquire) does not wait, so it
 //! is in nobody's queue, and may find the lock free between two of them. Nothing here has a part in safety: a waiter gets
 //! the lock by the votes of a majority, and a fencing token. What asks for votes, and with what (`A`), is not known here: a
-//! hand-off is a plan, which [`release`](crate::operations::release) carries out.
+//! handoff is a plan, which [`release`](crate::operations::release) carries out.
 
 pub(crate) mod fairness;
 pub(crate) mod polls;
@@ -41,7 +41,7 @@ use crate::model::clock::{Clock, Entropy};
 use crate::model::types::{FencingToken, LockName, Owner};
 use crate::node::hint::Word;
 use crate::node::{Hint, Listener};
-use crate::settings::{Seams, Settings};
+use crate::settings::{Env, Settings};
 
 /// The first poll of a queue whose first waiter got the lock at once: those behind it have not been announced yet.
 const FIRST_POLL: Duration = Duration::from_millis(25);
@@ -61,21 +61,22 @@ pub(crate) struct WaitRegistry<P, A> {
     fairness: Arc<Fairness>,
     /// What a hint may name: everybody who may write to the nodes can publish.
     key_prefix: Bytes,
-    max_clock_offset: Duration,
+    max_clock_skew: Duration,
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
 }
 
 impl<P: Clone, A> WaitRegistry<P, A> {
-    pub(crate) fn new(settings: &Settings, seams: &Seams, fairness: Arc<Fairness>) -> Self {
-        let bounds = Bounds { total: settings.max_waiters, of_one_lock: settings.max_waiters_per_lock };
+    pub(crate) fn new(settings: &Settings, env: &Env, fairness: Arc<Fairness>) -> Self {
+        let bounds =
+            Bounds { total: settings.max_waiters, of_one_lock: settings.max_waiters_per_lock };
         Self {
             queues: WaitQueues::new(bounds),
             fairness,
             key_prefix: Bytes::copy_from_slice(settings.key_prefix.as_bytes()),
-            max_clock_offset: settings.node.max_clock_offset,
-            clock: seams.clock.clone(),
-            entropy: seams.entropy.clone(),
+            max_clock_skew: settings.node.max_clock_skew,
+            clock: env.clock.clone(),
+            entropy: env.entropy.clone(),
         }
     }
 
@@ -141,7 +142,8 @@ impl<P: Clone + Send, A: Send> Listener for WaitRegistry<P, A> {
             Word::Waiting { seconds } => self.fairness.wait_for(&lock, now, seconds),
             // No node grants a T that is further ahead; believed, it would make true hints look old.
             Word::Released { t, .. }
-                if t.get().saturating_sub(self.clock.wall_micros()) > 2 * self.max_clock_offset.as_micros() as u64 => {}
+                if t.get().saturating_sub(self.clock.wall_micros())
+                    > 2 * self.max_clock_skew.as_micros() as u64 => {}
             Word::Released { t, waiting } => {
                 self.fairness.taken(&lock, now);
                 if waiting {
@@ -154,6 +156,6 @@ impl<P: Clone + Send, A: Send> Listener for WaitRegistry<P, A> {
 }
 
 #[cfg(test)]
-mod explored;
+mod interleavings;
 #[cfg(test)]
 mod tests;

@@ -97,7 +97,11 @@ mod request {
         let limits = limits();
         bencher.bench(|| {
             let body: AcquireBody = serde_json::from_str(black_box(text)).expect("JSON");
-            (body.ttl(&limits), body.wait(&limits), body.metadata(None).map(|metadata| stored(&metadata)))
+            (
+                body.ttl(&limits),
+                body.wait(&limits),
+                body.metadata(None).map(|metadata| stored(&metadata)),
+            )
         });
     }
 }
@@ -108,7 +112,8 @@ mod access {
     /// What a key costs a request: who sent it, whether it may, and the owner that the nodes know.
     #[divan::bench(args = [1, 1000])]
     fn key(bencher: Bencher, keys: usize) {
-        let secrets: Vec<_> = (0..keys).map(|n| Secret::new(&format!("key-{n}"), &OsEntropy)).collect();
+        let secrets: Vec<_> =
+            (0..keys).map(|n| Secret::new(&format!("key-{n}"), &OsEntropy)).collect();
         let entry = |(n, secret): (usize, &Secret)| {
             let hash = secret.hash_text();
             format!(
@@ -116,12 +121,17 @@ mod access {
             )
         };
         let file: Vec<_> = secrets.iter().enumerate().map(entry).collect();
-        let authenticator = Authenticator::new(Keys::parse(&file.join("\n")).expect("a file of keys"));
+        let authenticator =
+            Authenticator::new(Keys::parse(&file.join("\n")).expect("a file of keys"));
         let (name, token) = (name(), TOKEN.parse::<LockToken>().expect("a token"));
         bencher.bench(|| {
-            let caller =
-                authenticator.identify(Some(Credential::Key(black_box(secrets[0].expose())))).expect("it is known");
-            (caller.may(Verb::Acquire, &name), token.bound_to(caller.principal().unwrap_or_default()))
+            let caller = authenticator
+                .identify(Some(Credential::Key(black_box(secrets[0].expose()))))
+                .expect("it is known");
+            (
+                caller.may(Verb::Acquire, &name),
+                token.bound_to(caller.principal().unwrap_or_default()),
+            )
         });
     }
 }
@@ -132,7 +142,9 @@ mod answer {
     #[divan::bench]
     fn lease(bencher: Bencher) {
         let (name, view) = (name(), view());
-        bencher.bench(|| json_line(&Lease::new(black_box(&name), black_box(&view), Some(LABEL.into()))));
+        bencher.bench(|| {
+            json_line(&Lease::new(black_box(&name), black_box(&view), Some(LABEL.into())))
+        });
     }
 
     #[divan::bench]
@@ -166,7 +178,9 @@ mod metrics {
         let telemetry = telemetry();
         let name: LockName = "deploy/shop".parse().expect("a name");
         bencher.bench(|| {
-            telemetry.of(black_box(&name)).operation(black_box(Operation::Release), black_box(Outcome::Released))
+            telemetry
+                .of(black_box(&name))
+                .operation(black_box(Operation::Release), black_box(Outcome::Released))
         });
     }
 
@@ -174,6 +188,8 @@ mod metrics {
     fn of_a_request(bencher: Bencher) {
         let telemetry = telemetry();
         let elapsed = Duration::from_micros(812);
-        bencher.bench(|| telemetry.http(black_box("POST"), black_box("/locks/{name}"), black_box(201), elapsed));
+        bencher.bench(|| {
+            telemetry.http(black_box("POST"), black_box("/locks/{name}"), black_box(201), elapsed)
+        });
     }
 }

@@ -15,8 +15,8 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 pub use self::file::{AuditFile, TARGET};
+use crate::overload::refusals::Summary;
 use crate::proxies::ClientAddress;
-use crate::refusals::Summary;
 
 /// What a request is about, as far as it got.
 #[derive(Debug, Default)]
@@ -204,7 +204,13 @@ impl AuditGuard {
         address: Option<ClientAddress>,
         proxy: Option<SocketAddr>,
     ) -> Self {
-        Self { context: AuditContext { entry: Arc::default(), audit }, request_id, address, proxy, ended: false }
+        Self {
+            context: AuditContext { entry: Arc::default(), audit },
+            request_id,
+            address,
+            proxy,
+            ended: false,
+        }
     }
 
     pub fn context(&self) -> AuditContext {
@@ -253,18 +259,27 @@ mod tests {
         let audit = Arc::new(Audit::to_file(&path, false).unwrap());
         let open = |forces, changes| {
             let open = AuditGuard::new(audit.clone(), "id\r\n".into(), None, None);
-            *open.context().entry() = AuditEntry { lock: Some("a".into()), forces, changes, ..AuditEntry::default() };
+            *open.context().entry() =
+                AuditEntry { lock: Some("a".into()), forces, changes, ..AuditEntry::default() };
             open
         };
         drop(open(true, true));
         open(false, false).end(RequestEnd { status: 200, problem: None, is_denied: false });
-        open(false, false).end(RequestEnd { status: 403, problem: Some("forbidden"), is_denied: true });
+        open(false, false).end(RequestEnd {
+            status: 403,
+            problem: Some("forbidden"),
+            is_denied: true,
+        });
         audit.file().unwrap().finish().await;
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.len(), 2, "{text}");
-        assert_eq!((&lines[0]["outcome"], &lines[1]["outcome"]), (&"client_gone".into(), &"forbidden".into()));
+        assert_eq!(
+            (&lines[0]["outcome"], &lines[1]["outcome"]),
+            (&"client_gone".into(), &"forbidden".into())
+        );
         assert_eq!((&lines[0]["request_id"], lines[0].get("status")), (&"id\r\n".into(), None));
     }
 }

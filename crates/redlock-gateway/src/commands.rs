@@ -8,7 +8,7 @@ use std::time::Duration;
 use redlock_core::Ttl;
 use redlock_core::clock::{OsEntropy, SystemClock};
 use redlock_core::node::Remedy;
-use redlock_core::node::admission::ClusterConfig;
+use redlock_core::node::eligibility::ClusterConfig;
 use redlock_core::node::probe::{Master, Probe, Verdict};
 use redlock_core::node::redis::{RedisNode, RedisUrl};
 use redlock_core::quorum::Quorum;
@@ -40,7 +40,9 @@ fn starts(config: &Config) -> Result<(), String> {
 
 async fn check_nodes(config: &Config) -> bool {
     let Nodes::Redis(urls) = &config.nodes else {
-        println!("nodes: embedded in the process; nothing to check, and nothing survives a restart of the gateway");
+        println!(
+            "nodes: embedded in the process; nothing to check, and nothing survives a restart of the gateway"
+        );
         return true;
     };
     let (mut admitted, mut later, mut new) = (0, 0, 0);
@@ -48,15 +50,17 @@ async fn check_nodes(config: &Config) -> bool {
     for (url, master) in urls.iter().zip(masters(config, urls)) {
         match master.probe(&SystemClock, &OsEntropy).await {
             Ok(found) => {
-                if let Some((_, other)) = seen.iter().find(|(run_id, _)| *run_id == found.facts.run_id) {
+                if let Some((_, other)) =
+                    seen.iter().find(|(run_id, _)| *run_id == found.facts.run_id)
+                {
                     println!(
                         "{url}: REFUSED: it is the same Redis process as {other}; a quorum needs independent masters"
                     );
                     continue;
                 }
                 seen.push((found.facts.run_id.clone(), url));
-                let clock_agrees =
-                    found.clock_offset_micros.unsigned_abs() <= config.settings.clock_skew.as_micros() as u64;
+                let clock_agrees = found.clock_offset_micros.unsigned_abs()
+                    <= config.settings.clock_skew.as_micros() as u64;
                 admitted += usize::from(found.verdict == Verdict::Admitted && clock_agrees);
                 let waits = matches!(found.verdict, Verdict::Quarantined(..)) && clock_agrees;
                 later += usize::from(waits);
@@ -67,7 +71,8 @@ async fn check_nodes(config: &Config) -> bool {
                 // A server without TLS waits for the rest of what it takes for a command.
                 let is_silent = url.is_tls() && why.detail == "no answer in time";
                 let remedy = why.remedy.or(is_silent.then_some(Remedy::MatchTls));
-                let remedy = remedy.map(|remedy| format!("; {}", in_flags(remedy))).unwrap_or_default();
+                let remedy =
+                    remedy.map(|remedy| format!("; {}", in_flags(remedy))).unwrap_or_default();
                 println!("{url}: UNREACHABLE: {why}{remedy}");
             }
         }
@@ -78,13 +83,19 @@ async fn check_nodes(config: &Config) -> bool {
         );
         (admitted, later) = (new, 0);
     } else if config.settings.bootstrap {
-        println!("--bootstrap: WOULD NOT COUNT: {new} of {} nodes are new, and it wants all", urls.len());
+        println!(
+            "--bootstrap: WOULD NOT COUNT: {new} of {} nodes are new, and it wants all",
+            urls.len()
+        );
     }
     let needed = Quorum::new(urls.len()).map_or(0, Quorum::size);
     let enough = admitted >= needed;
     let verdict = if enough { "ok" } else { "NOT ENOUGH" };
     let waiting = if later == 0 { String::new() } else { format!(", {later} after a quarantine") };
-    println!("{verdict}: {admitted} of {} nodes would be admitted now{waiting}, {needed} needed", urls.len());
+    println!(
+        "{verdict}: {admitted} of {} nodes would be admitted now{waiting}, {needed} needed",
+        urls.len()
+    );
     enough
 }
 
@@ -119,7 +130,8 @@ fn print_probe(master: &Master, found: &Probe, skew: Duration) {
     };
     let offset = found.clock_offset_micros as f64 / 1000.0;
     let far = Duration::from_micros(found.clock_offset_micros.unsigned_abs()) > skew / 2;
-    let warning = if far { format!(" (TOO FAR: more than half of {})", show(skew)) } else { String::new() };
+    let warning =
+        if far { format!(" (TOO FAR: more than half of {})", show(skew)) } else { String::new() };
     println!(
         "{}: Redis {}, role {}, policy {}, {}, {marker}, clock {offset:+.1} ms{warning}, evicted {}, rules {}",
         master.name,
@@ -135,7 +147,10 @@ fn print_probe(master: &Master, found: &Probe, skew: Duration) {
         Verdict::Admitted | Verdict::Quarantined(..)
             if Duration::from_micros(found.clock_offset_micros.unsigned_abs()) > skew =>
         {
-            println!("  WOULD REFUSE every vote: its clock is more than {} from this machine's", show(skew));
+            println!(
+                "  WOULD REFUSE every vote: its clock is more than {} from this machine's",
+                show(skew)
+            );
         }
         Verdict::Admitted => println!("  would be admitted at once"),
         Verdict::Quarantined(wait, diagnosis) => {
@@ -168,17 +183,20 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
     let old_nodes = match (old.is_none, old_urls.is_empty()) {
         (true, _) => Old::Nobody,
         (false, true) => Old::Unsaid,
-        (false, false) => {
-            Old::Nodes(OldNodes { cluster: old_cluster.clone(), masters: masters(config, &old_urls), max_ttl })
-        }
+        (false, false) => Old::Nodes(OldNodes {
+            cluster: old_cluster.clone(),
+            masters: masters(config, &old_urls),
+            max_ttl,
+        }),
     };
     let names = |urls: &[RedisUrl]| urls.iter().map(RedisUrl::name).collect::<Vec<_>>().join(",");
     match (names(&old_urls), names(urls)) {
         (old, new) if !old.is_empty() && old != new => say!("nodes: {old} → {new}"),
         (_, new) => say!("nodes: {new}"),
     }
-    let in_words = |error| reconfigure_error(error, if old_urls.is_empty() { "none" } else { &old_cluster });
-    let left = Left { nodes: old_nodes, clock_skew: old.clock_skew };
+    let in_words =
+        |error| reconfigure_error(error, if old_urls.is_empty() { "none" } else { &old_cluster });
+    let left = Left { nodes: old_nodes, max_clock_skew: old.clock_skew };
     let change = survey(masters(config, urls), left, print_progress).await.map_err(in_words)?;
     if !really {
         let wait = show(change.wait());
@@ -195,11 +213,21 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
 
 fn print_progress(progress: Progress<'_>) {
     match progress {
-        Progress::Stays { master, marker: None, .. } => say!("{master}: joins; it has no marker yet"),
+        Progress::Stays { master, marker: None, .. } => {
+            say!("{master}: joins; it has no marker yet")
+        }
         Progress::Stays { master, marker: Some(marker), new_prefix } => {
             let changes = [
-                ("max_ttl", ClusterConfig::max_ttl_of(marker), ClusterConfig::max_ttl_of(new_prefix)),
-                ("clock_skew", ClusterConfig::clock_skew_of(marker), ClusterConfig::clock_skew_of(new_prefix)),
+                (
+                    "max_ttl",
+                    ClusterConfig::max_ttl_of(marker),
+                    ClusterConfig::max_ttl_of(new_prefix),
+                ),
+                (
+                    "clock_skew",
+                    ClusterConfig::clock_skew_of(marker),
+                    ClusterConfig::clock_skew_of(new_prefix),
+                ),
             ];
             let changed = |(what, old, new): (&str, Option<Duration>, Option<Duration>)| {
                 let (old, new) = (old?, new?);
@@ -210,7 +238,9 @@ fn print_progress(progress: Progress<'_>) {
             say!("{master}: stays{colon}{}", changes.join(", "));
         }
         Progress::Leaves { master, .. } => say!("{master}: leaves"),
-        Progress::Lost { master, error } => say!("{master}: {error}; leaves without having answered"),
+        Progress::Lost { master, error } => {
+            say!("{master}: {error}; leaves without having answered")
+        }
         Progress::VotesStopped(wait) => say!(
             "these nodes give no votes now; waiting {} until no lock of the old configuration can live\n\
              start no gateway of the new configuration before this ends, and let none of the old one run on: it would take\n\
@@ -273,11 +303,16 @@ impl OldCluster {
     }
 
     /// Under one name, markers cannot tell one list of nodes from another.
-    fn check_name(&self, config: &Config, urls: &[RedisUrl], old: &[RedisUrl]) -> Result<(), String> {
+    fn check_name(
+        &self,
+        config: &Config,
+        urls: &[RedisUrl],
+        old: &[RedisUrl],
+    ) -> Result<(), String> {
         let Some(name) = &config.settings.cluster else { return Ok(()) };
         let same_name = self.name.as_ref().is_none_or(|old| old == name);
-        let other_list =
-            old.len() != urls.len() || old.iter().any(|old| urls.iter().all(|url| url.name() != old.name()));
+        let other_list = old.len() != urls.len()
+            || old.iter().any(|old| urls.iter().all(|url| url.name() != old.name()));
         if same_name && !old.is_empty() && other_list {
             return Err(format!(
                 "--cluster: {name:?} stands for the old list of nodes, and markers could not tell the two apart; give the new \
@@ -301,9 +336,16 @@ fn masters(config: &Config, urls: &[RedisUrl]) -> Vec<Master> {
 ///
 /// # Errors
 /// What of it the file would not take.
-pub fn new_key(name: &str, verbs: &[Verb], names: &[String], expires: Option<&str>) -> Result<String, String> {
+pub fn new_key(
+    name: &str,
+    verbs: &[Verb],
+    names: &[String],
+    expires: Option<&str>,
+) -> Result<String, String> {
     let secret = Secret::new(name, &OsEntropy);
-    let quoted = |texts: Vec<&str>| texts.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>().join(", ");
+    let quoted = |texts: Vec<&str>| {
+        texts.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>().join(", ")
+    };
     let verbs = quoted(verbs.iter().map(|verb| verb.word()).collect());
     let names = quoted(names.iter().map(String::as_str).collect());
     let mut entry = format!(

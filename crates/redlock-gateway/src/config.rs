@@ -13,7 +13,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use redlock_core::Ttl;
 use redlock_core::node::redis::TlsSettings;
 
-use crate::capacity::{Capacity, Given};
+use crate::overload::capacity::{Capacity, Given};
 use crate::pattern::Group;
 use crate::proxies::TrustedProxies;
 
@@ -59,7 +59,13 @@ pub struct Settings {
     pub admin_listen: Option<SocketAddr>,
     /// A Redis master, redis://[[user]:password@]host[:port][/db] or rediss:// for TLS; repeat for each [default: five
     /// in-memory nodes]
-    #[arg(long = "node", value_name = "URL", env = "REDLOCK_NODES", value_delimiter = ',', hide_env_values = true)]
+    #[arg(
+        long = "node",
+        value_name = "URL",
+        env = "REDLOCK_NODES",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
     nodes: Vec<String>,
     /// File with the password of those nodes whose URL has none: one line [default: none]
     ///
@@ -114,7 +120,12 @@ pub struct Settings {
     /// Locks that requests of one client may wait for at the same time; more are answered 429
     ///
     /// Each is polled, about twice a second, and less often when more than 300 are waited for in all.
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITED_LOCKS_PER_CLIENT", default_value = "1024")]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "REDLOCK_MAX_WAITED_LOCKS_PER_CLIENT",
+        default_value = "1024"
+    )]
     #[arg(value_parser = count(MANY))]
     pub max_waited_locks_per_client: usize,
     /// Memory that the process may take; the limits below are derived from it where they are not given
@@ -147,7 +158,12 @@ pub struct Settings {
     /// A client's address is then the last one in X-Forwarded-For or Forwarded that is no trusted proxy's. It counts for limits,
     /// refusals, the log and the audit log. The proxy has to add to one of the two headers in every request. Where both are
     /// there and name different clients, and where neither can be read, the proxy's own address counts.
-    #[arg(long = "trusted-proxy", value_name = "CIDR", env = "REDLOCK_TRUSTED_PROXIES", value_delimiter = ',')]
+    #[arg(
+        long = "trusted-proxy",
+        value_name = "CIDR",
+        env = "REDLOCK_TRUSTED_PROXIES",
+        value_delimiter = ','
+    )]
     trusted_proxies: Vec<String>,
     /// How long a connection may be idle, or take to send the head of a request, before it is closed
     ///
@@ -206,14 +222,24 @@ pub struct Settings {
     ///
     /// Requests for other names are answered 421: otherwise a page of anybody who points a name here is a page of ours. On a
     /// loopback address it takes the name of a proxy in front that passes the Host header on.
-    #[arg(long = "allowed-host", value_name = "NAME", env = "REDLOCK_ALLOWED_HOSTS", value_delimiter = ',')]
+    #[arg(
+        long = "allowed-host",
+        value_name = "NAME",
+        env = "REDLOCK_ALLOWED_HOSTS",
+        value_delimiter = ','
+    )]
     allowed_hosts: Vec<String>,
     /// Serve anybody who can connect, also on an address that is not loopback
     #[arg(long, env = "REDLOCK_ALLOW_ANONYMOUS", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     allow_anonymous: bool,
     /// Let scripts of web pages of this origin call, scheme://host[:port]; repeat for each [default: none]
-    #[arg(long = "cors-origin", value_name = "ORIGIN", env = "REDLOCK_CORS_ORIGINS", value_delimiter = ',')]
+    #[arg(
+        long = "cors-origin",
+        value_name = "ORIGIN",
+        env = "REDLOCK_CORS_ORIGINS",
+        value_delimiter = ','
+    )]
     cors_origins: Vec<String>,
     /// Log lines as text or as JSON [default: text on a terminal, else json]; the level is set by RUST_LOG
     #[arg(long, value_name = "FORMAT", env = "REDLOCK_LOG_FORMAT")]
@@ -229,7 +255,12 @@ pub struct Settings {
     ///
     /// In a file it is a table: [groups] and below it deploy = "deploy/*". A star stands for any text; a lock may be in several
     /// groups, or in none.
-    #[arg(long = "group", value_name = "NAME=PATTERN", env = "REDLOCK_GROUPS", value_delimiter = ',')]
+    #[arg(
+        long = "group",
+        value_name = "NAME=PATTERN",
+        env = "REDLOCK_GROUPS",
+        value_delimiter = ','
+    )]
     groups: Vec<String>,
     /// On SIGTERM or SIGINT, how long everything is still served while /readyz says 503 and every answer ends its connection
     /// [default: 5s, on a loopback address 0s]
@@ -343,11 +374,15 @@ impl Config {
         }
         if default_ttl > max_ttl {
             let (default_ttl, max_ttl) = (show(default_ttl.duration()), show(max_ttl.duration()));
-            return Err(format!("--default-ttl: {default_ttl} is longer than --max-ttl, {max_ttl}"));
+            return Err(format!(
+                "--default-ttl: {default_ttl} is longer than --max-ttl, {max_ttl}"
+            ));
         }
         if max_hold < max_ttl.duration() {
             let (given, least, most) = (show(max_hold), show(max_ttl.duration()), show(MAX_HOLD));
-            return Err(format!("--max-hold: {given} is shorter than --max-ttl; expected {least} to {most}"));
+            return Err(format!(
+                "--max-hold: {given} is shorter than --max-ttl; expected {least} to {most}"
+            ));
         }
         let node_password = NodePassword::read(settings.node_password_file.as_deref())?;
         let nodes = nodes(&settings, &node_password)?;
@@ -364,8 +399,10 @@ impl Config {
             return Err("--audit-on-failure: refuse is given without --audit-log, the file that it is about".into());
         }
         let cors_origins = origin::origins(&settings.cors_origins)?;
-        let allowed_hosts = listed(&settings.allowed_hosts).map(value::host).collect::<Result<_, _>>()?;
-        let trusted_proxies = listed(&settings.trusted_proxies).map(value::network).collect::<Result<_, _>>()?;
+        let allowed_hosts =
+            listed(&settings.allowed_hosts).map(value::host).collect::<Result<_, _>>()?;
+        let trusted_proxies =
+            listed(&settings.trusted_proxies).map(value::network).collect::<Result<_, _>>()?;
         let trusted_proxies = TrustedProxies::new(trusted_proxies);
         let public = public(&settings.public)?;
         let groups = value::groups(&settings.groups)?;
@@ -394,7 +431,8 @@ impl Config {
     }
 
     pub fn drain_delay(&self) -> Duration {
-        let usual = if self.settings.listen.ip().is_loopback() { Duration::ZERO } else { DRAIN_DELAY };
+        let usual =
+            if self.settings.listen.ip().is_loopback() { Duration::ZERO } else { DRAIN_DELAY };
         self.settings.drain_delay.unwrap_or(usual)
     }
 }

@@ -4,12 +4,9 @@
 //! Knows nothing of status codes, of axum or of how nodes are asked.
 
 mod grant;
-mod in_flight;
 mod listings;
-mod memory;
 mod outcomes;
 mod tokens;
-mod wait_share;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,21 +14,21 @@ use std::time::{Duration, Instant};
 
 use redlock_core::node::{NodeState, NodeStatus};
 use redlock_core::{
-    AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport, Redlock, Ttl,
+    AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport,
+    Redlock, Ttl,
 };
 use tokio::sync::Notify;
 
 pub use self::grant::{GrantGuard, LeaseView};
-use self::in_flight::Requests;
-pub use self::in_flight::{Active, InFlight, Work};
 use self::listings::Listings;
 pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
-pub use self::memory::MasterMemory;
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
 pub use self::tokens::{PresentedToken, ResolvedToken};
-pub use self::wait_share::WaitShare;
-use crate::clients::{Client, Exceeded};
 use crate::config::Limits;
+use crate::overload::clients::{Client, Exceeded};
+use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests};
+use crate::overload::memory_budget::MasterMemory;
+use crate::overload::wait_share::WaitShare;
 use crate::telemetry::{Now, Operation, Outcome, Telemetry};
 
 /// A page of a listing takes no longer, and ends with what it has.
@@ -118,8 +115,10 @@ impl Gateway {
         telemetry: Arc<Telemetry>,
     ) -> Self {
         let memory = Arc::new(memory);
-        let (in_flight, draining, drained) = (Requests::new(max_in_flight), AtomicBool::new(false), Notify::new());
-        let (listings, wait_share, leaving) = (Listings::default(), WaitShare::ALL, AtomicBool::new(false));
+        let (in_flight, draining, drained) =
+            (Requests::new(max_in_flight), AtomicBool::new(false), Notify::new());
+        let (listings, wait_share, leaving) =
+            (Listings::default(), WaitShare::ALL, AtomicBool::new(false));
         Self {
             locks,
             limits,
@@ -154,7 +153,7 @@ impl Gateway {
     ///
     /// # Errors
     /// [`Refusal::Overloaded`] when too many are taken, or too many by this client.
-    pub async fn enter(&self, work: Work, client: &Client) -> Result<InFlight, Refusal> {
+    pub async fn enter(&self, work: RequestClass, client: &Client) -> Result<InFlight, Refusal> {
         self.in_flight.enter(work, client).await.ok_or(Refusal::Overloaded)
     }
 
@@ -171,14 +170,30 @@ impl Gateway {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
-        let AcquireRequest { started, name, ttl, info, principal, idempotency_key, max_hold, wait, client } = request;
+        let AcquireRequest {
+            started,
+            name,
+            ttl,
+            info,
+            principal,
+            idempotency_key,
+            max_hold,
+            wait,
+            client,
+        } = request;
         let until = started + wait.unwrap_or_default() + ttl.duration();
         let terms = self.memory.terms(&self.locks);
-        let mut reservation = self.within_share(client.reserve(name.as_str(), info.as_bytes().len(), until, terms))?;
+        let mut reservation =
+            self.within_share(client.reserve(name.as_str(), info.as_bytes().len(), until, terms))?;
         let waits = wait.is_some();
         let cancelled = Cancelled::unless_ended(self.telemetry.of(&name), started, waits);
-        let (owner, shown) =
-            tokens::owner(&self.locks, &self.cluster, &name, principal.as_deref(), idempotency_key.as_deref());
+        let (owner, shown) = tokens::owner(
+            &self.locks,
+            &self.cluster,
+            &name,
+            principal.as_deref(),
+            idempotency_key.as_deref(),
+        );
         let options = AcquireOptions { info, owner, max_hold: Some(max_hold) };
         let result = match wait {
             None => self.locks.acquire(&name, ttl, options).await,
@@ -207,7 +222,8 @@ impl Gateway {
         let result = result.and_then(|lease| {
             let lock = Some((name, lease.clone()));
             reservation.granted(Instant::now() + ttl.duration());
-            let guard = GrantGuard { locks: self.locks.clone(), memory: self.memory.clone(), client, lock };
+            let guard =
+                GrantGuard { locks: self.locks.clone(), memory: self.memory.clone(), client, lock };
             // Looked at again: what has run out since the votes came in is not handed out, and the guard releases it.
             let so_far = started.elapsed();
             let mut view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
@@ -230,11 +246,14 @@ impl Gateway {
     /// Why there is no quorum: where quarantines are the reason, until when.
     fn without_quorum(&self, nodes: Vec<NodeReport>) -> Refusal {
         let (quorum, now) = (self.locks.quorum(), self.locks.wall_micros());
-        let statuses: Vec<_> = self.locks.nodes().into_iter().map(|(_, status)| status.borrow().clone()).collect();
+        let statuses: Vec<_> =
+            self.locks.nodes().into_iter().map(|(_, status)| status.borrow().clone()).collect();
         // What is not connected may be back at any moment.
-        let may_vote = |status: &&NodeStatus| status.votes() || status.state == NodeState::Connecting;
+        let may_vote =
+            |status: &&NodeStatus| status.votes() || status.state == NodeState::Connecting;
         let voting = statuses.iter().filter(may_vote).count();
-        let mut waiting: Vec<_> = statuses.iter().filter_map(|status| Some((status.until_micros?, status))).collect();
+        let mut waiting: Vec<_> =
+            statuses.iter().filter_map(|status| Some((status.until_micros?, status))).collect();
         waiting.sort_by_key(|(until, _)| *until);
         // The one whose end makes up a majority.
         let last = quorum.size().checked_sub(voting + 1).and_then(|missing| waiting.get(missing));
@@ -263,7 +282,8 @@ impl Gateway {
             return Err(Refusal::MaxHoldReached { held, max: max_hold });
         }
         let result = self.locks.extend(name, &token.known, ttl).await;
-        let result = result.and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
+        let result = result
+            .and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
         if let Ok(view) = &result {
             self.in_flight.record_round(view.elapsed);
@@ -274,7 +294,12 @@ impl Gateway {
     }
 
     /// Releases the lock that the token was resolved to.
-    pub async fn release(&self, name: &LockName, token: &ResolvedToken, client: &Client) -> Result<(), Refusal> {
+    pub async fn release(
+        &self,
+        name: &LockName,
+        token: &ResolvedToken,
+        client: &Client,
+    ) -> Result<(), Refusal> {
         let terms = self.memory.terms(&self.locks);
         self.within_share(client.releases(name.as_str(), &terms))?;
         let result = self.locks.release(name, &token.known).await;
@@ -308,17 +333,32 @@ impl Gateway {
     }
 
     /// Releases a lock for its holder, whoever that is; `found` hears who it is before anything is done.
-    pub async fn force_release(&self, name: &LockName, found: impl FnOnce(&HeldBy) + Send) -> Result<(), Refusal> {
-        self.counted(name, Operation::Release, Outcome::Released, self.locks.force_release(name, found).await)
+    pub async fn force_release(
+        &self,
+        name: &LockName,
+        found: impl FnOnce(&HeldBy) + Send,
+    ) -> Result<(), Refusal> {
+        self.counted(
+            name,
+            Operation::Release,
+            Outcome::Released,
+            self.locks.force_release(name, found).await,
+        )
     }
 
     /// Whose grant a token is taken for: that of the principal that shows it, or, where it may use the tokens of others,
     /// that of the lock's holder.
-    pub async fn resolve(&self, name: &LockName, presented: PresentedToken) -> Result<ResolvedToken, Refusal> {
+    pub async fn resolve(
+        &self,
+        name: &LockName,
+        presented: PresentedToken,
+    ) -> Result<ResolvedToken, Refusal> {
         let operation = if presented.releases { Operation::Release } else { Operation::Extend };
         let resolved = tokens::resolve(&self.locks, name, presented).await;
         Ok(resolved.inspect_err(|error| {
-            self.telemetry.of(name).operation(operation, outcome_of(Err::<(), _>(error), Outcome::Found))
+            self.telemetry
+                .of(name)
+                .operation(operation, outcome_of(Err::<(), _>(error), Outcome::Found))
         })?)
     }
 
@@ -367,7 +407,11 @@ impl Gateway {
 
     /// Every node's state; it costs much more than [`Self::readiness`].
     pub fn nodes(&self) -> Vec<(String, NodeStatus)> {
-        self.locks.nodes().into_iter().map(|(name, status)| (name, status.borrow().clone())).collect()
+        self.locks
+            .nodes()
+            .into_iter()
+            .map(|(name, status)| (name, status.borrow().clone()))
+            .collect()
     }
 
     /// How many nodes may vote now, how many must, and how many there are.

@@ -36,13 +36,13 @@ use self::error::{ApiError, METHOD_NOT_ALLOWED, NOT_FOUND, Problem, is_denial};
 pub use self::site::Hosts;
 use crate::audit::{Audit, AuditGuard, RequestEnd};
 use crate::auth::Verb;
-use crate::clients::Turns;
 use crate::config::Public;
 use crate::gateway::Gateway;
-use crate::peer::Peer;
+use crate::overload::clients::FairQueue;
+use crate::overload::refusals::{Refusals, Summary};
 use crate::proxies::ClientAddress;
-use crate::refusals::{Refusals, Summary};
 use crate::telemetry::{RequestSpan, Telemetry, TraceIds};
+use crate::transport::disconnect::Peer;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -82,7 +82,9 @@ fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
     // Shared: thousands may ask for it and not read it.
     let json = |text: String| {
         let text = Bytes::from(text);
-        get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], text.clone())))
+        get(move || {
+            std::future::ready(([(header::CONTENT_TYPE, "application/json")], text.clone()))
+        })
     };
     let pages = Router::new()
         .route("/openapi.json", json(document.to_string()))
@@ -122,7 +124,7 @@ struct Observer {
     refusals: Refusals,
     has_keys: bool,
     hosts: Hosts,
-    turns: Arc<Turns>,
+    fair_queue: Arc<FairQueue>,
     /// When it was last said that a request found no quorum.
     last_mention: Mutex<Option<Instant>>,
 }
@@ -131,29 +133,41 @@ struct Observer {
 const MENTION: Duration = Duration::from_secs(1);
 
 impl App {
-    pub fn new(state: AppState, telemetry: Arc<Telemetry>, audit: Arc<Audit>, hosts: Hosts) -> Self {
-        let (has_keys, turns, state) = (!state.authenticator.is_open(), state.turns.clone(), Arc::new(state));
+    pub fn new(
+        state: AppState,
+        telemetry: Arc<Telemetry>,
+        audit: Arc<Audit>,
+        hosts: Hosts,
+    ) -> Self {
+        let (has_keys, fair_queue, state) =
+            (!state.authenticator.is_open(), state.fair_queue.clone(), Arc::new(state));
         let (routes, labels) = router(&state);
         let routes = browser::open_to(&state.cors_origins, routes);
-        Self::observed(routes, Observer::new(labels, telemetry, audit, has_keys, hosts, turns))
+        Self::observed(routes, Observer::new(labels, telemetry, audit, has_keys, hosts, fair_queue))
     }
 
     /// Probes and metrics alone, for an address of their own: for whoever can reach that.
-    pub fn of_operators(gateway: Arc<Gateway>, telemetry: Arc<Telemetry>, audit: Arc<Audit>, hosts: Hosts) -> Self {
+    pub fn of_operators(
+        gateway: Arc<Gateway>,
+        telemetry: Arc<Telemetry>,
+        audit: Arc<Audit>,
+        hosts: Hosts,
+    ) -> Self {
         let state = Arc::new(AppState::open(gateway));
         let mut labels = matchit::Router::new();
         for path in PROBES {
             labels.insert(path, path.to_owned()).expect("every path is there once");
         }
-        let probes = operations(state.public).into_iter().filter(|(_, needs)| *needs == Needs::Nothing);
+        let probes =
+            operations(state.public).into_iter().filter(|(_, needs)| *needs == Needs::Nothing);
         let api = probes.fold(OpenApiRouter::new(), |api, (operation, needs)| {
             let operation: UtoipaMethodRouter = operation.with_state(Route::new(&state, needs));
             api.routes(operation)
         });
         let (routes, _) = api.split_for_parts();
-        let turns = state.turns.clone();
+        let fair_queue = state.fair_queue.clone();
         let routes = routes.fallback(async || no_such_path());
-        Self::observed(routes, Observer::new(labels, telemetry, audit, false, hosts, turns))
+        Self::observed(routes, Observer::new(labels, telemetry, audit, false, hosts, fair_queue))
     }
 
     /// Says how often what was refused; called from time to time.
@@ -194,20 +208,20 @@ impl App {
             _ => new_id(),
         };
         let method = method_word(request.method());
-        let Observer { labels, telemetry, has_keys, hosts, turns, .. } = &*self.observer;
+        let Observer { labels, telemetry, has_keys, hosts, fair_queue, .. } = &*self.observer;
         let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
         let span = telemetry.request_span(method, route, request.headers());
         let trace = TraceIds::of(span.as_ref(), request.headers());
         let peer = request.extensions().get::<Peer>();
         let (address, place) = (peer.map(Peer::address), peer.map(|peer| peer.place().clone()));
-        // Kept to the end: a client that is forgotten would come back with another line.
+        // QuotaLedger to the end: a client that is lost would come back with another line.
         let client = peer.map(|peer| peer.client().clone());
         let line = client.as_ref().map(|client| &client.line);
         let record = self.observer.record(&id, &mut request);
 
         let is_probe = PROBES.contains(&request.uri().path());
         if let (Some(line), false) = (line, *has_keys) {
-            turns.take(line, is_probe).await;
+            fair_queue.take(line, is_probe).await;
         }
         let mut response = if !is_probe && place.is_some_and(|place| !place.may_serve()) {
             ApiError::no_place().into_response()
@@ -223,7 +237,8 @@ impl App {
         let had_turn = !has_keys || record.as_ref().is_some_and(AuditGuard::had_turn);
         let problem = response.extensions_mut().remove::<Problem>();
         // The page's own router says 404 without a body.
-        let plain = || (response.status() == StatusCode::NOT_FOUND).then(|| no_such_path().problem());
+        let plain =
+            || (response.status() == StatusCode::NOT_FOUND).then(|| no_such_path().problem());
         let problem = problem.or_else(plain);
         let status = response.status();
         let is_told = self.observer.is_told(status, problem.as_ref(), address, record.as_ref());
@@ -236,16 +251,27 @@ impl App {
         let elapsed = started.elapsed();
         telemetry.http(method, route, status.as_u16(), elapsed);
         let in_full = is_told && self.observer.may_mention(problem.as_ref());
-        let told = Told { id: &id, trace: trace.as_ref(), method, route, status, address, elapsed, in_full };
+        let told = Told {
+            id: &id,
+            trace: trace.as_ref(),
+            method,
+            route,
+            status,
+            address,
+            elapsed,
+            in_full,
+        };
         told.log(problem.as_ref());
-        span.into_iter().for_each(|span| span.end(status.as_u16(), problem.as_ref().map(|problem| &*problem.code)));
+        span.into_iter().for_each(|span| {
+            span.end(status.as_u16(), problem.as_ref().map(|problem| &*problem.code))
+        });
         if let Some(problem) = problem {
             problem.render(&id, &mut response);
         }
         response.headers_mut().insert(REQUEST_ID.clone(), id);
         // After all is told: who hangs up in line is told of nevertheless.
         if let (Some(line), false) = (line, had_turn) {
-            turns.take(line, is_probe).await;
+            fair_queue.take(line, is_probe).await;
         }
         response
     }
@@ -258,16 +284,18 @@ impl Observer {
         audit: Arc<Audit>,
         has_keys: bool,
         hosts: Hosts,
-        turns: Arc<Turns>,
+        fair_queue: Arc<FairQueue>,
     ) -> Self {
         let (refusals, last_mention) = Default::default();
-        Self { labels, telemetry, audit, refusals, has_keys, hosts, turns, last_mention }
+        Self { labels, telemetry, audit, refusals, has_keys, hosts, fair_queue, last_mention }
     }
 
     /// The audit record of a request that may need one.
     fn record(&self, id: &HeaderValue, request: &mut Request) -> Option<AuditGuard> {
         // Without keys, only force can be denied, and pages of others.
-        let may_be_denied = self.has_keys || request.uri().query().is_some() || site::is_of_browser(request.headers());
+        let may_be_denied = self.has_keys
+            || request.uri().query().is_some()
+            || site::is_of_browser(request.headers());
         if !may_be_denied && self.audit.file().is_none() {
             return None;
         }
@@ -280,7 +308,9 @@ impl Observer {
 
     /// Without a quorum requests fail by the thousand, of which one now and then is enough.
     fn may_mention(&self, problem: Option<&Problem>) -> bool {
-        if !problem.is_some_and(|problem| matches!(problem.code.as_str(), "quorum_unavailable" | "outcome_unknown")) {
+        if !problem.is_some_and(|problem| {
+            matches!(problem.code.as_str(), "quorum_unavailable" | "outcome_unknown")
+        }) {
             return true;
         }
         let mut last = self.last_mention.lock().unwrap_or_else(PoisonError::into_inner);
@@ -300,7 +330,10 @@ impl Observer {
         address: Option<ClientAddress>,
         record: Option<&AuditGuard>,
     ) -> bool {
-        let (Some(problem), Some(address), true) = (problem, address, is_refusal(status, problem)) else { return true };
+        let (Some(problem), Some(address), true) = (problem, address, is_refusal(status, problem))
+        else {
+            return true;
+        };
         let who = record.and_then(AuditGuard::who);
         self.refusals.is_first(address.ip, who.as_deref(), &problem.code)
     }
@@ -315,7 +348,8 @@ fn is_refusal(status: StatusCode, problem: Option<&Problem>) -> bool {
         StatusCode::MISDIRECTED_REQUEST,
         StatusCode::TOO_MANY_REQUESTS,
     ];
-    let of_service = |problem: &Problem| matches!(problem.code.as_str(), "overloaded" | "audit_unavailable");
+    let of_service =
+        |problem: &Problem| matches!(problem.code.as_str(), "overloaded" | "audit_unavailable");
     REFUSALS.contains(&status) || problem.is_some_and(of_service)
 }
 
@@ -382,14 +416,18 @@ fn router(state: &Arc<AppState>) -> (Router, matchit::Router<String>) {
         .merge(browser::guarded(pages))
         .fallback(async || no_such_path())
         .method_not_allowed_fallback(async || {
-            METHOD_NOT_ALLOWED.because("this path does not take this method; the Allow header lists those it takes")
+            METHOD_NOT_ALLOWED.because(
+                "this path does not take this method; the Allow header lists those it takes",
+            )
         });
     (router, labels)
 }
 
 /// The library's own way from /docs to /docs/.
 async fn relative(mut response: Response) -> Response {
-    if let Some(location) = response.headers_mut().get_mut(header::LOCATION).filter(|at| *at == "/docs/") {
+    if let Some(location) =
+        response.headers_mut().get_mut(header::LOCATION).filter(|at| *at == "/docs/")
+    {
         *location = HeaderValue::from_static("docs/");
     }
     response

@@ -51,7 +51,8 @@ mod tests {
     #[test]
     fn what_is_stored_is_read_again() {
         let metadata = BTreeMap::from([("k".to_owned(), "v".to_owned())]);
-        let stored = LockMetadata { owner: Some("a \"b\"".into()), metadata, key: Some("ci".into()) };
+        let stored =
+            LockMetadata { owner: Some("a \"b\"".into()), metadata, key: Some("ci".into()) };
         assert_eq!(LockMetadata::read(stored.write().unwrap().as_bytes()), stored);
         assert_eq!(LockMetadata::read(b"not ours"), LockMetadata::default());
         assert_eq!(LockMetadata::default().write().unwrap().as_bytes(), b"");

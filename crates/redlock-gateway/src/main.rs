@@ -5,11 +5,13 @@ use std::net::TcpListener;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
-use redlock_core::node::admission::quarantine;
+use redlock_core::node::eligibility::quarantine;
 use redlock_gateway::cli::{Cli, Command, KeyCommand};
 use redlock_gateway::config::{self, Config, LogFormat, Nodes, Settings, show};
 use redlock_gateway::output::print_error;
-use redlock_gateway::{Reload, Running, check_files, commands, http, run, telemetry, within_descriptors};
+use redlock_gateway::{
+    Reload, Running, check_files, commands, http, run, telemetry, within_descriptors,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// In polls of a busy thread. The library's 61 would make an answer of the masters wait for a few milliseconds of other requests.
@@ -34,18 +36,35 @@ fn main() -> ExitCode {
         }
         Command::Openapi { version } => Ok(openapi(&version)),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "redlock-gateway", &mut std::io::stdout());
+            clap_complete::generate(
+                shell,
+                &mut Cli::command(),
+                "redlock-gateway",
+                &mut std::io::stdout(),
+            );
             Ok(ExitCode::SUCCESS)
         }
         Command::Man { dir } => {
             let written = clap_mangen::generate_to(Cli::command(), &dir);
-            written.map(|()| ExitCode::SUCCESS).map_err(|error| format!("{}: {error}", dir.display()))
+            written
+                .map(|()| ExitCode::SUCCESS)
+                .map_err(|error| format!("{}: {error}", dir.display()))
         }
-        Command::Check(settings) => on_runtime(settings, async |config| match commands::check(&config).await {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::FAILURE,
-        }),
-        Command::Reconfigure { yes, old_nodes, old_cluster, old_max_ttl, old_clock_skew, no_old_nodes, settings } => {
+        Command::Check(settings) => {
+            on_runtime(settings, async |config| match commands::check(&config).await {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
+            })
+        }
+        Command::Reconfigure {
+            yes,
+            old_nodes,
+            old_cluster,
+            old_max_ttl,
+            old_clock_skew,
+            no_old_nodes,
+            settings,
+        } => {
             let old = commands::OldCluster {
                 nodes: old_nodes,
                 name: old_cluster,
@@ -53,9 +72,11 @@ fn main() -> ExitCode {
                 clock_skew: old_clock_skew,
                 is_none: no_old_nodes,
             };
-            on_runtime(settings, async |config| match commands::reconfigure(&config, &old, yes).await {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => fail(&error),
+            on_runtime(settings, async |config| {
+                match commands::reconfigure(&config, &old, yes).await {
+                    Ok(()) => ExitCode::SUCCESS,
+                    Err(error) => fail(&error),
+                }
             })
         }
     };
@@ -65,12 +86,18 @@ fn main() -> ExitCode {
     })
 }
 
-fn on_runtime(settings: Settings, work: impl AsyncFnOnce(Config) -> ExitCode) -> Result<ExitCode, String> {
+fn on_runtime(
+    settings: Settings,
+    work: impl AsyncFnOnce(Config) -> ExitCode,
+) -> Result<ExitCode, String> {
     let config = Config::new(settings)?;
     check_files(&config)?;
     telemetry::check_filter()?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    runtime.worker_threads(config.settings.worker_threads).event_interval(LOOK_AT_SOCKETS_EVERY).enable_all();
+    runtime
+        .worker_threads(config.settings.worker_threads)
+        .event_interval(LOOK_AT_SOCKETS_EVERY)
+        .enable_all();
     let runtime = runtime.build();
     Ok(runtime.map_err(|error| error.to_string())?.block_on(work(config)))
 }
@@ -91,7 +118,11 @@ fn openapi(version: &str) -> ExitCode {
 
 async fn serve(config: Config) -> ExitCode {
     let terminal = std::io::stdout().is_terminal();
-    let format = config.settings.log_format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
+    let format = config.settings.log_format.unwrap_or(if terminal {
+        LogFormat::Text
+    } else {
+        LogFormat::Json
+    });
     let _log = telemetry::start_logging(format);
     let asked = config.capacity.connections;
     let config = match within_descriptors(config) {
@@ -103,7 +134,7 @@ async fn serve(config: Config) -> ExitCode {
         tracing::warn!(
             connections = capacity.connections,
             asked,
-            "fewer connections are taken than --max-connections: the rest of the files that may be open is kept for \
+            "fewer connections are taken than --max-connections: the rest of the files that may be open is quota for \
              the nodes and the gateway itself; raise ulimit -n"
         );
     }
@@ -111,17 +142,21 @@ async fn serve(config: Config) -> ExitCode {
         tracing::warn!("{excess}");
     }
     let listen = config.settings.listen;
-    let bound = |flag, address| TcpListener::bind(address).map_err(|error| format!("{flag}: {address}: {error}"));
-    let admin = config.settings.admin_listen.map(|address| bound("--admin-listen", address)).transpose();
+    let bound = |flag, address| {
+        TcpListener::bind(address).map_err(|error| format!("{flag}: {address}: {error}"))
+    };
+    let admin =
+        config.settings.admin_listen.map(|address| bound("--admin-listen", address)).transpose();
     let (listener, admin) = match (bound("--listen", listen), admin) {
         (Ok(listener), Ok(admin)) => (listener, admin),
         (Err(error), _) | (_, Err(error)) => return fail(&error),
     };
     // Before anything else runs: a signal that comes early must not kill the process half-way.
-    let (mut terminate, mut interrupt) = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-        (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
-        (Err(error), _) | (_, Err(error)) => return fail(&error.to_string()),
-    };
+    let (mut terminate, mut interrupt) =
+        match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+            (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
+            (Err(error), _) | (_, Err(error)) => return fail(&error.to_string()),
+        };
     let shutdown = async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -133,7 +168,9 @@ async fn serve(config: Config) -> ExitCode {
         Err(error) => return fail(&error.to_string()),
     };
     let banner = config.clone();
-    match run(listener, admin, shutdown, &reload, config, |running| announce(&banner, running)).await {
+    match run(listener, admin, shutdown, &reload, config, |running| announce(&banner, running))
+        .await
+    {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
     }
@@ -158,12 +195,14 @@ fn announce(config: &Config, running: &Running) {
     use std::fmt::Write as _;
     let mut text = String::new();
     macro_rules! say { ($($word:tt)*) => { let _ = writeln!(text, $($word)*); } }
-    let (scheme, trust) = if config.https.is_some() { ("https", " --cacert AUTHORITY.pem") } else { ("http", "") };
+    let (scheme, trust) =
+        if config.https.is_some() { ("https", " --cacert AUTHORITY.pem") } else { ("http", "") };
     let url = format!("{scheme}://{}", running.address);
     let summary = running.gateway.nodes_summary();
     tracing::info!(address = %running.address, nodes = summary, "listening");
     let settings = &config.settings;
-    let (default_ttl, max_ttl) = (settings.limits.default_ttl.duration(), settings.limits.max_ttl.duration());
+    let (default_ttl, max_ttl) =
+        (settings.limits.default_ttl.duration(), settings.limits.max_ttl.duration());
     say!("redlock-gateway {} on {url}", env!("CARGO_PKG_VERSION"));
     if let Some(admin) = running.admin {
         tracing::info!(address = %admin, "listening for probes and metrics");
@@ -173,19 +212,25 @@ fn announce(config: &Config, running: &Running) {
     match &config.nodes {
         Nodes::Embedded(count) => {
             say!("  nodes: {count} in-memory nodes inside this process (no --node was given)");
-            say!("  CAUTION: nothing is stored. A restart of this process forgets every lock, and a second gateway");
-            say!("  knows nothing of this one's locks. For real use give 3 or 5 Redis masters: --node redis://… ");
+            say!(
+                "  CAUTION: nothing is stored. A restart of this process forgets every lock, and a second gateway"
+            );
+            say!(
+                "  knows nothing of this one's locks. For real use give 3 or 5 Redis masters: --node redis://… "
+            );
         }
         Nodes::Redis(urls) => {
             let names: Vec<_> = urls.iter().map(|url| url.name()).collect();
             say!("  nodes: {} ({summary} so far; see {url}/readyz)", names.join(", "));
             let wait = show(quarantine(max_ttl, settings.clock_skew));
             say!(
-                "  A master that is new, or may have forgotten locks in a restart, votes after {wait}. One that syncs"
+                "  A master that is new, or may have lost locks in a restart, votes after {wait}. One that syncs"
             );
             say!("  every write (appendonly yes, appendfsync always) votes 3 s after a restart.");
             if !settings.bootstrap {
-                say!("  (A brand-new cluster need not wait, if its first gateway is started with --bootstrap.)");
+                say!(
+                    "  (A brand-new cluster need not wait, if its first gateway is started with --bootstrap.)"
+                );
             }
             if urls.len() % 2 == 0 {
                 let (even, odd) = (urls.len(), urls.len() - 1);
@@ -201,7 +246,9 @@ fn announce(config: &Config, running: &Running) {
         Some(file) => {
             say!("  only for holders of one of the API keys in {}", file.display());
             if !running.address.ip().is_loopback() && config.https.is_none() {
-                say!("  CAUTION: keys and tokens travel as plain text, unless a proxy in front of this speaks TLS.");
+                say!(
+                    "  CAUTION: keys and tokens travel as plain text, unless a proxy in front of this speaks TLS."
+                );
             }
             say!(
                 "  try:  curl -i{trust} -X POST -H \"Authorization: Bearer $KEY\" {url}/locks/demo        docs: {url}/docs"

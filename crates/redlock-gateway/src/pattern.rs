@@ -22,7 +22,9 @@ impl Pattern {
     pub fn matches(&self, name: &LockName) -> bool {
         let mut parts = self.0.split('*');
         // There is always a first part.
-        let Some(mut rest) = name.as_str().strip_prefix(parts.next().unwrap_or_default()) else { return false };
+        let Some(mut rest) = name.as_str().strip_prefix(parts.next().unwrap_or_default()) else {
+            return false;
+        };
         let Some(last) = parts.next_back() else { return rest.is_empty() };
         for part in parts {
             // The leftmost place leaves the most for those that follow.
@@ -70,7 +72,8 @@ mod tests {
             (".*", "x", false),
             ("[a]", "a", false),
         ] {
-            let found = Pattern::parse(pattern).is_some_and(|it| it.matches(&name.parse::<LockName>().unwrap()));
+            let found = Pattern::parse(pattern)
+                .is_some_and(|it| it.matches(&name.parse::<LockName>().unwrap()));
             assert_eq!(found, matches, "{pattern} {name}");
         }
     }

@@ -55,16 +55,18 @@ impl TrustedProxies {
         self.0.iter().any(|network| network.contains(&address))
     }
 
-    /// The client of a request on a connection from `peer`.
+    /// The client of a request on a connection from `disconnect`.
     pub fn client(&self, peer: ClientAddress, headers: &HeaderMap) -> ClientAddress {
         if !self.contains(peer.ip) {
             return peer;
         }
         let lines = |name| headers.get_all(name).iter().rev().map(HeaderValue::as_bytes);
         let listed = headers.contains_key(&X_FORWARDED_FOR);
-        let listed = listed.then(|| self.last_known(peer, lines(&X_FORWARDED_FOR).flat_map(x_forwarded_for)));
+        let listed = listed
+            .then(|| self.last_known(peer, lines(&X_FORWARDED_FOR).flat_map(x_forwarded_for)));
         let standard = headers.contains_key(header::FORWARDED);
-        let standard = standard.then(|| self.last_known(peer, lines(&header::FORWARDED).flat_map(forwarded)));
+        let standard =
+            standard.then(|| self.last_known(peer, lines(&header::FORWARDED).flat_map(forwarded)));
         match (listed, standard) {
             (None, None) => peer,
             (Some(client), None) | (None, Some(client)) => client,
@@ -74,7 +76,11 @@ impl TrustedProxies {
     }
 
     /// Goes from a trusted peer through the hops, nearest first, as far as each is told by a trusted one.
-    fn last_known(&self, peer: ClientAddress, hops: impl Iterator<Item = Option<ClientAddress>>) -> ClientAddress {
+    fn last_known(
+        &self,
+        peer: ClientAddress,
+        hops: impl Iterator<Item = Option<ClientAddress>>,
+    ) -> ClientAddress {
         let mut last = peer;
         for hop in hops {
             match hop {
@@ -164,7 +170,8 @@ fn value(text: &str) -> Option<(String, &str)> {
 fn address(text: &str) -> Option<ClientAddress> {
     let whole = |text: &str| text.parse::<IpAddr>().ok();
     let with_port = || text.parse::<SocketAddr>().ok().filter(|_| !text.contains('%'));
-    let in_brackets = || text.strip_prefix('[')?.strip_suffix(']').and_then(whole).filter(IpAddr::is_ipv6);
+    let in_brackets =
+        || text.strip_prefix('[')?.strip_suffix(']').and_then(whole).filter(IpAddr::is_ipv6);
     let known = whole(text).or_else(in_brackets).map(|ip| ClientAddress { ip, port: None });
     let ClientAddress { ip, port } = known.or_else(|| with_port().map(ClientAddress::from))?;
     Some(ClientAddress { ip: ip.to_canonical(), port })
@@ -175,9 +182,11 @@ fn address(text: &str) -> Option<ClientAddress> {
 /// # Errors
 /// What is allowed.
 pub fn network(text: &str) -> Result<IpNet, String> {
-    let expected = "expected an address or a network as ADDRESS/BITS, such as 10.0.0.0/8 or 2001:db8::/32";
+    let expected =
+        "expected an address or a network as ADDRESS/BITS, such as 10.0.0.0/8 or 2001:db8::/32";
     let whole = |ip: IpAddr| IpNet::from(ip.to_canonical());
-    let network = text.parse().or_else(|_| text.parse().map(whole)).map_err(|_| expected.to_owned())?;
+    let network =
+        text.parse().or_else(|_| text.parse().map(whole)).map_err(|_| expected.to_owned())?;
     if network.addr() != network.network() {
         return Err(format!(
             "the address has bits beyond the network; expected {} or {}",

@@ -1,7 +1,7 @@
 //! When files have to be read again: their contents have changed, or an operator says so.
 //!
 //! Contents are compared, once a second. A notification of the file system would miss a file on another machine, and the
-//! links that Kubernetes turns round when a secret changes.
+//! links that Kubernetes fair_queue round when a secret changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -86,7 +86,9 @@ impl Watched {
     /// Files may lie where reading takes its time: not on a thread that serves.
     async fn look(&self) -> Vec<Content> {
         let paths = self.paths.clone();
-        tokio::task::spawn_blocking(move || read(&paths)).await.unwrap_or_else(|_| self.contents.clone())
+        tokio::task::spawn_blocking(move || read(&paths))
+            .await
+            .unwrap_or_else(|_| self.contents.clone())
     }
 }
 
@@ -116,7 +118,10 @@ mod tests {
 
     impl Files {
         fn new(name: &str) -> Self {
-            let path = |n| std::env::temp_dir().join(format!("redlock-reload-{}-{name}-{n}", std::process::id()));
+            let path = |n| {
+                std::env::temp_dir()
+                    .join(format!("redlock-reload-{}-{name}-{n}", std::process::id()))
+            };
             let files = Self((0..2).map(path).collect());
             files.write(0, "a");
             files.write(1, "b");

@@ -1,4 +1,4 @@
-//! What an operator of a gateway can do about a node, in the words of its flags and commands.
+//! What an operator of a gateway can do about a node, in the labels of its flags and commands.
 
 use std::borrow::Cow;
 
@@ -21,7 +21,9 @@ pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
              started with --bootstrap)"
         }
         Remedy::GiveCredentials => "give user and password in the URL of --node",
-        Remedy::ChangeKeyPrefix => "another program uses the key of the marker: choose another --key-prefix",
+        Remedy::ChangeKeyPrefix => {
+            "another program uses the key of the marker: choose another --key-prefix"
+        }
         Remedy::NameEachNodeOnce => {
             "give every master once; with --cluster, list the nodes in the same order on all gateways; after an intended \
              change run `redlock-gateway reconfigure`"
@@ -30,9 +32,15 @@ pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
         Remedy::TrustNodeCertificate => {
             "the node's certificate must come from --node-ca, be valid now and name the host of --node"
         }
-        Remedy::GiveClientCertificate => "the node wants a certificate: give --node-cert and --node-key",
-        Remedy::TrustClientAuthority => "the node does not know the authority that --node-cert comes from",
-        Remedy::ReplaceClientCertificate => "the node does not accept the certificate of --node-cert",
+        Remedy::GiveClientCertificate => {
+            "the node wants a certificate: give --node-cert and --node-key"
+        }
+        Remedy::TrustClientAuthority => {
+            "the node does not know the authority that --node-cert comes from"
+        }
+        Remedy::ReplaceClientCertificate => {
+            "the node does not accept the certificate of --node-cert"
+        }
         Remedy::RenewClientCertificate => "renew the certificate of --node-cert",
         other => return Cow::Owned(other.to_string()),
     })

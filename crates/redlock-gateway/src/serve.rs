@@ -9,27 +9,28 @@ use std::time::Duration;
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
 use redlock_core::clock::Entropy;
-use redlock_core::node::admission::ClusterConfig;
+use redlock_core::node::eligibility::ClusterConfig;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
 use redlock_core::node::{Node, NodeSettings};
-use redlock_core::{Bootstrap, Redlock, Seams, Settings, SettingsError};
+use redlock_core::{Bootstrap, Env, Redlock, Settings, SettingsError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::audit::{Audit, AuditFile};
 use crate::auth::{Authenticator, Keys};
-use crate::capacity;
-use crate::clients::{Clients, Turns};
 use crate::config::{Config, Nodes, OnAuditFailure};
-use crate::connection::{Encrypted, Plain, services};
-use crate::connections::{self, Connections, Most};
-use crate::gateway::{CursorKey, Gateway, MasterMemory, WaitShare};
+use crate::gateway::{CursorKey, Gateway};
 use crate::http::{App, AppState, Hosts};
-use crate::refusals::{self, Refusals, Summary};
+use crate::overload::capacity;
+use crate::overload::clients::{Clients, FairQueue};
+use crate::overload::refusals::{self, Refusals, Summary};
+use crate::overload::{MasterMemory, WaitShare};
 use crate::reload::{Reload, Watched};
 use crate::telemetry::{ConnectionMetrics, Reloaded, Telemetry, Traces};
-use crate::tls;
+use crate::transport::connection::{Encrypted, Plain, services};
+use crate::transport::connections::{self, Connections, Most};
+use crate::transport::tls;
 
 /// Buffer of one connection. A head that does not fit is answered 431.
 const CONNECTION_BUFFER: usize = capacity::HEAD;
@@ -87,7 +88,8 @@ pub async fn run(
     let names = node_names(&config.nodes);
     let endpoint = config.settings.otlp_endpoint.as_deref();
     let traces = endpoint.map(|endpoint| Traces::start(endpoint, &names)).transpose()?;
-    let telemetry = Arc::new(Telemetry::new(&names).with_groups(&config.groups).with_traces(traces));
+    let telemetry =
+        Arc::new(Telemetry::new(&names).with_groups(&config.groups).with_traces(traces));
     let authenticator = authenticator(&config, address, reload, &telemetry)?;
     let audit = audit(&config, reload)?;
     let gateway = assemble(&config, &names, &telemetry)?;
@@ -95,10 +97,17 @@ pub async fn run(
     // Who has many connections to one of the two addresses is no less welcome at the other.
     let (clients, operators) = (Arc::new(Clients::default()), Arc::new(Clients::default()));
     let (public, cors_origins) = (config.public, config.cors_origins.clone());
-    let turns = Turns::new(config.settings.worker_threads);
-    let state =
-        AppState { gateway: gateway.clone(), authenticator, public, clients: clients.clone(), turns, cors_origins };
-    let hosts = Hosts { is_loopback: address.ip().is_loopback(), allowed: config.allowed_hosts.clone() };
+    let fair_queue = FairQueue::new(config.settings.worker_threads);
+    let state = AppState {
+        gateway: gateway.clone(),
+        authenticator,
+        public,
+        clients: clients.clone(),
+        fair_queue,
+        cors_origins,
+    };
+    let hosts =
+        Hosts { is_loopback: address.ip().is_loopback(), allowed: config.allowed_hosts.clone() };
     let app = App::new(state, telemetry.clone(), audit.clone(), hosts);
 
     let handle = Handle::new();
@@ -108,18 +117,24 @@ pub async fn run(
     let connections = Connections::new(most(&config), clients.clone(), refusals.clone(), metrics);
     // They end with this function.
     let mut tasks = JoinSet::new();
-    let of_operators = |hosts| App::of_operators(gateway.clone(), telemetry.clone(), audit.clone(), hosts);
-    let serve = |listener| serve_operators(listener, &config, of_operators, (&operators, &refusals), &mut tasks);
+    let of_operators =
+        |hosts| App::of_operators(gateway.clone(), telemetry.clone(), audit.clone(), hosts);
+    let serve = |listener| {
+        serve_operators(listener, &config, of_operators, (&operators, &refusals), &mut tasks)
+    };
     let admin = admin.map(serve).transpose()?;
     let connections_in = services(app.clone(), connections.clone(), config.settings.idle_timeout);
     let (handshakes, end_of_handshakes) = watch::channel(());
     let mut server = match &config.https {
         None => tokio::spawn(http1(server.acceptor(Plain::new()), &config).serve(connections_in)),
         Some(files) => {
-            let (expiry, failures) =
-                (telemetry.certificate_expiry(&files.cert), telemetry.reload_failures(Reloaded::Tls));
+            let (expiry, failures) = (
+                telemetry.certificate_expiry(&files.cert),
+                telemetry.reload_failures(Reloaded::Tls),
+            );
             let told = tls::Told { expiry, failures };
-            let encrypted = Encrypted::new(tls::follow(files, reload, told, &mut tasks)?, end_of_handshakes);
+            let encrypted =
+                Encrypted::new(tls::follow(files, reload, told, &mut tasks)?, end_of_handshakes);
             tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections_in))
         }
     };
@@ -148,7 +163,10 @@ async fn write_the_rest(audit: &Audit, telemetry: Arc<Telemetry>) {
     if let Some(file) = audit.file() {
         file.finish().await;
     }
-    let sent = tokio::task::spawn_blocking(move || telemetry.traces().into_iter().for_each(Traces::finish)).await;
+    let sent = tokio::task::spawn_blocking(move || {
+        telemetry.traces().into_iter().for_each(Traces::finish)
+    })
+    .await;
     // It panicked, and has said so.
     drop(sent);
 }
@@ -157,7 +175,11 @@ async fn write_the_rest(audit: &Audit, telemetry: Arc<Telemetry>) {
 async fn drain(gateway: &Gateway, connections: &Connections, config: &Config) -> Instant {
     // Load balancers have to see that readyz says 503 before anything is refused.
     let (delay, grace) = (config.drain_delay(), config.settings.shutdown_grace);
-    tracing::info!(drain_delay_ms = delay.as_millis() as u64, grace_ms = grace.as_millis() as u64, "shutting down");
+    tracing::info!(
+        drain_delay_ms = delay.as_millis() as u64,
+        grace_ms = grace.as_millis() as u64,
+        "shutting down"
+    );
     connections.end_each();
     // Not even for a moment without a delay: who was told that it drains must not be given a lock after that.
     if !delay.is_zero() {
@@ -184,9 +206,13 @@ fn serve_operators(
     let address = listen(&listener)?;
     let metrics = ConnectionMetrics::uncounted();
     let connections = Connections::new(OPERATORS, clients.clone(), refusals.clone(), metrics);
-    let app = app(Hosts { is_loopback: address.ip().is_loopback(), allowed: config.allowed_hosts.clone() });
+    let app = app(Hosts {
+        is_loopback: address.ip().is_loopback(),
+        allowed: config.allowed_hosts.clone(),
+    });
     let server = axum_server::from_tcp(listener)?.acceptor(Plain::new());
-    let serving = http1(server, config).serve(services(app, connections, config.settings.idle_timeout));
+    let serving =
+        http1(server, config).serve(services(app, connections, config.settings.idle_timeout));
     tasks.spawn(async move { drop(serving.await) });
     Ok(address)
 }
@@ -205,16 +231,25 @@ fn authenticator(
     telemetry: &Telemetry,
 ) -> Result<Arc<Authenticator>, String> {
     // Where other hosts or pages are let in, those who come need not be of this machine.
-    let lets_force = address.ip().is_loopback() && config.allowed_hosts.is_empty() && config.cors_origins.is_empty();
+    let lets_force = address.ip().is_loopback()
+        && config.allowed_hosts.is_empty()
+        && config.cors_origins.is_empty();
     match &config.settings.auth_keys {
         None => Ok(Arc::new(Authenticator::open(lets_force))),
-        Some(path) => Authenticator::following(path, reload, telemetry.reload_failures(Reloaded::AuthKeys)),
+        Some(path) => {
+            Authenticator::following(path, reload, telemetry.reload_failures(Reloaded::AuthKeys))
+        }
     }
 }
 
 fn most(Config { capacity, trusted_proxies, .. }: &Config) -> Most {
     let (connections, per_client) = (capacity.connections, capacity.connections_per_client());
-    Most { connections, per_client, loopback: capacity.bounds_loopback(), proxies: trusted_proxies.clone() }
+    Most {
+        connections,
+        per_client,
+        loopback: capacity.bounds_loopback(),
+        proxies: trusted_proxies.clone(),
+    }
 }
 
 /// The same with no more connections than there are file descriptors for, those of the masters and of the gateway itself left
@@ -259,7 +294,10 @@ async fn tell_of_quorum(gateway: Arc<Gateway>) {
         if has {
             tracing::info!(nodes, without_ms = lasted_ms, "a majority of nodes may vote");
         } else {
-            tracing::error!(nodes, "QUORUM LOST: no majority of nodes may vote, and no lock can be acquired");
+            tracing::error!(
+                nodes,
+                "QUORUM LOST: no majority of nodes may vote, and no lock can be acquired"
+            );
         }
     }
 }
@@ -287,7 +325,8 @@ fn sum_up(app: &App, connections: &Refusals) {
 
 fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, String> {
     let Some(path) = &config.settings.audit_log else { return Ok(Arc::new(Audit::logged())) };
-    let audit = Arc::new(Audit::to_file(path, config.settings.audit_on_failure == OnAuditFailure::Refuse)?);
+    let audit =
+        Arc::new(Audit::to_file(path, config.settings.audit_on_failure == OnAuditFailure::Refuse)?);
     let (mut asked, reopened) = (Watched::new(Vec::new(), reload), audit.clone());
     tokio::spawn(async move {
         loop {
@@ -320,34 +359,54 @@ fn node_names(nodes: &Nodes) -> Vec<String> {
     }
 }
 
-fn assemble(config: &Config, names: &[String], telemetry: &Arc<Telemetry>) -> Result<Arc<Gateway>, SettingsError> {
+fn assemble(
+    config: &Config,
+    names: &[String],
+    telemetry: &Arc<Telemetry>,
+) -> Result<Arc<Gateway>, SettingsError> {
     let cluster = cluster_name(config, names);
-    let seams = Seams { observer: telemetry.clone(), ..Seams::default() };
-    let locks = Redlock::builder().settings(settings(config)).seams(seams.clone());
+    let env = Env { observer: telemetry.clone(), ..Env::default() };
+    let locks = Redlock::builder().settings(settings(config)).env(env.clone());
     let locks = match &config.nodes {
-        Nodes::Embedded(count) => locks.embedded(*count).embedded_memory(config.capacity.locks / *count as u64),
+        Nodes::Embedded(count) => {
+            locks.embedded(*count).embedded_memory(config.capacity.locks / *count as u64)
+        }
         Nodes::Redis(urls) => {
             let settings = redis_settings(config, &cluster);
             let start = |(place, url): (usize, &RedisUrl)| {
-                Arc::new(RedisNode::start(url.clone(), settings(place), seams.clone())) as Arc<dyn Node>
+                Arc::new(RedisNode::start(url.clone(), settings(place), env.clone()))
+                    as Arc<dyn Node>
             };
             locks.nodes(urls.iter().enumerate().map(start).collect())
         }
     };
     if names.len().is_multiple_of(2) {
-        tracing::warn!(nodes = names.len(), "an even number of nodes tolerates no more failures than one node fewer");
+        tracing::warn!(
+            nodes = names.len(),
+            "an even number of nodes tolerates no more failures than one node fewer"
+        );
     }
     let locks = locks.connect()?;
     if config.settings.bootstrap && matches!(config.nodes, Nodes::Redis(_)) {
         tokio::spawn(bootstrap(locks.clone()));
     }
-    let cursors = cursor_key(config, &cluster, names, seams.entropy.as_ref());
+    let cursors = cursor_key(config, &cluster, names, env.entropy.as_ref());
     telemetry.limits(config.capacity.in_flight, config.capacity.waiters, locks.quorum().size());
-    let memory = MasterMemory::new(config.settings.master_memory.as_u64(), config.settings.clock_skew);
+    let memory =
+        MasterMemory::new(config.settings.master_memory.as_u64(), config.settings.clock_skew);
     let limits = config.settings.limits;
-    let gateway = Gateway::new(locks, limits, cluster, cursors, config.capacity.in_flight, memory, telemetry.clone());
+    let gateway = Gateway::new(
+        locks,
+        limits,
+        cluster,
+        cursors,
+        config.capacity.in_flight,
+        memory,
+        telemetry.clone(),
+    );
     Ok(Arc::new(gateway.with_wait_share(WaitShare {
-        waiters: config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),
+        waiters:
+            config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),
         locks: config.settings.max_waited_locks_per_client,
     })))
 }
@@ -360,8 +419,10 @@ async fn bootstrap(locks: Redlock) {
             Ok(outcome) => break outcome,
             Err(_) => {
                 let nodes = locks.nodes();
-                let missing =
-                    nodes.iter().filter(|(_, status)| !status.borrow().is_bootstrapping).map(|(name, _)| name.as_str());
+                let missing = nodes
+                    .iter()
+                    .filter(|(_, status)| !status.borrow().is_bootstrapping)
+                    .map(|(name, _)| name.as_str());
                 tracing::info!(
                     waiting_for = missing.collect::<Vec<_>>().join(", "),
                     "--bootstrap: all nodes must answer"
@@ -370,14 +431,24 @@ async fn bootstrap(locks: Redlock) {
         }
     };
     match outcome {
-        Bootstrap::Confirmed => tracing::info!("--bootstrap: all nodes are new and are admitted at once"),
+        Bootstrap::Confirmed => {
+            tracing::info!("--bootstrap: all nodes are new and are admitted at once")
+        }
         Bootstrap::Refuted(node) => {
-            tracing::warn!(node, "--bootstrap: not applied: this node is not new, or a gateway already waits for it");
+            tracing::warn!(
+                node,
+                "--bootstrap: not applied: this node is not new, or a gateway already waits for it"
+            );
         }
     }
 }
 
-fn cursor_key(config: &Config, cluster: &str, names: &[String], entropy: &dyn Entropy) -> CursorKey {
+fn cursor_key(
+    config: &Config,
+    cluster: &str,
+    names: &[String],
+    entropy: &dyn Entropy,
+) -> CursorKey {
     match &config.nodes {
         Nodes::Embedded(_) => {
             let mut random = [0; 32];
@@ -388,7 +459,8 @@ fn cursor_key(config: &Config, cluster: &str, names: &[String], entropy: &dyn En
         // would go on at another master is no cursor.
         Nodes::Redis(urls) => {
             let order = config.settings.cluster.is_none().then(|| names.join(","));
-            let credentials = urls.iter().map(RedisUrl::credentials).chain([(order.as_deref(), None)]);
+            let credentials =
+                urls.iter().map(RedisUrl::credentials).chain([(order.as_deref(), None)]);
             CursorKey::derive(cluster, credentials)
         }
     }

@@ -7,9 +7,9 @@
 mod connections;
 mod describe;
 mod groups;
+mod labels;
 mod logging;
 mod traces;
-mod words;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,23 +19,30 @@ use std::time::{Duration, Instant};
 
 use http::HeaderMap;
 use metrics::{Counter, Gauge, Histogram, Label};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use redlock_core::node::{HandOver, NodeMemory, NodeState, NodeStatus, Observer, Op, Reason, RoundTrace, Vote};
+use metrics_exporter_prometheus::{
+    Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+};
+use redlock_core::node::{
+    HandoffRoute, NodeMemory, NodeState, NodeStatus, Observer, Op, Reason, RoundTrace, Vote,
+};
 use redlock_core::{LockName, Waiting};
 
 pub use self::connections::{ConnectionMetrics, ConnectionRefused};
 use self::groups::{Groups, InGroups};
+use self::labels::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
+pub use self::labels::{Operation, Outcome, WaitEnd};
 pub use self::logging::{Log, check_filter, start_logging};
 pub use self::traces::{RequestSpan, TraceIds, Traces};
-use self::words::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
-pub use self::words::{Operation, Outcome, WaitEnd};
 use crate::pattern::Group;
 
 /// 250 µs to 30 s.
-const SECONDS: [f64; 16] =
-    [0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
+const SECONDS: [f64; 16] = [
+    0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
+    30.0,
+];
 /// Clients wait for up to 25 s.
-const WAITS: [f64; 15] = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 25.0, 27.5, 30.0];
+const WAITS: [f64; 15] =
+    [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 25.0, 27.5, 30.0];
 const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 
 /// What is read again while it is in use.
@@ -90,7 +97,7 @@ struct NodeMetrics {
     used_memory: Gauge,
     max_memory: Gauge,
     quarantine: Gauge,
-    heals: Counter,
+    repairs: Counter,
     states: Vec<(NodeState, Gauge)>,
     voting: Gauge,
 }
@@ -100,23 +107,31 @@ impl Telemetry {
         let recorder = PrometheusBuilder::new()
             .set_buckets(&SECONDS)
             .and_then(|builder| {
-                builder.set_buckets_for_metric(Matcher::Full("redlock_batch_operations".into()), &BATCH)
+                builder.set_buckets_for_metric(
+                    Matcher::Full("redlock_batch_operations".into()),
+                    &BATCH,
+                )
             })
             .and_then(|builder| {
-                builder.set_buckets_for_metric(Matcher::Suffix("_wait_duration_seconds".into()), &WAITS)
+                builder.set_buckets_for_metric(
+                    Matcher::Suffix("_wait_duration_seconds".into()),
+                    &WAITS,
+                )
             })
             .expect("bucket lists are not empty")
             .build_recorder();
         let handle = recorder.handle();
-        let (process, nodes, handles, connections, audit_failures) = metrics::with_local_recorder(&recorder, || {
-            describe::describe();
-            let process = metrics_process::Collector::default();
-            process.describe();
-            metrics::gauge!("redlock_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
-            let nodes = nodes.iter().map(|node| NodeMetrics::new(node)).collect();
-            let audit_failures = metrics::counter!("redlock_audit_failures_total");
-            (process, nodes, Handles::new(), ConnectionMetrics::new(), audit_failures)
-        });
+        let (process, nodes, handles, connections, audit_failures) =
+            metrics::with_local_recorder(&recorder, || {
+                describe::describe();
+                let process = metrics_process::Collector::default();
+                process.describe();
+                metrics::gauge!("redlock_build_info", "version" => env!("CARGO_PKG_VERSION"))
+                    .set(1.0);
+                let nodes = nodes.iter().map(|node| NodeMetrics::new(node)).collect();
+                let audit_failures = metrics::counter!("redlock_audit_failures_total");
+                (process, nodes, Handles::new(), ConnectionMetrics::new(), audit_failures)
+            });
         let (http, groups, traces, last_mention) = Default::default();
         Self {
             recorder,
@@ -148,7 +163,12 @@ impl Telemetry {
     }
 
     /// The span of a request that begins, where there are traces.
-    pub fn request_span(&self, method: &'static str, route: &str, headers: &HeaderMap) -> Option<RequestSpan> {
+    pub fn request_span(
+        &self,
+        method: &'static str,
+        route: &str,
+        headers: &HeaderMap,
+    ) -> Option<RequestSpan> {
         self.traces.as_ref().map(|traces| traces.request(method, route, headers))
     }
 
@@ -208,7 +228,11 @@ impl Telemetry {
     }
 
     /// Everything as Prometheus text, with what goes on now and the nodes' states.
-    pub fn render<'a>(&self, statuses: impl Iterator<Item = (&'a str, NodeStatus)>, now: &Now) -> String {
+    pub fn render<'a>(
+        &self,
+        statuses: impl Iterator<Item = (&'a str, NodeStatus)>,
+        now: &Now,
+    ) -> String {
         self.handles.waiters.set(now.waiting.waiters as f64);
         self.handles.waiting_locks.set(now.waiting.locks as f64);
         self.handles.listings.set(now.listings as f64);
@@ -254,7 +278,9 @@ pub struct OfLock<'a> {
 
 impl OfLock<'_> {
     pub fn operation(self, operation: Operation, outcome: Outcome) {
-        if let Some(counter) = &self.telemetry.handles.operations[operation as usize][outcome as usize] {
+        if let Some(counter) =
+            &self.telemetry.handles.operations[operation as usize][outcome as usize]
+        {
             counter.increment(1);
         }
         self.telemetry.groups.operation(self.groups, operation, outcome);
@@ -297,7 +323,9 @@ impl Observer for Telemetry {
     }
 
     fn vote(&self, node: usize, vote: &Vote) {
-        if let Some(counter) = self.nodes.get(node).and_then(|node| node.votes.get(vote_index(vote))) {
+        if let Some(counter) =
+            self.nodes.get(node).and_then(|node| node.votes.get(vote_index(vote)))
+        {
             counter.increment(1);
         }
     }
@@ -305,7 +333,10 @@ impl Observer for Telemetry {
     fn release_abandoned(&self, node: usize) {
         self.handles.abandoned.increment(1);
         let node = self.nodes.get(node).map_or("?", |node| &node.name);
-        tracing::warn!(node, "a release could not be delivered; the lock's ttl bounds what is left on that node");
+        tracing::warn!(
+            node,
+            "a release could not be delivered; the lock's ttl bounds what is left on that node"
+        );
     }
 
     fn fence_out_of_reach(&self, ahead: Duration) {
@@ -321,16 +352,16 @@ impl Observer for Telemetry {
         }
     }
 
-    fn healed(&self, node: usize) {
+    fn repaired(&self, node: usize) {
         if let Some(node) = self.nodes.get(node) {
-            node.heals.increment(1);
+            node.repairs.increment(1);
         }
     }
 
-    fn handed_over(&self, kind: HandOver) {
+    fn handed_over(&self, kind: HandoffRoute) {
         let at = match kind {
-            HandOver::Local => 0,
-            HandOver::Remote => 1,
+            HandoffRoute::Local => 0,
+            HandoffRoute::Remote => 1,
         };
         self.handles.handed_over[at].increment(1);
     }
@@ -345,17 +376,21 @@ impl NodeMetrics {
         Self {
             name: name.to_owned(),
             duration: metrics::histogram!("redlock_node_request_duration_seconds", node()),
-            votes: vote_words().map(|word| metrics::counter!("redlock_node_votes_total", with("vote", word))).collect(),
+            votes: vote_words()
+                .map(|word| metrics::counter!("redlock_node_votes_total", with("vote", word)))
+                .collect(),
             offset: metrics::gauge!("redlock_node_clock_offset_seconds", node()),
             restarts: metrics::counter!("redlock_node_restarts_total", node()),
             evicted: metrics::gauge!("redlock_node_evicted_keys", node()),
             used_memory: metrics::gauge!("redlock_node_used_memory_bytes", node()),
             max_memory: metrics::gauge!("redlock_node_max_memory_bytes", node()),
             quarantine: metrics::gauge!("redlock_node_quarantine_remaining_seconds", node()),
-            heals: metrics::counter!("redlock_node_heals_total", node()),
+            repairs: metrics::counter!("redlock_node_repairs_total", node()),
             voting: metrics::gauge!("redlock_node_voting", node()),
             states: NodeState::ALL
-                .map(|state| (state, metrics::gauge!("redlock_node_state", with("state", state.as_str()))))
+                .map(|state| {
+                    (state, metrics::gauge!("redlock_node_state", with("state", state.as_str())))
+                })
                 .into(),
         }
     }

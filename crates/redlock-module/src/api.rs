@@ -136,7 +136,13 @@ impl Server {
     ///
     /// # Safety
     /// The context is that of `RedisModule_OnLoad`.
-    pub(crate) unsafe fn add_command(&self, ctx: Ctx, name: &CStr, run: Command, flags: &CStr) -> bool {
+    pub(crate) unsafe fn add_command(
+        &self,
+        ctx: Ctx,
+        name: &CStr,
+        run: Command,
+        flags: &CStr,
+    ) -> bool {
         // SAFETY: as promised; Redis copies both texts.
         unsafe { (self.0.CreateCommand)(ctx, name.as_ptr(), run, flags.as_ptr(), 0, 0, 0) == OK }
     }
@@ -162,7 +168,9 @@ impl Server {
     /// Context and arguments are those that Redis has given this call.
     pub(crate) unsafe fn call(&self, ctx: Ctx, arguments: *mut Text, count: c_int) -> Call<'_> {
         // SAFETY: as promised.
-        let arguments = unsafe { std::slice::from_raw_parts(arguments, usize::try_from(count).unwrap_or_default()) };
+        let arguments = unsafe {
+            std::slice::from_raw_parts(arguments, usize::try_from(count).unwrap_or_default())
+        };
         Call { functions: &self.0, ctx, arguments }
     }
 }
@@ -195,7 +203,9 @@ impl Call<'_> {
 
     pub(crate) fn reply(&self, answer: &[u8]) -> c_int {
         // SAFETY: Redis copies it.
-        unsafe { (self.functions.ReplyWithStringBuffer)(self.ctx, answer.as_ptr().cast(), answer.len()) }
+        unsafe {
+            (self.functions.ReplyWithStringBuffer)(self.ctx, answer.as_ptr().cast(), answer.len())
+        }
     }
 
     pub(crate) fn reply_error(&self, error: &CStr) -> c_int {
@@ -224,14 +234,16 @@ impl Call<'_> {
 
     pub(crate) fn text(&self, bytes: &[u8]) -> OwnText<'_> {
         // SAFETY: Redis copies it.
-        let text = unsafe { (self.functions.CreateString)(self.ctx, bytes.as_ptr().cast(), bytes.len()) };
+        let text =
+            unsafe { (self.functions.CreateString)(self.ctx, bytes.as_ptr().cast(), bytes.len()) };
         OwnText { call: self, text }
     }
 
     /// A key, whether there is one or not. `None` when the server refuses.
     pub(crate) fn open<'a>(&'a self, name: OwnText<'a>) -> Option<OpenKey<'a>> {
         // SAFETY: see above.
-        let key = NonNull::new(unsafe { (self.functions.OpenKey)(self.ctx, name.text, READ | WRITE) })?;
+        let key =
+            NonNull::new(unsafe { (self.functions.OpenKey)(self.ctx, name.text, READ | WRITE) })?;
         Some(OpenKey { key: Handle { call: self, key }, name, changes: Vec::new() })
     }
 }
@@ -262,7 +274,8 @@ impl CallingUser<'_> {
     }
 
     pub(crate) fn may_publish(&self, channel: &[u8]) -> bool {
-        let (check, channel) = (self.call.functions.ACLCheckChannelPermissions, self.call.text(channel));
+        let (check, channel) =
+            (self.call.functions.ACLCheckChannelPermissions, self.call.text(channel));
         // SAFETY: see `Call`.
         unsafe { check(self.user.as_ptr(), channel.text, 0) == OK }
     }
@@ -375,7 +388,15 @@ impl<'a> OpenKey<'a> {
                 replicate(call.ctx, command, c"ss".as_ptr(), self.name.text, text.text);
             } else {
                 let pxat = c"PXAT".as_ptr();
-                replicate(call.ctx, command, c"sscl".as_ptr(), self.name.text, text.text, pxat, ends_at);
+                replicate(
+                    call.ctx,
+                    command,
+                    c"sscl".as_ptr(),
+                    self.name.text,
+                    text.text,
+                    pxat,
+                    ends_at,
+                );
             }
         }
         self.changes.push((EVENT_TEXT, c"set"));
@@ -387,8 +408,13 @@ impl<'a> OpenKey<'a> {
         // SAFETY: Redis gives so many bytes that are this key's alone, until it is touched again.
         unsafe {
             (self.functions().StringTruncate)(self.key.key.as_ptr(), value.len());
-            let stands = (self.functions().StringDMA)(self.key.key.as_ptr(), &mut length, READ | WRITE);
-            std::ptr::copy_nonoverlapping(value.as_ptr(), stands.cast_mut().cast(), length.min(value.len()));
+            let stands =
+                (self.functions().StringDMA)(self.key.key.as_ptr(), &mut length, READ | WRITE);
+            std::ptr::copy_nonoverlapping(
+                value.as_ptr(),
+                stands.cast_mut().cast(),
+                length.min(value.len()),
+            );
         }
     }
 
@@ -399,7 +425,13 @@ impl<'a> OpenKey<'a> {
             if (self.functions().SetAbsExpire)(self.key.key.as_ptr(), at) != OK {
                 return;
             }
-            (self.functions().Replicate)(self.name.call.ctx, c"PEXPIREAT".as_ptr(), c"sl".as_ptr(), self.name.text, at);
+            (self.functions().Replicate)(
+                self.name.call.ctx,
+                c"PEXPIREAT".as_ptr(),
+                c"sl".as_ptr(),
+                self.name.text,
+                at,
+            );
         }
         self.changes.push((EVENT_GENERIC, c"expire"));
     }
@@ -411,7 +443,12 @@ impl<'a> OpenKey<'a> {
         // SAFETY: see `Call`.
         unsafe {
             (self.functions().DeleteKey)(self.key.key.as_ptr());
-            (self.functions().Replicate)(self.name.call.ctx, c"DEL".as_ptr(), c"s".as_ptr(), self.name.text);
+            (self.functions().Replicate)(
+                self.name.call.ctx,
+                c"DEL".as_ptr(),
+                c"s".as_ptr(),
+                self.name.text,
+            );
         }
         self.changes.push((EVENT_GENERIC, c"del"));
     }

@@ -4,7 +4,7 @@
 //! `redis-server --loadmodule libredlock_module.so`, or `MODULE LOAD`. A gateway tries the command whenever it connects, and
 //! speaks Lua to a master that has not got it, or for calls of another version; so masters with and without it mix.
 //!
-//! `REDLOCK.CALL <run_id> <call>` gives the answer, both as `node/packed.rs` says; `NOSCRIPT` when the process is another one or
+//! `REDLOCK.CALL <run_id> <call>` gives the answer, both as `node/codec.rs` says; `NOSCRIPT` when the process is another one or
 //! the call is of another version: then nothing of it ran.
 //!
 //! Locks are ordinary keys, seen by every client. What is set goes to the append-only file and to replicas as plain `SET`,
@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use redlock_core::node::packed::{self, AnswerPacker, Malformed};
+use redlock_core::node::codec::{self, AnswerPacker, Malformed};
 use redlock_core::node::rules::{self, Expiry, KeySpace};
 
 use crate::api::{Call, RawContext, Server, Text};
@@ -44,7 +44,9 @@ static MODULE: OnceLock<Module> = OnceLock::new();
 pub unsafe extern "C" fn RedisModule_OnLoad(ctx: *mut RawContext, _: *mut Text, _: c_int) -> c_int {
     // SAFETY: as promised.
     let joined = unsafe {
-        let Some(server) = Server::join(ctx, c"redlock", c_int::from(packed::VERSION)) else { return api::ERR };
+        let Some(server) = Server::join(ctx, c"redlock", c_int::from(codec::VERSION)) else {
+            return api::ERR;
+        };
         let Some(run_id) = server.run_id(ctx) else { return api::ERR };
         // No `deny-oom`: releases work without memory, and acquires are refused one by one. No scripts: they have no user.
         let joined = server.add_command(ctx, c"redlock.call", call, c"write deny-script");
@@ -69,25 +71,32 @@ unsafe extern "C" fn call(ctx: *mut RawContext, arguments: *mut Text, count: c_i
 
 /// Runs what is asked, after all of it was read.
 fn answer(call: &Call<'_>, run_id: &[u8]) -> Result<Vec<u8>, &'static CStr> {
-    let (Some(for_process), Some(packed)) = (call.argument(1), call.argument(2)) else {
+    let (Some(for_process), Some(codec)) = (call.argument(1), call.argument(2)) else {
         return Err(c"ERR wrong number of arguments for 'redlock.call' command");
     };
-    let user = call.user().ok_or(c"NOPERM redlock: the caller is no client with a user of the ACL")?;
+    let user =
+        call.user().ok_or(c"NOPERM redlock: the caller is no client with a user of the ACL")?;
     if for_process != run_id {
         return Err(c"NOSCRIPT redlock: the call is for another process");
     }
-    let asked = packed::unpack_call(Bytes::copy_from_slice(packed)).map_err(|malformed| match malformed {
-        Malformed::Version(_) => c"NOSCRIPT redlock: the call has another version",
-        Malformed::Call => c"ERR the call is malformed",
-    })?;
+    let asked =
+        codec::unpack_call(Bytes::copy_from_slice(codec)).map_err(|malformed| match malformed {
+            Malformed::Version(_) => c"NOSCRIPT redlock: the call has another version",
+            Malformed::Call => c"ERR the call is malformed",
+        })?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now_micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
     let mut space = Space::new(call, user, now_micros);
-    let admitted = space.get(&asked.marker_key).is_ok_and(|stands| stands == Some(asked.marker.clone()));
+    let admitted =
+        space.get(&asked.marker_key).is_ok_and(|stands| stands == Some(asked.marker.clone()));
     let mut answer = AnswerPacker::new(now_micros, admitted);
     if asked.ops.is_empty() {
         // Writes the marker that stands there once more: says whether this master takes writes.
-        let set = if admitted { space.set(&asked.marker_key, asked.marker, Expiry::Never) } else { Ok(()) };
+        let set = if admitted {
+            space.set(&asked.marker_key, asked.marker, Expiry::Never)
+        } else {
+            Ok(())
+        };
         answer.write_error(&set.err().map(|error| error.to_string()).unwrap_or_default());
     }
     space.end_operation();

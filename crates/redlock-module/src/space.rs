@@ -40,7 +40,9 @@ impl<'a> Space<'a> {
 
     /// A key that the caller may use.
     fn key(&mut self, name: &Bytes) -> Result<&mut OpenKey<'a>, KeyError> {
-        let is_it = |slot: &Option<(Bytes, OpenKey<'_>)>| slot.as_ref().is_some_and(|(stands, _)| stands == name);
+        let is_it = |slot: &Option<(Bytes, OpenKey<'_>)>| {
+            slot.as_ref().is_some_and(|(stands, _)| stands == name)
+        };
         let at = match self.open.iter().position(is_it) {
             Some(at) => at,
             None => {
@@ -60,7 +62,8 @@ impl<'a> Space<'a> {
 
     /// In milliseconds since 1970.
     fn ends_in(&self, millis: u64) -> c_longlong {
-        c_longlong::try_from((self.now_micros / 1_000).saturating_add(millis)).unwrap_or(c_longlong::MAX / 2)
+        c_longlong::try_from((self.now_micros / 1_000).saturating_add(millis))
+            .unwrap_or(c_longlong::MAX / 2)
     }
 }
 

@@ -75,11 +75,16 @@ impl Target {
         stream.set_nodelay(true).map_err(|error| fault(&error))?;
         let key = self.key.clone();
         let Some(tls) = &self.tls else {
-            let (sender, driver) = handshake(TokioIo::new(stream)).await.map_err(|error| fault(&error))?;
+            let (sender, driver) =
+                handshake(TokioIo::new(stream)).await.map_err(|error| fault(&error))?;
             return Ok(Connection { sender, driver: Some(Box::pin(driver)), key });
         };
-        let stream = tls.connect(ServerName::from(self.address.ip()), stream).await.map_err(|error| fault(&error))?;
-        let (sender, driver) = handshake(TokioIo::new(stream)).await.map_err(|error| fault(&error))?;
+        let stream = tls
+            .connect(ServerName::from(self.address.ip()), stream)
+            .await
+            .map_err(|error| fault(&error))?;
+        let (sender, driver) =
+            handshake(TokioIo::new(stream)).await.map_err(|error| fault(&error))?;
         Ok(Connection { sender, driver: Some(Box::pin(driver)), key })
     }
 }
@@ -87,9 +92,17 @@ impl Target {
 impl Connection {
     /// Sends a request and waits for its answer; an empty token or body is left out. After an error the connection is of
     /// no more use.
-    pub(crate) async fn ask(&mut self, method: Method, path: &str, token: &str, body: &str) -> Result<Answer, String> {
-        let mut request =
-            Request::builder().method(method).uri(path).header(HOST, HeaderValue::from_static("localhost"));
+    pub(crate) async fn ask(
+        &mut self,
+        method: Method,
+        path: &str,
+        token: &str,
+        body: &str,
+    ) -> Result<Answer, String> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, HeaderValue::from_static("localhost"));
         if let Some(key) = &self.key {
             request = request.header(AUTHORIZATION, key);
         }
@@ -99,7 +112,8 @@ impl Connection {
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
-        let request = request.body(Full::from(body.to_owned())).map_err(|error| error.to_string())?;
+        let request =
+            request.body(Full::from(body.to_owned())).map_err(|error| error.to_string())?;
         self.exchange(request).await.map_err(|error| format!("no answer: {error}"))
     }
 
@@ -140,7 +154,11 @@ impl Connection {
 
     /// An acquire that is to be granted. It is sent again after a 503: on a machine this busy a master may miss its
     /// time-out.
-    pub(crate) async fn settled_acquire(&mut self, lock: u64, body: &str) -> Result<String, String> {
+    pub(crate) async fn settled_acquire(
+        &mut self,
+        lock: u64,
+        body: &str,
+    ) -> Result<String, String> {
         for _ in 0..SETTLE_TRIES {
             let answer = self.acquire(lock, body).await?;
             match answer.granted() {

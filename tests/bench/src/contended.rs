@@ -6,7 +6,7 @@
 //! anew for each turn.
 //!
 //! Grants per second mislead: without a queue the releaser takes the lock again while the others sleep. So what counts
-//! are hand-offs, grants that went to another worker than the one before in the order of fencing tokens. Every grant of a
+//! are handoffs, grants that went to another worker than the one before in the order of fencing tokens. Every grant of a
 //! turn is also checked against its neighbours: fencing tokens rise without duplicates and no two holders overlap.
 //!
 //! All times are of one monotonic clock, this machine's. A grant is taken to last from the moment its answer was read until
@@ -65,8 +65,8 @@ pub(crate) async fn measure(
             let at = (turn + round) % CONTENDERS.len();
             let row = &mut table.rows[at];
             bench.turn(&CONTENDERS[at], row, &mut table.faults).await?;
-            let handoffs = thousands(row.median("hand-offs/s").unwrap_or_default());
-            eprintln!("round {}/{rounds}  {:<20} {handoffs} hand-offs/s", round + 1, row.name);
+            let handoffs = thousands(row.median("handoffs/s").unwrap_or_default());
+            eprintln!("round {}/{rounds}  {:<20} {handoffs} handoffs/s", round + 1, row.name);
         }
     }
     Ok(())
@@ -79,13 +79,20 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    async fn turn(&self, contender: &Contender, row: &mut Row, faults: &mut Vec<String>) -> Result<(), String> {
+    async fn turn(
+        &self,
+        contender: &Contender,
+        row: &mut Row,
+        faults: &mut Vec<String>,
+    ) -> Result<(), String> {
         let scratch = scratch()?;
         let masters = Masters::start(Condition::Healthy, &scratch).await?;
         let mut gateways = Vec::with_capacity(contender.gateways);
         for _ in 0..contender.gateways {
             let target = Target::plain(free_address()?);
-            gateways.push(self.programs.start_gateway("gateway", target, "", &masters, &[], &scratch).await?);
+            gateways.push(
+                self.programs.start_gateway("gateway", target, "", &masters, &[], &scratch).await?,
+            );
         }
         self.measure(contender, &masters, &gateways, row, faults).await.map_err(|error| {
             let logs: Vec<_> = gateways.iter().map(|gateway| gateway.process.log_tail()).collect();
@@ -111,7 +118,8 @@ impl Bench<'_> {
         pool.run_for(WARM_UP).await?;
 
         let remote_before = remote_handoffs(gateways).await?;
-        let look = || Accounts::look(gateways.iter().map(|gateway| &gateway.process), masters.cpu()?);
+        let look =
+            || Accounts::look(gateways.iter().map(|gateway| &gateway.process), masters.cpu()?);
         let (from, before) = (Instant::now(), look()?);
         pool.run_for(self.window).await?;
         let (until, after) = (Instant::now(), look()?);
@@ -119,7 +127,7 @@ impl Bench<'_> {
         let logs = pool.stop(WAIT + GRACE).await?;
         let turn = Turn { from, until, gateways: gateways.len(), threads: self.threads };
         turn.add_to(row, faults, logs, after.since(&before))?;
-        row.add("remote hand-offs/s", Unit::Count, remote / turn.seconds());
+        row.add("remote handoffs/s", Unit::Count, remote / turn.seconds());
         Ok(())
     }
 }
@@ -150,15 +158,30 @@ struct Log {
     others: Vec<String>,
 }
 
-async fn work(target: Target, lock: u64, waits: bool, worker: u32, phase: Phase) -> Result<Log, String> {
+async fn work(
+    target: Target,
+    lock: u64,
+    waits: bool,
+    worker: u32,
+    phase: Phase,
+) -> Result<Log, String> {
     let (mut connection, mut log) = (target.open().await?, Log::default());
-    let body = format!(r#"{{"ttl_ms":30000,"wait_ms":{}}}"#, if waits { WAIT.as_millis() } else { 0 });
+    let body =
+        format!(r#"{{"ttl_ms":30000,"wait_ms":{}}}"#, if waits { WAIT.as_millis() } else { 0 });
     let mut wanted = Instant::now();
     while !phase.stops() {
         let answer = connection.acquire(lock, &body).await?;
         let received = Instant::now();
-        if let Some((token, fencing_token)) = answer.granted().and_then(|token| Some((token, fencing_token(token)?))) {
-            log.grants.push(Grant { fencing_token, worker, wanted, received, released: Instant::now() });
+        if let Some((token, fencing_token)) =
+            answer.granted().and_then(|token| Some((token, fencing_token(token)?)))
+        {
+            log.grants.push(Grant {
+                fencing_token,
+                worker,
+                wanted,
+                received,
+                released: Instant::now(),
+            });
             connection.settled_release(lock, token).await?;
             wanted = Instant::now();
         } else if answer.status == 409 && !waits {
@@ -180,9 +203,14 @@ fn fencing_token(lock_token: &str) -> Option<u64> {
 /// Neighbours of which the later one has no larger token, or was granted before the earlier one's release. None means
 /// that all grants exclude one another and that tokens rise. `grants` must be in the order of their fencing tokens.
 fn violations(grants: &[Grant]) -> Vec<String> {
-    let is_wrong =
-        |pair: &&[Grant]| pair[0].fencing_token == pair[1].fencing_token || pair[1].received < pair[0].released;
-    grants.windows(2).filter(is_wrong).map(|pair| format!("{:?} and {:?} overlap", pair[0], pair[1])).collect()
+    let is_wrong = |pair: &&[Grant]| {
+        pair[0].fencing_token == pair[1].fencing_token || pair[1].received < pair[0].released
+    };
+    grants
+        .windows(2)
+        .filter(is_wrong)
+        .map(|pair| format!("{:?} and {:?} overlap", pair[0], pair[1]))
+        .collect()
 }
 
 /// What of a turn is counted.
@@ -200,7 +228,13 @@ impl Turn {
     }
 
     /// Fails when there is nothing to divide by.
-    fn add_to(&self, row: &mut Row, faults: &mut Vec<String>, logs: Vec<Log>, cpu: Cpu) -> Result<(), String> {
+    fn add_to(
+        &self,
+        row: &mut Row,
+        faults: &mut Vec<String>,
+        logs: Vec<Log>,
+        cpu: Cpu,
+    ) -> Result<(), String> {
         let (mut grants, mut others) = (Vec::new(), Vec::new());
         for log in logs {
             grants.extend(log.grants);
@@ -208,7 +242,10 @@ impl Turn {
         }
         grants.sort_unstable_by_key(|grant| grant.fencing_token);
         let counts = |grant: &Grant| (self.from..self.until).contains(&grant.received);
-        let handoffs = grants.windows(2).filter(|pair| pair[0].worker != pair[1].worker && counts(&pair[1])).count();
+        let handoffs = grants
+            .windows(2)
+            .filter(|pair| pair[0].worker != pair[1].worker && counts(&pair[1]))
+            .count();
         let (mut waits, mut longest) = (Latencies::new(), Duration::ZERO);
         let mut per_gateway = vec![0.0; self.gateways];
         for grant in grants.iter().filter(|grant| counts(grant)) {
@@ -221,11 +258,15 @@ impl Turn {
             return Err(format!("the lock was not granted once; {other}"));
         }
         let (count, seconds) = (waits.count() as f64, self.seconds());
-        row.add("hand-offs/s", Unit::Rate, handoffs as f64 / seconds);
+        row.add("handoffs/s", Unit::Rate, handoffs as f64 / seconds);
         row.add("grants/s", Unit::Count, count / seconds);
         row.add_latencies("wait", &waits);
         row.add("wait max ms", Unit::Millis, millis(longest));
-        row.add("smallest share", Unit::Ratio, per_gateway.into_iter().fold(f64::MAX, f64::min) / count);
+        row.add(
+            "smallest share",
+            Unit::Ratio,
+            per_gateway.into_iter().fold(f64::MAX, f64::min) / count,
+        );
         cpu.add_to(row, "grant", count, self.threads, false);
 
         if others.len() as f64 > MAX_OTHERS * 2.0 * grants.len() as f64 {
@@ -233,7 +274,9 @@ impl Turn {
         } else if !others.is_empty() {
             row.remarks.push(other);
         }
-        faults.extend(violations(&grants).into_iter().next().map(|first| format!("{}: {first}", row.name)));
+        faults.extend(
+            violations(&grants).into_iter().next().map(|first| format!("{}: {first}", row.name)),
+        );
         Ok(())
     }
 }
@@ -247,15 +290,23 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let grant = |&(wanted, received): &(u64, u64)| {
             let fencing_token = 1_000_000 + received;
-            Grant { fencing_token, worker, wanted: at(wanted), received: at(received), released: at(received) }
+            Grant {
+                fencing_token,
+                worker,
+                wanted: at(wanted),
+                received: at(received),
+                released: at(received),
+            }
         };
         Log { grants: waits.iter().map(grant).collect(), ..Log::default() }
     }
 
     fn measured(logs: Vec<Log>, start: Instant) -> Result<(Row, Vec<String>), String> {
         let (ms, mut row, mut faults) = (Duration::from_millis, Row::new("a"), Vec::new());
-        let turn = Turn { from: start + ms(1000), until: start + ms(3000), gateways: 2, threads: 1 };
-        let cpu = Cpu { server: ms(1), redis: ms(0), load: ms(2000), others: ms(0), elapsed: ms(2000) };
+        let turn =
+            Turn { from: start + ms(1000), until: start + ms(3000), gateways: 2, threads: 1 };
+        let cpu =
+            Cpu { server: ms(1), redis: ms(0), load: ms(2000), others: ms(0), elapsed: ms(2000) };
         turn.add_to(&mut row, &mut faults, logs, cpu).map(|()| (row, faults))
     }
 
@@ -263,10 +314,16 @@ mod tests {
     fn only_what_was_granted_during_the_measurement_is_counted() {
         let start = Instant::now();
         let first = log(start, 0, &[(0, 500), (500, 1100), (1100, 2000), (2000, 3100)]);
-        let (row, faults) = measured(vec![first, log(start, 1, &[(0, 1500), (1500, 1600)])], start).unwrap();
-        let medians = ["grants/s", "hand-offs/s", "wait max ms", "smallest share", "its CPU µs/grant"];
+        let (row, faults) =
+            measured(vec![first, log(start, 1, &[(0, 1500), (1500, 1600)])], start).unwrap();
+        let medians =
+            ["grants/s", "handoffs/s", "wait max ms", "smallest share", "its CPU µs/grant"];
         let expected = [2.0, 1.0, 1500.0, 0.5, 250.0];
-        assert_eq!(medians.map(|figure| row.median(figure)), expected.map(Some), "grants at 1100, 1500, 1600 and 2000");
+        assert_eq!(
+            medians.map(|figure| row.median(figure)),
+            expected.map(Some),
+            "grants at 1100, 1500, 1600 and 2000"
+        );
         assert_eq!(faults, Vec::<String>::new());
     }
 
@@ -288,7 +345,13 @@ mod tests {
         let start = Instant::now();
         let grant = |fencing_token, received, released| {
             let at = |ms| start + Duration::from_millis(ms);
-            Grant { fencing_token, worker: 0, wanted: start, received: at(received), released: at(released) }
+            Grant {
+                fencing_token,
+                worker: 0,
+                wanted: start,
+                received: at(received),
+                released: at(released),
+            }
         };
         assert!(violations(&[grant(5, 1, 2), grant(7, 2, 3), grant(8, 9, 9)]).is_empty());
         assert_eq!(violations(&[grant(5, 1, 3), grant(6, 2, 4)]).len(), 1);
@@ -298,6 +361,8 @@ mod tests {
     #[test]
     fn a_fencing_token_is_read_out_of_the_lock_token_only() {
         assert_eq!(fencing_token("1.1795264376745353.c0d2"), Some(1_795_264_376_745_353));
-        assert!(["", "1", "1.2", "2.3.a", "1..a"].iter().all(|other| fencing_token(other).is_none()));
+        assert!(
+            ["", "1", "1.2", "2.3.a", "1..a"].iter().all(|other| fencing_token(other).is_none())
+        );
     }
 }

@@ -63,7 +63,11 @@ impl Contender {
             Self::Floor => Some(Design::Floor),
             Self::FredPlain => Some(Design::Plain),
             Self::FredFenced => Some(Design::Fenced),
-            Self::Rslock | Self::GatewayLua | Self::Gateway | Self::GatewayKeys | Self::GatewayTls => None,
+            Self::Rslock
+            | Self::GatewayLua
+            | Self::Gateway
+            | Self::GatewayKeys
+            | Self::GatewayTls => None,
         }
     }
 
@@ -89,8 +93,10 @@ pub(crate) struct Programs {
 impl Programs {
     /// The gateway's binary is the one that was named, or the one beside this program.
     pub(crate) fn find(gateway: Option<&Path>, gateway_args: &[String]) -> Result<Self, String> {
-        let bench = std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
-        let gateway = gateway.map_or_else(|| bench.with_file_name("redlock-gateway"), Path::to_owned);
+        let bench = std::env::current_exe()
+            .map_err(|error| format!("cannot find this program's own file: {error}"))?;
+        let gateway =
+            gateway.map_or_else(|| bench.with_file_name("redlock-gateway"), Path::to_owned);
         // Children run in directories of their own.
         let gateway = std::path::absolute(gateway).map_err(|error| error.to_string())?;
         Ok(Self { gateway, bench, gateway_args: gateway_args.to_vec() })
@@ -99,7 +105,9 @@ impl Programs {
     /// Whether a gateway can be started, over masters with the module.
     pub(crate) fn check(&self) -> Result<(), String> {
         if module().is_none() {
-            return Err("no module beside this program: `cargo build --release -p redlock-module`".into());
+            return Err(
+                "no module beside this program: `cargo build --release -p redlock-module`".into()
+            );
         }
         let built = std::fs::metadata(&self.gateway).and_then(|file| file.modified()).map_err(|error| {
             let path = self.gateway.display();
@@ -132,18 +140,26 @@ impl Programs {
                 Contender::GatewayTls => {
                     let (cert, key) = certificate(scratch)?;
                     target.tls = Some(trusting(&cert)?);
-                    args.extend([format!("--tls-cert={}", cert.display()), format!("--tls-key={}", key.display())]);
+                    args.extend([
+                        format!("--tls-cert={}", cert.display()),
+                        format!("--tls-key={}", key.display()),
+                    ]);
                 }
                 _ => {}
             }
             let login = if contender == Contender::GatewayLua { SCRIPTS_ONLY } else { "" };
-            return self.start_gateway(contender.label(), target, login, masters, &args, scratch).await;
+            return self
+                .start_gateway(contender.label(), target, login, masters, &args, scratch)
+                .await;
         };
         let target = Target::plain(free_address()?);
-        let design = design.to_possible_value().expect("no design is skipped").get_name().to_owned();
+        let design =
+            design.to_possible_value().expect("no design is skipped").get_name().to_owned();
         let mut args: Vec<OsString> =
             ["naive", &design, "--listen", &target.address.to_string()].map(Into::into).into();
-        args.extend(masters.addresses().flat_map(|master| ["--master".into(), master.to_string().into()]));
+        args.extend(
+            masters.addresses().flat_map(|master| ["--master".into(), master.to_string().into()]),
+        );
         start_server(contender.label(), &self.bench, &args, target, scratch).await
     }
 
@@ -157,8 +173,13 @@ impl Programs {
         args: &[String],
         scratch: &TempDir,
     ) -> Result<Running, String> {
-        let mut all: Vec<OsString> = vec!["--listen".into(), target.address.to_string().into(), "--bootstrap".into()];
-        all.extend(masters.addresses().flat_map(|master| ["--node".into(), format!("redis://{login}{master}").into()]));
+        let mut all: Vec<OsString> =
+            vec!["--listen".into(), target.address.to_string().into(), "--bootstrap".into()];
+        all.extend(
+            masters
+                .addresses()
+                .flat_map(|master| ["--node".into(), format!("redis://{login}{master}").into()]),
+        );
         all.extend(args.iter().chain(&self.gateway_args).map(OsString::from));
         start_server(name, &self.gateway, &all, target, scratch).await
     }
@@ -174,7 +195,11 @@ async fn start_server(
     let mut process = Process::spawn(name, program, args, scratch)?;
     wait_until(&mut process, READY_WITHIN, async || {
         let answer = target.open().await?.get("/readyz").await?;
-        if answer.status == 200 { Ok(()) } else { Err(format!("GET /readyz is answered with {}", answer.describe())) }
+        if answer.status == 200 {
+            Ok(())
+        } else {
+            Err(format!("GET /readyz is answered with {}", answer.describe()))
+        }
     })
     .await?;
     Ok(Running { process, target })
@@ -189,7 +214,8 @@ fn keys_file(scratch: &TempDir) -> Result<PathBuf, String> {
     let rights = format!(r#"allow = [{{ verbs = {verbs}, names = ["*"] }}]"#);
     let path = scratch.path().join("keys.toml");
     let text = format!("[[key]]\nname = \"victim\"\nhashes = [\"{KEY_HASH}\"]\n{rights}\n");
-    std::fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    std::fs::write(&path, text)
+        .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     Ok(path)
 }
 
@@ -199,7 +225,12 @@ fn certificate(scratch: &TempDir) -> Result<(PathBuf, PathBuf), String> {
     let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
     let made = Command::new("openssl")
         .args(["req", "-x509", "-days", "2", "-subj", "/CN=redlock-bench"])
-        .args(["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"])
+        .args([
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+        ])
         .args(curve)
         .arg("-keyout")
         .arg(&key)
@@ -207,7 +238,8 @@ fn certificate(scratch: &TempDir) -> Result<(PathBuf, PathBuf), String> {
         .arg(&cert)
         .output()
         .map_err(|error| format!("cannot run openssl: {error}"))?;
-    let error = || format!("openssl made no certificate: {}", String::from_utf8_lossy(&made.stderr));
+    let error =
+        || format!("openssl made no certificate: {}", String::from_utf8_lossy(&made.stderr));
     made.status.success().then_some((cert, key)).ok_or_else(error)
 }
 

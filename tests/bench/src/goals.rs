@@ -13,7 +13,7 @@ const LUA: &str = "redlock-gateway, Lua";
 const RATE: &str = "requests/s ÷ twin";
 const P99: &str = "acquire p99 ms ÷ twin";
 const P50: &str = "p50 ÷ round trip";
-const HANDOFFS: &str = "hand-offs/s";
+const HANDOFFS: &str = "handoffs/s";
 
 /// A cycle is an acquire and a release, two requests, so ratios of cycles/s are ratios of requests/s.
 #[rustfmt::skip]
@@ -30,8 +30,8 @@ const GOALS: [Goal; 22] = [
     goal("cycles/s, one master 50 ms late ÷ healthy", Bound::AtLeast(0.95), Unit::Ratio, ["late", GATEWAY, RATE]),
     goal("acquire p50 ÷ the round trip, 1 ms network, 1 connection", Bound::AtMost(1.3), Unit::Ratio, ["network-1ms-idle", GATEWAY, P50]),
     goal("acquire p50 ÷ the round trip, 1 ms network, 64 connections", Bound::AtMost(2.0), Unit::Ratio, ["network-1ms", GATEWAY, P50]),
-    goal("hand-offs/s of one lock, 64 waiters, one gateway", Bound::AtLeast(5_000.0), Unit::Count, ["contended", "waiting, 1 gateway", HANDOFFS]),
-    goal("hand-offs/s of one lock, 64 waiters, two gateways", Bound::AtLeast(2_000.0), Unit::Count, ["contended", "waiting, 2 gateways", HANDOFFS]),
+    goal("handoffs/s of one lock, 64 waiters, one gateway", Bound::AtLeast(5_000.0), Unit::Count, ["contended", "waiting, 1 gateway", HANDOFFS]),
+    goal("handoffs/s of one lock, 64 waiters, two gateways", Bound::AtLeast(2_000.0), Unit::Count, ["contended", "waiting, 2 gateways", HANDOFFS]),
     goal("the smaller one's share of the grants, two gateways", Bound::AtLeast(0.25), Unit::Ratio, ["contended", "waiting, 2 gateways", "smallest share"]),
     goal("memory per waiting request, bytes", Bound::AtMost(8.0 * KIB), Unit::Count, ["waiters", GATEWAY, "memory per waiting request, bytes"]),
     goal("memory per idle connection, bytes", Bound::AtMost(16.0 * KIB), Unit::Count, ["waiters", GATEWAY, "memory per idle connection, bytes"]),
@@ -64,13 +64,17 @@ enum Bound {
 /// All goals, with a column for each run.
 pub(crate) fn table(runs: &[Run]) -> String {
     let names: Vec<_> = (1..=runs.len()).map(|number| format!("run {number}")).collect();
-    let titles: Vec<_> = ["figure", "goal"].into_iter().chain(names.iter().map(String::as_str)).collect();
+    let titles: Vec<_> =
+        ["figure", "goal"].into_iter().chain(names.iter().map(String::as_str)).collect();
     let row = |goal: &Goal| {
         let bound = match goal.bound {
             Bound::AtLeast(bound) => format!("≥ {}", goal.unit.show(bound)),
             Bound::AtMost(bound) => format!("≤ {}", goal.unit.show(bound)),
         };
-        [goal.text.to_owned(), bound].into_iter().chain(runs.iter().map(|run| goal.judge(run))).collect()
+        [goal.text.to_owned(), bound]
+            .into_iter()
+            .chain(runs.iter().map(|run| goal.judge(run)))
+            .collect()
     };
     markdown(&titles, GOALS.iter().map(row))
 }
@@ -109,10 +113,10 @@ mod tests {
     }
 
     #[test]
-    fn medians_are_judged_the_bound_is_good_enough_and_what_was_disturbed_or_left_out_is_not_judged() {
+    fn medians_are_judged_the_bound_is_good_enough_and_what_was_disturbed_or_left_out_is_not_judged()
+     {
         let text = table(&[run(0.0, &[0.95, 0.1, 3.0]), run(0.0, &[0.94]), run(50.0, &[2.0])]);
-        let line =
-            "| cycles/s, one of five masters stopped ÷ healthy | ≥ 0.95 | 0.95, met | 0.94, **not met** | disturbed |";
+        let line = "| cycles/s, one of five masters stopped ÷ healthy | ≥ 0.95 | 0.95, met | 0.94, **not met** | disturbed |";
         assert!(text.contains(line), "{text}");
         assert!(text.contains("| ≥ 0.80 | not measured | not measured | not measured |"), "{text}");
     }

@@ -26,7 +26,9 @@ pub(crate) fn start(masters: &[SocketAddr], workers: u32) -> Result<WorkerPool<T
     let threads = workers.min(cores());
     let urls: Vec<_> = masters.iter().map(|master| format!("redis://{master}/")).collect();
     let users: Vec<_> = (0..threads).map(|_| User::new(&urls)).collect();
-    WorkerPool::start(workers, threads, move |worker, phase| users[(worker % threads) as usize].clone().work(phase))
+    WorkerPool::start(workers, threads, move |worker, phase| {
+        users[(worker % threads) as usize].clone().work(phase)
+    })
 }
 
 /// What the workers of one thread share. Connections are opened with the first command, and belong to that thread.

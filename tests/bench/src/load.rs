@@ -63,7 +63,10 @@ impl Tally {
         match self.acquire.count() + self.release.count() {
             0 => {
                 let example = self.first_error.as_deref().unwrap_or("no answer came at all");
-                Err(format!("no request was answered as it must be; {} errors, first: {example}", self.errors))
+                Err(format!(
+                    "no request was answered as it must be; {} errors, first: {example}",
+                    self.errors
+                ))
             }
             requests => Ok(requests as f64),
         }
@@ -93,7 +96,13 @@ pub(crate) fn start(
             }
             .cycle();
             while !phase.stops() {
-                cycle(&mut connection, walk.next().unwrap_or_else(rand::random), &phase, &mut tally).await?;
+                cycle(
+                    &mut connection,
+                    walk.next().unwrap_or_else(rand::random),
+                    &phase,
+                    &mut tally,
+                )
+                .await?;
             }
             Ok(tally)
         }
@@ -102,7 +111,12 @@ pub(crate) fn start(
 
 /// Has every one of the names used once. What the masters keep of a name ends 10 s after its TTL: the longest there is
 /// lets it outlive the measurement.
-pub(crate) async fn fill(target: &Target, connections: u32, threads: u32, names: u64) -> Result<(), String> {
+pub(crate) async fn fill(
+    target: &Target,
+    connections: u32,
+    threads: u32,
+    names: u64,
+) -> Result<(), String> {
     let target = target.clone();
     let pool = WorkerPool::start(connections, threads, move |worker, phase| {
         let target = target.clone();
@@ -119,7 +133,12 @@ pub(crate) async fn fill(target: &Target, connections: u32, threads: u32, names:
     pool.finish(within).await.map(drop)
 }
 
-async fn cycle(connection: &mut Connection, name: u64, phase: &Phase, tally: &mut Tally) -> Result<(), String> {
+async fn cycle(
+    connection: &mut Connection,
+    name: u64,
+    phase: &Phase,
+    tally: &mut Tally,
+) -> Result<(), String> {
     let sent = Instant::now();
     let answer = connection.acquire(name, BODY).await?;
     let elapsed = sent.elapsed();
@@ -151,10 +170,15 @@ pub(crate) struct Holders {
 
 impl Holders {
     /// On so many connections at most.
-    pub(crate) async fn take(target: &Target, connections: u32, locks: &[u64]) -> Result<Self, String> {
+    pub(crate) async fn take(
+        target: &Target,
+        connections: u32,
+        locks: &[u64],
+    ) -> Result<Self, String> {
         let shares = locks.chunks(locks.len().div_ceil(connections as usize).max(1));
         let held = shares.map(async |share| {
-            let (mut connection, mut held) = (target.open().await?, Vec::with_capacity(share.len()));
+            let (mut connection, mut held) =
+                (target.open().await?, Vec::with_capacity(share.len()));
             for &lock in share {
                 held.push((lock, connection.settled_acquire(lock, HELD_BODY).await?));
             }
@@ -196,7 +220,9 @@ mod tests {
     fn nothing_at_all_is_an_error_with_an_example() {
         let mut tally = Tally::new();
         tally.error(|| "POST was answered with 503".into());
-        assert!(tally.requests().unwrap_err().ends_with("1 errors, first: POST was answered with 503"));
+        assert!(
+            tally.requests().unwrap_err().ends_with("1 errors, first: POST was answered with 503")
+        );
         tally.acquire.record(Duration::from_millis(1));
         assert_eq!(tally.requests(), Ok(1.0));
     }

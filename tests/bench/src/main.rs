@@ -66,7 +66,7 @@ Examples:
 
 Run it while the machine has nothing else to do; it says when that was not so. A goal that is missed is a figure, and
 no failure. It exits with 1 after wrong answers: anything but 201 to an acquire and 204 to a release, grants that overlap,
-waiters that are forgotten.";
+waiters that are lost.";
 
 /// Measures the gateway beside the floor, the naive designs and a library, and prints tables and goals.
 ///
@@ -126,7 +126,9 @@ fn main() -> ExitCode {
 /// one; nothing that spawns a child may move into a task.
 fn until_interrupted(measure: impl Future<Output = Result<(), String>>) -> Result<(), String> {
     if cfg!(debug_assertions) {
-        eprintln!("debug build: the figures mean nothing, use `cargo run --release -p redlock-bench`");
+        eprintln!(
+            "debug build: the figures mean nothing, use `cargo run --release -p redlock-bench`"
+        );
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

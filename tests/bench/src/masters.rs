@@ -47,7 +47,9 @@ impl Condition {
         match self {
             Self::Healthy | Self::Stopped => None,
             Self::Late(delay) => Some(Delays { requests: Duration::ZERO, answers: delay }),
-            Self::Network(round_trip) => Some(Delays { requests: round_trip / 2, answers: round_trip / 2 }),
+            Self::Network(round_trip) => {
+                Some(Delays { requests: round_trip / 2, answers: round_trip / 2 })
+            }
         }
     }
 
@@ -86,12 +88,16 @@ impl Masters {
         let (near, far) = addresses.split_at(MASTERS);
         let is_far = |index: &usize| condition.is_far(*index);
         let ways = (0..MASTERS).filter(is_far).map(|index| (far[index], near[index]));
-        let network = condition.delays().map(|delays| network::spawn(ways, delays, scratch)).transpose()?;
+        let network =
+            condition.delays().map(|delays| network::spawn(ways, delays, scratch)).transpose()?;
         let mut masters = Self { condition, servers: Vec::with_capacity(MASTERS), network };
         for (index, &address) in near.iter().enumerate() {
             let mut process = start_master(index, address, scratch).await?;
             let reached = if is_far(&index) { far[index] } else { address };
-            wait_until(&mut process, READY_WITHIN, async || ping(&mut connect(reached).await?).await).await?;
+            wait_until(&mut process, READY_WITHIN, async || {
+                ping(&mut connect(reached).await?).await
+            })
+            .await?;
             masters.servers.push((process, reached));
         }
         Ok(masters)
@@ -103,7 +109,9 @@ impl Masters {
 
     /// To be called when the contender is ready and before its load starts, and ended when its figures are taken.
     pub(crate) fn begin_turn(&self) -> Result<Turn<'_>, String> {
-        let stopped = (self.condition == Condition::Stopped).then(|| Stopped::stop(self.last())).transpose()?;
+        let stopped = (self.condition == Condition::Stopped)
+            .then(|| Stopped::stop(self.last()))
+            .transpose()?;
         Ok(Turn { stopped })
     }
 
@@ -147,7 +155,9 @@ impl Turn<'_> {
         let answer = async { ping(&mut connect(address).await?).await };
         match tokio::time::timeout(READY_WITHIN, answer).await {
             Ok(result) => result,
-            Err(_) => Err(format!("the master at {address} was stopped and does not answer {READY_WITHIN:?} later")),
+            Err(_) => Err(format!(
+                "the master at {address} was stopped and does not answer {READY_WITHIN:?} later"
+            )),
         }
     }
 }
@@ -165,7 +175,8 @@ impl<'a> Stopped<'a> {
         let stopped = Self { master };
         // The signal takes effect later than it is sent. NOWAIT leaves an end to whoever owns the process.
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        let status = waitid(WaitId::Pid(process.id()), options).map_err(|error| fault(&error.to_string()))?;
+        let status = waitid(WaitId::Pid(process.id()), options)
+            .map_err(|error| fault(&error.to_string()))?;
         match status.is_some_and(|status| status.stopped()) {
             true => Ok(stopped),
             false => Err(fault("it has ended")),
@@ -180,14 +191,21 @@ impl Drop for Stopped<'_> {
     }
 }
 
-async fn start_master(index: usize, address: SocketAddr, scratch: &TempDir) -> Result<Process, String> {
+async fn start_master(
+    index: usize,
+    address: SocketAddr,
+    scratch: &TempDir,
+) -> Result<Process, String> {
     let module = module().and_then(|path| path.into_os_string().into_string().ok());
     let (port, bind) = (address.port().to_string(), address.ip().to_string());
     let args = ["--port", &port, "--bind", &bind, "--save", "", "--appendonly", "no"];
-    let load: Vec<_> = module.as_deref().into_iter().flat_map(|path| ["--loadmodule", path]).collect();
+    let load: Vec<_> =
+        module.as_deref().into_iter().flat_map(|path| ["--loadmodule", path]).collect();
     let args = [&args[..], &load].concat();
-    let mut process = Process::spawn(&format!("redis-{}", index + 1), Path::new("redis-server"), &args, scratch)?;
-    wait_until(&mut process, READY_WITHIN, async || ping(&mut connect(address).await?).await).await?;
+    let mut process =
+        Process::spawn(&format!("redis-{}", index + 1), Path::new("redis-server"), &args, scratch)?;
+    wait_until(&mut process, READY_WITHIN, async || ping(&mut connect(address).await?).await)
+        .await?;
     if module.is_some() {
         let user = "ACL SETUSER scripts on >x ~* &* +@all -redlock.call";
         command(&mut connect(address).await?, user, "+OK").await?;
@@ -210,7 +228,9 @@ async fn command(stream: &mut TcpStream, line: &str, expected: &str) -> Result<(
     };
     io.await.map_err(|error| format!("{line}: {error}"))?;
     let is_expected = answer.strip_suffix(b"\r\n") == Some(expected.as_bytes());
-    is_expected.then_some(()).ok_or_else(|| format!("{line} is answered with {}", answer.escape_ascii()))
+    is_expected
+        .then_some(())
+        .ok_or_else(|| format!("{line} is answered with {}", answer.escape_ascii()))
 }
 
 async fn ping(stream: &mut TcpStream) -> Result<(), String> {
@@ -246,7 +266,8 @@ mod tests {
         // A turn that is given up, as by an interrupt, ends the same; and nothing is left of the masters.
         drop(masters.begin_turn().unwrap());
         ping(&mut connect(*stopped).await.unwrap()).await.unwrap();
-        let servers: Vec<_> = masters.servers.iter().map(|(process, _)| format!("/proc/{}", process.id())).collect();
+        let servers: Vec<_> =
+            masters.servers.iter().map(|(process, _)| format!("/proc/{}", process.id())).collect();
         drop(masters);
         assert!(!servers.iter().any(|server| Path::new(server).exists()));
     }

@@ -8,7 +8,7 @@
 //!   lock without fencing promises less.
 //!
 //! The last two have one fred client per node and send one command per node and request, as a program does that takes fred
-//! from the shelf. Left out: admission, clocks, time-outs, retries, limits, and whatever else makes a lock safe.
+//! from the shelf. Left out: eligibility, clocks, time-outs, retries, limits, and whatever else makes a lock safe.
 //!
 //! All of them serve with half of the cores, like the gateway, and when that is one, on a runtime of one thread: on two
 //! cores that took less CPU for each, and made all faster but *fenced*, which was 4 % slower in one series of two.
@@ -96,15 +96,23 @@ struct Naive {
 }
 
 /// Serves until killed.
-pub(crate) fn serve(design: Design, listen: SocketAddr, masters: &[SocketAddr]) -> Result<(), String> {
+pub(crate) fn serve(
+    design: Design,
+    listen: SocketAddr,
+    masters: &[SocketAddr],
+) -> Result<(), String> {
     let runtime = match cores() as usize / 2 {
         0 | 1 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
-        threads => tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build(),
+        threads => {
+            tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()
+        }
     };
     let runtime = runtime.map_err(|error| format!("cannot start a runtime: {error}"))?;
     runtime.block_on(async {
         let masters = if design == Design::Noop { &[] } else { masters };
-        let naive = Naive::connect(design, masters).await.map_err(|error| format!("cannot use a master: {error}"))?;
+        let naive = Naive::connect(design, masters)
+            .await
+            .map_err(|error| format!("cannot use a master: {error}"))?;
         let router = Router::new()
             .route("/locks/{name}", post(acquire).delete(release))
             .route("/readyz", get(async || "ready"))
@@ -153,7 +161,11 @@ async fn acquire(
     (StatusCode::CREATED, headers, Json(granted)).into_response()
 }
 
-async fn release(State(naive): State<Arc<Naive>>, Path(name): Path<String>, headers: HeaderMap) -> Response {
+async fn release(
+    State(naive): State<Arc<Naive>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Response {
     let Some(token) = headers.get("lock-token").and_then(|token| token.to_str().ok()) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
@@ -190,7 +202,9 @@ impl Naive {
             let server = ServerConfig::new_centralized(master.ip().to_string(), master.port());
             let client = Builder::from_config(Config { server, ..Config::default() })
                 .with_connection_config(|connection| connection.tcp.nodelay = Some(true))
-                .with_performance_config(|performance| performance.default_command_timeout = COMMAND_TIMEOUT)
+                .with_performance_config(|performance| {
+                    performance.default_command_timeout = COMMAND_TIMEOUT
+                })
                 .build()?;
             client.init().await?;
             self.acquire_sha = client.script_load(ACQUIRE_FENCED).await?;
@@ -207,8 +221,11 @@ impl Naive {
 
     /// The clock in µs, but always more than the last.
     fn next_fence(&self) -> u64 {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
-        let last = self.last_fence.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(now.max(last + 1)));
+        let now =
+            SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+        let last = self
+            .last_fence
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(now.max(last + 1)));
         now.max(last.unwrap_or_default() + 1)
     }
 
@@ -221,7 +238,8 @@ impl Naive {
                     let (lock, token) = (format!("bench:{name}"), token.to_owned());
                     async move {
                         let ttl = Some(Expiration::PX(ttl_ms as i64));
-                        let set: Option<String> = node.set(lock, token, ttl, Some(SetOptions::NX), false).await?;
+                        let set: Option<String> =
+                            node.set(lock, token, ttl, Some(SetOptions::NX), false).await?;
                         Ok(set.is_some())
                     }
                 })
@@ -237,7 +255,11 @@ impl Naive {
                         (ttl_ms + RETENTION_MS).to_string(),
                     ];
                     let sha = self.acquire_sha.clone();
-                    async move { node.evalsha::<i64, _, _, _>(sha, keys, args).await.map(|granted| granted == 1) }
+                    async move {
+                        node.evalsha::<i64, _, _, _>(sha, keys, args)
+                            .await
+                            .map(|granted| granted == 1)
+                    }
                 })
                 .await
             }
@@ -251,7 +273,9 @@ impl Naive {
         self.ask_all(|node| {
             let (lock, token) = (format!("bench:{name}"), token.to_owned());
             let sha = self.release_sha.clone();
-            async move { node.evalsha::<i64, _, _, _>(sha, lock, token).await.map(|deleted| deleted == 1) }
+            async move {
+                node.evalsha::<i64, _, _, _>(sha, lock, token).await.map(|deleted| deleted == 1)
+            }
         })
         .await
     }
@@ -261,7 +285,8 @@ impl Naive {
     where
         F: Future<Output = Result<bool, Error>> + Send + 'static,
     {
-        let mut votes: FuturesUnordered<F> = self.clients.iter().map(|node| ask(node.clone())).collect();
+        let mut votes: FuturesUnordered<F> =
+            self.clients.iter().map(|node| ask(node.clone())).collect();
         let mut granted = 0;
         while granted < self.quorum() {
             match votes.next().await {

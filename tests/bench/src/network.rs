@@ -52,9 +52,17 @@ pub(crate) fn spawn(
     delays: Delays,
     scratch: &TempDir,
 ) -> Result<Process, String> {
-    let bench = std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
-    let [requests, answers] = [delays.requests, delays.answers].map(|delay| delay.as_micros().to_string());
-    let mut args = vec!["network".to_owned(), "--requests-us".into(), requests, "--answers-us".into(), answers];
+    let bench = std::env::current_exe()
+        .map_err(|error| format!("cannot find this program's own file: {error}"))?;
+    let [requests, answers] =
+        [delays.requests, delays.answers].map(|delay| delay.as_micros().to_string());
+    let mut args = vec![
+        "network".to_owned(),
+        "--requests-us".into(),
+        requests,
+        "--answers-us".into(),
+        answers,
+    ];
     for (listen, master) in ways {
         args.extend(["--listen".into(), listen.to_string(), "--master".into(), master.to_string()]);
     }
@@ -68,11 +76,14 @@ pub(crate) fn serve(options: &Options) -> Result<(), String> {
         eprintln!("without the priority {NICE}, which takes CAP_SYS_NICE: {error}");
     }
     // The kernel may otherwise be 50 µs late on purpose.
-    set_current_timer_slack(std::num::NonZeroU64::new(1)).map_err(|error| format!("a timer's slack: {error}"))?;
-    let [requests, answers] = [options.requests_us, options.answers_us].map(Duration::from_micros).map(Way::start);
+    set_current_timer_slack(std::num::NonZeroU64::new(1))
+        .map_err(|error| format!("a timer's slack: {error}"))?;
+    let [requests, answers] =
+        [options.requests_us, options.answers_us].map(Duration::from_micros).map(Way::start);
     let mut listeners = Vec::new();
     for (listen, &master) in options.listen.iter().zip(&options.master) {
-        let listener = TcpListener::bind(listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
+        let listener = TcpListener::bind(listen)
+            .map_err(|error| format!("cannot listen on {listen}: {error}"))?;
         let (requests, answers) = (requests.clone(), answers.clone());
         listeners.push(thread::spawn(move || -> io::Result<()> {
             for client in listener.incoming() {
@@ -149,7 +160,9 @@ mod tests {
         let mut client = TcpStream::connect(near.local_addr().unwrap()).unwrap();
         let (middle, server) = (near.accept().unwrap().0, TcpStream::connect(server).unwrap());
         let delay = Duration::from_millis(20);
-        Way::start(delay).pass_on(middle.try_clone().unwrap(), server.try_clone().unwrap()).unwrap();
+        Way::start(delay)
+            .pass_on(middle.try_clone().unwrap(), server.try_clone().unwrap())
+            .unwrap();
         Way::start(delay).pass_on(server, middle).unwrap();
 
         let sent: Vec<u8> = (0..1_000_000_u32).map(|number| (number % 251) as u8).collect();

@@ -40,7 +40,9 @@ fn page(runs: &[Run]) -> String {
     let mut text =
         "# Performance\n\nWritten by `redlock-bench page` from the runs named below; do not edit it by hand.\n"
             .to_owned();
-    let mut add = |part: &str| text.write_fmt(format_args!("\n{}\n", part.trim())).expect("a String takes everything");
+    let mut add = |part: &str| {
+        text.write_fmt(format_args!("\n{}\n", part.trim())).expect("a String takes everything")
+    };
     add(&format!("## Goals\n\n{}", goals::table(runs)));
     add(&format!("## What bounds us now, and why\n\n{}", BOUNDS.trim()));
     add("## The tables\n\nEach row is of the last run in which nothing disturbed it.");
@@ -54,9 +56,16 @@ fn page(runs: &[Run]) -> String {
     add(&format!("## How it was measured\n\n{}", METHOD.trim()));
     for (number, run) in runs.iter().enumerate() {
         let Run { date, source, machine, command, .. } = run;
-        let faults = run.tables.iter().flat_map(|table| table.faults.iter().map(move |it| (&table.name, it)));
-        let remarks: String = faults.map(|(table, it)| format!("- FAULT: {table}, {it}\n")).collect();
-        add(&format!("### Run {}\n\n- {date}, {source}\n- {machine}\n- `{command}`\n{remarks}", number + 1));
+        let faults = run
+            .tables
+            .iter()
+            .flat_map(|table| table.faults.iter().map(move |it| (&table.name, it)));
+        let remarks: String =
+            faults.map(|(table, it)| format!("- FAULT: {table}, {it}\n")).collect();
+        add(&format!(
+            "### Run {}\n\n- {date}, {source}\n- {machine}\n- `{command}`\n{remarks}",
+            number + 1
+        ));
     }
     text
 }
@@ -70,7 +79,12 @@ fn fair_rows(runs: &[Run], name: &str) -> String {
         let mut found = tables().filter_map(|table| Some((table, table.row(&row.name)?)));
         match found.find(|(_, row)| row.disturbed().is_none()) {
             Some((table, row)) => {
-                let figures = row.figures.iter().filter(|figure| table.is_fair(row, figure)).cloned().collect();
+                let figures = row
+                    .figures
+                    .iter()
+                    .filter(|figure| table.is_fair(row, figure))
+                    .cloned()
+                    .collect();
                 rows.push(Row { figures, ..row.clone() });
             }
             None => refused.push(row.name.as_str()),
@@ -96,9 +110,11 @@ mod tests {
             row.add(OTHERS, Unit::Percent, others);
             row
         };
-        let (floor, mut gateway) = (row("floor", 100.0, others_beside_the_floor), row("redlock-gateway", gateway, 0.0));
+        let (floor, mut gateway) =
+            (row("floor", 100.0, others_beside_the_floor), row("redlock-gateway", gateway, 0.0));
         gateway.divide("÷ floor", "requests/s", &floor);
-        let table = Table { name: "uncontended".into(), rows: vec![floor, gateway], ..Table::default() };
+        let table =
+            Table { name: "uncontended".into(), rows: vec![floor, gateway], ..Table::default() };
         Run { tables: vec![table], ..Run::default() }
     }
 
@@ -108,7 +124,8 @@ mod tests {
         assert!(text.contains("| ≥ 0.80 | 0.70, **not met** | disturbed |"), "{text}");
         assert!(text.contains("| floor | 100 | 3.0 % |"), "{text}");
         assert!(
-            text.contains("| redlock-gateway | 90 | 0.0 % |") && !text.contains("| redlock-gateway | 70"),
+            text.contains("| redlock-gateway | 90 | 0.0 % |")
+                && !text.contains("| redlock-gateway | 70"),
             "{text}"
         );
     }
@@ -117,9 +134,13 @@ mod tests {
     fn a_row_that_was_always_disturbed_is_refused_and_named() {
         let text = page(&[run(90.0, 50.0)]);
         assert!(
-            text.contains("Left out, because no run has it undisturbed: floor.") && !text.contains("| floor |"),
+            text.contains("Left out, because no run has it undisturbed: floor.")
+                && !text.contains("| floor |"),
             "{text}"
         );
-        assert!(!include_str!("../PERFORMANCE.md").contains("DISTURBED"), "the committed page has disturbed rows");
+        assert!(
+            !include_str!("../PERFORMANCE.md").contains("DISTURBED"),
+            "the committed page has disturbed rows"
+        );
     }
 }

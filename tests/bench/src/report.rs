@@ -99,7 +99,12 @@ impl Row {
     pub(crate) fn add(&mut self, name: &str, unit: Unit, value: f64) {
         match self.figures.iter_mut().find(|figure| figure.name == name) {
             Some(figure) => figure.samples.push(value),
-            None => self.figures.push(Figure { name: name.to_owned(), unit, samples: vec![value], of: None }),
+            None => self.figures.push(Figure {
+                name: name.to_owned(),
+                unit,
+                samples: vec![value],
+                of: None,
+            }),
         }
     }
 
@@ -134,12 +139,17 @@ impl Row {
         for figure in self.figures.iter().filter(|figure| figure.unit == Unit::Rate) {
             let spread = figure.spread();
             if spread > MAX_SPREAD {
-                reasons.push(format!("rounds differ by {:.0} % in {}", spread * 100.0, figure.name));
+                reasons.push(format!(
+                    "rounds differ by {:.0} % in {}",
+                    spread * 100.0,
+                    figure.name
+                ));
             }
         }
-        for (figure, most, what) in
-            [(OTHERS, MAX_OTHERS, "other programs took"), (LOAD_BUSY, MAX_LOAD_BUSY, "the load generator was busy for")]
-        {
+        for (figure, most, what) in [
+            (OTHERS, MAX_OTHERS, "other programs took"),
+            (LOAD_BUSY, MAX_LOAD_BUSY, "the load generator was busy for"),
+        ] {
             if let Some(share) = self.median(figure).filter(|&share| share > most) {
                 reasons.push(format!("{what} {share:.0} %"));
             }
@@ -190,7 +200,10 @@ impl Run {
 
     /// What makes the program fail. A goal that was missed does not.
     pub(crate) fn verdict(&self) -> Result<(), String> {
-        let faults = self.tables.iter().flat_map(|table| table.faults.iter().map(move |it| (&table.name, it)));
+        let faults = self
+            .tables
+            .iter()
+            .flat_map(|table| table.faults.iter().map(move |it| (&table.name, it)));
         let faults: Vec<_> = faults.map(|(table, fault)| format!("{table}, {fault}")).collect();
         if faults.is_empty() { Ok(()) } else { Err(faults.join("\n  ")) }
     }
@@ -200,9 +213,12 @@ impl Run {
 impl Display for Table {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "### {}\n\n{}\n", self.name, self.description)?;
-        let cell = |row: &Row, name: &str| row.figure(name).map_or(NOTHING.into(), |it| it.unit.show(it.median()));
+        let cell = |row: &Row, name: &str| {
+            row.figure(name).map_or(NOTHING.into(), |it| it.unit.show(it.median()))
+        };
         if let [row] = self.rows.as_slice() {
-            let figures = row.figures.iter().map(|figure| vec![figure.name.clone(), cell(row, &figure.name)]);
+            let figures =
+                row.figures.iter().map(|figure| vec![figure.name.clone(), cell(row, &figure.name)]);
             write!(f, "{}", markdown(&["figure", &row.name], figures))?;
         } else if !self.rows.is_empty() {
             let mut titles: Vec<&str> = Vec::new();
@@ -220,7 +236,9 @@ impl Display for Table {
         writeln!(f)?;
         for row in &self.rows {
             row.remarks.iter().try_for_each(|remark| writeln!(f, "- {}: {remark}", row.name))?;
-            row.disturbed().iter().try_for_each(|reason| writeln!(f, "- DISTURBED, run it again: {reason}"))?;
+            row.disturbed()
+                .iter()
+                .try_for_each(|reason| writeln!(f, "- DISTURBED, run it again: {reason}"))?;
         }
         self.faults.iter().try_for_each(|fault| writeln!(f, "- FAULT: {fault}"))
     }
@@ -288,10 +306,17 @@ pub(crate) fn machine() -> Result<String, String> {
         .output()
         .map_err(|error| format!("cannot run redis-server, which must be on the PATH: {error}"))?;
     let version = String::from_utf8_lossy(&output.stdout).into_owned();
-    let redis = version.split_whitespace().find_map(|word| word.strip_prefix("v=")).unwrap_or(version.trim());
+    let redis = version
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("v="))
+        .unwrap_or(version.trim());
     let cpu = CpuInfo::current().ok().and_then(|info| info.model_name(0).map(str::to_owned));
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
-    Ok(format!("{} cores, {}, Linux {kernel}, Redis {redis}", cores(), cpu.unwrap_or("unknown CPU".into())))
+    Ok(format!(
+        "{} cores, {}, Linux {kernel}, Redis {redis}",
+        cores(),
+        cpu.unwrap_or("unknown CPU".into())
+    ))
 }
 
 pub(crate) fn cores() -> u32 {
@@ -301,11 +326,16 @@ pub(crate) fn cores() -> u32 {
 /// The tree that this program was built from, as it is now.
 pub(crate) fn source() -> String {
     let git = |args: &[&str]| {
-        let output = Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR")]).args(args).output().ok()?;
+        let output = Command::new("git")
+            .args(["-C", env!("CARGO_MANIFEST_DIR")])
+            .args(args)
+            .output()
+            .ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let commit = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or("unknown".into());
-    let changes = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty());
+    let changes = git(&["status", "--porcelain", "--untracked-files=no"])
+        .is_some_and(|changes| !changes.is_empty());
     let debug = if cfg!(debug_assertions) { ", DEBUG BUILD: the figures mean nothing" } else { "" };
     format!(
         "version {}, commit {commit}{}{debug}",
@@ -335,7 +365,10 @@ mod tests {
     #[test]
     fn rounds_that_disagree_and_busy_neighbours_disturb() {
         assert_eq!(row("a", &[100.0, 110.0, 95.0], 10.0).disturbed(), None);
-        assert_eq!(row("a", &[100.0, 110.0, 90.0], 0.0).disturbed().unwrap(), "a: rounds differ by 20 % in requests/s");
+        assert_eq!(
+            row("a", &[100.0, 110.0, 90.0], 0.0).disturbed().unwrap(),
+            "a: rounds differ by 20 % in requests/s"
+        );
         assert_eq!(row("a", &[100.0], 15.0).disturbed().unwrap(), "a: other programs took 15 %");
     }
 
@@ -364,7 +397,11 @@ mod tests {
 
     #[test]
     fn a_table_of_one_row_stands_upright() {
-        let table = Table { rows: vec![row("gateway", &[80.0], 0.0)], ..Table::default() }.to_string();
-        assert!(table.contains("| figure | gateway |\n| --- | ---: |\n| requests/s | 80 |\n"), "{table}");
+        let table =
+            Table { rows: vec![row("gateway", &[80.0], 0.0)], ..Table::default() }.to_string();
+        assert!(
+            table.contains("| figure | gateway |\n| --- | ---: |\n| requests/s | 80 |\n"),
+            "{table}"
+        );
     }
 }

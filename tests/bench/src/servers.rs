@@ -27,7 +27,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A directory for files of children, removed when dropped.
 pub(crate) fn scratch() -> Result<TempDir, String> {
-    TempDir::with_prefix("redlock-bench-").map_err(|error| format!("cannot create a directory: {error}"))
+    TempDir::with_prefix("redlock-bench-")
+        .map_err(|error| format!("cannot create a directory: {error}"))
 }
 
 /// A child process, killed when dropped.
@@ -52,11 +53,20 @@ impl Process {
         let fault = |error| format!("cannot write below {}: {error}", scratch.path().display());
         let directory = place.map_err(fault)?.keep();
         let log = directory.join("log");
-        let output = File::create(&log).and_then(|file| Ok((file.try_clone()?, file))).map_err(fault)?;
+        let output =
+            File::create(&log).and_then(|file| Ok((file.try_clone()?, file))).map_err(fault)?;
         let mut command = Command::new("setpriv");
         // The shell in between starts nothing when this program ended before its death was made to matter.
         let only_below_us = r#"[ "$PPID" = "$0" ] && exec "$@""#;
-        command.args(["--pdeathsig", "KILL", "--", "sh", "-c", only_below_us, &std::process::id().to_string()]);
+        command.args([
+            "--pdeathsig",
+            "KILL",
+            "--",
+            "sh",
+            "-c",
+            only_below_us,
+            &std::process::id().to_string(),
+        ]);
         command.arg(program).args(args);
         command.current_dir(&directory).process_group(0);
         command.stdin(Stdio::null()).stdout(output.0).stderr(output.1);
@@ -66,7 +76,9 @@ impl Process {
                 command.env_remove(variable);
             }
         }
-        let child = command.spawn().map_err(|error| format!("cannot run setpriv (package util-linux): {error}"))?;
+        let child = command
+            .spawn()
+            .map_err(|error| format!("cannot run setpriv (package util-linux): {error}"))?;
         Ok(Self { name: name.to_owned(), child, log })
     }
 
@@ -92,7 +104,11 @@ impl Process {
     pub(crate) fn log_tail(&self) -> String {
         let text = String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned();
         let lines: Vec<_> = text.lines().collect();
-        format!("{} printed:\n  {}", self.name, lines[lines.len().saturating_sub(15)..].join("\n  "))
+        format!(
+            "{} printed:\n  {}",
+            self.name,
+            lines[lines.len().saturating_sub(15)..].join("\n  ")
+        )
     }
 
     fn ended(&mut self) -> Option<String> {
@@ -141,13 +157,29 @@ pub(crate) struct Cpu {
 
 impl Cpu {
     /// What was spent for each request, and what disturbed. Of a contender in this very process, the load is the server.
-    pub(crate) fn add_to(self, row: &mut Row, per: &str, requests: f64, load_threads: u32, in_process: bool) {
+    pub(crate) fn add_to(
+        self,
+        row: &mut Row,
+        per: &str,
+        requests: f64,
+        load_threads: u32,
+        in_process: bool,
+    ) {
         let seconds = self.elapsed.as_secs_f64();
-        let (server, load) = if in_process { (self.load, Duration::ZERO) } else { (self.server, self.load) };
+        let (server, load) =
+            if in_process { (self.load, Duration::ZERO) } else { (self.server, self.load) };
         for (who, time) in [("its", server), ("Redis", self.redis), ("load", load)] {
-            row.add(&format!("{who} CPU µs/{per}"), Unit::Micros, time.as_secs_f64() * 1e6 / requests);
+            row.add(
+                &format!("{who} CPU µs/{per}"),
+                Unit::Micros,
+                time.as_secs_f64() * 1e6 / requests,
+            );
         }
-        row.add(LOAD_BUSY, Unit::Percent, load.as_secs_f64() * 100.0 / f64::from(load_threads) / seconds);
+        row.add(
+            LOAD_BUSY,
+            Unit::Percent,
+            load.as_secs_f64() * 100.0 / f64::from(load_threads) / seconds,
+        );
         self.add_others_to(row);
     }
 
@@ -252,7 +284,10 @@ pub(crate) async fn wait_until(
         }
         let Some(left) = within.checked_sub(began.elapsed()) else {
             let name = &process.name;
-            return Err(format!("{name} is not ready after {within:?}: {reason}; {}", process.log_tail()));
+            return Err(format!(
+                "{name} is not ready after {within:?}: {reason}; {}",
+                process.log_tail()
+            ));
         };
         match tokio::time::timeout(left, attempt()).await {
             Ok(Ok(())) => return Ok(()),

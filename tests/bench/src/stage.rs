@@ -74,8 +74,11 @@ impl Stage<'_> {
                 if let Err(error) = self.turns(&sides, at, round, row, &mut table.faults).await {
                     table.faults.push(format!("{}: {error}", row.name));
                 }
-                let last = |figure| row.figure(figure).and_then(|it| it.samples.last().copied()).unwrap_or(f64::NAN);
-                let seen = format!("{:>8} {RATE}, acquire p99 {:.2} ms", thousands(last(RATE)), last(P99));
+                let last = |figure| {
+                    row.figure(figure).and_then(|it| it.samples.last().copied()).unwrap_or(f64::NAN)
+                };
+                let seen =
+                    format!("{:>8} {RATE}, acquire p99 {:.2} ms", thousands(last(RATE)), last(P99));
                 eprintln!("round {}/{}  {:<22} {seen}", round + 1, self.rounds, row.name);
             }
         }
@@ -131,7 +134,13 @@ impl Stage<'_> {
         Ok(())
     }
 
-    async fn turn(&self, side: &Side, at: usize, row: &mut Row, faults: &mut Vec<String>) -> Result<(), String> {
+    async fn turn(
+        &self,
+        side: &Side,
+        at: usize,
+        row: &mut Row,
+        faults: &mut Vec<String>,
+    ) -> Result<(), String> {
         let new;
         let setup = match side.kept.get(at) {
             Some(kept) => kept,
@@ -140,7 +149,9 @@ impl Stage<'_> {
                 &new
             }
         };
-        self.measure(setup, &side.spec, row, faults).await.map_err(|error| format!("{error}\n{}", setup.log_tail()))
+        self.measure(setup, &side.spec, row, faults)
+            .await
+            .map_err(|error| format!("{error}\n{}", setup.log_tail()))
     }
 
     async fn setup(&self, contender: Contender, spec: &Spec) -> Result<Setup, String> {
@@ -148,7 +159,13 @@ impl Stage<'_> {
         let masters = Masters::start(spec.condition, &scratch).await?;
         let &Spec { connections, names, held, .. } = spec;
         if contender == Contender::Rslock {
-            return Ok(Setup { contender, server: None, holders: None, masters, _scratch: scratch });
+            return Ok(Setup {
+                contender,
+                server: None,
+                holders: None,
+                masters,
+                _scratch: scratch,
+            });
         }
         let running = self.programs.start(contender, &masters, &scratch).await?;
         if let Names::Walk(count) = names {
@@ -157,7 +174,8 @@ impl Stage<'_> {
         let mut holders = None;
         if held > 0 {
             let first: u64 = rand::random();
-            let locks: Vec<_> = (0..u64::from(held)).map(|number| first.wrapping_add(number)).collect();
+            let locks: Vec<_> =
+                (0..u64::from(held)).map(|number| first.wrapping_add(number)).collect();
             holders = Some(Holders::take(&running.target, connections, &locks).await?);
         }
         Ok(Setup { contender, server: Some(running), holders, masters, _scratch: scratch })
@@ -165,12 +183,19 @@ impl Stage<'_> {
 
     /// Warm up, then count between two looks at the clock and at everybody's CPU time, while the load goes on across
     /// both.
-    async fn measure(&self, setup: &Setup, spec: &Spec, row: &mut Row, faults: &mut Vec<String>) -> Result<(), String> {
+    async fn measure(
+        &self,
+        setup: &Setup,
+        spec: &Spec,
+        row: &mut Row,
+        faults: &mut Vec<String>,
+    ) -> Result<(), String> {
         let masters = &setup.masters;
         let round_trip = masters.round_trip_ms().await?;
         let condition = masters.begin_turn()?;
         let mut load = self.load(setup, spec)?;
-        load.run_for(if self.workload.breaks_masters() { WARM_UP_WHEN_BROKEN } else { WARM_UP }).await?;
+        load.run_for(if self.workload.breaks_masters() { WARM_UP_WHEN_BROKEN } else { WARM_UP })
+            .await?;
 
         let process = || setup.server.as_ref().map(|server| &server.process);
         let calls_before = setup.calls().await?;
@@ -187,8 +212,14 @@ impl Stage<'_> {
         let requests = tally.requests()?;
         row.add(RATE, Unit::Rate, requests / cpu.elapsed.as_secs_f64());
         cpu.add_to(row, "request", requests, self.load_threads, process().is_none());
-        if let Some(((operations, calls), (operations_before, calls_before))) = calls.zip(calls_before) {
-            row.add("operations/call", Unit::Ratio, (operations - operations_before) / (calls - calls_before));
+        if let Some(((operations, calls), (operations_before, calls_before))) =
+            calls.zip(calls_before)
+        {
+            row.add(
+                "operations/call",
+                Unit::Ratio,
+                (operations - operations_before) / (calls - calls_before),
+            );
         }
         tally.add_latencies_to(row);
         if spec.condition.is_far_away() {
@@ -215,7 +246,9 @@ impl Stage<'_> {
 
     fn load(&self, setup: &Setup, spec: &Spec) -> Result<WorkerPool<Tally>, String> {
         match &setup.server {
-            Some(server) => load::start(&server.target, spec.connections, self.load_threads, spec.names),
+            Some(server) => {
+                load::start(&server.target, spec.connections, self.load_threads, spec.names)
+            }
             None => {
                 let masters: Vec<_> = setup.masters.addresses().collect();
                 in_process::start(&masters, spec.connections)
@@ -248,7 +281,9 @@ impl Setup {
     /// Operations, and the calls to masters that carried them, since the gateway was started; `None` of those who do not
     /// say.
     async fn calls(&self) -> Result<Option<(f64, f64)>, String> {
-        let Some(server) = self.server.as_ref().filter(|_| self.contender.is_gateway()) else { return Ok(None) };
+        let Some(server) = self.server.as_ref().filter(|_| self.contender.is_gateway()) else {
+            return Ok(None);
+        };
         let mut connection = server.target.open().await?;
         let operations = connection.metric("redlock_batch_operations_sum").await?;
         Ok(operations.zip(connection.metric("redlock_batch_operations_count").await?))

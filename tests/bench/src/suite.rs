@@ -73,7 +73,10 @@ impl Options {
             Kind::Load(spec) => spec.lineup,
             Kind::Contended | Kind::Waiters => &[Contender::Gateway],
         };
-        all.iter().copied().filter(|contender| self.only.is_empty() || self.only.contains(contender)).collect()
+        all.iter()
+            .copied()
+            .filter(|contender| self.only.is_empty() || self.only.contains(contender))
+            .collect()
     }
 }
 
@@ -81,7 +84,9 @@ impl Options {
 pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     let workloads = options.workloads();
     if workloads.is_empty() {
-        return Err("none of the contenders in --only takes part in the workloads of --workload".into());
+        return Err(
+            "none of the contenders in --only takes part in the workloads of --workload".into()
+        );
     }
     let words: Vec<_> = std::env::args().skip(1).collect();
     let mut run = Run {
@@ -92,11 +97,19 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
         ..Run::default()
     };
     let programs = Programs::find(options.gateway.as_deref(), &options.gateway_arg)?;
-    if workloads.iter().any(|&workload| options.lineup(workload).iter().any(|contender| contender.is_gateway())) {
+    if workloads
+        .iter()
+        .any(|&workload| options.lineup(workload).iter().any(|contender| contender.is_gateway()))
+    {
         programs.check()?;
     }
     // A run must not end with a path that cannot be written.
-    let json = options.json.as_ref().map(File::create).transpose().map_err(|error| format!("--json: {error}"))?;
+    let json = options
+        .json
+        .as_ref()
+        .map(File::create)
+        .transpose()
+        .map_err(|error| format!("--json: {error}"))?;
     for (at, &workload) in workloads.iter().enumerate() {
         eprintln!("[{}/{} {workload}]", at + 1, workloads.len());
         let (name, description) = (workload.to_string(), workload.description());
@@ -117,12 +130,20 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     run.verdict()
 }
 
-async fn one(workload: Workload, options: &Options, programs: &Programs, table: &mut Table) -> Result<(), String> {
+async fn one(
+    workload: Workload,
+    options: &Options,
+    programs: &Programs,
+    table: &mut Table,
+) -> Result<(), String> {
     let (window, rounds, load_threads) = (options.window(), options.rounds(), (cores() / 2).max(1));
     match workload.kind() {
         Kind::Load(spec) => {
-            let (lineup, load_threads) = (options.lineup(workload), load_threads.min(spec.connections));
-            Stage { workload, lineup, window, rounds, load_threads, programs, spec }.run(table).await
+            let (lineup, load_threads) =
+                (options.lineup(workload), load_threads.min(spec.connections));
+            Stage { workload, lineup, window, rounds, load_threads, programs, spec }
+                .run(table)
+                .await
         }
         Kind::Contended => contended::measure(programs, window, rounds, load_threads, table).await,
         Kind::Waiters => waiters::measure(programs, options.quick, table).await,
@@ -136,17 +157,24 @@ mod tests {
     use super::*;
 
     fn options(args: &[&str]) -> Options {
-        let matches = Options::augment_args(Command::new("bench")).get_matches_from([&["bench"], args].concat());
+        let matches = Options::augment_args(Command::new("bench"))
+            .get_matches_from([&["bench"], args].concat());
         Options::from_arg_matches(&matches).unwrap()
     }
 
     #[test]
     fn a_quick_run_is_short_unless_it_is_told_otherwise() {
         let quick = options(&["--quick"]);
-        assert!(!quick.workloads().contains(&Workload::Names1m) && quick.workloads().contains(&Workload::Waiters));
+        assert!(
+            !quick.workloads().contains(&Workload::Names1m)
+                && quick.workloads().contains(&Workload::Waiters)
+        );
         assert_eq!((quick.window().as_secs(), quick.rounds()), (1, 1));
         let named = options(&["--quick", "--rounds=2", "--workload=names-1m,stopped"]);
-        assert_eq!((named.workloads(), named.rounds()), (vec![Workload::Stopped, Workload::Names1m], 2));
+        assert_eq!(
+            (named.workloads(), named.rounds()),
+            (vec![Workload::Stopped, Workload::Names1m], 2)
+        );
     }
 
     #[test]

@@ -42,7 +42,11 @@ const PROBE_EVERY: Duration = Duration::from_millis(10);
 type Outcome = Result<Instant, String>;
 
 /// Must be called on the main thread, because it starts processes.
-pub(crate) async fn measure(programs: &Programs, quick: bool, table: &mut Table) -> Result<(), String> {
+pub(crate) async fn measure(
+    programs: &Programs,
+    quick: bool,
+    table: &mut Table,
+) -> Result<(), String> {
     let (waiters, names) = if quick { (2000, 200) } else { (10_000, 1000) };
     let connections = waiters + OTHER_FILES;
     allow_open_files(u64::from(connections))?;
@@ -55,7 +59,9 @@ pub(crate) async fn measure(programs: &Programs, quick: bool, table: &mut Table)
         format!("--max-waiters-per-client={waiters}"),
     ];
     let target = Target::plain(free_address()?);
-    let gateway = programs.start_gateway("redlock-gateway", target.clone(), "", &masters, &args, &scratch).await?;
+    let gateway = programs
+        .start_gateway("redlock-gateway", target.clone(), "", &masters, &args, &scratch)
+        .await?;
     let first: u64 = rand::random();
     let mut run = Run {
         waiters,
@@ -107,9 +113,16 @@ impl Run<'_> {
         let mut outcomes = self.until_all_wait(&mut asking).await?;
         sleep(SETTLE).await;
         let waiting = self.memory("waiting")?;
-        self.probe(&format!("probe while {} wait", Unit::Count.show(f64::from(self.waiters)))).await?;
-        for (what, bytes) in [("idle connection", idle - before), ("waiting request", waiting - idle)] {
-            self.row.add(&format!("memory per {what}, bytes"), Unit::Count, bytes / f64::from(self.waiters));
+        self.probe(&format!("probe while {} wait", Unit::Count.show(f64::from(self.waiters))))
+            .await?;
+        for (what, bytes) in
+            [("idle connection", idle - before), ("waiting request", waiting - idle)]
+        {
+            self.row.add(
+                &format!("memory per {what}, bytes"),
+                Unit::Count,
+                bytes / f64::from(self.waiters),
+            );
         }
 
         let began = Instant::now();
@@ -149,7 +162,9 @@ impl Run<'_> {
                 sleep_until(due.into()).await;
                 let answer = connection.acquire(lock, &body).await?;
                 let received = Instant::now();
-                let token = answer.granted().ok_or_else(|| format!("a waiter was told {}", answer.describe()))?;
+                let token = answer
+                    .granted()
+                    .ok_or_else(|| format!("a waiter was told {}", answer.describe()))?;
                 connection.settled_release(lock, token).await.map(|()| received)
             }
         };
@@ -157,7 +172,10 @@ impl Run<'_> {
     }
 
     /// Until the gateway says that all wait, less those who were answered although the lock was held, whom it returns.
-    async fn until_all_wait(&mut self, asking: &mut JoinSet<Outcome>) -> Result<Vec<Outcome>, String> {
+    async fn until_all_wait(
+        &mut self,
+        asking: &mut JoinSet<Outcome>,
+    ) -> Result<Vec<Outcome>, String> {
         let (began, mut early) = (Instant::now(), Vec::new());
         loop {
             let count = self.probe.metric("redlock_waiters").await?;
@@ -166,7 +184,11 @@ impl Run<'_> {
                 early.push(outcome.and(Err("a waiter was granted a lock that was held".into())));
             }
             if early.len() > self.waiters as usize / MAX_EARLY_PART {
-                return Err(format!("{} were answered while the lock was held, first: {:?}", early.len(), early[0]));
+                return Err(format!(
+                    "{} were answered while the lock was held, first: {:?}",
+                    early.len(),
+                    early[0]
+                ));
             }
             if count == Some(f64::from(self.waiters) - early.len() as f64) {
                 return Ok(early);

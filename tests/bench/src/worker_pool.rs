@@ -110,7 +110,9 @@ impl<T> Drop for WorkerPool<T> {
     }
 }
 
-async fn gather<T: Send + 'static>(mut tasks: JoinSet<Result<T, String>>) -> Result<Vec<T>, String> {
+async fn gather<T: Send + 'static>(
+    mut tasks: JoinSet<Result<T, String>>,
+) -> Result<Vec<T>, String> {
     let mut all = Vec::with_capacity(tasks.len());
     while let Some(result) = tasks.join_next().await {
         all.push(result.map_err(|error| format!("a connection panicked: {error}"))??);

@@ -22,9 +22,11 @@ const EVERYBODY: &[Contender] = &[
     Contender::GatewayKeys,
     Contender::GatewayTls,
 ];
-const MAIN: &[Contender] = &[Contender::Noop, Contender::Floor, Contender::FredFenced, Contender::Gateway];
+const MAIN: &[Contender] =
+    &[Contender::Noop, Contender::Floor, Contender::FredFenced, Contender::Gateway];
 const ON_REDIS: &[Contender] = &[Contender::Floor, Contender::FredFenced, Contender::Gateway];
-const WITH_LIBRARY: &[Contender] = &[Contender::Floor, Contender::FredFenced, Contender::Rslock, Contender::Gateway];
+const WITH_LIBRARY: &[Contender] =
+    &[Contender::Floor, Contender::FredFenced, Contender::Rslock, Contender::Gateway];
 const GATEWAY: &[Contender] = &[Contender::Gateway];
 
 const CONNECTIONS: u32 = 64;
@@ -201,8 +203,14 @@ mod tests {
             if let Kind::Load(spec) = workload.kind() {
                 assert!(spec.lineup.contains(&Contender::Gateway), "{workload}");
                 if let Some((twin, easy)) = workload.twin() {
-                    assert!(twin < workload && spec.lineup.iter().all(|who| easy.lineup.contains(who)), "{workload}");
-                    assert_eq!((easy.connections, easy.condition), (spec.connections, Condition::Healthy));
+                    assert!(
+                        twin < workload && spec.lineup.iter().all(|who| easy.lineup.contains(who)),
+                        "{workload}"
+                    );
+                    assert_eq!(
+                        (easy.connections, easy.condition),
+                        (spec.connections, Condition::Healthy)
+                    );
                 }
             }
         }

@@ -18,14 +18,14 @@ async fn locked_place() -> (Place, Key, Scratch) {
     let ci = key("ci", HOLDER, "deploy/*").await;
     let (keys, servers) = (file(&[&ci]), masters(3));
     let gateway = Launch::over(&servers).flag("--auth-keys", keys.path()).start().await;
-    eventually("a majority votes", async || (gateway.readyz().await.status == 200).then_some(())).await;
+    eventually("a majority votes", async || (gateway.readyz().await.status == 200).then_some(()))
+        .await;
     (Place::with(servers, gateway, &["deploy-production"]), ci, keys)
 }
 
 /// A clone as a CI system makes it, of a repository with one commit, which is returned.
 async fn cloned(place: &Place) -> String {
-    let script =
-        "git init -q -b main origin && git -C origin $ID commit -q --allow-empty -m 1 && git clone -q origin clone";
+    let script = "git init -q -b main origin && git -C origin $ID commit -q --allow-empty -m 1 && git clone -q origin clone";
     commit(place, script).await
 }
 
@@ -62,10 +62,16 @@ async fn steps_of_github_ran_two_deployments_at_once() {
     let (place, ci, _keys) = locked_place().await;
     let workflow = yaml(&place, &place.block("GitHub Actions", "yaml", 0)).await;
     let job = &workflow["jobs"]["deploy"];
-    let step = job["steps"].as_array().unwrap().iter().find(|step| step["run"].is_string()).expect("a step");
+    let step = job["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|step| step["run"].is_string())
+        .expect("a step");
     let put = |text: &str| {
         let text = text.replace("${{ secrets.REDLOCK_KEY }}", &ci.text);
-        let text = text.replace("${{ github.repository }}", "a/b").replace("${{ github.run_id }}", "7");
+        let text =
+            text.replace("${{ github.repository }}", "a/b").replace("${{ github.run_id }}", "7");
         assert!(!text.contains("${{"), "{text}");
         text
     };
@@ -75,7 +81,10 @@ async fn steps_of_github_ran_two_deployments_at_once() {
         std::fs::create_dir_all(place.path(temp)).unwrap();
         // What GitHub's runner does where `shell` is not set.
         let mut command = place.command(&["bash", "-e", &script]);
-        command.env_remove("REDLOCK_URL").env("RUNNER_TEMP", place.path(temp)).current_dir(place.path("clone"));
+        command
+            .env_remove("REDLOCK_URL")
+            .env("RUNNER_TEMP", place.path(temp))
+            .current_dir(place.path("clone"));
         command.env("GITHUB_REF", "refs/heads/main").env("GITHUB_SHA", &newest);
         set(&mut command, &job["env"], put);
         set(&mut command, &step["env"], put);
@@ -102,7 +111,8 @@ async fn steps_of_github_ran_two_deployments_at_once() {
 async fn a_script_of_gitlab_ran_two_deployments_at_once() {
     let (place, ci, _keys) = locked_place().await;
     let job = yaml(&place, &place.block("GitLab CI", "yaml", 0)).await["deploy"].clone();
-    let lines: Vec<_> = job["script"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+    let lines: Vec<_> =
+        job["script"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
     let script = place.file("script.sh", &format!("set -eo pipefail\n{}\n", lines.join("\n")));
     let key = place.file("key", &ci.text);
     let put = |text: &str| {
@@ -113,7 +123,10 @@ async fn a_script_of_gitlab_ran_two_deployments_at_once() {
     let newest = cloned(&place).await;
     let runner = || {
         let mut command = place.command(&["bash", &script]);
-        command.env_remove("REDLOCK_URL").env("REDLOCK_KEY_FILE", &key).current_dir(place.path("clone"));
+        command
+            .env_remove("REDLOCK_URL")
+            .env("REDLOCK_KEY_FILE", &key)
+            .current_dir(place.path("clone"));
         command.env("CI_COMMIT_BRANCH", "main").env("CI_COMMIT_SHA", &newest);
         set(&mut command, &job["variables"], put);
         command
@@ -135,7 +148,9 @@ async fn ansible(place: &Place) -> Option<String> {
             --retries 1 'ansible-core>=2.15,<3' && touch "$0/installed""#;
         let mut command = place.command(&["sh", "-c", install, folder.to_str()?]);
         let installed = timeout(Duration::from_secs(180), command.output()).await;
-        let said = installed.as_ref().map(|done| done.as_ref().map(|done| String::from_utf8_lossy(&done.stderr)));
+        let said = installed
+            .as_ref()
+            .map(|done| done.as_ref().map(|done| String::from_utf8_lossy(&done.stderr)));
         if !done.exists() {
             println!("NOT RUN, because pip cannot install ansible-core: {said:?}");
             return None;
@@ -155,7 +170,10 @@ async fn an_ansible_playbook_was_played_twice_at_once() {
         command.env("ANSIBLE_REMOTE_TEMP", place.path("remote"));
         // It looks for the newest Python on the path, and that may be a shim.
         let python = program.replace("ansible-playbook", "python3");
-        command.env("ANSIBLE_PYTHON_INTERPRETER", python).env("USER", "root").env("LC_ALL", "C.UTF-8");
+        command
+            .env("ANSIBLE_PYTHON_INTERPRETER", python)
+            .env("USER", "root")
+            .env("LC_ALL", "C.UTF-8");
         command
     };
     place.hold();
@@ -188,7 +206,10 @@ async fn terraform_wrote_one_state_twice_at_once() {
     place.file("main.tf", resource);
     let of = |words: &[&str]| {
         let mut command = place.command(words);
-        command.env("HOME", place.path("")).env("CHECKPOINT_DISABLE", "1").env("TF_IN_AUTOMATION", "1");
+        command
+            .env("HOME", place.path(""))
+            .env("CHECKPOINT_DISABLE", "1")
+            .env("TF_IN_AUTOMATION", "1");
         command
     };
     let (code, said) = run(of(&["terraform", "init", "-input=false"])).await;

@@ -19,10 +19,13 @@ struct Postgres {
 
 /// Where the programs of the newest version are.
 fn programs() -> PathBuf {
-    let versions = std::fs::read_dir("/usr/lib/postgresql").expect("Debian's postgresql is installed");
+    let versions =
+        std::fs::read_dir("/usr/lib/postgresql").expect("Debian's postgresql is installed");
     let bins = versions.map(|version| version.expect("an entry").path().join("bin"));
     let number = |bin: &PathBuf| bin.parent()?.file_name()?.to_str()?.parse::<u32>().ok();
-    bins.filter(|bin| bin.join("initdb").exists()).max_by_key(number).expect("initdb of Debian's postgresql")
+    bins.filter(|bin| bin.join("initdb").exists())
+        .max_by_key(number)
+        .expect("initdb of Debian's postgresql")
 }
 
 /// A program of the server, as somebody who may run it. Who becomes another user forgets with whom it was to die: so that
@@ -42,14 +45,16 @@ impl Postgres {
         let (dir, bin) = (TempDir::new(), programs());
         if rustix::process::getuid().is_root() {
             let owner = |flag: &str| {
-                let id = Command::new("id").args([flag, "postgres"]).output().expect("id starts").stdout;
+                let id =
+                    Command::new("id").args([flag, "postgres"]).output().expect("id starts").stdout;
                 String::from_utf8(id).expect("text").trim().parse::<u32>().ok()
             };
             chown(dir.path(), owner("-u"), owner("-g")).expect("root may");
         }
         let data = dir.path().join("data");
         let mut made = unprivileged(&bin.join("initdb"));
-        made.args(["--auth=trust", "--username=postgres", "--no-sync", "--no-instructions", "-D"]).arg(&data);
+        made.args(["--auth=trust", "--username=postgres", "--no-sync", "--no-instructions", "-D"])
+            .arg(&data);
         let made = made.output().expect("setpriv (util-linux) starts");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         let mut server = unprivileged(&bin.join("postgres"));
@@ -61,7 +66,10 @@ impl Postgres {
 
     /// What psql needs to find it.
     fn for_psql(&self, command: &mut tokio::process::Command) {
-        command.env("PGHOST", self.dir.path()).env("PGUSER", "postgres").env("PGDATABASE", "postgres");
+        command
+            .env("PGHOST", self.dir.path())
+            .env("PGUSER", "postgres")
+            .env("PGDATABASE", "postgres");
     }
 }
 
@@ -77,7 +85,8 @@ impl Drop for Postgres {
 async fn a_holder_that_was_paused_wrote_over_its_successor() {
     let (place, postgres) = (Place::new(&[]).await, Postgres::start().await);
     let psql = |words: &[&str]| {
-        let mut command = place.command(&[&["psql", "-X", "-v", "ON_ERROR_STOP=1"], words].concat());
+        let mut command =
+            place.command(&[&["psql", "-X", "-v", "ON_ERROR_STOP=1"], words].concat());
         postgres.for_psql(&mut command);
         command
     };
@@ -107,7 +116,11 @@ async fn a_holder_that_was_paused_wrote_over_its_successor() {
         assert_eq!(run(writer(body)).await, (Some(0), "UPDATE 1\n".into()));
     }
     kill_process(pid, Signal::CONT).unwrap();
-    assert_eq!(ended(paused).await, (Some(0), "UPDATE 0\n".into()), "the old token changes nothing");
+    assert_eq!(
+        ended(paused).await,
+        (Some(0), "UPDATE 0\n".into()),
+        "the old token changes nothing"
+    );
     let (_, row) = run(psql(&["-At", "-c", "SELECT body, fence FROM report WHERE id = 7"])).await;
     let (body, fence) = row.trim().split_once('|').unwrap();
     assert_eq!(body, "it's; the second");

@@ -39,20 +39,24 @@ async fn a_script_with_curl_called_every_refusal_a_held_lock() {
     let place = Place::new(&["nightly-report"]).await;
     let script = place.block(SHELL, "sh", 0);
     assert!(!script.contains("$answer."), "a name that others can foretell: {script}");
-    let code = async |script: &str| run(place.command(&["dash", &place.file("report.sh", script)])).await;
-    let _lease = place.gateway.post("reports/nightly", serde_json::json!({ "owner": "alice" })).await;
+    let code =
+        async |script: &str| run(place.command(&["dash", &place.file("report.sh", script)])).await;
+    let _lease =
+        place.gateway.post("reports/nightly", serde_json::json!({ "owner": "alice" })).await;
     let (held, said) = code(&script.replace("20000", "100")).await;
     assert!(held == Some(75) && said.contains("409"), "{said}");
     let (refused, said) = code(&script.replace("60000", "9000000000")).await;
     assert!(refused == Some(69) && said.contains("400"), "{said}");
-    let (unanswered, said) = code(&script.replace(&place.gateway.address().to_string(), "127.0.0.1:1")).await;
+    let (unanswered, said) =
+        code(&script.replace(&place.gateway.address().to_string(), "127.0.0.1:1")).await;
     assert_eq!(unanswered, Some(69), "{said}");
     assert_eq!(place.count("begin"), 0);
 }
 
 /// The commands of a crontab, to be started as cron does it: with nothing in the environment but what the table sets.
 fn cron(place: &Place, table: &str) -> Vec<Vec<String>> {
-    let is_setting = |line: &&str| line.split_once('=').is_some_and(|(name, _)| !name.contains([' ', '*']));
+    let is_setting =
+        |line: &&str| line.split_once('=').is_some_and(|(name, _)| !name.contains([' ', '*']));
     let mut start: Vec<String> = ["env", "-i", "LOGNAME=reporter"].map(String::from).into();
     start.push(format!("HOME={}", place.path("")));
     start.extend(table.lines().filter(is_setting).map(str::to_owned));
@@ -75,7 +79,9 @@ async fn a_crontab_ran_on_two_hosts_at_once_or_called_the_skipped_run_an_error()
     let place = Place::new(&["nightly-report", "daily-mail"]).await;
     let jobs = cron(&place, &place.block("Cron on several hosts", "crontab", 0));
     assert_eq!(jobs.len(), 2);
-    let host = |job: usize| -> Command { place.command(&jobs[job].iter().map(String::as_str).collect::<Vec<_>>()) };
+    let host = |job: usize| -> Command {
+        place.command(&jobs[job].iter().map(String::as_str).collect::<Vec<_>>())
+    };
     place.hold();
     let first = host(0).spawn().unwrap();
     place.begun(1).await;
@@ -111,7 +117,8 @@ async fn a_unit_of_systemd_was_wrong_or_ran_twice() {
     let service = place.file("nightly-report.service", &unit);
     let timer = place.file("nightly-report.timer", &place.block(heading, "ini", 1));
     if is_here(&place, &["systemd-analyze", "--version"]).await {
-        let (code, said) = run(place.command(&["systemd-analyze", "verify", &service, &timer])).await;
+        let (code, said) =
+            run(place.command(&["systemd-analyze", "verify", &service, &timer])).await;
         assert!(code == Some(0) && !said.contains("nightly-report."), "{said}");
     }
     let start = || {
@@ -138,7 +145,8 @@ async fn a_unit_of_systemd_was_wrong_or_ran_twice() {
 /// The command of the only container in a manifest of Kubernetes, with its environment.
 async fn container(place: &Place, heading: &str, pod: &str) -> (Vec<String>, serde_json::Value) {
     let manifest = yaml(place, &place.block(heading, "yaml", 0)).await;
-    let container = manifest.pointer(&format!("{pod}/spec/containers/0")).expect("a container").clone();
+    let container =
+        manifest.pointer(&format!("{pod}/spec/containers/0")).expect("a container").clone();
     let words = container["command"].as_array().expect("a command").iter();
     (words.map(|word| word.as_str().expect("text").to_owned()).collect(), container["env"].clone())
 }
@@ -146,7 +154,10 @@ async fn container(place: &Place, heading: &str, pod: &str) -> (Vec<String>, ser
 fn start(place: &Place, (words, env): &(Vec<String>, serde_json::Value)) -> Command {
     let mut command = place.command(&words.iter().map(String::as_str).collect::<Vec<_>>());
     for set in env.as_array().expect("variables") {
-        command.env(set["name"].as_str().expect("a name"), set["value"].as_str().unwrap_or("mailer-7"));
+        command.env(
+            set["name"].as_str().expect("a name"),
+            set["value"].as_str().unwrap_or("mailer-7"),
+        );
     }
     command
 }
@@ -174,7 +185,12 @@ async fn the_commands_of_containers_did_not_keep_two_apart() {
     assert!(after > before, "{after:?} {before:?}");
     place.go();
     assert_eq!((ended(first).await.0, ended(candidate).await.0), (Some(0), Some(0)));
-    assert_eq!(place.count("end"), 2, "the leader that was killed left nothing running: {:?}", place.log());
+    assert_eq!(
+        place.count("end"),
+        2,
+        "the leader that was killed left nothing running: {:?}",
+        place.log()
+    );
 }
 
 #[tokio::test]
@@ -187,7 +203,10 @@ async fn readers_and_writers_overlapped() {
     // Two beside each other. By chance all are sent to one slot once in 170,000 times.
     place.begun(2).await;
     let writers: Vec<_> = (0..3).map(|_| rw("write", "writer")).collect();
-    eventually("all but three wait", async || (waiting(&place.gateway).await.0 >= 12).then_some(())).await;
+    eventually("all but three wait", async || {
+        (waiting(&place.gateway).await.0 >= 12).then_some(())
+    })
+    .await;
     place.go();
     for child in readers.into_iter().chain(writers) {
         let (code, said) = ended(child).await;

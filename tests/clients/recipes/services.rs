@@ -23,7 +23,19 @@ async fn receiver(place: &Place, program: &str) -> (Child, u16) {
 fn delivery(place: &Place, port: u16, id: &str, order: u32) -> Command {
     let (id, url) = (format!("X-Delivery-Id: {id}"), format!("http://127.0.0.1:{port}/"));
     let body = json!({ "order": order }).to_string();
-    place.command(&["curl", "-sS", "-o", "answer", "-w", "%{http_code}", "-H", &id, "-d", &body, &url])
+    place.command(&[
+        "curl",
+        "-sS",
+        "-o",
+        "answer",
+        "-w",
+        "%{http_code}",
+        "-H",
+        &id,
+        "-d",
+        &body,
+        &url,
+    ])
 }
 
 #[tokio::test]
@@ -64,7 +76,10 @@ async fn copies_of_a_delivery_kept_the_lock_of_a_receiver_that_had_crashed() {
     let place = Place::new(&["process-order"]).await;
     let block = place.block(WEBHOOK, "python", 0);
     let short = block.replace("60_000", &TTL.as_millis().to_string()).replace(r#""40""#, r#""1""#);
-    assert!(short.matches("4000").count() == 1 && short.matches(r#""1""#).count() == 1, "its times: {short}");
+    assert!(
+        short.matches("4000").count() == 1 && short.matches(r#""1""#).count() == 1,
+        "its times: {short}"
+    );
     let program = place.file("receiver.py", &short);
     let (mut crashes, port) = receiver(&place, &program).await;
     let id = "44444444-4444-4444";
@@ -74,7 +89,9 @@ async fn copies_of_a_delivery_kept_the_lock_of_a_receiver_that_had_crashed() {
     crashes.kill().await.unwrap();
     let crashed = Instant::now();
     let (_receiver, port) = receiver(&place, &program).await;
-    let is_older = async || (place.gateway.look("orders/42").await["expires_in_ms"].as_u64()? < 2_500).then_some(());
+    let is_older = async || {
+        (place.gateway.look("orders/42").await["expires_in_ms"].as_u64()? < 2_500).then_some(())
+    };
     assert_eq!(run(delivery(&place, port, id, 42)).await.1, "503", "the lock is held still");
     eventually("the lock grows older under copies", is_older).await;
     // By now `timeout` has ended the work of the receiver that is gone.
@@ -82,13 +99,20 @@ async fn copies_of_a_delivery_kept_the_lock_of_a_receiver_that_had_crashed() {
     let mut copies = 1;
     while run(delivery(&place, port, id, 42)).await.1 != "200" {
         copies += 1;
-        assert!(crashed.elapsed() < TTL * 2, "{copies} copies and not done after {:?}", crashed.elapsed());
+        assert!(
+            crashed.elapsed() < TTL * 2,
+            "{copies} copies and not done after {:?}",
+            crashed.elapsed()
+        );
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     assert!(copies > 3, "they came while it was held: {copies}");
     let log = place.log();
     let [first, again, end] = &log[..] else { panic!("one that was ended, and one: {log:?}") };
-    assert!(first[0] == "begin" && again[0] == "begin" && end[0] == "end" && again[1] == end[1], "{log:?}");
+    assert!(
+        first[0] == "begin" && again[0] == "begin" && end[0] == "end" && again[1] == end[1],
+        "{log:?}"
+    );
     place.assert_free("orders/42").await;
 }
 

@@ -44,7 +44,8 @@ async fn providers_of_terraform_were_sent_term_in_the_middle_of_their_work() {
         assert_eq!((ended, &*written(&dir, "told").await), (Some(code), "INT"), "{err}");
         assert!(!dir.path().join("died").exists(), "{err}");
     }
-    let (code, _, err) = output(&gateway, &["run", "job", "--stop-signal", "KILL", "--", "true"]).await;
+    let (code, _, err) =
+        output(&gateway, &["run", "job", "--stop-signal", "KILL", "--", "true"]).await;
     assert!(code == Some(64) && err.contains("possible values: TERM, INT, HUP, QUIT"), "{err}");
 }
 
@@ -91,16 +92,26 @@ int main(int count, char **words) {
 #[tokio::test]
 async fn a_process_whose_first_thread_had_ended_was_taken_for_dead_and_outlived_the_lock() {
     let gateway = Launch::embedded().ready().await;
-    let (dir, file) = (TempDir::new(), |dir: &TempDir, name: &str| dir.path().join(name).to_str().unwrap().to_owned());
+    let (dir, file) = (TempDir::new(), |dir: &TempDir, name: &str| {
+        dir.path().join(name).to_str().unwrap().to_owned()
+    });
     let (source, program) = (file(&dir, "threaded.c"), file(&dir, "threaded"));
     std::fs::write(&source, THREADED).unwrap();
-    let built = Command::new("cc").args(["-pthread", "-o", &program, &source]).output().await.expect("cc starts");
+    let built = Command::new("cc")
+        .args(["-pthread", "-o", &program, &source])
+        .output()
+        .await
+        .expect("cc starts");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     for is_killed in [false, true] {
         let dir = TempDir::new();
-        let work =
-            format!(r#"{program} "$1/threaded" & echo "$REDLOCK_TOKEN" > "$1/token"; while :; do sleep 1; done"#);
-        let mut runner = redlock(&gateway, &script(&dir, &["--ttl", "3s", "--grace", "300ms"], &work)).spawn().unwrap();
+        let work = format!(
+            r#"{program} "$1/threaded" & echo "$REDLOCK_TOKEN" > "$1/token"; while :; do sleep 1; done"#
+        );
+        let mut runner =
+            redlock(&gateway, &script(&dir, &["--ttl", "3s", "--grace", "300ms"], &work))
+                .spawn()
+                .unwrap();
         let (threaded, token) = (number(&dir, "threaded").await, written(&dir, "token").await);
         let process = format!("/proc/{threaded}");
         let stat = std::fs::read_to_string(format!("{process}/stat")).unwrap();
@@ -112,7 +123,10 @@ async fn a_process_whose_first_thread_had_ended_was_taken_for_dead_and_outlived_
         let threads = || std::fs::read_dir(format!("{process}/task")).map_or(0, Iterator::count);
         eventually("all its threads are gone", async || (threads() < 2).then_some(())).await;
         assert_eq!(runner.wait().await.unwrap().code(), if is_killed { None } else { Some(79) });
-        eventually("the lock is free", async || (gateway.look("job").await["state"] == "free").then_some(())).await;
+        eventually("the lock is free", async || {
+            (gateway.look("job").await["state"] == "free").then_some(())
+        })
+        .await;
     }
 }
 
@@ -122,7 +136,17 @@ async fn a_command_that_ended_with_75_could_not_be_told_from_a_lock_that_is_held
     let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
     for (wanted, code) in [("0", 0), ("9", 9), ("75", 75), ("255", 255)] {
         for wait in ["0s", "100ms"] {
-            let args = ["--json", "run", "job", "--wait", wait, "--conflict-exit-code", wanted, "--", "false"];
+            let args = [
+                "--json",
+                "run",
+                "job",
+                "--wait",
+                wait,
+                "--conflict-exit-code",
+                wanted,
+                "--",
+                "false",
+            ];
             let (ended, _, err) = output(&gateway, &args).await;
             let told: serde_json::Value = serde_json::from_str(&err).unwrap();
             assert_eq!(
@@ -135,8 +159,13 @@ async fn a_command_that_ended_with_75_could_not_be_told_from_a_lock_that_is_held
     let free = ["run", "free", "--conflict-exit-code", "0", "--"];
     assert_eq!(output(&gateway, &[&free[..], &["sh", "-c", "exit 75"]].concat()).await.0, Some(75));
     let nowhere = ["--url", "http://127.0.0.1:1"];
-    assert_eq!(output(&gateway, &[&nowhere[..], &free, &["true"]].concat()).await.0, Some(69), "that is no lock held");
-    let (code, _, err) = output(&gateway, &["run", "job", "--conflict-exit-code", "256", "--", "true"]).await;
+    assert_eq!(
+        output(&gateway, &[&nowhere[..], &free, &["true"]].concat()).await.0,
+        Some(69),
+        "that is no lock held"
+    );
+    let (code, _, err) =
+        output(&gateway, &["run", "job", "--conflict-exit-code", "256", "--", "true"]).await;
     assert!(code == Some(64) && err.contains("256"), "{err}");
 }
 
@@ -159,8 +188,11 @@ async fn what_a_shell_evaluates_was_a_success_where_the_lock_was_not_to_be_had()
     let alive = format!("http://{}", gateway.address());
     for (url, code) in [(&*alive, 75), (dead, 69)] {
         let redlock = super::binary().display();
-        let work = format!("set -e; eval \"$({redlock} acquire job --format shell)\"; echo working without the lock");
-        let output = Command::new("sh").args(["-c", &work]).env("REDLOCK_URL", url).output().await.unwrap();
+        let work = format!(
+            "set -e; eval \"$({redlock} acquire job --format shell)\"; echo working without the lock"
+        );
+        let output =
+            Command::new("sh").args(["-c", &work]).env("REDLOCK_URL", url).output().await.unwrap();
         assert_eq!((output.status.code(), &*output.stdout), (Some(code), &b""[..]), "{url}");
     }
 }
@@ -175,14 +207,18 @@ async fn a_command_that_left_work_behind_without_the_lock_said_nothing_of_it() {
     let daemon = number(&dir, "daemon").await;
     let is_there = lives(daemon);
     kill_process(Pid::from_raw(daemon).unwrap(), Signal::KILL).unwrap();
-    assert!(code == Some(0) && is_there && err.contains("go on without the lock"), "{code:?} {err}");
+    assert!(
+        code == Some(0) && is_there && err.contains("go on without the lock"),
+        "{code:?} {err}"
+    );
 }
 
 #[tokio::test]
 async fn a_signal_to_the_runner_reaches_the_command_and_what_it_leaves_behind_is_stopped() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
-    let work = r#"trap 'exit 5' TERM; sleep 1000 & echo $! > "$1/left"; echo $$ > "$1/child"; wait"#;
+    let work =
+        r#"trap 'exit 5' TERM; sleep 1000 & echo $! > "$1/left"; echo $$ > "$1/child"; wait"#;
     let runner = redlock(&gateway, &script(&dir, &[], work)).spawn().unwrap();
     let (left, _) = (number(&dir, "left").await, number(&dir, "child").await);
     signal(&runner, Signal::TERM);

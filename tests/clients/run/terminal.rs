@@ -51,7 +51,8 @@ async fn a_pipeline_that_reads_the_terminal_gets_it() {
     let gateway = Launch::embedded().ready().await;
     // With jobs a pipeline has a process group of its own; without them that of the shell.
     for shell in ["sh -c", "bash -mc"] {
-        let pipeline = r#"redlock run b -- sh -c "echo up >&2; head -n1" | sed s/^/got-/; echo and-out"#;
+        let pipeline =
+            r#"redlock run b -- sh -c "echo up >&2; head -n1" | sed s/^/got-/; echo and-out"#;
         let mut screen = Screen::new(&gateway, shell, pipeline);
         screen.shows("up").await;
         screen.types("line\n").await;
@@ -63,9 +64,11 @@ async fn a_pipeline_that_reads_the_terminal_gets_it() {
 #[tokio::test]
 async fn the_terminal_goes_to_whoever_asks_for_it() {
     let gateway = Launch::embedded().ready().await;
-    let first = r#"read a < /dev/tty; echo first-$a; while [ ! -e /proc/self/none ]; do sleep 0.1; done"#;
+    let first =
+        r#"read a < /dev/tty; echo first-$a; while [ ! -e /proc/self/none ]; do sleep 0.1; done"#;
     let second = r#"read x; echo $x; read b < /dev/tty; echo second-$b; kill -TERM 0"#;
-    let pipeline = format!(r#"redlock run b -- sh -c "{first}" | sh -c "{second}""#).replace('$', "\\$");
+    let pipeline =
+        format!(r#"redlock run b -- sh -c "{first}" | sh -c "{second}""#).replace('$', "\\$");
     let mut screen = Screen::new(&gateway, "bash -mc", &pipeline);
     screen.types("one\n").await;
     screen.shows("first-one").await;

@@ -102,9 +102,11 @@ fn encoded(chance: &mut Chance, text: &[u8]) -> String {
     path
 }
 
-const METHODS: &[&str] =
-    &["POST", "POST", "POST", "PATCH", "PATCH", "DELETE", "DELETE", "GET", "GET", "HEAD", "OPTIONS"];
-const ODD_METHODS: &[&str] = &["PUT", "LOCK", "UNLOCK", "TRACE", "CONNECT", "get", "FLUSHALL", "EVAL", "P-_~^"];
+const METHODS: &[&str] = &[
+    "POST", "POST", "POST", "PATCH", "PATCH", "DELETE", "DELETE", "GET", "GET", "HEAD", "OPTIONS",
+];
+const ODD_METHODS: &[&str] =
+    &["PUT", "LOCK", "UNLOCK", "TRACE", "CONNECT", "get", "FLUSHALL", "EVAL", "P-_~^"];
 
 fn method(chance: &mut Chance) -> &'static str {
     if chance.one_in(12) { chance.pick(ODD_METHODS) } else { chance.pick(METHODS) }
@@ -128,7 +130,14 @@ fn target(chance: &mut Chance, targets: &Targets) -> String {
         16 | 17 => {
             let value = injected(chance, b"1-7-00");
             let value = encoded(chance, &value);
-            let query = ["limit=", "cursor=", "prefix=", "limit=5&prefix=", "offset=", "limit=18446744073709551616&x="];
+            let query = [
+                "limit=",
+                "cursor=",
+                "prefix=",
+                "limit=5&prefix=",
+                "offset=",
+                "limit=18446744073709551616&x=",
+            ];
             let end = ["", "&limit=2", "&limit=2&limit=3", "&cursor=0-0-zz"];
             format!("/locks?{}{value}{}", chance.pick(&query), chance.pick(&end))
         }
@@ -181,7 +190,11 @@ fn headers(chance: &mut Chance, targets: &Targets, method: &str) -> Vec<(String,
         let key = [&b"a-key-of-sixteen-characters"[..], b"short", b"", &[b'k'; 255], &[b'k'; 300]];
         let key = chance.pick(&key);
         // Never an injection alone, which stands in other places too: keys are looked for in the log.
-        let key = if chance.one_in(2) { injected(chance, b"a-key-of-sixteen-characters") } else { key.to_vec() };
+        let key = if chance.one_in(2) {
+            injected(chance, b"a-key-of-sixteen-characters")
+        } else {
+            key.to_vec()
+        };
         headers.push(("Idempotency-Key".into(), key));
     }
     if chance.one_in(6) {
@@ -196,7 +209,10 @@ fn headers(chance: &mut Chance, targets: &Targets, method: &str) -> Vec<(String,
             ",,,;;=",
         ];
         let value = chance.pick(&values).as_bytes();
-        headers.push(("Prefer".into(), if chance.one_in(3) { injected(chance, value) } else { value.to_vec() }));
+        headers.push((
+            "Prefer".into(),
+            if chance.one_in(3) { injected(chance, value) } else { value.to_vec() },
+        ));
     }
     if chance.one_in(6) {
         let names = [
@@ -247,7 +263,8 @@ fn body(chance: &mut Chance) -> Vec<u8> {
         9 => {
             let length = [4_000, 4_096, 5_000, 60_000][chance.below(4)];
             let filler = chance.pick(&["v", "\\u0000", "é", "\\\""]);
-            format!("{{\"metadata\":{{\"k\":\"{}\"}}}}", filler.repeat(length / filler.len())).into_bytes()
+            format!("{{\"metadata\":{{\"k\":\"{}\"}}}}", filler.repeat(length / filler.len()))
+                .into_bytes()
         }
         _ => chance.pick(BODIES).to_vec(),
     }
@@ -262,7 +279,11 @@ fn good_body(chance: &mut Chance) -> Vec<u8> {
         body.insert("wait_ms".into(), [0, 1, 20, 50][chance.below(4)].into());
     }
     let text = |chance: &mut Chance, text: &str| {
-        let bytes = if chance.one_in(2) { text.as_bytes().to_vec() } else { injected(chance, text.as_bytes()) };
+        let bytes = if chance.one_in(2) {
+            text.as_bytes().to_vec()
+        } else {
+            injected(chance, text.as_bytes())
+        };
         String::from_utf8_lossy(&bytes).into_owned()
     };
     if chance.one_in(3) {
@@ -276,7 +297,13 @@ fn good_body(chance: &mut Chance) -> Vec<u8> {
 }
 
 /// As it goes on the wire.
-fn written(method: &str, target: &[u8], version: &str, headers: &[(String, Vec<u8>)], body: &[u8]) -> Vec<u8> {
+fn written(
+    method: &str,
+    target: &[u8],
+    version: &str,
+    headers: &[(String, Vec<u8>)],
+    body: &[u8],
+) -> Vec<u8> {
     let mut bytes = [method.as_bytes(), b" ", target, b" ", version.as_bytes(), b"\r\n"].concat();
     for (name, value) in headers {
         bytes.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
@@ -313,11 +340,16 @@ fn parts(chance: &mut Chance, targets: &Targets) -> Parts {
     let target = target(chance, targets);
     let mut headers = vec![("Host".to_owned(), b"localhost".to_vec())];
     headers.extend(self::headers(chance, targets, method));
-    let body = if matches!(method, "POST" | "PATCH") || chance.one_in(15) { body(chance) } else { Vec::new() };
+    let body = if matches!(method, "POST" | "PATCH") || chance.one_in(15) {
+        body(chance)
+    } else {
+        Vec::new()
+    };
     if !body.is_empty() && !chance.one_in(12) {
         headers.push(("Content-Type".into(), b"application/json".to_vec()));
     } else if chance.one_in(6) {
-        headers.push(("Content-Type".into(), injected(chance, b"application/json; charset=utf-16")));
+        headers
+            .push(("Content-Type".into(), injected(chance, b"application/json; charset=utf-16")));
     }
     Parts { method, target, headers, body }
 }
@@ -337,8 +369,14 @@ pub(super) fn hostile_request(chance: &mut Chance, targets: &Targets) -> Hostile
 fn well_framed(chance: &mut Chance, made: Parts) -> HostileRequest {
     let Parts { method, target, mut headers, mut body } = made;
     // Whether somebody reads so much before answering is no question of framing.
-    let size = headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() + target.len() + body.len();
-    let ending = if size > 8_000 || headers.len() > 80 || method == "CONNECT" { Ending::Closed } else { Ending::Kept };
+    let size = headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+        + target.len()
+        + body.len();
+    let ending = if size > 8_000 || headers.len() > 80 || method == "CONNECT" {
+        Ending::Closed
+    } else {
+        Ending::Kept
+    };
     if ending == Ending::Closed {
         headers.insert(0, ("Connection".into(), b"close".to_vec()));
     }
@@ -348,7 +386,10 @@ fn well_framed(chance: &mut Chance, made: Parts) -> HostileRequest {
     } else if !body.is_empty() || matches!(method, "POST" | "PATCH") {
         headers.push(("Content-Length".into(), body.len().to_string().into()));
     }
-    HostileRequest { bytes: written(method, target.as_bytes(), "HTTP/1.1", &headers, &body), ending }
+    HostileRequest {
+        bytes: written(method, target.as_bytes(), "HTTP/1.1", &headers, &body),
+        ending,
+    }
 }
 
 fn corrupted(chance: &mut Chance, mut bytes: Vec<u8>) -> Vec<u8> {
@@ -369,7 +410,8 @@ fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> HostileR
     let Parts { mut method, target, mut headers, mut body } = made;
     let mut target = target.into_bytes();
     let mut version = "HTTP/1.1";
-    let mut lengths: Vec<(String, Vec<u8>)> = vec![("Content-Length".into(), body.len().to_string().into())];
+    let mut lengths: Vec<(String, Vec<u8>)> =
+        vec![("Content-Length".into(), body.len().to_string().into())];
     headers.insert(0, ("Connection".into(), b"close".to_vec()));
     match chance.below(10) {
         // Carriage returns, line feeds, zeros where a value ought to be.
@@ -381,16 +423,54 @@ fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> HostileR
             target = injected(chance, &target);
         }
         4 => {
-            let names = ["", " host", "host ", "x\0y", "x y", "x:y", "ü", "content-length\t", "\u{7f}", "(x)"];
+            let names = [
+                "",
+                " host",
+                "host ",
+                "x\0y",
+                "x y",
+                "x:y",
+                "ü",
+                "content-length\t",
+                "\u{7f}",
+                "(x)",
+            ];
             headers.push((chance.pick(&names).into(), b"1".to_vec()));
         }
         5 => {
-            version =
-                chance.pick(&["HTTP/1.0", "HTTP/0.9", "HTTP/2.0", "HTTP/1.1.1", "http/1.1", "", "RESP/3", "HTTP/9.9"]);
-            method = chance.pick(&["POST", "", " ", "PO ST", "G\0T", "*1\r\n$4\r\nPING", "PRI", "\u{fe0f}"]);
+            version = chance.pick(&[
+                "HTTP/1.0",
+                "HTTP/0.9",
+                "HTTP/2.0",
+                "HTTP/1.1.1",
+                "http/1.1",
+                "",
+                "RESP/3",
+                "HTTP/9.9",
+            ]);
+            method = chance.pick(&[
+                "POST",
+                "",
+                " ",
+                "PO ST",
+                "G\0T",
+                "*1\r\n$4\r\nPING",
+                "PRI",
+                "\u{fe0f}",
+            ]);
         }
         6 => {
-            let value = chance.pick(&["-1", "+5", "1e1", "0x5", "18446744073709551616", "5, 5", "", "999999999", "1"]);
+            let value = chance.pick(&[
+                "-1",
+                "+5",
+                "1e1",
+                "0x5",
+                "18446744073709551616",
+                "5, 5",
+                "",
+                "999999999",
+                "1",
+            ]);
             lengths[0].1 = value.as_bytes().to_vec();
             if chance.one_in(2) {
                 lengths.push(("Content-Length".into(), b"7".to_vec()));
@@ -400,9 +480,20 @@ fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> HostileR
         7 => {
             lengths.push((
                 "Transfer-Encoding".into(),
-                chance.pick(&["chunked", "chunked, identity", "xchunked", "gzip, chunked", "\x0bchunked"]).into(),
+                chance
+                    .pick(&[
+                        "chunked",
+                        "chunked, identity",
+                        "xchunked",
+                        "gzip, chunked",
+                        "\x0bchunked",
+                    ])
+                    .into(),
             ));
-            let inner = format!("DELETE {} HTTP/1.1\r\nhost: localhost\r\nlock-token: ", lock_path(&targets.held[0]));
+            let inner = format!(
+                "DELETE {} HTTP/1.1\r\nhost: localhost\r\nlock-token: ",
+                lock_path(&targets.held[0])
+            );
             let inner = [inner.as_bytes(), &token(chance, targets), b"\r\n\r\n"].concat();
             let chunks = [
                 "0\r\n\r\n",
@@ -426,5 +517,8 @@ fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> HostileR
         }
     }
     headers.extend(lengths);
-    HostileRequest { bytes: written(method, &target, version, &headers, &body), ending: Ending::BrokenOff }
+    HostileRequest {
+        bytes: written(method, &target, version, &headers, &body),
+        ending: Ending::BrokenOff,
+    }
 }

@@ -97,7 +97,9 @@ pub(crate) fn made_with() -> Vec<String> {
     let first_line = |command: &str, arguments: &[&str]| {
         let output = Command::new(command).args(arguments).output();
         let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-        text.ok().and_then(|text| text.lines().next().map(str::to_owned)).unwrap_or_else(|| format!("no {command}"))
+        text.ok()
+            .and_then(|text| text.lines().next().map(str::to_owned))
+            .unwrap_or_else(|| format!("no {command}"))
     };
     vec![
         first_line("rustc", &["--version"]),

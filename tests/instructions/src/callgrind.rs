@@ -16,7 +16,8 @@ const ALLOCATORS: [&str; 5] = ["malloc", "calloc", "realloc", "posix_memalign", 
 
 /// Calls that are left out. A node in memory stands for a master, which is another process, and would hide what is ours
 /// behind four times as much; and the clock of the metrics library is calibrated for a time, not for a number of turns.
-const LEFT_OUT: [&str; 2] = ["redlock_core::node::memory::MemoryNode::run_as", "quanta::Calibration::calibrate"];
+const LEFT_OUT: [&str; 2] =
+    ["redlock_core::node::memory::MemoryNode::run_as", "quanta::Calibration::calibrate"];
 
 /// Of doing a path once.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,7 +53,9 @@ fn run(path: &Path, times: u32, keep: Option<&File>) -> Result<Totals, String> {
     let profile = match keep {
         Some(directory) => named(directory),
         // Paths are counted side by side.
-        None => std::env::temp_dir().join(format!("callgrind.out.{}.{}", path.name, std::process::id())),
+        None => {
+            std::env::temp_dir().join(format!("callgrind.out.{}.{}", path.name, std::process::id()))
+        }
     };
     let this = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")
@@ -64,14 +67,18 @@ fn run(path: &Path, times: u32, keep: Option<&File>) -> Result<Totals, String> {
         .env_remove("RUST_LOG")
         .env_remove("RUST_BACKTRACE")
         .output()
-        .map_err(|error| format!("valgrind: {error}; install the Debian package valgrind, or its like"))?;
+        .map_err(|error| {
+            format!("valgrind: {error}; install the Debian package valgrind, or its like")
+        })?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         return Err(format!("{}: {}: {said}", path.name, output.status));
     }
-    let text = std::fs::read_to_string(&profile).map_err(|error| format!("{}: {error}", profile.display()))?;
+    let text = std::fs::read_to_string(&profile)
+        .map_err(|error| format!("{}: {error}", profile.display()))?;
     if keep.is_none() {
-        std::fs::remove_file(&profile).map_err(|error| format!("{}: {error}", profile.display()))?;
+        std::fs::remove_file(&profile)
+            .map_err(|error| format!("{}: {error}", profile.display()))?;
     }
     totals(&text).ok_or_else(|| format!("{}: no totals in it", profile.display()))
 }
@@ -117,7 +124,10 @@ mod tests {
         let profile = "fn=(1) main\n1 5\ncfn=(2) malloc\ncalls=3 0\n1 60\ncfn=(3) free\ncalls=9 0\n1 9\n\n\
                        fn=(4) realloc\n1 7\n\nfn=(5) work\ncfn=(2)\ncalls=4 0\n+1 80\ncfn=(4)\ncalls=1 0\n* 7\n\
                        cfn=(6) redlock_core::node::memory::MemoryNode::run_as\ncalls=2 0\n* 30\n\ntotals: 198\n";
-        assert_eq!(totals(profile), Some(Totals { instructions: 168, left_out: 30, allocations: 8 }));
+        assert_eq!(
+            totals(profile),
+            Some(Totals { instructions: 168, left_out: 30, allocations: 8 })
+        );
         assert_eq!(totals("fn=(1) main\n1 5\n"), None, "the process died before its end");
     }
 }

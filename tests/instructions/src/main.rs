@@ -28,7 +28,9 @@ use crate::paths::{PATHS, Path};
 const BLESS: &str = "cargo run --release -p redlock-instructions -- --bless";
 
 #[derive(Parser)]
-#[command(about = "Counts instructions and allocations on the paths of a request, and compares them with the baseline")]
+#[command(
+    about = "Counts instructions and allocations on the paths of a request, and compares them with the baseline"
+)]
 #[command(after_help = "Exit status 1: a path has become worse than the baseline allows.\n\
     To see where instructions go: --keep DIR, then callgrind_annotate --inclusive=yes DIR/callgrind.out.http-cycle")]
 struct Arguments {
@@ -70,14 +72,17 @@ fn fail(error: &str) -> ExitCode {
 }
 
 fn compare(arguments: &Arguments) -> Result<ExitCode, String> {
-    let wanted = |path: &&Path| arguments.filter.as_ref().is_none_or(|part| path.name.contains(part.as_str()));
+    let wanted = |path: &&Path| {
+        arguments.filter.as_ref().is_none_or(|part| path.name.contains(part.as_str()))
+    };
     let paths: Vec<_> = PATHS.iter().filter(wanted).collect();
     if paths.is_empty() {
         let names = PATHS.each_ref().map(|path| path.name).join(", ");
         return Err(format!("no path's name contains {:?}; there are {names}", arguments.filter));
     }
     if let Some(directory) = &arguments.keep {
-        std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        std::fs::create_dir_all(directory)
+            .map_err(|error| format!("{}: {error}", directory.display()))?;
     }
     let mut baseline = match Baseline::load() {
         Err(_) if arguments.bless => Baseline::default(),
@@ -87,17 +92,26 @@ fn compare(arguments: &Arguments) -> Result<ExitCode, String> {
     let alike = baseline.made_with == here;
     let counted = count_all(&paths, arguments)?;
 
-    println!("| path | once | instructions: baseline | now | change | allocations: baseline | now |");
+    println!(
+        "| path | once | instructions: baseline | now | change | allocations: baseline | now |"
+    );
     println!("| --- | --- | ---: | ---: | ---: | ---: | ---: |");
     let (mut worse, mut better, mut new) = (Vec::new(), Vec::new(), Vec::new());
     for (path, now) in paths.iter().zip(counted) {
         let before = baseline.paths.get(path.name).copied();
         let (was, change, held) = match before {
-            Some(before) => (before.instructions.to_string(), now.percent(before), before.allocations.to_string()),
+            Some(before) => (
+                before.instructions.to_string(),
+                now.percent(before),
+                before.allocations.to_string(),
+            ),
             None => ("–".into(), "–".into(), "–".into()),
         };
         let Entry { instructions, allocations } = now;
-        println!("| {} | {} | {was} | {instructions} | {change} | {held} | {allocations} |", path.name, path.what);
+        println!(
+            "| {} | {} | {was} | {instructions} | {change} | {held} | {allocations} |",
+            path.name, path.what
+        );
         match now.verdict(before, alike) {
             Verdict::Worse => worse.push(path.name),
             Verdict::Better => better.push(path.name),

@@ -13,13 +13,18 @@ use axum::response::Response;
 use http::{HeaderValue, Request, StatusCode};
 use redlock_core::clock::{Clock, Entropy};
 use redlock_core::internals::{packed_answer, unpacked_answer};
+use redlock_core::node::codec::{Header, pack_call};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::packed::{Header, pack_call};
-use redlock_core::node::{Holding, Keys, NoObserver, Node, NodeSettings, Observer, Op, Record, ReleaseScope, Vote};
-use redlock_core::{AcquireOptions, Info, LockError, LockName, LockToken, Redlock, Seams, Settings, Ttl};
+use redlock_core::node::{
+    Holding, Keys, NoObserver, Node, NodeSettings, Observer, Op, Record, ReleaseScope, Vote,
+};
+use redlock_core::{
+    AcquireOptions, Env, Info, LockError, LockName, LockToken, Redlock, Settings, Ttl,
+};
 use redlock_gateway::audit::Audit;
 use redlock_gateway::config::{Limits, LogFormat};
-use redlock_gateway::gateway::{CursorKey, Gateway, MasterMemory};
+use redlock_gateway::gateway::{CursorKey, Gateway};
+use redlock_gateway::overload::MasterMemory;
 use redlock_gateway::http::{App, AppState, Hosts};
 use redlock_gateway::telemetry::{self, Telemetry};
 
@@ -51,18 +56,42 @@ pub(crate) const PATHS: [Path; 7] = [
         asks_nodes: false,
         run: batch,
     },
-    Path { name: "cycle", what: "Redlock: acquire, release", times: 500, asks_nodes: true, run: cycle },
+    Path {
+        name: "cycle",
+        what: "Redlock: acquire, release",
+        times: 500,
+        asks_nodes: true,
+        run: cycle,
+    },
     Path { name: "extend", what: "Redlock: extend", times: 500, asks_nodes: true, run: extend },
     Path {
-        name: "hand-off",
+        name: "handoff",
         what: "Redlock: wait, release to the waiter",
         times: 500,
         asks_nodes: true,
         run: hand_off,
     },
-    Path { name: "http-cycle", what: "gateway: POST 201, DELETE 204", times: 500, asks_nodes: true, run: http_cycle },
-    Path { name: "http-extend", what: "gateway: PATCH 200", times: 500, asks_nodes: true, run: http_extend },
-    Path { name: "http-refused", what: "gateway: POST 409", times: 500, asks_nodes: true, run: http_refused },
+    Path {
+        name: "http-cycle",
+        what: "gateway: POST 201, DELETE 204",
+        times: 500,
+        asks_nodes: true,
+        run: http_cycle,
+    },
+    Path {
+        name: "http-extend",
+        what: "gateway: PATCH 200",
+        times: 500,
+        asks_nodes: true,
+        run: http_extend,
+    },
+    Path {
+        name: "http-refused",
+        what: "gateway: POST 409",
+        times: 500,
+        asks_nodes: true,
+        run: http_refused,
+    },
 ];
 
 const NODES: usize = 5;
@@ -94,13 +123,16 @@ impl Entropy for Seeded {
 
 fn redlock(observer: Arc<dyn Observer>) -> Redlock {
     let clock = Arc::new(Ticks(AtomicU64::new(1_763_725_165_000_000)));
-    let node = |name: String| Arc::new(MemoryNode::new(name, clock.clone(), NodeSettings::default())) as Arc<dyn Node>;
+    let node = |name: String| {
+        Arc::new(MemoryNode::new(name, clock.clone(), NodeSettings::default())) as Arc<dyn Node>
+    };
     let nodes = node_names().into_iter().map(node).collect();
     let entropy = Arc::new(Seeded(Mutex::new(fastrand::Rng::with_seed(1))));
     // Test builds have one setting more.
     #[allow(clippy::needless_update)]
     let settings = Settings { key_prefix: "lock:".into(), ..Settings::default() };
-    Redlock::new(nodes, settings, Seams { clock, entropy, observer }).expect("these settings are allowed")
+    Redlock::new(nodes, settings, Env { clock, entropy, observer })
+        .expect("these settings are allowed")
 }
 
 fn node_names() -> Vec<String> {
@@ -108,7 +140,9 @@ fn node_names() -> Vec<String> {
 }
 
 fn names() -> Vec<LockName> {
-    (0..NAMES).map(|n| format!("reports/nightly-{n:04}").parse::<LockName>().expect("a lock's name")).collect()
+    (0..NAMES)
+        .map(|n| format!("reports/nightly-{n:04}").parse::<LockName>().expect("a lock's name"))
+        .collect()
 }
 
 fn ttl() -> Ttl {
@@ -122,17 +156,35 @@ fn on_runtime(work: impl Future<Output = ()>) {
 
 fn batch(times: u32) {
     const HALF: usize = 16;
-    let header = Header::new("{lock:}:node", "1 9f86d081884c7d65 6379", "{lock:}:hints", &NodeSettings::default());
-    let token = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b".parse::<LockToken>().expect("a token");
+    let header = Header::new(
+        "{lock:}:node",
+        "1 9f86d081884c7d65 6379",
+        "{lock:}:hints",
+        &NodeSettings::default(),
+    );
+    let token = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
+        .parse::<LockToken>()
+        .expect("a token");
     let record = Record::new(&token, &Info::new(BODY).expect("short enough"));
     let names = names();
     let (mut ops, mut votes) = (Vec::new(), Vec::new());
     for (at, name) in names.iter().enumerate().take(HALF) {
         let keys = Keys::new("lock:", name);
-        ops.push(Arc::new(Op::Acquire { keys: keys.clone(), record: record.clone(), ttl: ttl(), tell: None }));
-        ops.push(Arc::new(Op::Release { keys, record: record.clone(), scope: ReleaseScope::Holder, tell: None }));
+        ops.push(Arc::new(Op::Acquire {
+            keys: keys.clone(),
+            record: record.clone(),
+            ttl: ttl(),
+            tell: None,
+        }));
+        ops.push(Arc::new(Op::Release {
+            keys,
+            record: record.clone(),
+            scope: ReleaseScope::Holder,
+            tell: None,
+        }));
         // A few are refused, as in life.
-        let refusal = || Holding { record: record.clone(), expires_in: Some(Duration::from_secs(20)) };
+        let refusal =
+            || Holding { record: record.clone(), expires_in: Some(Duration::from_secs(20)) };
         votes.push(if at % 4 == 0 { Vote::Held(refusal()) } else { Vote::Granted });
         votes.push(Vote::Released);
     }
@@ -150,7 +202,8 @@ fn cycle(times: u32) {
     on_runtime(async {
         let locks = redlock(Arc::new(NoObserver));
         for name in names.iter().cycle().take(times as usize) {
-            let lease = locks.acquire(name, ttl(), AcquireOptions::default()).await.expect("it is free");
+            let lease =
+                locks.acquire(name, ttl(), AcquireOptions::default()).await.expect("it is free");
             locks.release(name, &lease.token).await.expect("it is ours");
         }
     });
@@ -162,7 +215,9 @@ fn extend(times: u32) {
         let locks = redlock(Arc::new(NoObserver));
         let mut leases = Vec::new();
         for name in &names {
-            leases.push(locks.acquire(name, ttl(), AcquireOptions::default()).await.expect("it is free"));
+            leases.push(
+                locks.acquire(name, ttl(), AcquireOptions::default()).await.expect("it is free"),
+            );
         }
         for (name, lease) in names.iter().zip(&leases).cycle().take(times as usize) {
             locks.extend(name, &lease.token, ttl()).await.expect("it is ours");
@@ -175,16 +230,21 @@ fn hand_off(times: u32) {
     on_runtime(async {
         let locks = redlock(Arc::new(NoObserver));
         let name = &names[0];
-        let mut held = locks.acquire(name, ttl(), AcquireOptions::default()).await.expect("it is free");
+        let mut held =
+            locks.acquire(name, ttl(), AcquireOptions::default()).await.expect("it is free");
         for _ in 0..times {
             let patience = Duration::from_secs(20);
-            let waits = locks.acquire_within(name, ttl(), AcquireOptions::default(), patience, || Ok(()));
+            let waits =
+                locks.acquire_within(name, ttl(), AcquireOptions::default(), patience, || Ok(()));
             // In this order: the first of them stands in line when the second gives the lock back.
             let (next, released) = tokio::join!(biased; waits, locks.release(name, &held.token));
             released.expect("it was ours");
             held = next.expect("it was handed over");
         }
-        assert!(matches!(locks.acquire(name, ttl(), AcquireOptions::default()).await, Err(LockError::Held(_))));
+        assert!(matches!(
+            locks.acquire(name, ttl(), AcquireOptions::default()).await,
+            Err(LockError::Held(_))
+        ));
     });
 }
 
@@ -209,7 +269,8 @@ impl Served {
         let locks = redlock(telemetry.clone());
         let memory = MasterMemory::new(1 << 30, Duration::from_secs(2));
         let cursors = CursorKey::new([0; 32]);
-        let gateway = Gateway::new(locks, limits, "cluster".into(), cursors, 4096, memory, telemetry.clone());
+        let gateway =
+            Gateway::new(locks, limits, "cluster".into(), cursors, 4096, memory, telemetry.clone());
         let state = AppState::open(Arc::new(gateway));
         Self {
             app: App::new(state, telemetry.clone(), Arc::new(Audit::logged()), Hosts::default()),
@@ -226,7 +287,8 @@ impl Served {
         }
         // Boxed, as a connection's service does it.
         let (head, body) = Box::pin(self.app.clone().answer(request)).await.into_parts();
-        let body = axum::body::to_bytes(body, usize::MAX).await.expect("a body in memory never fails");
+        let body =
+            axum::body::to_bytes(body, usize::MAX).await.expect("a body in memory never fails");
         assert_eq!(head.status, wanted, "{}", String::from_utf8_lossy(&body));
         Response::from_parts(head, ())
     }
@@ -237,9 +299,16 @@ impl Served {
     }
 }
 
-fn request(method: &str, path: &str, token: Option<&HeaderValue>, body: &'static str) -> Request<Body> {
+fn request(
+    method: &str,
+    path: &str,
+    token: Option<&HeaderValue>,
+    body: &'static str,
+) -> Request<Body> {
     let mut request = Request::builder().method(method).uri(path);
-    for (name, value) in [("host", "127.0.0.1:8080"), ("user-agent", "curl/8.5.0"), ("accept", "*/*")] {
+    for (name, value) in
+        [("host", "127.0.0.1:8080"), ("user-agent", "curl/8.5.0"), ("accept", "*/*")]
+    {
         request = request.header(name, value);
     }
     if let Some(token) = token {
@@ -274,7 +343,9 @@ fn http_extend(times: u32) {
             held.push((path, token));
         }
         for (path, token) in held.iter().cycle().take(times as usize) {
-            gateway.ask(request("PATCH", path, Some(token), r#"{"ttl_ms": 30000}"#), StatusCode::OK).await;
+            gateway
+                .ask(request("PATCH", path, Some(token), r#"{"ttl_ms": 30000}"#), StatusCode::OK)
+                .await;
         }
     });
 }

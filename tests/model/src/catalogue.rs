@@ -1,9 +1,9 @@
 //! What is run: the models at their bounds with all rules on, and each rule off where its counter-example is.
 
-use crate::admission::{Admission, Bounds as AdmissionBounds, NOTHING_FORGOTTEN, ONE_HOLDER};
+use crate::eligibility::{Bounds as AdmissionBounds, Eligibility, NOTHING_FORGOTTEN, ONE_HOLDER};
 use crate::explore::{Outcome, Until, explore};
-use crate::healing::{Healing, Held, NEVER_LOST};
 use crate::locks::{Bounds, FENCING, Locks, MUTUAL_EXCLUSION, NO_LOCKOUT, NO_ORPHAN, PROMISED};
+use crate::repair::{Held, NEVER_LOST, Repair};
 use crate::rules::Rules;
 
 /// How much is explored.
@@ -28,8 +28,8 @@ pub struct Case {
 #[derive(Debug)]
 enum AnyModel {
     Locks(Locks),
-    Admission(Admission),
-    Healing(Healing),
+    Eligibility(Eligibility),
+    Repair(Repair),
 }
 
 /// A rule, where it is missed, and how.
@@ -53,8 +53,8 @@ impl Case {
     fn run_with(&self, rules: Rules, until: Until, threads: usize, progress: bool) -> Outcome {
         match (self.model)(rules) {
             AnyModel::Locks(model) => explore(model, until, threads, progress),
-            AnyModel::Admission(model) => explore(model, until, threads, progress),
-            AnyModel::Healing(model) => explore(model, until, threads, progress),
+            AnyModel::Eligibility(model) => explore(model, until, threads, progress),
+            AnyModel::Repair(model) => explore(model, until, threads, progress),
         }
     }
 }
@@ -86,7 +86,9 @@ static REPEATS: Case = Case {
 static LOSS_OF_TWO: Case = Case {
     title: "locks: two tries, one loss of data",
     size: Size::Small,
-    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { retry: false, losses: 1, ..Bounds::TRIES })),
+    model: |rules| {
+        AnyModel::Locks(Locks::new(rules, Bounds { retry: false, losses: 1, ..Bounds::TRIES }))
+    },
 };
 static LOSS: Case = Case {
     title: "locks: three tries, one loss of data",
@@ -96,23 +98,38 @@ static LOSS: Case = Case {
 static LOSS_AND_HEAL: Case = Case {
     title: "locks: two tries, one loss of data, one extension",
     size: Size::Small,
-    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { retry: false, losses: 1, renewals: 1, ..Bounds::TRIES })),
+    model: |rules| {
+        AnyModel::Locks(Locks::new(
+            rules,
+            Bounds { retry: false, losses: 1, renewals: 1, ..Bounds::TRIES },
+        ))
+    },
 };
 static HEALS: Case = Case {
     title: "locks: two tries, two extensions",
     size: Size::Small,
-    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { retry: false, renewals: 2, ..Bounds::TRIES })),
+    model: |rules| {
+        AnyModel::Locks(Locks::new(rules, Bounds { retry: false, renewals: 2, ..Bounds::TRIES }))
+    },
 };
 static EVERY_ORDER_OF_TWO: Case = Case {
     title: "locks: two tries, every order",
     size: Size::Small,
-    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { retry: false, every_order: true, ..Bounds::TRIES })),
+    model: |rules| {
+        AnyModel::Locks(Locks::new(
+            rules,
+            Bounds { retry: false, every_order: true, ..Bounds::TRIES },
+        ))
+    },
 };
 static EVERY_LOSS_OF_TWO: Case = Case {
     title: "locks: two tries, one loss of data, every order",
     size: Size::Small,
     model: |rules| {
-        AnyModel::Locks(Locks::new(rules, Bounds { retry: false, losses: 1, every_order: true, ..Bounds::TRIES }))
+        AnyModel::Locks(Locks::new(
+            rules,
+            Bounds { retry: false, losses: 1, every_order: true, ..Bounds::TRIES },
+        ))
     },
 };
 static EXTENSION: Case = Case {
@@ -136,7 +153,14 @@ static PATIENCE: Case = Case {
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
-            Bounds { retry: false, bad_clock: false, releases: false, losses: 1, renewals: 2, ..Bounds::TRIES },
+            Bounds {
+                retry: false,
+                bad_clock: false,
+                releases: false,
+                losses: 1,
+                renewals: 2,
+                ..Bounds::TRIES
+            },
         ))
     },
 };
@@ -146,7 +170,13 @@ static EVERY_EXTENSION: Case = Case {
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
-            Bounds { retry: false, bad_clock: false, renewals: 1, every_order: true, ..Bounds::TRIES },
+            Bounds {
+                retry: false,
+                bad_clock: false,
+                renewals: 1,
+                every_order: true,
+                ..Bounds::TRIES
+            },
         ))
     },
 };
@@ -154,7 +184,13 @@ static FENCES: Case = Case {
     title: "locks: two tries, one extension, fences that end, every order",
     size: Size::Small,
     model: |rules| {
-        let bounds = Bounds { retry: false, bad_clock: false, renewals: 1, every_order: true, ..Bounds::TRIES };
+        let bounds = Bounds {
+            retry: false,
+            bad_clock: false,
+            renewals: 1,
+            every_order: true,
+            ..Bounds::TRIES
+        };
         AnyModel::Locks(Locks::new(rules, Bounds { fences_end: true, ..bounds }))
     },
 };
@@ -162,7 +198,8 @@ static FENCES_AND_LOSS: Case = Case {
     title: "locks: two tries, one loss of data, one extension, fences that end",
     size: Size::Large,
     model: |rules| {
-        let bounds = Bounds { retry: false, bad_clock: false, losses: 1, renewals: 1, ..Bounds::TRIES };
+        let bounds =
+            Bounds { retry: false, bad_clock: false, losses: 1, renewals: 1, ..Bounds::TRIES };
         AnyModel::Locks(Locks::new(rules, Bounds { fences_end: true, ..bounds }))
     },
 };
@@ -179,25 +216,37 @@ static TWO_LOSSES: Case = Case {
 static EVERY_ORDER: Case = Case {
     title: "locks: three tries, every order",
     size: Size::Large,
-    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { every_order: true, ..Bounds::TRIES })),
+    model: |rules| {
+        AnyModel::Locks(Locks::new(rules, Bounds { every_order: true, ..Bounds::TRIES }))
+    },
 };
 static ADMISSION: Case = Case {
-    title: "admission: three losses of data or restarts",
+    title: "eligibility: three losses of data or restarts",
     size: Size::Small,
-    model: |rules| admission(rules, AdmissionBounds::LOSSES),
+    model: |rules| eligibility(rules, AdmissionBounds::LOSSES),
 };
 static EVICTIONS: Case = Case {
-    title: "admission: evictions",
+    title: "eligibility: evictions",
     size: Size::Small,
-    model: |rules| admission(rules, AdmissionBounds { evictions: true, faults: 2, ..AdmissionBounds::LOSSES }),
+    model: |rules| {
+        eligibility(
+            rules,
+            AdmissionBounds { evictions: true, faults: 2, ..AdmissionBounds::LOSSES },
+        )
+    },
 };
 static DURABILITY: Case = Case {
-    title: "admission: writes that are synced or not",
+    title: "eligibility: writes that are synced or not",
     size: Size::Small,
-    model: |rules| admission(rules, AdmissionBounds { durability: true, faults: 2, ..AdmissionBounds::LOSSES }),
+    model: |rules| {
+        eligibility(
+            rules,
+            AdmissionBounds { durability: true, faults: 2, ..AdmissionBounds::LOSSES },
+        )
+    },
 };
 static BOOTSTRAP: Case = Case {
-    title: "admission: a new cluster of two nodes",
+    title: "eligibility: a new cluster of two nodes",
     size: Size::Small,
     model: |rules| {
         let bounds = AdmissionBounds {
@@ -208,97 +257,115 @@ static BOOTSTRAP: Case = Case {
             restarts: 1,
             ..AdmissionBounds::LOSSES
         };
-        admission(rules, bounds)
+        eligibility(rules, bounds)
     },
 };
 static CHANGE: Case = Case {
-    title: "admission: a shorter max_ttl",
+    title: "eligibility: a shorter max_ttl",
     size: Size::Small,
-    model: |rules| admission(rules, AdmissionBounds { change: true, faults: 2, ..AdmissionBounds::LOSSES }),
+    model: |rules| {
+        eligibility(rules, AdmissionBounds { change: true, faults: 2, ..AdmissionBounds::LOSSES })
+    },
 };
 static EVERY_LOOK: Case = Case {
-    title: "admission: two losses of data or restarts, every order",
+    title: "eligibility: two losses of data or restarts, every order",
     size: Size::Small,
-    model: |rules| admission(rules, AdmissionBounds { faults: 2, every_order: true, ..AdmissionBounds::LOSSES }),
+    model: |rules| {
+        eligibility(
+            rules,
+            AdmissionBounds { faults: 2, every_order: true, ..AdmissionBounds::LOSSES },
+        )
+    },
 };
 static MORE_ADMISSION: Case = Case {
-    title: "admission: three faults of every kind",
+    title: "eligibility: three faults of every kind",
     size: Size::Large,
-    model: |rules| admission(rules, AdmissionBounds { evictions: true, durability: true, ..AdmissionBounds::LOSSES }),
+    model: |rules| {
+        eligibility(
+            rules,
+            AdmissionBounds { evictions: true, durability: true, ..AdmissionBounds::LOSSES },
+        )
+    },
 };
 static HEALING: Case = Case {
-    title: "healing: nine losses of data or outages, one after the other",
+    title: "repair: nine losses of data or outages, one after the other",
     size: Size::Small,
-    model: |rules| AnyModel::Healing(Healing::new(rules, 9, Held::Extended)),
+    model: |rules| AnyModel::Repair(Repair::new(rules, 9, Held::Extended)),
 };
 static YOUNG: Case = Case {
-    title: "healing: a young lock, nine restarts one after the other, each with a catch-up",
+    title: "repair: a young lock, nine restarts one after the other, each with a catch-up",
     size: Size::Small,
-    model: |rules| AnyModel::Healing(Healing::new(rules, 9, Held::Young)),
+    model: |rules| AnyModel::Repair(Repair::new(rules, 9, Held::Young)),
 };
 static MISSED: Case = Case {
-    title: "healing: a lock that a slow node missed, nine restarts one after the other, each with a catch-up",
+    title: "repair: a lock that a slow node missed, nine restarts one after the other, each with a catch-up",
     size: Size::Small,
-    model: |rules| AnyModel::Healing(Healing::new(rules, 9, Held::Missed)),
+    model: |rules| AnyModel::Repair(Repair::new(rules, 9, Held::Missed)),
 };
 
 static ADOPTION_OF_TWO: Case = Case {
-    title: "adoption: two tries, one loss of data",
+    title: "recovery: two tries, one loss of data",
     size: Size::Small,
-    model: |rules| adoption(rules, Bounds { retry: false, ..Bounds::TRIES }),
+    model: |rules| recovery(rules, Bounds { retry: false, ..Bounds::TRIES }),
 };
 static EVERY_ADOPTION: Case = Case {
-    title: "adoption: two tries, one loss of data, every order",
+    title: "recovery: two tries, one loss of data, every order",
     size: Size::Small,
-    model: |rules| adoption(rules, Bounds { retry: false, every_order: true, ..Bounds::TRIES }),
+    model: |rules| recovery(rules, Bounds { retry: false, every_order: true, ..Bounds::TRIES }),
 };
 static PATIENT_ADOPTION: Case = Case {
-    title: "adoption: three tries without releases, one loss of data",
+    title: "recovery: three tries without releases, one loss of data",
     size: Size::Small,
-    model: |rules| adoption(rules, PATIENT),
+    model: |rules| recovery(rules, PATIENT),
 };
 static ADOPTION_AND_PATIENCE: Case = Case {
-    title: "adoption: two tries without releases, one loss of data, one extension",
+    title: "recovery: two tries without releases, one loss of data, one extension",
     size: Size::Small,
-    model: |rules| adoption(rules, Bounds { retry: false, renewals: 1, ..PATIENT }),
+    model: |rules| recovery(rules, Bounds { retry: false, renewals: 1, ..PATIENT }),
 };
 static TWO_ADOPTIONS_AND_PATIENCE: Case = Case {
-    title: "adoption: two tries without releases, two losses of data, one extension",
+    title: "recovery: two tries without releases, two losses of data, one extension",
     size: Size::Small,
-    model: |rules| adoption(rules, Bounds { retry: false, losses: 2, renewals: 1, ..PATIENT }),
+    model: |rules| recovery(rules, Bounds { retry: false, losses: 2, renewals: 1, ..PATIENT }),
 };
 static TWO_ADOPTIONS: Case = Case {
-    title: "adoption: three tries in one order of tokens without releases, two losses of data",
+    title: "recovery: three tries in one order of tokens without releases, two losses of data",
     size: Size::Small,
-    model: |rules| adoption(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..PATIENT }),
+    model: |rules| recovery(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..PATIENT }),
 };
 static ADOPTION_AND_TWO_LOSSES: Case = Case {
-    title: "adoption: two tries, two losses of data",
+    title: "recovery: two tries, two losses of data",
     size: Size::Large,
-    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, losses: 2, ..Bounds::TRIES }),
+    model: |rules| {
+        recovery(rules, Bounds { retry: false, bad_clock: false, losses: 2, ..Bounds::TRIES })
+    },
 };
 static ADOPTION_AND_EXTENSION: Case = Case {
-    title: "adoption: two tries, one loss of data, one extension",
+    title: "recovery: two tries, one loss of data, one extension",
     size: Size::Large,
-    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, renewals: 1, ..Bounds::TRIES }),
+    model: |rules| {
+        recovery(rules, Bounds { retry: false, bad_clock: false, renewals: 1, ..Bounds::TRIES })
+    },
 };
 static ADOPTION_AND_REPEATS: Case = Case {
-    title: "adoption: three tries without releases, one loss of data, one confirmation",
+    title: "recovery: three tries without releases, one loss of data, one confirmation",
     size: Size::Large,
-    model: |rules| adoption(rules, Bounds { renewals: 1, only_confirms: true, ..PATIENT }),
+    model: |rules| recovery(rules, Bounds { renewals: 1, only_confirms: true, ..PATIENT }),
 };
 static TWO_ADOPTIONS_AND_REPEATS: Case = Case {
-    title: "adoption: three tries in one order of tokens without releases, two losses of data, one confirmation",
+    title: "recovery: three tries in one order of tokens without releases, two losses of data, one confirmation",
     size: Size::Large,
     model: |rules| {
         let bounds = Bounds { renewals: 1, only_confirms: true, ..PATIENT };
-        adoption(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..bounds })
+        recovery(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..bounds })
     },
 };
 static LONGER_LEASE: Case = Case {
-    title: "adoption: two tries in one order of tokens without releases, one loss of data, two extensions",
+    title: "recovery: two tries in one order of tokens without releases, one loss of data, two extensions",
     size: Size::Small,
-    model: |rules| adoption(rules, Bounds { retry: false, renewals: 2, tokens: Some([2, 2, 1]), ..PATIENT }),
+    model: |rules| {
+        recovery(rules, Bounds { retry: false, renewals: 2, tokens: Some([2, 2, 1]), ..PATIENT })
+    },
 };
 static CATCH_UP: Case = Case {
     title: "catch-up: two tries, one loss of data",
@@ -314,39 +381,54 @@ static CATCH_UP_AND_FENCES: Case = Case {
     title: "catch-up: two tries, fences that end, every order",
     size: Size::Small,
     model: |rules| {
-        let bounds = Bounds { retry: false, bad_clock: false, fences_end: true, every_order: true, ..Bounds::TRIES };
+        let bounds = Bounds {
+            retry: false,
+            bad_clock: false,
+            fences_end: true,
+            every_order: true,
+            ..Bounds::TRIES
+        };
         catch_up(rules, bounds)
     },
 };
 static CATCH_UP_AND_ADOPTION: Case = Case {
-    title: "catch-up and adoption: two tries without releases, one loss of data, one extension",
+    title: "catch-up and recovery: two tries without releases, one loss of data, one extension",
     size: Size::Small,
-    model: |rules| adoption(rules, Bounds { retry: false, renewals: 1, catch_ups: 1, ..PATIENT }),
+    model: |rules| recovery(rules, Bounds { retry: false, renewals: 1, catch_ups: 1, ..PATIENT }),
 };
 static CATCH_UP_ADOPTION_AND_RELEASES: Case = Case {
-    title: "catch-up and adoption: two tries, one loss of data",
+    title: "catch-up and recovery: two tries, one loss of data",
     size: Size::Large,
-    model: |rules| adoption(rules, Bounds { retry: false, bad_clock: false, catch_ups: 1, ..Bounds::TRIES }),
+    model: |rules| {
+        recovery(rules, Bounds { retry: false, bad_clock: false, catch_ups: 1, ..Bounds::TRIES })
+    },
 };
 static CATCH_UP_AND_TWO_ADOPTIONS: Case = Case {
-    title: "catch-up and adoption: two tries without releases, two losses of data, one extension",
+    title: "catch-up and recovery: two tries without releases, two losses of data, one extension",
     size: Size::Large,
-    model: |rules| adoption(rules, Bounds { retry: false, losses: 2, renewals: 1, catch_ups: 1, ..PATIENT }),
+    model: |rules| {
+        recovery(rules, Bounds { retry: false, losses: 2, renewals: 1, catch_ups: 1, ..PATIENT })
+    },
 };
 static CATCH_UP_AND_REPEATS: Case = Case {
-    title: "catch-up and adoption: three tries in one order of tokens without releases, one loss of data, one extension",
+    title: "catch-up and recovery: three tries in one order of tokens without releases, one loss of data, one extension",
     size: Size::Large,
-    model: |rules| adoption(rules, Bounds { renewals: 1, catch_ups: 1, tokens: Some([1, 3, 2]), ..PATIENT }),
+    model: |rules| {
+        recovery(rules, Bounds { renewals: 1, catch_ups: 1, tokens: Some([1, 3, 2]), ..PATIENT })
+    },
 };
 const PATIENT: Bounds = Bounds { bad_clock: false, releases: false, ..Bounds::TRIES };
 
-fn admission(rules: Rules, bounds: AdmissionBounds) -> AnyModel {
-    AnyModel::Admission(Admission::new(rules, bounds))
+fn eligibility(rules: Rules, bounds: AdmissionBounds) -> AnyModel {
+    AnyModel::Eligibility(Eligibility::new(rules, bounds))
 }
 
 /// With one loss of data, if the bounds say nothing else.
-fn adoption(rules: Rules, bounds: Bounds) -> AnyModel {
-    AnyModel::Locks(Locks::new(rules, Bounds { adoption: true, losses: bounds.losses.max(1), ..bounds }))
+fn recovery(rules: Rules, bounds: Bounds) -> AnyModel {
+    AnyModel::Locks(Locks::new(
+        rules,
+        Bounds { recovery: true, losses: bounds.losses.max(1), ..bounds },
+    ))
 }
 
 /// With one reading, if the bounds say nothing else.
@@ -420,10 +502,10 @@ mutations! {
     undo_is_exact: TRIES, PROMISED;
     undo_spares_extended: REPEATS, PROMISED;
     told_again_is_extended: REPEATS, MUTUAL_EXCLUSION;
-    release_is_a_barrier: TRIES, NO_ORPHAN;
+    release_leaves_a_tombstone: TRIES, NO_ORPHAN;
     release_keeps_newer: TRIES, MUTUAL_EXCLUSION;
     clock_is_checked: TRIES, NO_LOCKOUT;
-    fence_is_checked: TRIES, FENCING;
+    watermark_is_checked: TRIES, FENCING;
     marker_is_checked: LOSS_OF_TWO, MUTUAL_EXCLUSION;
     quarantine_is_waited: LOSS_OF_TWO, MUTUAL_EXCLUSION;
     quarantine_has_nonce: ADMISSION, ONE_HOLDER;
@@ -438,11 +520,11 @@ mutations! {
     marker_names_configuration: CHANGE, NOTHING_FORGOTTEN;
     reconfiguration_waits: CHANGE, NOTHING_FORGOTTEN;
     marker_names_admission: PATIENCE, FENCING;
-    missing_is_healed: HEALING, NEVER_LOST;
-    heal_may_be_old: HEALING, NEVER_LOST;
+    missing_is_repaired: HEALING, NEVER_LOST;
+    repair_may_be_old: HEALING, NEVER_LOST;
     extension_marks: HEALING, NEVER_LOST;
     release_unmarks: HEALS, NO_ORPHAN;
-    heal_is_timely: PATIENCE, FENCING;
+    repair_is_timely: PATIENCE, FENCING;
     failed_try_takes_fence_back: HEALING, NEVER_LOST;
     told_fence_stays: TRIES, FENCING;
     plain_fence_stays: TRIES, NO_ORPHAN;
@@ -450,12 +532,12 @@ mutations! {
     fence_before_is_restored: EXTENSION, FENCING;
     release_settles_fence: TRIES, NO_ORPHAN;
     fence_outlives_lock: FENCES, NO_ORPHAN;
-    late_heal_is_refused: FENCES, NO_ORPHAN;
+    late_repair_is_refused: FENCES, NO_ORPHAN;
     release_prolongs_fence: FENCES, NO_ORPHAN;
     adoption_waits_for_clocks: ADOPTION_OF_TWO, FENCING;
     adoption_waits_for_rounds: ADOPTION_AND_PATIENCE, MUTUAL_EXCLUSION;
     adoption_needs_enough: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
-    forgotten_is_given_back: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
+    lost_locks_are_recovered: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
     adoption_needs_majority: ADOPTION_AND_PATIENCE, FENCING;
     adoption_blocks_longest: PATIENT_ADOPTION, MUTUAL_EXCLUSION;
     adoption_remembers_blockers: TWO_ADOPTIONS, MUTUAL_EXCLUSION;
@@ -463,7 +545,7 @@ mutations! {
     admitted_is_caught_up: YOUNG, NEVER_LOST;
     catch_up_needs_majority: CATCH_UP_AND_PATIENCE, FENCING;
     catch_up_follows_admission: CATCH_UP_AND_PATIENCE, FENCING;
-    heal_keeps_life: LONGER_LEASE, MUTUAL_EXCLUSION;
+    repair_keeps_life: LONGER_LEASE, MUTUAL_EXCLUSION;
 }
 
 /// The mutation of a rule.

@@ -75,9 +75,12 @@ where
     };
     let begun = Instant::now();
     let mut told = Progress { print: progress, violated: BTreeMap::new(), found: BTreeSet::new() };
-    let checker = model.checker().threads(threads).finish_when(stop).spawn_bfs().join_and_report(&mut told);
+    let checker =
+        model.checker().threads(threads).finish_when(stop).spawn_bfs().join_and_report(&mut told);
     let found = |name: &&str| told.found.contains(name);
-    let of = |wanted: Expectation| properties.iter().filter(move |p| p.expectation == wanted).map(|p| p.name);
+    let of = |wanted: Expectation| {
+        properties.iter().filter(move |p| p.expectation == wanted).map(|p| p.name)
+    };
     let stopped = match until {
         Until::Explored => !told.violated.is_empty(),
         Until::Violated(property) => told.violated.contains_key(property),
@@ -111,12 +114,18 @@ impl<M: Told> Reporter<M> for Progress {
     fn report_checking(&mut self, data: ReportData) {
         if self.print {
             let rate = data.unique_states as f64 / data.duration.as_secs_f64().max(0.001);
-            eprintln!("{:>12} states, {rate:>9.0} states/s, {:>3} steps deep", data.unique_states, data.max_depth);
+            eprintln!(
+                "{:>12} states, {rate:>9.0} states/s, {:>3} steps deep",
+                data.unique_states, data.max_depth
+            );
         }
     }
 
-    fn report_discoveries(&mut self, model: &M, discoveries: BTreeMap<&'static str, ReportDiscovery<M>>)
-    where
+    fn report_discoveries(
+        &mut self,
+        model: &M,
+        discoveries: BTreeMap<&'static str, ReportDiscovery<M>>,
+    ) where
         M::Action: Debug + PartialEq,
         M::State: Debug + Hash + PartialEq,
     {

@@ -8,13 +8,13 @@
 //! | --- | --- |
 //! | [`rules`] | the switches |
 //! | [`node`] | one master, held to the code's own by `tests/conformance.rs` |
-//! | [`locks`] | two owners on three nodes: messages in any order, expiry, extensions, heals, losses of data, adoption, catching up |
-//! | [`admission`] | two gateways with the code's own admission, and nodes that fail in every way they can |
-//! | [`healing`] | a lock that outlives one fault after the other, extended or young |
+//! | [`locks`] | two owners on three nodes: messages in any order, expiry, extensions, repairs, losses of data, recovery, catching up |
+//! | [`eligibility`] | two gateways with the code's own eligibility, and nodes that fail in every way they can |
+//! | [`repair`] | a lock that outlives one fault after the other, extended or young |
 //! | [`catalogue`] | which model is run within which bounds |
 //! | [`explore`] | running one, and telling what came of it |
 //!
-//! Votes are counted by `redlock_core::quorum`, and nodes admitted by `redlock_core::node::admission`, not by copies.
+//! Votes are counted by `redlock_core::quorum`, and nodes admitted by `redlock_core::node::eligibility`, not by copies.
 //!
 //! # What is bounded, and why that is enough
 //!
@@ -22,9 +22,9 @@
 //!   majority that is not all, and each of its majorities can be any two.
 //! - *Two owners, three tries, tokens up to 3.* A violation is a matter of two parties; the third try is the retry of one
 //!   of them. Tokens are compared and never calculated with, so every order of three tokens is every order.
-//! - *One or two extensions and losses of data at a time.* More of them follow each other in [`healing`] and
-//!   [`admission`], which leave out what the other models show. This is the weakest of the bounds: a history that
-//!   needs three tries, two losses and two extensions at once is not explored, not even in the large size. Adoption with
+//! - *One or two extensions and losses of data at a time.* More of them follow each other in [`repair`] and
+//!   [`eligibility`], which leave out what the other models show. This is the weakest of the bounds: a history that
+//!   needs three tries, two losses and two extensions at once is not explored, not even in the large size. RecoveryBatch with
 //!   three tries is explored without releases, and with two losses in one order of tokens.
 //! - *One lock name.* Names share nothing on a node but the marker.
 //!
@@ -43,13 +43,13 @@
 //!
 //! Availability, but for one property and for what must be possible at all; clocks that run at wrong rates; deletion by
 //! hand and fail-over, which are not promised. Fences end in cases of their own, see `locks/fences.rs`, which have neither
-//! adoption nor a retry together with extensions. Answers of nodes that decide nothing are left out as well, see [`locks`]. States are told apart by 64-bit
+//! recovery nor a retry together with extensions. Answers of nodes that decide nothing are left out as well, see [`locks`]. States are told apart by 64-bit
 //! fingerprints: among ten million states one is overlooked with a chance of about one in four hundred thousand.
 
-pub mod admission;
 pub mod catalogue;
+pub mod eligibility;
 pub mod explore;
-pub mod healing;
 pub mod locks;
 pub mod node;
+pub mod repair;
 pub mod rules;

@@ -1,4 +1,4 @@
-//! The locks: one lock name, three nodes, two owners of whom one asks twice (and may confirm what it was granted), extensions, heals, releases,
+//! The locks: one lock name, three nodes, two owners of whom one asks twice (and may confirm what it was granted), extensions, repairs, releases,
 //! losses of data, and what a node that lost its data adopts from the others.
 //!
 //! Promises, at every step of every history: [`MUTUAL_EXCLUSION`], [`FENCING`], [`NO_ORPHAN`], [`NO_LOCKOUT`],
@@ -27,11 +27,11 @@
 //!
 //! The cases with `every_order` leave out none of these, and hold as well.
 
-mod adoption;
 mod bounds;
 mod catch_up;
 mod fences;
 mod reading;
+mod recovery;
 mod state;
 mod story;
 
@@ -64,12 +64,18 @@ impl Locks {
     fn fenced(&self, s: &State) -> bool {
         let granted = |i: &usize| s.was_told(*i);
         let holders = [Owner::A, Owner::B].into_iter().filter_map(|who| {
-            let best = (0..TRIES).filter(|i| owner(*i) == who && s.believes(*i)).map(|i| s.tries[i].token).max()?;
+            let best = (0..TRIES)
+                .filter(|i| owner(*i) == who && s.believes(*i))
+                .map(|i| s.tries[i].token)
+                .max()?;
             Some((who, best))
         });
-        let others = |who| (0..TRIES).filter(granted).filter(move |i| owner(*i) != who).map(|i| s.tries[i].token);
+        let others = |who| {
+            (0..TRIES).filter(granted).filter(move |i| owner(*i) != who).map(|i| s.tries[i].token)
+        };
         let retry = &s.tries[1];
-        let in_order = !(retry.after_own && retry.phase == Phase::Granted && retry.token <= s.tries[0].token);
+        let in_order =
+            !(retry.after_own && retry.phase == Phase::Granted && retry.token <= s.tries[0].token);
         in_order && holders.into_iter().all(|(who, best)| others(who).all(|token| token < best))
     }
 
@@ -77,30 +83,45 @@ impl Locks {
         s.sites.iter().all(|site| {
             let Some(lock) = site.node.lock else { return true };
             let released = |i: usize| {
-                site.releases[i] == Release::Arrived && lock.owner == owner(i) && lock.token <= s.tries[i].token
+                site.releases[i] == Release::Arrived
+                    && lock.owner == owner(i)
+                    && lock.token <= s.tries[i].token
             };
             // Once it was extended, another request has confirmed it.
             // A majority of the others stored it after that: the undo was on its way to them.
             let given_back = |i: usize| site.caught_up_with(&s.asked(i));
-            let undone =
-                |i: usize| site.undos[i] == Release::Arrived && s.stores(site, i) && !lock.extended && !given_back(i);
+            let undone = |i: usize| {
+                site.undos[i] == Release::Arrived
+                    && s.stores(site, i)
+                    && !lock.extended
+                    && !given_back(i)
+            };
             !(0..TRIES).any(|i| released(i) || undone(i))
         })
     }
 
     fn keeps_its_promises(&self, s: &State) -> bool {
-        let stands = |i: usize| s.sites.iter().filter(|site| s.stores(site, i)).count() >= self.quorum.size();
+        let stands = |i: usize| {
+            s.sites.iter().filter(|site| s.stores(site, i)).count() >= self.quorum.size()
+        };
         self.bounds.losses > 0 || (0..TRIES).all(|i| !s.believes(i) || stands(i))
     }
 
     fn is_open_to_all(&self, s: &State) -> bool {
-        if s.sites.iter().any(|site| site.doubt.is_some() || site.node.lock.is_some()) {
+        if s.sites.iter().any(|site| site.suspicion.is_some() || site.node.lock.is_some()) {
             return true;
         }
         // Larger than any token of a good clock so far.
-        let next = Lock { owner: Owner::Nobody, token: TRIES as Token + 1, nonce: 0, extended: false, guards: 0 };
+        let next = Lock {
+            owner: Owner::Nobody,
+            token: TRIES as Token + 1,
+            nonce: 0,
+            extended: false,
+            guards: 0,
+        };
         let window = NO_TOKEN.into();
-        let grants = |site: &state::Site| { site.node }.acquire(&self.rules, window, next) == Vote::Granted;
+        let grants =
+            |site: &state::Site| { site.node }.acquire(&self.rules, window, next) == Vote::Granted;
         let yes = s.sites.iter().filter(|site| grants(site)).count();
         self.quorum.decide(Tally { yes, ..Tally::default() }) == Decision::Yes
     }
@@ -122,8 +143,11 @@ impl Locks {
                 for b in tokens.clone().chain(self.bounds.bad_clock.then_some(FAR)) {
                     let good: Vec<_> = [a, again, b].into_iter().filter(|t| *t != FAR).collect();
                     let newest = good.iter().copied().max().unwrap_or(NO_TOKEN);
-                    let good: Vec<_> =
-                        if self.bounds.retry { good } else { [a, b].into_iter().filter(|t| *t != FAR).collect() };
+                    let good: Vec<_> = if self.bounds.retry {
+                        good
+                    } else {
+                        [a, b].into_iter().filter(|t| *t != FAR).collect()
+                    };
                     let newest = good.iter().copied().max().unwrap_or(newest);
                     if (1..=newest).all(|t| good.contains(&t)) {
                         orders.push([a, again, b]);
@@ -140,17 +164,24 @@ impl Model for Locks {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let mut states: Vec<_> =
-            self.orders().into_iter().map(|tokens| State::initial(tokens, self.bounds.losses, &self.rules)).collect();
+        let mut states: Vec<_> = self
+            .orders()
+            .into_iter()
+            .map(|tokens| State::initial(tokens, self.bounds.losses, &self.rules))
+            .collect();
         if self.bounds.every_order {
             return states;
         }
         for i in 0..TRIES {
-            let may_wait =
-                |s: &State| self.bounds.losses > 0 || i == 1 && s.tries[0].phase == Phase::Open || !self.may_try(i);
+            let may_wait = |s: &State| {
+                self.bounds.losses > 0
+                    || i == 1 && s.tries[0].phase == Phase::Open
+                    || !self.may_try(i)
+            };
             let started = |s: &State| {
                 let in_turn = i != 1 || s.tries[0].phase != Phase::Idle;
-                let phases = self.fates().iter().copied().filter(move |_| in_turn && self.may_try(i));
+                let phases =
+                    self.fates().iter().copied().filter(move |_| in_turn && self.may_try(i));
                 let state = s.clone();
                 phases.map(move |phase| {
                     let mut state = state.clone();
@@ -158,7 +189,10 @@ impl Model for Locks {
                     state
                 })
             };
-            states = states.iter().flat_map(|s| started(s).chain(may_wait(s).then(|| s.clone()))).collect();
+            states = states
+                .iter()
+                .flat_map(|s| started(s).chain(may_wait(s).then(|| s.clone())))
+                .collect();
         }
         states
     }
@@ -181,13 +215,19 @@ impl Model for Locks {
             Property::<Self>::always(PROMISED, |m, s| m.firsts[9].always(m.keeps_its_promises(s))),
             Property::<Self>::always(NO_LOCKOUT, |m, s| m.firsts[3].always(m.is_open_to_all(s))),
             Property::<Self>::sometimes("both owners are granted, one after the other", |m, s| {
-                m.firsts[5].sometimes(s.tries[0].phase == Phase::Granted && s.tries[2].phase == Phase::Granted)
+                m.firsts[5].sometimes(
+                    s.tries[0].phase == Phase::Granted && s.tries[2].phase == Phase::Granted,
+                )
             }),
         ];
         if self.bounds.retry {
-            properties.push(Property::<Self>::sometimes("a retry is granted after a grant", |m, s| {
-                m.firsts[4].sometimes(s.tries[1].after_own && s.tries[1].phase == Phase::Granted)
-            }));
+            properties.push(Property::<Self>::sometimes(
+                "a retry is granted after a grant",
+                |m, s| {
+                    m.firsts[4]
+                        .sometimes(s.tries[1].after_own && s.tries[1].phase == Phase::Granted)
+                },
+            ));
         }
         if self.bounds.renewals > 0 {
             properties.push(Property::<Self>::sometimes("an extension is granted", |m, s| {
@@ -200,28 +240,37 @@ impl Model for Locks {
             }));
         }
         if self.bounds.renewals > 0 && (self.bounds.losses > 0 || !self.bounds.only_confirms) {
-            properties.push(Property::<Self>::sometimes("a heal is granted", |m, s| {
-                m.firsts[7].sometimes(s.sites.iter().any(|site| site.heals.contains(&Message::Yes)))
+            properties.push(Property::<Self>::sometimes("a repair is granted", |m, s| {
+                m.firsts[7]
+                    .sometimes(s.sites.iter().any(|site| site.repairs.contains(&Message::Yes)))
             }));
         }
         if self.bounds.catch_ups > 0 {
             properties.push(Property::<Self>::sometimes("a node has caught up", |m, s| {
-                let caught_up = |i: usize| s.sites.iter().any(|site| site.caught_up_with(&s.asked(i)));
+                let caught_up =
+                    |i: usize| s.sites.iter().any(|site| site.caught_up_with(&s.asked(i)));
                 m.firsts[12].sometimes((0..TRIES).any(caught_up))
             }));
         }
         if self.bounds.losses > 0 {
-            properties.push(Property::<Self>::sometimes("a node that lost its data votes again", |m, s| {
-                m.firsts[8]
-                    .sometimes(s.losses_left < m.bounds.losses && s.sites.iter().all(|site| site.doubt.is_none()))
-            }));
+            properties.push(Property::<Self>::sometimes(
+                "a node that lost its data votes again",
+                |m, s| {
+                    m.firsts[8].sometimes(
+                        s.losses_left < m.bounds.losses
+                            && s.sites.iter().all(|site| site.suspicion.is_none()),
+                    )
+                },
+            ));
         }
-        if self.bounds.adoption {
-            properties.push(Property::<Self>::sometimes("a node has adopted a lock", |m, s| {
-                let adopted = |site: &state::Site| {
-                    site.doubt.is_some_and(|doubt| doubt.adopts.is_some_and(|found| found.lock.is_some()))
+        if self.bounds.recovery {
+            properties.push(Property::<Self>::sometimes("a node has recovered a lock", |m, s| {
+                let recovered = |site: &state::Site| {
+                    site.suspicion.is_some_and(|suspicion| {
+                        suspicion.adopts.is_some_and(|found| found.lock.is_some())
+                    })
                 };
-                m.firsts[11].sometimes(s.sites.iter().any(adopted))
+                m.firsts[11].sometimes(s.sites.iter().any(recovered))
             }));
         }
         properties

@@ -17,7 +17,7 @@ Exits with 0 when everything holds, or when the counter-example that was asked f
 
 /// Explores every order of events of the locking algorithm, within stated bounds.
 ///
-/// Three nodes; two owners of whom one asks again; acquires, releases, extensions and heals that arrive in any order or
+/// Three nodes; two owners of whom one asks again; acquires, releases, extensions and repairs that arrive in any order or
 /// never; leases that end and keys that expire at any moment; losses of data, restarts, evictions, new clusters and
 /// configurations. It prints what holds, what was seen to be possible, and for a violation the way there, step by step.
 ///
@@ -57,9 +57,15 @@ fn main() -> ExitCode {
             let found = outcome.violated.contains_key(mutation.property);
             say(outcome);
             say(match found {
-                true => format!("As it must be: without {}, {} is violated.", mutation.rule, mutation.property),
+                true => format!(
+                    "As it must be: without {}, {} is violated.",
+                    mutation.rule, mutation.property
+                ),
                 false => {
-                    format!("Nothing goes wrong without {}: the model does not show what it is for.", mutation.rule)
+                    format!(
+                        "Nothing goes wrong without {}: the model does not show what it is for.",
+                        mutation.rule
+                    )
                 }
             });
             found
@@ -70,7 +76,9 @@ fn main() -> ExitCode {
                 SizeName::Large => Size::Large,
             };
             let mut good = true;
-            for case in CASES.iter().filter(|case| case.size <= size && case.title.contains(&options.only)) {
+            for case in
+                CASES.iter().filter(|case| case.size <= size && case.title.contains(&options.only))
+            {
                 say(format!("{}:", case.title));
                 let outcome = case.run(options.threads.into(), true);
                 good &= outcome.is_good();

@@ -24,7 +24,7 @@ pub enum Owner {
     A,
     /// Asks for itself, once.
     B,
-    /// In whose name a release is only a barrier, and a lock keeps everybody out.
+    /// In whose name a release is only a tombstone, and a lock keeps everybody out.
     Nobody,
 }
 
@@ -45,14 +45,14 @@ pub struct Lock {
 /// What one master stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Node {
-    /// Whether the marker of its admission stands.
+    /// Whether the marker of its eligibility stands.
     pub admitted: bool,
     pub lock: Option<Lock>,
     /// The fence key; [`NO_TOKEN`] when there is none.
     pub fence: Token,
     /// What stands behind T in it.
     pub mark: Mark,
-    /// Extensions, one bit each, whose heals are too old for the node's clock when the fence ends.
+    /// Extensions, one bit each, whose repairs are too old for the node's clock when the fence ends.
     pub outlasts: u8,
 }
 
@@ -136,7 +136,7 @@ impl Node {
             Some(own) if rules.lock_is_kept => return Vote::Yours(own),
             Some(_) | None => {}
         }
-        if rules.fence_is_checked && self.fence >= asked.token {
+        if rules.watermark_is_checked && self.fence >= asked.token {
             return Vote::Stale(self.fence);
         }
         self.lock = Some(Lock { extended: false, ..asked });
@@ -175,13 +175,13 @@ impl Node {
     /// marked only if the record that is asked for is.
     ///
     /// The lock may replace a record of nobody, whatever the T of that. Such a record stands for grants that may have
-    /// counted a forgotten vote. A majority of the others, counted since the admission, proves that none but this one is
+    /// counted a lost vote. A majority of the others, counted since the eligibility, proves that none but this one is
     /// valid. An earlier lease of this very grant may be, so the lock lives as long as what it replaces.
-    pub fn heal(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
+    pub fn repair(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
         if self.refuses(rules) {
             return Vote::Quarantined;
         }
-        let too_old = !rules.heal_may_be_old && asked.token <= window.oldest;
+        let too_old = !rules.repair_may_be_old && asked.token <= window.oldest;
         if rules.clock_is_checked && (asked.token == FAR || too_old) {
             return Vote::Clock;
         }
@@ -189,25 +189,37 @@ impl Node {
         match self.lock {
             Some(lock) if lock.is(&asked) => return Vote::Extended,
             Some(lock) if lock.owner != Owner::Nobody => return Vote::Held(lock),
-            Some(lock) if rules.heal_keeps_life => guards |= lock.guards,
+            Some(lock) if rules.repair_keeps_life => guards |= lock.guards,
             Some(_) | None => {}
         }
         let expired = self.mark == Mark::Extended && self.fence == asked.token;
-        if rules.fence_is_checked && self.fence >= asked.token && !expired {
+        if rules.watermark_is_checked && self.fence >= asked.token && !expired {
             return Vote::Stale(self.fence);
         }
-        self.set_fence(asked.token, if asked.extended { Mark::Extended } else { Mark::Plain }, window);
+        self.set_fence(
+            asked.token,
+            if asked.extended { Mark::Extended } else { Mark::Plain },
+            window,
+        );
         self.lock = Some(Lock { guards, ..asked });
         Vote::Granted
     }
 
     /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above. The undo of a failed try
     /// deletes nothing but exactly its grant, and not once it was extended; where it deletes, it takes the fence back.
-    pub fn release(&mut self, rules: &Rules, window: Window, asked: Lock, scope: ReleaseScope) -> Vote {
+    pub fn release(
+        &mut self,
+        rules: &Rules,
+        window: Window,
+        asked: Lock,
+        scope: ReleaseScope,
+    ) -> Vote {
         let (stood, token) = (self.lock, asked.token);
         let same = stood.is_some_and(|lock| lock.is(&asked));
         let failed_try = scope == ReleaseScope::Try;
-        if let Some(extended) = stood.filter(|lock| failed_try && rules.undo_spares_extended && same && lock.extended) {
+        if let Some(extended) =
+            stood.filter(|lock| failed_try && rules.undo_spares_extended && same && lock.extended)
+        {
             return Vote::Held(extended);
         }
         let exact = scope != ReleaseScope::Holder && rules.undo_is_exact;
@@ -223,7 +235,7 @@ impl Node {
             // Otherwise the acquire that set this lock has left the fence at its T, and nobody has marked it.
             return Vote::Released;
         }
-        if rules.release_is_a_barrier {
+        if rules.release_leaves_a_tombstone {
             if same || token != FAR {
                 let marked = self.mark == Mark::Extended
                     && self.fence == token
@@ -240,7 +252,7 @@ impl Node {
                     }
                 }
             } else {
-                // Also where an older T was deleted: without its barrier the release is not done.
+                // Also where an older T was deleted: without its tombstone the release is not done.
                 return Vote::Clock;
             }
         }
@@ -293,14 +305,14 @@ impl Node {
         }
     }
 
-    /// Whether a heal with this T passes the fence, now or when it has been taken back.
-    pub fn is_healable(&self, token: Token) -> bool {
+    /// Whether a repair with this T passes the fence, now or when it has been taken back.
+    pub fn is_repairable(&self, token: Token) -> bool {
         self.mark == Mark::Extended && self.fence == token || self.mark == Mark::Provisional(token)
     }
 
-    /// Admission with a lock that others store, if they are a majority without this node and no release of it has come
+    /// Eligibility with a lock that others store, if they are a majority without this node and no release of it has come
     /// here meanwhile; else with one of nobody's that keeps everybody out for as long.
-    pub fn adopt(&mut self, rules: &Rules, window: Window, found: Option<Lock>, stands: bool) {
+    pub fn recover(&mut self, rules: &Rules, window: Window, found: Option<Lock>, stands: bool) {
         self.admitted = true;
         self.lock = found;
         let Some(lock) = &mut self.lock else { return };
@@ -308,7 +320,8 @@ impl Node {
         if !stands || released || lock.owner == Owner::Nobody {
             *lock = Lock::blocker(lock.token, lock.guards);
         } else if self.fence <= lock.token {
-            let (token, mark) = (lock.token, if lock.extended { Mark::Extended } else { Mark::Plain });
+            let (token, mark) =
+                (lock.token, if lock.extended { Mark::Extended } else { Mark::Plain });
             self.set_fence(token, mark, window);
         }
     }

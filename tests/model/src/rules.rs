@@ -20,23 +20,23 @@ rules! {
     /// A node never overwrites a lock, not even for its owner.
     lock_is_kept
     /// A release leaves the fence at T or above.
-    release_is_a_barrier
+    release_leaves_a_tombstone
     /// A release deletes only a lock whose T is not newer than its own.
     release_keeps_newer
     /// A node refuses a T too far from its own time.
     clock_is_checked
     /// A node grants only a T larger than the last it has stored for the lock.
-    fence_is_checked
-    /// A node refuses lock operations unless the marker of its admission stands.
+    watermark_is_checked
+    /// A node refuses lock operations unless the marker of its eligibility stands.
     marker_is_checked
-    /// A node that lost its data is admitted only when every lock that it may have forgotten has ended, and every
-    /// gateway mints larger tokens than those it may have forgotten.
+    /// A node that lost its data is admitted only when every lock that it may have lost has ended, and every
+    /// gateway mints larger tokens than those it may have lost.
     quarantine_is_waited
     /// A quarantine ends only when the very marker stands whose age was counted.
     quarantine_has_nonce
     /// A quarantine counts only for the process that it began in.
     admission_names_process
-    /// Evictions since its admission make the memory of a node doubtful.
+    /// Evictions since its eligibility make the memory of a node suspect.
     evictions_are_counted
     /// A restarted node whose append-only file was rewritten since does not pass for one that has loaded all it had stored.
     rewrite_is_noticed
@@ -48,24 +48,24 @@ rules! {
     word_needs_witnesses
     /// It is said of the one quarantine of a node that was looked at, not of the next.
     word_names_quarantine
-    /// It ends with the first admission of a node.
+    /// It ends with the first eligibility of a node.
     word_ends_with_admission
     /// A gateway counts no quarantine of another configuration.
     marker_names_configuration
     /// A change of configuration waits until no lock of the old one can live.
     reconfiguration_waits
-    /// Every admission has a marker of its own: what was sent before a loss of data is refused after it.
+    /// Every eligibility has a marker of its own: what was sent before a loss of data is refused after it.
     marker_names_admission
     /// A successful extension sets the lock again on nodes that lost it.
-    missing_is_healed
-    /// A heal is not held to the age of its T, which is the age of the lock.
-    heal_may_be_old
-    /// An extension marks the lock and its fence, so that a heal can tell a lock that expired from one that was released.
+    missing_is_repaired
+    /// A repair is not held to the age of its T, which is the age of the lock.
+    repair_may_be_old
+    /// An extension marks the lock and its fence, so that a repair can tell a lock that expired from one that was released.
     extension_marks
     /// A release takes the mark away.
     release_unmarks
-    /// No heal is sent after the lease has ended that its extension gave.
-    heal_is_timely
+    /// No repair is sent after the lease has ended that its extension gave.
+    repair_is_timely
     /// Two tries of one owner that ask with the same T, at two gateways, are told apart all the same.
     grants_have_nonces
     /// The undo of a failed try takes nothing but exactly its grant: nothing that the owner has by another.
@@ -88,8 +88,8 @@ rules! {
     release_settles_fence
     /// A fence outlives its lock, or the release that left it, until the clock refuses every acquire that it kept out.
     fence_outlives_lock
-    /// Then the clock also refuses every heal whose extension had begun when the fence was set, or its lock still stood.
-    late_heal_is_refused
+    /// Then the clock also refuses every repair whose extension had begun when the fence was set, or its lock still stood.
+    late_repair_is_refused
     /// A release gives a fence that it counts on as long a life as one of its own.
     release_prolongs_fence
     /// What a node that lost its data adopts is read only when no node takes a token any more that it may have stored.
@@ -99,8 +99,8 @@ rules! {
     /// It is read from so many others that one of them has what the lost node has voted for.
     adoption_needs_enough
     /// What is found there keeps others out of the node that adopts.
-    forgotten_is_given_back
-    /// A grant is adopted only if a majority stores it without the node: none gets a majority by adoption.
+    lost_locks_are_recovered
+    /// A grant is recovered only if a majority stores it without the node: none gets a majority by recovery.
     adoption_needs_majority
     /// Where it is unknown which of several grants the lost vote was for, nobody gets the lock until all of them have ended.
     adoption_blocks_longest
@@ -112,16 +112,19 @@ rules! {
     admitted_is_caught_up
     /// It is given a grant only if so many others store it that they are a majority without the node.
     catch_up_needs_majority
-    /// What is read for it is read after the admission under which it is given the lock.
+    /// What is read for it is read after the eligibility under which it is given the lock.
     catch_up_follows_admission
-    /// A heal that takes the place of a record of nobody lives at least as long as that.
-    heal_keeps_life
+    /// A repair that takes the place of a record of nobody lives at least as long as that.
+    repair_keeps_life
 }
 
 impl Rules {
     /// Whether what counts on a fence can count on it for good.
     pub fn fences_last(&self) -> bool {
-        self.told_fence_stays && self.plain_fence_stays && self.only_own_fence_goes && self.release_settles_fence
+        self.told_fence_stays
+            && self.plain_fence_stays
+            && self.only_own_fence_goes
+            && self.release_settles_fence
     }
 
     /// Whether a node refuses what was sent before it lost its data.

@@ -9,7 +9,9 @@ use proptest::prelude::*;
 use redlock_core::clock::Clock;
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::rules::fence_grace;
-use redlock_core::node::{Holding, Keys, NodeSettings, Op, Reason, Record, ReleaseScope, Vote as CoreVote};
+use redlock_core::node::{
+    Holding, Keys, NodeSettings, Op, Reason, Record, ReleaseScope, Vote as CoreVote,
+};
 use redlock_core::{Info, LockName, LockToken, Ttl};
 use redlock_model::node::{FAR, Lock, Mark, NO_TOKEN, Node, Owner, Token, Vote, Window};
 use redlock_model::rules::Rules;
@@ -40,7 +42,7 @@ enum Event {
     Acquire(Grant),
     Extend(Grant),
     /// And whether the record that is asked for has the mark of an extension.
-    Heal(Grant, bool),
+    Repair(Grant, bool),
     /// A record of nobody, with this T, replaces whatever stands there.
     KeepFree(Token),
     Release(Grant, ReleaseScope),
@@ -58,7 +60,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         6 => grant().prop_map(Event::Acquire),
         4 => grant().prop_map(Event::Extend),
-        3 => (grant(), any::<bool>()).prop_map(|(grant, extended)| Event::Heal(grant, extended)),
+        3 => (grant(), any::<bool>()).prop_map(|(grant, extended)| Event::Repair(grant, extended)),
         1 => (1..=6u8).prop_map(Event::KeepFree),
         6 => (grant(), 0..3usize).prop_map(|(grant, scope)| Event::Release(grant, SCOPES[scope])),
         1 => Just(Event::Expire),
@@ -98,8 +100,9 @@ fn marked(grant: Grant, extended: bool, oldest: Token) -> Record {
 }
 
 fn translate(vote: Vote, oldest: Token) -> String {
-    let held =
-        |lock: Lock| format!("held by {:?}", marked((lock.owner, lock.token, lock.nonce), lock.extended, oldest));
+    let held = |lock: Lock| {
+        format!("held by {:?}", marked((lock.owner, lock.token, lock.nonce), lock.extended, oldest))
+    };
     match vote {
         Vote::Granted => "granted".into(),
         Vote::Yours(lock) => format!("of its own, {}", held(lock)),
@@ -142,7 +145,12 @@ impl Code {
 }
 
 /// Lets the event happen to both, and compares what they answer.
-fn happens(event: Event, model: &mut Node, code: &Code, oldest: Token) -> Result<(), TestCaseError> {
+fn happens(
+    event: Event,
+    model: &mut Node,
+    code: &Code,
+    oldest: Token,
+) -> Result<(), TestCaseError> {
     let keys = Keys::new("lock:", &"a".parse::<LockName>().expect("a name"));
     let ttl = Ttl::from_millis(TTL_MS).expect("a TTL");
     let asked = |(owner, token, nonce)| Lock { owner, token, nonce, extended: false, guards: 0 };
@@ -156,9 +164,14 @@ fn happens(event: Event, model: &mut Node, code: &Code, oldest: Token) -> Result
             let op = Op::Extend { keys, record: record(grant, oldest), ttl };
             (model.extend(rules, window, asked(grant)), op)
         }
-        Event::Heal(grant, extended) => {
-            let op = Op::Heal { keys, record: marked(grant, extended, oldest), ttl, began_micros: NOW };
-            (model.heal(rules, window, Lock { extended, ..asked(grant) }), op)
+        Event::Repair(grant, extended) => {
+            let op = Op::Repair {
+                keys,
+                record: marked(grant, extended, oldest),
+                ttl,
+                began_micros: NOW,
+            };
+            (model.repair(rules, window, Lock { extended, ..asked(grant) }), op)
         }
         Event::KeepFree(token) => {
             model.lock = Some(Lock::blocker(token, 0));
@@ -220,7 +233,7 @@ fn both_nodes_give_the_same_answers_in_every_state() {
         for token in [1, 2, 3, FAR] {
             let grant = (owner, token, nonce);
             events.extend([Event::Acquire(grant), Event::Extend(grant)]);
-            events.extend([false, true].map(|extended| Event::Heal(grant, extended)));
+            events.extend([false, true].map(|extended| Event::Repair(grant, extended)));
             events.extend(SCOPES.map(|scope| Event::Release(grant, scope)));
         }
     }
@@ -236,13 +249,15 @@ fn both_nodes_give_the_same_answers_in_every_state() {
                 code.node.restore(snapshot.clone());
                 code.clock.0.store(at, Ordering::Relaxed);
                 let mut model = node;
-                happens(*event, &mut model, &code, oldest).unwrap_or_else(|why| panic!("{node:?}: {why}"));
+                happens(*event, &mut model, &code, oldest)
+                    .unwrap_or_else(|why| panic!("{node:?}: {why}"));
                 if seen.insert(model) {
                     next.push((model, code.node.snapshot(), now()));
                 }
             }
         }
-        let taken_back = |node: &Node| matches!(node.mark, Mark::Provisional(before) if before != NO_TOKEN);
+        let taken_back =
+            |node: &Node| matches!(node.mark, Mark::Provisional(before) if before != NO_TOKEN);
         assert!(seen.iter().any(taken_back), "{} states", seen.len());
     }
 }

@@ -34,7 +34,8 @@ struct Master {
 impl Master {
     fn new() -> Self {
         let clock = Arc::new(Hand(AtomicU64::new(0)));
-        let node = MemoryNode::new("n", clock.clone(), NodeSettings::default().with_max_clock_offset(D));
+        let node =
+            MemoryNode::new("n", clock.clone(), NodeSettings::default().with_max_clock_offset(D));
         Self { clock, node, keys: Keys::new("lock:", &"a".parse::<LockName>().expect("a name")) }
     }
 
@@ -45,12 +46,20 @@ impl Master {
     /// Of an owner, minted now.
     fn grant(&self, owner: char) -> Record {
         let (t, owner) = (self.clock.wall_micros(), owner.to_string().repeat(32));
-        Record::new(&format!("1.{t}.{owner}00000000").parse::<LockToken>().expect("a token"), &Info::default())
+        Record::new(
+            &format!("1.{t}.{owner}00000000").parse::<LockToken>().expect("a token"),
+            &Info::default(),
+        )
     }
 
     fn acquire(&self, record: &Record, ttl: u32) -> Vote {
         let ttl = Ttl::from_millis(ttl.into()).expect("a TTL");
-        self.node.run(&Op::Acquire { keys: self.keys.clone(), record: record.clone(), ttl, tell: None })
+        self.node.run(&Op::Acquire {
+            keys: self.keys.clone(),
+            record: record.clone(),
+            ttl,
+            tell: None,
+        })
     }
 
     fn extend(&self, record: &Record, ttl: u32) -> Vote {
@@ -58,17 +67,27 @@ impl Master {
         self.node.run(&Op::Extend { keys: self.keys.clone(), record: record.clone(), ttl })
     }
 
-    fn heal(&self, record: &Record, began_micros: u64) -> Vote {
+    fn repair(&self, record: &Record, began_micros: u64) -> Vote {
         let ttl = Ttl::from_millis(10_000).expect("a TTL");
-        self.node.run(&Op::Heal { keys: self.keys.clone(), record: record.clone(), ttl, began_micros })
+        self.node.run(&Op::Repair {
+            keys: self.keys.clone(),
+            record: record.clone(),
+            ttl,
+            began_micros,
+        })
     }
 
     fn release(&self, record: &Record, scope: ReleaseScope) -> Vote {
-        self.node.run(&Op::Release { keys: self.keys.clone(), record: record.clone(), scope, tell: None })
+        self.node.run(&Op::Release {
+            keys: self.keys.clone(),
+            record: record.clone(),
+            scope,
+            tell: None,
+        })
     }
 }
 
-/// B's undo comes after a time-out and leaves its barrier under A's lock. A releases just before that barrier ends, and
+/// B's undo comes after a time-out and leaves its tombstone under A's lock. A releases just before that tombstone ends, and
 /// extends at the same time.
 #[test]
 fn a_release_counts_on_no_fence_that_is_about_to_end() {
@@ -78,7 +97,7 @@ fn a_release_counts_on_no_fence_that_is_about_to_end() {
     master.pass(Duration::from_millis(1));
     let failed = master.grant('b');
     assert!(matches!(master.release(&failed, ReleaseScope::Try), Vote::Held(_)));
-    // That barrier outlives the lock as it was then, and goes a millisecond after the release.
+    // That tombstone outlives the lock as it was then, and goes a millisecond after the release.
     let last = Duration::from_secs(1) + fence_grace(D) - Duration::from_millis(1);
     while master.clock.monotonic() < last {
         assert!(matches!(master.extend(&held, 1_000), Vote::Extended { .. }));
@@ -88,8 +107,8 @@ fn a_release_counts_on_no_fence_that_is_about_to_end() {
     assert_eq!(master.release(&held, ReleaseScope::Holder), Vote::Released);
     master.pass(Duration::from_millis(5));
     // The extension found nothing here, after the release, and a majority elsewhere.
-    let healed = master.heal(&held, began);
-    assert!(matches!(healed, Vote::Stale { .. }), "a released lock is back: {healed:?}");
+    let repaired = master.repair(&held, began);
+    assert!(matches!(repaired, Vote::Stale { .. }), "a released lock is back: {repaired:?}");
 }
 
 /// There is no memory for the marks of an extension, but the lock lives longer all the same.
@@ -104,8 +123,8 @@ fn a_release_counts_on_no_fence_that_ended_before_its_lock() {
     master.pass(Duration::from_secs(2) + fence_grace(D));
     let began = master.clock.wall_micros();
     master.release(&held, ReleaseScope::Holder);
-    let healed = master.heal(&held, began);
-    assert!(matches!(healed, Vote::Stale { .. }), "a released lock is back: {healed:?}");
+    let repaired = master.repair(&held, began);
+    assert!(matches!(repaired, Vote::Stale { .. }), "a released lock is back: {repaired:?}");
 }
 
 /// A known limit, not a promise: the release has reached nobody else, and the holder extends by another gateway.
@@ -115,9 +134,12 @@ fn an_extension_that_begins_when_the_barrier_has_ended_sets_the_lock_again() {
     let held = master.grant('a');
     assert_eq!(master.release(&held, ReleaseScope::Holder), Vote::Missing);
     let began = master.clock.wall_micros();
-    assert!(matches!(master.heal(&held, began), Vote::Stale { .. }));
+    assert!(matches!(master.repair(&held, began), Vote::Stale { .. }));
     master.pass(fence_grace(D) + Duration::from_millis(1));
-    let too_old = master.heal(&held, began);
-    assert!(matches!(&too_old, Vote::Failed(failure) if failure.reason == Reason::Clock), "{too_old:?}");
-    assert_eq!(master.heal(&held, master.clock.wall_micros()), Vote::Granted);
+    let too_old = master.repair(&held, began);
+    assert!(
+        matches!(&too_old, Vote::Failed(failure) if failure.reason == Reason::Clock),
+        "{too_old:?}"
+    );
+    assert_eq!(master.repair(&held, master.clock.wall_micros()), Vote::Granted);
 }

@@ -45,7 +45,9 @@ impl Stream {
             Self::Foreign(id) => 6 << 32 | u64::from(id),
             Self::Bootstrap => 7 << 32,
             Self::Client(id) => 3 << 32 | u64::from(id),
-            Self::Gateway { index, process } => 4 << 32 | u64::from(index) << 16 | u64::from(process),
+            Self::Gateway { index, process } => {
+                4 << 32 | u64::from(index) << 16 | u64::from(process)
+            }
         }
     }
 }

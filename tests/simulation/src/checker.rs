@@ -8,7 +8,7 @@
 //! 3. *Register*: a register that refuses smaller tokens takes no write of a holder that has been succeeded by another
 //!    that wrote, and refuses no write of the rightful holder.
 //! 4. *Orphans*: where a release of an owner's T has been executed, no lock of this owner with that T or an older one is
-//!    set any more, or stored unless the master has forgotten the release; and where the gateway that was told of a release can reach a master, it does so.
+//!    set any more, or stored unless the master has lost the release; and where the gateway that was told of a release can reach a master, it does so.
 //!    A lock in the name of one who has left, and was told nothing, does not stay either.
 //! 5. *Extension*: from a grant to each of its successful extensions, nobody else was granted the lock.
 //! 6. *Kept*, where the history says that it is possible: a lock that was extended in time all along is not lost.
@@ -73,12 +73,19 @@ fn exclusion(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
 /// A client of another Redlock library excludes ours and is excluded by them.
 fn foreign(history: &History, name: u8, locks: &Locks, found: &mut Vec<Violation>) {
     for theirs in history.foreign.iter().filter(|theirs| theirs.name == name) {
-        let at_once = |hold: &&by_name::Hold| hold.from.at < theirs.until.at && theirs.from.at < hold.until;
+        let at_once =
+            |hold: &&by_name::Hold| hold.from.at < theirs.until.at && theirs.from.at < hold.until;
         for hold in locks.holds.iter().filter(at_once) {
             let (from, until) = (theirs.from.at.as_millis(), theirs.until.at.as_millis());
-            let text =
-                format!("lock-{name} is held by a foreign client from {from} to {until} ms and by {}", hold.grant);
-            found.push(Violation { demand: Demand::Exclusion, at: hold.from.at.max(theirs.from.at), text });
+            let text = format!(
+                "lock-{name} is held by a foreign client from {from} to {until} ms and by {}",
+                hold.grant
+            );
+            found.push(Violation {
+                demand: Demand::Exclusion,
+                at: hold.from.at.max(theirs.from.at),
+                text,
+            });
         }
     }
 }
@@ -90,18 +97,29 @@ fn fencing(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
     let mut largest: Option<Grant> = None;
     for later in by_start {
         while let Some(earlier) = answered.next_if(|earlier| earlier.answered < later.asked) {
-            largest = Some(largest.filter(|grant| grant.fencing >= earlier.grant.fencing).unwrap_or(earlier.grant));
+            largest = Some(
+                largest
+                    .filter(|grant| grant.fencing >= earlier.grant.fencing)
+                    .unwrap_or(earlier.grant),
+            );
         }
         let again = |earlier: &Grant| later.replayed && *earlier == later.grant;
-        if let Some(earlier) = largest.filter(|earlier| earlier.fencing >= later.grant.fencing && !again(earlier)) {
-            let text = format!("lock-{name}: {} was answered before the request for {} was sent", earlier, later.grant);
+        if let Some(earlier) =
+            largest.filter(|earlier| earlier.fencing >= later.grant.fencing && !again(earlier))
+        {
+            let text = format!(
+                "lock-{name}: {} was answered before the request for {} was sent",
+                earlier, later.grant
+            );
             found.push(Violation { demand: Demand::Fencing, at: later.answered.at, text });
         }
     }
 }
 
 fn register(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
-    let answered = |grant: Grant| locks.granted.iter().find(|granted| granted.grant == grant).map(|g| g.answered);
+    let answered = |grant: Grant| {
+        locks.granted.iter().find(|granted| granted.grant == grant).map(|g| g.answered)
+    };
     // The latest of all grants whose writes were taken.
     let mut latest: Option<(Moment, Grant)> = None;
     for write in &locks.writes {
@@ -109,14 +127,22 @@ fn register(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
         if write.accepted {
             match latest {
                 Some((since, holder)) if since > by && holder.owner != write.grant.owner => {
-                    let text = format!("register-{name} takes a write of {} after one of {holder}", write.grant);
+                    let text = format!(
+                        "register-{name} takes a write of {} after one of {holder}",
+                        write.grant
+                    );
                     found.push(Violation { demand: Demand::Register, at: write.moment.at, text });
                 }
                 Some((since, _)) if since >= by => {}
                 _ => latest = Some((by, write.grant)),
             }
-        } else if locks.holds.iter().any(|hold| hold.grant == write.grant && hold.contains(write.moment)) {
-            let text = format!("register-{name} refuses a write of {}, which holds the lock", write.grant);
+        } else if locks
+            .holds
+            .iter()
+            .any(|hold| hold.grant == write.grant && hold.contains(write.moment))
+        {
+            let text =
+                format!("register-{name} refuses a write of {}, which holds the lock", write.grant);
             found.push(Violation { demand: Demand::Register, at: write.moment.at, text });
         }
     }
@@ -124,11 +150,17 @@ fn register(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
 
 fn extension(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
     for (grant, at) in &locks.extended {
-        let Some(own) = locks.granted.iter().find(|granted| granted.grant == *grant) else { continue };
-        let between = |other: &&by_name::Granted| own.answered < other.answered && other.answered < *at;
+        let Some(own) = locks.granted.iter().find(|granted| granted.grant == *grant) else {
+            continue;
+        };
+        let between =
+            |other: &&by_name::Granted| own.answered < other.answered && other.answered < *at;
         let mut others = locks.granted.iter().filter(|other| other.grant.owner != grant.owner);
         if let Some(other) = others.rfind(between) {
-            let text = format!("lock-{name}: {grant} was extended although {} was granted in between", other.grant);
+            let text = format!(
+                "lock-{name}: {grant} was extended although {} was granted in between",
+                other.grant
+            );
             found.push(Violation { demand: Demand::Extension, at: at.at, text });
         }
     }
@@ -148,8 +180,8 @@ fn orphans(history: &History, found: &mut Vec<Violation>) {
             (Kind::Undo, Cast::Released | Cast::Missing | Cast::Held) => {
                 undone.insert((landing.master, landing.name, grant), *landing);
             }
-            (Kind::Acquire | Kind::Heal, Cast::Granted) => {
-                // Another request may have confirmed it, and heals it: not its own acquire, late.
+            (Kind::Acquire | Kind::Repair, Cast::Granted) => {
+                // Another request may have confirmed it, and repairs it: not its own acquire, late.
                 let undo = undone.get(&(landing.master, landing.name, grant));
                 if let (Kind::Acquire, Some(undo)) = (landing.kind, undo) {
                     let text = format!(
@@ -182,7 +214,10 @@ fn orphans(history: &History, found: &mut Vec<Violation>) {
         let release = released.get(&(left.master, left.name, left.grant.owner));
         let stands = |release: &&Landing| remembers(history, left.master, release.moment);
         if release.filter(stands).is_some_and(|release| covers(release, left.grant)) {
-            let text = format!("n{} still stores lock-{} {} after a release", left.master, left.name, left.grant);
+            let text = format!(
+                "n{} still stores lock-{} {} after a release",
+                left.master, left.name, left.grant
+            );
             found.push(Violation { demand: Demand::Orphan, at: end, text });
         }
     }
@@ -193,14 +228,24 @@ fn unpaid(history: &History, found: &mut Vec<Violation>) {
     let long_ago = history.end.saturating_sub(PATIENCE);
     let due = |since: Duration| since <= long_ago;
     for left in &history.leftovers {
-        let by = |gateway| history.reaches.iter().find(|reach| (reach.gateway, reach.master) == (gateway, left.master));
-        let sent = history.operations.iter().filter(|sent| sent.name == left.name && due(sent.start.at)).find(|sent| {
-            let Request::Release { grant } = sent.request else { return false };
-            let covers = grant.owner == left.grant.owner && grant.fencing >= left.grant.fencing;
-            covers
-                && remembers(history, left.master, sent.start)
-                && by(sent.gateway).is_some_and(|reach| due(reach.admitted) && reach.started < sent.start.at)
-        });
+        let by = |gateway| {
+            history
+                .reaches
+                .iter()
+                .find(|reach| (reach.gateway, reach.master) == (gateway, left.master))
+        };
+        let sent = history
+            .operations
+            .iter()
+            .filter(|sent| sent.name == left.name && due(sent.start.at))
+            .find(|sent| {
+                let Request::Release { grant } = sent.request else { return false };
+                let covers = grant.owner == left.grant.owner && grant.fencing >= left.grant.fencing;
+                covers
+                    && remembers(history, left.master, sent.start)
+                    && by(sent.gateway)
+                        .is_some_and(|reach| due(reach.admitted) && reach.started < sent.start.at)
+            });
         if let Some(sent) = sent {
             let text = format!(
                 "n{} still stores lock-{} {}, of which g{} could have told it; the release was sent at {} ms",
@@ -224,7 +269,8 @@ fn covers(release: &Landing, grant: Grant) -> bool {
 fn kept(history: &History, found: &mut Vec<Violation>) {
     for operation in &history.operations {
         let (Some(end), Some(answer)) = (operation.end, operation.answer) else { continue };
-        if let (Request::Extend { grant, .. }, Answer::Lost | Answer::NotHolder) = (operation.request, answer)
+        if let (Request::Extend { grant, .. }, Answer::Lost | Answer::NotHolder) =
+            (operation.request, answer)
             && operation.keeps
         {
             let text = format!("lock-{} {grant} was extended in time and is lost", operation.name);
@@ -236,16 +282,22 @@ fn kept(history: &History, found: &mut Vec<Violation>) {
 /// What was answered stands, whatever is asked for the same owner meanwhile: as long as nothing was lost, a holder in time
 /// is not told that its lock is gone.
 fn promised(history: &History, found: &mut Vec<Violation>) {
-    let is_quiet = |by: Moment| history.faults.is_empty() && !history.losses.iter().any(|(lost, _)| *lost < by);
+    let is_quiet = |by: Moment| {
+        history.faults.is_empty() && !history.losses.iter().any(|(lost, _)| *lost < by)
+    };
     for (name, locks) in by_name::split(history) {
         for asked in history.operations.iter().filter(|asked| asked.name == name) {
-            let (Request::Extend { grant, .. }, Some(answered)) = (asked.request, asked.end) else { continue };
+            let (Request::Extend { grant, .. }, Some(answered)) = (asked.request, asked.end) else {
+                continue;
+            };
             let gone = matches!(asked.answer, Some(Answer::Lost | Answer::NotHolder));
-            let holds =
-                |hold: &by_name::Hold| hold.grant == grant && hold.from < asked.start && answered.at < hold.until;
+            let holds = |hold: &by_name::Hold| {
+                hold.grant == grant && hold.from < asked.start && answered.at < hold.until
+            };
             if gone && is_quiet(answered) && locks.holds.iter().any(holds) {
-                let text =
-                    format!("lock-{name} {grant} was promised for longer, and its holder is told that it is gone");
+                let text = format!(
+                    "lock-{name} {grant} was promised for longer, and its holder is told that it is gone"
+                );
                 found.push(Violation { demand: Demand::Promised, at: answered.at, text });
             }
         }

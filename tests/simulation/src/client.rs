@@ -8,14 +8,16 @@
 //! A good part of all clients waits in queues. They lose patience, hang up, repeat the same idempotency key while the first
 //! copy still waits, and their gateways die.
 
-mod brisk;
+mod eager;
 mod young;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redlock_core::{AcquireOptions, Info, Lease, LockError, LockToken, Owner, OwnerChoice, RetryPolicy, Ttl};
+use redlock_core::{
+    AcquireOptions, Info, Lease, LockError, LockToken, Owner, OwnerChoice, RetryPolicy, Ttl,
+};
 use tokio::time::Instant;
 
 use crate::chance::Chance;
@@ -99,7 +101,7 @@ struct Wish {
 #[derive(Clone, Copy)]
 enum How {
     Once,
-    /// With pauses between tries.
+    /// With backoff between tries.
     Polling,
     /// In line, for so long.
     Waiting(Duration),
@@ -192,8 +194,10 @@ impl Client {
             }
             match self.chance.below(10) {
                 0..=4 => {
-                    let (gateway, ttl) =
-                        (self.any_gateway(), if self.chance.percent(70) { wish.ttl } else { self.ttl() });
+                    let (gateway, ttl) = (
+                        self.any_gateway(),
+                        if self.chance.percent(70) { wish.ttl } else { self.ttl() },
+                    );
                     if let Kept::No = self.extend(gateway, &mut hold, ttl).await {
                         break;
                     }
@@ -210,7 +214,9 @@ impl Client {
     async fn ask_again(&mut self, hold: Hold, wish: Wish) -> Hold {
         let gateway = self.any_gateway();
         let hangs_up = self.chance.percent(25).then(|| self.chance.millis(1, 40));
-        let Some(again) = self.acquire(gateway, Wish { hangs_up, ..wish }).await else { return hold };
+        let Some(again) = self.acquire(gateway, Wish { hangs_up, ..wish }).await else {
+            return hold;
+        };
         if again.grant != hold.grant && self.chance.percent(40) {
             let gateway = self.any_gateway();
             self.release(gateway, &hold, 1).await;
@@ -221,7 +227,7 @@ impl Client {
     async fn let_go(&mut self, mut hold: Hold, wish: Wish) {
         let gateway = if self.chance.percent(60) { self.home() } else { self.any_gateway() };
         match self.chance.below(20) {
-            // It has forgotten it.
+            // It has lost it.
             0..=2 => {}
             // It sleeps through its deadline and goes on as if nothing had happened.
             3..=6 => {
@@ -229,7 +235,9 @@ impl Client {
                 let late = self.chance.millis(0, 2_500);
                 tokio::time::sleep(left + late).await;
                 self.write(&hold);
-                if self.chance.percent(60) && matches!(self.extend(gateway, &mut hold, wish.ttl).await, Kept::Yes) {
+                if self.chance.percent(60)
+                    && matches!(self.extend(gateway, &mut hold, wish.ttl).await, Kept::Yes)
+                {
                     self.write(&hold);
                 }
                 self.release(gateway, &hold, 1).await;
@@ -244,13 +252,18 @@ impl Client {
     /// Sometimes sends a copy of a request that waits, with the same key and through any gateway, before the first is
     /// answered. What the client goes on with is the larger token.
     async fn acquire_and_repeat(&mut self, gateway: u8, wish: Wish) -> Option<Hold> {
-        if !matches!(wish.how, How::Waiting(_)) || wish.owner.is_none() || !self.chance.percent(40) {
+        if !matches!(wish.how, How::Waiting(_)) || wish.owner.is_none() || !self.chance.percent(40)
+        {
             return self.acquire(gateway, wish).await;
         }
         let other = self.any_gateway();
         let pause = self.chance.millis(0, 200);
         let how = How::Waiting(self.chance.millis(50, 800));
-        let copy = Wish { how, hangs_up: self.chance.percent(30).then(|| self.chance.millis(1, 600)), ..wish };
+        let copy = Wish {
+            how,
+            hangs_up: self.chance.percent(30).then(|| self.chance.millis(1, 600)),
+            ..wish
+        };
         let repeat = async {
             tokio::time::sleep(pause).await;
             self.acquire(other, copy).await
@@ -273,8 +286,12 @@ impl Client {
             );
             match how {
                 How::Once => redlock.acquire(&name, ttl, options).await,
-                How::Polling => redlock.acquire_with_retry(&name, ttl, options, &RetryPolicy::default()).await,
-                How::Waiting(patience) => redlock.acquire_within(&name, ttl, options, patience, || Ok(())).await,
+                How::Polling => {
+                    redlock.acquire_with_retry(&name, ttl, options, &RetryPolicy::default()).await
+                }
+                How::Waiting(patience) => {
+                    redlock.acquire_within(&name, ttl, options, patience, || Ok(())).await
+                }
             }
         };
         let mut task = self.gateway(gateway).request(work)?;
@@ -322,8 +339,9 @@ impl Client {
 
     async fn extend(&mut self, gateway: u8, hold: &mut Hold, ttl: Ttl) -> Kept {
         let Hold { name, token, grant, .. } = *hold;
-        let work =
-            move |redlock: redlock_core::Redlock| async move { redlock.extend(&lock_name(name), &token, ttl).await };
+        let work = move |redlock: redlock_core::Redlock| async move {
+            redlock.extend(&lock_name(name), &token, ttl).await
+        };
         let Some(task) = self.gateway(gateway).request(work) else { return Kept::Unknown };
         let request = Request::Extend { grant, ttl_ms: u64::from(ttl.millis()) };
         let number = self.recorder.begin(self.index, self.through(gateway), name, request);
@@ -352,10 +370,16 @@ impl Client {
     async fn release(&mut self, mut gateway: u8, hold: &Hold, tries: u32) {
         let Hold { name, token, grant, .. } = *hold;
         for _ in 0..tries {
-            let work =
-                move |redlock: redlock_core::Redlock| async move { redlock.release(&lock_name(name), &token).await };
+            let work = move |redlock: redlock_core::Redlock| async move {
+                redlock.release(&lock_name(name), &token).await
+            };
             if let Some(task) = self.gateway(gateway).request(work) {
-                let number = self.recorder.begin(self.index, self.through(gateway), name, Request::Release { grant });
+                let number = self.recorder.begin(
+                    self.index,
+                    self.through(gateway),
+                    name,
+                    Request::Release { grant },
+                );
                 let heard = match task.await {
                     Ok(Ok(())) => Answer::Released,
                     Ok(Err(error)) => answer(&error),

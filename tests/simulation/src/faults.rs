@@ -134,17 +134,27 @@ impl Stage {
         if chance.percent(30) {
             self.masters.iter().for_each(|master| master.save());
         }
-        let left = chance.pick(&[Left::Nothing, Left::Nothing, Left::Nothing, Left::Snapshot, Left::All]);
+        let left =
+            chance.pick(&[Left::Nothing, Left::Nothing, Left::Nothing, Left::Snapshot, Left::All]);
         for victim in self.victims(chance) {
             let (down, durable) = (outage(chance), chance.percent(25));
             let stage = self.clone();
             let mut chance = Chance::new(chance.below(u64::MAX), Stream::Fault(Kind::Crash as u8));
-            tokio::spawn(async move { stage.restart(victim, down, left, durable, &mut chance).await });
+            tokio::spawn(
+                async move { stage.restart(victim, down, left, durable, &mut chance).await },
+            );
         }
     }
 
     /// Kills a master and starts it again.
-    pub async fn restart(&self, victim: usize, down: Duration, left: Left, durable: bool, chance: &mut Chance) {
+    pub async fn restart(
+        &self,
+        victim: usize,
+        down: Duration,
+        left: Left,
+        durable: bool,
+        chance: &mut Chance,
+    ) {
         let master = &self.masters[victim];
         if master.listening().is_none() {
             return;
@@ -207,7 +217,10 @@ impl Stage {
             let hints = chance.percent(50);
             gateway.cut(victim, hints);
             let both = if hints { ", that for hints too" } else { "" };
-            self.note(format!("g{}", gateway.index), format!("connection to n{victim} breaks{both}"));
+            self.note(
+                format!("g{}", gateway.index),
+                format!("connection to n{victim} breaks{both}"),
+            );
         }
     }
 
@@ -215,16 +228,21 @@ impl Stage {
         let gateway = chance.below(self.gateways.len() as u64) as u8;
         let (pause, way) = (outage(chance), chance.below(3));
         let (now, until) = (Instant::now(), Instant::now() + pause);
-        let (there, back) = (if way == 1 { now } else { until }, if way == 2 { now } else { until });
+        let (there, back) =
+            (if way == 1 { now } else { until }, if way == 2 { now } else { until });
         for victim in self.victims(chance) {
             self.network.darken(gateway, victim as u8, there, back);
             let ways = ["both ways", "answers only", "questions only"][way as usize];
-            self.note(format!("g{gateway}"), format!("path to n{victim} is dark for {} ms, {ways}", pause.as_millis()));
+            self.note(
+                format!("g{gateway}"),
+                format!("path to n{victim} is dark for {} ms, {ways}", pause.as_millis()),
+            );
         }
     }
 
     fn death(&self, chance: &mut Chance) {
-        let (stage, index, down) = (self.clone(), chance.below(self.gateways.len() as u64) as usize, outage(chance));
+        let (stage, index, down) =
+            (self.clone(), chance.below(self.gateways.len() as u64) as usize, outage(chance));
         if !self.gateways[index].kill() {
             return;
         }
@@ -266,7 +284,10 @@ impl Stage {
         let (ppm, pause) = (self.plan.slewed_ppm, chance.millis(500, 10_000));
         self.masters[victim].clock.slew(Some(ppm));
         self.recorder.situation("clocks that ran fast");
-        self.note(format!("n{victim}"), format!("its clock runs {ppm} ppm fast for {} ms", pause.as_millis()));
+        self.note(
+            format!("n{victim}"),
+            format!("its clock runs {ppm} ppm fast for {} ms", pause.as_millis()),
+        );
         let stage = self.clone();
         tokio::spawn(async move {
             sleep(pause).await;
@@ -281,7 +302,10 @@ impl Stage {
         if !self.masters[victim].move_name(false) {
             return;
         }
-        self.note(format!("n{victim}"), "is another process from now on; open connections lead to the old one");
+        self.note(
+            format!("n{victim}"),
+            "is another process from now on; open connections lead to the old one",
+        );
         let (stage, pause) = (self.clone(), chance.millis(100, 12_000));
         tokio::spawn(async move {
             sleep(pause).await;
@@ -292,7 +316,8 @@ impl Stage {
 
     fn memory(&self, chance: &mut Chance) {
         for victim in self.victims(chance) {
-            let (stage, pause, left) = (self.clone(), chance.millis(20, 2_000), chance.below(8) as u32);
+            let (stage, pause, left) =
+                (self.clone(), chance.millis(20, 2_000), chance.below(8) as u32);
             tokio::spawn(async move {
                 stage.masters[victim].limit_sets(Some(left));
                 stage.note(format!("n{victim}"), format!("has memory for {left} keys more"));
@@ -311,7 +336,10 @@ impl Stage {
             self.network.darken(gateway, master as u8, until, until);
         }
         self.recorder.situation("gateways stopped");
-        self.note(format!("g{gateway}"), format!("is stopped for {} ms", (until - Instant::now()).as_millis()));
+        self.note(
+            format!("g{gateway}"),
+            format!("is stopped for {} ms", (until - Instant::now()).as_millis()),
+        );
     }
 
     /// As when the one machine under everything is suspended: timers and messages are due all at once afterwards.

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use redlock_core::node::admission::{Admission, ClusterConfig};
+use redlock_core::node::eligibility::{ClusterConfig, Eligibility};
 use redlock_core::node::link::Link;
 use redlock_core::node::worker::{DriverSettings, RemoteNode};
 use redlock_core::node::{
-    HandOver, Listener, LockReader, Node, NodeSettings, NodeState, NodeStatus, Observer, Op, Peers, Reason, Reply,
-    Task, Vote,
+    HandoffRoute, Listener, LockReader, Node, NodeRegistry, NodeSettings, NodeState, NodeStatus,
+    Observer, Op, Reason, Reply, Task, Vote,
 };
-use redlock_core::{Redlock, Seams, Settings, Ttl, Waiting};
+use redlock_core::{Env, Redlock, Settings, Ttl, Waiting};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
@@ -79,24 +79,39 @@ impl Gateway {
         // Every gateway's first process has the operator's word that the cluster is brand-new.
         let first = state.started == 1;
         let cluster_config = self.plan.cluster_config(&cluster_of(&self.masters));
-        let observer = Watch { gateway: self.index, dead: dead.clone(), recorder: self.recorder.clone() };
-        let seams = Seams { clock: self.clock.clone(), entropy, observer: Arc::new(observer) };
+        let observer =
+            Watch { gateway: self.index, dead: dead.clone(), recorder: self.recorder.clone() };
+        let env = Env { clock: self.clock.clone(), entropy, observer: Arc::new(observer) };
         let quarantine = self.plan.node_settings().quarantine(self.plan.max_ttl);
-        let peers = Arc::<Peers>::default();
+        let node_registry = Arc::<NodeRegistry>::default();
         let node = |master: &Arc<Master>| {
             let name = node_name(master);
-            let admission = Admission::new(cluster_config.identity(&name), quarantine, self.plan.skew)
-                .returning_after(self.plan.node_settings().returns_after())
-                .expecting_bootstrap(first);
+            let eligibility =
+                Eligibility::new(cluster_config.identity(&name), quarantine, self.plan.skew)
+                    .returning_after(self.plan.node_settings().returns_after())
+                    .expecting_bootstrap(first);
             let (network, recorder) = (self.network.clone(), self.recorder.clone());
-            let link = SimLink::new(self.index, master.clone(), network, recorder, self.plan.node_settings());
-            let remote = self.plan.worker(&name, link.clone(), admission, (peers.clone(), seams.clone()));
+            let link = SimLink::new(
+                self.index,
+                master.clone(),
+                network,
+                recorder,
+                self.plan.node_settings(),
+            );
+            let remote = self.plan.worker(
+                &name,
+                link.clone(),
+                eligibility,
+                (node_registry.clone(), env.clone()),
+            );
             Arc::new(SimNode { remote, link, dead: dead.clone() })
         };
         let nodes: Vec<_> = self.masters.iter().map(node).collect();
         let all = nodes.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
-        let redlock = Redlock::new(all, self.plan.settings(), seams).expect("the plan's settings are valid");
-        state.process = Some(Process { redlock, nodes, requests: Vec::new(), dead, since: Instant::now() });
+        let redlock =
+            Redlock::new(all, self.plan.settings(), env).expect("the plan's settings are valid");
+        state.process =
+            Some(Process { redlock, nodes, requests: Vec::new(), dead, since: Instant::now() });
     }
 
     /// Kills the process; false when there is none.
@@ -263,8 +278,8 @@ impl Node for SimNode {
         self.remote.link()
     }
 
-    fn adopted(&self, marker: &str) {
-        self.remote.adopted(marker);
+    fn recovered(&self, marker: &str) {
+        self.remote.recovered(marker);
     }
 }
 
@@ -277,22 +292,29 @@ impl Plan {
 
     /// What masters are told.
     pub fn node_settings(&self) -> NodeSettings {
-        let settings = NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules);
+        let settings =
+            NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules);
         self.fence_grace.map_or(settings, |grace| settings.with_fence_grace(grace))
     }
 
-    fn worker(&self, name: &str, link: SimLink, admission: Admission, shared: (Arc<Peers>, Seams)) -> RemoteNode {
-        let (peers, seams) = shared;
+    fn worker(
+        &self,
+        name: &str,
+        link: SimLink,
+        eligibility: Eligibility,
+        shared: (Arc<NodeRegistry>, Env),
+    ) -> RemoteNode {
+        let (node_registry, env) = shared;
         let settings = DriverSettings {
             call_deadline: CALL_DEADLINE,
             question_deadline: CALL_DEADLINE,
-            max_clock_offset: self.skew,
+            max_clock_skew: self.skew,
             overlap_above: self.overlap_above,
             drift_factor: Settings::default().drift_factor,
             rules: self.rules,
-            peers,
+            node_registry,
         };
-        RemoteNode::start(name, Arc::new(link), admission, self.queue, settings, seams)
+        RemoteNode::start(name, Arc::new(link), eligibility, self.queue, settings, env)
     }
 
     fn settings(&self) -> Settings {
@@ -344,15 +366,17 @@ impl Observer for Watch {
         if status.clock_is_off {
             self.recorder.situation("clocks found off");
         }
-        self.recorder.count(|counts| counts.quarantines += u64::from(*state == NodeState::Quarantined));
-        self.recorder.note(format!("g{} of {node}", self.gateway), format!("{}: {detail}", state.as_str()));
+        self.recorder
+            .count(|counts| counts.quarantines += u64::from(*state == NodeState::Quarantined));
+        self.recorder
+            .note(format!("g{} of {node}", self.gateway), format!("{}: {detail}", state.as_str()));
     }
 
-    fn handed_over(&self, kind: HandOver) {
+    fn handed_over(&self, kind: HandoffRoute) {
         if self.lives() {
             self.recorder.count(|counts| match kind {
-                HandOver::Local => counts.handed_locally += 1,
-                HandOver::Remote => counts.handed_remotely += 1,
+                HandoffRoute::Local => counts.handed_locally += 1,
+                HandoffRoute::Remote => counts.handed_remotely += 1,
             });
         }
     }
@@ -364,10 +388,10 @@ impl Observer for Watch {
         }
     }
 
-    fn healed(&self, node: usize) {
+    fn repaired(&self, node: usize) {
         if self.lives() {
-            self.recorder.count(|counts| counts.heals += 1);
-            self.note(format!("has healed a lock on n{node}"));
+            self.recorder.count(|counts| counts.repairs += 1);
+            self.note(format!("has repaired a lock on n{node}"));
         }
     }
 }

@@ -146,7 +146,7 @@ pub struct Write {
 pub enum Kind {
     Acquire,
     /// Set it again where it was lost.
-    Heal,
+    Repair,
     Extend,
     Release,
     /// Of a try that failed: of exactly its grant.
@@ -230,7 +230,7 @@ pub struct Counts {
     /// Admissions of a master by a gateway.
     pub admissions: u64,
     /// Locks that were set again where they had been lost.
-    pub heals: u64,
+    pub repairs: u64,
     pub faults: u64,
     pub abandoned: u64,
     /// Locks handed from a release to a waiter of the same gateway.
@@ -302,11 +302,20 @@ struct Inner {
 impl Recorder {
     /// An empty history that begins now.
     pub fn new(start: Instant) -> Self {
-        Self { start, inner: Mutex::new(Inner { history: History::default(), seq: 0, closed: false }) }
+        Self {
+            start,
+            inner: Mutex::new(Inner { history: History::default(), seq: 0, closed: false }),
+        }
     }
 
     /// A request is sent; the answer goes to the number.
-    pub fn begin(&self, client: u8, (gateway, process): (u8, u16), name: u8, request: Request) -> usize {
+    pub fn begin(
+        &self,
+        client: u8,
+        (gateway, process): (u8, u16),
+        name: u8,
+        request: Request,
+    ) -> usize {
         let (mut inner, start) = self.next();
         let asked = Operation {
             start,

@@ -1,5 +1,5 @@
-//! A deterministic simulation of the locking core: the real [`redlock_core::Redlock`] with its rounds, releases, healing,
-//! hybrid clock, drivers, admission and queues of waiters, among masters, networks, gateways and clients that go wrong in every
+//! A deterministic simulation of the locking core: the real [`redlock_core::Redlock`] with its rounds, releases, repair,
+//! hybrid clock, drivers, eligibility and queues of waiters, among masters, networks, gateways and clients that go wrong in every
 //! way they may. One seed is one history, always the same; a checker then looks for broken promises.
 //!
 //! ```

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use redlock_core::node::link::{
-    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
-    StoredPage, Subscription, Swapped,
+    Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, RecoveryAnswer,
+    RecoveryBatch, Scan, Scanned, Session, StoredPage, Subscription, Swapped,
 };
 use redlock_core::node::{Engine, Hint, Keys, NodeSettings, Task};
 use tokio::sync::{mpsc, oneshot};
@@ -93,8 +93,12 @@ impl Link for SimLink {
                 current.calls = Some(connection.clone());
             }
             drop(current);
-            Ok(Box::new(SimSession { calls: Arc::default(), link, connection, marker: Arc::default() })
-                as Box<dyn Session>)
+            Ok(Box::new(SimSession {
+                calls: Arc::default(),
+                link,
+                connection,
+                marker: Arc::default(),
+            }) as Box<dyn Session>)
         }
         .boxed()
     }
@@ -111,8 +115,12 @@ impl Link for SimLink {
                 _ => Err(confused()),
             }
         };
-        async { timeout(CALL_DEADLINE, opened).await.unwrap_or_else(|_| Err(LinkError::broken("no answer in time"))) }
-            .boxed()
+        async {
+            timeout(CALL_DEADLINE, opened)
+                .await
+                .unwrap_or_else(|_| Err(LinkError::broken("no answer in time")))
+        }
+        .boxed()
     }
 }
 
@@ -153,7 +161,9 @@ impl Session for SimSession {
         let answer = ask(&self.link.master, &self.connection, Question::Look);
         async {
             match answer.await? {
-                Reply::Seen(facts, marker, is_caught_up) => Ok(Look { facts, marker, is_caught_up }),
+                Reply::Seen(facts, marker, is_caught_up) => {
+                    Ok(Look { facts, marker, is_caught_up })
+                }
                 _ => Err(confused()),
             }
         }
@@ -179,7 +189,11 @@ impl Session for SimSession {
         async move {
             let StoredPage { stored, next } = page.await?;
             let keys = stored.into_iter().map(|lock| Keys::new(KEY_PREFIX, &lock.name).lock);
-            Ok(Scanned { keys: keys.filter(|key| key.starts_with(&key_prefix)).collect(), count, next })
+            Ok(Scanned {
+                keys: keys.filter(|key| key.starts_with(&key_prefix)).collect(),
+                count,
+                next,
+            })
         }
         .boxed()
     }
@@ -192,7 +206,8 @@ impl Session for SimSession {
                 // A page may repeat what the one before had, as SCAN does.
                 Reply::Stored(stored) => {
                     let (from, all) = (page.unwrap_or(0), stored.len());
-                    let stored = stored.into_iter().skip(from.saturating_sub(1)).take(PAGE + 1).collect();
+                    let stored =
+                        stored.into_iter().skip(from.saturating_sub(1)).take(PAGE + 1).collect();
                     let next = (all > from + PAGE).then(|| Bytes::from((from + PAGE).to_string()));
                     Ok(StoredPage { stored, next })
                 }
@@ -202,13 +217,15 @@ impl Session for SimSession {
         .boxed()
     }
 
-    fn adopt(&self, adoption: Adoption) -> Answering<Adopted> {
-        self.link.note(format!("gives {} locks back", adoption.puts.len()));
-        let answer = ask(&self.link.master, &self.connection, Question::Adopt(adoption));
+    fn recover(&self, recovery: RecoveryBatch) -> Answering<RecoveryAnswer> {
+        self.link.note(format!("gives {} locks back", recovery.puts.len()));
+        let answer = ask(&self.link.master, &self.connection, Question::Adopt(recovery));
         async {
             match answer.await? {
-                Reply::Adopted(Some(adopted)) => Ok(adopted),
-                Reply::Adopted(None) => Err(LinkError::new(LinkErrorKind::Error, "OOM no memory left")),
+                Reply::RecoveryAnswer(Some(recovered)) => Ok(recovered),
+                Reply::RecoveryAnswer(None) => {
+                    Err(LinkError::new(LinkErrorKind::Error, "OOM no memory left"))
+                }
                 _ => Err(confused()),
             }
         }
@@ -216,7 +233,8 @@ impl Session for SimSession {
     }
 
     fn mark_caught_up(&self, marker: &str) -> Answering<()> {
-        let answer = ask(&self.link.master, &self.connection, Question::CaughtUp(marker.to_owned()));
+        let answer =
+            ask(&self.link.master, &self.connection, Question::CaughtUp(marker.to_owned()));
         async { answer.await.map(drop) }.boxed()
     }
 
@@ -229,13 +247,15 @@ impl Session for SimSession {
     /// A real session loads its script here; looking stands for that round trip.
     fn load(&self, _run_id: &str, marker: &str) -> Answering<Engine> {
         let (look, link) = (self.look(), self.link.clone());
-        let (loaded, connection, marker) = (self.marker.clone(), self.connection.clone(), marker.to_owned());
+        let (loaded, connection, marker) =
+            (self.marker.clone(), self.connection.clone(), marker.to_owned());
         async move {
             look.await?;
             drop(loaded.set(marker));
             let mut current = link.current();
             // Not the connection of a listing or of catching up, which begins while the driver's votes.
-            let is_drivers = current.calls.as_ref().is_some_and(|calls| Arc::ptr_eq(calls, &connection));
+            let is_drivers =
+                current.calls.as_ref().is_some_and(|calls| Arc::ptr_eq(calls, &connection));
             if is_drivers || current.admitted.is_none() {
                 (current.calls, current.admitted) = (Some(connection), Some(Instant::now()));
             }
@@ -253,8 +273,11 @@ impl Session for SimSession {
         }
         let under_way = self.calls.clone();
         let ops = tasks.iter().map(|task| task.op.clone()).collect();
-        let answer =
-            ask(&self.link.master, &self.connection, Question::Call { marker, settings: self.link.settings, ops });
+        let answer = ask(
+            &self.link.master,
+            &self.connection,
+            Question::Call { marker, settings: self.link.settings, ops },
+        );
         async move {
             let answer = answer.await;
             drop(under_way);
@@ -299,7 +322,7 @@ impl Subscription for SimSubscription {
             tokio::select! {
                 biased;
                 why = self.connection.ended() => Err(LinkError::broken(why)),
-                // The master has forgotten its listeners when it was restarted.
+                // The master has lost its listeners when it was restarted.
                 hint = self.hints.recv() => hint.ok_or_else(|| LinkError::broken("nothing is heard any more")),
             }
         }

@@ -20,8 +20,8 @@ use redlock_sim::timeline;
 Examples:
   redlock-sim --seed 17                                    what happens in history 17, line by line, and the verdict
   redlock-sim --seeds 0..1000                              a thousand histories, only the figures
-  redlock-sim --without release-is-a-barrier               the first history in which that rule is missed
-  redlock-sim --seed 3 --without release-is-a-barrier      the same, to be read
+  redlock-sim --without release-leaves-a-tombstone               the first history in which that rule is missed
+  redlock-sim --seed 3 --without release-leaves-a-tombstone      the same, to be read
   redlock-sim --seeds 0..50 --scenario rolling             one extended lock, masters restarted empty in turn
   redlock-sim --seeds 0..50 --scenario queue               many who wait for one lock or two
   redlock-sim --seeds 0..50 --scenario reconfigure         an operator changes the configuration
@@ -29,10 +29,10 @@ Examples:
   redlock-sim --seeds 0..500 --scenario skews              one gateway has another clock skew
   redlock-sim --seeds 0..500 --scenario fast-clocks        what clocks that break their promise can do
 
-Rules for --without: lock-is-kept, release-is-a-barrier, release-keeps-newer, undo-is-exact, clock-is-checked, fence-is-checked,
-marker-is-checked, quarantine-is-waited, forgotten-is-given-back, name-is-followed, returned-waits and two-alive-are-noticed
+SafetyRules for --without: lock-is-kept, release-leaves-a-tombstone, release-keeps-newer, undo-is-exact, clock-is-checked, watermark-is-checked,
+marker-is-checked, quarantine-is-waited, lost-locks-are-recovered, name-is-followed, returned-waits and two-alive-are-noticed
 (found by --scenario moved), marker-names-skew (found by --scenario skews), rate-is-checked (see --scenario fast-clocks),
-missing-is-healed (found by --scenario rolling).
+missing-is-repaired (found by --scenario rolling).
 
 Exit status: 0 no violation, 1 violations, 2 wrong usage.")]
 struct Arguments {
@@ -79,8 +79,10 @@ enum ScenarioArgument {
 }
 
 fn range(text: &str) -> Result<Range<u64>, String> {
-    let parse = |number: &str| number.trim().parse::<u64>().map_err(|error| format!("{number:?}: {error}"));
-    let (from, to) = text.split_once("..").ok_or("two numbers with .. between them, as in 0..300")?;
+    let parse =
+        |number: &str| number.trim().parse::<u64>().map_err(|error| format!("{number:?}: {error}"));
+    let (from, to) =
+        text.split_once("..").ok_or("two numbers with .. between them, as in 0..300")?;
     Ok(parse(from)?..parse(to)?)
 }
 
@@ -164,17 +166,30 @@ fn many(arguments: &Arguments) -> ExitCode {
     let progress = |summary: &Summary, violations: usize| {
         if summary.histories.is_multiple_of(10) || summary.histories == total {
             let histories = summary.histories;
-            eprint!("\r{histories} of {total} histories, {:.0}/s, violations in {violations}  ", rate(histories));
+            eprint!(
+                "\r{histories} of {total} histories, {:.0}/s, violations in {violations}  ",
+                rate(histories)
+            );
         }
     };
-    let found = search(seeds, &Demand::ALL, arguments.without.is_some(), |seed| arguments.plan(seed), progress);
+    let found = search(
+        seeds,
+        &Demand::ALL,
+        arguments.without.is_some(),
+        |seed| arguments.plan(seed),
+        progress,
+    );
     eprintln!();
     println!("{}", found.summary);
     println!("speed       {:.1} histories/s", rate(found.summary.histories));
     for (seed, violation) in &found.violations {
         println!("\nseed {seed}: {violation}\n  replay: {}", arguments.replay(*seed));
     }
-    println!("\nverdict     {} of {} histories with violations", found.violations.len(), found.summary.histories);
+    println!(
+        "\nverdict     {} of {} histories with violations",
+        found.violations.len(),
+        found.summary.histories
+    );
     exit(found.violations.is_empty())
 }
 

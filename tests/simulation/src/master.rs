@@ -15,10 +15,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redlock_core::clock::Clock;
-use redlock_core::node::admission::{Durability, Facts};
-use redlock_core::node::link::{Adopted, Adoption, Answer, MarkerSwap, Stored, Swapped};
+use redlock_core::node::eligibility::{Durability, Facts};
+use redlock_core::node::link::{
+    Answer, MarkerSwap, RecoveryAnswer, RecoveryBatch, Stored, Swapped,
+};
 use redlock_core::node::memory::{MemoryNode, Snapshot};
-use redlock_core::node::{Effect, Failure, Hint, Keys, NodeSettings, Op, Reason, ReleaseScope, Rules, Vote};
+use redlock_core::node::{
+    Effect, Failure, Hint, Keys, NodeSettings, Op, Reason, ReleaseScope, SafetyRules, Vote,
+};
 use redlock_core::types::LockName;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -47,7 +51,7 @@ pub enum Question {
     /// The locks that it stores.
     Stored,
     /// Give locks back.
-    Adopt(Adoption),
+    Adopt(RecoveryBatch),
     /// Note that it has caught up under this marker.
     CaughtUp(String),
     /// Lock operations, under the marker that admits the gateway and with its settings; one script call, so nothing comes
@@ -67,7 +71,7 @@ pub enum Reply {
     /// To `Stored`.
     Stored(Vec<Stored>),
     /// To `Adopt`.
-    Adopted(Option<Adopted>),
+    RecoveryAnswer(Option<RecoveryAnswer>),
     /// To `CaughtUp`.
     Noted,
     /// To `Call`.
@@ -137,7 +141,7 @@ impl Master {
     pub fn new(
         index: u8,
         clock: Arc<SimClock>,
-        (settings, rules): (NodeSettings, Rules),
+        (settings, rules): (NodeSettings, SafetyRules),
         durable: bool,
         recorder: Arc<Recorder>,
     ) -> Self {
@@ -160,7 +164,15 @@ impl Master {
             connections: Vec::new(),
             listeners: Vec::new(),
         };
-        Self { index, clock, memory, settings, marker_is_checked, recorder, process: Mutex::new(process) }
+        Self {
+            index,
+            clock,
+            memory,
+            settings,
+            marker_is_checked,
+            recorder,
+            process: Mutex::new(process),
+        }
     }
 
     /// The process that would accept a connection now.
@@ -187,7 +199,9 @@ impl Master {
         if !process.up {
             return;
         }
-        if let Some(former) = process.former.clone().filter(|former| former.run == arrival.connection.run) {
+        if let Some(former) =
+            process.former.clone().filter(|former| former.run == arrival.connection.run)
+        {
             drop(process);
             return self.serve(arrival, former.run, &former.memory);
         }
@@ -294,7 +308,9 @@ impl Master {
     /// The lock that is stored now under a name.
     pub fn stored(&self, name: u8) -> Option<(Grant, Duration)> {
         match self.memory.run(&Op::Inspect { keys: Keys::new(KEY_PREFIX, &lock_name(name)) }) {
-            Vote::Found(holding) => Some((grant_of(&holding.record)?, holding.expires_in.unwrap_or_default())),
+            Vote::Found(holding) => {
+                Some((grant_of(&holding.record)?, holding.expires_in.unwrap_or_default()))
+            }
             _ => None,
         }
     }
@@ -303,7 +319,8 @@ impl Master {
         let reply = match &arrival.question {
             Question::Look => Reply::Seen(self.facts(run), memory.marker(), memory.is_caught_up()),
             Question::Swap(MarkerSwap { run_id, from, to, looked_micros }) => {
-                let late = *looked_micros != 0 && self.clock.wall_micros() > looked_micros + 10_000_000;
+                let late =
+                    *looked_micros != 0 && self.clock.wall_micros() > looked_micros + 10_000_000;
                 Reply::Swapped(if *run_id != run_id_of(self.index, run) {
                     Swapped::OtherProcess
                 } else if !late && memory.swap_marker(from.as_deref(), to) {
@@ -313,28 +330,34 @@ impl Master {
                 })
             }
             Question::Stored => Reply::Stored(memory.stored(KEY_PREFIX)),
-            Question::Adopt(adoption) => {
-                let adopted = memory.adopt(KEY_PREFIX, adoption);
-                if adopted == Some(Adopted::Done) {
-                    self.recorder.situation("adoptions");
+            Question::Adopt(recovery) => {
+                let recovered = memory.recover(KEY_PREFIX, recovery);
+                if recovered == Some(RecoveryAnswer::Done) {
+                    self.recorder.situation("recoveries");
                 }
-                Reply::Adopted(adopted)
+                Reply::RecoveryAnswer(recovered)
             }
             Question::CaughtUp(marker) => {
                 memory.mark_caught_up(marker);
                 Reply::Noted
             }
             Question::Call { marker, settings, ops } => {
-                let is_admitted = !self.marker_is_checked || memory.marker().as_deref() == Some(marker);
+                let is_admitted =
+                    !self.marker_is_checked || memory.marker().as_deref() == Some(marker);
                 let time_micros = Some(self.clock.wall_micros() as i64);
                 let settings = settings.with_rules(self.settings.rules());
-                let run = |op: &Arc<Op>| self.execute(memory, (marker, &settings), op, &arrival.connection);
+                let run = |op: &Arc<Op>| {
+                    self.execute(memory, (marker, &settings), op, &arrival.connection)
+                };
                 let votes = ops.iter().map(run).collect();
-                let write_error = (ops.is_empty() && memory.is_full()).then(|| "OOM no memory left".to_owned());
+                let write_error =
+                    (ops.is_empty() && memory.is_full()).then(|| "OOM no memory left".to_owned());
                 Reply::Answer(Answer { votes, time_micros, is_admitted, write_error })
             }
             Question::Listen(listener) => {
-                self.process().listeners.push((Arc::downgrade(&arrival.connection), listener.clone()));
+                self.process()
+                    .listeners
+                    .push((Arc::downgrade(&arrival.connection), listener.clone()));
                 Reply::Listening
             }
         };
@@ -364,11 +387,13 @@ impl Master {
         }
         let (kind, keys, record) = match op {
             Op::Acquire { keys, record, .. } => (Kind::Acquire, keys, Some(record)),
-            Op::Heal { keys, record, .. } => (Kind::Heal, keys, Some(record)),
+            Op::Repair { keys, record, .. } => (Kind::Repair, keys, Some(record)),
             Op::Extend { keys, record, .. } => (Kind::Extend, keys, Some(record)),
-            Op::Release { keys, record, scope, .. } => {
-                (if *scope == ReleaseScope::Holder { Kind::Release } else { Kind::Undo }, keys, Some(record))
-            }
+            Op::Release { keys, record, scope, .. } => (
+                if *scope == ReleaseScope::Holder { Kind::Release } else { Kind::Undo },
+                keys,
+                Some(record),
+            ),
             Op::Inspect { keys } => (Kind::Inspect, keys, None),
         };
         let grant = record.and_then(grant_of);
@@ -389,7 +414,9 @@ impl Master {
 
     fn publish(&self, hint: &Hint) {
         let mut process = self.process();
-        process.listeners.retain(|(connection, _)| connection.upgrade().is_some_and(|open| !open.has_ended()));
+        process
+            .listeners
+            .retain(|(connection, _)| connection.upgrade().is_some_and(|open| !open.has_ended()));
         for (connection, listener) in &process.listeners {
             if let Some(connection) = connection.upgrade() {
                 let sent = connection.publish(hint.clone(), listener.clone());
@@ -405,7 +432,8 @@ impl Master {
         let process = self.process();
         let former = process.former.as_ref().filter(|former| former.run == run);
         let durable = former.map_or(process.durable, |former| former.durable);
-        let durability = if durable { Durability::Durable } else { Durability::Volatile("appendonly no") };
+        let durability =
+            if durable { Durability::Durable } else { Durability::Volatile("appendonly no") };
         Facts {
             run_id: run_id_of(self.index, run),
             version: "7.4.0".into(),
@@ -434,6 +462,7 @@ fn run_id_of(index: u8, run: u64) -> String {
 }
 
 fn name_of(key: &Bytes) -> u8 {
-    let number = key.strip_prefix(b"lock:lock-").and_then(|digits| std::str::from_utf8(digits).ok());
+    let number =
+        key.strip_prefix(b"lock:lock-").and_then(|digits| std::str::from_utf8(digits).ok());
     number.and_then(|digits| digits.parse().ok()).unwrap_or(u8::MAX)
 }

@@ -253,9 +253,10 @@ impl Connection {
     fn fate(&self, number: u64) -> Option<Instant> {
         match &self.link().ended {
             None => Some(Instant::now()),
-            Some(ended) if number < ended.survive => {
-                Some(ended.not_before + TICK * u32::try_from(number.saturating_sub(ended.arrived)).unwrap_or(0))
-            }
+            Some(ended) if number < ended.survive => Some(
+                ended.not_before
+                    + TICK * u32::try_from(number.saturating_sub(ended.arrived)).unwrap_or(0),
+            ),
             Some(_) => None,
         }
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlock_core::node::Rules;
+use redlock_core::node::SafetyRules;
 
 use crate::chance::{Chance, Stream};
 use crate::network::Latency;
@@ -75,7 +75,7 @@ pub struct Plan {
     /// What it is about.
     pub scenario: Scenario,
     /// Which rules of the core are on.
-    pub rules: Rules,
+    pub rules: SafetyRules,
     pub masters: u8,
     pub gateways: u8,
     pub clients: u8,
@@ -86,7 +86,7 @@ pub struct Plan {
     /// Number of locks they compete for.
     pub names: u8,
     /// How many of a hundred requests name an owner of their own. A try that does leaves its fence on a node that granted
-    /// it, and keeps a heal away from there, which the core's documentation says.
+    /// it, and keeps a repair away from there, which the core's documentation says.
     pub keyed_percent: u64,
     /// How many of a hundred requests wait in the queue.
     pub waiting_percent: u64,
@@ -137,7 +137,9 @@ impl Plan {
     pub fn storm(seed: u64) -> Self {
         let mut chance = Chance::new(seed, Stream::Plan);
         let gateways = chance.between(2, 3) as u8;
-        let mut fault = |likely: u64, fast: u64, slow: u64| chance.percent(likely).then(|| chance.millis(fast, slow));
+        let mut fault = |likely: u64, fast: u64, slow: u64| {
+            chance.percent(likely).then(|| chance.millis(fast, slow))
+        };
         let faults = Faults {
             crash: fault(70, 4_000, 15_000),
             flush: fault(45, 8_000, 25_000),
@@ -167,7 +169,7 @@ impl Plan {
         Self {
             seed,
             scenario: Scenario::Storm,
-            rules: Rules::ALL,
+            rules: SafetyRules::ALL,
             masters: chance.pick(&[5, 5, 5, 5, 3, 3, 4, 2, 1]),
             gateways,
             clients: gateways * chance.between(2, 4) as u8,
@@ -222,7 +224,12 @@ impl Plan {
             foreign_clients: 0,
             bootstrap_cuts: false,
             names: chance.pick(&[1, 2]),
-            latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 6), spike_percent: 0, spike_ms: 0 },
+            latency: Latency {
+                base_ms: 1,
+                jitter_ms: chance.between(1, 6),
+                spike_percent: 0,
+                spike_ms: 0,
+            },
             faults: Faults::default(),
             ..storm
         }
@@ -256,7 +263,12 @@ impl Plan {
             names: 1,
             max_ttl: MAX_TTL,
             keyed_percent: 0,
-            latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 6), spike_percent: 0, spike_ms: 0 },
+            latency: Latency {
+                base_ms: 1,
+                jitter_ms: chance.between(1, 6),
+                spike_percent: 0,
+                spike_ms: 0,
+            },
             faults: Faults::default(),
             ..Self::storm(seed)
         }
@@ -305,7 +317,12 @@ impl Plan {
             waiting_percent: 95,
             hasty_percent: chance.pick(&[0, 0, 5, 30]),
             length: Duration::from_secs(20),
-            latency: Latency { base_ms: 1, jitter_ms: chance.between(1, 5), spike_percent: 0, spike_ms: 0 },
+            latency: Latency {
+                base_ms: 1,
+                jitter_ms: chance.between(1, 5),
+                spike_percent: 0,
+                spike_ms: 0,
+            },
             faults,
             ..Self::storm(seed)
         }

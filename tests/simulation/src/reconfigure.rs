@@ -64,7 +64,8 @@ pub fn configuration(plan: &Arc<Plan>, gateway: u8, masters: &Masters) -> (Arc<P
         return (plan.clone(), masters.clone());
     }
     let config = Config::of(plan, gateway >= plan.gateways / 2);
-    let mut of_gateway = Plan { max_ttl: config.max_ttl, skew: config.skew, ..plan.as_ref().clone() };
+    let mut of_gateway =
+        Plan { max_ttl: config.max_ttl, skew: config.skew, ..plan.as_ref().clone() };
     of_gateway.rules.quarantine_is_waited = true;
     (Arc::new(of_gateway), masters[config.masters].into())
 }
@@ -89,7 +90,8 @@ pub async fn operate(stage: Stage) {
         runs_on.into_iter().for_each(|old| retire(&last, old));
     });
     if chance.percent(60) {
-        let (victim, pause) = (chance.below(stage.masters.len() as u64) as usize, chance.millis(0, 8_000));
+        let (victim, pause) =
+            (chance.below(stage.masters.len() as u64) as usize, chance.millis(0, 8_000));
         tokio::spawn(lose(stage.clone(), victim, pause, chance.millis(5, 800)));
     }
     let other = chance.percent(50).then(|| {
@@ -115,7 +117,8 @@ pub async fn operate(stage: Stage) {
     note(&stage, "starts the new gateways");
     // Beside an old gateway a majority must not lose its data.
     drop(last_retires.await);
-    let victims = if chance.percent(60) { chance.between(1, stage.masters.len() as u64) } else { 0 };
+    let victims =
+        if chance.percent(60) { chance.between(1, stage.masters.len() as u64) } else { 0 };
     for victim in 0..victims as usize {
         tokio::spawn(lose(stage.clone(), victim, chance.millis(0, 800), chance.millis(5, 200)));
     }
@@ -150,7 +153,8 @@ impl<'a> Operator<'a> {
             SimLink::new(number, master.clone(), network, recorder, stage.plan.node_settings())
         };
         let links = stage.masters.iter().map(link).collect();
-        let entropy = SimEntropy::new(Chance::new(stage.plan.seed, Stream::Fault(u8::MAX - 10 - kind as u8)));
+        let entropy =
+            SimEntropy::new(Chance::new(stage.plan.seed, Stream::Fault(u8::MAX - 10 - kind as u8)));
         Self { stage, links, chance, entropy, kind }
     }
 
@@ -178,14 +182,15 @@ impl<'a> Operator<'a> {
         let cuts = tokio::spawn(cut(self.stage.clone(), self.links.clone()));
         let told = |progress: Progress<'_>| note(self.stage, format!("{progress:?}"));
         let done = loop {
-            let patience = if self.chance.percent(35) { self.chance.millis(5, 6_000) } else { FOREVER };
+            let patience =
+                if self.chance.percent(35) { self.chance.millis(5, 6_000) } else { FOREVER };
             let attempt = async {
                 let (cluster, masters, Config { max_ttl, skew, .. }) = self.masters(false);
                 let old = match self.kind {
-                    Kind::Later => Left { nodes: Old::Unsaid, clock_skew: None },
+                    Kind::Later => Left { nodes: Old::Unsaid, max_clock_skew: None },
                     _ => Left {
                         nodes: Old::Nodes(OldNodes { cluster, masters, max_ttl: Some(max_ttl) }),
-                        clock_skew: Some(skew),
+                        max_clock_skew: Some(skew),
                     },
                 };
                 let change = survey(self.masters(true).1, old, told).await?;

@@ -13,7 +13,7 @@ pub enum Rule {
     /// A node never overwrites a lock, not even for its owner.
     LockIsKept,
     /// A release leaves the fence at T or above.
-    ReleaseIsABarrier,
+    ReleaseLeavesATombstone,
     /// A release deletes only a lock whose T is not newer than its own.
     ReleaseKeepsNewer,
     /// The undo of a try takes nothing but exactly its grant, and not once it was extended.
@@ -21,13 +21,13 @@ pub enum Rule {
     /// A node refuses a T too far from its own time.
     ClockIsChecked,
     /// A node grants only a T larger than the last it has stored for the lock.
-    FenceIsChecked,
-    /// A node refuses lock operations unless the marker of its admission stands.
+    WatermarkIsChecked,
+    /// A node refuses lock operations unless the marker of its eligibility stands.
     MarkerIsChecked,
-    /// A node whose memory of locks is doubtful is quarantined before it votes.
+    /// A node whose memory of locks is suspect is quarantined before it votes.
     QuarantineIsWaited,
     /// A node whose quarantine is cut short was given back what the others know of the locks that it forgot.
-    ForgottenIsGivenBack,
+    LostLocksAreRecovered,
     /// A process votes no longer when its name leads to another one.
     NameIsFollowed,
     /// A process that has come back with its data votes when no gateway can still talk to the one before it.
@@ -39,7 +39,7 @@ pub enum Rule {
     /// A node whose clock runs faster than promised is quarantined.
     RateIsChecked,
     /// A successful extension sets the lock again on nodes that lost it.
-    MissingIsHealed,
+    MissingIsRepaired,
     /// A node that votes again gets the locks that were granted while it was away.
     AdmittedIsCaughtUp,
     /// A fence outlives its lock, or the release that left it.
@@ -49,20 +49,20 @@ pub enum Rule {
 impl Rule {
     pub const ALL: [Self; 17] = [
         Self::LockIsKept,
-        Self::ReleaseIsABarrier,
+        Self::ReleaseLeavesATombstone,
         Self::ReleaseKeepsNewer,
         Self::UndoIsExact,
         Self::ClockIsChecked,
-        Self::FenceIsChecked,
+        Self::WatermarkIsChecked,
         Self::MarkerIsChecked,
         Self::QuarantineIsWaited,
-        Self::ForgottenIsGivenBack,
+        Self::LostLocksAreRecovered,
         Self::NameIsFollowed,
         Self::ReturnedWaits,
         Self::TwoAliveAreNoticed,
         Self::MarkerNamesSkew,
         Self::RateIsChecked,
-        Self::MissingIsHealed,
+        Self::MissingIsRepaired,
         Self::AdmittedIsCaughtUp,
         Self::FenceOutlivesLock,
     ];
@@ -71,20 +71,20 @@ impl Rule {
     pub fn name(self) -> &'static str {
         match self {
             Self::LockIsKept => "lock-is-kept",
-            Self::ReleaseIsABarrier => "release-is-a-barrier",
+            Self::ReleaseLeavesATombstone => "release-leaves-a-tombstone",
             Self::ReleaseKeepsNewer => "release-keeps-newer",
             Self::UndoIsExact => "undo-is-exact",
             Self::ClockIsChecked => "clock-is-checked",
-            Self::FenceIsChecked => "fence-is-checked",
+            Self::WatermarkIsChecked => "watermark-is-checked",
             Self::MarkerIsChecked => "marker-is-checked",
             Self::QuarantineIsWaited => "quarantine-is-waited",
-            Self::ForgottenIsGivenBack => "forgotten-is-given-back",
+            Self::LostLocksAreRecovered => "lost-locks-are-recovered",
             Self::NameIsFollowed => "name-is-followed",
             Self::ReturnedWaits => "returned-waits",
             Self::TwoAliveAreNoticed => "two-alive-are-noticed",
             Self::MarkerNamesSkew => "marker-names-skew",
             Self::RateIsChecked => "rate-is-checked",
-            Self::MissingIsHealed => "missing-is-healed",
+            Self::MissingIsRepaired => "missing-is-repaired",
             Self::AdmittedIsCaughtUp => "admitted-is-caught-up",
             Self::FenceOutlivesLock => "fence-outlives-lock",
         }
@@ -98,19 +98,19 @@ impl Rule {
             Self::FenceOutlivesLock => return Plan { fence_grace: Some(Duration::ZERO), ..plan },
             Self::MarkerNamesSkew => return Plan { marker_names_skew: false, ..plan },
             Self::LockIsKept => &mut rules.lock_is_kept,
-            Self::ReleaseIsABarrier => &mut rules.release_is_a_barrier,
+            Self::ReleaseLeavesATombstone => &mut rules.release_leaves_a_tombstone,
             Self::ReleaseKeepsNewer => &mut rules.release_keeps_newer,
             Self::UndoIsExact => &mut rules.undo_is_exact,
             Self::ClockIsChecked => &mut rules.clock_is_checked,
-            Self::FenceIsChecked => &mut rules.fence_is_checked,
+            Self::WatermarkIsChecked => &mut rules.watermark_is_checked,
             Self::MarkerIsChecked => &mut rules.marker_is_checked,
             Self::QuarantineIsWaited => &mut rules.quarantine_is_waited,
-            Self::ForgottenIsGivenBack => &mut rules.forgotten_is_given_back,
+            Self::LostLocksAreRecovered => &mut rules.lost_locks_are_recovered,
             Self::NameIsFollowed => &mut rules.name_is_followed,
             Self::ReturnedWaits => &mut rules.returned_waits,
             Self::TwoAliveAreNoticed => &mut rules.two_alive_are_noticed,
             Self::RateIsChecked => &mut rules.rate_is_checked,
-            Self::MissingIsHealed => &mut rules.missing_is_healed,
+            Self::MissingIsRepaired => &mut rules.missing_is_repaired,
             Self::AdmittedIsCaughtUp => &mut rules.admitted_is_caught_up,
         };
         *rule = false;

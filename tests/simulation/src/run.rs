@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlock_core::node::admission::NAME_MOVES_WITHIN;
+use redlock_core::node::eligibility::NAME_MOVES_WITHIN;
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
@@ -95,7 +95,9 @@ async fn perform(plan: Arc<Plan>) -> History {
     match plan.scenario {
         Scenario::Storm | Scenario::Queue => stage.begin(),
         Scenario::Moved => drop(tokio::spawn(move_files(stage.clone()))),
-        Scenario::Rolling | Scenario::Contended | Scenario::Young => drop(tokio::spawn(roll(stage.clone()))),
+        Scenario::Rolling | Scenario::Contended | Scenario::Young => {
+            drop(tokio::spawn(roll(stage.clone())))
+        }
         Scenario::Reconfigure => {
             stage.begin();
             drop(tokio::spawn(reconfigure::operate(stage.clone())));
@@ -152,7 +154,9 @@ impl Scenario {
     fn habits(self, client: u8) -> Habits {
         match self {
             Self::Rolling | Self::Contended if client == 0 => Habits::Keeps,
-            Self::Storm | Self::Rolling | Self::Contended | Self::Reconfigure | Self::Moved => Habits::Any,
+            Self::Storm | Self::Rolling | Self::Contended | Self::Reconfigure | Self::Moved => {
+                Habits::Any
+            }
             Self::Young => Habits::Leaves,
             Self::Queue => Habits::Brisk,
         }
@@ -169,15 +173,25 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
             let durable = match plan.scenario {
                 Scenario::Storm | Scenario::Queue => chance.percent(25),
                 Scenario::Moved => true,
-                Scenario::Rolling | Scenario::Contended | Scenario::Young | Scenario::Reconfigure => false,
+                Scenario::Rolling
+                | Scenario::Contended
+                | Scenario::Young
+                | Scenario::Reconfigure => false,
             };
-            Arc::new(Master::new(index, clock, (plan.node_settings(), plan.rules), durable, recorder.clone()))
+            Arc::new(Master::new(
+                index,
+                clock,
+                (plan.node_settings(), plan.rules),
+                durable,
+                recorder.clone(),
+            ))
         })
         .collect();
     let network = Arc::new(Network::new(plan.seed, plan.latency, plan.hint_loss_percent));
     let gateways = (0..plan.gateways)
         .map(|index| {
-            let (plan, masters) = reconfigure::configuration(&plan.of_gateway(index), index, &masters);
+            let (plan, masters) =
+                reconfigure::configuration(&plan.of_gateway(index), index, &masters);
             let offset = chance.around(plan.clock_limit());
             let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
             Gateway::new(index, clock, plan, masters, network.clone(), recorder.clone())
@@ -189,8 +203,9 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
 
 /// Until all gateways let all masters vote.
 async fn in_service(stage: &Stage) {
-    let admits_all =
-        |gateway: &Gateway| (0..stage.masters.len()).all(|master| gateway.has_caught_up(master) == Some(true));
+    let admits_all = |gateway: &Gateway| {
+        (0..stage.masters.len()).all(|master| gateway.has_caught_up(master) == Some(true))
+    };
     while !stage.gateways.iter().all(admits_all) {
         sleep(LOOK).await;
     }
@@ -205,7 +220,9 @@ async fn cut_bootstrap(stage: Stage) {
         let master = chance.below(stage.masters.len() as u64) as usize;
         gateway.cut(master, false);
         stage.recorder.situation("cuts while bootstrapping");
-        stage.recorder.note(format!("g{}", gateway.index), format!("connection to n{master} breaks"));
+        stage
+            .recorder
+            .note(format!("g{}", gateway.index), format!("connection to n{master} breaks"));
     }
 }
 
@@ -225,7 +242,9 @@ async fn roll(stage: Stage) {
             stage.restart(*victim, down, Left::Nothing, false, &mut chance).await;
         }
         sleep(LOOK * 10).await;
-        let lets_vote = |gateway: &Gateway| victims.iter().all(|victim| gateway.has_caught_up(*victim) != Some(false));
+        let lets_vote = |gateway: &Gateway| {
+            victims.iter().all(|victim| gateway.has_caught_up(*victim) != Some(false))
+        };
         while !stage.gateways.iter().all(lets_vote) {
             sleep(LOOK).await;
         }
@@ -251,10 +270,14 @@ async fn move_files(stage: Stage) {
             continue;
         }
         stage.recorder.fault();
-        stage.recorder.note(format!("n{victim}"), "is another process from now on, with the old one's file");
+        stage
+            .recorder
+            .note(format!("n{victim}"), "is another process from now on, with the old one's file");
         sleep(chance.millis(0, CUT_WITHIN_MS)).await;
         gateway.cut(victim, false);
-        stage.recorder.note(format!("g{}", gateway.index), format!("connection to n{victim} breaks"));
+        stage
+            .recorder
+            .note(format!("g{}", gateway.index), format!("connection to n{victim} breaks"));
         sleep(NAME_MOVES_WITHIN + chance.millis(0, 3_000)).await;
         stage.masters[victim].end_former();
         stage.recorder.note(format!("n{victim}"), "the old process is gone");
@@ -267,5 +290,9 @@ fn leftovers(stage: &Stage) -> Vec<Leftover> {
         let (grant, expires_in) = master.stored(name)?;
         Some(Leftover { master: master.index, name, grant, expires_in })
     };
-    stage.masters.iter().flat_map(|master| names.clone().filter_map(move |name| on(master, name))).collect()
+    stage
+        .masters
+        .iter()
+        .flat_map(|master| names.clone().filter_map(move |name| on(master, name)))
+        .collect()
 }

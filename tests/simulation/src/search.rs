@@ -46,8 +46,10 @@ pub fn search(
                     let outcome = run(&plan(seed));
                     let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
                     found.summary.add(&Summary::of(&outcome.history));
-                    if let Some(first) =
-                        outcome.violations.into_iter().find(|violation| demands.contains(&violation.demand))
+                    if let Some(first) = outcome
+                        .violations
+                        .into_iter()
+                        .find(|violation| demands.contains(&violation.demand))
                     {
                         found.violations.push((seed, first));
                         stopped.fetch_or(stop, Ordering::Relaxed);

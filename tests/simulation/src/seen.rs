@@ -15,8 +15,9 @@ pub fn grant_of(record: &Record) -> Option<Grant> {
 pub fn grant(token: &LockToken) -> Grant {
     let text = token.expose();
     let digits = text.rsplit('.').next().unwrap_or_default();
-    let number =
-        |digits: Option<&str>| digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or_default();
+    let number = |digits: Option<&str>| {
+        digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or_default()
+    };
     let (owner, nonce) = (number(digits.get(..16)), number(digits.get(2 * Owner::LEN..)));
     Grant { owner, fencing: token.fencing().get(), nonce: nonce as u32 }
 }

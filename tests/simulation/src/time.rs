@@ -50,7 +50,13 @@ impl SimClock {
     pub fn new(start: Instant, rate_ppm: i64, offset_micros: i64) -> Self {
         let slew = Mutex::new(Slew { since: start, ppm: 0, before: Duration::ZERO });
         let first_offset_micros = offset_micros;
-        Self { start, rate_ppm, first_offset_micros, offset_micros: AtomicI64::new(offset_micros), slew }
+        Self {
+            start,
+            rate_ppm,
+            first_offset_micros,
+            offset_micros: AtomicI64::new(offset_micros),
+            slew,
+        }
     }
 
     /// Moves the wall clock to another distance from true time.
@@ -90,7 +96,8 @@ impl SimClock {
 
 impl Clock for SimClock {
     fn monotonic(&self) -> Duration {
-        let nanos = self.start.elapsed().as_nanos() * (1_000_000 + self.rate_ppm) as u128 / 1_000_000;
+        let nanos =
+            self.start.elapsed().as_nanos() * (1_000_000 + self.rate_ppm) as u128 / 1_000_000;
         Duration::from_nanos(nanos as u64) + self.slewed()
     }
 

@@ -23,7 +23,9 @@ pub fn render(history: &History) -> String {
         lines.push((operation.start, who.clone(), what.clone()));
         if let (Some(end), Some(answer)) = (operation.end, operation.answer) {
             let waited = match operation.waited {
-                Some(Waited { ticket: Some(ticket), rounds }) => format!(", ticket {ticket}, rounds {rounds}"),
+                Some(Waited { ticket: Some(ticket), rounds }) => {
+                    format!(", ticket {ticket}, rounds {rounds}")
+                }
                 Some(Waited { ticket: None, .. }) | None => String::new(),
             };
             lines.push((end, who, format!("#{number} {}{waited}", Heard(answer))));
@@ -37,7 +39,7 @@ pub fn render(history: &History) -> String {
     for landing in &history.landings {
         let kind = match landing.kind {
             Kind::Acquire => "acquire",
-            Kind::Heal => "heal",
+            Kind::Repair => "repair",
             Kind::Extend => "extend",
             Kind::Release => "release",
             Kind::Undo => "undo",
@@ -49,8 +51,10 @@ pub fn render(history: &History) -> String {
             0 => String::new(),
             millis => format!(" ({millis:+} ms)"),
         };
-        let text =
-            format!("lock-{} {kind}{grant}{ahead} of g{}{late}: {:?}", landing.name, landing.gateway, landing.cast);
+        let text = format!(
+            "lock-{} {kind}{grant}{ahead} of g{}{late}: {:?}",
+            landing.name, landing.gateway, landing.cast
+        );
         lines.push((landing.moment, format!("n{}", landing.master), text));
     }
     for note in &history.notes {
@@ -77,8 +81,10 @@ pub fn render(history: &History) -> String {
 fn describe(request: Request) -> String {
     match request {
         Request::Acquire { owner, ttl_ms, patience_ms } => {
-            let owner = owner.map(|owner| format!(", owner {:04x}", owner >> 48)).unwrap_or_default();
-            let patience = patience_ms.map(|patience| format!(", waits {patience} ms")).unwrap_or_default();
+            let owner =
+                owner.map(|owner| format!(", owner {:04x}", owner >> 48)).unwrap_or_default();
+            let patience =
+                patience_ms.map(|patience| format!(", waits {patience} ms")).unwrap_or_default();
             format!("acquire ({ttl_ms} ms{owner}{patience})")
         }
         Request::Extend { grant, ttl_ms } => format!("extend {grant} ({ttl_ms} ms)"),
@@ -92,7 +98,12 @@ impl fmt::Display for Heard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Answer::Granted { grant, held_for, replayed } => {
-                write!(f, "GRANTED {grant}{} for {}", if replayed { " again" } else { "" }, Millis(held_for))
+                write!(
+                    f,
+                    "GRANTED {grant}{} for {}",
+                    if replayed { " again" } else { "" },
+                    Millis(held_for)
+                )
             }
             Answer::Extended { held_for } => write!(f, "extended for {}", Millis(held_for)),
             Answer::Released => f.write_str("released"),

@@ -1,5 +1,5 @@
 //! The proof that the simulation notices: with any one rule switched off, the checker finds a violation within a few
-//! seeds. All but one are found by the storm, that is by random search. Healing is not about safety: that it is off can be
+//! seeds. All but one are found by the storm, that is by random search. Repair is not about safety: that it is off can be
 //! seen only in a lock that is lost, so a scenario of its own, rolling restarts, looks for that. The clock rule is not here:
 //! what it prevents, one bad clock that makes a lock unusable for all others, breaks no promise that the checker knows.
 
@@ -18,7 +18,9 @@ fn is_missed(rule: Rule, scenario: &str, plan: fn(u64) -> Plan, wanted: &[Demand
         panic!("{MOST} seeds without {rule} and no violation");
     };
     println!("without {rule}: {} seeds needed; seed {seed}: {violation}", seed + 1);
-    println!("  cargo run --release -p redlock-sim -- --seed {seed} --without {rule} --scenario {scenario}");
+    println!(
+        "  cargo run --release -p redlock-sim -- --seed {seed} --without {rule} --scenario {scenario}"
+    );
 }
 
 const SAFETY: [Demand; 3] = [Demand::Exclusion, Demand::Fencing, Demand::Register];
@@ -30,7 +32,7 @@ fn without_keeping_a_lock_for_its_owner() {
 
 #[test]
 fn without_the_barrier_of_a_release() {
-    is_missed(Rule::ReleaseIsABarrier, "storm", Plan::storm, &[Demand::Orphan]);
+    is_missed(Rule::ReleaseLeavesATombstone, "storm", Plan::storm, &[Demand::Orphan]);
 }
 
 #[test]
@@ -45,7 +47,7 @@ fn without_an_exact_undo() {
 
 #[test]
 fn without_the_fence() {
-    is_missed(Rule::FenceIsChecked, "storm", Plan::storm, &[Demand::Fencing]);
+    is_missed(Rule::WatermarkIsChecked, "storm", Plan::storm, &[Demand::Fencing]);
 }
 
 #[test]
@@ -65,7 +67,7 @@ fn without_the_quarantine() {
 
 #[test]
 fn without_giving_back_what_was_forgotten() {
-    is_missed(Rule::ForgottenIsGivenBack, "storm", Plan::storm, &SAFETY);
+    is_missed(Rule::LostLocksAreRecovered, "storm", Plan::storm, &SAFETY);
 }
 
 #[test]
@@ -91,9 +93,9 @@ fn without_the_skew_in_the_marker() {
 
 #[test]
 fn without_healing() {
-    // Catching up after an admission would carry the lock, too.
+    // Catching up after an eligibility would carry the lock, too.
     let plan = |seed| Rule::AdmittedIsCaughtUp.off(Plan::rolling(seed, false));
-    is_missed(Rule::MissingIsHealed, "rolling", plan, &[Demand::Kept]);
+    is_missed(Rule::MissingIsRepaired, "rolling", plan, &[Demand::Kept]);
 }
 
 #[test]

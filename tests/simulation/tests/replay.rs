@@ -32,7 +32,7 @@ fn other_plans_replay_as_well() {
     replays(&Plan::young(5));
     (0..4).for_each(|seed| drop(replays(&Plan::queue(seed))));
     (0..4).for_each(|seed| drop(replays(&Plan::reconfigure(seed))));
-    replays(&Rule::FenceIsChecked.off(Plan::storm(5)));
+    replays(&Rule::WatermarkIsChecked.off(Plan::storm(5)));
 }
 
 #[test]

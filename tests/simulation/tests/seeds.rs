@@ -21,7 +21,11 @@ fn is_clean(found: &Found, scenario: &str) {
         eprintln!("seed {seed}: {violation}");
         eprintln!("  cargo run --release -p redlock-sim -- --seed {seed} --scenario {scenario}");
     }
-    assert!(found.violations.is_empty(), "{} seeds with violations, see above", found.violations.len());
+    assert!(
+        found.violations.is_empty(),
+        "{} seeds with violations, see above",
+        found.violations.len()
+    );
 }
 
 #[test]
@@ -30,18 +34,28 @@ fn storms_violate_nothing() {
     let summary = &found.summary;
     is_clean(&found, "storm");
     // A simulation in which nothing happens would be clean as well.
-    assert!(summary.grants > 50 * summary.histories && summary.late > 5 * summary.histories, "{summary}");
-    assert!(summary.counts.heals > summary.histories && summary.counts.quarantines > 10 * summary.histories);
+    assert!(
+        summary.grants > 50 * summary.histories && summary.late > 5 * summary.histories,
+        "{summary}"
+    );
+    assert!(
+        summary.counts.repairs > summary.histories
+            && summary.counts.quarantines > 10 * summary.histories
+    );
 }
 
 #[test]
 fn an_extended_lock_outlives_the_restart_of_every_master() {
-    let found = search(0..seeds() / 10, &Demand::ALL, false, |seed| Plan::rolling(seed, false), |_, _| {});
+    let found =
+        search(0..seeds() / 10, &Demand::ALL, false, |seed| Plan::rolling(seed, false), |_, _| {});
     is_clean(&found, "rolling");
-    assert!(found.summary.counts.heals > 3 * found.summary.histories, "{}", found.summary);
+    assert!(found.summary.counts.repairs > 3 * found.summary.histories, "{}", found.summary);
     // Extensions alone repair it as well.
     let plan = |seed| Rule::AdmittedIsCaughtUp.off(Plan::rolling(seed, false));
-    is_clean(&search(0..seeds() / 10, &Demand::ALL, false, plan, |_, _| {}), "rolling --without admitted-is-caught-up");
+    is_clean(
+        &search(0..seeds() / 10, &Demand::ALL, false, plan, |_, _| {}),
+        "rolling --without admitted-is-caught-up",
+    );
 }
 
 #[test]
@@ -49,7 +63,10 @@ fn young_locks_outlive_rolling_restarts() {
     let found = search(0..seeds() / 10, &Demand::ALL, false, Plan::young, |_, _| {});
     is_clean(&found, "young");
     let summary = &found.summary;
-    assert!(summary.grants > 100 * summary.histories && summary.counts.heals > 20 * summary.histories, "{summary}");
+    assert!(
+        summary.grants > 100 * summary.histories && summary.counts.repairs > 20 * summary.histories,
+        "{summary}"
+    );
 }
 
 #[test]
@@ -58,12 +75,18 @@ fn lines_keep_their_order_and_leave_nobody_behind() {
     let summary = &found.summary;
     is_clean(&found, "queue");
     let per_history = |figure| figure / summary.histories;
-    assert!(per_history(summary.waits.granted) > 200 && per_history(summary.waits.cancelled) > 10, "{summary}");
+    assert!(
+        per_history(summary.waits.granted) > 200 && per_history(summary.waits.cancelled) > 10,
+        "{summary}"
+    );
     let counts = summary.counts;
-    assert!(per_history(counts.handed_locally) > 50 && per_history(counts.handed_remotely) > 50, "{summary}");
+    assert!(
+        per_history(counts.handed_locally) > 50 && per_history(counts.handed_remotely) > 50,
+        "{summary}"
+    );
     assert!(
         summary.idle.per_mille(500).is_some_and(|median| median < 12),
-        "a hand-off takes about one round trip: {summary}"
+        "a handoff takes about one round trip: {summary}"
     );
 }
 
@@ -75,7 +98,8 @@ fn a_change_of_configuration_grants_nothing_twice() {
     for history in (0..20).map(|seed| run(&Plan::reconfigure(seed)).history) {
         let granted = |new: bool| {
             let by = |operation: &&Operation| {
-                matches!(operation.answer, Some(Answer::Granted { .. })) && (operation.gateway >= 2) == new
+                matches!(operation.answer, Some(Answer::Granted { .. }))
+                    && (operation.gateway >= 2) == new
             };
             history.operations.iter().filter(by).count()
         };
@@ -86,8 +110,8 @@ fn a_change_of_configuration_grants_nothing_twice() {
     assert!(by_old > 10 && by_new > 10 && interrupted > 10, "{by_old}, {by_new}, {interrupted}");
 }
 
-/// A blank master grants whoever tries next; the undo of that try must take its fence back, or it would refuse the heal.
-/// Without that every seed loses the lock. Where a barrier of an older release comes first, the fence cannot be taken back:
+/// A blank master grants whoever tries next; the undo of that try must take its fence back, or it would refuse the repair.
+/// Without that every seed loses the lock. Where a tombstone of an older release comes first, the fence cannot be taken back:
 /// so not all seeds keep it, which the core's documentation says.
 #[test]
 fn so_does_most_often_one_that_others_want() {

@@ -117,8 +117,14 @@ mod tests {
     /// One node hangs, so that it still looks new when the pause is over, although a witness has put that right.
     #[tokio::test(start_paused = true)]
     async fn what_was_seen_before_the_pause_for_witnesses_is_not_believed_after_it() {
-        let new = NodeStatus { is_bootstrapping: true, looks: 1, ..NodeStatus::new(NodeState::Quarantined, 0) };
-        let node = || Arc::new(Seen { status: watch::Sender::new(new.clone()), confirmed: AtomicU32::new(0) });
+        let new = NodeStatus {
+            is_bootstrapping: true,
+            looks: 1,
+            ..NodeStatus::new(NodeState::Quarantined, 0)
+        };
+        let node = || {
+            Arc::new(Seen { status: watch::Sender::new(new.clone()), confirmed: AtomicU32::new(0) })
+        };
         let seen: Vec<_> = (0..3).map(|_| node()).collect();
         let nodes: Vec<_> = seen.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
         let look = |node: &Seen| node.status.send_modify(|status| status.looks += 2);

@@ -1,8 +1,8 @@
 //! The second reading: a master that votes again is given the locks that were granted while it was away.
 //!
 //! A lock that was granted without this master stands on a majority of the others. Restart one of those next, and the lock
-//! has no majority any more, so its holder loses it. Therefore, after every admission, the other masters are read, and each
-//! lock that a majority of them stores is set here by the rule of repair ([`Op::Heal`]): only above the watermark of this
+//! has no majority any more, so its holder loses it. Therefore, after every eligibility, the other masters are read, and each
+//! lock that a majority of them stores is set here by the rule of repair ([`Op::Repair`]): only above the watermark of this
 //! master, and only while the reading is young. Passes follow each other until one sets nothing. Then the master is noted
 //! as caught up, and the next one may be restarted.
 //!
@@ -24,16 +24,16 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::cluster::bootstrap::any_changed;
 use crate::model::quorum::Quorum;
 use crate::model::types::Ttl;
-use crate::node::admission::NAME_MOVES_WITHIN;
+use crate::node::eligibility::NAME_MOVES_WITHIN;
 use crate::node::link::{LinkError, Scan, Scanned};
-use crate::node::{Failure, Holding, Keys, Node, NodeState, Op, Record, Reply, Seams, Vote, Voter};
+use crate::node::{Env, Failure, Holding, Keys, Node, NodeState, Op, Record, Reply, Vote, Voter};
 use crate::settings::Settings;
 
 /// Locks that are compared in one step.
 const CHUNK: usize = 128;
 /// How long the master may take to set those of one step.
 const STEP: Duration = Duration::from_secs(2);
-/// The last pass begins no sooner after the admission. By then every gateway that reaches the master lets it vote, so
+/// The last pass begins no sooner after the eligibility. By then every gateway that reaches the master lets it vote, so
 /// grants reach it too.
 const SEEN_BY_ALL: Duration = NAME_MOVES_WITHIN;
 /// Between two passes, doubled from the first to the last.
@@ -53,7 +53,12 @@ impl Drop for CatchUps {
 }
 
 /// Lets every master catch up that votes again. Must be called on a tokio runtime.
-pub(crate) fn start(nodes: &[Arc<dyn Node>], quorum: Quorum, settings: &Settings, seams: &Seams) -> CatchUps {
+pub(crate) fn start(
+    nodes: &[Arc<dyn Node>],
+    quorum: Quorum,
+    settings: &Settings,
+    env: &Env,
+) -> CatchUps {
     // A master in this process has lost its locks together with all others, or none.
     let is_linked = nodes.iter().all(|node| node.link().is_some());
     let task = is_linked.then(|| {
@@ -62,7 +67,8 @@ pub(crate) fn start(nodes: &[Arc<dyn Node>], quorum: Quorum, settings: &Settings
         let key_prefix = settings.key_prefix.clone();
         let longest_life = settings.max_ttl.duration();
         let nodes = nodes.to_vec();
-        let worker = Worker { nodes, quorum, key_prefix, longest_life, is_on, seams: seams.clone(), sights };
+        let worker =
+            Worker { nodes, quorum, key_prefix, longest_life, is_on, env: env.clone(), sights };
         tokio::spawn(worker.run()).abort_handle()
     });
     CatchUps(task)
@@ -73,10 +79,10 @@ struct Worker {
     quorum: Quorum,
     key_prefix: String,
     longest_life: Duration,
-    /// The rule, see `Rules::admitted_is_caught_up`.
+    /// The rule, see `SafetyRules::admitted_is_caught_up`.
     is_on: bool,
-    seams: Seams,
-    /// The admission in which each node was last seen.
+    env: Env,
+    /// The eligibility in which each node was last seen.
     sights: Vec<Option<Sight>>,
 }
 
@@ -108,7 +114,8 @@ impl Worker {
                     self.see(at, &status.marker);
                 }
             }
-            let waits = |at: &usize| self.nodes[*at].status().borrow().state == NodeState::CatchingUp;
+            let waits =
+                |at: &usize| self.nodes[*at].status().borrow().state == NodeState::CatchingUp;
             let due = |at: usize| self.sights[at].as_ref().map(|sight| (sight.due, at));
             match (0..self.nodes.len()).filter(waits).filter_map(due).min() {
                 Some((due, at)) if due <= Instant::now() => self.catch_up(at).await,
@@ -129,8 +136,14 @@ impl Worker {
             return;
         }
         let seen = Instant::now();
-        let due = seen + SPREAD.mul_f64(self.seams.entropy.unit());
-        self.sights[at] = Some(Sight { marker: marker.to_owned(), seen, due, pause: PAUSE.0, why: String::new() });
+        let due = seen + SPREAD.mul_f64(self.env.entropy.unit());
+        self.sights[at] = Some(Sight {
+            marker: marker.to_owned(),
+            seen,
+            due,
+            pause: PAUSE.0,
+            why: String::new(),
+        });
     }
 
     async fn catch_up(&mut self, at: usize) {
@@ -182,9 +195,13 @@ impl Worker {
             return Ok(pass);
         }
         let is_admitted = |other: &usize| self.nodes[*other].status().borrow().state.is_admitted();
-        let others: Vec<usize> = (0..self.nodes.len()).filter(|other| *other != at).filter(is_admitted).collect();
+        let others: Vec<usize> =
+            (0..self.nodes.len()).filter(|other| *other != at).filter(is_admitted).collect();
         if others.len() < enough {
-            return Err(format!("{} other masters vote, and {enough} are needed to compare with", others.len()));
+            return Err(format!(
+                "{} other masters vote, and {enough} are needed to compare with",
+                others.len()
+            ));
         }
         for scanned in &others[..=others.len() - enough] {
             self.compare(at, marker, *scanned, &others, &mut pass).await?;
@@ -203,16 +220,18 @@ impl Worker {
     ) -> Result<(), String> {
         let mut cursor = Bytes::new();
         loop {
-            let scan = Scan { key_prefix: self.key_prefix.clone().into(), cursor, count: CHUNK as u32 };
-            let Scanned { keys, next, .. } = self.told(scanned, self.nodes[scanned].reader().scan(scan).await)?;
+            let scan =
+                Scan { key_prefix: self.key_prefix.clone().into(), cursor, count: CHUNK as u32 };
+            let Scanned { keys, next, .. } =
+                self.told(scanned, self.nodes[scanned].reader().scan(scan).await)?;
             let locks: Vec<_> = keys.iter().map(|key| Keys::of_lock_key(key)).collect();
             for locks in locks.chunks(CHUNK) {
-                let heals = self.missing(at, scanned, others, locks).await?;
-                // What was read before an admission must not be set after it.
+                let repairs = self.missing(at, scanned, others, locks).await?;
+                // What was read before an eligibility must not be set after it.
                 if self.nodes[at].status().borrow().marker != marker {
                     return Err("it must be admitted again".to_owned());
                 }
-                self.give(at, heals, pass).await;
+                self.give(at, repairs, pass).await;
             }
             match next {
                 Some(next) => cursor = next,
@@ -223,7 +242,13 @@ impl Worker {
 
     /// Compares some locks of one master with what is stored here. Answers what a majority of the others stores and this one
     /// does not.
-    async fn missing(&self, at: usize, scanned: usize, others: &[usize], locks: &[Keys]) -> Result<Vec<Op>, String> {
+    async fn missing(
+        &self,
+        at: usize,
+        scanned: usize,
+        others: &[usize],
+        locks: &[Keys],
+    ) -> Result<Vec<Op>, String> {
         let read = |node: usize, locks: Vec<Keys>| async move {
             let votes = self.nodes[node].reader().read(locks).await;
             self.told(node, votes)
@@ -231,33 +256,35 @@ impl Worker {
         let (here, there) = join(read(at, locks.to_vec()), read(scanned, locks.to_vec())).await;
         let differs = |(keys, (here, there)): (&Keys, (Vote, Vote))| {
             let there = grant(&there)?;
-            let is_there = matches!(&here, Vote::Found(here) if here.record.is_grant_of(&there.record));
+            let is_there =
+                matches!(&here, Vote::Found(here) if here.record.is_grant_of(&there.record));
             (!is_there).then(|| keys.clone())
         };
-        let differ: Vec<_> = locks.iter().zip(here?.into_iter().zip(there?)).filter_map(differs).collect();
+        let differ: Vec<_> =
+            locks.iter().zip(here?.into_iter().zip(there?)).filter_map(differs).collect();
         if differ.is_empty() {
             return Ok(Vec::new());
         }
-        let (began, began_micros) = (Instant::now(), self.seams.clock.wall_micros());
+        let (began, began_micros) = (Instant::now(), self.env.clock.wall_micros());
         let read = join_all(others.iter().map(|other| read(*other, differ.clone()))).await;
         let read: Vec<Vec<Vote>> = read.into_iter().collect::<Result<_, _>>()?;
-        let heal = |(index, keys): (usize, Keys)| {
+        let repair = |(index, keys): (usize, Keys)| {
             let found: Vec<_> = read.iter().filter_map(|votes| grant(&votes[index])).collect();
             let (record, life) = majority(self.quorum.size(), &found)?;
             let life = life.unwrap_or(self.longest_life).min(self.longest_life);
             // Time has passed since it was read. A lock that ends within milliseconds is left out.
             let millis = life.saturating_sub(began.elapsed()).as_millis();
             let ttl = Ttl::from_millis(u64::try_from(millis).ok()?).ok()?;
-            Some(Op::Heal { keys, record, ttl, began_micros })
+            Some(Op::Repair { keys, record, ttl, began_micros })
         };
-        Ok(differ.into_iter().enumerate().filter_map(heal).collect())
+        Ok(differ.into_iter().enumerate().filter_map(repair).collect())
     }
 
-    async fn give(&self, at: usize, heals: Vec<Op>, pass: &mut Pass) {
-        for vote in ask_all(self.nodes[at].as_ref(), heals).await {
+    async fn give(&self, at: usize, repairs: Vec<Op>, pass: &mut Pass) {
+        for vote in ask_all(self.nodes[at].as_ref(), repairs).await {
             match vote {
                 Vote::Granted => {
-                    self.seams.observer.healed(at);
+                    self.env.observer.repaired(at);
                     pass.given += 1;
                 }
                 // It came here meanwhile, or was released.
@@ -270,16 +297,17 @@ impl Worker {
     }
 
     fn told<T>(&self, node: usize, told: Result<T, Failure>) -> Result<T, String> {
-        told.map_err(|failure| format!("{} cannot be read: {}", self.nodes[node].name(), failure.detail))
+        told.map_err(|failure| {
+            format!("{} cannot be read: {}", self.nodes[node].name(), failure.detail)
+        })
     }
 }
 
 /// A grant of ours that a vote shows.
 fn grant(vote: &Vote) -> Option<&Holding> {
     match vote {
-        Vote::Found(holding) => {
-            Some(holding).filter(|found| found.record.parse().is_some() && !found.record.is_nobodys())
-        }
+        Vote::Found(holding) => Some(holding)
+            .filter(|found| found.record.parse().is_some() && !found.record.is_nobodys()),
         _ => None,
     }
 }
@@ -287,10 +315,14 @@ fn grant(vote: &Vote) -> Option<&Holding> {
 /// The grant that so many have, as extended as anywhere, with its longest life. It has none where somebody took the expiry
 /// away.
 fn majority(enough: usize, found: &[&Holding]) -> Option<(Record, Option<Duration>)> {
-    let copies = |of: &Holding| found.iter().filter(|other| other.record.is_grant_of(&of.record)).count();
+    let copies =
+        |of: &Holding| found.iter().filter(|other| other.record.is_grant_of(&of.record)).count();
     let stands = found.iter().find(|holding| copies(holding) >= enough)?;
     let copies = || found.iter().filter(|other| other.record.is_grant_of(&stands.record));
-    let record = copies().map(|copy| &copy.record).find(|record| record.is_extended()).unwrap_or(&stands.record);
+    let record = copies()
+        .map(|copy| &copy.record)
+        .find(|record| record.is_extended())
+        .unwrap_or(&stands.record);
     let life = copies().map(|copy| copy.expires_in).reduce(|a, b| Some(a?.max(b?)))?;
     Some((record.clone(), life))
 }

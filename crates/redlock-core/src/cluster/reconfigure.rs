@@ -24,7 +24,7 @@ use std::time::Duration;
 use crate::model::clock::{Entropy, SystemClock};
 use crate::model::quorum::Quorum;
 use crate::node::Diagnosis;
-use crate::node::admission::{ClusterConfig, nonce};
+use crate::node::eligibility::{ClusterConfig, nonce};
 use crate::node::link::{LinkError, Look, MarkerSwap, Swapped};
 use crate::node::probe::Master;
 
@@ -53,7 +53,7 @@ pub struct Left {
     /// Its masters.
     pub nodes: Old,
     /// How far its clocks might differ. Wanted where no marker tells that: all are lost, or an older version wrote one.
-    pub clock_skew: Option<Duration>,
+    pub max_clock_skew: Option<Duration>,
 }
 
 /// What is seen and done, as it happens.
@@ -99,7 +99,9 @@ pub enum ReconfigureError {
     #[error("{0}: it is the same Redis process as {1}; a quorum needs independent masters")]
     SameProcess(String, String),
     /// The markers are of more than one old node set: here of one, elsewhere of another.
-    #[error("{0}: its marker is of node set {1}, another node's of {2}; a set can be left for one other only")]
+    #[error(
+        "{0}: its marker is of node set {1}, another node's of {2}; a set can be left for one other only"
+    )]
     SeveralSets(String, String, String),
     /// A change to another configuration has been begun.
     #[error(
@@ -133,7 +135,9 @@ pub enum ReconfigureError {
     },
     /// Its marker is not the one any more that was seen or written: another operator, a gateway or a loss of data has changed
     /// it. Some markers may be written.
-    #[error("{0}: its marker was changed meanwhile, by another run of this, a gateway or a loss of data; run it again")]
+    #[error(
+        "{0}: its marker was changed meanwhile, by another run of this, a gateway or a loss of data; run it again"
+    )]
     Overtaken(String),
     /// A marker was perhaps not written. Some are.
     #[error("{0}: {1}; run it again")]
@@ -176,7 +180,7 @@ pub async fn survey(
         config,
         processes: BTreeMap::new(),
         longest_ttl: Duration::ZERO,
-        longest_skew: left.clock_skew.unwrap_or_default(),
+        longest_skew: left.max_clock_skew.unwrap_or_default(),
         skew_is_untold: false,
         left: None,
     };
@@ -193,23 +197,28 @@ pub async fn survey(
     // Votes with the same nodes as before, or did until a change was begun that was told of the old ones.
     let goes_on = |seen: &Seen| {
         let config = &survey.config;
-        seen.marker
-            .as_deref()
-            .is_some_and(|marker| config.has_admitted(marker) || config.is_target_of(marker).is_some())
+        seen.marker.as_deref().is_some_and(|marker| {
+            config.has_admitted(marker) || config.is_target_of(marker).is_some()
+        })
     };
     let leaving = match (left.nodes, &survey.left) {
         (Old::Nodes(old), _) => survey.leave(old, &seen, told).await?,
-        (Old::Unsaid | Old::Nobody, Some(left)) => return Err(ReconfigureError::OtherSet(left.clone())),
+        (Old::Unsaid | Old::Nobody, Some(left)) => {
+            return Err(ReconfigureError::OtherSet(left.clone()));
+        }
         // All of them: one that was added tells of no other, and a name can stand for more nodes than these.
-        (Old::Unsaid, None) if !seen.iter().all(goes_on) => return Err(ReconfigureError::OldUnknown),
+        (Old::Unsaid, None) if !seen.iter().all(goes_on) => {
+            return Err(ReconfigureError::OldUnknown);
+        }
         (Old::Unsaid | Old::Nobody, None) => Vec::new(),
     };
-    if survey.skew_is_untold && left.clock_skew.is_none() {
+    if survey.skew_is_untold && left.max_clock_skew.is_none() {
         return Err(ReconfigureError::ClockSkewUnknown);
     }
     let Survey { config, longest_ttl, longest_skew, left, .. } = survey;
     let left = left.unwrap_or_else(|| config.node_set().to_owned());
-    let (longest_ttl, longest_skew) = (longest_ttl.max(config.max_ttl()), longest_skew.max(config.clock_skew()));
+    let (longest_ttl, longest_skew) =
+        (longest_ttl.max(config.max_ttl()), longest_skew.max(config.max_clock_skew()));
     Ok(Change { masters: seen, leaving, longest_ttl, longest_skew, left })
 }
 
@@ -239,7 +248,7 @@ impl Survey {
             Err(error) => return Ok(Err((master, error))),
         };
         let name = || master.name.clone();
-        if let Some(diagnosis) = facts.unfit().filter(|_| must_be_fit) {
+        if let Some(diagnosis) = facts.ineligible().filter(|_| must_be_fit) {
             return Err(ReconfigureError::Unfit(name(), diagnosis));
         }
         if let Some(other) = self.processes.insert(facts.run_id.clone(), name()) {
@@ -249,11 +258,14 @@ impl Survey {
         if self.config.is_target_of(stands) == Some(false) {
             return Err(ReconfigureError::OtherChange(name(), stands.to_owned()));
         }
-        self.longest_ttl = self.longest_ttl.max(ClusterConfig::max_ttl_of(stands).unwrap_or_default());
+        self.longest_ttl =
+            self.longest_ttl.max(ClusterConfig::max_ttl_of(stands).unwrap_or_default());
         let skew = ClusterConfig::clock_skew_of(stands);
         self.skew_is_untold |= skew.is_none() && ClusterConfig::node_set_of(stands).is_some();
         self.longest_skew = self.longest_skew.max(skew.unwrap_or_default());
-        if let Some(set) = ClusterConfig::node_set_of(stands).filter(|set| *set != self.config.node_set()) {
+        if let Some(set) =
+            ClusterConfig::node_set_of(stands).filter(|set| *set != self.config.node_set())
+        {
             let other = self.left.get_or_insert_with(|| set.to_owned());
             if set != other {
                 return Err(ReconfigureError::SeveralSets(name(), set.to_owned(), other.clone()));
@@ -270,7 +282,8 @@ impl Survey {
         new: &[Seen],
         mut told: impl FnMut(Progress<'_>),
     ) -> Result<Vec<Seen>, ReconfigureError> {
-        let set = ClusterConfig::new(&old.cluster, Duration::ZERO, Duration::ZERO).node_set().to_owned();
+        let set =
+            ClusterConfig::new(&old.cluster, Duration::ZERO, Duration::ZERO).node_set().to_owned();
         if let Some(left) = self.left.as_ref().filter(|left| **left != set) {
             return Err(ReconfigureError::OtherSet(left.clone()));
         }
@@ -286,17 +299,23 @@ impl Survey {
         for master in leaving {
             match self.look(master, false).await? {
                 Ok(seen) => {
-                    told(Progress::Leaves { master: &seen.master.name, marker: seen.marker.as_deref() });
+                    told(Progress::Leaves {
+                        master: &seen.master.name,
+                        marker: seen.marker.as_deref(),
+                    });
                     found.push(seen);
                 }
-                Err((master, error)) => told(Progress::Lost { master: &master.name, error: &error }),
+                Err((master, error)) => {
+                    told(Progress::Lost { master: &master.name, error: &error })
+                }
             }
         }
         if let Some(left) = self.left.as_ref().filter(|left| **left != set) {
             return Err(ReconfigureError::OtherSet(left.clone()));
         }
         // A marker of the old set, or of a change that leaves it, tells of its longest TTL.
-        let told = self.left.is_some() || set == self.config.node_set() && !self.longest_ttl.is_zero();
+        let told =
+            self.left.is_some() || set == self.config.node_set() && !self.longest_ttl.is_zero();
         if !told && old.max_ttl.is_none() {
             return Err(ReconfigureError::MaxTtlUnknown);
         }
@@ -305,7 +324,11 @@ impl Survey {
         self.longest_ttl = self.longest_ttl.max(old.max_ttl.unwrap_or_default());
         let needed = Quorum::new(total).map_or(0, Quorum::blocking);
         let stopped = staying.len() + found.len();
-        if stopped < needed { Err(ReconfigureError::TooFewStopped { stopped, total, needed }) } else { Ok(found) }
+        if stopped < needed {
+            Err(ReconfigureError::TooFewStopped { stopped, total, needed })
+        } else {
+            Ok(found)
+        }
     }
 }
 
@@ -327,13 +350,22 @@ impl Change {
         mut told: impl FnMut(Progress<'_>),
     ) -> Result<(), ReconfigureError> {
         let config = self.masters[0].master.identity.cluster_config();
-        let under_way = config.marker_under_way(&self.left, self.longest_ttl, self.longest_skew, nonce(entropy));
+        let under_way = config.marker_under_way(
+            &self.left,
+            self.longest_ttl,
+            self.longest_skew,
+            nonce(entropy),
+        );
         // In one order, whatever the lists: the first master that two operators have in common decides between them.
         let mut all: Vec<_> = self.masters.iter().chain(&self.leaving).collect();
         all.sort_by(|a, b| a.master.name.cmp(&b.master.name));
         for Seen { master, run_id, marker } in all {
-            let swap =
-                MarkerSwap { run_id: run_id.clone(), from: marker.clone(), to: under_way.clone(), looked_micros: 0 };
+            let swap = MarkerSwap {
+                run_id: run_id.clone(),
+                from: marker.clone(),
+                to: under_way.clone(),
+                looked_micros: 0,
+            };
             put(master, swap).await?;
         }
         told(Progress::VotesStopped(self.wait()));
@@ -344,8 +376,16 @@ impl Change {
             let (Look { facts, .. }, _) = looked.map_err(interrupted)?;
             let to = master.identity.admitting(&facts, nonce(entropy));
             // From nothing else: a loss of data, or an operator who has taken this over, begins a wait of its own.
-            put(master, MarkerSwap { run_id: facts.run_id, from: Some(under_way.clone()), to, looked_micros: 0 })
-                .await?;
+            put(
+                master,
+                MarkerSwap {
+                    run_id: facts.run_id,
+                    from: Some(under_way.clone()),
+                    to,
+                    looked_micros: 0,
+                },
+            )
+            .await?;
         }
         Ok(())
     }
@@ -356,9 +396,10 @@ async fn put(master: &Master, swap: MarkerSwap) -> Result<(), ReconfigureError> 
     match master.swap(swap).await {
         Ok(Swapped::Done) => Ok(()),
         Ok(Swapped::OtherMarker) => Err(ReconfigureError::Overtaken(name())),
-        Ok(Swapped::OtherProcess) => {
-            Err(ReconfigureError::Interrupted(name(), LinkError::broken("it was restarted just now")))
-        }
+        Ok(Swapped::OtherProcess) => Err(ReconfigureError::Interrupted(
+            name(),
+            LinkError::broken("it was restarted just now"),
+        )),
         Err(error) => Err(ReconfigureError::Interrupted(name(), error)),
     }
 }

@@ -1,11 +1,11 @@
-//! Back in seconds: a master that has forgotten its locks is given back those that count, by the masters that remember
+//! Back in seconds: a master that has lost its locks is given back those that count, by the masters that remember
 //! them, instead of waiting until all of them have ended.
 //!
-//! It may be done when so many others are admitted that none of the majorities which counted a forgotten vote can have
+//! It may be done when so many others are admitted that none of the majorities which counted a lost vote can have
 //! missed them all: `N - quorum + 1`, for such a majority has `quorum - 1` votes on the other `N - 1`. And not before no
-//! such majority can still come about ([`wait`]): then every lock that rests on a forgotten vote stands on one of them, or has
-//! ended. An extension that comes later moves a majority that does not need the forgotten vote. Fences are not read: after
-//! that wait the master itself refuses every T that it may have forgotten as too old.
+//! such majority can still come about ([`wait`]): then every lock that rests on a lost vote stands on one of them, or has
+//! ended. An extension that comes later moves a majority that does not need the lost vote. Fences are not read: after
+//! that wait the master itself refuses every T that it may have lost as too old.
 //!
 //! What is not given back and stands on the master all the same, from an old file, stays: it is on too few to have a majority.
 //!
@@ -26,9 +26,9 @@ use crate::cluster::bootstrap::any_changed;
 use crate::model::quorum::Quorum;
 use crate::model::types::{FencingToken, LockName};
 use crate::model::validity::longest_round;
-use crate::node::admission::NAME_MOVES_WITHIN;
-use crate::node::link::{Adopted, Adoption, LinkError, Look, Session, Stored};
-use crate::node::{Holding, Keys, Node, NodeSettings, NodeState, Seams, Vote};
+use crate::node::eligibility::NAME_MOVES_WITHIN;
+use crate::node::link::{LinkError, Look, RecoveryAnswer, RecoveryBatch, Session, Stored};
+use crate::node::{Env, Holding, Keys, Node, NodeSettings, NodeState, Vote};
 use crate::settings::Settings;
 
 /// What is done in one step on a connection takes no longer.
@@ -50,17 +50,17 @@ const CHUNK: usize = 256;
 /// From the first sight of the loss until the others are read. Until then
 ///
 /// - another gateway may still talk to the process that forgot nothing: [`NAME_MOVES_WITHIN`];
-/// - an acquire that counts on a forgotten vote may land elsewhere. The master gave that for a T at most D ahead of its clock,
+/// - an acquire that counts on a lost vote may land elsewhere. The master gave that for a T at most D ahead of its clock,
 ///   and another refuses T when it is D behind its own: `2 × D + S`, where S is D;
 /// - an extension may, in a round that counts no answer after as long ([`longest_round`]).
-fn wait(max_clock_offset: Duration) -> Duration {
-    longest_round(max_clock_offset) + NAME_MOVES_WITHIN + CLOCKS_RUN_APART
+fn wait(max_clock_skew: Duration) -> Duration {
+    longest_round(max_clock_skew) + NAME_MOVES_WITHIN + CLOCKS_RUN_APART
 }
 
 /// Ends when dropped.
-pub(crate) struct Adoptions(Option<AbortHandle>);
+pub(crate) struct Recoveries(Option<AbortHandle>);
 
-impl Drop for Adoptions {
+impl Drop for Recoveries {
     fn drop(&mut self) {
         if let Some(task) = &self.0 {
             task.abort();
@@ -68,31 +68,44 @@ impl Drop for Adoptions {
     }
 }
 
-/// Gives every master that has forgotten its locks back what the others know. Must be called on a tokio runtime.
-pub(crate) fn start(nodes: &[Arc<dyn Node>], quorum: Quorum, settings: &Settings, seams: &Seams) -> Adoptions {
+/// Gives every master that has lost its locks back what the others know. Must be called on a tokio runtime.
+pub(crate) fn start(
+    nodes: &[Arc<dyn Node>],
+    quorum: Quorum,
+    settings: &Settings,
+    env: &Env,
+) -> Recoveries {
     // Of masters in this process there is nobody to ask.
     let linked = nodes.iter().all(|node| node.link().is_some());
     let others = nodes.len() - 1;
     // A quarantine that is short by itself is simply waited.
     let full = settings.node.quarantine(settings.max_ttl.duration());
-    let is_worth_it = full >= wait(settings.node.max_clock_offset) * 2;
+    let is_worth_it = full >= wait(settings.node.max_clock_skew) * 2;
     let task = (linked && others >= quorum.blocking() && is_worth_it).then(|| {
         let sights = nodes.iter().map(|_| None).collect();
         let (key_prefix, longest_life) = (settings.key_prefix.clone(), settings.max_ttl.duration());
-        let (nodes, seams) = (nodes.to_vec(), seams.clone());
-        let adopter = Adopter { nodes, quorum, settings: settings.node, key_prefix, longest_life, seams, sights };
+        let (nodes, env) = (nodes.to_vec(), env.clone());
+        let adopter = Recoverer {
+            nodes,
+            quorum,
+            settings: settings.node,
+            key_prefix,
+            longest_life,
+            env,
+            sights,
+        };
         tokio::spawn(adopter.run()).abort_handle()
     });
-    Adoptions(task)
+    Recoveries(task)
 }
 
-struct Adopter {
+struct Recoverer {
     nodes: Vec<Arc<dyn Node>>,
     quorum: Quorum,
     settings: NodeSettings,
     key_prefix: String,
     longest_life: Duration,
-    seams: Seams,
+    env: Env,
     /// The quarantine in which each node was last seen.
     sights: Vec<Option<Sight>>,
 }
@@ -108,7 +121,9 @@ struct Sight {
 }
 
 fn too_few(remember: usize, enough: usize, why: &str) -> LinkError {
-    LinkError::broken(format!("{remember} other masters remember their locks, and {enough} are needed{why}"))
+    LinkError::broken(format!(
+        "{remember} other masters remember their locks, and {enough} are needed{why}"
+    ))
 }
 
 /// What one master has told.
@@ -121,7 +136,7 @@ struct Told {
     then_micros: u64,
 }
 
-impl Adopter {
+impl Recoverer {
     async fn run(mut self) {
         let mut statuses: Vec<_> = self.nodes.iter().map(|node| node.status()).collect();
         loop {
@@ -132,10 +147,11 @@ impl Adopter {
                     self.see(at, &status.marker);
                 }
             }
-            let waits = |at: &usize| self.nodes[*at].status().borrow().state == NodeState::Quarantined;
+            let waits =
+                |at: &usize| self.nodes[*at].status().borrow().state == NodeState::Quarantined;
             let due = |at: usize| self.sights[at].as_ref().map(|sight| (sight.due, at));
             match (0..self.nodes.len()).filter(waits).filter_map(due).min() {
-                Some((due, at)) if due <= Instant::now() => self.adopt(at).await,
+                Some((due, at)) if due <= Instant::now() => self.recover(at).await,
                 Some((due, _)) => {
                     tokio::select! {
                         biased;
@@ -154,25 +170,41 @@ impl Adopter {
             return;
         }
         // Not all gateways at once.
-        let due = Instant::now() + wait(self.settings.max_clock_offset) + SPREAD.mul_f64(self.seams.entropy.unit());
-        let seen = self.seams.clock.monotonic();
-        self.sights[at] = Some(Sight { marker: marker.to_owned(), seen, due, why: String::new(), pause: PAUSE.0 });
+        let due = Instant::now()
+            + wait(self.settings.max_clock_skew)
+            + SPREAD.mul_f64(self.env.entropy.unit());
+        let seen = self.env.clock.monotonic();
+        self.sights[at] = Some(Sight {
+            marker: marker.to_owned(),
+            seen,
+            due,
+            why: String::new(),
+            pause: PAUSE.0,
+        });
     }
 
-    async fn adopt(&mut self, at: usize) {
+    async fn recover(&mut self, at: usize) {
         let Some(sight) = &self.sights[at] else { return };
         let node = self.nodes[at].name();
         let enough = self.quorum.blocking();
         let others = (0..self.nodes.len()).filter(|other| *other != at);
         let admitted = others.filter(|other| self.admitted_by(*other).is_some()).count();
         let has_enough = admitted >= enough;
-        let result = if has_enough { self.try_adopt(at, sight).await } else { Err(too_few(admitted, enough, "")) };
+        let result = if has_enough {
+            self.try_recover(at, sight).await
+        } else {
+            Err(too_few(admitted, enough, ""))
+        };
         let Some(sight) = &mut self.sights[at] else { return };
         match result {
             Ok(None) => {}
             Ok(Some(locks)) => {
-                tracing::info!(node, locks, "the other masters have told the node what it forgot: its quarantine ends");
-                self.nodes[at].adopted(&sight.marker);
+                tracing::info!(
+                    node,
+                    locks,
+                    "the other masters have told the node what it forgot: its quarantine ends"
+                );
+                self.nodes[at].recovered(&sight.marker);
             }
             Err(error) => {
                 let why = error.to_string();
@@ -190,49 +222,63 @@ impl Adopter {
     }
 
     /// Tells how many locks were given back; nothing when another marker stands there by now.
-    async fn try_adopt(&self, at: usize, sight: &Sight) -> Result<Option<usize>, LinkError> {
+    async fn try_recover(&self, at: usize, sight: &Sight) -> Result<Option<usize>, LinkError> {
         let enough = self.quorum.blocking();
         let others = (0..self.nodes.len()).filter(|other| *other != at);
         let read = join_all(others.map(|other| self.read(other, sight.seen))).await;
         let (read, failures): (Vec<_>, Vec<_>) = read.into_iter().partition(Result::is_ok);
         if read.len() < enough {
             let why = failures.into_iter().find_map(Result::err);
-            return Err(too_few(read.len(), enough, &why.map_or_else(String::new, |error| format!(": {error}"))));
+            return Err(too_few(
+                read.len(),
+                enough,
+                &why.map_or_else(String::new, |error| format!(": {error}")),
+            ));
         }
         let mut read: Vec<Told> = read.into_iter().flatten().collect();
         // It voted only for a T that a majority of the others voted for too, so within D of their clocks.
-        let ahead = (self.settings.max_clock_offset * 3).as_micros() as u64;
+        let ahead = (self.settings.max_clock_skew * 3).as_micros() as u64;
         let then = read.iter().map(|told| told.then_micros).max().unwrap_or_default();
         let no_time = |_| LinkError::broken("the other masters' clocks show no time");
         let newest = FencingToken::new(then.saturating_add(ahead)).map_err(no_time)?;
-        if !self.settings.rules().forgotten_is_given_back {
+        if !self.settings.rules().lost_locks_are_recovered {
             return Ok(Some(0));
         }
-        let stored = |read: &mut Vec<Told>| read.iter_mut().map(|told| std::mem::take(&mut told.stored)).collect();
-        let read_at = self.seams.clock.monotonic();
+        let stored = |read: &mut Vec<Told>| {
+            read.iter_mut().map(|told| std::mem::take(&mut told.stored)).collect()
+        };
+        let read_at = self.env.clock.monotonic();
         let mut plan = plan::plan(self.quorum, newest, stored(&mut read));
         // Names that only a minority has may have been released between two readings.
-        let doubtful: Vec<_> =
-            plan.iter().filter(|(_, put)| put.record.is_nobodys()).map(|(name, _)| name.clone()).collect();
-        for name in &doubtful {
+        let suspect: Vec<_> = plan
+            .iter()
+            .filter(|(_, put)| put.record.is_nobodys())
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in &suspect {
             plan.remove(name);
         }
         for told in &mut read {
-            told.stored = self.read_again(told, &doubtful).await?;
+            told.stored = self.read_again(told, &suspect).await?;
         }
         plan.extend(plan::plan(self.quorum, newest, stored(&mut read)));
         let session = self.connect(at).await?;
         let plan: Vec<_> = plan.into_iter().collect();
         for chunk in plan.chunks(CHUNK) {
             // A gateway that stood still since must not write lives that are too long.
-            let age = self.seams.clock.monotonic().saturating_sub(read_at);
-            let puts = chunk.iter().filter_map(|(name, put)| Some((name.clone(), put.aged(age)?))).collect();
-            let adoption = Adoption { marker: sight.marker.clone(), puts };
-            match in_time(session.adopt(adoption)).await? {
-                Adopted::Done => {}
+            let age = self.env.clock.monotonic().saturating_sub(read_at);
+            let puts = chunk
+                .iter()
+                .filter_map(|(name, put)| Some((name.clone(), put.aged(age)?)))
+                .collect();
+            let recovery = RecoveryBatch { marker: sight.marker.clone(), puts };
+            match in_time(session.recover(recovery)).await? {
+                RecoveryAnswer::Done => {}
                 // Mostly another gateway was quicker.
-                Adopted::OtherMarker => return Ok(None),
-                Adopted::OtherClient => return Err(LinkError::broken("another client holds one of the locks there")),
+                RecoveryAnswer::OtherMarker => return Ok(None),
+                RecoveryAnswer::OtherClient => {
+                    return Err(LinkError::broken("another client holds one of the locks there"));
+                }
             }
         }
         Ok(Some(plan.len()))
@@ -244,13 +290,15 @@ impl Adopter {
         status.state.is_admitted().then(|| status.marker.clone())
     }
 
-    /// All locks of a master that has forgotten nothing from before until after it was read.
+    /// All locks of a master that has lost nothing from before until after it was read.
     async fn read(&self, at: usize, seen: Duration) -> Result<Told, LinkError> {
         let name = self.nodes[at].name();
-        let before = self.admitted_by(at).ok_or_else(|| LinkError::broken(format!("{name} is not admitted")))?;
+        let before = self
+            .admitted_by(at)
+            .ok_or_else(|| LinkError::broken(format!("{name} is not admitted")))?;
         let session = self.connect(at).await?;
         let Look { facts, marker, .. } = in_time(session.look()).await?;
-        let since = self.seams.clock.monotonic().saturating_sub(seen);
+        let since = self.env.clock.monotonic().saturating_sub(seen);
         let (session, stored) = all_of(session).await?;
         let after = in_time(session.look()).await?;
         let same = facts.same_history(&after.facts) && marker == after.marker;
@@ -264,17 +312,25 @@ impl Adopter {
         Ok(Told { node: at, marker: before, stored, then_micros })
     }
 
-    /// The same for these names alone, of a master that has forgotten nothing since it was read first.
+    /// The same for these names alone, of a master that has lost nothing since it was read first.
     async fn read_again(&self, told: &Told, names: &[LockName]) -> Result<Vec<Stored>, LinkError> {
         let node = &self.nodes[told.node];
         let mut stored = Vec::new();
         for names in names.chunks(CHUNK) {
             let keys = names.iter().map(|name| Keys::new(&self.key_prefix, name)).collect();
-            let votes = node.reader().read(keys).await.map_err(|failure| LinkError::broken(failure.detail))?;
-            stored.extend(names.iter().zip(votes).filter_map(|(name, vote)| self.stored(name, vote)));
+            let votes = node
+                .reader()
+                .read(keys)
+                .await
+                .map_err(|failure| LinkError::broken(failure.detail))?;
+            stored
+                .extend(names.iter().zip(votes).filter_map(|(name, vote)| self.stored(name, vote)));
         }
         if self.admitted_by(told.node).as_ref() != Some(&told.marker) {
-            return Err(LinkError::broken(format!("{} has changed while it was read", node.name())));
+            return Err(LinkError::broken(format!(
+                "{} has changed while it was read",
+                node.name()
+            )));
         }
         Ok(stored)
     }
@@ -294,7 +350,8 @@ impl Adopter {
     }
 
     async fn connect(&self, at: usize) -> Result<Box<dyn Session>, LinkError> {
-        let link = self.nodes[at].link().ok_or_else(|| LinkError::broken("there is no way to it"))?;
+        let link =
+            self.nodes[at].link().ok_or_else(|| LinkError::broken("there is no way to it"))?;
         in_time(link.connect()).await
     }
 }
@@ -303,7 +360,9 @@ async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stor
     let (mut all, mut cursor, mut bytes) = (Vec::new(), None, 0);
     loop {
         let page = in_time(session.stored(cursor)).await?;
-        let size = |stored: &Stored| size_of::<Stored>() + stored.name.as_str().len() + stored.record.as_bytes().len();
+        let size = |stored: &Stored| {
+            size_of::<Stored>() + stored.name.as_str().len() + stored.record.as_bytes().len()
+        };
         bytes += page.stored.iter().map(size).sum::<usize>();
         all.extend(page.stored);
         if bytes > MAX_READ {

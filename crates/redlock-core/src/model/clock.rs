@@ -1,10 +1,10 @@
-//! Time and chance, as seams: everything the algorithm reads from outside passes through here, so that a simulation can
+//! Time and chance, as env: everything the algorithm reads from outside passes through here, so that a simulation can
 //! replace it.
 //!
 //! [`HybridClock`] mints the fencing tokens. It promises strictly increasing tokens within one process
 //! (unless the wall clock steps back by more than D, see [`HybridClock::mint`]), and it learns:
 //! a token seen on a node that lies ahead of our own wall clock moves our clock forward, at most by [`MAX_LEAD`], so that
-//! the slower of two gateways does not lose every first try. The lead is forgotten again, half of it every [`LEAD_HALF_LIFE`]:
+//! the slower of two gateways does not lose every first try. The lead is lost again, half of it every [`LEAD_HALF_LIFE`]:
 //! one gateway that was ahead for a minute must not move the tokens of all others for ever, from one to the next, until
 //! nodes whose clocks are a little behind refuse them. It does not promise agreement between gateways; the fence
 //! keys on the nodes do that.
@@ -87,7 +87,7 @@ pub trait Entropy: Send + Sync + 'static {
 pub struct OsEntropy;
 
 impl Entropy for OsEntropy {
-    /// Pauses are no secret: they need no system call.
+    /// Backoff are no secret: they need no system call.
     fn unit(&self) -> f64 {
         fastrand::f64()
     }
@@ -103,7 +103,7 @@ impl Entropy for OsEntropy {
 /// The most that tokens seen on nodes may move our own clock ahead.
 pub const MAX_LEAD: Duration = Duration::from_secs(1);
 
-/// In which half of a lead is forgotten.
+/// In which half of a lead is lost.
 pub const LEAD_HALF_LIFE: Duration = Duration::from_secs(60);
 
 /// What is left of a lead after some time. It falls slower than time passes, so that wall clock and lead together never go
@@ -155,7 +155,12 @@ pub struct HybridClock {
 impl HybridClock {
     /// `max_offset` is D, the distance between a T and a node's own time beyond which the node refuses it.
     pub fn new(clock: Arc<dyn Clock>, max_offset: Duration) -> Self {
-        Self { clock, max_offset_micros: max_offset.as_micros() as u64, last: AtomicU64::new(0), lead: Lead::default() }
+        Self {
+            clock,
+            max_offset_micros: max_offset.as_micros() as u64,
+            last: AtomicU64::new(0),
+            lead: Lead::default(),
+        }
     }
 
     /// A token larger than all that this clock has minted or observed, as long as those are within D of the wall clock:
@@ -167,7 +172,8 @@ impl HybridClock {
         let mut last = self.last.load(Ordering::Relaxed);
         loop {
             let next = if last > now + self.max_offset_micros { now } else { now.max(last + 1) };
-            match self.last.compare_exchange_weak(last, next, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.last.compare_exchange_weak(last, next, Ordering::Relaxed, Ordering::Relaxed)
+            {
                 Ok(_) => return FencingToken::new(next).ok(),
                 Err(newer) => last = newer,
             }

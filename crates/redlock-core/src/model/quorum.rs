@@ -23,7 +23,11 @@ impl Quorum {
 
     /// A cluster of `nodes` nodes.
     pub fn new(nodes: usize) -> Result<Self, NodeCountError> {
-        if (1..=Self::MAX_NODES).contains(&nodes) { Ok(Self { nodes }) } else { Err(NodeCountError { given: nodes }) }
+        if (1..=Self::MAX_NODES).contains(&nodes) {
+            Ok(Self { nodes })
+        } else {
+            Err(NodeCountError { given: nodes })
+        }
     }
 
     /// N, all configured nodes.
@@ -119,8 +123,16 @@ mod tests {
                                 });
                             }
                         }
-                        let expected = if finals.iter().all(|f| *f == finals[0]) { finals[0] } else { Decision::Open };
-                        assert_eq!(quorum.decide(Tally { yes, no, failed }), expected, "{nodes} {yes} {no} {failed}");
+                        let expected = if finals.iter().all(|f| *f == finals[0]) {
+                            finals[0]
+                        } else {
+                            Decision::Open
+                        };
+                        assert_eq!(
+                            quorum.decide(Tally { yes, no, failed }),
+                            expected,
+                            "{nodes} {yes} {no} {failed}"
+                        );
                     }
                 }
             }

@@ -17,7 +17,8 @@ pub struct RetryPolicy {
 
 impl RetryPolicy {
     /// One try only.
-    pub const NONE: Self = Self { count: 0, delay: Duration::ZERO, jitter: Duration::ZERO, deadline: Duration::ZERO };
+    pub const NONE: Self =
+        Self { count: 0, delay: Duration::ZERO, jitter: Duration::ZERO, deadline: Duration::ZERO };
 
     /// The pause before the next try, or `None` when no try is left. `tries` counts those made, `spent` is the time
     /// since the first began, `unit` is a random number in `0.0..1.0`.

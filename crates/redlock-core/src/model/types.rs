@@ -65,7 +65,8 @@ impl FromStr for LockName {
 
     fn from_str(text: &str) -> Result<Self, NameError> {
         Self::check_part(text)?;
-        let bad = |segment: &[u8]| ["", ".", ".."].into_iter().find(|bad| segment == bad.as_bytes());
+        let bad =
+            |segment: &[u8]| ["", ".", ".."].into_iter().find(|bad| segment == bad.as_bytes());
         match text.as_bytes().split(|byte| *byte == b'/').find_map(bad) {
             Some(found) => Err(NameError::BadSegment { found }),
             None => Ok(Self(text.into())),
@@ -74,7 +75,8 @@ impl FromStr for LockName {
 }
 
 fn is_name_byte(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'@' | b'/' | b'+' | b'~' | b'-')
+    byte.is_ascii_alphanumeric()
+        || matches!(byte, b'.' | b'_' | b':' | b'@' | b'/' | b'+' | b'~' | b'-')
 }
 
 impl fmt::Display for LockName {
@@ -102,7 +104,9 @@ pub enum NameError {
         len: usize,
     },
     /// A character outside the alphabet.
-    #[error("the name has {found:?} at byte {at}; allowed are 1 to 255 bytes of [A-Za-z0-9._:@/+~-]")]
+    #[error(
+        "the name has {found:?} at byte {at}; allowed are 1 to 255 bytes of [A-Za-z0-9._:@/+~-]"
+    )]
     BadCharacter {
         /// The character that is not allowed.
         found: char,
@@ -160,7 +164,8 @@ impl Owner {
     }
 
     fn of_parts<const N: usize>(key: &str, parts: [&[u8]; N]) -> Self {
-        let mut mac = Hmac::<Sha256>::new_from_slice(key.as_bytes()).expect("HMAC takes a key of any length");
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(key.as_bytes()).expect("HMAC takes a key of any length");
         for part in parts {
             mac.update(&(part.len() as u64).to_be_bytes());
             mac.update(part);
@@ -252,7 +257,12 @@ impl FencingToken {
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text: &[u8; Self::TEXT_LEN] = text.try_into().ok()?;
         let digits = text.iter().map(|byte| char::from(*byte).to_digit(10));
-        Self::new(digits.into_iter().try_fold(0, |number, digit| Some(number * 10 + u64::from(digit?)))?).ok()
+        Self::new(
+            digits
+                .into_iter()
+                .try_fold(0, |number, digit| Some(number * 10 + u64::from(digit?)))?,
+        )
+        .ok()
     }
 }
 
@@ -382,7 +392,8 @@ impl Ttl {
     pub fn from_duration(duration: Duration) -> Result<Self, InvalidTtl> {
         let is_whole = duration.subsec_nanos().is_multiple_of(1_000_000);
         let ttl = u32::try_from(duration.as_millis()).ok().filter(|_| is_whole).map(Self);
-        ttl.filter(|ttl| (Self::MIN..=Self::MAX).contains(ttl)).ok_or(InvalidTtl { given: duration })
+        ttl.filter(|ttl| (Self::MIN..=Self::MAX).contains(ttl))
+            .ok_or(InvalidTtl { given: duration })
     }
 
     /// In milliseconds: 10 to 86,400,000.
@@ -416,7 +427,11 @@ impl Info {
     /// Takes a text of at most [`Info::MAX_LEN`] bytes.
     pub fn new(text: impl Into<Bytes>) -> Result<Self, InfoTooLong> {
         let text = text.into();
-        if text.len() <= Self::MAX_LEN { Ok(Self(text)) } else { Err(InfoTooLong { len: text.len() }) }
+        if text.len() <= Self::MAX_LEN {
+            Ok(Self(text))
+        } else {
+            Err(InfoTooLong { len: text.len() })
+        }
     }
 
     /// The text as it was stored.
@@ -488,7 +503,10 @@ mod tests {
         assert_eq!("".parse::<LockName>(), Err(NameError::Empty));
         assert_eq!("x".repeat(256).parse::<LockName>(), Err(NameError::TooLong { len: 256 }));
         for bad in ["a b", "a\0", "a\n", "{a}", "a*", "a?", "[a]", "a\\", "é", "a%00"] {
-            assert!(matches!(bad.parse::<LockName>(), Err(NameError::BadCharacter { .. })), "{bad:?}");
+            assert!(
+                matches!(bad.parse::<LockName>(), Err(NameError::BadCharacter { .. })),
+                "{bad:?}"
+            );
         }
     }
 
@@ -514,7 +532,8 @@ mod tests {
 
     #[test]
     fn a_token_survives_its_own_text_and_nothing_else_parses() {
-        let token = grant(Owner::from_bytes([0xa5; 16]), FencingToken::new(1_763_725_165_123_456).unwrap());
+        let token =
+            grant(Owner::from_bytes([0xa5; 16]), FencingToken::new(1_763_725_165_123_456).unwrap());
         let text = token.expose();
         assert_eq!(text.parse(), Ok(token));
         let upper = text.to_uppercase();
@@ -547,7 +566,8 @@ mod tests {
         for (i, owner) in different.iter().enumerate() {
             assert!(different[..i].iter().all(|other| other != owner), "number {i} is there twice");
         }
-        let (shown, known) = (grant(one, FencingToken::MIN), grant(one.bound_to("ci"), FencingToken::MIN));
+        let (shown, known) =
+            (grant(one, FencingToken::MIN), grant(one.bound_to("ci"), FencingToken::MIN));
         assert_eq!((shown.bound_to("ci"), known.shown_by(one)), (known, shown));
     }
 
@@ -570,8 +590,10 @@ mod tests {
     #[test]
     fn ttl_limits_hold() {
         assert_eq!(Ttl::from_millis(10).map(Ttl::millis), Ok(10));
-        for bad in
-            [9, 86_400_001, 1 << 63].map(Duration::from_millis).into_iter().chain([Duration::from_micros(10_500)])
+        for bad in [9, 86_400_001, 1 << 63]
+            .map(Duration::from_millis)
+            .into_iter()
+            .chain([Duration::from_micros(10_500)])
         {
             assert_eq!(Ttl::from_duration(bad), Err(InvalidTtl { given: bad }));
         }

@@ -16,10 +16,10 @@ pub fn validity(life: Duration, elapsed: Duration, drift: Duration) -> Option<Du
     life.checked_sub(elapsed)?.checked_sub(drift).filter(|left| !left.is_zero())
 }
 
-/// A round that has taken longer is not believed: a master that has forgotten its vote may have been told by others what it
+/// A round that has taken longer is not believed: a master that has lost its vote may have been told by others what it
 /// forgot, before they gave theirs. All gateways of a cluster have to agree on it, so it cannot follow the node time-out.
-pub fn longest_round(max_clock_offset: Duration) -> Duration {
-    (max_clock_offset * 3).max(Duration::from_secs(5))
+pub fn longest_round(max_clock_skew: Duration) -> Duration {
+    (max_clock_skew * 3).max(Duration::from_secs(5))
 }
 
 /// A lock that is held, or was when a majority said so.
@@ -68,7 +68,10 @@ mod tests {
     fn thirty_seconds_lose_302_ms_to_drift() {
         let ttl = Duration::from_millis(30_000);
         assert_eq!(drift(ttl, 0.01), Duration::from_millis(302));
-        assert_eq!(validity(ttl, Duration::from_millis(5), drift(ttl, 0.01)), Some(Duration::from_millis(29_693)));
+        assert_eq!(
+            validity(ttl, Duration::from_millis(5), drift(ttl, 0.01)),
+            Some(Duration::from_millis(29_693))
+        );
     }
 
     proptest! {

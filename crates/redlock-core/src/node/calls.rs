@@ -87,7 +87,8 @@ impl Calls {
     pub(super) fn next(&mut self, now: Instant) -> Vec<Task> {
         let count = next_call(&self.waiting);
         let mut tasks: Vec<Task> = self.waiting.drain(..count).collect();
-        let is_late = |task: &mut Task| task.not_after < now && !matches!(*task.op, Op::Release { .. });
+        let is_late =
+            |task: &mut Task| task.not_after < now && !matches!(*task.op, Op::Release { .. });
         fail_all(tasks.extract_if(.., is_late), Reason::Timeout, Effect::None, "not sent in time");
         tasks
     }
@@ -132,7 +133,12 @@ impl Calls {
     }
 }
 
-pub(super) fn fail_all(tasks: impl IntoIterator<Item = Task>, reason: Reason, effect: Effect, detail: &str) {
+pub(super) fn fail_all(
+    tasks: impl IntoIterator<Item = Task>,
+    reason: Reason,
+    effect: Effect,
+    detail: &str,
+) {
     for task in tasks {
         task.reply.send(Vote::Failed(Failure::new(reason, effect, detail)));
     }
@@ -157,10 +163,12 @@ pub(super) fn weight(op: &Op) -> usize {
     OVERHEAD
         + match op {
             // The last of three for a hint, which holds the key once more.
-            Op::Acquire { keys, record, .. } | Op::Heal { keys, record, .. } => {
+            Op::Acquire { keys, record, .. } | Op::Repair { keys, record, .. } => {
                 3 * keys.fence.len() + record.as_bytes().len()
             }
-            Op::Release { keys, .. } | Op::Extend { keys, .. } => 3 * keys.fence.len() + Record::GRANT_LEN,
+            Op::Release { keys, .. } | Op::Extend { keys, .. } => {
+                3 * keys.fence.len() + Record::GRANT_LEN
+            }
             Op::Inspect { keys } => keys.lock.len(),
         }
 }

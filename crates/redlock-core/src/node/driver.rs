@@ -7,7 +7,7 @@
 //!    ▲                   │ ▲                            │              │
 //!    │                   ▼ │ every second, or when told │              │
 //!    │                Quarantined                       │              │
-//!    └────────────────── any error, any unfit node ◄────┴──────────────┘
+//!    └────────────────── any error, any ineligible node ◄────┴──────────────┘
 //! ```
 //!
 //! A session that votes begins on a connection that was just opened, and ends when the node's name is seen to lead to
@@ -25,15 +25,18 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Task;
-use super::admission::{Admission, Doubt, Early, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN, Step};
 use super::calls::{Call, Calls, fail_all};
+use super::clock_drift::{RanAhead, Rate, Reading};
+use super::eligibility::{
+    Early, Eligibility, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN, Step,
+    Suspicion,
+};
 use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
-use super::observer::Seams;
+use super::node_registry::NodeRegistry;
+use super::observer::Env;
 use super::op::{Effect, Failure, Op, Reason, Vote};
-use super::peers::Peers;
-use super::rate::{RanAhead, Rate, Reading};
 use super::report::{Reporter, remedy_of_write_error};
-use super::rules::Rules;
+use super::rules::SafetyRules;
 use super::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
 use crate::model::clock::lead_left;
 use crate::model::types::FencingToken;
@@ -41,9 +44,9 @@ use crate::model::types::FencingToken;
 /// How often a node is asked about itself again, and an idle connection is tried. A client's own watch does not fire while
 /// the socket's send buffer is full.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Pauses between two attempts to connect, doubled from the first to the last.
+/// Backoff between two attempts to connect, doubled from the first to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// How soon a node that is unfit is looked at again.
+/// How soon a node that is ineligible is looked at again.
 const UNFIT_PAUSE: Duration = Duration::from_secs(1);
 /// How long a node whose clock ran ahead gives no votes at once: the clocks of all others are read in that time.
 const COMPARE: Duration = Duration::from_millis(2_500);
@@ -56,9 +59,11 @@ const POLL_NEW: Duration = Duration::from_millis(250);
 /// Markers put in a row. More mean that somebody else keeps changing them.
 const MAX_PUTS: u32 = 8;
 
-const _: () = assert!(BACKOFF.0.as_millis() < BACKOFF.1.as_millis() && POLL_NEW.as_millis() < POLL.as_millis());
+const _: () = assert!(
+    BACKOFF.0.as_millis() < BACKOFF.1.as_millis() && POLL_NEW.as_millis() < POLL.as_millis()
+);
 
-/// What a driver needs to know beside the admission.
+/// What a driver needs to know beside the eligibility.
 #[derive(Debug, Clone)]
 pub struct DriverSettings {
     /// A call that takes longer ends the session. Rounds must have given up by then.
@@ -66,15 +71,15 @@ pub struct DriverSettings {
     /// The same for connecting, and for a question that is no call: a link may need several round trips for one.
     pub question_deadline: Duration,
     /// D: a clock further than this from ours makes the node refuse our fencing tokens.
-    pub max_clock_offset: Duration,
+    pub max_clock_skew: Duration,
     /// A node whose quickest answer took longer is a far one, with several calls under way.
     pub overlap_above: Duration,
     /// By how much of the time that passes a clock may run ahead.
     pub drift_factor: f64,
     /// Shared with the drivers of the other masters.
-    pub peers: Arc<Peers>,
+    pub node_registry: Arc<NodeRegistry>,
     /// All of them, but in a test that shows what one is good for.
-    pub rules: Rules,
+    pub rules: SafetyRules,
 }
 
 /// What happened to the connection.
@@ -96,8 +101,8 @@ pub(super) enum Event {
     Closed(String),
     /// An operator's word that the cluster is brand-new was confirmed by looking at all nodes.
     BootstrapConfirmed,
-    /// While this marker stood, the node was given back what it had forgotten.
-    Adopted(String),
+    /// While this marker stood, the node was given back what it had lost.
+    RecoveryAnswer(String),
 }
 
 /// What is to be done with the connection.
@@ -175,18 +180,18 @@ impl From<LinkError> for Outage {
 pub(super) struct Driver {
     settings: DriverSettings,
     report: Reporter,
-    admission: Admission,
+    eligibility: Eligibility,
     phase: Phase,
     actions: VecDeque<Action>,
-    /// When the connection was opened, and whether that was for the admission which is under way.
+    /// When the connection was opened, and whether that was for the eligibility which is under way.
     connected: Instant,
     is_fresh: bool,
     /// The next back-off.
     pause: Duration,
     /// The quarantine marker that was last reported.
     reported: Option<String>,
-    /// The quarantine marker under which the node was given back what it had forgotten.
-    adopted: Option<String>,
+    /// The quarantine marker under which the node was given back what it had lost.
+    recovered: Option<String>,
     /// The quarantine marker of which it was confirmed that the node is new. A connection that breaks must not lose the word.
     bootstrap_confirmed: Option<String>,
     /// Markers put since the last quarantine or connection.
@@ -206,25 +211,25 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) fn new(
         name: Arc<str>,
-        admission: Admission,
+        eligibility: Eligibility,
         settings: DriverSettings,
-        seams: Seams,
+        env: Env,
         now: Instant,
     ) -> Self {
-        let report = Reporter::new(name, settings.max_clock_offset, seams);
+        let report = Reporter::new(name, settings.max_clock_skew, env);
         let calls = Calls::new(settings.overlap_above);
-        let rate = Rate::new(settings.drift_factor, admission.max_ttl());
+        let rate = Rate::new(settings.drift_factor, eligibility.max_ttl());
         Self {
             settings,
             report,
-            admission,
+            eligibility,
             phase: Phase::Paused { until: now },
             actions: VecDeque::new(),
             connected: now,
             is_fresh: false,
             pause: BACKOFF.0,
             reported: None,
-            adopted: None,
+            recovered: None,
             bootstrap_confirmed: None,
             puts: 0,
             calls,
@@ -243,7 +248,7 @@ impl Driver {
     pub(super) fn next_action(&mut self) -> Option<Action> {
         let action = self.actions.pop_front();
         if action == Some(Action::Look) {
-            self.look_asked = self.report.seams.clock.monotonic();
+            self.look_asked = self.report.env.clock.monotonic();
         }
         action
     }
@@ -267,7 +272,9 @@ impl Driver {
         match &self.phase {
             Phase::Paused { .. } | Phase::Quarantined { .. } => false,
             Phase::Asking { until } | Phase::Loading { until, .. } => *until <= now,
-            Phase::Serving(serving) => serving.look_until.is_some_and(|until| until <= now) || self.call_is_late(now),
+            Phase::Serving(serving) => {
+                serving.look_until.is_some_and(|until| until <= now) || self.call_is_late(now)
+            }
         }
     }
 
@@ -288,8 +295,12 @@ impl Driver {
                 if serving.follow <= now {
                     serving.follow = now + NAME_IS_FOLLOWED_EVERY;
                     // A far one is given the time that it takes.
-                    let is_late = serving.following.is_some_and(|since| since + self.settings.question_deadline <= now);
-                    if self.settings.rules.name_is_followed && (serving.following.is_none() || is_late) {
+                    let is_late = serving
+                        .following
+                        .is_some_and(|since| since + self.settings.question_deadline <= now);
+                    if self.settings.rules.name_is_followed
+                        && (serving.following.is_none() || is_late)
+                    {
                         serving.following = Some(now);
                         self.actions.push_back(Action::Follow);
                     }
@@ -325,7 +336,9 @@ impl Driver {
                 self.ask(Action::Look, now);
                 Ok(())
             }
-            Event::Swapped(Ok(Swapped::OtherProcess)) => Err(Outage::Unreachable("it was restarted just now".into())),
+            Event::Swapped(Ok(Swapped::OtherProcess)) => {
+                Err(Outage::Unreachable("it was restarted just now".into()))
+            }
             Event::Loaded(Ok(engine)) => {
                 self.report.engine(engine);
                 self.loaded(now);
@@ -342,8 +355,8 @@ impl Driver {
                 }
                 Ok(())
             }
-            Event::Adopted(marker) => {
-                self.adopted = Some(marker);
+            Event::RecoveryAnswer(marker) => {
+                self.recovered = Some(marker);
                 if let Phase::Quarantined { .. } = self.phase {
                     self.ask(Action::Look, now);
                 }
@@ -364,7 +377,11 @@ impl Driver {
         self.phase = Phase::Asking { until: now + self.settings.question_deadline };
     }
 
-    fn looked(&mut self, Look { facts, marker, is_caught_up }: Look, now: Instant) -> Result<(), Outage> {
+    fn looked(
+        &mut self,
+        Look { facts, marker, is_caught_up }: Look,
+        now: Instant,
+    ) -> Result<(), Outage> {
         self.report.memory(&facts, self.look_asked);
         self.read_clock(&facts, marker.as_deref())?;
         if self.is_serving() {
@@ -372,50 +389,76 @@ impl Driver {
         }
         self.report.process(&facts);
         if !facts.run_id.is_empty()
-            && let Err(other) = self.settings.peers.claim(&self.report.name, &facts.run_id)
+            && let Err(other) = self.settings.node_registry.claim(&self.report.name, &facts.run_id)
         {
-            let why =
-                format!("the process that answers here answers as {other} too; a quorum needs independent masters");
+            let why = format!(
+                "the process that answers here answers as {other} too; a quorum needs independent masters"
+            );
             return Err(Outage::Unfit(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
         }
-        let seen = Moment::of(self.report.seams.clock.as_ref());
+        let seen = Moment::of(self.report.env.clock.as_ref());
         self.compare_with_former(&facts, seen.monotonic);
         let is_of = |word: &Option<String>| marker.is_some() && *word == marker;
-        let early = if is_of(&self.adopted) {
-            Some(Early::Adopted)
+        let early = if is_of(&self.recovered) {
+            Some(Early::RecoveryAnswer)
         } else {
             is_of(&self.bootstrap_confirmed).then_some(Early::BrandNew)
         };
-        match self.admission.look(&facts, marker.as_deref(), seen, early, self.report.seams.entropy.as_ref()) {
+        match self.eligibility.look(
+            &facts,
+            marker.as_deref(),
+            seen,
+            early,
+            self.report.env.entropy.as_ref(),
+        ) {
             Step::Refuse(diagnosis) => return Err(Outage::Unfit(diagnosis)),
             Step::Put { from, to } => {
                 self.puts += 1;
                 if self.puts > MAX_PUTS {
-                    let reason = "its marker keeps changing: several gateways or programs disagree about it";
+                    let reason =
+                        "its marker keeps changing: several gateways or programs disagree about it";
                     return Err(Outage::Unfit(Diagnosis::new(reason, Remedy::ReadOtherLogs)));
                 }
                 self.ask(
-                    Action::SwapMarker(MarkerSwap { run_id: facts.run_id, from, to, looked_micros: facts.time_micros }),
+                    Action::SwapMarker(MarkerSwap {
+                        run_id: facts.run_id,
+                        from,
+                        to,
+                        looked_micros: facts.time_micros,
+                    }),
                     now,
                 );
             }
-            Step::Wait { until, diagnosis, doubt } => {
+            Step::Wait { until, diagnosis, suspicion } => {
                 self.puts = 0;
                 let left = until.saturating_sub(seen.monotonic);
                 let is_other = self.reported != marker;
-                self.report.quarantined(&diagnosis, doubt, left, marker.as_deref().unwrap_or_default(), is_other);
+                self.report.quarantined(
+                    &diagnosis,
+                    suspicion,
+                    left,
+                    marker.as_deref().unwrap_or_default(),
+                    is_other,
+                );
                 self.reported = marker;
-                let poll = if doubt == Doubt::New { POLL_NEW } else { POLL };
-                self.phase = Phase::Quarantined { until: now + left.min(poll).max(Duration::from_millis(1)) };
+                let poll = if suspicion == Suspicion::New { POLL_NEW } else { POLL };
+                self.phase = Phase::Quarantined {
+                    until: now + left.min(poll).max(Duration::from_millis(1)),
+                };
             }
             // The name may have moved while the node waited.
-            Step::Admit { .. } if !self.is_fresh && self.connected + NAME_IS_FOLLOWED_EVERY <= now => {
+            Step::Admit { .. }
+                if !self.is_fresh && self.connected + NAME_IS_FOLLOWED_EVERY <= now =>
+            {
                 self.is_fresh = true;
                 self.actions.push_back(Action::Disconnect);
                 self.ask(Action::Connect, now);
             }
             Step::Admit { marker } => {
-                self.actions.push_back(Action::Load { run_id: facts.run_id.clone(), marker: marker.clone() });
+                self.actions.push_back(Action::Load {
+                    run_id: facts.run_id.clone(),
+                    marker: marker.clone(),
+                });
                 let until = now + self.settings.question_deadline;
                 self.phase = Phase::Loading { until, facts: Box::new(facts), marker, is_caught_up };
             }
@@ -426,7 +469,10 @@ impl Driver {
     /// At the first look at another process: one that was started before the former one last answered need not have read
     /// all that the former one granted.
     fn compare_with_former(&mut self, facts: &Facts, now: Duration) {
-        let Some((_, answered)) = self.answered.take_if(|(former, _)| *former != facts.run_id) else { return };
+        let Some((_, answered)) = self.answered.take_if(|(former, _)| *former != facts.run_id)
+        else {
+            return;
+        };
         let has_run = Duration::from_secs(facts.uptime_seconds.saturating_sub(1));
         if facts.uptime_seconds > 0 && has_run >= now.saturating_sub(answered) {
             self.contest();
@@ -435,17 +481,22 @@ impl Driver {
 
     fn contest(&mut self) {
         if self.settings.rules.two_alive_are_noticed {
-            self.admission.contest();
+            self.eligibility.contest();
         }
     }
 
     /// What may change while a session lasts: the eviction policy, evictions, the role, the durability.
-    fn looked_while_serving(&mut self, facts: &Facts, marker: Option<&str>, is_caught_up: bool) -> Result<(), Outage> {
+    fn looked_while_serving(
+        &mut self,
+        facts: &Facts,
+        marker: Option<&str>,
+        is_caught_up: bool,
+    ) -> Result<(), Outage> {
         let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
         serving.look_until = None;
         self.report.evictions(facts.evicted_keys);
-        let seen = Moment::of(self.report.seams.clock.as_ref());
-        match self.admission.look(facts, marker, seen, None, self.report.seams.entropy.as_ref()) {
+        let seen = Moment::of(self.report.env.clock.as_ref());
+        match self.eligibility.look(facts, marker, seen, None, self.report.env.entropy.as_ref()) {
             Step::Admit { marker } if marker == serving.marker => {
                 if is_caught_up {
                     self.report.caught_up();
@@ -459,22 +510,22 @@ impl Driver {
         }
     }
 
-    /// Locks end by the node's clock: when that runs ahead they end early, and it may have forgotten them. It gives no votes
+    /// Locks end by the node's clock: when that runs ahead they end early, and it may have lost them. It gives no votes
     /// until the other clocks were read, which tell whether it was ours that ran slow.
     fn read_clock(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
         if facts.time_micros == 0 || !self.settings.rules.rate_is_checked {
             return Ok(());
         }
         let (name, asked) = (&self.report.name, self.look_asked);
-        let answered = self.report.seams.clock.monotonic();
+        let answered = self.report.env.clock.monotonic();
         let ran_ahead = self.rate.read(Reading { asked, answered, node_micros: facts.time_micros });
-        self.settings.peers.read(name, answered, ran_ahead);
+        self.settings.node_registry.read(name, answered, ran_ahead);
         if let Some((ran, stood)) = self.ran_ahead.take() {
-            if self.settings.peers.ran_alike(name, ran) {
+            if self.settings.node_registry.ran_alike(name, ran) {
                 self.report.our_clock_ran_slow(ran.by);
             } else {
                 self.report.clock_ran_ahead(ran.by);
-                self.admission.distrust(stood);
+                self.eligibility.distrust(stood);
             }
         }
         match ran_ahead {
@@ -531,7 +582,7 @@ impl Driver {
         {
             if !call.tasks.is_empty() {
                 let elapsed = now.saturating_duration_since(call.at);
-                self.report.seams.observer.node_call(&self.report.name, call.tasks.len(), elapsed);
+                self.report.env.observer.node_call(&self.report.name, call.tasks.len(), elapsed);
             }
             fail_all(call.tasks, Reason::Timeout, Effect::Possible, why);
         }
@@ -552,10 +603,13 @@ impl Driver {
                 self.pause = BACKOFF.0;
             }
             let ago = now.saturating_duration_since(*answered);
-            self.answered = Some((run_id.clone(), self.report.seams.clock.monotonic().saturating_sub(ago)));
+            self.answered =
+                Some((run_id.clone(), self.report.env.clock.monotonic().saturating_sub(ago)));
         }
         let pause = match &outage {
-            Outage::Unreachable(_) => self.pause.mul_f64(0.5 + 0.5 * self.report.seams.entropy.unit()),
+            Outage::Unreachable(_) => {
+                self.pause.mul_f64(0.5 + 0.5 * self.report.env.entropy.unit())
+            }
             Outage::RanAhead(_) => COMPARE,
             Outage::Unfit(_) => UNFIT_PAUSE,
         };
@@ -565,8 +619,9 @@ impl Driver {
             Outage::Unreachable(why) => (NodeState::Connecting, Diagnosis::without_remedy(why)),
             Outage::RanAhead(ran) => {
                 let (ms, seconds) = (ran.by.as_millis(), (ran.to - ran.from).as_secs_f64());
-                let why =
-                    format!("its clock ran {ms} ms ahead of ours in {seconds:.1} s: it is compared with the others'");
+                let why = format!(
+                    "its clock ran {ms} ms ahead of ours in {seconds:.1} s: it is compared with the others'"
+                );
                 (NodeState::Connecting, Diagnosis::without_remedy(why))
             }
             Outage::Unfit(diagnosis) => (NodeState::Refused, diagnosis),
@@ -643,14 +698,15 @@ impl Driver {
         let Some(Call { tasks, at }) = self.calls.answered() else { return Ok(()) };
         let elapsed = now.saturating_duration_since(at);
         if !tasks.is_empty() {
-            self.report.seams.observer.node_call(&self.report.name, tasks.len(), elapsed);
+            self.report.env.observer.node_call(&self.report.name, tasks.len(), elapsed);
         }
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => return failed_call(tasks, error),
         };
         if answer.votes.len() != tasks.len() {
-            let text = format!("{} votes in answer to {} operations", answer.votes.len(), tasks.len());
+            let text =
+                format!("{} votes in answer to {} operations", answer.votes.len(), tasks.len());
             fail_all(tasks, Reason::Error, Effect::Possible, &text);
             return Err(Outage::Unreachable(text));
         }
@@ -660,21 +716,25 @@ impl Driver {
         }
         if let Some(node_time) = answer.time_micros {
             // The node read its clock somewhere between our sending and now; the middle is the best guess.
-            let ours = self.report.seams.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
+            let ours = self.report.env.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
             if let Some(t) = tasks.iter().rev().find_map(acquired_with) {
                 // A step of our own clock is no lead.
-                let most = self.settings.max_clock_offset.as_micros() as u64;
+                let most = self.settings.max_clock_skew.as_micros() as u64;
                 self.lead = (t.get().saturating_sub(ours.unsigned_abs()).min(most), now);
             }
             let (lead, since) = self.lead;
-            self.report.clock_offset(node_time - ours, lead_left(lead, now.saturating_duration_since(since)));
+            self.report.clock_offset(
+                node_time - ours,
+                lead_left(lead, now.saturating_duration_since(since)),
+            );
         }
         if tasks.is_empty() {
             self.report.writes(answer.write_error.as_deref());
         }
-        let mut unfit = (!answer.is_admitted).then_some("its marker was lost or changed: it must be admitted again");
+        let mut ineligible = (!answer.is_admitted)
+            .then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
-            unfit = unfit.or(unfit_by(&vote));
+            ineligible = ineligible.or(unfit_by(&vote));
             // A grant proves nothing against it: after a write that needs no memory a script may go on writing. Only the
             // heartbeat tells that it is over.
             if let Vote::Failed(Failure { reason: Reason::Error, detail, .. }) = &vote
@@ -684,7 +744,7 @@ impl Driver {
             }
             task.reply.send(vote);
         }
-        unfit.map_or(Ok(()), |why| Err(Outage::Unreachable(why.into())))
+        ineligible.map_or(Ok(()), |why| Err(Outage::Unreachable(why.into())))
     }
 }
 
@@ -707,7 +767,9 @@ fn acquired_with(task: &Task) -> Option<FencingToken> {
 /// Why a node that gives this vote must be looked at again before it may go on voting.
 fn unfit_by(vote: &Vote) -> Option<&'static str> {
     match vote {
-        Vote::Failed(Failure { reason: Reason::Error, detail, .. }) if detail.starts_with("READONLY") => {
+        Vote::Failed(Failure { reason: Reason::Error, detail, .. })
+            if detail.starts_with("READONLY") =>
+        {
             Some("it takes no writes any more: it has become a replica")
         }
         _ => None,

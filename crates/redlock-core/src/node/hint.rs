@@ -36,7 +36,9 @@ impl Hint {
         let mut text = Vec::with_capacity(2 + 2 + 17 + 17 + lock.len());
         match word {
             Word::Waiting { seconds: None } => write!(text, "1 w {origin:016x} "),
-            Word::Waiting { seconds: Some(seconds) } => write!(text, "1 l {origin:016x} {seconds:016x} "),
+            Word::Waiting { seconds: Some(seconds) } => {
+                write!(text, "1 l {origin:016x} {seconds:016x} ")
+            }
             Word::Released { t, waiting: false } => write!(text, "1 r {origin:016x} {t} "),
             Word::Released { t, waiting: true } => write!(text, "1 y {origin:016x} {t} "),
         }
@@ -63,7 +65,9 @@ impl Hint {
         let origin = number(4)?;
         let (word, lock_at) = match self.0.get(..4)? {
             b"1 w " => (Word::Waiting { seconds: None }, 4 + NUMBER + 1),
-            b"1 l " => (Word::Waiting { seconds: Some(number(4 + NUMBER + 1)?) }, 4 + 2 * (NUMBER + 1)),
+            b"1 l " => {
+                (Word::Waiting { seconds: Some(number(4 + NUMBER + 1)?) }, 4 + 2 * (NUMBER + 1))
+            }
             kind @ (b"1 r " | b"1 y ") => {
                 let t = FencingToken::parse(field(4 + NUMBER + 1)?.as_bytes())?;
                 (Word::Released { t, waiting: kind == b"1 y " }, 4 + 2 * (NUMBER + 1))
@@ -88,7 +92,9 @@ mod tests {
     fn a_hint_gives_back_what_went_in() {
         let t = FencingToken::MIN;
         let released = [false, true].map(|waiting| Word::Released { t, waiting });
-        for word in [None, Some(40)].map(|seconds| Word::Waiting { seconds }).into_iter().chain(released) {
+        for word in
+            [None, Some(40)].map(|seconds| Word::Waiting { seconds }).into_iter().chain(released)
+        {
             assert_eq!(Hint::new(7, word, &lock()).parse(), Some((7, word, lock())));
         }
     }

@@ -17,7 +17,7 @@ use crate::model::clock::Entropy;
 
 /// How often the connection is tried.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-/// Pauses between two attempts to connect, doubled from the first to the last.
+/// Backoff between two attempts to connect, doubled from the first to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// How often it is mentioned in the log that nothing is heard.
 const MENTION: Duration = Duration::from_secs(60);
@@ -34,7 +34,12 @@ pub(super) struct HintSubscriber {
 }
 
 impl HintSubscriber {
-    pub(super) fn new(name: Arc<str>, link: Arc<dyn Link>, deadline: Duration, entropy: Arc<dyn Entropy>) -> Self {
+    pub(super) fn new(
+        name: Arc<str>,
+        link: Arc<dyn Link>,
+        deadline: Duration,
+        entropy: Arc<dyn Entropy>,
+    ) -> Self {
         Self { name, link, deadline, entropy, is_subscribed: Arc::default(), tasks: Arc::default() }
     }
 
@@ -51,7 +56,11 @@ impl HintSubscriber {
     }
 
     pub(super) fn stop(&self) {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(|task| task.abort());
+        self.tasks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+            .for_each(|task| task.abort());
     }
 
     async fn run(self, listener: Weak<dyn Listener>) {

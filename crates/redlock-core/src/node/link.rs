@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-use super::admission::Facts;
+use super::eligibility::Facts;
 use super::hint::Hint;
 use super::op::Vote;
 use super::record::Record;
@@ -47,7 +47,7 @@ pub trait Session: Send + 'static {
     fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage>;
 
     /// Sets locks, if that marker stands. After an error some of them may be set.
-    fn adopt(&self, adoption: Adoption) -> Answering<Adopted>;
+    fn recover(&self, recovery: RecoveryBatch) -> Answering<RecoveryAnswer>;
 
     /// Notes on the master that it has caught up under this marker. Does nothing when another marker stands.
     fn mark_caught_up(&self, marker: &str) -> Answering<()>;
@@ -143,18 +143,18 @@ pub struct StoredPage {
     pub next: Option<Bytes>,
 }
 
-/// What a master in quarantine is given back, see [`Session::adopt`].
+/// What a master in quarantine is given back, see [`Session::recover`].
 #[derive(Debug, Clone)]
-pub struct Adoption {
+pub struct RecoveryBatch {
     /// The marker that must stand.
     pub marker: String,
     /// By lock, what it is to have.
     pub puts: Vec<(LockName, Put)>,
 }
 
-/// What became of an adoption.
+/// What became of an recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Adopted {
+pub enum RecoveryAnswer {
     /// They are set.
     Done,
     /// Another marker stands than the one that was seen; nothing was set.
@@ -223,7 +223,7 @@ pub struct LinkError {
 pub enum LinkErrorKind {
     /// The connection broke: what was sent may have run, or may still run.
     Broken,
-    /// The process does not know what was loaded: it is another one, or has forgotten. Nothing ran.
+    /// The process does not know what was loaded: it is another one, or has lost. Nothing ran.
     NoScript,
     /// The master refused the command as a whole, before it ran.
     Refused,

@@ -2,7 +2,7 @@
 -- without operations is the heartbeat: it writes the marker that stands there once more, and answers with the error if this
 -- master takes no writes (it has no memory left, its disk is full, it has lost its replicas).
 --
--- ARGV[1]  the call, and what is returned the answer, both packed as node/packed.rs says. A call that is not whole is refused before anything
+-- ARGV[1]  the call, and what is returned the answer, both codec as node/codec.rs says. A call that is not whole is refused before anything
 -- of it runs. Each lock has its key, and its fence beside it: a record is T:grant:info, T 16 digits, grant 40: owner 32, nonce 8.
 --
 -- A fence outlives its lock, but no longer than its reasons: what is older than D is refused by the clock (see `fence_grace` in
@@ -15,30 +15,30 @@ local call, sub, num, byte = redis.pcall, string.sub, tonumber, string.byte
 local pack, unpack = struct.pack, struct.unpack
 
 local RULE_LOCK_IS_KEPT = true
-local RULE_RELEASE_IS_A_BARRIER = true
+local RULE_RELEASE_LEAVES_A_TOMBSTONE = true
 local RULE_RELEASE_KEEPS_NEWER = true
 local RULE_UNDO_IS_EXACT = true
 local RULE_CLOCK_IS_CHECKED = true
-local RULE_FENCE_IS_CHECKED = true
+local RULE_WATERMARK_IS_CHECKED = true
 local RULE_MARKER_IS_CHECKED = true
 
 local MALFORMED = redis.error_reply('ERR the call is malformed')
 -- Of what stands under the key of a lock, in bytes; of another client's it may be anything.
 local LONGEST = 8448
 
-local packed = ARGV[1]
-if byte(packed) ~= 1 then
-  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 1')
+local codec = ARGV[1]
+if byte(codec) ~= 1 then
+  return redis.error_reply('ERR the call has version ' .. (byte(codec) or 'none') .. ' and not 1')
 end
 -- All of it is read before any of it runs. What is cut off is an error of unpack.
-local _, marker_key, marker, channel, max_offset, grace, count, at = unpack('<BI2c0I2c0I2c0I8I8I2', packed)
+local _, marker_key, marker, channel, max_offset, grace, count, at = unpack('<BI2c0I2c0I2c0I8I8I2', codec)
 local codes, locks, records, ttls, extras, t_nums = {}, {}, {}, {}, {}, {}
 local RECORD, GRANT, NONE = 1, 2, 3
 local A, E, H, I, N, R, U, V, W, X = byte('AEHINRUVWX', 1, -1)
 local TAKES = { [A] = RECORD, [W] = RECORD, [H] = RECORD, [E] = GRANT, [R] = GRANT, [N] = GRANT, [U] = GRANT, [V] = GRANT, [X] = GRANT, [I] = NONE }
 for i = 1, count do
   local code, lock, record, ttl
-  code, lock, record, ttl, at = unpack('<BI2c0I2c0I4', packed, at)
+  code, lock, record, ttl, at = unpack('<BI2c0I2c0I4', codec, at)
   local takes = TAKES[code]
   if takes == RECORD and #record < 58 or takes == GRANT and #record ~= 57 or takes == NONE and record ~= '' or not takes then return MALFORMED end
   if (takes == RECORD or code == E) and (ttl < 10 or ttl > 86400000) then return MALFORMED end
@@ -48,13 +48,13 @@ for i = 1, count do
     t_nums[i] = t
   end
   if code == W or code == N or code == V then
-    extras[i], at = unpack('<I2c0', packed, at)
+    extras[i], at = unpack('<I2c0', codec, at)
   elseif code == H then
-    extras[i], at = unpack('<I8', packed, at)
+    extras[i], at = unpack('<I8', codec, at)
   end
   codes[i], locks[i], records[i], ttls[i] = code, lock, record, ttl
 end
-if at ~= #packed + 1 then return MALFORMED end
+if at ~= #codec + 1 then return MALFORMED end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -110,7 +110,7 @@ local function acquire(lock, fence, record, ttl, t_num)
   if failed(last) then return error_of(last) end
   local last_num = last and fence_number(last)
   if last and not last_num then return error_of(NO_NUMBER) end
-  if RULE_FENCE_IS_CHECKED and last and last_num >= t_num then
+  if RULE_WATERMARK_IS_CHECKED and last and last_num >= t_num then
     local current = call('GET', lock)
     if failed(current) then return error_of(current) end
     return current and refuse(lock, current, record) or stale(last)
@@ -137,7 +137,7 @@ local function acquire(lock, fence, record, ttl, t_num)
   return GRANTED
 end
 
--- The first extension marks the lock (';' for ':' after the owner) and the fence ('+' after T). The marks are what a heal
+-- The first extension marks the lock (';' for ':' after the owner) and the fence ('+' after T). The marks are what a repair
 -- and a release tell each other by, see there; a lock that is never extended costs nothing for it.
 -- The lock before the fence: the release of an unmarked lock counts on an unmarked fence.
 local function mark(lock, fence, current, ttl)
@@ -178,7 +178,7 @@ end
 -- The majority that has just extended this T vouches for it: it may be old, but the extension must not be, or the fences that
 -- would tell of what has happened since may be gone. A fence beyond T tells of a later grant or of the release of this one. A
 -- fence at T tells that the lock was here; with the mark, that no release has been here since.
-local function heal(lock, fence, record, ttl, t_num, began)
+local function repair(lock, fence, record, ttl, t_num, began)
   if not admitted then return QUARANTINED end
   local t = sub(record, 1, 16)
   if RULE_CLOCK_IS_CHECKED and (t_num - now > max_offset or began - now > max_offset or now - began > max_offset) then
@@ -202,7 +202,7 @@ local function heal(lock, fence, record, ttl, t_num, began)
   local last = call('GET', fence)
   if failed(last) then return error_of(last) end
   if last and not fence_number(last) then return error_of(NO_NUMBER) end
-  if RULE_FENCE_IS_CHECKED and last and last ~= marked and fence_number(last) >= t_num then return stale(last) end
+  if RULE_WATERMARK_IS_CHECKED and last and last ~= marked and fence_number(last) >= t_num then return stale(last) end
   local set = call('SET', fence, sub(record, 58, 58) == ';' and marked or t, 'PX', ttl + grace)
   if failed(set) then return error_of(set) end
   set = call('SET', lock, record, 'PX', ttl)
@@ -210,8 +210,8 @@ local function heal(lock, fence, record, ttl, t_num, began)
   return GRANTED
 end
 
--- A try that failed takes its fence back, where it was granted: nobody has seen its T, and it must not keep a heal away
--- from a node that has lost the lock of whoever the try has failed against. Its acquire has run, so needs no barrier.
+-- A try that failed takes its fence back, where it was granted: nobody has seen its T, and it must not keep a repair away
+-- from a node that has lost the lock of whoever the try has failed against. Its acquire has run, so needs no tombstone.
 local function undo(fence, t)
   local last = call('GET', fence)
   if failed(last) or not last then return last end
@@ -219,7 +219,7 @@ local function undo(fence, t)
   if sub(last, 1, 17) == t .. '!' then return call('SET', fence, sub(last, 18), 'KEEPTTL') end
 end
 
--- Needs no admission: taking a lock away can never produce a second holder. Deletes before it sets anything: the
+-- Needs no eligibility: taking a lock away can never produce a second holder. Deletes before it sets anything: the
 -- deletion works, and lets the rest of the script write, when Redis is out of memory.
 local function release(lock, fence, grant, t_num, failed_try, only_this)
   local current = call('GET', lock)
@@ -230,7 +230,7 @@ local function release(lock, fence, grant, t_num, failed_try, only_this)
     local del = call('DEL', lock)
     if failed(del) then return error_of(del) end
     if failed_try then undo(fence, sub(grant, 1, 16)) end
-    -- Otherwise the acquire that stored this very T has left the fence at T, which outlives the lock, and no heal takes an
+    -- Otherwise the acquire that stored this very T has left the fence at T, which outlives the lock, and no repair takes an
     -- unmarked fence at T.
     return RELEASED
   end
@@ -244,14 +244,14 @@ local function release(lock, fence, grant, t_num, failed_try, only_this)
     if failed(del) then return error_of(del) end
     deleted = true
   end
-  if RULE_RELEASE_IS_A_BARRIER then
+  if RULE_RELEASE_LEAVES_A_TOMBSTONE then
     -- Anybody can invent a T. Half of D is as far ahead as gateways learn to be; what is beyond would push the tokens of
     -- this lock, and of all gateways that see the fence, towards what nodes with other clocks refuse.
     if same or t_num - now <= max_offset / 2 then
       local last = call('GET', fence)
       if failed(last) then return error_of(last) end
-      -- The mark of this T goes too: a heal may be in flight, which the undo of a try has nothing against. And a fence that could be taken back stays from now on, or
-      -- this barrier would go with it.
+      -- The mark of this T goes too: a repair may be in flight, which the undo of a try has nothing against. And a fence that could be taken back stays from now on, or
+      -- this tombstone would go with it.
       local t, text = sub(grant, 1, 16), nil
       if not last or not spares and last == t .. '+' or (fence_number(last) or 0) < t_num then
         text = t
@@ -273,7 +273,7 @@ local function release(lock, fence, grant, t_num, failed_try, only_this)
         call('PEXPIRE', fence, grace, 'GT')
       end
     else
-      -- Also where an older T was deleted: without its barrier the release is not done.
+      -- Also where an older T was deleted: without its tombstone the release is not done.
       return CLOCK
     end
   end
@@ -304,7 +304,7 @@ for i = 1, count do
   elseif code == E then
     vote = extend(lock, fence, record, ttls[i])
   elseif code == H then
-    vote = heal(lock, fence, record, ttls[i], t_nums[i], extras[i])
+    vote = repair(lock, fence, record, ttls[i], t_nums[i], extras[i])
   elseif code == I then
     vote = inspect(lock)
   else

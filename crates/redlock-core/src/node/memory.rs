@@ -21,9 +21,12 @@ use futures_util::future::{BoxFuture, ready};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::link::{Adopted, Adoption, Put, Scan, Scanned, Stored};
+use super::link::{Put, RecoveryAnswer, RecoveryBatch, Scan, Scanned, Stored};
 use super::rules::{self, Expiry, KeyError, KeySpace, NodeSettings};
-use super::{Failure, Keys, Listener, LockReader, Node, NodeMemory, NodeState, NodeStatus, Op, Record, Reply, Vote};
+use super::{
+    Failure, Keys, Listener, LockReader, Node, NodeMemory, NodeState, NodeStatus, Op, Record,
+    Reply, Vote,
+};
 use crate::model::clock::Clock;
 use crate::model::types::{FencingToken, LockName};
 
@@ -40,7 +43,12 @@ impl MemoryNode {
     pub fn new(name: impl Into<String>, clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
         let status = NodeStatus::new(NodeState::Admitted, clock.wall_micros());
         let store = Mutex::new(Store::new(clock, settings));
-        Self { name: name.into(), store, status: watch::Sender::new(status), listeners: Mutex::default() }
+        Self {
+            name: name.into(),
+            store,
+            status: watch::Sender::new(status),
+            listeners: Mutex::default(),
+        }
     }
 
     /// With a bound on the memory of its keys, in bytes.
@@ -85,7 +93,7 @@ impl MemoryNode {
         self.lock().marker.clone()
     }
 
-    /// Puts one marker in the place of another, as the admission script does; false when another one stands.
+    /// Puts one marker in the place of another, as the eligibility script does; false when another one stands.
     pub fn swap_marker(&self, from: Option<&str>, to: &str) -> bool {
         let mut store = self.lock();
         let stands = store.marker.as_deref() == from;
@@ -117,42 +125,51 @@ impl MemoryNode {
         let lock = |key: Bytes| {
             let name = std::str::from_utf8(&key).ok()?.strip_prefix(prefix)?.parse().ok()?;
             let record = Record::foreign(store.value(&key)?);
-            Some(Stored { name, record, expires_in: Duration::from_millis(store.time_to_live(&key)?) })
+            Some(Stored {
+                name,
+                record,
+                expires_in: Duration::from_millis(store.time_to_live(&key)?),
+            })
         };
         keys.into_iter().filter_map(lock).collect()
     }
 
     /// Gives locks back while a marker stands, as the script does; `None` when there is no memory left.
-    pub fn adopt(&self, prefix: &str, adoption: &Adoption) -> Option<Adopted> {
+    pub fn recover(&self, prefix: &str, recovery: &RecoveryBatch) -> Option<RecoveryAnswer> {
         let mut store = self.lock();
-        if store.marker.as_ref() != Some(&adoption.marker) {
-            return Some(Adopted::OtherMarker);
+        if store.marker.as_ref() != Some(&recovery.marker) {
+            return Some(RecoveryAnswer::OtherMarker);
         }
         let mut foreign = |(name, put): &(LockName, Put)| {
             let current = store.value(&Keys::new(prefix, name).lock).map(Record::foreign);
             current.is_some_and(|current| current.parse().is_none() && current != put.record)
         };
-        if adoption.puts.iter().any(&mut foreign) {
-            return Some(Adopted::OtherClient);
+        if recovery.puts.iter().any(&mut foreign) {
+            return Some(RecoveryAnswer::OtherClient);
         }
         let grace = store.settings.fence_grace;
-        let all = adoption.puts.iter().all(|(name, Put { record, expires_in, fence })| {
+        let all = recovery.puts.iter().all(|(name, Put { record, expires_in, fence })| {
             let keys = Keys::new(prefix, name);
             let life = Expiry::In(millis(*expires_in));
             let Some((t, fence)) = record.fencing().zip(fence.clone()) else {
                 return store.set(&keys.lock, record.as_bytes().clone(), life).is_ok();
             };
-            // As for a heal: what a release has reached is not set again.
-            let (last, current) = (store.value(&keys.fence), store.value(&keys.lock).map(Record::foreign));
-            let passes = |last: Bytes| last == format!("{t}+") || last[..FencingToken::TEXT_LEN] < t.text()[..];
-            if !last.is_none_or(passes) && !current.is_some_and(|current| current.is_grant_of(record)) {
+            // As for a repair: what a release has reached is not set again.
+            let (last, current) =
+                (store.value(&keys.fence), store.value(&keys.lock).map(Record::foreign));
+            let passes = |last: Bytes| {
+                last == format!("{t}+") || last[..FencingToken::TEXT_LEN] < t.text()[..]
+            };
+            if !last.is_none_or(passes)
+                && !current.is_some_and(|current| current.is_grant_of(record))
+            {
                 return store.set(&keys.lock, Record::nobodys(t).as_bytes().clone(), life).is_ok();
             }
             let set = store.set(&keys.lock, record.as_bytes().clone(), life);
             let fenced = Expiry::In(millis(*expires_in + grace));
             set.and_then(|()| store.set(&keys.fence, fence, fenced)).is_ok()
         });
-        all.then_some(Adopted::Done)
+        all.then_some(RecoveryAnswer::Done)
     }
 
     /// Sets a key as another client would, overwriting what is there; false when there is no memory left.
@@ -363,14 +380,26 @@ impl Store {
 
     /// From a place in the order of the entries, as many as asked for.
     fn scan(&self, Scan { key_prefix, cursor, count }: &Scan) -> Scanned {
-        let from = std::str::from_utf8(cursor).ok().and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0);
+        let from = std::str::from_utf8(cursor)
+            .ok()
+            .and_then(|text| u64::from_str_radix(text, 16).ok())
+            .unwrap_or(0);
         let (count, now) = ((*count).min(MAX_SCAN), self.now());
         let mut entries = self.entries.range((from, Bytes::new())..);
         let found = |((_, key), entry): &(&(u64, Bytes), &Entry)| {
             key.starts_with(key_prefix) && !is_past(entry.expires_at, now)
         };
-        let keys = entries.by_ref().take(count as usize).filter(found).map(|((_, key), _)| key.clone()).collect();
-        Scanned { keys, count, next: entries.next().map(|((place, _), _)| format!("{place:x}").into()) }
+        let keys = entries
+            .by_ref()
+            .take(count as usize)
+            .filter(found)
+            .map(|((_, key), _)| key.clone())
+            .collect();
+        Scanned {
+            keys,
+            count,
+            next: entries.next().map(|((place, _), _)| format!("{place:x}").into()),
+        }
     }
 
     fn value(&mut self, key: &Bytes) -> Option<Bytes> {
@@ -453,7 +482,11 @@ impl KeySpace for Store {
     }
 
     fn delete(&mut self, key: &Bytes) {
-        let Some(((_, key), Entry { value, expires_at })) = self.entries.remove_entry(&self.place(key)) else { return };
+        let Some(((_, key), Entry { value, expires_at })) =
+            self.entries.remove_entry(&self.place(key))
+        else {
+            return;
+        };
         self.bytes -= bytes_of(&key, &value);
         if let Some(at) = expires_at {
             self.expiries.remove(&(at, key));

@@ -9,19 +9,23 @@ use crate::model::clock::{Clock, Entropy, OsEntropy, SystemClock};
 
 /// What the algorithm takes from its surroundings, to be replaced in tests and simulations.
 #[derive(Clone)]
-pub struct Seams {
+pub struct Env {
     /// Measures leases and mints fencing tokens.
     pub clock: Arc<dyn Clock>,
-    /// Draws owners, and the random part of pauses.
+    /// Draws owners, and the random part of backoff.
     pub entropy: Arc<dyn Entropy>,
     /// Hears of every vote, for metrics.
     pub observer: Arc<dyn Observer>,
 }
 
-impl Default for Seams {
+impl Default for Env {
     /// The machine's clocks and generator; nothing is measured.
     fn default() -> Self {
-        Self { clock: Arc::new(SystemClock), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) }
+        Self {
+            clock: Arc::new(SystemClock),
+            entropy: Arc::new(OsEntropy),
+            observer: Arc::new(NoObserver),
+        }
     }
 }
 
@@ -38,12 +42,12 @@ pub trait Observer: Send + Sync + 'static {
     /// A release could not be delivered and was given up: the lock's TTL now bounds what is left on that node.
     fn release_abandoned(&self, node: usize);
     /// A lock that a node had lost was set there again.
-    fn healed(&self, node: usize);
+    fn repaired(&self, node: usize);
     /// A node stores a fence so far ahead of our wall clock that no token of ours can pass it yet: whoever asks for that lock
     /// here has to wait until the clock has come near.
     fn fence_out_of_reach(&self, _ahead: Duration) {}
     /// Somebody who waited has got the lock from one who released it.
-    fn handed_over(&self, kind: HandOver);
+    fn handed_over(&self, kind: HandoffRoute);
     /// A round begins, on behalf of whatever runs now; what is given back hears how it goes on.
     fn round(&self, _op: &Op) -> Option<Box<dyn RoundTrace>> {
         None
@@ -62,7 +66,7 @@ pub trait RoundTrace: Send + Sync + 'static {
 
 /// How a lock came from one who released it to one who waited for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HandOver {
+pub enum HandoffRoute {
     /// Within this process: in one round trip, or one more when the waiter was just asking by itself.
     Local,
     /// By a hint from another process.
@@ -78,6 +82,6 @@ impl Observer for NoObserver {
     fn clock_offset(&self, _: &str, _: i64) {}
     fn vote(&self, _: usize, _: &Vote) {}
     fn release_abandoned(&self, _: usize) {}
-    fn healed(&self, _: usize) {}
-    fn handed_over(&self, _: HandOver) {}
+    fn repaired(&self, _: usize) {}
+    fn handed_over(&self, _: HandoffRoute) {}
 }

@@ -70,7 +70,7 @@ pub enum Op {
     },
     /// Set an extended lock again where it is gone, unless the fence tells of a later grant or of its release. Only for a
     /// T that a majority has just extended: it may be as old as the lock.
-    Heal {
+    Repair {
         /// The lock's keys.
         keys: Keys,
         /// Owner, T and the text for people.
@@ -80,7 +80,7 @@ pub enum Op {
         /// When the extension began that vouches for it, by the gateway's wall clock, in microseconds since 1970.
         began_micros: u64,
     },
-    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above, where no heal passes it.
+    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above, where no repair passes it.
     Release {
         /// The lock's keys.
         keys: Keys,
@@ -104,7 +104,7 @@ impl Op {
         match self {
             Self::Acquire { .. } => "acquire",
             Self::Extend { .. } => "extend",
-            Self::Heal { .. } => "heal",
+            Self::Repair { .. } => "repair",
             Self::Release { .. } => "release",
             Self::Inspect { .. } => "inspect",
         }
@@ -113,7 +113,8 @@ impl Op {
     /// What the node tells everybody when this is its answer.
     pub fn told(&self, vote: &Vote) -> Option<&Hint> {
         match (self, vote) {
-            (Self::Acquire { tell, .. }, Vote::Held(_)) | (Self::Release { tell, .. }, Vote::Released) => tell.as_ref(),
+            (Self::Acquire { tell, .. }, Vote::Held(_))
+            | (Self::Release { tell, .. }, Vote::Released) => tell.as_ref(),
             _ => None,
         }
     }
@@ -151,7 +152,7 @@ pub enum Vote {
         /// Longer where it would have lived longer anyway.
         expires_in: Duration,
     },
-    /// The lock was this owner's and is gone now; the fence is at T or above, and no heal passes it.
+    /// The lock was this owner's and is gone now; the fence is at T or above, and no repair passes it.
     Released,
     /// There is no such lock.
     Missing,
@@ -228,7 +229,7 @@ pub enum Reason {
     Down,
     /// Connected, but not admitted to vote yet.
     Quarantined,
-    /// Connected, and unfit to vote until somebody mends it.
+    /// Connected, and ineligible to vote until somebody mends it.
     Refused,
     /// The T is too far from the node's own time.
     Clock,
@@ -240,8 +241,15 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics that have a series for each.
-    pub const ALL: [Self; 7] =
-        [Self::Timeout, Self::Down, Self::Quarantined, Self::Refused, Self::Clock, Self::Overloaded, Self::Error];
+    pub const ALL: [Self; 7] = [
+        Self::Timeout,
+        Self::Down,
+        Self::Quarantined,
+        Self::Refused,
+        Self::Clock,
+        Self::Overloaded,
+        Self::Error,
+    ];
 
     /// A word for metrics and answers.
     pub fn as_str(self) -> &'static str {

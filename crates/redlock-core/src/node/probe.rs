@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::{Admission, Facts, Moment, NodeIdentity, Step};
+use super::eligibility::{Eligibility, Facts, Moment, NodeIdentity, Step};
 use super::link::{Link, LinkError, Look, MarkerSwap, Swapped};
 use super::{Diagnosis, Engine, NodeSettings};
 use crate::model::clock::{Clock, Entropy};
@@ -54,10 +54,18 @@ impl Master {
     ///
     /// # Errors
     /// What its link says, or that it did not answer in time.
-    pub async fn probe(&self, clock: &dyn Clock, entropy: &dyn Entropy) -> Result<Probe, LinkError> {
+    pub async fn probe(
+        &self,
+        clock: &dyn Clock,
+        entropy: &dyn Entropy,
+    ) -> Result<Probe, LinkError> {
         let (Look { facts, marker, .. }, clock_offset_micros) = self.look(clock).await?;
-        let verdict =
-            self.verdict(&facts, marker.clone(), Moment { monotonic: Duration::ZERO, ..Moment::of(clock) }, entropy);
+        let verdict = self.verdict(
+            &facts,
+            marker.clone(),
+            Moment { monotonic: Duration::ZERO, ..Moment::of(clock) },
+            entropy,
+        );
         let load = async { self.link.connect().await?.load(&facts.run_id, "").await };
         let engine = self.in_time(load).await.ok();
         Ok(Probe { facts, marker, verdict, clock_offset_micros, engine })
@@ -81,21 +89,33 @@ impl Master {
     }
 
     /// Several questions, each within a deadline of its own if the master is there at all.
-    async fn in_time<T>(&self, work: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, LinkError>>,
+    ) -> Result<T, LinkError> {
         let late = |_| LinkError::broken("no answer in time");
         tokio::time::timeout(self.call_deadline * 6, work).await.map_err(late)?
     }
 
-    /// Plays the admission through without the master.
-    fn verdict(&self, facts: &Facts, mut marker: Option<String>, now: Moment, entropy: &dyn Entropy) -> Verdict {
+    /// Plays the eligibility through without the master.
+    fn verdict(
+        &self,
+        facts: &Facts,
+        mut marker: Option<String>,
+        now: Moment,
+        entropy: &dyn Entropy,
+    ) -> Verdict {
         let quarantine = self.settings.quarantine(self.identity.cluster_config().max_ttl());
-        let mut admission = Admission::new(self.identity.clone(), quarantine, self.settings.max_clock_offset)
-            .returning_after(self.settings.returns_after());
+        let mut eligibility =
+            Eligibility::new(self.identity.clone(), quarantine, self.settings.max_clock_skew)
+                .returning_after(self.settings.returns_after());
         loop {
-            match admission.look(facts, marker.as_deref(), now, None, entropy) {
+            match eligibility.look(facts, marker.as_deref(), now, None, entropy) {
                 Step::Put { to, .. } => marker = Some(to),
                 Step::Admit { .. } => return Verdict::Admitted,
-                Step::Wait { until, diagnosis, .. } => return Verdict::Quarantined(until, diagnosis),
+                Step::Wait { until, diagnosis, .. } => {
+                    return Verdict::Quarantined(until, diagnosis);
+                }
                 Step::Refuse(diagnosis) => return Verdict::Refused(diagnosis),
             }
         }

@@ -16,7 +16,9 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::link::{Answer, Answering, Link, LinkError, LinkErrorKind, Look, Scan, Scanned, Session};
+use super::link::{
+    Answer, Answering, Link, LinkError, LinkErrorKind, Look, Scan, Scanned, Session,
+};
 use super::op::{Effect, Failure, Keys, Op, Reason, Vote};
 use super::status::{NodeState, NodeStatus};
 use super::{LockReader, Reply, Task};
@@ -66,7 +68,11 @@ struct Open {
 }
 
 impl Reader {
-    pub(super) fn new(link: Arc<dyn Link>, status: watch::Receiver<NodeStatus>, deadline: Duration) -> Self {
+    pub(super) fn new(
+        link: Arc<dyn Link>,
+        status: watch::Receiver<NodeStatus>,
+        deadline: Duration,
+    ) -> Self {
         let line = Line { open: None, next: Instant::now(), count: FIRST_COUNT };
         Self { link, status, deadline, line: Arc::new(Mutex::new(line)) }
     }
@@ -86,12 +92,16 @@ impl Reader {
         question: impl Fn(&dyn Session) -> Answering<T> + Send,
     ) -> Result<(T, Duration), Failure> {
         let marker = self.admitted_by()?;
-        line.open.take_if(|open| open.marker != marker || (&mut open.closed).now_or_never().is_some());
+        line.open
+            .take_if(|open| open.marker != marker || (&mut open.closed).now_or_never().is_some());
         loop {
             let was_open = line.open.is_some();
             if !was_open {
                 let open = self.open(&marker).await.map_err(failure)?;
-                tokio::spawn(close_when_idle(Arc::downgrade(&self.line), Arc::downgrade(&open.alive)));
+                tokio::spawn(close_when_idle(
+                    Arc::downgrade(&self.line),
+                    Arc::downgrade(&open.alive),
+                ));
                 line.open = Some(open);
             }
             let Some(open) = &mut line.open else { continue };
@@ -108,7 +118,9 @@ impl Reader {
             match answer {
                 Ok(answer) => return Ok((answer, work)),
                 // Not allowed, for instance: that is no matter of the connection.
-                Err(error) if matches!(error.kind, LinkErrorKind::Refused | LinkErrorKind::Error) => {
+                Err(error)
+                    if matches!(error.kind, LinkErrorKind::Refused | LinkErrorKind::Error) =>
+                {
                     return Err(failure(error));
                 }
                 Err(error) => {
@@ -138,7 +150,9 @@ impl Reader {
         let session = in_time(self.deadline, self.link.connect()).await?;
         let Look { facts, marker: stands, .. } = in_time(self.deadline, session.look()).await?;
         if stands.as_deref() != Some(marker) {
-            return Err(LinkError::broken("its marker was lost or changed: it must be admitted again"));
+            return Err(LinkError::broken(
+                "its marker was lost or changed: it must be admitted again",
+            ));
         }
         in_time(self.deadline, session.load(&facts.run_id, marker)).await?;
         let closed = session.closed();
@@ -184,9 +198,11 @@ impl LockReader for Reader {
             self.admitted_by()?;
             let mut line = self.turn().await;
             let not_after = Instant::now() + self.deadline;
-            let task = |keys| Task { op: Arc::new(Op::Inspect { keys }), not_after, reply: Reply::none() };
+            let task =
+                |keys| Task { op: Arc::new(Op::Inspect { keys }), not_after, reply: Reply::none() };
             let tasks: Vec<_> = locks.into_iter().map(task).collect();
-            let (Answer { votes, is_admitted, .. }, _) = self.ask(&mut line, |session| session.call(&tasks)).await?;
+            let (Answer { votes, is_admitted, .. }, _) =
+                self.ask(&mut line, |session| session.call(&tasks)).await?;
             if !is_admitted || votes.len() != tasks.len() {
                 line.open = None;
                 let detail = "its marker was lost or changed: it must be admitted again";

@@ -102,7 +102,11 @@ mod tests {
 
     #[test]
     fn a_record_gives_back_what_went_in_and_foreign_values_do_not_parse() {
-        let token = LockToken::new(Owner::from_bytes([7; 16]), Nonce::from_bytes([8; 4]), FencingToken::MIN);
+        let token = LockToken::new(
+            Owner::from_bytes([7; 16]),
+            Nonce::from_bytes([8; 4]),
+            FencingToken::MIN,
+        );
         let record = Record::new(&token, &Info::new("x:y").unwrap());
         assert_eq!(record.parse(), Some((token, &b"x:y"[..])));
         assert_eq!(record.grant().len(), Record::GRANT_LEN);

@@ -17,8 +17,8 @@ pub use self::settings::RedisSettings;
 #[cfg(feature = "tls")]
 pub use self::tls::{TlsError, TlsIdentity, TlsSettings};
 pub use self::url::{RedisUrl, RedisUrlError};
-use super::Seams;
-use super::admission::Admission;
+use super::Env;
+use super::eligibility::Eligibility;
 use super::probe::Master;
 use super::worker::{DriverSettings, RemoteNode};
 
@@ -32,33 +32,35 @@ pub struct RedisNode;
 
 impl RedisNode {
     /// Starts the worker of a master; must be called on a tokio runtime.
-    pub fn start(url: RedisUrl, settings: RedisSettings, seams: Seams) -> RemoteNode {
+    pub fn start(url: RedisUrl, settings: RedisSettings, env: Env) -> RemoteNode {
         let (expects_bootstrap, drift_factor) = (settings.bootstrap, settings.drift_factor);
-        let peers = settings.peers.clone();
+        let node_registry = settings.node_registry.clone();
         let Master { name, identity, settings, call_deadline, link } = Self::master(url, settings);
         let quarantine = settings.quarantine(identity.cluster_config().max_ttl());
-        let admission = Admission::new(identity, quarantine, settings.max_clock_offset)
+        let eligibility = Eligibility::new(identity, quarantine, settings.max_clock_skew)
             .returning_after(settings.returns_after())
             .expecting_bootstrap(expects_bootstrap);
-        let max_clock_offset = settings.max_clock_offset;
+        let max_clock_skew = settings.max_clock_skew;
         let driver = DriverSettings {
             call_deadline,
             // A look is three questions; files of certificates and the connection take one each.
             question_deadline: call_deadline * 3,
-            max_clock_offset,
+            max_clock_skew,
             overlap_above: FAR,
             drift_factor,
             rules: settings.rules(),
-            peers,
+            node_registry,
         };
-        RemoteNode::start(&name, link, admission, QUEUE, driver, seams)
+        RemoteNode::start(&name, link, eligibility, QUEUE, driver, env)
     }
 
     /// For an operator's command. Connects to nothing yet.
     pub fn master(url: RedisUrl, settings: RedisSettings) -> Master {
         Master {
             name: url.name().to_owned(),
-            identity: settings.cluster_config.identity(settings.node_name.as_deref().unwrap_or(url.name())),
+            identity: settings
+                .cluster_config
+                .identity(settings.node_name.as_deref().unwrap_or(url.name())),
             settings: settings.node,
             call_deadline: settings.call_deadline(),
             link: Arc::new(RedisLink::new(url, settings)),

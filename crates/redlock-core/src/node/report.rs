@@ -5,20 +5,21 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::admission::{Doubt, Facts};
-use super::observer::Seams;
+use super::eligibility::{Facts, Suspicion};
+use super::observer::Env;
 use super::status::{Diagnosis, Engine, NodeMemory, NodeState, NodeStatus, Remedy};
 
 /// How often a quarantine is mentioned in the log.
 const MENTION: Duration = Duration::from_secs(60);
-const CATCHING_UP: &str = "it votes, and locks that were granted while it was away are being set on it";
+const CATCHING_UP: &str =
+    "it votes, and locks that were granted while it was away are being set on it";
 
 pub(super) struct Reporter {
     pub(super) name: Arc<str>,
-    pub(super) seams: Seams,
+    pub(super) env: Env,
     status: watch::Sender<NodeStatus>,
     /// D: a clock further than this from ours makes the node refuse our fencing tokens.
-    max_clock_offset: Duration,
+    max_clock_skew: Duration,
     run_id: Option<String>,
     /// When the quarantine was last mentioned on this connection.
     mentioned: Option<Duration>,
@@ -28,11 +29,24 @@ pub(super) struct Reporter {
 }
 
 impl Reporter {
-    pub(super) fn new(name: Arc<str>, max_clock_offset: Duration, seams: Seams) -> Self {
-        let first = NodeStatus::new(NodeState::Connecting, seams.clock.wall_micros());
-        let status = watch::Sender::new(NodeStatus { detail: "connecting for the first time".into(), ..first });
+    pub(super) fn new(name: Arc<str>, max_clock_skew: Duration, env: Env) -> Self {
+        let first = NodeStatus::new(NodeState::Connecting, env.clock.wall_micros());
+        let status = watch::Sender::new(NodeStatus {
+            detail: "connecting for the first time".into(),
+            ..first
+        });
         let (run_id, mentioned, clock_is_far, refuses_writes) = (None, None, false, false);
-        Self { name, seams, status, max_clock_offset, run_id, mentioned, clock_is_far, refuses_writes, is_slow: false }
+        Self {
+            name,
+            env,
+            status,
+            max_clock_skew,
+            run_id,
+            mentioned,
+            clock_is_far,
+            refuses_writes,
+            is_slow: false,
+        }
     }
 
     pub(super) fn feed(&self) -> watch::Receiver<NodeStatus> {
@@ -60,8 +74,9 @@ impl Reporter {
     }
 
     pub(super) fn evictions(&self, evicted_keys: u64) {
-        self.status
-            .send_if_modified(|status| std::mem::replace(&mut status.evicted_keys, evicted_keys) != evicted_keys);
+        self.status.send_if_modified(|status| {
+            std::mem::replace(&mut status.evicted_keys, evicted_keys) != evicted_keys
+        });
     }
 
     /// The node was asked at that time of the monotonic clock. Wakes nobody who watches the status.
@@ -79,7 +94,10 @@ impl Reporter {
         if is_caught_up {
             self.enter(NodeState::Admitted, &Diagnosis::default());
         } else {
-            self.enter(NodeState::CatchingUp, &Diagnosis::new(CATCHING_UP, Remedy::WaitBeforeTheNext));
+            self.enter(
+                NodeState::CatchingUp,
+                &Diagnosis::new(CATCHING_UP, Remedy::WaitBeforeTheNext),
+            );
         }
         self.status.send_modify(|status| {
             status.evicted_keys = facts.evicted_keys;
@@ -93,7 +111,7 @@ impl Reporter {
         if self.status().state != NodeState::CatchingUp {
             return;
         }
-        let now = self.seams.clock.wall_micros();
+        let now = self.env.clock.wall_micros();
         self.status.send_modify(|status| {
             (status.state, status.since_micros) = (NodeState::Admitted, now);
             if status.detail == CATCHING_UP {
@@ -120,13 +138,13 @@ impl Reporter {
     pub(super) fn quarantined(
         &mut self,
         diagnosis: &Diagnosis,
-        doubt: Doubt,
+        suspicion: Suspicion,
         left: Duration,
         marker: &str,
         is_other: bool,
     ) {
         let has_changed = is_other || self.status().state != NodeState::Quarantined;
-        let now = self.seams.clock.wall_micros();
+        let now = self.env.clock.wall_micros();
         // In one step: nobody may see a new node as one that is not, nor count a look without what it has seen.
         self.status.send_modify(|status| {
             status.looks += 1;
@@ -135,14 +153,16 @@ impl Reporter {
                 marker.clone_into(&mut status.marker);
                 status.since_micros = now;
                 status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
-                status.is_bootstrapping = doubt == Doubt::New;
+                status.is_bootstrapping = suspicion == Suspicion::New;
             }
         });
         if has_changed {
             self.observe();
         }
-        let now = self.seams.clock.monotonic();
-        if doubt != Doubt::New && self.mentioned.is_none_or(|at| now.saturating_sub(at) >= MENTION) {
+        let now = self.env.clock.monotonic();
+        if suspicion != Suspicion::New
+            && self.mentioned.is_none_or(|at| now.saturating_sub(at) >= MENTION)
+        {
             self.mentioned = Some(now);
             let seconds_left = left.as_secs();
             let (why, advice) = (&diagnosis.reason, diagnosis.remedy.map(tracing::field::display));
@@ -181,24 +201,29 @@ impl Reporter {
         }
         self.status.send_modify(|status| {
             status.refuses_writes = refuses;
-            status.detail = error.map_or_else(String::new, |error| format!("it takes no writes: {error}"));
+            status.detail =
+                error.map_or_else(String::new, |error| format!("it takes no writes: {error}"));
             status.remedy = error.and_then(remedy_of_write_error);
         });
         self.observe();
         let node = &self.name;
         match error {
-            Some(error) => tracing::warn!(%node, error, "the node takes no writes: it grants no locks"),
+            Some(error) => {
+                tracing::warn!(%node, error, "the node takes no writes: it grants no locks")
+            }
             None => tracing::info!(%node, "the node takes writes again"),
         }
     }
 
     /// `lead_micros` is how far our fencing tokens are ahead of our wall clock: what a node refuses is them.
     pub(super) fn clock_offset(&mut self, offset_micros: i64, lead_micros: u64) {
-        self.seams.observer.clock_offset(&self.name, offset_micros);
-        let max = self.max_clock_offset;
+        self.env.observer.clock_offset(&self.name, offset_micros);
+        let max = self.max_clock_skew;
         let apart = Duration::from_micros(offset_micros.unsigned_abs());
-        let from_tokens = Duration::from_micros((offset_micros - lead_micros as i64).unsigned_abs());
-        let (is_far, is_off, offset_ms) = (apart > max / 2, apart.max(from_tokens) > max, offset_micros / 1000);
+        let from_tokens =
+            Duration::from_micros((offset_micros - lead_micros as i64).unsigned_abs());
+        let (is_far, is_off, offset_ms) =
+            (apart > max / 2, apart.max(from_tokens) > max, offset_micros / 1000);
         let lead_ms = lead_micros / 1000;
         if is_off != self.status().clock_is_off {
             self.status.send_modify(|status| {
@@ -224,7 +249,7 @@ impl Reporter {
 
     /// Whether there was something new to say.
     fn enter(&self, state: NodeState, diagnosis: &Diagnosis) -> bool {
-        let now = self.seams.clock.wall_micros();
+        let now = self.env.clock.wall_micros();
         let is_news = self.status.send_if_modified(|status| {
             let changed = status.state != state || status.detail != diagnosis.reason;
             if status.state != state {
@@ -240,7 +265,7 @@ impl Reporter {
     }
 
     fn observe(&self) {
-        self.seams.observer.node_status(&self.name, &self.status());
+        self.env.observer.node_status(&self.name, &self.status());
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::admission::{NAME_MOVES_WITHIN, quarantine};
+use super::eligibility::{NAME_MOVES_WITHIN, quarantine};
 use super::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 use super::record::Record;
 use crate::model::types::{FencingToken, Ttl};
@@ -77,28 +77,30 @@ impl From<KeyError> for Vote {
 /// Runs one lock operation. `admitted` says whether the marker stands that the gateway has shown.
 pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, op: &Op) -> Vote {
     let admitted = admitted || !settings.rules.marker_is_checked;
-    let mut node = RulesOn { space, settings };
+    let mut node = LockStateMachine { space, settings };
     let vote = match op {
-        Op::Acquire { .. } | Op::Extend { .. } | Op::Heal { .. } if !admitted => {
+        Op::Acquire { .. } | Op::Extend { .. } | Op::Repair { .. } if !admitted => {
             let detail = "the node's marker is missing or differs";
             Ok(Vote::Failed(Failure::new(Reason::Quarantined, Effect::None, detail)))
         }
         Op::Acquire { keys, record, ttl, .. } => node.acquire(keys, record, *ttl),
         Op::Extend { keys, record, ttl } => node.extend(keys, record, *ttl),
-        Op::Heal { keys, record, ttl, began_micros } => node.heal(keys, record, *ttl, *began_micros),
-        // Needs no admission: taking a lock away can never produce a second holder.
+        Op::Repair { keys, record, ttl, began_micros } => {
+            node.repair(keys, record, *ttl, *began_micros)
+        }
+        // Needs no eligibility: taking a lock away can never produce a second holder.
         Op::Release { keys, record, scope, .. } => node.release(keys, record, *scope),
         Op::Inspect { keys } => node.inspect(keys),
     };
     vote.unwrap_or_else(Vote::from)
 }
 
-struct RulesOn<'a, S> {
+struct LockStateMachine<'a, S> {
     space: &'a mut S,
     settings: &'a NodeSettings,
 }
 
-impl<S: KeySpace> RulesOn<'_, S> {
+impl<S: KeySpace> LockStateMachine<'_, S> {
     fn acquire(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
@@ -117,10 +119,16 @@ impl<S: KeySpace> RulesOn<'_, S> {
                 return Ok(if is_own { Vote::Yours(holding) } else { Vote::Held(holding) });
             }
         }
-        if let Some(fence) = fence.flatten().filter(|fence| rules.fence_is_checked && *fence >= t) {
+        if let Some(fence) =
+            fence.flatten().filter(|fence| rules.watermark_is_checked && *fence >= t)
+        {
             return Ok(Vote::Stale { fence });
         }
-        self.space.set(&keys.lock, record.as_bytes().clone(), Expiry::In(u64::from(ttl.millis())))?;
+        self.space.set(
+            &keys.lock,
+            record.as_bytes().clone(),
+            Expiry::In(u64::from(ttl.millis())),
+        )?;
         let fence = match last {
             None => format!("{t}!").into(),
             Some(last) if &last[FencingToken::TEXT_LEN..] == b"+" => {
@@ -166,7 +174,13 @@ impl<S: KeySpace> RulesOn<'_, S> {
     }
 
     /// The lock before the fence: the release of an unmarked lock counts on an unmarked fence.
-    fn mark(&mut self, keys: &Keys, stored: &Record, t: FencingToken, life: u64) -> Result<(), KeyError> {
+    fn mark(
+        &mut self,
+        keys: &Keys,
+        stored: &Record,
+        t: FencingToken,
+        life: u64,
+    ) -> Result<(), KeyError> {
         self.space.set(&keys.lock, stored.extended().as_bytes().clone(), Expiry::Keep)?;
         if self.space.get(&keys.fence)?.is_none_or(|fence| fence_of(&fence) == Some(t)) {
             self.set_fence(keys, marked(t), life)?;
@@ -175,31 +189,45 @@ impl<S: KeySpace> RulesOn<'_, S> {
     }
 
     /// T may be old, but not the extension that vouches for it: the fences that tell of what has happened since have an end.
-    fn heal(&mut self, keys: &Keys, record: &Record, ttl: Ttl, began: u64) -> Result<Vote, KeyError> {
+    fn repair(
+        &mut self,
+        keys: &Keys,
+        record: &Record,
+        ttl: Ttl,
+        began: u64,
+    ) -> Result<Vote, KeyError> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
         let mut life = u64::from(ttl.millis());
         let (now, max) = (self.space.now_micros(), self.max_offset());
-        if rules.clock_is_checked && (t.get().saturating_sub(now) > max || began.abs_diff(now) > max) {
+        if rules.clock_is_checked
+            && (t.get().saturating_sub(now) > max || began.abs_diff(now) > max)
+        {
             return Ok(clock_refusal());
         }
         if let Some(value) = self.space.get(&keys.lock)? {
             let same = value.starts_with(record.grant());
             let holding = self.holding(keys, value);
             if same {
-                return Ok(Vote::Extended { expires_in: holding.expires_in.unwrap_or(ttl.duration()) });
+                return Ok(Vote::Extended {
+                    expires_in: holding.expires_in.unwrap_or(ttl.duration()),
+                });
             }
             // A majority of the others has this grant, so no other that the record of nobody stands for can have one.
             if !holding.record.is_nobodys() {
                 return Ok(Vote::Held(holding));
             }
             // An earlier lease of this very grant may be longer than what vouches for it.
-            let left = holding.expires_in.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+            let left = holding
+                .expires_in
+                .map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
             life = life.max(left);
         }
         if let Some(text) = self.space.get(&keys.fence)? {
-            let Some(fence) = fence_of(&text) else { return Ok(error("ERR the fence holds no number")) };
-            if rules.fence_is_checked && fence >= t && text != marked(t) {
+            let Some(fence) = fence_of(&text) else {
+                return Ok(error("ERR the fence holds no number"));
+            };
+            if rules.watermark_is_checked && fence >= t && text != marked(t) {
                 return Ok(Vote::Stale { fence });
             }
         }
@@ -210,7 +238,12 @@ impl<S: KeySpace> RulesOn<'_, S> {
     }
 
     /// Deletes before it sets anything, which works without memory.
-    fn release(&mut self, keys: &Keys, record: &Record, scope: ReleaseScope) -> Result<Vote, KeyError> {
+    fn release(
+        &mut self,
+        keys: &Keys,
+        record: &Record,
+        scope: ReleaseScope,
+    ) -> Result<Vote, KeyError> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
         let current = self.space.get(&keys.lock)?.map(Record::foreign);
@@ -224,7 +257,10 @@ impl<S: KeySpace> RulesOn<'_, S> {
                 return Ok(Vote::Held(self.holding(keys, current.as_bytes().clone())));
             }
             let mine = same || !exact && current.owner_text() == record.owner_text();
-            if mine && (!rules.release_keeps_newer || current.fencing().is_none_or(|stored| stored <= t)) {
+            if mine
+                && (!rules.release_keeps_newer
+                    || current.fencing().is_none_or(|stored| stored <= t))
+            {
                 self.space.delete(&keys.lock);
                 deleted = true;
             }
@@ -235,7 +271,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
                 return Ok(Vote::Released);
             }
         }
-        if rules.release_is_a_barrier {
+        if rules.release_leaves_a_tombstone {
             if !same && t.get().saturating_sub(self.space.now_micros()) > self.max_offset() / 2 {
                 return Ok(clock_refusal());
             }
@@ -252,13 +288,21 @@ impl<S: KeySpace> RulesOn<'_, S> {
         })
     }
 
-    /// The mark of this T goes: a heal may be in flight, which the undo of a try has nothing against. A fence that could be
+    /// The mark of this T goes: a repair may be in flight, which the undo of a try has nothing against. A fence that could be
     /// taken back stays from now on.
-    fn set_barrier(&mut self, keys: &Keys, t: FencingToken, own: bool, keeps_mark: bool) -> Result<(), KeyError> {
+    fn set_barrier(
+        &mut self,
+        keys: &Keys,
+        t: FencingToken,
+        own: bool,
+        keeps_mark: bool,
+    ) -> Result<(), KeyError> {
         let stands = self.space.get(&keys.fence)?;
         let fence = match stands.as_ref().and_then(|text| fence_of(text)) {
             Some(fence) if fence >= t && (keeps_mark || stands != Some(marked(t))) => {
-                let provisional = stands.as_ref().is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));
+                let provisional = stands
+                    .as_ref()
+                    .is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));
                 if !provisional {
                     // What the release counts on must not end before what was on its way.
                     self.prolong_fence(keys, 0);
@@ -269,7 +313,10 @@ impl<S: KeySpace> RulesOn<'_, S> {
             Some(_) | None => t,
         };
         // What stood there may be for a lock of somebody else, which it has to outlive.
-        let left = stands.filter(|_| !own).and_then(|_| self.space.time_to_live(&keys.fence)).unwrap_or_default();
+        let left = stands
+            .filter(|_| !own)
+            .and_then(|_| self.space.time_to_live(&keys.fence))
+            .unwrap_or_default();
         let life = left.saturating_sub(self.fence_grace());
         self.set_fence(keys, fence_text(fence), life)
     }
@@ -280,7 +327,9 @@ impl<S: KeySpace> RulesOn<'_, S> {
         match last.strip_prefix(format!("{t}!").as_bytes()) {
             Some([]) => self.space.delete(&keys.fence),
             // Without memory the higher fence stays, which refuses more than it must.
-            Some(before) => drop(self.space.set(&keys.fence, Bytes::copy_from_slice(before), Expiry::Keep)),
+            Some(before) => {
+                drop(self.space.set(&keys.fence, Bytes::copy_from_slice(before), Expiry::Keep))
+            }
             None => {}
         }
     }
@@ -303,7 +352,7 @@ impl<S: KeySpace> RulesOn<'_, S> {
     }
 
     fn max_offset(&self) -> u64 {
-        self.settings.max_clock_offset.as_micros() as u64
+        self.settings.max_clock_skew.as_micros() as u64
     }
 
     fn holding(&mut self, keys: &Keys, value: Bytes) -> Holding {
@@ -338,11 +387,11 @@ fn error(detail: &str) -> Vote {
 /// The rules that the safety of locks and fencing tokens rests on. Always all on; a build with the feature
 /// `mutation-testing` can switch single ones off, to prove that the tests notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rules {
+pub struct SafetyRules {
     /// A node never overwrites a lock, not even for its owner.
     pub lock_is_kept: bool,
-    /// A release leaves the fence at T or above, where no heal passes it.
-    pub release_is_a_barrier: bool,
+    /// A release leaves the fence at T or above, where no repair passes it.
+    pub release_leaves_a_tombstone: bool,
     /// A release deletes only a lock whose T is not newer than its own.
     pub release_keeps_newer: bool,
     /// The undo of a try takes nothing but exactly its grant, and not once it was extended.
@@ -350,13 +399,13 @@ pub struct Rules {
     /// A node refuses a T too far from its own time.
     pub clock_is_checked: bool,
     /// A node grants only a T larger than the last it has stored for the lock.
-    pub fence_is_checked: bool,
-    /// A node refuses lock operations unless the marker of its admission stands.
+    pub watermark_is_checked: bool,
+    /// A node refuses lock operations unless the marker of its eligibility stands.
     pub marker_is_checked: bool,
-    /// A node whose memory of locks is doubtful is quarantined before it votes.
+    /// A node whose memory of locks is suspect is quarantined before it votes.
     pub quarantine_is_waited: bool,
     /// A node whose quarantine is cut short was given back what the others know of the locks that it forgot.
-    pub forgotten_is_given_back: bool,
+    pub lost_locks_are_recovered: bool,
     /// A process votes no longer when its name leads to another one.
     pub name_is_followed: bool,
     /// A process that has come back with its data votes when no gateway can still talk to the process before it.
@@ -366,33 +415,33 @@ pub struct Rules {
     /// A node whose clock runs faster than promised is quarantined.
     pub rate_is_checked: bool,
     /// A successful extension sets the lock again on nodes that lost it.
-    pub missing_is_healed: bool,
+    pub missing_is_repaired: bool,
     /// A node that votes again gets the locks that were granted while it was away.
     pub admitted_is_caught_up: bool,
 }
 
-impl Rules {
+impl SafetyRules {
     /// Every rule on: what ships.
     pub const ALL: Self = Self {
         lock_is_kept: true,
-        release_is_a_barrier: true,
+        release_leaves_a_tombstone: true,
         release_keeps_newer: true,
         undo_is_exact: true,
         clock_is_checked: true,
-        fence_is_checked: true,
+        watermark_is_checked: true,
         marker_is_checked: true,
         quarantine_is_waited: true,
-        forgotten_is_given_back: true,
+        lost_locks_are_recovered: true,
         name_is_followed: true,
         returned_waits: true,
         two_alive_are_noticed: true,
         rate_is_checked: true,
-        missing_is_healed: true,
+        missing_is_repaired: true,
         admitted_is_caught_up: true,
     };
 }
 
-impl Default for Rules {
+impl Default for SafetyRules {
     fn default() -> Self {
         Self::ALL
     }
@@ -401,28 +450,28 @@ impl Default for Rules {
 /// How long a fence outlives the lock that it stands for, or the release.
 ///
 /// It is for what may still come for the same lock, and all of that bears a time which the node compares with its own: an
-/// acquire its T, a heal when its extension began. Both are refused when they are more than D behind. Nothing is fenced that
-/// is more than D ahead. So after 2 D no acquire comes that a fence would refuse: the node's clock refuses them. A heal may
+/// acquire its T, a repair when its extension began. Both are refused when they are more than D behind. Nothing is fenced that
+/// is more than D ahead. So after 2 D no acquire comes that a fence would refuse: the node's clock refuses them. A repair may
 /// rest on an extension that began as late as a release ended, so after one more round ([`longest_round`]), and `2 D` later it
 /// is refused too. A clock that runs ahead, so that fences end early, is noticed and quarantined like a loss of data.
-pub fn fence_grace(max_clock_offset: Duration) -> Duration {
-    max_clock_offset * 2 + longest_round(max_clock_offset)
+pub fn fence_grace(max_clock_skew: Duration) -> Duration {
+    max_clock_skew * 2 + longest_round(max_clock_skew)
 }
 
 /// What a node needs to know of the cluster's configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeSettings {
     /// D: a T further than this from the node's own time is refused.
-    pub(crate) max_clock_offset: Duration,
+    pub(crate) max_clock_skew: Duration,
     /// How long a fence outlives what it is for, see [`fence_grace`].
     pub(crate) fence_grace: Duration,
-    rules: Rules,
+    rules: SafetyRules,
 }
 
 impl NodeSettings {
     /// With another D.
-    pub fn with_max_clock_offset(self, max_clock_offset: Duration) -> Self {
-        Self { max_clock_offset, fence_grace: fence_grace(max_clock_offset), ..self }
+    pub fn with_max_clock_offset(self, max_clock_skew: Duration) -> Self {
+        Self { max_clock_skew, fence_grace: fence_grace(max_clock_skew), ..self }
     }
 
     /// With fences that outlive what they are for by another time than [`fence_grace`].
@@ -432,18 +481,22 @@ impl NodeSettings {
 
     /// With only some of the rules on, to prove that the tests notice.
     #[cfg(feature = "mutation-testing")]
-    pub const fn with_rules(self, rules: Rules) -> Self {
+    pub const fn with_rules(self, rules: SafetyRules) -> Self {
         Self { rules, ..self }
     }
 
     /// Which rules are on; all of them in a build that ships.
-    pub const fn rules(&self) -> Rules {
+    pub const fn rules(&self) -> SafetyRules {
         self.rules
     }
 
-    /// How long a node gives no votes that may have forgotten locks with TTLs up to this.
+    /// How long a node gives no votes that may have lost locks with TTLs up to this.
     pub fn quarantine(&self, max_ttl: Duration) -> Duration {
-        if self.rules.quarantine_is_waited { quarantine(max_ttl, self.max_clock_offset) } else { Duration::ZERO }
+        if self.rules.quarantine_is_waited {
+            quarantine(max_ttl, self.max_clock_skew)
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// How long a node gives no votes that was restarted with all its data.
@@ -455,7 +508,7 @@ impl NodeSettings {
 impl Default for NodeSettings {
     /// D = 2 s.
     fn default() -> Self {
-        let max_clock_offset = Duration::from_secs(2);
-        Self { max_clock_offset, fence_grace: fence_grace(max_clock_offset), rules: Rules::ALL }
+        let max_clock_skew = Duration::from_secs(2);
+        Self { max_clock_skew, fence_grace: fence_grace(max_clock_skew), rules: SafetyRules::ALL }
     }
 }

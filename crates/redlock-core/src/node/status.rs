@@ -15,13 +15,14 @@ pub enum NodeState {
     Quarantined,
     /// No usable connection; being retried.
     Connecting,
-    /// Reached, but its configuration makes it unfit; looked at again from time to time.
+    /// Reached, but its configuration makes it ineligible; looked at again from time to time.
     Refused,
 }
 
 impl NodeState {
     /// Every state, for metrics that have a series for each.
-    pub const ALL: [Self; 5] = [Self::Admitted, Self::CatchingUp, Self::Quarantined, Self::Connecting, Self::Refused];
+    pub const ALL: [Self; 5] =
+        [Self::Admitted, Self::CatchingUp, Self::Quarantined, Self::Connecting, Self::Refused];
 
     /// Whether the node takes lock operations.
     pub fn is_admitted(self) -> bool {
@@ -124,7 +125,7 @@ impl NodeStatus {
         }
     }
 
-    /// Enters a state for a reason. What belonged to the state before is forgotten.
+    /// Enters a state for a reason. What belonged to the state before is lost.
     pub(crate) fn enter(&mut self, state: NodeState, diagnosis: &Diagnosis) {
         self.state = state;
         self.until_micros = None;

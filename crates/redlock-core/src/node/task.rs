@@ -53,7 +53,11 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         if let Some(voter) = self.voter.take() {
-            let failure = Failure::new(Reason::Down, Effect::Possible, "the node's task ended without an answer");
+            let failure = Failure::new(
+                Reason::Down,
+                Effect::Possible,
+                "the node's task ended without an answer",
+            );
             voter.vote(self.node, Vote::Failed(failure));
         }
     }

@@ -14,13 +14,13 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::admission::Admission;
 use super::calls::MAX_BATCH;
 pub use super::driver::DriverSettings;
 use super::driver::{Action, Driver, Event};
+use super::eligibility::Eligibility;
 use super::hints::HintSubscriber;
 use super::link::{Answer, Answering, Link, LinkError, Session};
-use super::observer::Seams;
+use super::observer::Env;
 use super::op::{Effect, Failure, Op, Reason, Vote};
 use super::reader::Reader;
 use super::status::NodeStatus;
@@ -40,7 +40,7 @@ pub struct RemoteNode {
     queue: mpsc::Sender<Job>,
     status: watch::Receiver<NodeStatus>,
     bootstrap: Arc<Notify>,
-    adopted: watch::Sender<String>,
+    recovered: watch::Sender<String>,
     link: Arc<dyn Link>,
     reader: Reader,
     hints: HintSubscriber,
@@ -59,7 +59,9 @@ impl Job {
     }
 
     fn fail(self, reason: Reason, detail: &str) {
-        self.tasks().for_each(|task| task.reply.send(Vote::Failed(Failure::new(reason, Effect::None, detail))));
+        self.tasks().for_each(|task| {
+            task.reply.send(Vote::Failed(Failure::new(reason, Effect::None, detail)))
+        });
     }
 }
 
@@ -72,22 +74,34 @@ impl RemoteNode {
     pub fn start(
         name: &str,
         link: Arc<dyn Link>,
-        admission: Admission,
+        eligibility: Eligibility,
         queue: usize,
         settings: DriverSettings,
-        seams: Seams,
+        env: Env,
     ) -> Self {
         let name: Arc<str> = name.into();
-        let hints = HintSubscriber::new(name.clone(), link.clone(), settings.call_deadline, seams.entropy.clone());
-        let (max_ttl, call_deadline) = (admission.max_ttl(), settings.call_deadline);
-        let driver = Driver::new(name.clone(), admission, settings, seams, Instant::now());
+        let hints = HintSubscriber::new(
+            name.clone(),
+            link.clone(),
+            settings.call_deadline,
+            env.entropy.clone(),
+        );
+        let (max_ttl, call_deadline) = (eligibility.max_ttl(), settings.call_deadline);
+        let driver = Driver::new(name.clone(), eligibility, settings, env, Instant::now());
         let (queue, jobs) = mpsc::channel(queue);
         let (status, bootstrap) = (driver.status(), Arc::new(Notify::new()));
         let reader = Reader::new(link.clone(), status.clone(), call_deadline);
-        let (adopted, told) = watch::channel(String::new());
-        let worker = Worker { driver, link: link.clone(), jobs, bootstrap: bootstrap.clone(), adopted: told, alone: 0 };
+        let (recovered, told) = watch::channel(String::new());
+        let worker = Worker {
+            driver,
+            link: link.clone(),
+            jobs,
+            bootstrap: bootstrap.clone(),
+            recovered: told,
+            alone: 0,
+        };
         let worker = tokio::spawn(worker.run()).abort_handle();
-        Self { name, max_ttl, queue, status, bootstrap, adopted, link, reader, hints, worker }
+        Self { name, max_ttl, queue, status, bootstrap, recovered, link, reader, hints, worker }
     }
 
     /// Ends the worker at once, as the death of the process would; what was submitted is answered with "unknown".
@@ -100,12 +114,19 @@ impl RemoteNode {
         // What keeps or ends a lock that is held goes before what asks for one; in one queue, for the order is promised.
         let asks = matches!(*job.task.op, Op::Acquire { .. }) && job.next.is_none();
         if asks && self.queue.capacity() <= self.queue.max_capacity() / 4 {
-            return job.fail(Reason::Overloaded, "the node's queue has no more room for what asks for locks");
+            return job.fail(
+                Reason::Overloaded,
+                "the node's queue has no more room for what asks for locks",
+            );
         }
         match self.queue.try_send(job) {
             Ok(()) => {}
-            Err(mpsc::error::TrySendError::Full(job)) => job.fail(Reason::Overloaded, "the node's queue is full"),
-            Err(mpsc::error::TrySendError::Closed(job)) => job.fail(Reason::Down, "the node's task has ended"),
+            Err(mpsc::error::TrySendError::Full(job)) => {
+                job.fail(Reason::Overloaded, "the node's queue is full")
+            }
+            Err(mpsc::error::TrySendError::Closed(job)) => {
+                job.fail(Reason::Down, "the node's task has ended")
+            }
         }
     }
 }
@@ -151,8 +172,8 @@ impl Node for RemoteNode {
         Some(self.link.clone())
     }
 
-    fn adopted(&self, marker: &str) {
-        self.adopted.send_replace(marker.to_owned());
+    fn recovered(&self, marker: &str) {
+        self.recovered.send_replace(marker.to_owned());
     }
 }
 
@@ -167,7 +188,7 @@ struct Worker {
     link: Arc<dyn Link>,
     jobs: mpsc::Receiver<Job>,
     bootstrap: Arc<Notify>,
-    adopted: watch::Receiver<String>,
+    recovered: watch::Receiver<String>,
     /// Calls in a row that found no company, see `gather`.
     alone: u32,
 }
@@ -214,8 +235,8 @@ impl Worker {
                 // looked at, and the same seed of a simulation has to be the same history.
                 biased;
                 () = self.bootstrap.notified(), if !self.driver.is_serving() => Event::BootstrapConfirmed,
-                Ok(()) = self.adopted.changed(), if !self.driver.is_serving() => {
-                    Event::Adopted(self.adopted.borrow_and_update().clone())
+                Ok(()) = self.recovered.changed(), if !self.driver.is_serving() => {
+                    Event::RecoveryAnswer(self.recovered.borrow_and_update().clone())
                 }
                 () = &mut timer => {
                     let now = Instant::now();
@@ -304,14 +325,18 @@ impl Connection {
                 self.following = Some(link.connect().and_then(look).map(Event::Followed).boxed());
             }
             (Action::Disconnect, _) => *self = Self::default(),
-            (Action::Look, Some(session)) => self.question = Some(session.look().map(Event::Looked).boxed()),
+            (Action::Look, Some(session)) => {
+                self.question = Some(session.look().map(Event::Looked).boxed())
+            }
             (Action::SwapMarker(swap), Some(session)) => {
                 self.question = Some(session.swap_marker(swap).map(Event::Swapped).boxed());
             }
             (Action::Load { run_id, marker }, Some(session)) => {
                 self.question = Some(session.load(&run_id, &marker).map(Event::Loaded).boxed());
             }
-            (Action::Call, Some(session)) => self.calls.push_back(session.call(driver.newest_call())),
+            (Action::Call, Some(session)) => {
+                self.calls.push_back(session.call(driver.newest_call()))
+            }
             (Action::Look | Action::SwapMarker(_) | Action::Load { .. } | Action::Call, None) => {
                 unreachable!("a driver asks nothing without a connection")
             }

@@ -1,11 +1,11 @@
-//! Acquiring: one [attempt](attempt), and again as long as its [`Pacing`](attempts::Pacing) says.
+//! Acquiring: one [attempt](attempt), and again as long as its [`RetrySchedule`](attempts::RetrySchedule) says.
 //!
 //! Safe to cancel. A future that is dropped half-way leaves nothing behind: what it may have set is released, on a deadline
 //! of its own.
 
 mod attempt;
 mod attempts;
-mod pauses;
+mod backoff;
 mod queued;
 
 use std::sync::Arc;
@@ -54,14 +54,19 @@ pub enum OwnerChoice {
 }
 
 impl AcquireParams {
-    pub(crate) fn new(shared: &Shared, name: &LockName, ttl: Ttl, options: AcquireOptions) -> Result<Self, LockError> {
+    pub(crate) fn new(
+        shared: &Shared,
+        name: &LockName,
+        ttl: Ttl,
+        options: AcquireOptions,
+    ) -> Result<Self, LockError> {
         shared.check_ttl(ttl)?;
         let AcquireOptions { info, owner: choice, max_hold } = options;
         // A repeated request is told of the grant that stands, however slow rounds have become.
         if !matches!(choice, OwnerChoice::Shared(_)) {
             shared.check_rounds(ttl)?;
         }
-        let entropy = &shared.seams.entropy;
+        let entropy = &shared.env.entropy;
         let (owner, nonce) = match choice {
             OwnerChoice::Fresh => entropy.owner_and_nonce(),
             OwnerChoice::Drawn(owner) | OwnerChoice::Shared(owner) => (owner, entropy.nonce()),
@@ -92,9 +97,20 @@ pub(crate) fn acquire_within(
     let deadline = Instant::now() + patience.min(MAX_PATIENCE);
     let shared_owner = params.owner_is_shared.then_some(params.owner);
     let of_queue = AcquireParams { nonce: None, ..params.clone() };
-    let (ticket, first_try) = waiters.enter(&params.keys.lock, of_queue, shared_owner, shared.round_limit(params.ttl));
+    let (ticket, first_try) =
+        waiters.enter(&params.keys.lock, of_queue, shared_owner, shared.round_limit(params.ttl));
     let (on_wait, why) = (Some(on_wait), Why::Handed);
-    let queued =
-        Queued { shared, params, ticket, first_try, deadline, on_wait, fresh: true, tried: false, splits: 0, why };
+    let queued = Queued {
+        shared,
+        params,
+        ticket,
+        first_try,
+        deadline,
+        on_wait,
+        fresh: true,
+        tried: false,
+        splits: 0,
+        why,
+    };
     until_granted(queued)
 }

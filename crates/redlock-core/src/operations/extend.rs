@@ -1,12 +1,12 @@
-//! Extending, and [healing](healing): what a majority has just extended is set again where it was lost.
+//! Extending, and [repair](repair): what a majority has just extended is set again where it was lost.
 
-mod healing;
+mod repair;
 
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use self::healing::Healing;
+use self::repair::Repair;
 use crate::error::LockError;
 use crate::model::quorum::Decision;
 use crate::model::types::{Info, LockToken, Ttl};
@@ -16,33 +16,41 @@ use crate::round::votes::not_held;
 use crate::round::{Round, WhenMissing};
 use crate::shared::{ALL_NODES, Shared};
 
-pub(crate) async fn extend(shared: &Shared, keys: Keys, token: &LockToken, ttl: Ttl) -> Result<Lease, LockError> {
+pub(crate) async fn extend(
+    shared: &Shared,
+    keys: Keys,
+    token: &LockToken,
+    ttl: Ttl,
+) -> Result<Lease, LockError> {
     shared.check_ttl(ttl)?;
-    let started = shared.seams.clock.monotonic();
-    let healing = shared.settings.node.rules().missing_is_healed.then(|| {
-        Arc::new(Healing {
+    let started = shared.env.clock.monotonic();
+    let repair = shared.settings.node.rules().missing_is_repaired.then(|| {
+        Arc::new(Repair {
             nodes: shared.nodes.clone(),
-            observer: shared.seams.observer.clone(),
+            observer: shared.env.observer.clone(),
             keys: keys.clone(),
             token: *token,
             ttl,
-            began_micros: shared.seams.clock.wall_micros(),
+            began_micros: shared.env.clock.wall_micros(),
             not_after: Instant::now() + ttl.duration(),
             until: started
-                + ttl.duration().saturating_sub(validity::drift(ttl.duration(), shared.settings.drift_factor)),
-            clock: shared.seams.clock.clone(),
+                + ttl
+                    .duration()
+                    .saturating_sub(validity::drift(ttl.duration(), shared.settings.drift_factor)),
+            clock: shared.env.clock.clone(),
             progress: Default::default(),
         }) as Arc<dyn WhenMissing>
     });
     let op = Op::Extend { keys, record: Record::new(token, &Info::default()), ttl };
-    let round = Round::new(shared.quorum, op, shared.round_limit(ttl), &shared.seams.observer, healing);
+    let round =
+        Round::new(shared.quorum, op, shared.round_limit(ttl), &shared.env.observer, repair);
     round.ask(&shared.nodes, ALL_NODES);
     let outcome = round.outcome().await;
     match outcome.decision {
         Decision::Yes => {
             let lease = shared.lease(*token, ttl, started, &outcome);
             // The nodes have the lock, but the answer took so long that nothing can be promised of it.
-            let now = shared.seams.clock.monotonic();
+            let now = shared.env.clock.monotonic();
             let left = lease.validity(now);
             left.filter(|_| shared.counts(started, now))
                 .map(|_| lease)

@@ -36,7 +36,11 @@ impl NodeView {
             Some(Vote::Missing) => Self::Free,
             Some(Vote::Failed(failure)) => Self::Failed(failure.clone()),
             Some(Vote::Granted | Vote::Stale { .. } | Vote::Extended { .. } | Vote::Released) => {
-                Self::Failed(Failure::new(Reason::Error, Effect::None, "an answer to another question"))
+                Self::Failed(Failure::new(
+                    Reason::Error,
+                    Effect::None,
+                    "an answer to another question",
+                ))
             }
         }
     }

@@ -62,7 +62,9 @@ fn digest(name: &LockName) -> Digest8 {
 /// Text for a client to bring along, which it need not understand.
 impl fmt::Display for ListCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hex = |f: &mut fmt::Formatter<'_>, bytes: &[u8]| bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"));
+        let hex = |f: &mut fmt::Formatter<'_>, bytes: &[u8]| {
+            bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        };
         write!(f, "{}-{:x}-", self.node, self.walked)?;
         hex(f, &self.at)?;
         if self.shown.is_empty() {
@@ -93,13 +95,20 @@ impl ListCursor {
         let walked = u32::from_str_radix(parts.next()?, 16).ok()?;
         let at = Bytes::from(unhex(parts.next()?)?);
         let (count, shown) = match parts.next() {
-            Some(count) => {
-                (u32::from_str_radix(count, 16).ok()?, unhex(parts.next()?).filter(|shown| !shown.is_empty())?)
-            }
+            Some(count) => (
+                u32::from_str_radix(count, 16).ok()?,
+                unhex(parts.next()?).filter(|shown| !shown.is_empty())?,
+            ),
             None => (0, Vec::new()),
         };
         let (shown, rest) = shown.as_chunks();
-        (rest.is_empty() && parts.next().is_none()).then(|| Self { node, walked, at, shown: shown.to_vec(), count })
+        (rest.is_empty() && parts.next().is_none()).then(|| Self {
+            node,
+            walked,
+            at,
+            shown: shown.to_vec(),
+            count,
+        })
     }
 }
 
@@ -127,11 +136,14 @@ pub(crate) async fn list(
 ) -> Result<LockPage, LockError> {
     let limit = limit.max(1);
     let key_prefix = Bytes::from(format!("{}{prefix}", shared.settings.key_prefix));
-    let is_complete = |cursor: &ListCursor| cursor.walked.count_ones() as usize >= shared.quorum.blocking();
-    let mut listing = Listing { shared, until, seen: HashSet::new(), locks: Vec::new(), failures: Vec::new() };
+    let is_complete =
+        |cursor: &ListCursor| cursor.walked.count_ones() as usize >= shared.quorum.blocking();
+    let mut listing =
+        Listing { shared, until, seen: HashSet::new(), locks: Vec::new(), failures: Vec::new() };
     listing.failures.resize(shared.nodes.len(), None);
     let first_count =
-        if cursor.shown.is_empty() { limit.min(MOST_COUNT) } else { cursor.count as usize }.max(LEAST_COUNT);
+        if cursor.shown.is_empty() { limit.min(MOST_COUNT) } else { cursor.count as usize }
+            .max(LEAST_COUNT);
     let (mut count, mut is_empty) = (first_count, true);
     while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
         // Nodes of this process answer at once, however many questions they are asked.
@@ -141,7 +153,11 @@ pub(crate) async fn list(
         let Ok(scanned) = listing.scan(cursor.node, scan).await else { break };
         let Some(Scanned { keys, count: looked_at, next }) = scanned else {
             // Skipped: other nodes can make up for it. What was shown of it stays right.
-            cursor = ListCursor { node: cursor.node + 1, walked: cursor.walked, ..ListCursor::default() };
+            cursor = ListCursor {
+                node: cursor.node + 1,
+                walked: cursor.walked,
+                ..ListCursor::default()
+            };
             continue;
         };
         let mut names = names_of(&keys, &shared.settings.key_prefix);
@@ -153,13 +169,16 @@ pub(crate) async fn list(
         }
         if !cursor.shown.is_empty() {
             // What has gone need not be remembered: so the cursor has no more than a scan.
-            let (again, new): (Vec<_>, _) = names.into_iter().partition(|name| cursor.shown.contains(&digest(name)));
+            let (again, new): (Vec<_>, _) =
+                names.into_iter().partition(|name| cursor.shown.contains(&digest(name)));
             cursor.shown = again.iter().map(digest).collect();
             names = new;
         }
         // As many keys as should have what is missing, if they are like those before.
-        let missing = limit.saturating_sub(listing.locks.len() + names.len()).clamp(LEAST_COUNT, MOST_COUNT);
-        count = ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(LEAST_COUNT);
+        let missing =
+            limit.saturating_sub(listing.locks.len() + names.len()).clamp(LEAST_COUNT, MOST_COUNT);
+        count =
+            ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(LEAST_COUNT);
         let before = listing.locks.len();
         if listing.add(names, cursor.walked).await.is_err() {
             break;
@@ -185,7 +204,8 @@ pub(crate) async fn list(
 }
 
 fn names_of(keys: &[Bytes], key_prefix: &str) -> Vec<LockName> {
-    let name_of = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(key_prefix)?.parse().ok();
+    let name_of =
+        |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(key_prefix)?.parse().ok();
     keys.iter().filter_map(name_of).collect()
 }
 
@@ -227,20 +247,25 @@ impl Listing<'_> {
         names.retain(|name| self.seen.insert(name.clone()));
         let mut found = Vec::new();
         for names in names.chunks(LOOKED_UP) {
-            let mut by_node: Vec<_> = self.look_up(names).await?.into_iter().map(Vec::into_iter).collect();
+            let mut by_node: Vec<_> =
+                self.look_up(names).await?.into_iter().map(Vec::into_iter).collect();
             for name in names {
                 let votes: Vec<_> = by_node.iter_mut().map(Iterator::next).collect();
                 let is_shown = |(node, vote): (usize, &Option<Vote>)| {
                     walked & (1 << node) != 0 && matches!(vote, Some(Vote::Found(_)))
                 };
                 let shown = votes.iter().enumerate().any(is_shown);
-                let decision = match quorum.decide(tally(&Op::Inspect { keys: self.shared.keys(name) }, &votes)) {
+                let decision = match quorum
+                    .decide(tally(&Op::Inspect { keys: self.shared.keys(name) }, &votes))
+                {
                     Decision::Open => Decision::Neither,
                     decision => decision,
                 };
                 match LockState::of(quorum, decision, &votes) {
                     // To leave out what is unknown would be to say that it is free.
-                    state @ (LockState::Held(_) | LockState::Unknown) if !shown => found.push((name.clone(), state)),
+                    state @ (LockState::Held(_) | LockState::Unknown) if !shown => {
+                        found.push((name.clone(), state))
+                    }
                     LockState::Held(_) | LockState::Unknown | LockState::Free => {}
                 }
             }
@@ -253,7 +278,8 @@ impl Listing<'_> {
     async fn look_up(&mut self, names: &[LockName]) -> Result<Vec<Vec<Vote>>, Elapsed> {
         let keys: Vec<Keys> = names.iter().map(|name| self.shared.keys(name)).collect();
         let ask = |(node, failure): (usize, &Option<Failure>)| {
-            let (reader, keys, failure) = (self.shared.nodes[node].reader(), keys.clone(), failure.clone());
+            let (reader, keys, failure) =
+                (self.shared.nodes[node].reader(), keys.clone(), failure.clone());
             async move {
                 match failure {
                     Some(failure) => Err(failure),
@@ -261,7 +287,8 @@ impl Listing<'_> {
                 }
             }
         };
-        let answers = timeout_at(self.until, join_all(self.failures.iter().enumerate().map(ask))).await?;
+        let answers =
+            timeout_at(self.until, join_all(self.failures.iter().enumerate().map(ask))).await?;
         let votes = |(node, answer): (usize, Result<Vec<Vote>, Failure>)| {
             answer.unwrap_or_else(|failure| {
                 self.failures[node] = Some(failure.clone());

@@ -21,7 +21,8 @@ pub(crate) async fn release(
     name: &LockName,
     token: &LockToken,
 ) -> Result<(), LockError> {
-    let round = release_and_hand_off(shared, waiters, shared.keys(name), token, ReleaseScope::Holder);
+    let round =
+        release_and_hand_off(shared, waiters, shared.keys(name), token, ReleaseScope::Holder);
     let outcome = round.outcome().await;
     let released = count(&outcome.votes, |vote| matches!(vote, Vote::Released));
     let refused = count(&outcome.votes, |vote| matches!(vote, Vote::Held(_) | Vote::Missing));
@@ -30,7 +31,11 @@ pub(crate) async fn release(
         Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
         // With the nodes that were not heard it may have been ours until now: so few have refused. And with a majority of
         // answers none is left that could hold it still.
-        Decision::Neither | Decision::Open if released > 0 && released + refused >= shared.quorum.size() => Ok(()),
+        Decision::Neither | Decision::Open
+            if released > 0 && released + refused >= shared.quorum.size() =>
+        {
+            Ok(())
+        }
         Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
     }
 }
@@ -46,7 +51,11 @@ pub(crate) async fn force_release(
     round.votes_until(|_| false).await;
     let outcome = round.outcome().await;
     let keeps_free = |holding: &&Holding| holding.record.is_nobodys();
-    if let Some(t) = found(&outcome.votes).filter(keeps_free).filter_map(|holding| holding.record.fencing()).max() {
+    if let Some(t) = found(&outcome.votes)
+        .filter(keeps_free)
+        .filter_map(|holding| holding.record.fencing())
+        .max()
+    {
         return release_kept_free(shared, waiters, name, &outcome, t, on_found).await;
     }
     let by = match LockState::of(shared.quorum, outcome.decision, &outcome.votes) {
@@ -56,7 +65,8 @@ pub(crate) async fn force_release(
     };
     // A node may have missed the last of an owner's grants: the release of an older one would leave the newer alone.
     let owner = agreeing(&outcome.votes).map(|(majority, _)| majority);
-    let its_own = found(&outcome.votes).filter(|holding| owner.is_some_and(|owner| same_owner(holding, owner)));
+    let its_own = found(&outcome.votes)
+        .filter(|holding| owner.is_some_and(|owner| same_owner(holding, owner)));
     let tokens = its_own.filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
     match tokens.max_by_key(LockToken::fencing) {
         Some(token) => {
@@ -101,10 +111,16 @@ async fn release_kept_free(
         return Err(LockError::Unknown(shared.reports(outcome)));
     }
     let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, t);
-    let round = release_and_hand_off(shared, waiters, shared.keys(name), &token, ReleaseScope::Holder);
+    let round =
+        release_and_hand_off(shared, waiters, shared.keys(name), &token, ReleaseScope::Holder);
     let votes = round.votes_until(|_| false).await;
-    let is_gone = |vote: &Option<Vote>| matches!(vote, Some(Vote::Released | Vote::Missing | Vote::Held(_)));
-    if votes.iter().all(is_gone) { Ok(()) } else { Err(LockError::Unknown(shared.reports(&round.outcome().await))) }
+    let is_gone =
+        |vote: &Option<Vote>| matches!(vote, Some(Vote::Released | Vote::Missing | Vote::Held(_)));
+    if votes.iter().all(is_gone) {
+        Ok(())
+    } else {
+        Err(LockError::Unknown(shared.reports(&round.outcome().await)))
+    }
 }
 
 /// Releases what an owner was granted, for a client that never got the token. Gives the T up to which it was released.
@@ -129,9 +145,11 @@ pub(crate) async fn release_owner(
     let token = match (granted, fence) {
         (Some(granted), None) => granted,
         (Some(granted), Some(fence)) if granted.fencing() >= fence => granted,
-        (_, Some(fence)) => LockToken::new(*owner, shared.seams.entropy.nonce(), fence),
+        (_, Some(fence)) => LockToken::new(*owner, shared.env.entropy.nonce(), fence),
         (None, None) if minted.is_none() || unheard(&votes) >= shared.quorum.size() => {
-            return Err(LockError::Unknown(shared.reports(&Outcome { decision: Decision::Neither, votes })));
+            return Err(LockError::Unknown(
+                shared.reports(&Outcome { decision: Decision::Neither, votes }),
+            ));
         }
         (None, None) => return Err(not_held(shared.quorum, &others)),
     };

@@ -1,7 +1,7 @@
 //! Releases that did not arrive: kept per node and tried again when the node is back, on their own deadline and never on
 //! the caller's.
 //!
-//! A release is the barrier that keeps a late acquire, still in the socket of a connection that died, from setting the
+//! A release is the tombstone that keeps a late acquire, still in the socket of a connection that died, from setting the
 //! lock again. So a release that failed stays pending until the lock's longest possible TTL has passed; after that nothing
 //! is left that it could undo. There is a bound: what is beyond it is given up and counted, and the TTL alone bounds what
 //! stays behind.
@@ -40,7 +40,11 @@ struct Pending {
 
 impl PendingReleases {
     /// `life` is how long a release can matter: the longest TTL and D.
-    pub(crate) fn start(nodes: &[Arc<dyn Node>], observer: Arc<dyn Observer>, life: Duration) -> Arc<Self> {
+    pub(crate) fn start(
+        nodes: &[Arc<dyn Node>],
+        observer: Arc<dyn Observer>,
+        life: Duration,
+    ) -> Arc<Self> {
         let mut queues = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
             let (sender, pending) = mpsc::channel(MAX_PENDING);
@@ -97,7 +101,12 @@ impl PendingReleases {
     }
 }
 
-async fn retry(node: Arc<dyn Node>, index: usize, mut failed: mpsc::Receiver<Pending>, observer: Arc<dyn Observer>) {
+async fn retry(
+    node: Arc<dyn Node>,
+    index: usize,
+    mut failed: mpsc::Receiver<Pending>,
+    observer: Arc<dyn Observer>,
+) {
     let mut status = node.status();
     // A queue: a release that keeps failing goes to the end, or it would hold up all others for as long as it is pending.
     let mut open: VecDeque<Pending> = VecDeque::new();
@@ -121,14 +130,18 @@ async fn retry(node: Arc<dyn Node>, index: usize, mut failed: mpsc::Receiver<Pen
         let mut answers = Vec::with_capacity(turn);
         for release in open.drain(..turn) {
             if release.until <= now {
-                // What a node in quarantine has forgotten need not be undone.
+                // What a node in quarantine has lost need not be undone.
                 if status.borrow().state != NodeState::Quarantined {
                     observer.release_abandoned(index);
                 }
                 continue;
             }
             let (answer, voted) = oneshot::channel();
-            node.submit(release.op.clone(), release.until, Reply::new(Arc::new(Retry::from(answer)), index));
+            node.submit(
+                release.op.clone(),
+                release.until,
+                Reply::new(Arc::new(Retry::from(answer)), index),
+            );
             answers.push((release, voted));
         }
         let mut any_failed = false;

@@ -34,7 +34,8 @@ impl RoundTimes {
     pub(crate) fn granted(&self, took: Duration, now: Duration) {
         let (took, now) = (took.as_nanos() as u64, now.as_nanos() as u64);
         let last = self.last_nanos.swap(now, Ordering::Relaxed);
-        let (known, count) = (self.nanos.load(Ordering::Relaxed), self.count.load(Ordering::Relaxed));
+        let (known, count) =
+            (self.nanos.load(Ordering::Relaxed), self.count.load(Ordering::Relaxed));
         let is_first = count == 0 || now.saturating_sub(last) > LIFE.as_nanos() as u64;
         let (nanos, count) = if is_first {
             (took, 1)
@@ -48,12 +49,17 @@ impl RoundTimes {
     }
 
     /// Where rounds with such a limit have next to no chance now: what nine of ten take, and a TTL that would do.
-    pub(crate) fn too_long_for(&self, limit: Duration, now: impl FnOnce() -> Duration) -> Option<(Duration, Ttl)> {
+    pub(crate) fn too_long_for(
+        &self,
+        limit: Duration,
+        now: impl FnOnce() -> Duration,
+    ) -> Option<(Duration, Ttl)> {
         let round = Duration::from_nanos(self.nanos.load(Ordering::Relaxed));
         if round <= limit + TIMERS || self.count.load(Ordering::Relaxed) < FEWEST {
             return None;
         }
-        let age = now().saturating_sub(Duration::from_nanos(self.last_nanos.load(Ordering::Relaxed)));
+        let age =
+            now().saturating_sub(Duration::from_nanos(self.last_nanos.load(Ordering::Relaxed)));
         // In steps of 10 ms.
         let millis = (round.as_secs_f64() * ROOM * 1000.0).ceil() as u64 * 10;
         (age <= LIFE).then(|| Ttl::from_millis(millis).ok()).flatten().map(|least| (round, least))

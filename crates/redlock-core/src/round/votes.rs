@@ -34,7 +34,11 @@ impl LockState {
             }
             (Decision::No, _) => Self::Free,
             // All answered and no owner has a majority: nobody holds it.
-            (Decision::Neither, _) if votes.iter().all(|vote| matches!(vote, Some(Vote::Found(_) | Vote::Missing))) => {
+            (Decision::Neither, _)
+                if votes
+                    .iter()
+                    .all(|vote| matches!(vote, Some(Vote::Found(_) | Vote::Missing))) =>
+            {
                 Self::Free
             }
             (Decision::Yes | Decision::Neither | Decision::Open, _) => Self::Unknown,
@@ -48,15 +52,21 @@ pub(crate) fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
     let mut refusals: Vec<&Holding> = stored(votes).collect();
     // A key without expiry sorts last.
     refusals.sort_by_key(|holding| holding.expires_in.unwrap_or(Duration::MAX));
-    let deciding = refusals.get(refusals.len().saturating_sub(quorum.blocking())).or(refusals.last());
+    let deciding =
+        refusals.get(refusals.len().saturating_sub(quorum.blocking())).or(refusals.last());
     let expires_in = deciding.and_then(|holding| holding.expires_in);
-    agreeing(votes).map_or_else(HeldBy::default, |(holding, _)| HeldBy::from_holding(holding, expires_in))
+    agreeing(votes)
+        .map_or_else(HeldBy::default, |(holding, _)| HeldBy::from_holding(holding, expires_in))
 }
 
 /// Extend and release: gone, or somebody else's? A minority may show a try that lost; only what can still be a majority is
 /// a holder.
 pub(crate) fn not_held(quorum: Quorum, votes: &[Option<Vote>]) -> LockError {
-    if can_hold(quorum, votes) { LockError::NotHolder(held_by(quorum, votes)) } else { LockError::Lost }
+    if can_hold(quorum, votes) {
+        LockError::NotHolder(held_by(quorum, votes))
+    } else {
+        LockError::Lost
+    }
 }
 
 /// Whether a majority shows one holder.
@@ -76,7 +86,8 @@ pub(crate) fn may_be_held(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
 
 /// What an inspection found, as if this owner had nothing.
 pub(crate) fn without(owner: &Owner, votes: &[Option<Vote>]) -> Vec<Option<Vote>> {
-    let is_theirs = |holding: &Holding| holding.record.parse().is_some_and(|(token, _)| token.owner() == owner);
+    let is_theirs =
+        |holding: &Holding| holding.record.parse().is_some_and(|(token, _)| token.owner() == owner);
     let others = votes.iter().map(|vote| match vote {
         Some(Vote::Found(holding)) if is_theirs(holding) => Some(Vote::Missing),
         vote => vote.clone(),
@@ -112,7 +123,9 @@ pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
         })
     };
     let counted = own().map(|token| (token, own().filter(|other| *other == token).count()));
-    let Some((token, count)) = counted.max_by_key(|(_, count)| *count) else { return OwnGrant::None };
+    let Some((token, count)) = counted.max_by_key(|(_, count)| *count) else {
+        return OwnGrant::None;
+    };
     if count >= quorum.size() {
         OwnGrant::Stands(token)
     } else if count + unheard(votes) >= quorum.size() {
@@ -126,7 +139,9 @@ pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
 pub(crate) fn life(quorum: Quorum, ttl: Ttl, votes: &[Option<Vote>]) -> Duration {
     let longer = || {
         votes.iter().flatten().filter_map(|vote| match vote {
-            Vote::Extended { expires_in } => Some(*expires_in).filter(|left| *left > ttl.duration()),
+            Vote::Extended { expires_in } => {
+                Some(*expires_in).filter(|left| *left > ttl.duration())
+            }
             _ => None,
         })
     };
@@ -170,7 +185,9 @@ pub(crate) fn agreeing(votes: &[Option<Vote>]) -> Option<(&Holding, usize)> {
     // Every 409 comes by here: each record is read once, not once for every other.
     let mut holdings = Vec::with_capacity(votes.len());
     holdings.extend(stored(votes).map(|holding| (holding, holder(holding))));
-    let agree = |(holding, by): &(_, Holder)| (*holding, holdings.iter().filter(|(_, other)| other == by).count());
+    let agree = |(holding, by): &(_, Holder)| {
+        (*holding, holdings.iter().filter(|(_, other)| other == by).count())
+    };
     holdings.iter().map(agree).max_by_key(|(_, count)| *count)
 }
 
@@ -216,8 +233,13 @@ mod tests {
     fn a_life_is_what_the_quorum_th_longest_stores_and_never_less_than_the_ttl() {
         let (quorum, ttl) = (Quorum::new(5).unwrap(), Ttl::from_millis(1_000).unwrap());
         let votes = |lives: &[u64]| -> Vec<Option<Vote>> {
-            let extended = |millis: &u64| Vote::Extended { expires_in: Duration::from_millis(*millis) };
-            lives.iter().map(|millis| Some(extended(millis))).chain([Some(Vote::Missing), None]).collect()
+            let extended =
+                |millis: &u64| Vote::Extended { expires_in: Duration::from_millis(*millis) };
+            lives
+                .iter()
+                .map(|millis| Some(extended(millis)))
+                .chain([Some(Vote::Missing), None])
+                .collect()
         };
         for (lives, wanted) in [
             (&[90_000, 20_000, 1_000][..], 1_000),
@@ -227,7 +249,11 @@ mod tests {
             (&[90_000, 20_000], 1_000),
             (&[], 1_000),
         ] {
-            assert_eq!(life(quorum, ttl, &votes(lives)), Duration::from_millis(wanted), "{lives:?}");
+            assert_eq!(
+                life(quorum, ttl, &votes(lives)),
+                Duration::from_millis(wanted),
+                "{lives:?}"
+            );
         }
     }
 }

@@ -2,7 +2,7 @@
 //! lock is released here.
 //!
 //! The note that somebody waits is kept by the gateways, in memory, with a time to live, and not on the nodes. A key
-//! beside the lock would cost every release a lookup, a mark in the lock's record would be one more thing that healing,
+//! beside the lock would cost every release a lookup, a mark in the lock's record would be one more thing that repair,
 //! extending and releasing have to agree on. So a release costs the nodes nothing as long as nobody waits, and a hint
 //! can never have a part in safety. The price is a gap: a release that is sent before the word of a waiter has come
 //! round tells nobody, and the waiter finds out with its next poll.
@@ -29,7 +29,7 @@ const _: () = assert!(2 * POLL.1.as_millis() < LIFE.as_millis());
 const MAX_LIFE: Duration = Duration::from_secs(60);
 /// Locks that are known to be waited for. Waiters for one more poll.
 const MAX_NOTES: usize = 65_536;
-/// Local hand-offs in a row while others wait.
+/// Local handoffs in a row while others wait.
 const MAX_RUN: u32 = 32;
 /// How long they may take together. Holders that keep a lock for longer than this alternate between gateways.
 const MAX_TURN: Duration = Duration::from_millis(10);
@@ -50,7 +50,7 @@ pub(crate) struct Fairness {
     notes: Mutex<Notes>,
 }
 
-/// Two generations, of which the older one is forgotten but for what counts for longer: so nothing else has to look for what
+/// Two generations, of which the older one is lost but for what counts for longer: so nothing else has to look for what
 /// has lapsed.
 #[derive(Default)]
 struct Notes {
@@ -63,7 +63,7 @@ struct Notes {
 struct Note {
     until: Instant,
     yielded_until: Option<Instant>,
-    /// Local hand-offs, and since when this process has had the lock. Not kept by the queue of waiters, which is gone
+    /// Local handoffs, and since when this process has had the lock. Not kept by the queue of waiters, which is gone
     /// whenever it is empty: a few clients that come again and again would never end their turn.
     run: u32,
     since: Option<Instant>,
@@ -89,10 +89,13 @@ impl Turn {
     pub(crate) fn pause(self, hints: bool, entropy: &dyn Entropy) -> Option<Pause> {
         match self {
             Self::Take { .. } => None,
-            Self::Yield { .. } if !hints => Some(Pause { rounds: 0.0, least: POLL.1, most: POLL.1 }),
+            Self::Yield { .. } if !hints => {
+                Some(Pause { rounds: 0.0, least: POLL.1, most: POLL.1 })
+            }
             Self::Yield { untaken } => {
                 let (least, most) = YIELD_ROUNDS;
-                let rounds = (least + (most - least) * entropy.unit()) * f64::from(1 << untaken.min(6));
+                let rounds =
+                    (least + (most - least) * entropy.unit()) * f64::from(1 << untaken.min(6));
                 Some(Pause { rounds, least: Duration::ZERO, most: MAX_YIELD })
             }
         }
@@ -103,7 +106,11 @@ impl Fairness {
     pub(crate) fn new(entropy: &dyn Entropy) -> Self {
         let mut origin = [0; 8];
         entropy.fill(&mut origin);
-        Self { origin: u64::from_le_bytes(origin), known: AtomicUsize::new(0), notes: Mutex::default() }
+        Self {
+            origin: u64::from_le_bytes(origin),
+            known: AtomicUsize::new(0),
+            notes: Mutex::default(),
+        }
     }
 
     /// What is said of a lock elsewhere, and of which; `None` for what is said here, and for what is no hint.
@@ -137,7 +144,9 @@ impl Fairness {
     /// The same, which counts for so many seconds.
     pub(crate) fn wait_for(&self, lock: &Bytes, now: Instant, seconds: Option<u64>) {
         self.with(now, |notes| {
-            let until = now + seconds.map_or(LIFE, |seconds| Duration::from_secs(seconds).clamp(LIFE, MAX_LIFE));
+            let until = now
+                + seconds
+                    .map_or(LIFE, |seconds| Duration::from_secs(seconds).clamp(LIFE, MAX_LIFE));
             let fresh = || Note { until, yielded_until: None, run: 0, since: None, untaken: 0 };
             let known = notes.find(lock, now);
             if known.is_some() || notes.young.len() < MAX_NOTES {
@@ -168,8 +177,10 @@ impl Fairness {
             None if !hints => return Turn::Yield { untaken: 0 },
             None => return Turn::Take { others_wait: false },
         };
-        let (longest_time, longest_run) = if hints { (MAX_TURN, MAX_RUN) } else { (MAX_UNHEARD_TURN, u32::MAX) };
-        let over = note.since.is_some_and(|since| now.saturating_duration_since(since) >= longest_time);
+        let (longest_time, longest_run) =
+            if hints { (MAX_TURN, MAX_RUN) } else { (MAX_UNHEARD_TURN, u32::MAX) };
+        let over =
+            note.since.is_some_and(|since| now.saturating_duration_since(since) >= longest_time);
         if over || note.run >= longest_run {
             Turn::Yield { untaken: note.untaken }
         } else {
@@ -313,7 +324,10 @@ mod tests {
         let (fairness, now) = (fairness(), Instant::now());
         let name = |n: usize| Bytes::from(n.to_string());
         (0..MAX_NOTES + 10).for_each(|n| fairness.wait(&name(n), now));
-        assert_eq!([MAX_NOTES - 1, MAX_NOTES + 1].map(|n| fairness.turn(&name(n), now, true)), [TAKE, ALONE]);
+        assert_eq!(
+            [MAX_NOTES - 1, MAX_NOTES + 1].map(|n| fairness.turn(&name(n), now, true)),
+            [TAKE, ALONE]
+        );
     }
 
     #[test]
@@ -329,7 +343,11 @@ mod tests {
         assert_eq!(fairness.turn(&lock(), now + MAX_TURN, true), TAKE);
         fairness.turn_begins(&lock(), now);
         fairness.wait(&lock(), now);
-        assert_eq!(fairness.turn(&lock(), now + MAX_TURN, true), yields(1), "a word of waiting changes nothing");
+        assert_eq!(
+            fairness.turn(&lock(), now + MAX_TURN, true),
+            yields(1),
+            "a word of waiting changes nothing"
+        );
     }
 
     #[test]
@@ -355,7 +373,11 @@ mod tests {
             assert_eq!(fairness.turn(&lock(), now + MAX_UNHEARD_TURN / 4 * step, false), TAKE);
         }
         assert_eq!(fairness.turn(&lock(), now + MAX_UNHEARD_TURN, false), yields(0));
-        assert_eq!(fairness.turn(&lock(), now + 3 * MAX_UNHEARD_TURN, false), yields(0), "long held");
+        assert_eq!(
+            fairness.turn(&lock(), now + 3 * MAX_UNHEARD_TURN, false),
+            yields(0),
+            "long held"
+        );
     }
 
     #[test]

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 /// Between two polls of the first waiter, while few locks are waited for; a lost hint costs at most the longer one.
-pub(crate) const POLL: (Duration, Duration) = (Duration::from_millis(400), Duration::from_millis(800));
+pub(crate) const POLL: (Duration, Duration) =
+    (Duration::from_millis(400), Duration::from_millis(800));
 /// What all queues of a process poll together.
 const MAX_POLLS_PER_SECOND: f64 = 500.0;
 
@@ -52,9 +53,13 @@ mod tests {
             let per_second = locks as f64 / ((least + most).as_secs_f64() / 2.0);
             assert!(per_second < MAX_POLLS_PER_SECOND * 1.001, "{locks}: {per_second}");
             assert!(
-                polls.least_before_expiry(5) <= least && polls.least_before_expiry(9) == polls.least_before_expiry(5)
+                polls.least_before_expiry(5) <= least
+                    && polls.least_before_expiry(9) == polls.least_before_expiry(5)
             );
         }
-        assert_eq!((Polls::of(300).period(), Polls::of(300).least_before_expiry(9)), (POLL, Duration::ZERO));
+        assert_eq!(
+            (Polls::of(300).period(), Polls::of(300).least_before_expiry(9)),
+            (POLL, Duration::ZERO)
+        );
     }
 }

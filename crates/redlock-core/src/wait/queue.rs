@@ -258,7 +258,8 @@ impl<P: Clone, A> WaitQueues<P, A> {
     ) -> WaitTicket<P, A> {
         self.entered.fetch_add(1, Ordering::AcqRel);
         let mut shard = self.shard(&lock);
-        let queue = shard.entry(lock.clone()).or_insert_with(|| WaitQueue::new(first_try, first_poll));
+        let queue =
+            shard.entry(lock.clone()).or_insert_with(|| WaitQueue::new(first_try, first_poll));
         // Not before the shard is locked: a queue is in the order of its tickets.
         let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let is_holders = shared_owner.is_some() && shared_owner == queue.holder;
@@ -281,7 +282,12 @@ impl<P: Clone, A> WaitQueues<P, A> {
     }
 
     /// The lock is about to be released here. With a pause it is for others, and the queue here competes again after that.
-    pub(crate) fn release(self: &Arc<Self>, lock: &Bytes, now: Instant, pause: Option<Pause>) -> Handoff<P, A> {
+    pub(crate) fn release(
+        self: &Arc<Self>,
+        lock: &Bytes,
+        now: Instant,
+        pause: Option<Pause>,
+    ) -> Handoff<P, A> {
         let mut next = Next::Nobody;
         self.update(lock, |queue| {
             queue.free();
@@ -292,7 +298,8 @@ impl<P: Clone, A> WaitQueues<P, A> {
             }
             if let Some(Pause { rounds, least, most }) = pause {
                 next = Next::Yielded;
-                return queue.schedule(Cause::Poll, now + queue.round.mul_f64(rounds).clamp(least, most));
+                return queue
+                    .schedule(Cause::Poll, now + queue.round.mul_f64(rounds).clamp(least, most));
             }
             let (ticket, first) = queue.waiters.front()?;
             next = Next::First { ticket: *ticket, params: first.params.clone() };
@@ -359,7 +366,12 @@ impl<P, A> WaitQueues<P, A> {
     }
 
     /// Takes a waiter out of its queue. What was handed to it comes back, to be dropped where no shard is locked.
-    fn remove(&self, lock: &Bytes, ticket: u64, change: impl FnOnce(&mut WaitQueue<P, A>)) -> Option<A> {
+    fn remove(
+        &self,
+        lock: &Bytes,
+        ticket: u64,
+        change: impl FnOnce(&mut WaitQueue<P, A>),
+    ) -> Option<A> {
         let mut shard = self.shard(lock);
         let queue = shard.get_mut(lock)?;
         let was_first = queue.is_first(ticket);
@@ -432,7 +444,11 @@ impl<P, A> WaitQueue<P, A> {
         if holder.is_none() || self.shared_owners == 0 {
             return Vec::new();
         }
-        let own = self.waiters.iter_mut().map(|(_, waiter)| waiter).filter(|waiter| waiter.shared_owner == holder);
+        let own = self
+            .waiters
+            .iter_mut()
+            .map(|(_, waiter)| waiter)
+            .filter(|waiter| waiter.shared_owner == holder);
         own.filter_map(|waiter| {
             (waiter.is_holders, waiter.signalled) = (true, true);
             waiter.waker.take()
@@ -442,7 +458,8 @@ impl<P, A> WaitQueue<P, A> {
 
     /// The first has found no quorum. Whether another one may fare better, and is the first now.
     fn give_way(&mut self, next_place: impl Fn() -> u64) -> bool {
-        let longest = self.waiters.iter().map(|(_, waiter)| waiter.round_limit).max().unwrap_or_default();
+        let longest =
+            self.waiters.iter().map(|(_, waiter)| waiter.round_limit).max().unwrap_or_default();
         let Some((_, first)) = self.waiters.iter_mut().next() else { return false };
         first.failures += 1;
         let own = first.round_limit;
@@ -527,11 +544,13 @@ impl<P, A> WaitTicket<P, A> {
         let mut shard = self.queues.shard(&self.lock);
         let Some(queue) = shard.get_mut(&self.lock) else { return Ok(()) };
         let placed = queue.placed;
-        let Some(waiter) = queue.waiters.get_mut(&self.number).filter(|waiter| !waiter.is_placed) else {
+        let Some(waiter) = queue.waiters.get_mut(&self.number).filter(|waiter| !waiter.is_placed)
+        else {
             return Ok(());
         };
         let one_more = |count: usize| (count < total).then_some(count + 1);
-        if self.queues.waiters.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).is_err() {
+        if self.queues.waiters.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).is_err()
+        {
             return Err(LockError::TooManyWaiters { max: total, limit: WaitLimit::All });
         }
         if placed >= of_one_lock {
@@ -581,8 +600,11 @@ impl<P, A> WaitTicket<P, A> {
     /// Ready when [`step`](Self::step) may say something else.
     pub(crate) fn poll_signalled(&self, context: &Context<'_>) -> Poll<()> {
         let mut shard = self.queues.shard(&self.lock);
-        let waiter = shard.get_mut(&self.lock).and_then(|queue| queue.waiters.get_mut(&self.number));
-        let Some(waiter) = waiter.filter(|waiter| !waiter.signalled) else { return Poll::Ready(()) };
+        let waiter =
+            shard.get_mut(&self.lock).and_then(|queue| queue.waiters.get_mut(&self.number));
+        let Some(waiter) = waiter.filter(|waiter| !waiter.signalled) else {
+            return Poll::Ready(());
+        };
         if !waiter.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
             let replaced = waiter.waker.replace(context.waker().clone());
             drop(shard);
@@ -602,8 +624,8 @@ impl<P, A> WaitTicket<P, A> {
         let own = queue.held_by(holder);
         queue.last_refusal = Some((refusal.error, now));
         queue.poll_due = refusal.poll_due;
-        let gives_way =
-            refusal.without_quorum && queue.give_way(|| self.queues.next_ticket.fetch_add(1, Ordering::Relaxed));
+        let gives_way = refusal.without_quorum
+            && queue.give_way(|| self.queues.next_ticket.fetch_add(1, Ordering::Relaxed));
         queue.failures = match refusal.without_quorum {
             true => queue.failures + u32::from(!gives_way),
             false => 0,

@@ -6,7 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::queue::{Bounds, Cause, Handoff, Next, Pause, Refusal, Step, Success, WaitQueues, WaitTicket};
+use super::queue::{
+    Bounds, Cause, Handoff, Next, Pause, Refusal, Step, Success, WaitQueues, WaitTicket,
+};
 use super::sync::Arc;
 use crate::error::{LockError, WaitLimit};
 
@@ -33,7 +35,10 @@ fn enter(queue: &Queues, params: &'static str, now: Instant) -> Ticket {
 fn refused(ticket: &Ticket, now: Instant) {
     let error = LockError::Held(Default::default());
     let (retry, quick) = (now + POLL, now + 2 * MS);
-    ticket.refused(now, Refusal { error, retry, quick, poll_due: retry, round: MS, without_quorum: false });
+    ticket.refused(
+        now,
+        Refusal { error, retry, quick, poll_due: retry, round: MS, without_quorum: false },
+    );
 }
 
 fn success(now: Instant) -> Success {
@@ -41,7 +46,8 @@ fn success(now: Instant) -> Success {
 }
 
 /// The turn of those who wait here is over.
-const OVER: Option<Pause> = Some(Pause { rounds: 3.0, least: Duration::ZERO, most: Duration::from_secs(1) });
+const OVER: Option<Pause> =
+    Some(Pause { rounds: 3.0, least: Duration::ZERO, most: Duration::from_secs(1) });
 
 /// What a ticket is told, in one word, and when.
 fn step(ticket: &Ticket, now: Instant) -> (&'static str, Option<Duration>) {
@@ -252,7 +258,10 @@ fn the_last_refusal_is_kept_until_somebody_here_gets_the_lock() {
     assert_eq!(second.last_refusal(now), None);
     assert_eq!(step(&first, now), ("poll", None));
     refused(&first, now);
-    assert_eq!(second.last_refusal(now + 5 * MS), Some((LockError::Held(Default::default()), 5 * MS)));
+    assert_eq!(
+        second.last_refusal(now + 5 * MS),
+        Some((LockError::Held(Default::default()), 5 * MS))
+    );
     assert_eq!(step(&first, now + POLL), ("poll", None));
     first.granted(now + POLL, success(now + POLL));
     assert_eq!(second.last_refusal(now + POLL), None);
@@ -261,7 +270,8 @@ fn the_last_refusal_is_kept_until_somebody_here_gets_the_lock() {
 #[test]
 fn a_waiter_that_leaves_before_its_turn_changes_nothing_for_the_others() {
     let (queue, now) = (queue(), Instant::now());
-    let (first, second, third) = (refused_one(&queue, now), enter(&queue, "b", now), enter(&queue, "c", now));
+    let (first, second, third) =
+        (refused_one(&queue, now), enter(&queue, "b", now), enter(&queue, "c", now));
     drop(second);
     assert!(!is_signalled(&third));
     drop(first);
@@ -274,7 +284,17 @@ fn a_waiter_that_leaves_before_its_turn_changes_nothing_for_the_others() {
 /// The first finds no quorum; the queue would try again after so long.
 fn failed(ticket: &Ticket, now: Instant, pause: Duration) {
     let (error, retry) = (LockError::Unknown(Vec::new()), now + pause);
-    ticket.refused(now, Refusal { error, retry, quick: retry, poll_due: now + POLL, round: MS, without_quorum: true });
+    ticket.refused(
+        now,
+        Refusal {
+            error,
+            retry,
+            quick: retry,
+            poll_due: now + POLL,
+            round: MS,
+            without_quorum: true,
+        },
+    );
 }
 
 fn enter_with(queue: &Queues, params: &'static str, round_limit: Duration, now: Instant) -> Ticket {
@@ -289,7 +309,10 @@ fn a_queue_in_which_nobody_fares_better_backs_off_and_keeps_its_order() {
         assert_eq!(first.standing().failures, failures);
         assert_eq!(step(&first, now), ("poll", None));
         failed(&first, now, 100 * MS);
-        assert_eq!((step(&first, now), step(&second, now)), (("until", Some(100 * MS)), ("wait", None)));
+        assert_eq!(
+            (step(&first, now), step(&second, now)),
+            (("until", Some(100 * MS)), ("wait", None))
+        );
         now += 100 * MS;
     }
     assert_eq!(step(&first, now), ("poll", None));
@@ -328,7 +351,8 @@ fn tries_in_vain_are_counted_until_something_happens() {
 fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
     let (queue, now) = (queue(), Instant::now());
     let hasty = [enter_with(&queue, "a", MS, now), enter_with(&queue, "b", MS, now)];
-    let (other, last) = (enter_with(&queue, "c", 50 * MS, now), enter_with(&queue, "d", 50 * MS, now));
+    let (other, last) =
+        (enter_with(&queue, "c", 50 * MS, now), enter_with(&queue, "d", 50 * MS, now));
     assert_eq!(step(&hasty[0], now), ("poll", None));
     failed(&hasty[0], now, 100 * MS);
     assert!(is_signalled(&other));
@@ -344,10 +368,13 @@ fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
 /// With a try for each of them a line of many different TTLs would hammer nodes that are down.
 #[test]
 fn few_tries_lead_past_however_many_different_limits() {
-    let (queue, now) = (WaitQueues::new(Bounds { total: 1_000, of_one_lock: 1_000 }), Instant::now());
+    let (queue, now) =
+        (WaitQueues::new(Bounds { total: 1_000, of_one_lock: 1_000 }), Instant::now());
     let tickets: Vec<_> = (1..=50).map(|limit| enter_with(&queue, "a", limit * MS, now)).collect();
     let mut tries = 0;
-    while let Some(first) = tickets.iter().find(|ticket| matches!(ticket.step(now, true), Step::Try(_))) {
+    while let Some(first) =
+        tickets.iter().find(|ticket| matches!(ticket.step(now, true), Step::Try(_)))
+    {
         failed(first, now, 100 * MS);
         tries += 1;
     }
@@ -371,7 +398,8 @@ fn a_lock_that_nobody_waits_for_is_tried_when_all_places_are_taken() {
 
 #[test]
 fn a_bound_of_none_leaves_no_queue_behind() {
-    let (queue, now) = (WaitQueues::<(), ()>::new(Bounds { total: 10, of_one_lock: 0 }), Instant::now());
+    let (queue, now) =
+        (WaitQueues::<(), ()>::new(Bounds { total: 10, of_one_lock: 0 }), Instant::now());
     let full = LockError::TooManyWaiters { max: 0, limit: WaitLimit::OfLock };
     assert_eq!(queue.enter(lock(), (), None, MS, (now, now)).take_place(), Err(full));
     assert!(queue.count() == (0, 0) && !queue.is_waited_for(&lock()));

@@ -73,8 +73,11 @@ impl AuditFile {
     /// # Errors
     /// As the start would have them.
     pub fn check(path: &Path) -> Result<(), String> {
-        let there =
-            if path.exists() { OpenOptions::new().append(true).open(path).map(drop) } else { is_for_files(path) };
+        let there = if path.exists() {
+            OpenOptions::new().append(true).open(path).map(drop)
+        } else {
+            is_for_files(path)
+        };
         there.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
     }
 
@@ -139,7 +142,8 @@ impl Shared {
 }
 
 fn is_for_files(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok(rustix::fs::access(folder, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)?)
 }
 

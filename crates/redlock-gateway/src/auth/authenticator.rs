@@ -10,8 +10,8 @@ use redlock_core::{LockName, Ttl};
 
 use super::key::{Key, Keys, Proof, ProvenKey, RateLimit, Verb};
 use super::secret;
-use crate::clients::Client;
 use crate::config::Limits;
+use crate::overload::clients::Client;
 use crate::reload::{Content, Reload, Watched};
 
 /// What a request shows for its sender.
@@ -90,7 +90,9 @@ impl Authenticator {
         let keys = keys.load();
         let known = match shown.ok_or(AuthError::Missing)? {
             Credential::Key(text) => keys.proven_by_text(text),
-            Credential::NamedKey(name, text) => keys.proven_by_text(text).filter(|known| *known.key.name == *name),
+            Credential::NamedKey(name, text) => {
+                keys.proven_by_text(text).filter(|known| *known.key.name == *name)
+            }
             Credential::Certificate(subject, ends) => keys.proven_by_certificate(subject, ends),
         };
         Caller::of(known.ok_or(AuthError::Unknown)?)
@@ -101,7 +103,9 @@ impl Authenticator {
     /// # Errors
     /// As [`Authenticator::identify`].
     pub fn identify_again(&self, caller: &Caller) -> Result<Caller, AuthError> {
-        let (Some(keys), Some(known)) = (&self.keys, &caller.known) else { return Ok(caller.clone()) };
+        let (Some(keys), Some(known)) = (&self.keys, &caller.known) else {
+            return Ok(caller.clone());
+        };
         let keys = keys.load();
         let key = keys.by_name.get(&known.key.name).ok_or(AuthError::Unknown)?;
         let still = match known.by {
@@ -119,7 +123,11 @@ impl Authenticator {
     ///
     /// # Errors
     /// What is wrong with the file now.
-    pub(crate) fn following(path: &Path, reload: &Reload, failures: Counter) -> Result<Arc<Self>, String> {
+    pub(crate) fn following(
+        path: &Path,
+        reload: &Reload,
+        failures: Counter,
+    ) -> Result<Arc<Self>, String> {
         let mut watched = Watched::new(vec![path.to_owned()], reload);
         let first = keys(path, watched.contents())?;
         if first.is_empty() {
@@ -139,7 +147,10 @@ impl Authenticator {
                     }
                     Err(error) => {
                         failures.increment(1);
-                        tracing::error!(error, "--auth-keys: the file cannot be used; the old keys stay");
+                        tracing::error!(
+                            error,
+                            "--auth-keys: the file cannot be used; the old keys stay"
+                        );
                     }
                 }
             }
@@ -168,8 +179,13 @@ impl Caller {
             Proof::Hash(_) => None,
         };
         let now = SystemTime::now();
-        let has_ended = [known.key.expires, of_certificate].into_iter().flatten().any(|end| end <= now);
-        if has_ended { Err(AuthError::Expired) } else { Ok(Self { known: Some(known), may_force: false }) }
+        let has_ended =
+            [known.key.expires, of_certificate].into_iter().flatten().any(|end| end <= now);
+        if has_ended {
+            Err(AuthError::Expired)
+        } else {
+            Ok(Self { known: Some(known), may_force: false })
+        }
     }
 
     fn key(&self) -> Option<&Key> {

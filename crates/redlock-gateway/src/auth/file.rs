@@ -95,7 +95,9 @@ pub fn exposed_mode(file: &Metadata, bits: u32) -> Option<u32> {
 /// The error begins with a colon or a comma.
 fn parse(text: &str) -> Result<Keys, String> {
     let file: File = toml::from_str(text).map_err(|error| {
-        let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count()) + 1;
+        let line =
+            error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count())
+                + 1;
         format!(", line {line}: {}", without_values(error.message()))
     })?;
     let mut keys = Keys::default();
@@ -108,10 +110,13 @@ fn parse(text: &str) -> Result<Keys, String> {
             ));
         }
         let name: Arc<str> = entry.name.as_str().into();
-        let key = Arc::new(entry.check(name.clone()).map_err(|error| format!(": key {name}: {error}"))?);
+        let key =
+            Arc::new(entry.check(name.clone()).map_err(|error| format!(": key {name}: {error}"))?);
         for hash in &key.hashes {
             if let Some(other) = hashes.insert(*hash, name.clone()) {
-                return Err(format!(": key {name}: one of its hashes is there twice, the other time for {other}"));
+                return Err(format!(
+                    ": key {name}: one of its hashes is there twice, the other time for {other}"
+                ));
             }
         }
         if let Some(subject) = &key.certificate
@@ -120,7 +125,9 @@ fn parse(text: &str) -> Result<Keys, String> {
             return Err(format!(": key {name}: its certificate is also that of {}", other.name));
         }
         if keys.by_name.insert(name.clone(), key).is_some() {
-            return Err(format!(": key {name}: the name is there twice; put all of its hashes into one list"));
+            return Err(format!(
+                ": key {name}: the name is there twice; put all of its hashes into one list"
+            ));
         }
     }
     Ok(keys)
@@ -159,11 +166,15 @@ impl Entry {
         let max_ttl = self.max_ttl.map(|text| duration("max_ttl", &text)).transpose()?;
         let allowed = "expected 10ms to 1day in whole milliseconds";
         let max_ttl = max_ttl
-            .map(|time| Ttl::from_duration(time).map_err(|_| format!("max_ttl is not allowed; {allowed}")))
+            .map(|time| {
+                Ttl::from_duration(time).map_err(|_| format!("max_ttl is not allowed; {allowed}"))
+            })
             .transpose()?;
         let max_hold = self.max_hold.map(|text| duration("max_hold", &text)).transpose()?;
         if max_hold.is_some_and(|time| Ttl::from_duration(time.min(Ttl::MAX.duration())).is_err()) {
-            return Err("max_hold is not allowed; expected at least 10ms in whole milliseconds".into());
+            return Err(
+                "max_hold is not allowed; expected at least 10ms in whole milliseconds".into()
+            );
         }
         Ok(Key {
             name,
@@ -188,7 +199,8 @@ impl Allowed {
             return Err("a rule has no names; write names = [\"*\"] for all".into());
         }
         let pattern = |(index, text): (usize, &String)| {
-            let wrong = || format!("names: number {} is no pattern; {}", index + 1, Pattern::ALLOWED);
+            let wrong =
+                || format!("names: number {} is no pattern; {}", index + 1, Pattern::ALLOWED);
             Pattern::parse(text).ok_or_else(wrong)
         };
         let names = self.names.iter().enumerate().map(pattern).collect::<Result<_, _>>()?;
@@ -203,22 +215,29 @@ fn duration(field: &str, text: &str) -> Result<Duration, String> {
 
 fn rate_limit(rate: Option<u32>, burst: Option<u32>) -> Result<Option<RateLimit>, String> {
     let positive = |field: &str, value: u32| {
-        NonZeroU32::new(value).ok_or_else(|| format!("{field}: 0 is not allowed; leave it out for no limit"))
+        NonZeroU32::new(value)
+            .ok_or_else(|| format!("{field}: 0 is not allowed; leave it out for no limit"))
     };
     match (rate, burst) {
         (None, None) => Ok(None),
         (None, Some(_)) => Err("burst: means nothing without a rate".into()),
         (Some(rate), burst) => {
             let rate = positive("rate", rate)?;
-            Ok(Some(RateLimit::new(rate, burst.map_or(Ok(rate), |burst| positive("burst", burst))?)))
+            Ok(Some(RateLimit::new(
+                rate,
+                burst.map_or(Ok(rate), |burst| positive("burst", burst))?,
+            )))
         }
     }
 }
 
 /// A date is its beginning, in UTC.
 fn instant(date: &Datetime) -> Result<SystemTime, String> {
-    let fault =
-        || format!("expires: {date} is not allowed; expected a date such as 2027-01-31, or 2027-01-31T12:00:00Z");
+    let fault = || {
+        format!(
+            "expires: {date} is not allowed; expected a date such as 2027-01-31, or 2027-01-31T12:00:00Z"
+        )
+    };
     let minutes = match (&date.time, &date.offset) {
         (None, None) | (Some(_), Some(Offset::Z)) => 0,
         (Some(_), Some(Offset::Custom { minutes })) => *minutes,
@@ -246,24 +265,45 @@ mod tests {
         let rule = "allow = [{ verbs = ['acquire'], names = ['*'] }]";
         for (text, expected) in [
             ("[[key]]\nname = 'c i'\nallow = []".to_owned(), ": key 1: the name must be"),
-            (format!("[[key]]\nname = 'ci'\n{rule}"), ": key ci: there is neither a hash nor a certificate"),
+            (
+                format!("[[key]]\nname = 'ci'\n{rule}"),
+                ": key ci: there is neither a hash nor a certificate",
+            ),
             (key(""), ", line 1: missing field `allow`"),
             (key(&format!("{rule}\nexpire = 1")), ", line 5: unknown field `expire`"),
             (
                 key("allow = [{ verbs = ['aquire'], names = ['*'] }]"),
                 ", line 4: unknown variant `…`, expected one of `acquire`",
             ),
-            (key("allow = [{ verbs = ['list'] }]"), ": key ci: a rule has no names; write names = [\"*\"]"),
+            (
+                key("allow = [{ verbs = ['list'] }]"),
+                ": key ci: a rule has no names; write names = [\"*\"]",
+            ),
             (key("allow = [{ verbs = [], names = ['a'] }]"), ": key ci: a rule allows no verb"),
-            (key("allow = [{ verbs = ['list'], names = ['a b'] }]"), ": key ci: names: number 1 is no pattern"),
+            (
+                key("allow = [{ verbs = ['list'], names = ['a b'] }]"),
+                ": key ci: names: number 1 is no pattern",
+            ),
             (key(&format!("{rule}\nmax_ttl = '2 parsecs'")), ": key ci: max_ttl is no duration"),
-            (key(&format!("{rule}\nmax_ttl = '1us'")), ": key ci: max_ttl is not allowed; expected 10ms"),
+            (
+                key(&format!("{rule}\nmax_ttl = '1us'")),
+                ": key ci: max_ttl is not allowed; expected 10ms",
+            ),
             (key(&format!("{rule}\nrate = 0")), ": key ci: rate: 0 is not allowed"),
             (key(&format!("{rule}\nburst = 5")), ": key ci: burst: means nothing without a rate"),
-            (key(&format!("{rule}\nexpires = 2027-01-01T00:00:00")), ": key ci: expires: 2027-01-01T00:00:00 is not"),
-            (key(&format!("{rule}\nexpires = 12:00:00")), ": key ci: expires: 12:00:00 is not allowed"),
+            (
+                key(&format!("{rule}\nexpires = 2027-01-01T00:00:00")),
+                ": key ci: expires: 2027-01-01T00:00:00 is not",
+            ),
+            (
+                key(&format!("{rule}\nexpires = 12:00:00")),
+                ": key ci: expires: 12:00:00 is not allowed",
+            ),
             (key(rule) + "\n" + &key(rule), ": key ci: one of its hashes is there twice"),
-            (key(rule) + "\n" + &key(rule).replace("2d71", "2d72"), ": key ci: the name is there twice"),
+            (
+                key(rule) + "\n" + &key(rule).replace("2d71", "2d72"),
+                ": key ci: the name is there twice",
+            ),
         ] {
             let error = parse(&text).err().unwrap_or_default();
             assert!(error.starts_with(expected), "{error}\nfor\n{text}");
@@ -284,7 +324,9 @@ mod tests {
             format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nmax_ttl = '{secret}'\nallow = []"),
             format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nmax_hold = '{secret}'\nallow = []"),
             format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nexpires = '{secret}'\nallow = []"),
-            format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nallow = [{{ verbs = ['{secret}'], names = ['a'] }}]"),
+            format!(
+                "[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nallow = [{{ verbs = ['{secret}'], names = ['a'] }}]"
+            ),
             format!(
                 "[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nallow = [{{ verbs = ['list'], names = ['{secret}='] }}]"
             ),

@@ -12,7 +12,7 @@ use redlock_core::{LockName, Ttl};
 use serde::Deserialize;
 
 use super::secret::{self, Hash};
-use crate::clients::Client;
+use crate::overload::clients::Client;
 use crate::pattern::Pattern;
 
 /// What a key may be allowed to do.
@@ -94,7 +94,10 @@ impl RateLimit {
     /// # Errors
     /// After how long there is room for the next one, when there is none now.
     pub(super) fn check(&self) -> Result<(), Duration> {
-        self.limiter.load().check().map_err(|early| early.wait_time_from(DefaultClock::default().now()))
+        self.limiter
+            .load()
+            .check()
+            .map_err(|early| early.wait_time_from(DefaultClock::default().now()))
     }
 }
 
@@ -105,7 +108,9 @@ impl Key {
     }
 
     pub(super) fn may(&self, verb: Verb, name: &LockName) -> bool {
-        let allows = |rule: &Rule| rule.verbs.contains(&verb) && rule.names.iter().any(|names| names.matches(name));
+        let allows = |rule: &Rule| {
+            rule.verbs.contains(&verb) && rule.names.iter().any(|names| names.matches(name))
+        };
         self.rules.iter().any(allows)
     }
 
@@ -160,8 +165,14 @@ impl Keys {
         key.filter(|_| right).map(|key| ProvenKey { key: key.clone(), by: Proof::Hash(hash) })
     }
 
-    pub(super) fn proven_by_certificate(&self, subject: &str, ends: SystemTime) -> Option<ProvenKey> {
-        self.by_certificate.get(subject).map(|key| ProvenKey { key: key.clone(), by: Proof::Certificate { ends } })
+    pub(super) fn proven_by_certificate(
+        &self,
+        subject: &str,
+        ends: SystemTime,
+    ) -> Option<ProvenKey> {
+        self.by_certificate
+            .get(subject)
+            .map(|key| ProvenKey { key: key.clone(), by: Proof::Certificate { ends } })
     }
 }
 

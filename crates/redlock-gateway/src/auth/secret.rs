@@ -82,14 +82,22 @@ pub fn holds_secret(text: &str) -> bool {
     if text.len() < PREFIX.len() + 3 + SECRET_TEXT {
         return false;
     }
-    let begins = |text: &str, is_in: fn(&u8) -> bool, length| text.bytes().take_while(is_in).count() >= length;
+    let begins = |text: &str, is_in: fn(&u8) -> bool, length| {
+        text.bytes().take_while(is_in).count() >= length
+    };
     let parts: Vec<&str> = text.split('.').collect();
     parts.windows(3).any(|three| {
         let [before, middle, after] = three else { return false };
         let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
-        let is_key = before.ends_with(PREFIX) && is_key_name(middle) && begins(after, is_base64, SECRET_TEXT);
-        let is_fencing = middle.len() == FencingToken::TEXT_LEN && middle.bytes().all(|byte| byte.is_ascii_digit());
-        is_key || is_fencing && before.ends_with('1') && begins(after, u8::is_ascii_hexdigit, LockToken::GRANT_LEN)
+        let is_key = before.ends_with(PREFIX)
+            && is_key_name(middle)
+            && begins(after, is_base64, SECRET_TEXT);
+        let is_fencing = middle.len() == FencingToken::TEXT_LEN
+            && middle.bytes().all(|byte| byte.is_ascii_digit());
+        is_key
+            || is_fencing
+                && before.ends_with('1')
+                && begins(after, u8::is_ascii_hexdigit, LockToken::GRANT_LEN)
     })
 }
 
@@ -122,7 +130,16 @@ mod tests {
         let longer = format!("{text}A");
         let other_name = text.replace("ci_1-x", "ci");
         assert!(!hash_of(&other_name).unwrap().1.equals(&hash));
-        for bad in ["", "rlk", "rlk.ci", "rlk..", &text[1..], &text[..text.len() - 1], &longer, "rlk.ci.hunter2"] {
+        for bad in [
+            "",
+            "rlk",
+            "rlk.ci",
+            "rlk..",
+            &text[1..],
+            &text[..text.len() - 1],
+            &longer,
+            "rlk.ci.hunter2",
+        ] {
             assert!(hash_of(bad).is_none(), "{bad}");
         }
     }
@@ -140,10 +157,17 @@ mod tests {
             ] {
                 assert!(holds_secret(&text), "{text}");
             }
-            assert!(!holds_secret(&secret[..secret.len() - 1]) && !holds_secret(&secret.replace('.', "-")));
+            assert!(
+                !holds_secret(&secret[..secret.len() - 1])
+                    && !holds_secret(&secret.replace('.', "-"))
+            );
         }
-        for name in ["reports/nightly", "rlk.orders.process-payments-of-the-last-quarter", "v1.2.3", &"a.".repeat(100)]
-        {
+        for name in [
+            "reports/nightly",
+            "rlk.orders.process-payments-of-the-last-quarter",
+            "v1.2.3",
+            &"a.".repeat(100),
+        ] {
             assert!(!holds_secret(name), "{name}");
         }
     }
@@ -152,7 +176,14 @@ mod tests {
     fn only_whole_hashes_of_the_one_kind_are_hashes() {
         let right = Hash::of("x").text();
         assert!(Hash::parse(&right).is_some() && Hash::parse(&right.to_uppercase()).is_none());
-        for bad in ["", "sha256:", &right[..right.len() - 1], &right[7..], "sha1:00", &right.replace(':', "=")] {
+        for bad in [
+            "",
+            "sha256:",
+            &right[..right.len() - 1],
+            &right[7..],
+            "sha1:00",
+            &right.replace(':', "="),
+        ] {
             assert!(Hash::parse(bad).is_none(), "{bad}");
         }
         assert!(Hash::parse(&format!("sha256:{}", "ä".repeat(32))).is_none());

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 use redlock_core::{LockName, Ttl};
 
 use super::*;
-use crate::clients::Terms;
 use crate::config::Limits;
+use crate::overload::clients::Terms;
 
 fn name(text: &str) -> LockName {
     text.parse::<LockName>().unwrap()
@@ -55,7 +55,9 @@ fn strangers_are_told_apart_only_where_they_had_the_key() {
     let authenticator = Authenticator::new(Keys::parse(&(expired + &entry)).unwrap());
     let refused = |shown| authenticator.identify(shown).err();
     assert_eq!(refused(None), Some(AuthError::Missing));
-    for text in [wrong.as_str(), absent.as_str(), "", "rlk.ci.", "hunter2", &right[..right.len() - 1]] {
+    for text in
+        [wrong.as_str(), absent.as_str(), "", "rlk.ci.", "hunter2", &right[..right.len() - 1]]
+    {
         assert_eq!(refused(Some(Credential::Key(text))), Some(AuthError::Unknown), "{text}");
     }
     assert_eq!(refused(Some(Credential::Key(&old))), Some(AuthError::Expired));
@@ -66,18 +68,30 @@ fn strangers_are_told_apart_only_where_they_had_the_key() {
 
 #[test]
 fn while_a_key_is_being_replaced_both_are_right() {
-    let (one, two) =
-        (Secret::new("ci", &redlock_core::clock::OsEntropy), Secret::new("ci", &redlock_core::clock::OsEntropy));
-    let text = format!("[[key]]\nname = 'ci'\nhashes = [{:?}, {:?}]\n{ALL}", one.hash_text(), two.hash_text());
+    let (one, two) = (
+        Secret::new("ci", &redlock_core::clock::OsEntropy),
+        Secret::new("ci", &redlock_core::clock::OsEntropy),
+    );
+    let text = format!(
+        "[[key]]\nname = 'ci'\nhashes = [{:?}, {:?}]\n{ALL}",
+        one.hash_text(),
+        two.hash_text()
+    );
     let authenticator = Authenticator::new(Keys::parse(&text).unwrap());
-    assert!([one, two].iter().all(|secret| authenticator.identify(Some(Credential::Key(secret.expose()))).is_ok()));
+    assert!(
+        [one, two]
+            .iter()
+            .all(|secret| authenticator.identify(Some(Credential::Key(secret.expose()))).is_ok())
+    );
 }
 
 #[test]
 fn a_certificate_is_a_principal_as_a_key_is() {
-    let text = format!("[[key]]\nname = 'ci'\ncertificate = 'CN=ci,O=Example'\nmax_ttl = '1s'\n{ALL}");
+    let text =
+        format!("[[key]]\nname = 'ci'\ncertificate = 'CN=ci,O=Example'\nmax_ttl = '1s'\n{ALL}");
     let authenticator = Authenticator::new(Keys::parse(&text).unwrap());
-    let caller = authenticator.identify(Some(Credential::Certificate("CN=ci,O=Example", later()))).unwrap();
+    let caller =
+        authenticator.identify(Some(Credential::Certificate("CN=ci,O=Example", later()))).unwrap();
     assert_eq!(caller.principal(), Some("ci"));
     let ended = Credential::Certificate("CN=ci,O=Example", SystemTime::now());
     assert_eq!(authenticator.identify(Some(ended)).err(), Some(AuthError::Expired));
@@ -88,10 +102,17 @@ fn a_certificate_is_a_principal_as_a_key_is() {
 fn limits_of_a_key_only_ever_lower_those_of_the_gateway() {
     let millis = |millis| Ttl::from_millis(millis).unwrap();
     let day = Duration::from_secs(86_400);
-    let all = Limits { default_ttl: millis(30_000), max_ttl: millis(300_000), max_wait: day, max_hold: day };
-    for (own, default, max, hold) in
-        [("'10s'", 10_000, 10_000, 3_600), ("'1m'", 30_000, 60_000, 3_600), ("'1h'", 30_000, 300_000, 3_600)]
-    {
+    let all = Limits {
+        default_ttl: millis(30_000),
+        max_ttl: millis(300_000),
+        max_wait: day,
+        max_hold: day,
+    };
+    for (own, default, max, hold) in [
+        ("'10s'", 10_000, 10_000, 3_600),
+        ("'1m'", 30_000, 60_000, 3_600),
+        ("'1h'", 30_000, 300_000, 3_600),
+    ] {
         let (text, entry) = key("ci", &format!("max_ttl = {own}\nmax_hold = '1h'\n{ALL}"));
         let authenticator = Authenticator::new(Keys::parse(&entry).unwrap());
         let limits = authenticator.identify(Some(Credential::Key(&text))).unwrap().limits(all);
@@ -104,7 +125,8 @@ fn limits_of_a_key_only_ever_lower_those_of_the_gateway() {
 fn a_new_file_forgets_nothing_of_what_a_key_holds() {
     let (text, entry) = key("ci", ALL);
     let authenticator = Authenticator::new(Keys::parse(&entry).unwrap());
-    let client = || authenticator.identify(Some(Credential::Key(&text))).unwrap().client().unwrap().clone();
+    let client =
+        || authenticator.identify(Some(Credential::Key(&text))).unwrap().client().unwrap().clone();
     let one = Terms { most: Some(400), fence_life: Duration::from_secs(10), ..Terms::default() };
     let takes = |name: &str| {
         let until = Instant::now() + Duration::from_secs(60);
@@ -136,5 +158,8 @@ fn without_keys_everybody_may_all_but_force_and_on_loopback_that_too() {
     assert!(Authenticator::open(true).identify(None).unwrap().may(Verb::Force, &name("x")));
     let caller = Authenticator::open(false).identify(None).unwrap();
     assert!(caller.may(Verb::Release, &name("x")) && !caller.may(Verb::Force, &name("x")));
-    assert_eq!((caller.name(), caller.principal(), caller.check_rate()), ("anonymous", None, Ok(())));
+    assert_eq!(
+        (caller.name(), caller.principal(), caller.check_rate()),
+        ("anonymous", None, Ok(()))
+    );
 }

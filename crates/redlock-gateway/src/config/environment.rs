@@ -28,7 +28,10 @@ const ALIKE: f64 = 0.8;
 
 /// # Errors
 /// The first variable, by name, that is no setting of this command line or has no value. No value is shown.
-pub(super) fn check(command: &Command, environment: impl Iterator<Item = (OsString, OsString)>) -> Result<(), String> {
+pub(super) fn check(
+    command: &Command,
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> Result<(), String> {
     let known = settings(command);
     let ours = environment.filter_map(|(name, value)| {
         let name = name.to_str().filter(|name| name.starts_with(PREFIX))?.to_owned();
@@ -92,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_variable_that_is_no_setting_or_says_nothing_is_refused_with_advice() {
-        for (name, value, words) in [
+        for (name, value, labels) in [
             ("REDLOCK_NODE", "redis://a", "is it REDLOCK_NODES?"),
             ("REDLOCK_MAX_TLL", "5m", "is it REDLOCK_MAX_TTL?"),
             ("REDLOCK_", "", "--help"),
@@ -105,7 +108,7 @@ mod tests {
             ("REDLOCK_BOOTSTRAP", " ", "set and empty"),
         ] {
             let error = checked(name, value).unwrap_err();
-            assert!(error.starts_with(&format!("{name}: ")) && error.contains(words), "{error}");
+            assert!(error.starts_with(&format!("{name}: ")) && error.contains(labels), "{error}");
         }
         for (name, value) in [
             ("REDLOCK_NODES", "redis://a"),

@@ -23,7 +23,9 @@ pub fn parse<P: Parser, S: Args>(line: &[OsString]) -> Result<P, clap::Error> {
     let environment = || environment::check(&P::command(), std::env::vars_os()).map_err(refused);
     let given = P::command().try_get_matches_from(line).map_err(without_passwords);
     // What is refused may be a variable's, of which more can be said.
-    let given = given.or_else(|error| if error.use_stderr() { environment().and(Err(error)) } else { Err(error) })?;
+    let given = given.or_else(|error| {
+        if error.use_stderr() { environment().and(Err(error)) } else { Err(error) }
+    })?;
     // Commands without settings have no such flag.
     let config = settings(&given).try_get_one::<PathBuf>("config");
     if config.is_ok() {
@@ -41,7 +43,11 @@ pub fn parse<P: Parser, S: Args>(line: &[OsString]) -> Result<P, clap::Error> {
 }
 
 /// The same with the text of the file.
-pub(super) fn parse_with<P: Parser, S: Args>(line: &[OsString], shown: &str, text: &str) -> Result<P, clap::Error> {
+pub(super) fn parse_with<P: Parser, S: Args>(
+    line: &[OsString],
+    shown: &str,
+    text: &str,
+) -> Result<P, clap::Error> {
     let mut command = P::command();
     let mut matches = command.clone().try_get_matches_from(line).map_err(without_passwords)?;
     let subcommand = matches.subcommand_name().map(str::to_owned);
@@ -51,7 +57,10 @@ pub(super) fn parse_with<P: Parser, S: Args>(line: &[OsString], shown: &str, tex
     };
     let file: BTreeMap<String, Spanned<Value>> = toml::from_str(text).map_err(|error| {
         // The error's own display quotes the line.
-        unusable(error.span().map_or(0, |span| span.start), &format!(": {}", without_password(error.message())))
+        unusable(
+            error.span().map_or(0, |span| span.start),
+            &format!(": {}", without_password(error.message())),
+        )
     })?;
     let known = S::augment_args(clap::Command::new("file"));
     let known = || known.get_arguments().filter(|arg| arg.get_id() != "config");
@@ -62,11 +71,15 @@ pub(super) fn parse_with<P: Parser, S: Args>(line: &[OsString], shown: &str, tex
             let names = names.collect::<Vec<_>>().join(", ");
             return Err(unusable(at, &format!(": unknown setting {key}, expected one of {names}")));
         };
-        let values = flag_values(arg, value.get_ref()).map_err(|error| unusable(at, &format!(", {key}: {error}")))?;
+        let values = flag_values(arg, value.get_ref())
+            .map_err(|error| unusable(at, &format!(", {key}: {error}")))?;
         if key == "nodes" && values.is_empty() {
             return Err(unusable(at, ", nodes: names no node; leave it out for in-memory nodes"));
         }
-        if settings(&matches).value_source(key).is_some_and(|source| source != ValueSource::DefaultValue) {
+        if settings(&matches)
+            .value_source(key)
+            .is_some_and(|source| source != ValueSource::DefaultValue)
+        {
             continue;
         }
         // A list is divided already.
@@ -113,7 +126,9 @@ fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
         (ArgAction::Append, Value::Table(values)) if is_table(arg) => {
             values.iter().map(|(name, value)| Ok(format!("{name}={}", one(value)?))).collect()
         }
-        (ArgAction::Append, other) if is_table(arg) => Err(format!("expected table, found {}", other.type_str())),
+        (ArgAction::Append, other) if is_table(arg) => {
+            Err(format!("expected table, found {}", other.type_str()))
+        }
         (ArgAction::Append, other) => Err(format!("expected array, found {}", other.type_str())),
         (_, value) => one(value).map(|value| vec![value]),
     }
@@ -126,10 +141,12 @@ fn is_table(arg: &Arg) -> bool {
 /// What may stand there, as the flag's help has it.
 fn example(arg: &Arg) -> String {
     let values = arg.get_possible_values();
-    let words: Vec<_> = values.iter().map(|value| format!("{:?}", value.get_name())).collect();
-    let has = |unit: &str| arg.get_value_names().is_some_and(|names| names.iter().any(|name| name == unit));
+    let labels: Vec<_> = values.iter().map(|value| format!("{:?}", value.get_name())).collect();
+    let has = |unit: &str| {
+        arg.get_value_names().is_some_and(|names| names.iter().any(|name| name == unit))
+    };
     match () {
-        () if !words.is_empty() => format!(": one of {}", words.join(", ")),
+        () if !labels.is_empty() => format!(": one of {}", labels.join(", ")),
         () if has("DURATION") => ", such as \"5s\"".to_owned(),
         () if has("SIZE") => ", such as \"1GiB\"".to_owned(),
         () => String::new(),

@@ -19,11 +19,15 @@ impl NodePassword {
     pub(super) fn read(path: Option<&Path>) -> Result<Self, String> {
         let Some(path) = path else { return Ok(Self(None)) };
         let shown = path.display();
-        let text = std::fs::read_to_string(path).map_err(|error| format!("--node-password-file: {shown}: {error}"))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("--node-password-file: {shown}: {error}"))?;
         // Editors end a line; nothing else is taken away.
-        let text = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
+        let text =
+            text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
         let wrong = |what| {
-            Err(format!("--node-password-file: {shown}: {what}; expected one line with the password of the nodes"))
+            Err(format!(
+                "--node-password-file: {shown}: {what}; expected one line with the password of the nodes"
+            ))
         };
         match text {
             "" => wrong("it is empty"),
@@ -63,19 +67,30 @@ pub(super) struct Given<'a> {
 
 impl Given<'_> {
     /// `open_to_others`: where other machines reach this one, if they do.
-    pub(super) fn resolve(self, password: &NodePassword, open_to_others: Option<SocketAddr>) -> Result<Nodes, String> {
+    pub(super) fn resolve(
+        self,
+        password: &NodePassword,
+        open_to_others: Option<SocketAddr>,
+    ) -> Result<Nodes, String> {
         let mut urls: Vec<RedisUrl> = Vec::new();
         for (index, text) in listed(self.urls).enumerate() {
             // Not quoted: it may have a password in it.
-            let url = RedisUrl::parse(text).map_err(|error| format!("--node, number {}: {error}", index + 1))?;
+            let url = RedisUrl::parse(text)
+                .map_err(|error| format!("--node, number {}: {error}", index + 1))?;
             if urls.iter().any(|other| other.name() == url.name()) {
-                return Err(format!("--node: {url} is given twice; a quorum needs independent masters"));
+                return Err(format!(
+                    "--node: {url} is given twice; a quorum needs independent masters"
+                ));
             }
             urls.push(url);
         }
         let has_own = |url: &RedisUrl| url.credentials().1.is_some();
         if let Some(path) = self.password_file.filter(|_| urls.iter().all(has_own)) {
-            let why = if urls.is_empty() { "no --node is given" } else { "every --node has a password of its own" };
+            let why = if urls.is_empty() {
+                "no --node is given"
+            } else {
+                "every --node has a password of its own"
+            };
             return Err(format!(
                 "--node-password-file: {}: {why}, so nothing would be logged in with it",
                 path.display()

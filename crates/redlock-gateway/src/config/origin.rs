@@ -8,7 +8,8 @@ use super::value::{listed, without_password};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin(String);
 
-const ALLOWED: &str = "expected an exact origin, such as https://ops.example.com or http://localhost:3000";
+const ALLOWED: &str =
+    "expected an exact origin, such as https://ops.example.com or http://localhost:3000";
 
 impl Origin {
     pub fn as_str(&self) -> &str {
@@ -24,10 +25,14 @@ impl Origin {
             );
         }
         // A port that is no number is missing, and stands in the text.
-        let has_port = |uri: &Uri| uri.port().is_some() || uri.authority().map(|all| all.as_str()) == uri.host();
+        let has_port = |uri: &Uri| {
+            uri.port().is_some() || uri.authority().map(|all| all.as_str()) == uri.host()
+        };
         let uri = text.parse::<Uri>().ok().filter(has_port);
         let uri = uri.filter(|uri| !text.contains('@') && text.is_ascii() && uri.query().is_none());
-        let parts = uri.as_ref().and_then(|uri| Some((uri.scheme_str()?, uri.host()?, uri.port_u16(), uri.path())));
+        let parts = uri
+            .as_ref()
+            .and_then(|uri| Some((uri.scheme_str()?, uri.host()?, uri.port_u16(), uri.path())));
         let Some((scheme @ ("http" | "https"), host, port, "/")) = parts else {
             return Err(ALLOWED.into());
         };
@@ -43,7 +48,9 @@ impl Origin {
 
 pub(super) fn origins(texts: &[String]) -> Result<Vec<Origin>, String> {
     let parse = |text| {
-        Origin::parse(text).map_err(|why| format!("--cors-origin: {:?} is not allowed; {why}", without_password(text)))
+        Origin::parse(text).map_err(|why| {
+            format!("--cors-origin: {:?} is not allowed; {why}", without_password(text))
+        })
     };
     listed(texts).map(parse).collect()
 }
@@ -54,7 +61,12 @@ mod tests {
 
     #[test]
     fn an_origin_is_what_browsers_send_and_nothing_else() {
-        for good in ["https://ops.example.com", "http://localhost:3000", "http://[::1]:8080", "https://10.0.0.1:8443"] {
+        for good in [
+            "https://ops.example.com",
+            "http://localhost:3000",
+            "http://[::1]:8080",
+            "https://10.0.0.1:8443",
+        ] {
             assert_eq!(Origin::parse(good).map(|origin| origin.0), Ok(good.to_owned()));
         }
         for (bad, word) in [

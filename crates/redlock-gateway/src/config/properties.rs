@@ -39,8 +39,11 @@ const KEYS: &[&str] = &[
 fn url() -> impl Strategy<Value = String> {
     let scheme = select(&["redis://", "rediss://", "http://", "redis:///"][..]);
     let user = select(&["", "user", "us%65r", "%zz"][..]);
-    let rest = select(&["a:1", "a", "a:1/x", "[::1]:7", "a:99999", "", "a?b#c", "a b", "ü", "a:1,redis://b"][..]);
-    (scheme, user, rest).prop_map(|(scheme, user, rest)| format!("{scheme}{user}:{PASSWORD}@{rest}"))
+    let rest = select(
+        &["a:1", "a", "a:1/x", "[::1]:7", "a:99999", "", "a?b#c", "a b", "ü", "a:1,redis://b"][..],
+    );
+    (scheme, user, rest)
+        .prop_map(|(scheme, user, rest)| format!("{scheme}{user}:{PASSWORD}@{rest}"))
 }
 
 fn word() -> BoxedStrategy<String> {
@@ -55,7 +58,11 @@ fn word() -> BoxedStrategy<String> {
 
 /// A value as it stands in the file, well formed or not.
 fn value() -> impl Strategy<Value = String> {
-    let quoted = (select(&["'", "\"", "'''", "\"\"\"", ""][..]), word(), select(&["", "'", "\"", "]", "\\"][..]));
+    let quoted = (
+        select(&["'", "\"", "'''", "\"\"\"", ""][..]),
+        word(),
+        select(&["", "'", "\"", "]", "\\"][..]),
+    );
     let quoted = quoted.prop_map(|(quote, word, odd)| format!("{quote}{word}{odd}{quote}"));
     prop_oneof![
         4 => quoted.clone(),
@@ -74,7 +81,9 @@ fn file() -> impl Strategy<Value = String> {
 /// Flags with their values, all but the nodes.
 fn flags() -> impl Strategy<Value = Vec<String>> {
     let settings = select(&KEYS[..19]).prop_filter("not the nodes", |key| *key != "nodes");
-    let flag = |(key, value): (&str, _)| format!("--{}={value}", key.replace('_', "-").replace("origins", "origin"));
+    let flag = |(key, value): (&str, _)| {
+        format!("--{}={value}", key.replace('_', "-").replace("origins", "origin"))
+    };
     vec((settings, word()).prop_map(flag), 0..6)
 }
 

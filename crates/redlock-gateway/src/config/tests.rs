@@ -14,12 +14,16 @@ pub(super) struct Line {
 
 /// What these flags and this file come to.
 pub(super) fn load(flags: &[String], file: &str) -> Result<Config, String> {
-    let line = ["redlock-gateway".into()].into_iter().chain(flags.iter().map(Into::into)).collect::<Vec<_>>();
-    let line = file::parse_with::<Line, Settings>(&line, "gateway.toml", file).map_err(|error| error.to_string())?;
+    let line = ["redlock-gateway".into()]
+        .into_iter()
+        .chain(flags.iter().map(Into::into))
+        .collect::<Vec<_>>();
+    let line = file::parse_with::<Line, Settings>(&line, "gateway.toml", file)
+        .map_err(|error| error.to_string())?;
     Config::new(line.settings)
 }
 
-fn words<const N: usize>(flags: [&str; N]) -> [String; N] {
+fn labels<const N: usize>(flags: [&str; N]) -> [String; N] {
     flags.map(str::to_owned)
 }
 
@@ -43,13 +47,19 @@ fn defaults_are_embedded_on_loopback() {
 fn flags_beat_the_file_and_the_file_beats_the_defaults() {
     let file = "max_ttl = '1m'\ndefault_ttl = '5s'\ndrift_factor = 0\nbootstrap = true\nmax_waiters = 7\npublic = []\n\
                 nodes = ['redis://a:1', 'redis://:p,q@b:2', 'redis://c:3']\n";
-    let config = load(&words(["--default-ttl=7s", "--bootstrap=false"]), file).unwrap();
+    let config = load(&labels(["--default-ttl=7s", "--bootstrap=false"]), file).unwrap();
     let Settings { limits, drift_factor, bootstrap, .. } = config.settings;
     assert_eq!((limits.default_ttl.millis(), limits.max_ttl.millis()), (7_000, 60_000));
     assert_eq!((drift_factor, bootstrap, config.capacity.waiters), (0.0, false, 7));
     assert_eq!(config.public, Public { docs: false, metrics: false });
-    assert!(matches!(config.nodes, Nodes::Redis(urls) if urls.len() == 3), "a comma in the file divides nothing");
-    let Nodes::Redis(urls) = load(&words(["--node", "redis://d,redis://e"]), file).unwrap().nodes else { panic!() };
+    assert!(
+        matches!(config.nodes, Nodes::Redis(urls) if urls.len() == 3),
+        "a comma in the file divides nothing"
+    );
+    let Nodes::Redis(urls) = load(&labels(["--node", "redis://d,redis://e"]), file).unwrap().nodes
+    else {
+        panic!()
+    };
     assert_eq!(urls.len(), 2);
 }
 
@@ -60,12 +70,20 @@ fn errors_name_the_setting_the_value_and_what_is_allowed() {
         ("--embedded", "nodes = ['redis://a:1']", ["--embedded", "1 are given", "leave out"]),
         ("--node=", "", ["--node", "names no node", "redis://"]),
         ("", "nodes = []", ["line 1", "nodes", "names no node"]),
-        ("", "listen = '0.0.0.0:80'\nallow_anonymous = true", ["--node", "0.0.0.0:80", "--embedded"]),
+        (
+            "",
+            "listen = '0.0.0.0:80'\nallow_anonymous = true",
+            ["--node", "0.0.0.0:80", "--embedded"],
+        ),
         ("--listen=here", "", ["--listen", "here", "IP:PORT"]),
         ("--allowed-host=http://a", "", ["--allowed-host", "http://a", "without scheme and port"]),
         ("--allowed-host=*", "", ["--allowed-host", "\"*\"", "locks.example.com"]),
         ("--trusted-proxy=proxy", "", ["--trusted-proxy", "\"proxy\"", "10.0.0.0/8"]),
-        ("--trusted-proxy=10.0.0.1/8", "", ["--trusted-proxy", "10.0.0.1/8", "10.0.0.0/8 or 10.0.0.1"]),
+        (
+            "--trusted-proxy=10.0.0.1/8",
+            "",
+            ["--trusted-proxy", "10.0.0.1/8", "10.0.0.0/8 or 10.0.0.1"],
+        ),
         ("", "trusted_proxies = ['::/0']", ["--trusted-proxy", "::/0", "every address"]),
         ("--audit-on-failure=refuse", "", ["--audit-on-failure", "refuse", "--audit-log"]),
         ("--max-ttl=fast", "", ["--max-ttl", "fast", "10ms to 1day"]),
@@ -84,16 +102,19 @@ fn errors_name_the_setting_the_value_and_what_is_allowed() {
         ("", "cluster = 1.10", ["line 1, cluster", "expected string", "found float"]),
         ("", "max_waiters = '7'", ["line 1, max_waiters", "expected integer", "found string"]),
     ];
-    for (flag, file, words) in cases {
+    for (flag, file, labels) in cases {
         let flags = Some(flag.to_owned()).filter(|flag| !flag.is_empty());
         let error = load(flags.as_slice(), file).unwrap_err();
-        assert!(words.iter().all(|word| error.contains(word)), "{error:?} lacks one of {words:?}");
+        assert!(
+            labels.iter().all(|word| error.contains(word)),
+            "{error:?} lacks one of {labels:?}"
+        );
     }
 }
 
 #[test]
 fn a_broken_file_does_not_leak_the_password_on_its_line() {
-    for (file, words) in [
+    for (file, labels) in [
         ("max_ttl = '5m'\nnodes = ['redis://:hunter2@a:1\n", ["line 2", "array"]),
         ("nodes = 'redis://:hunter2@a:1'\n", ["line 1, nodes: expected array", "found string"]),
         ("nodes = [['redis://:hunter2@a:1']]\n", ["line 1, nodes: expected string", "found array"]),
@@ -101,9 +122,12 @@ fn a_broken_file_does_not_leak_the_password_on_its_line() {
         ("'redis://:hunter2@a:1' = 1", ["line 1", "redis://…@a:1"]),
     ] {
         let error = load(&[], file).unwrap_err();
-        assert!(words.iter().all(|word| error.contains(word)), "{error:?} lacks one of {words:?}");
+        assert!(
+            labels.iter().all(|word| error.contains(word)),
+            "{error:?} lacks one of {labels:?}"
+        );
         assert!(!error.contains("hunter2"), "{error}");
     }
-    let error = load(&words(["--max-waiters=redis://:hunter2@a:1"]), "").unwrap_err();
+    let error = load(&labels(["--max-waiters=redis://:hunter2@a:1"]), "").unwrap_err();
     assert!(error.contains("redis://…@a:1") && !error.contains("hunter2"), "{error}");
 }

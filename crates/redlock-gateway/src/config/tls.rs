@@ -60,8 +60,14 @@ impl TlsFlags {
             .map(|(certificate, key)| TlsIdentity { certificate, key });
         let node_tls = TlsSettings { authorities: self.node_ca, identity };
         if node_tls != TlsSettings::default() && !any_tls {
-            let flags = if node_tls.authorities.is_some() { "--node-ca" } else { "--node-cert, --node-key" };
-            return Err(format!("{flags}: no --node is a rediss:// URL, so nothing would be secured by it"));
+            let flags = if node_tls.authorities.is_some() {
+                "--node-ca"
+            } else {
+                "--node-cert, --node-key"
+            };
+            return Err(format!(
+                "{flags}: no --node is a rediss:// URL, so nothing would be secured by it"
+            ));
         }
         Ok((https, node_tls))
     }

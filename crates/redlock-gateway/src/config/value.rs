@@ -9,7 +9,7 @@ use http::Uri;
 use ipnet::IpNet;
 use redlock_core::Ttl;
 
-use crate::capacity::SMALLEST;
+use crate::overload::capacity::SMALLEST;
 use crate::pattern::{Group, MOST_GROUPS, Pattern};
 use crate::proxies;
 
@@ -27,7 +27,9 @@ pub(super) fn listed(texts: &[String]) -> impl Iterator<Item = &str> {
 
 pub(super) fn without_password(text: &str) -> String {
     match (text.find("://"), text.rfind('@')) {
-        (Some(scheme), Some(host)) if scheme < host => format!("{}://…{}", &text[..scheme], &text[host..]),
+        (Some(scheme), Some(host)) if scheme < host => {
+            format!("{}://…{}", &text[..scheme], &text[host..])
+        }
         _ => text.to_owned(),
     }
 }
@@ -38,7 +40,8 @@ pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
 
 /// A name without a port, in lower case.
 pub(super) fn host(text: &str) -> Result<String, String> {
-    let is_name = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+    let is_name = !text.is_empty()
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
     let in_brackets = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     let is_address = in_brackets.is_some_and(|text| text.parse::<Ipv6Addr>().is_ok());
     if is_name || is_address {
@@ -52,8 +55,7 @@ pub(super) fn host(text: &str) -> Result<String, String> {
 
 /// With the path that is the protocol's own, where there is none. Credentials are for OTEL_EXPORTER_OTLP_HEADERS: a URL is seen by many.
 pub(super) fn endpoint(text: &str) -> Result<String, &'static str> {
-    let expected =
-        "expected http://HOST[:PORT][/PATH] or https://…, without credentials and query, such as http://localhost:4318";
+    let expected = "expected http://HOST[:PORT][/PATH] or https://…, without credentials and query, such as http://localhost:4318";
     let uri: Uri = text.trim().parse().map_err(|_| expected)?;
     let authority = uri.authority().map_or("", |authority| authority.as_str());
     let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'));
@@ -63,39 +65,54 @@ pub(super) fn endpoint(text: &str) -> Result<String, &'static str> {
         && !authority.contains('@')
         && uri.query().is_none();
     let is_bare = uri.path().trim_end_matches('/').is_empty();
-    let text =
-        if is_bare { format!("{}/v1/traces", text.trim().trim_end_matches('/')) } else { text.trim().to_owned() };
+    let text = if is_bare {
+        format!("{}/v1/traces", text.trim().trim_end_matches('/'))
+    } else {
+        text.trim().to_owned()
+    };
     is_fit.then_some(text).ok_or(expected)
 }
 
 pub(super) fn group(text: &str) -> Result<Group, String> {
     let wrong = |why: &str| format!("--group: {text:?} is not allowed: {why}");
-    let parts = text.split_once('=').ok_or_else(|| wrong("expected NAME=PATTERN, such as deploy=deploy/*"))?;
+    let parts = text
+        .split_once('=')
+        .ok_or_else(|| wrong("expected NAME=PATTERN, such as deploy=deploy/*"))?;
     let (name, pattern) = (parts.0.trim(), parts.1.trim());
     let is_fit = (1..=64).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if !is_fit {
         return Err(wrong("expected a name of 1 to 64 letters, digits, -, _ and . before the ="));
     }
-    let locks = Pattern::parse(pattern).ok_or_else(|| wrong(&format!("behind the = {}", Pattern::ALLOWED)))?;
+    let locks = Pattern::parse(pattern)
+        .ok_or_else(|| wrong(&format!("behind the = {}", Pattern::ALLOWED)))?;
     Ok(Group { name: name.to_owned(), locks })
 }
 
 pub(super) fn groups(texts: &[String]) -> Result<Vec<Group>, String> {
     let groups = listed(texts).map(group).collect::<Result<Vec<_>, _>>()?;
     if groups.len() > MOST_GROUPS {
-        return Err(format!("--group: {} groups given; allowed are at most {MOST_GROUPS}", groups.len()));
+        return Err(format!(
+            "--group: {} groups given; allowed are at most {MOST_GROUPS}",
+            groups.len()
+        ));
     }
-    let twice =
-        groups.iter().enumerate().find(|(at, group)| groups[..*at].iter().any(|other| other.name == group.name));
+    let twice = groups
+        .iter()
+        .enumerate()
+        .find(|(at, group)| groups[..*at].iter().any(|other| other.name == group.name));
     match twice {
-        Some((_, group)) => Err(format!("--group: {} is given twice; a group has one pattern", group.name)),
+        Some((_, group)) => {
+            Err(format!("--group: {} is given twice; a group has one pattern", group.name))
+        }
         None => Ok(groups),
     }
 }
 
 pub(super) fn network(text: &str) -> Result<IpNet, String> {
-    proxies::network(text).map_err(|why| format!("--trusted-proxy: {:?} is not allowed: {why}", without_password(text)))
+    proxies::network(text).map_err(|why| {
+        format!("--trusted-proxy: {:?} is not allowed: {why}", without_password(text))
+    })
 }
 
 pub(super) fn count(most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
@@ -117,10 +134,15 @@ pub(super) fn factor(text: &str) -> Result<f64, &'static str> {
     factor.ok_or("expected 0.0 to 0.5")
 }
 
-pub(super) fn duration(allowed: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration, String> + Clone {
+pub(super) fn duration(
+    allowed: RangeInclusive<Duration>,
+) -> impl Fn(&str) -> Result<Duration, String> + Clone {
     move |text| {
-        let value = humantime::parse_duration(text.trim()).ok().filter(|value| allowed.contains(value));
-        value.ok_or_else(|| format!("expected {} to {}, such as 5s", show(*allowed.start()), show(*allowed.end())))
+        let value =
+            humantime::parse_duration(text.trim()).ok().filter(|value| allowed.contains(value));
+        value.ok_or_else(|| {
+            format!("expected {} to {}, such as 5s", show(*allowed.start()), show(*allowed.end()))
+        })
     }
 }
 
@@ -134,6 +156,9 @@ pub fn ttl(text: &str) -> Result<Ttl, String> {
 }
 
 pub(super) fn key_prefix(text: &str) -> Result<String, &'static str> {
-    let is_fit = text.len() <= 255 && !text.contains(|c: char| matches!(c, '{' | '}') || c.is_control());
-    is_fit.then(|| text.to_owned()).ok_or("expected at most 255 bytes without braces or control characters")
+    let is_fit =
+        text.len() <= 255 && !text.contains(|c: char| matches!(c, '{' | '}') || c.is_control());
+    is_fit
+        .then(|| text.to_owned())
+        .ok_or("expected at most 255 bytes without braces or control characters")
 }

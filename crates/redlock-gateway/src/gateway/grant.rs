@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use redlock_core::{Lease, LockName, LockToken, Redlock, Ttl};
 
-use super::memory::MasterMemory;
-use crate::clients::Client;
+use crate::overload::MasterMemory;
+use crate::overload::clients::Client;
 
 /// A lease as the client is told of it, at one moment.
 #[derive(Debug, Clone)]

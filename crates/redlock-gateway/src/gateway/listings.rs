@@ -9,7 +9,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use redlock_core::{ListCursor, LockName, LockState};
 use sha2::Sha256;
 
-use crate::clients::{Client, Counter, Place};
+use crate::overload::clients::{Client, Counter, Place};
 
 /// Listings at a time, of all clients and of one.
 const MOST: usize = 2;
@@ -77,7 +77,8 @@ impl CursorKey {
         cluster: &str,
         credentials: impl IntoIterator<Item = (Option<&'a str>, Option<&'a str>)>,
     ) -> Self {
-        let mut mac = Hmac::<Sha256>::new_from_slice(b"redlock-gateway: cursors").expect("a key of any length");
+        let mut mac = Hmac::<Sha256>::new_from_slice(b"redlock-gateway: cursors")
+            .expect("a key of any length");
         part(&mut mac, Some(cluster));
         for (user, password) in credentials {
             part(&mut mac, user);
@@ -92,15 +93,26 @@ impl CursorKey {
     }
 
     /// As a client gets it that lists this prefix.
-    pub(super) fn seal(&self, cursor: &ListCursor, prefix: &str, principal: Option<&str>) -> String {
+    pub(super) fn seal(
+        &self,
+        cursor: &ListCursor,
+        prefix: &str,
+        principal: Option<&str>,
+    ) -> String {
         let mut text = cursor.to_string();
         let signature = self.signature(&text, prefix, principal).finalize().into_bytes();
-        write!(text, ".{}", hex::encode(&signature[..SIGNATURE])).expect("a string takes everything");
+        write!(text, ".{}", hex::encode(&signature[..SIGNATURE]))
+            .expect("a string takes everything");
         text
     }
 
     /// A cursor that was given to this principal in a listing of this prefix.
-    pub(super) fn open(&self, text: &str, prefix: &str, principal: Option<&str>) -> Option<ListCursor> {
+    pub(super) fn open(
+        &self,
+        text: &str,
+        prefix: &str,
+        principal: Option<&str>,
+    ) -> Option<ListCursor> {
         let (cursor, signature) = text.split_once('.')?;
         let mut shown = [0; SIGNATURE];
         hex::decode_to_slice(signature, &mut shown).ok()?;
@@ -133,7 +145,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_is_taken_by_every_gateway_of_its_cluster_from_whom_it_was_given_to_and_from_nobody_else() {
+    fn a_cursor_is_taken_by_every_gateway_of_its_cluster_from_whom_it_was_given_to_and_from_nobody_else()
+     {
         let cursor: ListCursor = "1-1-3137".parse().unwrap();
         let text = key("secret").seal(&cursor, "a/", Some("me"));
         assert_eq!(key("secret").open(&text, "a/", Some("me")), Some(cursor.clone()));
@@ -162,7 +175,13 @@ mod tests {
             assert_eq!(open(&String::from_utf8(other).unwrap()), None, "byte {at} of {text}");
             assert_eq!(open(&text[..at]), None, "{at} bytes of {text}");
         }
-        for bad in [format!("{text}00"), format!("{text}."), "1-1-3137".into(), "1-1-3137.".into(), "0-0-".into()] {
+        for bad in [
+            format!("{text}00"),
+            format!("{text}."),
+            "1-1-3137".into(),
+            "1-1-3137.".into(),
+            "0-0-".into(),
+        ] {
             assert_eq!(open(&bad), None, "{bad}");
         }
     }
@@ -171,9 +190,15 @@ mod tests {
     fn a_client_lists_once_at_a_time_and_all_clients_twice() {
         let (listings, [a, b, c]) = (Listings::default(), [(); 3].map(|()| Client::default()));
         let first = listings.begin(&a).unwrap();
-        assert_eq!(listings.begin(&a).unwrap_err(), TooManyListings { max: 1, of_this_client: true });
+        assert_eq!(
+            listings.begin(&a).unwrap_err(),
+            TooManyListings { max: 1, of_this_client: true }
+        );
         let _second = listings.begin(&b).unwrap();
-        assert_eq!(listings.begin(&c).unwrap_err(), TooManyListings { max: 2, of_this_client: false });
+        assert_eq!(
+            listings.begin(&c).unwrap_err(),
+            TooManyListings { max: 2, of_this_client: false }
+        );
         // One that was refused has taken nothing.
         assert_eq!((listings.count(), c.listing.count()), (2, 0));
         drop(first);

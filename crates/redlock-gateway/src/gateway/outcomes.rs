@@ -52,7 +52,11 @@ pub(super) fn count_failures(telemetry: OfLock<'_>, operation: Operation, error:
 pub(super) fn leaves_nothing(error: &LockError) -> bool {
     use LockError::*;
     match error {
-        Held(_) | HeldTooLong { .. } | TtlTooLong { .. } | TtlTooShort { .. } | TooManyWaiters { .. } => true,
+        Held(_)
+        | HeldTooLong { .. }
+        | TtlTooLong { .. }
+        | TtlTooShort { .. }
+        | TooManyWaiters { .. } => true,
         NoQuorum(_) | Unknown(_) | Lost | NotHolder(_) => false,
     }
 }

@@ -56,13 +56,23 @@ pub(super) fn owner(
 }
 
 /// The owner that the nodes know of all requests of this principal with one idempotency key.
-pub(super) fn owner_of_key(cluster: &str, name: &LockName, principal: Option<&str>, idempotency_key: &str) -> Owner {
+pub(super) fn owner_of_key(
+    cluster: &str,
+    name: &LockName,
+    principal: Option<&str>,
+    idempotency_key: &str,
+) -> Owner {
     let derived = derived_owner(cluster, name, principal, idempotency_key);
     principal.map_or(derived, |principal| derived.bound_to(principal))
 }
 
 /// As the client shows it. All gateways of a cluster derive the same, whichever of them a retry reaches.
-fn derived_owner(cluster: &str, name: &LockName, principal: Option<&str>, idempotency_key: &str) -> Owner {
+fn derived_owner(
+    cluster: &str,
+    name: &LockName,
+    principal: Option<&str>,
+    idempotency_key: &str,
+) -> Owner {
     Owner::derive(cluster, principal.unwrap_or("anonymous"), name, idempotency_key)
 }
 
@@ -70,7 +80,7 @@ fn derived_owner(cluster: &str, name: &LockName, principal: Option<&str>, idempo
 /// that of the lock's holder.
 ///
 /// Where there are principals the lock is looked at first, and a token that cannot be the principal's is not sent to the
-/// nodes: a release leaves its mark on a lock's fence also where it is refused, and neither healing nor fencing tokens
+/// nodes: a release leaves its mark on a lock's fence also where it is refused, and neither repair nor fencing tokens
 /// are to be at the mercy of everybody who may release some lock.
 pub(super) async fn resolve(
     locks: &Redlock,
@@ -87,7 +97,7 @@ pub(super) async fn resolve(
     let is_of_the_future = shown.fencing().get() > locks.wall_micros();
     match locks.inspect(name).await.state {
         LockState::Held(by) => {
-            // By its owner, not by the text beside it: that may have been lost where the lock was healed.
+            // By its owner, not by the text beside it: that may have been lost where the lock was repaired.
             let is_own = by.is_of(&own.known);
             let key = LockMetadata::read(&by.info).key;
             if !is_own && !may_force || is_of_the_future && by.fencing != Some(shown.fencing()) {

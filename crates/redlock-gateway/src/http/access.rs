@@ -18,10 +18,11 @@ use super::error::{ApiError, INVALID_NAME, RATE_LIMITED, Told};
 use super::site;
 use crate::audit::{AuditContext, AuditEntry};
 use crate::auth::{AuthError, Authenticator, Caller, Credential, Verb, holds_secret};
-use crate::clients::{Client, Clients, Turns};
 use crate::config::{Limits, Origin, Public};
-use crate::gateway::{Active, Gateway, InFlight, Refusal, Work};
-use crate::peer::Peer;
+use crate::gateway::{Gateway, Refusal};
+use crate::overload::clients::{Client, Clients, FairQueue};
+use crate::overload::in_flight::{Active, InFlight, RequestClass};
+use crate::transport::disconnect::Peer;
 
 /// What all routes are served with.
 pub struct AppState {
@@ -29,7 +30,7 @@ pub struct AppState {
     pub authenticator: Arc<Authenticator>,
     pub public: Public,
     pub clients: Arc<Clients>,
-    pub turns: Arc<Turns>,
+    pub fair_queue: Arc<FairQueue>,
     /// Whose pages may call.
     pub cors_origins: Vec<Origin>,
 }
@@ -39,7 +40,14 @@ impl AppState {
     pub fn open(gateway: Arc<Gateway>) -> Self {
         let authenticator = Arc::new(Authenticator::open(false));
         let public = Public { docs: true, metrics: true };
-        Self { gateway, authenticator, public, clients: Arc::default(), turns: Turns::new(1), cors_origins: Vec::new() }
+        Self {
+            gateway,
+            authenticator,
+            public,
+            clients: Arc::default(),
+            fair_queue: FairQueue::new(1),
+            cors_origins: Vec::new(),
+        }
     }
 }
 
@@ -75,8 +83,10 @@ impl Route {
     /// Whether a page that has no say here made a browser send this, with all that the browser adds by itself.
     fn is_of_other_site(&self, parts: &Parts) -> bool {
         // A listed page brings a key of its own, where there are keys: it is not lent those of whoever looks at it.
-        let trusted = if self.app.authenticator.is_open() { self.app.cors_origins.as_slice() } else { &[] };
-        let is_link = || self.needs == Needs::AnyKey && site::is_navigation(&parts.method, &parts.headers);
+        let trusted =
+            if self.app.authenticator.is_open() { self.app.cors_origins.as_slice() } else { &[] };
+        let is_link =
+            || self.needs == Needs::AnyKey && site::is_navigation(&parts.method, &parts.headers);
         site::is_of_other_site(&parts.uri, &parts.headers, trusted) && !is_link()
     }
 }
@@ -112,7 +122,9 @@ impl FromRequestParts<Route> for Access {
             Needs::AnyKey => None,
             Needs::Anywhere(verb) => Some(verb),
             Needs::OnLock(verb) => {
-                return Err(ApiError::internal(format_args!("{verb:?} was asked for without a lock")));
+                return Err(ApiError::internal(format_args!(
+                    "{verb:?} was asked for without a lock"
+                )));
             }
         };
         let access = Self::known(parts, route, verb, None).await?;
@@ -130,7 +142,11 @@ impl FromRequestParts<Route> for LockAccess {
         let verb = match route.needs {
             Needs::OnLock(Verb::Release) if is_forced(&parts.uri) => Verb::Force,
             Needs::OnLock(verb) => verb,
-            needs => return Err(ApiError::internal(format_args!("a lock was asked for by a route of {needs:?}"))),
+            needs => {
+                return Err(ApiError::internal(format_args!(
+                    "a lock was asked for by a route of {needs:?}"
+                )));
+            }
         };
         let name = Name::from_request_parts(parts, route).await;
         let access = Access::known(parts, route, Some(verb), name.as_ref().ok()).await?;
@@ -149,15 +165,22 @@ impl FromRequestParts<Route> for LockAccess {
 impl Access {
     fn new(parts: &Parts, route: &Route) -> Self {
         let audit = parts.extensions.get::<AuditContext>().cloned();
-        let client =
-            parts.extensions.get::<Peer>().map_or_else(|| route.app.clients.unknown(), |peer| peer.client().clone());
+        let client = parts
+            .extensions
+            .get::<Peer>()
+            .map_or_else(|| route.app.clients.unknown(), |peer| peer.client().clone());
         let app = route.app.clone();
         Self { caller: Caller::anonymous(false), client, _active: app.gateway.begin(), app, audit }
     }
 
     /// Goes on only for somebody who is known, and within the rate of its key. What is denied is on the record with what it
     /// was about.
-    async fn known(parts: &Parts, route: &Route, verb: Option<Verb>, name: Option<&Name>) -> Result<Self, ApiError> {
+    async fn known(
+        parts: &Parts,
+        route: &Route,
+        verb: Option<Verb>,
+        name: Option<&Name>,
+    ) -> Result<Self, ApiError> {
         let mut access = Self::new(parts, route);
         access.note(|entry| {
             entry.what = verb.map(Verb::word);
@@ -177,12 +200,14 @@ impl Access {
             }
             if let Some(client) = access.caller.client() {
                 access.client.clone_from(client);
-                route.app.turns.take(&client.line, false).await;
+                route.app.fair_queue.take(&client.line, false).await;
                 access.note(|entry| entry.had_turn = true);
             }
         }
         access.note(|entry| entry.who = Some(access.caller.name().to_owned()));
-        let limited = |pause| RATE_LIMITED.because("the API key has used up its rate of requests").retry_after(pause);
+        let limited = |pause| {
+            RATE_LIMITED.because("the API key has used up its rate of requests").retry_after(pause)
+        };
         access.caller.check_rate().map_err(limited)?;
         Ok(access)
     }
@@ -195,7 +220,11 @@ impl Access {
     }
 
     fn require(&self, verb: Verb, is_allowed: bool) -> Result<(), ApiError> {
-        if is_allowed { Ok(()) } else { Err(ApiError::forbidden(self.caller.principal(), verb.word())) }
+        if is_allowed {
+            Ok(())
+        } else {
+            Err(ApiError::forbidden(self.caller.principal(), verb.word()))
+        }
     }
 
     pub(super) fn caller(&self) -> &Caller {
@@ -208,7 +237,7 @@ impl Access {
     }
 
     /// Takes a place among the requests that are being worked on. Not before the body has come: who sends none takes none.
-    pub(super) async fn enter(&self, work: Work) -> Result<InFlight, ApiError> {
+    pub(super) async fn enter(&self, work: RequestClass) -> Result<InFlight, ApiError> {
         Ok(self.app.gateway.enter(work, &self.client).await?)
     }
 
@@ -244,7 +273,8 @@ impl LockAccess {
 
     /// Goes on only when what is done can be recorded, where it must be.
     fn check_record(&self) -> Result<(), ApiError> {
-        let is_refused = changes(self.verb) && self.access.audit.as_ref().is_some_and(AuditContext::is_refusing);
+        let is_refused =
+            changes(self.verb) && self.access.audit.as_ref().is_some_and(AuditContext::is_refusing);
         if is_refused { Err(ApiError::unrecorded()) } else { Ok(()) }
     }
 
@@ -280,7 +310,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 /// A secret in the wrong place must not go on from there: not to the log, the record, the masters or back in an answer.
 pub(super) fn no_secret(text: &str) -> Result<(), &'static str> {
     if holds_secret(text) {
-        Err("there is an API key or a lock token in the path: whoever saw it on the way has it now; replace it")
+        Err(
+            "there is an API key or a lock token in the path: whoever saw it on the way has it now; replace it",
+        )
     } else {
         Ok(())
     }
@@ -305,7 +337,9 @@ fn identify(route: &Route, parts: &Parts) -> Result<Caller, ApiError> {
         let shown = certificate.map(|shown| Credential::Certificate(&shown.subject, shown.ends));
         return authenticator.identify(shown).map_err(|error| match certificate {
             // Whoever made the certificate has to bring the two together.
-            Some(shown) if error == AuthError::Unknown => ApiError::unknown_certificate(&shown.subject),
+            Some(shown) if error == AuthError::Unknown => {
+                ApiError::unknown_certificate(&shown.subject)
+            }
             _ => refused(error, None),
         });
     };
@@ -317,12 +351,17 @@ fn identify(route: &Route, parts: &Parts) -> Result<Caller, ApiError> {
     let shown = shown.trim_start();
     if scheme.eq_ignore_ascii_case("bearer") {
         let claimed = shown.split('.').nth(1);
-        return authenticator.identify(Some(Credential::Key(shown))).map_err(|error| refused(error, claimed));
+        return authenticator
+            .identify(Some(Credential::Key(shown)))
+            .map_err(|error| refused(error, claimed));
     }
-    let decoded = scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(shown).ok()).flatten();
+    let decoded =
+        scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(shown).ok()).flatten();
     let decoded = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
     match decoded.as_deref().and_then(|pair| pair.split_once(':')) {
-        Some((user, _)) if route.is_of_other_site(parts) => Err(refused(AuthError::CrossSite, Some(user))),
+        Some((user, _)) if route.is_of_other_site(parts) => {
+            Err(refused(AuthError::CrossSite, Some(user)))
+        }
         Some((user, password)) => {
             let shown = Credential::NamedKey(user, password);
             authenticator.identify(Some(shown)).map_err(|error| refused(error, Some(user)))
@@ -345,10 +384,15 @@ impl FromRequestParts<Route> for Visibility {
     async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, Infallible> {
         // The nodes cost something to show: what is beyond the rate of a key shows no more than none either.
         let may_see = || {
-            let caller = identify(route, parts).ok().filter(|caller| caller.may_somewhere(Verb::Metrics));
+            let caller =
+                identify(route, parts).ok().filter(|caller| caller.may_somewhere(Verb::Metrics));
             caller.is_some_and(|caller| caller.check_rate().is_ok())
         };
-        Ok(if route.app.authenticator.is_open() || may_see() { Self::Full } else { Self::StatusOnly })
+        Ok(if route.app.authenticator.is_open() || may_see() {
+            Self::Full
+        } else {
+            Self::StatusOnly
+        })
     }
 }
 

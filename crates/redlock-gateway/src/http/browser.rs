@@ -39,7 +39,10 @@ pub(super) fn open_to(origins: &[Origin], routes: Router) -> Router {
     // No credentials: a key is sent on purpose, by script, so no other page can make a browser send it.
     let cors = CorsLayer::new()
         .allow_origin(
-            origins.iter().filter_map(|origin| HeaderValue::from_str(origin.as_str()).ok()).collect::<Vec<_>>(),
+            origins
+                .iter()
+                .filter_map(|origin| HeaderValue::from_str(origin.as_str()).ok())
+                .collect::<Vec<_>>(),
         )
         .allow_methods([Method::GET, Method::POST, Method::PATCH, Method::DELETE])
         .allow_headers([

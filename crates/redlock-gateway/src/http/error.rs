@@ -19,14 +19,15 @@ use utoipa::ToSchema;
 pub(super) use self::kinds::*;
 use super::wire::{NodeAnswerBody, json_line};
 use crate::auth::AuthError;
-use crate::clients::Exceeded;
 use crate::config::show;
 use crate::gateway::{Refusal, TooManyListings};
 use crate::info::label_of;
+use crate::overload::clients::Exceeded;
 
 /// An example of an error with this status and code, if there is one.
 pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
-    let (kind, detail) = kinds::ALL.iter().find(|(Kind(of, word, _), _)| of.as_str() == status && *word == code)?;
+    let (kind, detail) =
+        kinds::ALL.iter().find(|(Kind(of, word, _), _)| of.as_str() == status && *word == code)?;
     let error = kind.because(*detail);
     let mut problem = match *kind {
         Kind(S::TOO_MANY_REQUESTS | S::SERVICE_UNAVAILABLE, ..) => error.retry_after(SOON),
@@ -36,7 +37,8 @@ pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
     .problem();
     problem.request_id = Some("5f2b7c0e9a3d4418".into());
     if ["lock_held", "not_holder"].contains(&code) {
-        (problem.holder, problem.expires_in_ms) = (Some("nightly-report on host-7".into()), Some(21_400));
+        (problem.holder, problem.expires_in_ms) =
+            (Some("nightly-report on host-7".into()), Some(21_400));
     }
     if ["quorum_unavailable", "outcome_unknown"].contains(&code) {
         problem.nodes = Some(vec![NodeAnswerBody {
@@ -57,7 +59,7 @@ pub(super) fn is_denial(code: &str) -> bool {
 const SOON: Duration = Duration::from_secs(1);
 /// A holder may release long before its lock expires, so nobody is sent away for longer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// By how much such pauses differ.
+/// By how much such backoff differ.
 const SPREAD: f64 = 0.1;
 /// Of every error body.
 pub(super) const MEDIA_TYPE: &str = "application/problem+json";
@@ -74,7 +76,7 @@ pub struct Problem {
     /// A URI for the kind of problem.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The kind in words.
+    /// The kind in labels.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
@@ -156,14 +158,17 @@ impl Kind {
 impl ApiError {
     /// A defect of the gateway: the cause is for its log, where the request id of the answer leads to it.
     pub fn internal(cause: impl Display) -> Self {
-        let mut error = INTERNAL.because("this is a defect of the gateway; its log has more under this request id");
+        let mut error = INTERNAL
+            .because("this is a defect of the gateway; its log has more under this request id");
         error.problem.cause = Some(cause.to_string());
         error
     }
 
     /// All places for connections are taken, by requests under way.
     pub(super) fn no_place() -> Self {
-        OVERLOADED.because("as many connections are open as are allowed, all with requests under way").retry_after(SOON)
+        OVERLOADED
+            .because("as many connections are open as are allowed, all with requests under way")
+            .retry_after(SOON)
     }
 
     /// The caller is known, by the name of a key where there are keys, and may not do this.
@@ -175,7 +180,8 @@ impl ApiError {
                  where the gateway listens on a loopback address"
             ),
         };
-        let challenge = key.map(|_| "Bearer realm=\"redlock-gateway\", error=\"insufficient_scope\"");
+        let challenge =
+            key.map(|_| "Bearer realm=\"redlock-gateway\", error=\"insufficient_scope\"");
         Self { challenge, ..FORBIDDEN.because(detail) }
     }
 
@@ -190,8 +196,7 @@ impl ApiError {
 
     /// What this asks for cannot be recorded, and must be.
     pub(super) fn unrecorded() -> Self {
-        let detail =
-            "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
+        let detail = "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
         AUDIT_UNAVAILABLE.because(detail).retry_after(SOON)
     }
 
@@ -211,7 +216,8 @@ impl ApiError {
     fn held_by(self, by: &HeldBy) -> Self {
         let expiry = by.expires_in.unwrap_or(SOON).max(Duration::from_millis(50));
         let expiry = expiry.mul_f64(1.0 + SPREAD * fastrand::f64());
-        self.retry_after(expiry.min(LONGEST_PAUSE.mul_f64(1.0 - SPREAD * fastrand::f64()))).with_holder(by)
+        self.retry_after(expiry.min(LONGEST_PAUSE.mul_f64(1.0 - SPREAD * fastrand::f64())))
+            .with_holder(by)
     }
 
     fn with_holder(mut self, by: &HeldBy) -> Self {
@@ -287,7 +293,7 @@ impl ApiError {
             }
             Refusal::ClientGone => ABANDONED.because("the client closed the connection while it waited"),
             Refusal::Overloaded => {
-                let detail = "too many requests are in flight, or too many of this client; some are kept for others";
+                let detail = "too many requests are in flight, or too many of this client; some are quota for others";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
             Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
@@ -305,9 +311,9 @@ impl ApiError {
     fn of_lock(error: LockError, told: Told) -> Self {
         match error {
             LockError::Held(by) => LOCK_HELD.because(describe(&by)).held_by(&by),
-            LockError::NotHolder(by) if told.holder => {
-                NOT_HOLDER.because(format!("this token does not hold the lock; {}", describe(&by))).with_holder(&by)
-            }
+            LockError::NotHolder(by) if told.holder => NOT_HOLDER
+                .because(format!("this token does not hold the lock; {}", describe(&by)))
+                .with_holder(&by),
             LockError::NotHolder(_) if told.is_held => {
                 NOT_HOLDER.because("this token does not hold the lock; somebody else does")
             }
@@ -330,7 +336,8 @@ impl ApiError {
                 INVALID_TTL.because(format!("ttl_ms is {asked}; allowed are {min} to {max}"))
             }
             LockError::TtlTooShort { asked, round, least } => {
-                let (asked, round, least) = (asked.millis(), round.as_secs_f64() * 1000.0, least.millis());
+                let (asked, round, least) =
+                    (asked.millis(), round.as_secs_f64() * 1000.0, least.millis());
                 INVALID_TTL.because(format!(
                     "ttl_ms is {asked}; rounds to the nodes take {round:.1} ms here now, and a tenth of the ttl must cover \
                      one: at least {least}"
@@ -338,25 +345,36 @@ impl ApiError {
             }
             LockError::TooManyWaiters { max, limit } => {
                 let what = match limit {
-                    WaitLimit::All => format!("{max} requests are waiting for locks here, as many as are allowed"),
+                    WaitLimit::All => {
+                        format!("{max} requests are waiting for locks here, as many as are allowed")
+                    }
                     WaitLimit::OfLock => {
-                        format!("{max} requests are waiting for this lock here, as many as are allowed")
+                        format!(
+                            "{max} requests are waiting for this lock here, as many as are allowed"
+                        )
                     }
                     WaitLimit::OfCaller => {
-                        format!("{max} requests of this client are waiting here, as many as one client may have")
+                        format!(
+                            "{max} requests of this client are waiting here, as many as one client may have"
+                        )
                     }
                     WaitLimit::LocksOfCaller => {
-                        format!("requests of this client are waiting for {max} locks here, as many as those of one may")
+                        format!(
+                            "requests of this client are waiting for {max} locks here, as many as those of one may"
+                        )
                     }
                 };
-                TOO_MANY_WAITERS.because(format!("{what}; try again, or without wait_ms")).retry_after(SOON)
+                TOO_MANY_WAITERS
+                    .because(format!("{what}; try again, or without wait_ms"))
+                    .retry_after(SOON)
             }
         }
     }
 }
 
 fn describe(by: &HeldBy) -> String {
-    let who = label_of(&by.info).map_or_else(|| "somebody else".to_owned(), |label| format!("{label:?}"));
+    let who =
+        label_of(&by.info).map_or_else(|| "somebody else".to_owned(), |label| format!("{label:?}"));
     match by.expires_in {
         Some(left) => format!("{who} holds it; it may expire in {} ms", left.as_millis()),
         None => format!("{who} holds it, without an expiry"),
@@ -403,7 +421,8 @@ mod tests {
     fn a_ttl_that_is_too_short_for_rounds_is_told_what_would_do() {
         let ttl = |millis| Ttl::from_millis(millis).unwrap();
         let (asked, round, least) = (ttl(10), Duration::from_micros(3_040), ttl(40));
-        let problem = ApiError::from(Refusal::Lock(LockError::TtlTooShort { asked, round, least })).problem();
+        let problem =
+            ApiError::from(Refusal::Lock(LockError::TtlTooShort { asked, round, least })).problem();
         assert_eq!((problem.status, problem.code.as_str()), (400, "invalid_ttl"));
         assert_eq!(
             problem.detail,

@@ -16,12 +16,13 @@ use utoipa::IntoParams;
 pub(super) use self::body::Json;
 use super::access::{Route, is_forced, no_secret};
 use super::error::{
-    ApiError, INVALID_BODY, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL, INVALID_WAIT, MISSING_TOKEN,
+    ApiError, INVALID_BODY, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL, INVALID_WAIT,
+    MISSING_TOKEN,
 };
 use super::wire::{AcquireBody, ExtendBody};
 use crate::config::Limits;
 use crate::info::LockMetadata;
-use crate::peer::Peer;
+use crate::transport::disconnect::Peer;
 
 /// Longest `owner` label in characters, as JSON Schema counts them.
 const MAX_LABEL: usize = 255;
@@ -103,15 +104,21 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
         // The form of a key is checked also where the key is not used: the header is either right or a mistake.
         let key = idempotency_key(&parts.headers)?;
         match parts.uri.query() {
-            _ if is_forced(&parts.uri) && !parts.headers.contains_key(&LOCK_TOKEN) => Ok(Self::Force),
+            _ if is_forced(&parts.uri) && !parts.headers.contains_key(&LOCK_TOKEN) => {
+                Ok(Self::Force)
+            }
             _ if is_forced(&parts.uri) => refused("force=true and a Lock-Token exclude each other"),
             None | Some("" | "force=false") => match key {
                 // The token wins: some clients add a key of their own to whatever they send.
-                Some(key) if !parts.headers.contains_key(&LOCK_TOKEN) => Ok(Self::IdempotencyKey(key)),
+                Some(key) if !parts.headers.contains_key(&LOCK_TOKEN) => {
+                    Ok(Self::IdempotencyKey(key))
+                }
                 _ => lock_token(&parts.headers).map(Self::Token),
             },
             // A misspelt one must not be taken for a release by token.
-            Some(_) => refused("the only query parameter here is force=true, for a key with the force permission"),
+            Some(_) => refused(
+                "the only query parameter here is force=true, for a key with the force permission",
+            ),
         }
     }
 }
@@ -143,11 +150,13 @@ impl<S: Send + Sync> FromRequestParts<S> for ListQuery {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        no_secret(parts.uri.query().unwrap_or_default()).map_err(|detail| INVALID_PARAMETER.because(detail))?;
+        no_secret(parts.uri.query().unwrap_or_default())
+            .map_err(|detail| INVALID_PARAMETER.because(detail))?;
         let query = Query::<Self>::from_request_parts(parts, state).await;
         let Query(query) = query.map_err(|error| INVALID_PARAMETER.because(error.body_text()))?;
         if !(1..=1000).contains(&query.limit) {
-            return Err(INVALID_PARAMETER.because(format!("limit is {}; allowed are 1 to 1000", query.limit)));
+            return Err(INVALID_PARAMETER
+                .because(format!("limit is {}; allowed are 1 to 1000", query.limit)));
         }
         if !query.prefix.is_empty() {
             LockName::check_part(&query.prefix)
@@ -167,8 +176,9 @@ impl ListQuery {
 fn no_query(uri: &Uri) -> Result<(), ApiError> {
     match uri.query() {
         None | Some("") => Ok(()),
-        Some(_) => Err(INVALID_PARAMETER
-            .because("query parameters have no meaning here: the fields of a request go into its JSON body")),
+        Some(_) => Err(INVALID_PARAMETER.because(
+            "query parameters have no meaning here: the fields of a request go into its JSON body",
+        )),
     }
 }
 
@@ -176,11 +186,13 @@ fn no_query(uri: &Uri) -> Result<(), ApiError> {
 pub fn lock_token(headers: &HeaderMap) -> Result<LockToken, ApiError> {
     let mut values = headers.get_all(&LOCK_TOKEN).iter();
     let Some(value) = values.next() else {
-        let detail = "the Lock-Token header is missing; send the token that acquiring the lock returned";
+        let detail =
+            "the Lock-Token header is missing; send the token that acquiring the lock returned";
         return Err(MISSING_TOKEN.because(detail));
     };
     let text = value.to_str().ok().filter(|_| values.next().is_none()).map(str::trim);
-    let token = text.map(|text| text.strip_prefix('<').and_then(|text| text.strip_suffix('>')).unwrap_or(text));
+    let token = text
+        .map(|text| text.strip_prefix('<').and_then(|text| text.strip_suffix('>')).unwrap_or(text));
     token.and_then(|text| text.parse::<LockToken>().ok()).ok_or_else(|| {
         INVALID_TOKEN.because(
             "the Lock-Token header holds no token of this service; send it exactly as it was returned, bare or as <token>",
@@ -195,9 +207,12 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         return Err(INVALID_PARAMETER.because("Idempotency-Key is there more than once"));
     }
     match value.to_str() {
-        Ok(key) if (16..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic()) => Ok(Some(key.into())),
+        Ok(key) if (16..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic()) => {
+            Ok(Some(key.into()))
+        }
         // The key is as good as the token it leads to, so it is not repeated here.
-        _ => Err(INVALID_PARAMETER.because("Idempotency-Key must have 16 to 255 visible ASCII characters")),
+        _ => Err(INVALID_PARAMETER
+            .because("Idempotency-Key must have 16 to 255 visible ASCII characters")),
     }
 }
 
@@ -213,8 +228,13 @@ fn preferred_wait(headers: &HeaderMap, limits: &Limits) -> Result<Option<u64>, A
                 return match seconds.parse() {
                     Ok(seconds) => Ok(Some(seconds)),
                     Err(_) => {
-                        let (given, max) = (seconds.chars().take(40).collect::<String>(), limits.max_wait.as_secs());
-                        let what = format!("Prefer: wait is {given:?}; allowed are 0 to {max} whole seconds");
+                        let (given, max) = (
+                            seconds.chars().take(40).collect::<String>(),
+                            limits.max_wait.as_secs(),
+                        );
+                        let what = format!(
+                            "Prefer: wait is {given:?}; allowed are 0 to {max} whole seconds"
+                        );
                         Err(INVALID_WAIT.because(what))
                     }
                 };
@@ -228,7 +248,8 @@ fn preferred_time(seconds: u64, limits: &Limits) -> Result<Duration, ApiError> {
     let wait = Some(Duration::from_secs(seconds)).filter(|wait| *wait <= limits.max_wait);
     wait.ok_or_else(|| {
         let max = limits.max_wait.as_secs();
-        INVALID_WAIT.because(format!("Prefer: wait is {seconds}; allowed are 0 to {max} whole seconds"))
+        INVALID_WAIT
+            .because(format!("Prefer: wait is {seconds}; allowed are 0 to {max} whole seconds"))
     })
 }
 
@@ -242,13 +263,16 @@ impl AcquireBody {
     pub fn wait(&self, limits: &Limits) -> Result<Option<Duration>, ApiError> {
         let Some(value) = &self.wait_ms else { return Ok(None) };
         let wait = whole(value).map(Duration::from_millis).filter(|wait| *wait <= limits.max_wait);
-        wait.map(Some).ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
+        wait.map(Some)
+            .ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
     }
 
     /// Label and metadata as they are stored, with the principal whose lock it will be.
     pub fn metadata(self, principal: Option<&str>) -> Result<LockMetadata, ApiError> {
-        let is_label =
-            |text: &str| text.chars().count() <= MAX_LABEL && !text.chars().any(|c| c.is_control() || is_deceptive(c));
+        let is_label = |text: &str| {
+            text.chars().count() <= MAX_LABEL
+                && !text.chars().any(|c| c.is_control() || is_deceptive(c))
+        };
         let owner = match self.owner {
             None => None,
             Some(Value::String(label)) if is_label(&label) => Some(label),
@@ -262,11 +286,15 @@ impl AcquireBody {
         };
         let metadata = match self.metadata {
             None => BTreeMap::new(),
-            Some(value) => serde_json::from_value::<BTreeMap<String, String>>(value)
-                .map_err(|_| INVALID_BODY.because("metadata must be an object whose values are strings"))?,
+            Some(value) => {
+                serde_json::from_value::<BTreeMap<String, String>>(value).map_err(|_| {
+                    INVALID_BODY.because("metadata must be an object whose values are strings")
+                })?
+            }
         };
-        if let Some((key, _)) =
-            metadata.iter().find(|(key, value)| [key, value].iter().any(|text| text.contains(is_unshowable)))
+        if let Some((key, _)) = metadata
+            .iter()
+            .find(|(key, value)| [key, value].iter().any(|text| text.contains(is_unshowable)))
         {
             let detail = format!(
                 "metadata has a control character (U+007F to U+009F), a line separator or a bidirectional control in {key:?} or its value"
@@ -275,7 +303,8 @@ impl AcquireBody {
         }
         let size: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
         if size > MAX_METADATA {
-            let detail = format!("metadata has {size} bytes in keys and values; allowed are {MAX_METADATA}");
+            let detail =
+                format!("metadata has {size} bytes in keys and values; allowed are {MAX_METADATA}");
             return Err(INVALID_BODY.because(detail));
         }
         Ok(LockMetadata { owner, metadata, key: principal.map(str::to_owned) })
@@ -298,7 +327,8 @@ pub fn stored(metadata: &LockMetadata) -> Result<Info, ApiError> {
     // JSON escapes can make six bytes of one; few texts have that many, and they are refused by their size.
     metadata.write().ok_or_else(|| {
         let max = Info::MAX_LEN;
-        INVALID_BODY.because(format!("owner and metadata take more than {max} bytes when escaped as JSON"))
+        INVALID_BODY
+            .because(format!("owner and metadata take more than {max} bytes when escaped as JSON"))
     })
 }
 
@@ -315,7 +345,9 @@ fn ttl(value: &Value, limits: &Limits) -> Result<Ttl, ApiError> {
     whole(value)
         .and_then(|millis| Ttl::from_millis(millis).ok())
         .filter(|ttl| *ttl <= limits.max_ttl)
-        .ok_or_else(|| INVALID_TTL.because(format!("ttl_ms is {}; {}", shortened(value), allowed_ttl(limits))))
+        .ok_or_else(|| {
+            INVALID_TTL.because(format!("ttl_ms is {}; {}", shortened(value), allowed_ttl(limits)))
+        })
 }
 
 /// A number without a fraction, as JSON Schema has its integers: 30000.0 is one, and some clients write it so.
@@ -325,7 +357,11 @@ fn whole(value: &Value) -> Option<u64> {
 }
 
 fn allowed_ttl(limits: &Limits) -> String {
-    format!("allowed are whole milliseconds from {} to {}", Ttl::MIN.millis(), limits.max_ttl.millis())
+    format!(
+        "allowed are whole milliseconds from {} to {}",
+        Ttl::MIN.millis(),
+        limits.max_ttl.millis()
+    )
 }
 
 fn invalid_wait(what: &str, limits: &Limits) -> ApiError {
@@ -363,8 +399,20 @@ mod tests {
 
     #[test]
     fn every_bad_ttl_is_refused_with_the_allowed_range() {
-        for bad in ["0", "9", "-1", "300001", "9223372036854775808", "1e400", "1.5", "\"5s\"", "null", "[]"] {
-            let Ok(body) = serde_json::from_str::<AcquireBody>(&format!("{{\"ttl_ms\":{bad}}}")) else {
+        for bad in [
+            "0",
+            "9",
+            "-1",
+            "300001",
+            "9223372036854775808",
+            "1e400",
+            "1.5",
+            "\"5s\"",
+            "null",
+            "[]",
+        ] {
+            let Ok(body) = serde_json::from_str::<AcquireBody>(&format!("{{\"ttl_ms\":{bad}}}"))
+            else {
                 assert_eq!(bad, "1e400", "only a number that is none at all is no JSON");
                 continue;
             };
@@ -376,7 +424,8 @@ mod tests {
 
     #[test]
     fn the_label_survives_storage() {
-        let body: AcquireBody = serde_json::from_str(r#"{"owner":"a \"b\"","metadata":{"k":"v"}}"#).unwrap();
+        let body: AcquireBody =
+            serde_json::from_str(r#"{"owner":"a \"b\"","metadata":{"k":"v"}}"#).unwrap();
         let info = stored(&body.metadata(None).unwrap()).unwrap();
         assert_eq!(label_of(info.as_bytes()).as_deref(), Some("a \"b\""));
         assert_eq!(label_of(b"not ours"), None);
@@ -386,7 +435,8 @@ mod tests {
     fn tokens_are_taken_bare_and_in_angle_brackets() {
         let token = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
         for text in [token.to_owned(), format!("<{token}>")] {
-            let headers = HeaderMap::from_iter([(LOCK_TOKEN.clone(), HeaderValue::try_from(text).unwrap())]);
+            let headers =
+                HeaderMap::from_iter([(LOCK_TOKEN.clone(), HeaderValue::try_from(text).unwrap())]);
             assert!(lock_token(&headers).is_ok());
         }
         assert_eq!(lock_token(&HeaderMap::new()).unwrap_err().problem().code, "missing_token");

@@ -68,5 +68,9 @@ pub(super) async fn healthz(visibility: Visibility, access: Access) -> Result<Re
         (status = 403, description = "forbidden: the key has no metrics permission"),
     ))]
 pub(super) async fn metrics(access: Access) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], access.gateway().metrics()).into_response()
+    (
+        [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
+        access.gateway().metrics(),
+    )
+        .into_response()
 }

@@ -14,8 +14,9 @@ use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
 use super::wire::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use crate::auth::Verb;
-use crate::gateway::{AcquireRequest, ListRequest, PresentedToken, ResolvedToken, Work};
+use crate::gateway::{AcquireRequest, ListRequest, PresentedToken, ResolvedToken};
 use crate::info::label_of;
+use crate::overload::in_flight::RequestClass;
 
 static IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -58,7 +59,7 @@ pub(super) async fn acquire(
 ) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
     let started = Instant::now();
-    let mut in_flight = access.enter(Work::Other).await?;
+    let mut in_flight = access.enter(RequestClass::Other).await?;
     // The body may have been long on its way.
     lock.check_again()?;
     let limits = access.limits();
@@ -86,7 +87,10 @@ pub(super) async fn acquire(
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
     let headers = response.headers_mut();
     // The slash is the one character of a name that would end a path segment.
-    headers.insert(header::LOCATION, header_value(format!("/locks/{}", name.as_str().replace('/', "%2F")))?);
+    headers.insert(
+        header::LOCATION,
+        header_value(format!("/locks/{}", name.as_str().replace('/', "%2F")))?,
+    );
     headers.insert(LOCK_TOKEN.clone(), header_value(lease.token)?);
     if view.replayed {
         headers.insert(IDEMPOTENCY_REPLAYED.clone(), http::HeaderValue::from_static("true"));
@@ -124,13 +128,14 @@ pub(super) async fn extend(
     Json(body): Json<ExtendBody>,
 ) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
-    let _in_flight = access.enter(Work::Held).await?;
+    let _in_flight = access.enter(RequestClass::Held).await?;
     // The body may have been long on its way.
     lock.check_again()?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?;
     let token = resolve(&lock, token).await?;
-    let extended = access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
+    let extended =
+        access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
     let view = extended.map_err(|refusal| lock.refused(refusal))?;
     grant_response(StatusCode::OK, &Lease::new(name, &view, None), None)
 }
@@ -165,7 +170,7 @@ pub(super) async fn extend(
 )]
 pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
-    let _in_flight = access.enter(Work::Held).await?;
+    let _in_flight = access.enter(RequestClass::Held).await?;
     match by {
         ReleaseBy::Token(token) => {
             let token = resolve(&lock, token).await?;
@@ -175,7 +180,8 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
         ReleaseBy::IdempotencyKey(key) => {
             let whose = (access.caller().principal(), key.as_str());
             // Apart, or every request would carry the room for it.
-            let released = Box::pin(access.gateway().release_by_key(name, whose, access.client())).await;
+            let released =
+                Box::pin(access.gateway().release_by_key(name, whose, access.client())).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::Force => {
@@ -197,7 +203,8 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
     let LockAccess { access, name, verb } = lock;
     let Some(principal) = access.caller().principal() else { return Ok(ResolvedToken::of(token)) };
     let (may_force, releases) = (access.caller().may(Verb::Force, name), *verb == Verb::Release);
-    let presented = PresentedToken { token, principal: Some(principal.into()), may_force, releases };
+    let presented =
+        PresentedToken { token, principal: Some(principal.into()), may_force, releases };
     // Apart, or every request would carry the room for it.
     let resolved = Box::pin(access.gateway().resolve(name, presented)).await;
     let resolved = resolved.map_err(|refusal| lock.refused(refusal))?;
@@ -222,7 +229,7 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
 )]
 pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
-    let _in_flight = access.enter(Work::Other).await?;
+    let _in_flight = access.enter(RequestClass::Other).await?;
     let inspection = access.gateway().inspect(name).await;
     json_response(StatusCode::OK, &LockStatus::new(name, inspection, access.sees_nodes()))
 }
@@ -244,7 +251,7 @@ pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
     )
 )]
 pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, ApiError> {
-    let _in_flight = access.enter(Work::Other).await?;
+    let _in_flight = access.enter(RequestClass::Other).await?;
     let is_listed = |name: &_| access.caller().may(Verb::List, name);
     let request = ListRequest {
         client: access.client(),
@@ -253,7 +260,11 @@ pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, A
         limit: query.limit as usize,
         cursor: query.cursor(),
     };
-    let page = access.gateway().list(request, is_listed).await.map_err(|refusal| access.refused(refusal))?;
+    let page = access
+        .gateway()
+        .list(request, is_listed)
+        .await
+        .map_err(|refusal| access.refused(refusal))?;
     let shows = |name: &_| access.caller().may(Verb::Inspect, name);
     json_response(StatusCode::OK, &LockList::new(page, shows))
 }

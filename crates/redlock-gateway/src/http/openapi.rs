@@ -37,7 +37,11 @@ impl Modify for Keys {
         let components = document.components.get_or_insert_default();
         for (name, scheme, text) in [
             ("bearer", HttpAuthScheme::Bearer, "An API key. A gateway without keys asks for none."),
-            ("basic", HttpAuthScheme::Basic, "The name of an API key, and the key as the password."),
+            (
+                "basic",
+                HttpAuthScheme::Basic,
+                "The name of an API key, and the key as the password.",
+            ),
         ] {
             let scheme = HttpBuilder::new().scheme(scheme).description(Some(text)).build();
             components.add_security_scheme(name, SecurityScheme::Http(scheme));
@@ -105,8 +109,8 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     if let Some(info) = document.get_mut("info").and_then(Value::as_object_mut) {
         info.shift_remove("contact");
     }
-    for (schema, property, words) in words() {
-        document["components"]["schemas"][schema]["properties"][property]["enum"] = words.into();
+    for (schema, property, labels) in labels() {
+        document["components"]["schemas"][schema]["properties"][property]["enum"] = labels.into();
     }
     let paths = document["paths"].take();
     document["paths"] = ordered(paths);
@@ -116,13 +120,16 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
             body.shift_remove("required");
         }
         let responses = operation.get_mut("responses").and_then(Value::as_object_mut);
-        responses.into_iter().flatten().for_each(|(status, response)| describe_error(status, response));
+        responses
+            .into_iter()
+            .flatten()
+            .for_each(|(status, response)| describe_error(status, response));
     }
     document
 }
 
-/// Properties that have one of a few words as their value.
-fn words() -> [(&'static str, &'static str, Vec<&'static str>); 5] {
+/// Properties that have one of a few labels as their value.
+fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 5] {
     let mut answers = vec!["agreed", "held", "free", "pending"];
     answers.extend(Reason::ALL.map(Reason::as_str));
     [
@@ -144,8 +151,11 @@ fn ordered(paths: Value) -> Value {
         operations.sort_by_key(|(_, operation)| place(operation));
         Value::Object(operations.into_iter().collect())
     };
-    let mut paths: Vec<_> = paths.into_iter().map(|(path, operations)| (path, sorted(operations))).collect();
-    paths.sort_by_key(|(_, operations)| operations.as_object().and_then(|of| of.values().filter_map(place).min()));
+    let mut paths: Vec<_> =
+        paths.into_iter().map(|(path, operations)| (path, sorted(operations))).collect();
+    paths.sort_by_key(|(_, operations)| {
+        operations.as_object().and_then(|of| of.values().filter_map(place).min())
+    });
     Value::Object(paths.into_iter().collect())
 }
 
@@ -155,13 +165,17 @@ fn describe_error(status: &str, response: &mut Value) {
         return;
     }
     let text = response["description"].as_str().unwrap_or_default();
-    let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
-    let examples = words.filter_map(|word| Some((word.to_owned(), json!({ "value": error::example(status, word)? }))));
+    let labels = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+    let examples = labels.filter_map(|word| {
+        Some((word.to_owned(), json!({ "value": error::example(status, word)? })))
+    });
     let content = json!({ "schema": { "$ref": "#/components/schemas/Problem" }, "examples": Map::from_iter(examples) });
     let is_held = text.contains("lock_held");
     response["content"] = json!({ MEDIA_TYPE: content });
     let (header, description, schema) = match status {
-        "401" | "403" => ("WWW-Authenticate", "Bearer and Basic, in two lines", json!({ "type": "string" })),
+        "401" | "403" => {
+            ("WWW-Authenticate", "Bearer and Basic, in two lines", json!({ "type": "string" }))
+        }
         "409" if !is_held => return,
         "409" | "429" | "503" => (
             "Retry-After",

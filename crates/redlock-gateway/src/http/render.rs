@@ -19,7 +19,10 @@ pub(super) fn header_value(text: String) -> Result<HeaderValue, ApiError> {
     HeaderValue::try_from(text).map_err(ApiError::internal)
 }
 
-pub(super) fn json_response(status: StatusCode, body: &impl Serialize) -> Result<Response, ApiError> {
+pub(super) fn json_response(
+    status: StatusCode,
+    body: &impl Serialize,
+) -> Result<Response, ApiError> {
     let line = json_line(body).map_err(ApiError::internal)?;
     let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
     Ok((status, headers, Body::from(line)).into_response())
@@ -50,7 +53,10 @@ impl http_body::Body for GrantBody {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         if let Some(guard) = self.guard.take() {
             guard.delivered();
         }

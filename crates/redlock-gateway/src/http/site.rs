@@ -1,7 +1,7 @@
 //! What a browser tells of where a request comes from: the name that it knows us by, and whose page made it send this.
 //!
 //! A page of anybody can make the browsers of those who look at it send requests. A browser adds by itself a password that
-//! it has kept, a client certificate and its place in the network, so by these alone nobody is known: the request must come
+//! it has quota, a client certificate and its place in the network, so by these alone nobody is known: the request must come
 //! from a page of our own, or from none. And a name in the hands of somebody else may lead to a loopback address (DNS
 //! rebinding), which makes that page one of our own: so there the name counts too.
 //!
@@ -20,7 +20,9 @@ static SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
 /// Whether a proxy says that it passes this on for somebody else.
 pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
-    ["forwarded", "x-forwarded-for", "x-real-ip", "via"].iter().any(|name| headers.contains_key(*name))
+    ["forwarded", "x-forwarded-for", "x-real-ip", "via"]
+        .iter()
+        .any(|name| headers.contains_key(*name))
 }
 
 /// The names that a gateway is reached under.
@@ -41,7 +43,9 @@ impl Hosts {
             return Err(INVALID_PARAMETER.because("Host is there more than once"));
         }
         if host.is_none() && request.version() == Version::HTTP_11 {
-            return Err(INVALID_PARAMETER.because("the Host header is missing; HTTP/1.1 requires it"));
+            return Err(
+                INVALID_PARAMETER.because("the Host header is missing; HTTP/1.1 requires it")
+            );
         }
         if let Some(authority) = request.uri().authority() {
             self.check_host(authority.host())?;
@@ -103,7 +107,8 @@ pub(super) fn is_of_other_site(uri: &Uri, headers: &HeaderMap, trusted: &[Origin
         return false;
     }
     let origins = || headers.get_all(header::ORIGIN).iter();
-    let is_trusted = |origin: &[u8]| trusted.iter().any(|trusted| trusted.as_str().as_bytes() == origin);
+    let is_trusted =
+        |origin: &[u8]| trusted.iter().any(|trusted| trusted.as_str().as_bytes() == origin);
     if origins().next().is_some() && origins().all(|origin| is_trusted(origin.as_bytes())) {
         return false;
     }
@@ -113,7 +118,9 @@ pub(super) fn is_of_other_site(uri: &Uri, headers: &HeaderMap, trusted: &[Origin
     }
     // Browsers of old say no more, nor do those of today to what is neither HTTPS nor loopback.
     let target = uri.authority().map(|authority| authority.as_str().as_bytes());
-    let host = target.or_else(|| headers.get(header::HOST).map(|host| host.as_bytes())).unwrap_or_default();
+    let host = target
+        .or_else(|| headers.get(header::HOST).map(|host| host.as_bytes()))
+        .unwrap_or_default();
     let is_own = |origin: &[u8]| {
         let origin = origin.strip_prefix(b"http://").or_else(|| origin.strip_prefix(b"https://"));
         origin.is_some_and(|origin| origin.eq_ignore_ascii_case(host))
@@ -157,18 +164,34 @@ mod tests {
     #[test]
     fn on_loopback_only_loopback_and_what_is_named_is_meant() {
         let named = Hosts { is_loopback: true, allowed: vec!["locks.example".into()] };
-        for host in ["localhost", "LocalHost", "127.0.0.1", "127.8.8.8", "[::1]", "[::ffff:127.0.0.1]", "Locks.example"]
-        {
+        for host in [
+            "localhost",
+            "LocalHost",
+            "127.0.0.1",
+            "127.8.8.8",
+            "[::1]",
+            "[::ffff:127.0.0.1]",
+            "Locks.example",
+        ] {
             assert!(named.takes(host), "{host}");
         }
         let bare = Hosts { is_loopback: true, ..Hosts::default() };
-        for host in ["", "evil.example", "localhost.evil.example", "10.0.0.1", "127.0.0.1.evil.example", "[::2]", "::1"]
-        {
+        for host in [
+            "",
+            "evil.example",
+            "localhost.evil.example",
+            "10.0.0.1",
+            "127.0.0.1.evil.example",
+            "[::2]",
+            "::1",
+        ] {
             assert!(!named.takes(host) && !bare.takes(host), "{host}");
         }
         assert!(!bare.takes("locks.example"));
         let world = Hosts { is_loopback: false, ..named };
-        assert!(world.takes("locks.example") && world.takes("10.0.0.1") && !world.takes("evil.example"));
+        assert!(
+            world.takes("locks.example") && world.takes("10.0.0.1") && !world.takes("evil.example")
+        );
         assert!(Hosts::default().takes("evil.example"));
     }
 }

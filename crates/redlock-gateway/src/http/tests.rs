@@ -12,9 +12,9 @@ use serde_json::Value;
 
 use super::*;
 use crate::auth::AuthError;
-use crate::clients::Clients;
-use crate::connections::{Connections, Most};
-use crate::peer::SharedStream;
+use crate::overload::clients::Clients;
+use crate::transport::connections::{Connections, Most};
+use crate::transport::disconnect::SharedStream;
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -37,7 +37,8 @@ fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
 fn logged() -> (Log, tracing::subscriber::DefaultGuard) {
     let log = Log::default();
     let to_log = log.clone();
-    let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || to_log.clone());
+    let subscriber =
+        tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || to_log.clone());
     (log, tracing::subscriber::set_default(subscriber.finish()))
 }
 
@@ -52,14 +53,16 @@ fn app(routes: Router, has_keys: bool) -> App {
     let mut labels = matchit::Router::new();
     labels.insert("/{path}", "a label".to_owned()).unwrap();
     let (telemetry, audit) = (Arc::new(Telemetry::new(&[])), Arc::new(Audit::logged()));
-    let observer = Observer::new(labels, telemetry, audit, has_keys, Hosts::default(), Turns::new(0));
+    let observer =
+        Observer::new(labels, telemetry, audit, has_keys, Hosts::default(), FairQueue::new(0));
     App::observed(routes, observer)
 }
 
 async fn peer(clients: Arc<Clients>) -> Peer {
     let most = Most::of_all(1);
     let metrics = Telemetry::new(&[]).connections;
-    let place = Connections::new(most, clients, Arc::default(), metrics).enter([127, 0, 0, 1].into()).await;
+    let place =
+        Connections::new(most, clients, Arc::default(), metrics).enter([127, 0, 0, 1].into()).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let stream = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     SharedStream::new(stream, place.unwrap()).unwrap().1
@@ -68,15 +71,21 @@ async fn peer(clients: Arc<Clients>) -> Peer {
 #[tokio::test]
 async fn whoever_hung_up_in_line_with_a_wrong_key_left_no_trace() {
     let (log, _subscribed) = logged();
-    let app = app(Router::new().route("/refused", get(async || ApiError::from(AuthError::Unknown))), true);
-    let (clients, turns) = (Arc::<Clients>::default(), app.observer.turns.clone());
-    turns.take(&clients.unknown().line, false).await;
+    let app = app(
+        Router::new().route("/refused", get(async || ApiError::from(AuthError::Unknown))),
+        true,
+    );
+    let (clients, fair_queue) = (Arc::<Clients>::default(), app.observer.fair_queue.clone());
+    fair_queue.take(&clients.unknown().line, false).await;
     let peer = peer(clients).await;
-    let request = Request::get("/refused").extension(peer).header("host", "a").body(Body::empty()).unwrap();
+    let request =
+        Request::get("/refused").extension(peer).header("host", "a").body(Body::empty()).unwrap();
     assert!(poll(pin!(app.answer(request))).is_pending(), "it is in line");
     let text = log.text();
     assert!(
-        text.contains("\"request refused\"") && text.contains("\"status\":401") && text.contains("\"audit\""),
+        text.contains("\"request refused\"")
+            && text.contains("\"status\":401")
+            && text.contains("\"audit\""),
         "{text}"
     );
 }
@@ -95,7 +104,10 @@ async fn the_cause_of_an_internal_error_is_in_the_log_under_the_request_id_of_it
         let id = response.headers()["x-request-id"].to_str().unwrap().to_owned();
         let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
         let problem: Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!((&problem["code"], &problem["request_id"]), (&"internal_error".into(), &id.as_str().into()));
+        assert_eq!(
+            (&problem["code"], &problem["request_id"]),
+            (&"internal_error".into(), &id.as_str().into())
+        );
         assert!(!problem.to_string().contains(cause), "it is for the log only: {problem}");
         let text = log.text();
         let line = text.lines().find(|line| line.contains(&id)).expect("a line with the id");

@@ -196,13 +196,21 @@ impl NodeAnswerBody {
             A::Failed(failure) => (failure.reason.as_str(), Some(failure.detail)),
             A::Pending => ("pending", None),
         };
-        Self { node: report.node, state: state.into(), detail: detail.filter(|detail| !detail.is_empty()) }
+        Self {
+            node: report.node,
+            state: state.into(),
+            detail: detail.filter(|detail| !detail.is_empty()),
+        }
     }
 
     /// To those who may not know the nodes each is a number: names, and what a failure says, are addresses.
     #[must_use]
     pub fn shown(self, at: usize, with_names: bool) -> Self {
-        if with_names { self } else { Self { node: format!("node-{}", at + 1), detail: None, ..self } }
+        if with_names {
+            self
+        } else {
+            Self { node: format!("node-{}", at + 1), detail: None, ..self }
+        }
     }
 }
 
@@ -290,7 +298,7 @@ pub struct Health {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(example = json!({
     "node": "10.0.0.1:6379", "state": "quarantined", "since": "2025-11-21T11:39:54.822Z", "until": "2025-11-21T11:44:56.822Z",
-    "detail": "it was restarted and may have forgotten locks; a crash can lose locks (appendonly no)",
+    "detail": "it was restarted and may have lost locks; a crash can lose locks (appendonly no)",
     "advice": "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart takes 3 s",
     "engine": "lua", "restarts": 1, "evicted_keys": 0
 }))]
@@ -298,8 +306,8 @@ pub struct NodeHealth {
     /// `host:port`.
     pub node: String,
     /// `admitted` (it votes), `catching_up` (it votes, and locks that were granted while it was away are being set on it: restart
-    /// no other node yet), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
-    /// connection; being retried) or `refused` (unfit until somebody mends it).
+    /// no other node yet), `quarantined` (it waits until no lock that it may have lost can live), `connecting` (no
+    /// connection; being retried) or `refused` (ineligible until somebody mends it).
     pub state: String,
     /// Since when, by this gateway's wall clock, RFC 3339.
     #[schema(format = DateTime)]

@@ -27,7 +27,10 @@ fn peer(text: &str) -> ClientAddress {
 fn headers(lines: &[(&str, &str)]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, value) in lines {
-        headers.append(HeaderName::try_from(*name).unwrap(), HeaderValue::from_bytes(value.as_bytes()).unwrap());
+        headers.append(
+            HeaderName::try_from(*name).unwrap(),
+            HeaderValue::from_bytes(value.as_bytes()).unwrap(),
+        );
     }
     headers
 }
@@ -59,8 +62,11 @@ fn the_nearest_address_that_is_no_trusted_proxy_counts() {
     ] {
         assert_eq!(client(&[("x-forwarded-for", value)]), expected, "{value}");
     }
-    let lines =
-        [("x-forwarded-for", "198.51.100.1"), ("x-forwarded-for", "203.0.113.7"), ("x-forwarded-for", "10.2.0.0")];
+    let lines = [
+        ("x-forwarded-for", "198.51.100.1"),
+        ("x-forwarded-for", "203.0.113.7"),
+        ("x-forwarded-for", "10.2.0.0"),
+    ];
     assert_eq!(client(&lines), CLIENT);
 }
 
@@ -194,7 +200,8 @@ fn forged() -> impl Strategy<Value = String> {
             "é",
         ][..],
     );
-    vec(prop_oneof![9 => pieces.prop_map(str::to_owned), 1 => "[ -~]{0,9}"], 0..12).prop_map(|pieces| pieces.concat())
+    vec(prop_oneof![9 => pieces.prop_map(str::to_owned), 1 => "[ -~]{0,9}"], 0..12)
+        .prop_map(|pieces| pieces.concat())
 }
 
 /// As a proxy quotes what is not its own.

@@ -74,6 +74,12 @@ fn describe() {
     use metrics::{describe_counter as counter, describe_gauge as gauge};
     gauge!("redlock_connections", "Open connections.");
     gauge!("redlock_connections_limit", "How many connections may be open.");
-    counter!("redlock_connections_refused_total", "Connections that were closed before a request, by reason.");
-    counter!("redlock_connections_evicted_total", "Idle connections that were closed to make room for others.");
+    counter!(
+        "redlock_connections_refused_total",
+        "Connections that were closed before a request, by reason."
+    );
+    counter!(
+        "redlock_connections_evicted_total",
+        "Idle connections that were closed to make room for others."
+    );
 }

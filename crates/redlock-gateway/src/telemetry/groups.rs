@@ -5,7 +5,7 @@ use std::time::Duration;
 use metrics::{Counter, Histogram};
 use redlock_core::LockName;
 
-use super::words::{OPERATIONS, OUTCOMES, Operation, Outcome, WAIT_ENDS, WaitEnd, outcomes_of};
+use super::labels::{OPERATIONS, OUTCOMES, Operation, Outcome, WAIT_ENDS, WaitEnd, outcomes_of};
 use crate::pattern::{Group, MOST_GROUPS, Pattern};
 
 /// The groups of one lock name.
@@ -27,13 +27,16 @@ impl Groups {
     }
 
     pub(super) fn of(&self, name: &LockName) -> InGroups {
-        let matches = |set, (at, group): (usize, &GroupMetrics)| set | u64::from(group.locks.matches(name)) << at;
+        let matches = |set, (at, group): (usize, &GroupMetrics)| {
+            set | u64::from(group.locks.matches(name)) << at
+        };
         InGroups(self.0.iter().enumerate().fold(0, matches))
     }
 
     pub(super) fn operation(&self, set: InGroups, operation: Operation, outcome: Outcome) {
-        let counters =
-            self.in_set(set).filter_map(|group| group.operations[operation as usize][outcome as usize].as_ref());
+        let counters = self
+            .in_set(set)
+            .filter_map(|group| group.operations[operation as usize][outcome as usize].as_ref());
         counters.for_each(|counter| counter.increment(1));
     }
 
@@ -50,9 +53,14 @@ impl GroupMetrics {
     fn new(Group { name, locks }: &Group) -> Self {
         let operations = OPERATIONS.map(|(operation, word)| {
             OUTCOMES.map(|(outcome, ended)| {
-                let labels = [("group", name.clone()), ("operation", word.to_owned()), ("outcome", ended.to_owned())];
+                let labels = [
+                    ("group", name.clone()),
+                    ("operation", word.to_owned()),
+                    ("outcome", ended.to_owned()),
+                ];
                 let is_possible = outcomes_of(operation).contains(&outcome);
-                is_possible.then(|| metrics::counter!("redlock_lock_group_operations_total", &labels))
+                is_possible
+                    .then(|| metrics::counter!("redlock_lock_group_operations_total", &labels))
             })
         });
         let waits = WAIT_ENDS.map(|(_, end)| {

@@ -43,12 +43,21 @@ pub fn check_filter() -> Result<(), String> {
     let Some(text) = asked() else { return Ok(()) };
     let expected = "expected a level (error, warn, info, debug, trace, off) or target=level, separated by commas";
     // The library would take a lone word for a target, and log nothing else.
-    let is_level = |word: &str| word.contains('=') || word.contains("::") || word.parse::<LevelFilter>().is_ok();
-    let odd = text.split(',').map(str::trim).find(|word| !word.is_empty() && !word.contains('[') && !is_level(word));
+    let is_level = |word: &str| {
+        word.contains('=') || word.contains("::") || word.parse::<LevelFilter>().is_ok()
+    };
+    let odd = text
+        .split(',')
+        .map(str::trim)
+        .find(|word| !word.is_empty() && !word.contains('[') && !is_level(word));
     match (odd, EnvFilter::try_new(&text)) {
         (None, Ok(_)) => Ok(()),
-        (Some(word), _) => Err(format!("RUST_LOG: {text:?} is not allowed: {word:?} is no level; {expected}")),
-        (None, Err(error)) => Err(format!("RUST_LOG: {text:?} is not allowed: {error}; {expected}")),
+        (Some(word), _) => {
+            Err(format!("RUST_LOG: {text:?} is not allowed: {word:?} is no level; {expected}"))
+        }
+        (None, Err(error)) => {
+            Err(format!("RUST_LOG: {text:?} is not allowed: {error}; {expected}"))
+        }
     }
 }
 
@@ -93,11 +102,17 @@ pub fn start_logging(format: LogFormat) -> Log {
         Ok(directive) => filter.add_directive(directive),
         Err(_) => filter,
     };
-    let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_QUEUED_LINES).thread_name("log");
+    let queue = NonBlockingBuilder::default()
+        .lossy(true)
+        .buffered_lines_limit(MAX_QUEUED_LINES)
+        .thread_name("log");
     let (writer, guard) = queue.finish(Counting(io::stdout()));
     let overflowed = writer.error_counter();
     // By default a failure to log is reported on standard error, which may be full or gone too.
-    let builder = tracing_subscriber::fmt().with_writer(writer).with_env_filter(filter).log_internal_errors(false);
+    let builder = tracing_subscriber::fmt()
+        .with_writer(writer)
+        .with_env_filter(filter)
+        .log_internal_errors(false);
     let started = match format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),

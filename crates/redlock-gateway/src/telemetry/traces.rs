@@ -39,14 +39,16 @@ impl Traces {
     pub fn start(endpoint: &str, nodes: &[String]) -> Result<Self, String> {
         let exporter = SpanExporter::builder().with_http().with_endpoint(endpoint).build();
         let exporter = exporter.map_err(|error| format!("--otlp-endpoint: {endpoint}: {error}"))?;
-        let mut resource =
-            Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
+        let mut resource = Resource::builder()
+            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
         if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
             resource = resource.with_service_name("redlock-gateway");
         }
         // Sampling, and how much is queued, are for the library's own variables.
-        let provider =
-            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource.build()).build();
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_resource(resource.build())
+            .build();
         let tracer = Arc::new(provider.tracer("redlock-gateway"));
         Ok(Self { provider, tracer, nodes: nodes.into() })
     }
@@ -58,11 +60,25 @@ impl Traces {
         }
     }
 
-    pub(super) fn request(&self, method: &'static str, route: &str, headers: &HeaderMap) -> RequestSpan {
-        let name = if route.is_empty() { Cow::Borrowed(method) } else { Cow::Owned(format!("{method} {route}")) };
-        let attributes = [KeyValue::new("http.request.method", method), KeyValue::new("http.route", route.to_owned())];
-        let span = self.tracer.span_builder(name).with_kind(SpanKind::Server).with_attributes(attributes);
-        let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
+    pub(super) fn request(
+        &self,
+        method: &'static str,
+        route: &str,
+        headers: &HeaderMap,
+    ) -> RequestSpan {
+        let name = if route.is_empty() {
+            Cow::Borrowed(method)
+        } else {
+            Cow::Owned(format!("{method} {route}"))
+        };
+        let attributes = [
+            KeyValue::new("http.request.method", method),
+            KeyValue::new("http.route", route.to_owned()),
+        ];
+        let span =
+            self.tracer.span_builder(name).with_kind(SpanKind::Server).with_attributes(attributes);
+        let parent =
+            TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         RequestSpan(parent.with_span(span.start_with_context(&*self.tracer, &parent)))
     }
 
@@ -75,7 +91,13 @@ impl Traces {
         let (tracer, names) = (self.tracer.clone(), self.nodes.clone());
         let context = request.with_remote_span_context(round.span_context().clone());
         let word = op.word();
-        Some(Box::new(Round { tracer, names, word, context, spans: Mutex::new(Spans { round, nodes }) }))
+        Some(Box::new(Round {
+            tracer,
+            names,
+            word,
+            context,
+            spans: Mutex::new(Spans { round, nodes }),
+        }))
     }
 }
 
@@ -115,13 +137,16 @@ pub struct TraceIds {
 impl TraceIds {
     /// Of the request's span; where there is none, what the client has sent as `traceparent`, if that can be read.
     pub fn of(span: Option<&RequestSpan>, headers: &HeaderMap) -> Option<Self> {
-        let ids =
-            |context: &SpanContext| Self { trace: context.trace_id().to_string(), span: context.span_id().to_string() };
+        let ids = |context: &SpanContext| Self {
+            trace: context.trace_id().to_string(),
+            span: context.span_id().to_string(),
+        };
         if let Some(RequestSpan(context)) = span {
             return Some(ids(context.span().span_context()));
         }
         headers.get("traceparent")?;
-        let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
+        let context =
+            TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         let span = context.span();
         Some(span.span_context()).filter(|context| context.is_valid()).map(ids)
     }
@@ -163,14 +188,20 @@ impl Round {
 impl RoundTrace for Round {
     fn asked(&self, node: usize) {
         let name = self.names.get(node).map_or("?", String::as_str);
-        let span = self.tracer.span_builder(format!("{} on {name}", self.word)).with_kind(SpanKind::Client);
+        let span = self
+            .tracer
+            .span_builder(format!("{} on {name}", self.word))
+            .with_kind(SpanKind::Client);
         let span = span.with_attributes([KeyValue::new("redlock.node", name.to_owned())]);
         let span = span.start_with_context(&*self.tracer, &self.context);
         self.with(|spans| spans.nodes.get_mut(node).map(|place| *place = Some(span)));
     }
 
     fn voted(&self, node: usize, vote: &Vote) {
-        let Some(mut span) = self.with(|spans| spans.nodes.get_mut(node).and_then(Option::take)) else { return };
+        let Some(mut span) = self.with(|spans| spans.nodes.get_mut(node).and_then(Option::take))
+        else {
+            return;
+        };
         span.set_attribute(KeyValue::new("redlock.vote", vote.word()));
         if let Vote::Failed(failure) = vote {
             span.set_status(Status::error(failure.reason.as_str()));

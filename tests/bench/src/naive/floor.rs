@@ -40,7 +40,8 @@ impl Floor {
                 stream.read_exact(&mut reply).await?;
                 Ok((stream, reply))
             };
-            let (stream, reply) = start.await.map_err(|error: std::io::Error| format!("{master}: {error}"))?;
+            let (stream, reply) =
+                start.await.map_err(|error: std::io::Error| format!("{master}: {error}"))?;
             release_sha = String::from_utf8_lossy(&reply[5..45]).into_owned();
             let node = Arc::new(Node::default());
             nodes.push(node.clone());
@@ -156,7 +157,15 @@ struct Worker<'a> {
 impl<'a> Worker<'a> {
     fn new(node: &'a Node, stream: TcpStream) -> Self {
         let received = vec![0; BUFFER].into();
-        Self { node, stream, sending: Vec::new(), sent: 0, asked: VecDeque::new(), received, filled: 0 }
+        Self {
+            node,
+            stream,
+            sending: Vec::new(),
+            sent: 0,
+            asked: VecDeque::new(),
+            received,
+            filled: 0,
+        }
     }
 
     /// Ends with what went wrong.
@@ -185,7 +194,9 @@ impl<'a> Worker<'a> {
             match Pin::new(&mut self.stream).poll_read(context, &mut free) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(error)) => return Poll::Ready(error.to_string()),
-                Poll::Ready(Ok(())) if free.filled().is_empty() => return Poll::Ready("closed".into()),
+                Poll::Ready(Ok(())) if free.filled().is_empty() => {
+                    return Poll::Ready("closed".into());
+                }
                 Poll::Ready(Ok(())) => self.filled += free.filled().len(),
             }
             if let Err(reply) = self.count() {
@@ -197,7 +208,8 @@ impl<'a> Worker<'a> {
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         loop {
             while self.sent < self.sending.len() {
-                let written = Pin::new(&mut self.stream).poll_write(context, &self.sending[self.sent..]);
+                let written =
+                    Pin::new(&mut self.stream).poll_write(context, &self.sending[self.sent..]);
                 self.sent += std::task::ready!(written)?;
             }
             self.sending.clear();

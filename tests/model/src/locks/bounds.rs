@@ -30,8 +30,8 @@ pub struct Bounds {
     pub only_confirms: bool,
     /// Whether tries may be given up and locks released.
     pub releases: bool,
-    /// Whether a node that lost its data may adopt what the others store, instead of waiting until all leases have ended.
-    pub adoption: bool,
+    /// Whether a node that lost its data may recover what the others store, instead of waiting until all leases have ended.
+    pub recovery: bool,
     /// Readings for nodes that catch up with what a majority of the others stores, at most [`CATCH_UPS`].
     pub catch_ups: usize,
     /// The only tokens that the tries ask with, instead of all orders of them.
@@ -51,7 +51,7 @@ impl Bounds {
         bad_clock: true,
         only_confirms: false,
         releases: true,
-        adoption: false,
+        recovery: false,
         catch_ups: 0,
         tokens: None,
         fences_end: false,
@@ -72,7 +72,8 @@ impl Locks {
     /// With these bounds.
     pub fn new(rules: Rules, bounds: Bounds) -> Self {
         let quorum = Quorum::new(NODES).expect("three nodes are allowed");
-        let (renewals, catch_ups) = (bounds.renewals.min(RENEWALS), bounds.catch_ups.min(CATCH_UPS));
+        let (renewals, catch_ups) =
+            (bounds.renewals.min(RENEWALS), bounds.catch_ups.min(CATCH_UPS));
         let bounds = Bounds { renewals, catch_ups, ..bounds };
         Self { rules, bounds, quorum, firsts: Default::default() }
     }

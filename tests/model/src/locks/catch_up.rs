@@ -1,12 +1,12 @@
 //! Catching up: a node that was admitted is given the locks that a majority of the others stores.
 //!
 //! Each node is read in a step of its own, so a reading shows no state that the nodes were ever in together. When enough
-//! others have shown one and the same grant, a heal of it is on its way to the node. The heal arrives at any later time,
+//! others have shown one and the same grant, a repair of it is on its way to the node. The repair arrives at any later time,
 //! or never. It has the longest life that was read, and the mark of an extension if one copy had it.
 //!
 //! Any node may catch up at any time, as any node may have been restarted with all its data. A node that was read may
-//! lose its data before the others are read. A loss of the node that catches up ends the reading and the heal: both
-//! belong to one admission.
+//! lose its data before the others are read. A loss of the node that catches up ends the reading and the repair: both
+//! belong to one eligibility.
 //!
 //! A reading begins with the first node that shows the grant. A reading that began earlier is refused by the clock no
 //! later, and one that finds nothing changes nothing.
@@ -33,7 +33,8 @@ impl Site {
 
 impl State {
     pub(super) fn readings_begun(&self) -> u8 {
-        let begun = self.readings.iter().enumerate().filter(|(_, reading)| **reading != Reading::Unbegun);
+        let begun =
+            self.readings.iter().enumerate().filter(|(_, reading)| **reading != Reading::Unbegun);
         begun.fold(0, |mask, (i, _)| mask | reading_bit(i))
     }
 
@@ -65,29 +66,44 @@ impl Locks {
                 Reading::Unbegun if i > 0 && s.readings[i - 1] == Reading::Unbegun => {}
                 Reading::Unbegun => {
                     for (site, of) in s.sites.iter().enumerate() {
-                        let Some(lock) = of.node.lock.filter(|lock| self.may_be_sought(s, of, *lock)) else { continue };
-                        let missing = |at: &usize| *at != site && self.may_catch_up(&s.sites[*at], lock);
+                        let Some(lock) =
+                            of.node.lock.filter(|lock| self.may_be_sought(s, of, *lock))
+                        else {
+                            continue;
+                        };
+                        let missing =
+                            |at: &usize| *at != site && self.may_catch_up(&s.sites[*at], lock);
                         let targets = (0..NODES).filter(missing);
-                        actions.extend(targets.map(|at| Action::See { reading, target: at as u8, site: site as u8 }));
+                        actions.extend(targets.map(|at| Action::See {
+                            reading,
+                            target: at as u8,
+                            site: site as u8,
+                        }));
                     }
                 }
                 Reading::Of(lock) => {
-                    let Some(target) = s.sites.iter().position(|site| site.catch_ups[i] == CatchUp::Target) else {
+                    let Some(target) =
+                        s.sites.iter().position(|site| site.catch_ups[i] == CatchUp::Target)
+                    else {
                         continue;
                     };
                     let shows = |site: &Site| {
                         let same = site.node.lock.is_some_and(|other| other.is(&lock));
-                        same && site.doubt.is_none() && site.catch_ups[i] == CatchUp::None
+                        same && site.suspicion.is_none() && site.catch_ups[i] == CatchUp::None
                     };
                     let shown = s.sites.iter().enumerate().filter(|(_, site)| shows(site));
                     let target = target as u8;
-                    actions.extend(shown.map(|(at, _)| Action::See { reading, target, site: at as u8 }));
+                    actions.extend(shown.map(|(at, _)| Action::See {
+                        reading,
+                        target,
+                        site: at as u8,
+                    }));
                 }
                 Reading::Over => {}
             }
             for (at, site) in s.sites.iter().enumerate() {
                 let CatchUp::Sent(lock) = site.catch_ups[i] else { continue };
-                if { site.node }.heal(&self.rules, self.window(s), lock) == Vote::Granted {
+                if { site.node }.repair(&self.rules, self.window(s), lock) == Vote::Granted {
                     actions.push(Action::CatchUp { reading, site: at as u8 });
                 }
             }
@@ -98,21 +114,23 @@ impl Locks {
     fn may_be_sought(&self, s: &State, site: &Site, lock: Lock) -> bool {
         let released = |i: usize| lock.is(&s.asked(i)) && s.tries[i].dropped;
         let too_late = self.bounds.fences_end && (0..TRIES).any(released);
-        site.doubt.is_none() && lock.owner != Owner::Nobody && !too_late
+        site.suspicion.is_none() && lock.owner != Owner::Nobody && !too_late
     }
 
     fn may_catch_up(&self, site: &Site, lock: Lock) -> bool {
         let stores = site.node.lock.is_some_and(|other| other.is(&lock));
-        let admitted = site.doubt.is_none() || !self.rules.catch_up_follows_admission;
+        let admitted = site.suspicion.is_none() || !self.rules.catch_up_follows_admission;
         admitted && !stores && !self.keeps_out(site, lock, self.fences_stay())
     }
 
     pub(super) fn see(&self, s: &mut State, reading: usize, target: usize, at: usize) {
         let Some(seen) = s.sites[at].node.lock else { return };
         let found = match s.readings[reading] {
-            Reading::Of(found) => {
-                Lock { extended: found.extended || seen.extended, guards: found.guards | seen.guards, ..found }
-            }
+            Reading::Of(found) => Lock {
+                extended: found.extended || seen.extended,
+                guards: found.guards | seen.guards,
+                ..found
+            },
             Reading::Unbegun | Reading::Over => seen,
         };
         s.readings[reading] = Reading::Of(found);
@@ -128,8 +146,9 @@ impl Locks {
     pub(super) fn catch_up(&self, s: &mut State, reading: usize, at: usize) {
         let CatchUp::Sent(lock) = s.sites[at].catch_ups[reading] else { return };
         let window = self.window(s);
-        s.sites[at].node.heal(&self.rules, window, lock);
-        s.sites[at].catch_ups[reading] = CatchUp::Given(Lock { guards: 0, extended: false, ..lock });
+        s.sites[at].node.repair(&self.rules, window, lock);
+        s.sites[at].catch_ups[reading] =
+            CatchUp::Given(Lock { guards: 0, extended: false, ..lock });
     }
 
     /// A node loses its data.
@@ -137,7 +156,10 @@ impl Locks {
         for i in 0..self.bounds.catch_ups {
             match s.sites[at].catch_ups[i] {
                 CatchUp::Target if self.rules.catch_up_follows_admission => s.end_reading(i),
-                CatchUp::Sent(_) if self.rules.tells_admissions_apart() && self.rules.catch_up_follows_admission => {
+                CatchUp::Sent(_)
+                    if self.rules.tells_admissions_apart()
+                        && self.rules.catch_up_follows_admission =>
+                {
                     s.sites[at].catch_ups[i] = CatchUp::None;
                 }
                 _ => {}
@@ -145,25 +167,31 @@ impl Locks {
         }
     }
 
-    /// Brings states that have equal futures to one form: leases that ended guard nothing, and a heal that the fence
+    /// Brings states that have equal futures to one form: leases that ended guard nothing, and a repair that the fence
     /// would refuse from now on is as good as gone. `fenced`: fences stay until the data is lost.
     pub(super) fn forget_catch_ups(&self, s: &mut State, fenced: bool) {
         let ended = s.ended_leases();
         for i in 0..self.bounds.catch_ups {
             if let Reading::Of(lock) = &mut s.readings[i] {
                 lock.guards &= !ended;
-                let (grant, target) = (*lock, s.sites.iter().find(|site| site.catch_ups[i] == CatchUp::Target));
+                let (grant, target) =
+                    (*lock, s.sites.iter().find(|site| site.catch_ups[i] == CatchUp::Target));
                 if target.is_some_and(|site| self.keeps_out(site, grant, fenced)) {
                     s.end_reading(i);
                 }
             }
             for site in &mut s.sites {
                 match site.catch_ups[i] {
-                    CatchUp::Sent(lock) if self.keeps_out(site, lock, fenced) => site.catch_ups[i] = CatchUp::None,
-                    CatchUp::Sent(lock) => {
-                        site.catch_ups[i] = CatchUp::Sent(Lock { guards: lock.guards & !ended, ..lock });
+                    CatchUp::Sent(lock) if self.keeps_out(site, lock, fenced) => {
+                        site.catch_ups[i] = CatchUp::None
                     }
-                    CatchUp::Given(grant) if !site.node.lock.is_some_and(|lock| lock.is(&grant)) => {
+                    CatchUp::Sent(lock) => {
+                        site.catch_ups[i] =
+                            CatchUp::Sent(Lock { guards: lock.guards & !ended, ..lock });
+                    }
+                    CatchUp::Given(grant)
+                        if !site.node.lock.is_some_and(|lock| lock.is(&grant)) =>
+                    {
                         site.catch_ups[i] = CatchUp::None;
                     }
                     CatchUp::None | CatchUp::Target | CatchUp::Seen | CatchUp::Given(_) => {}
@@ -172,10 +200,11 @@ impl Locks {
         }
     }
 
-    /// Whether this node refuses a heal of the grant as long as it keeps its data; then nothing is healed any more.
+    /// Whether this node refuses a repair of the grant as long as it keeps its data; then nothing is repaired any more.
     fn keeps_out(&self, site: &Site, grant: Lock, fenced: bool) -> bool {
         let ends = self.rules.tells_admissions_apart() && self.rules.catch_up_follows_admission;
-        let stale = site.node.lasting_fence(&self.rules) >= grant.token && !site.node.is_healable(grant.token);
+        let stale = site.node.lasting_fence(&self.rules) >= grant.token
+            && !site.node.is_repairable(grant.token);
         fenced && ends && stale && !self.bounds.fences_end
     }
 }

@@ -1,8 +1,8 @@
 //! Fences that end, where [`Bounds::fences_end`](super::Bounds) is set.
 //!
 //! A fence lives for as long as its lock was given when it was set, and 2D and the longest round after that (the core's
-//! `fence_grace`). What it has kept out bears a time that the node compares with its own: an acquire its T, a heal when its
-//! extension began. So when it ends, this node takes no T any more that is not larger, and no heal whose extension had begun
+//! `fence_grace`). What it has kept out bears a time that the node compares with its own: an acquire its T, a repair when its
+//! extension began. So when it ends, this node takes no T any more that is not larger, and no repair whose extension had begun
 //! when it was set, or while its lock still stood unextended. Extensions that began later are taken to be young enough,
 //! which allows more than the longest round does. A lock that is extended again and again outlives its fence.
 //!
@@ -19,9 +19,9 @@ impl Locks {
     /// Nothing but a loss of data takes a fence away.
     pub(super) fn fences_stay(&self) -> bool {
         let rules = &self.rules;
-        rules.fence_is_checked
+        rules.watermark_is_checked
             && rules.lock_is_kept
-            && rules.release_is_a_barrier
+            && rules.release_leaves_a_tombstone
             && rules.release_keeps_newer
             && rules.fences_last()
             && (rules.fence_outlives_lock || !self.bounds.fences_end)
@@ -32,7 +32,9 @@ impl Locks {
         // Otherwise nothing is on its way, or ever will be, that is told apart by it.
         let readings = (0..self.bounds.catch_ups).fold(0, |mask, i| mask | reading_bit(i));
         let all = readings | ((1 << self.bounds.renewals) - 1);
-        let matters = site.node.outlasts != all || !self.rules.fence_outlives_lock || !self.rules.late_heal_is_refused;
+        let matters = site.node.outlasts != all
+            || !self.rules.fence_outlives_lock
+            || !self.rules.late_repair_is_refused;
         self.bounds.fences_end && site.node.fence != NO_TOKEN && !stands && matters
     }
 
@@ -43,23 +45,26 @@ impl Locks {
         if !self.rules.fence_outlives_lock {
             return;
         }
-        let old_acquires = (0..TRIES).filter(|i| s.tries[*i].token <= fence).fold(0, |mask, i| mask | 1 << i);
+        let old_acquires =
+            (0..TRIES).filter(|i| s.tries[*i].token <= fence).fold(0, |mask, i| mask | 1 << i);
         refuse(&mut site.acquires, old_acquires);
-        if self.rules.late_heal_is_refused {
-            refuse(&mut site.heals, outlasts);
-            (0..CATCH_UPS).filter(|i| outlasts & reading_bit(*i) != 0).for_each(|i| s.refuse_catch_up(i, at));
+        if self.rules.late_repair_is_refused {
+            refuse(&mut site.repairs, outlasts);
+            (0..CATCH_UPS)
+                .filter(|i| outlasts & reading_bit(*i) != 0)
+                .for_each(|i| s.refuse_catch_up(i, at));
         }
     }
 
-    /// Whether a heal of this try may still be taken when the fence has ended.
-    pub(super) fn may_be_healed(
+    /// Whether a repair of this try may still be taken when the fence has ended.
+    pub(super) fn may_be_repaired(
         &self,
         site: &Site,
         renewals: &[Renewal; RENEWALS],
         readings: &[Reading; CATCH_UPS],
         try_: usize,
     ) -> bool {
-        let open = |i: usize| matches!(site.heals[i], Message::Unsent | Message::Sent);
+        let open = |i: usize| matches!(site.repairs[i], Message::Unsent | Message::Sent);
         let of = |i: &usize| renewals[*i].of == Some(try_ as u8);
         let read = |i: usize| {
             let under_way = !matches!(readings[i], Reading::Over) && i < self.bounds.catch_ups;

@@ -19,8 +19,8 @@ pub(super) enum CatchUp {
     Target,
     /// This node has shown the grant.
     Seen,
-    /// A heal is on its way to this node.
+    /// A repair is on its way to this node.
     Sent(Lock),
-    /// The heal of this grant was granted, and the lock stands.
+    /// The repair of this grant was granted, and the lock stands.
     Given(Lock),
 }

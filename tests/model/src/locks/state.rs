@@ -24,28 +24,28 @@ pub struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Site {
     pub node: Node,
-    pub doubt: Option<Doubt>,
+    pub suspicion: Option<Suspicion>,
     /// A node that adopts has read this one.
     pub read: bool,
     pub acquires: [Message; TRIES],
     pub undos: [Release; TRIES],
     pub releases: [Release; TRIES],
     pub extends: [Message; RENEWALS],
-    pub heals: [Message; RENEWALS],
+    pub repairs: [Message; RENEWALS],
     /// Its part in each of the readings for nodes that catch up.
     pub catch_ups: [CatchUp; CATCH_UPS],
 }
 
 /// A node has lost its data: what must be over before it may vote again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Doubt {
+pub(super) struct Suspicion {
     /// The leases that ran at the time.
     pub leases: u8,
     /// The newest token that it may have stored.
     pub newest: Token,
-    /// The rounds that were open at the time, if the node may adopt.
+    /// The rounds that were open at the time, if the node may recover.
     pub rounds: u8,
-    /// It has begun to adopt, and so far has found this.
+    /// It has begun to recover, and so far has found this.
     pub adopts: Option<Found>,
 }
 
@@ -120,7 +120,7 @@ pub(super) struct Renewal {
     pub of: Option<u8>,
     /// It is the other request of the owner that asks for it.
     pub confirms: bool,
-    /// A majority has extended: missing nodes are healed.
+    /// A majority has extended: missing nodes are repaired.
     pub proved: bool,
     /// Its gateway counts no answer any more.
     pub closed: bool,
@@ -167,7 +167,7 @@ pub enum Action {
         renewal: u8,
         site: u8,
     },
-    Heal {
+    Repair {
         renewal: u8,
         site: u8,
     },
@@ -212,8 +212,8 @@ pub(super) const fn renewal_lease(renewal: usize) -> u8 {
 }
 
 impl Try {
-    fn is_before(&self, doubt: Doubt) -> bool {
-        self.phase != Phase::Idle && self.token <= doubt.newest
+    fn is_before(&self, suspicion: Suspicion) -> bool {
+        self.phase != Phase::Idle && self.token <= suspicion.newest
     }
 }
 
@@ -221,17 +221,24 @@ impl State {
     pub(super) fn initial(tokens: [Token; TRIES], losses_left: u8, rules: &Rules) -> Self {
         let site = Site {
             node: Node::default(),
-            doubt: None,
+            suspicion: None,
             read: false,
             acquires: [Message::Unsent; TRIES],
             undos: [Release::Unsent; TRIES],
             releases: [Release::Unsent; TRIES],
             extends: [Message::Unsent; RENEWALS],
-            heals: [Message::Unsent; RENEWALS],
+            repairs: [Message::Unsent; RENEWALS],
             catch_ups: [CatchUp::None; CATCH_UPS],
         };
         let nonce = |i| u8::from(i == 1 && rules.grants_have_nonces);
-        let renewal = Renewal { of: None, confirms: false, proved: false, closed: false, heard: false, ended: false };
+        let renewal = Renewal {
+            of: None,
+            confirms: false,
+            proved: false,
+            closed: false,
+            heard: false,
+            ended: false,
+        };
         let idle = |i: usize| Try {
             token: tokens[i],
             nonce: nonce(i),
@@ -269,15 +276,27 @@ impl State {
     }
 
     pub(super) fn ended_leases(&self) -> u8 {
-        let tries = self.tries.iter().enumerate().filter(|(_, t)| t.ended).map(|(i, _)| try_lease(i));
-        let renewals = self.renewals.iter().enumerate().filter(|(_, r)| r.ended).map(|(i, _)| renewal_lease(i));
+        let tries =
+            self.tries.iter().enumerate().filter(|(_, t)| t.ended).map(|(i, _)| try_lease(i));
+        let renewals = self
+            .renewals
+            .iter()
+            .enumerate()
+            .filter(|(_, r)| r.ended)
+            .map(|(i, _)| renewal_lease(i));
         tries.chain(renewals).fold(0, |mask, bit| mask | bit)
     }
 
     fn running_leases(&self) -> u8 {
-        let tries = self.tries.iter().enumerate().filter(|(_, t)| t.phase != Phase::Idle).map(|(i, _)| try_lease(i));
+        let tries = self
+            .tries
+            .iter()
+            .enumerate()
+            .filter(|(_, t)| t.phase != Phase::Idle)
+            .map(|(i, _)| try_lease(i));
         let renewals = self.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some());
-        let started = tries.chain(renewals.map(|(i, _)| renewal_lease(i))).fold(0, |mask, bit| mask | bit);
+        let started =
+            tries.chain(renewals.map(|(i, _)| renewal_lease(i))).fold(0, |mask, bit| mask | bit);
         started & !self.ended_leases()
     }
 
@@ -289,8 +308,9 @@ impl State {
 
     /// Whether a quarantine has lasted: `max_ttl` after the loss every lease that ran then has ended, and S later every
     /// try has ended whose token is not larger than all that the node may have stored.
-    fn is_over(&self, doubt: Doubt) -> bool {
-        doubt.leases & !self.ended_leases() == 0 && self.tries.iter().all(|t| !t.is_before(doubt) || t.ended)
+    fn is_over(&self, suspicion: Suspicion) -> bool {
+        suspicion.leases & !self.ended_leases() == 0
+            && self.tries.iter().all(|t| !t.is_before(suspicion) || t.ended)
     }
 
     fn end_leases(&mut self, leases: u8) {
@@ -310,7 +330,7 @@ impl State {
     /// A node that is not admitted is not asked, for want of a marker to show.
     fn send(&mut self, rules: &Rules, of: impl Fn(&mut Site) -> &mut Message) {
         for site in &mut self.sites {
-            let takes_it = site.doubt.is_none() || !rules.tells_admissions_apart();
+            let takes_it = site.suspicion.is_none() || !rules.tells_admissions_apart();
             let message = of(site);
             if takes_it && *message == Message::Unsent {
                 *message = Message::Sent;
@@ -324,7 +344,9 @@ impl State {
     }
 
     fn votes(&self, of: impl Fn(&Site) -> Message) -> Tally {
-        let count = |wanted: &[Message]| self.sites.iter().filter(|site| wanted.contains(&of(site))).count();
+        let count = |wanted: &[Message]| {
+            self.sites.iter().filter(|site| wanted.contains(&of(site))).count()
+        };
         Tally {
             yes: count(&[Message::Yes]),
             no: count(&[Message::No, Message::Missing]),
@@ -368,7 +390,8 @@ impl Locks {
     }
 
     pub(super) fn window(&self, s: &State) -> Window {
-        let begun = s.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some()).map(|(i, _)| 1 << i);
+        let begun =
+            s.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some()).map(|(i, _)| 1 << i);
         let begun = begun.fold(s.readings_begun(), |mask, bit| mask | bit);
         Window { oldest: s.oldest, begun: if self.bounds.fences_end { begun } else { 0 } }
     }
@@ -397,14 +420,20 @@ impl Locks {
         let decided = |i: usize| {
             let t = &s.tries[i];
             let votes = || s.votes(|site| site.acquires[i]);
-            t.phase == Phase::Open && !t.ended && !t.dropped && self.quorum.decide(votes()) == Decision::Yes
+            t.phase == Phase::Open
+                && !t.ended
+                && !t.dropped
+                && self.quorum.decide(votes()) == Decision::Yes
         };
         let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
         let free = self.bounds.renewals - begun;
         for i in (0..TRIES).filter(|i| decided(*i)) {
             let later = self.bounds.every_order || self.bounds.fences_end;
             let most = if later || self.bounds.only_confirms { 0 } else { free };
-            actions.extend((0..=most).map(|renewals| Action::Grant { try_: i as u8, renewals: renewals as u8 }));
+            actions.extend(
+                (0..=most)
+                    .map(|renewals| Action::Grant { try_: i as u8, renewals: renewals as u8 }),
+            );
             if !self.bounds.every_order {
                 return;
             }
@@ -415,8 +444,10 @@ impl Locks {
             if told && self.bounds.releases {
                 actions.push(Action::Release(try_));
             }
-            let confirms = || s.sites.iter().filter(|site| site.acquires[i] == Message::Yours).count();
-            if t.phase == Phase::Open && free > 0 && !t.dropped && confirms() >= self.quorum.size() {
+            let confirms =
+                || s.sites.iter().filter(|site| site.acquires[i] == Message::Yours).count();
+            if t.phase == Phase::Open && free > 0 && !t.dropped && confirms() >= self.quorum.size()
+            {
                 actions.push(Action::Confirm { renewal: begun as u8, try_ });
             }
             match t.phase {
@@ -424,9 +455,13 @@ impl Locks {
                     let fates = if self.bounds.every_order { &[Phase::Open] } else { self.fates() };
                     actions.extend(fates.iter().map(|phase| Action::Start { try_, phase: *phase }));
                 }
-                Phase::Open if self.bounds.every_order && self.bounds.releases => actions.push(Action::GiveUp(try_)),
+                Phase::Open if self.bounds.every_order && self.bounds.releases => {
+                    actions.push(Action::GiveUp(try_))
+                }
                 Phase::Granted if told && !self.bounds.only_confirms => {
-                    let now = self.bounds.every_order || self.bounds.fences_end || s.losses_left < self.bounds.losses;
+                    let now = self.bounds.every_order
+                        || self.bounds.fences_end
+                        || s.losses_left < self.bounds.losses;
                     if free > 0 && now {
                         actions.push(Action::Renew { renewal: begun as u8, try_ });
                     }
@@ -457,11 +492,11 @@ impl Locks {
         let in_turn = i != 1 || s.tries[0].phase != Phase::Idle;
         let after_own = sibling(i).is_some_and(|own| s.tries[own].phase == Phase::Granted);
         let token = s.tries[i].token;
-        let in_quarantine = s
-            .sites
-            .iter()
-            .filter_map(|site| site.doubt)
-            .any(|doubt| token > doubt.newest || !self.rules.quarantine_is_waited || !self.rules.marker_is_checked);
+        let in_quarantine = s.sites.iter().filter_map(|site| site.suspicion).any(|suspicion| {
+            token > suspicion.newest
+                || !self.rules.quarantine_is_waited
+                || !self.rules.marker_is_checked
+        });
         // What starts in a quarantine does not reach the node, so it may also start after it.
         let after_loss = self.rules.tells_admissions_apart() && s.losses_left < self.bounds.losses;
         let now = self.bounds.every_order || in_quarantine || after_loss || after_own;
@@ -479,7 +514,8 @@ impl Locks {
             if site.acquires[i] == Message::Sent {
                 let mut node = site.node;
                 let vote = node.acquire(&self.rules, self.window(s), s.asked(i));
-                let heeded = matches!(vote, Vote::Granted | Vote::Yours(_)) || self.bounds.every_order;
+                let heeded =
+                    matches!(vote, Vote::Granted | Vote::Yours(_)) || self.bounds.every_order;
                 let counts = s.tries[i].phase == Phase::Open && heeded;
                 if counts || node != site.node {
                     actions.push(Action::Acquire { try_, site: at });
@@ -499,21 +535,25 @@ impl Locks {
                 let mut node = site.node;
                 let vote = node.extend(&self.rules, self.window(s), asked);
                 // A confirmation that is refused for certain has a consequence.
-                let heeded = vote == Vote::Extended || s.renewals[i].confirms || self.bounds.every_order;
+                let heeded =
+                    vote == Vote::Extended || s.renewals[i].confirms || self.bounds.every_order;
                 let counts = !s.renewals[i].proved && !s.renewals[i].closed && heeded;
-                let heals = is_missing(vote) && !s.renewals[i].closed && self.rules.missing_is_healed;
+                let repairs =
+                    is_missing(vote) && !s.renewals[i].closed && self.rules.missing_is_repaired;
                 // To keep a lock for longer keeps others out, and matters to its owner only if it extends again.
                 let again = s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none())
                     || self.bounds.every_order
                     || self.bounds.fences_end
-                    || self.bounds.adoption
+                    || self.bounds.recovery
                     || self.bounds.catch_ups > 0;
-                if counts || heals || (again && node != site.node) {
+                if counts || repairs || (again && node != site.node) {
                     actions.push(Action::Extend { renewal, site: at });
                 }
             }
-            if site.heals[i] == Message::Sent && self.heal(s, &mut { site.node }, i) == Vote::Granted {
-                actions.push(Action::Heal { renewal, site: at });
+            if site.repairs[i] == Message::Sent
+                && self.repair(s, &mut { site.node }, i) == Vote::Granted
+            {
+                actions.push(Action::Repair { renewal, site: at });
             }
         }
         if site.node.lock.is_some_and(|lock| lock.guards == 0 || !self.bounds.every_order) {
@@ -523,18 +563,24 @@ impl Locks {
             actions.push(Action::EndFence(at));
         }
         let stores = site.node != Node::default() || self.bounds.every_order;
-        match site.doubt {
+        match site.suspicion {
             None if s.losses_left > 0 && stores => actions.push(Action::Lose(at)),
-            Some(doubt) if !self.rules.quarantine_is_waited || !self.bounds.every_order || s.is_over(doubt) => {
+            Some(suspicion)
+                if !self.rules.quarantine_is_waited
+                    || !self.bounds.every_order
+                    || s.is_over(suspicion) =>
+            {
                 actions.push(Action::Readmit(at));
             }
             None | Some(_) => {}
         }
     }
 
-    fn heal(&self, s: &State, node: &mut Node, renewal: usize) -> Vote {
-        let asked = s.asked_again(renewal).map(|asked| Lock { extended: self.rules.extension_marks, ..asked });
-        asked.map_or(Vote::Missing, |asked| node.heal(&self.rules, self.window(s), asked))
+    fn repair(&self, s: &State, node: &mut Node, renewal: usize) -> Vote {
+        let asked = s
+            .asked_again(renewal)
+            .map(|asked| Lock { extended: self.rules.extension_marks, ..asked });
+        asked.map_or(Vote::Missing, |asked| node.repair(&self.rules, self.window(s), asked))
     }
 
     /// What an event makes of a state, the nodes left in their order.
@@ -548,13 +594,16 @@ impl Locks {
                 next.tries[i].phase = Phase::Granted;
                 settle(&mut next, |site| &mut site.acquires[i]);
                 let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
-                (begun..begun + usize::from(renewals)).for_each(|renewal| next.renew(renewal, try_, &self.rules));
+                (begun..begun + usize::from(renewals))
+                    .for_each(|renewal| next.renew(renewal, try_, &self.rules));
             }
             Action::GiveUp(try_) => self.give_up(&mut next, try_.into()),
             Action::Release(try_) => {
                 let i = usize::from(try_);
                 for (j, t) in next.tries.iter_mut().enumerate() {
-                    t.dropped |= owner(j) == owner(i) && t.phase != Phase::Idle && t.token <= s.tries[i].token;
+                    t.dropped |= owner(j) == owner(i)
+                        && t.phase != Phase::Idle
+                        && t.token <= s.tries[i].token;
                 }
                 next.sites.iter_mut().for_each(|site| site.releases[i] = Release::Sent);
             }
@@ -564,8 +613,11 @@ impl Locks {
                 let scope = self.scope(site.releases[i]);
                 site.node.release(&self.rules, self.window(s), s.asked(i), scope);
                 // What is demanded where a holder's release has arrived is not where one of a single grant has.
-                site.releases[i] =
-                    if site.releases[i] == Release::SentExactly { Release::Unsent } else { Release::Arrived };
+                site.releases[i] = if site.releases[i] == Release::SentExactly {
+                    Release::Unsent
+                } else {
+                    Release::Arrived
+                };
             }
             Action::UndoArrives { try_, site } => {
                 let i = usize::from(try_);
@@ -573,18 +625,24 @@ impl Locks {
                 site.node.release(&self.rules, self.window(s), s.asked(i), ReleaseScope::Try);
                 site.undos[i] = Release::Arrived;
             }
-            Action::Confirm { renewal, try_ } => self.confirm(&mut next, renewal.into(), try_.into()),
+            Action::Confirm { renewal, try_ } => {
+                self.confirm(&mut next, renewal.into(), try_.into())
+            }
             Action::Renew { renewal, try_ } => next.renew(renewal.into(), try_, &self.rules),
             Action::Extend { renewal, site } => self.extend(&mut next, renewal.into(), site.into()),
-            Action::Heal { renewal, site } => {
+            Action::Repair { renewal, site } => {
                 let (i, at) = (usize::from(renewal), usize::from(site));
                 let mut node = s.sites[at].node;
-                self.heal(s, &mut node, i);
+                self.repair(s, &mut node, i);
                 next.sites[at].node = node;
-                next.sites[at].heals[i] = Message::Yes;
+                next.sites[at].repairs[i] = Message::Yes;
             }
-            Action::See { reading, target, site } => self.see(&mut next, reading.into(), target.into(), site.into()),
-            Action::CatchUp { reading, site } => self.catch_up(&mut next, reading.into(), site.into()),
+            Action::See { reading, target, site } => {
+                self.see(&mut next, reading.into(), target.into(), site.into())
+            }
+            Action::CatchUp { reading, site } => {
+                self.catch_up(&mut next, reading.into(), site.into())
+            }
             Action::EndTry(try_) => next.tries[usize::from(try_)].ended = true,
             Action::EndRenewal(renewal) => next.renewals[usize::from(renewal)].ended = true,
             Action::Expire(site) => {
@@ -597,36 +655,47 @@ impl Locks {
             Action::Lose(site) => {
                 next.abandon_adoption();
                 self.lose_catch_ups(&mut next, site.into());
-                let rounds = if self.bounds.adoption { s.open_rounds() } else { 0 };
+                let rounds = if self.bounds.recovery { s.open_rounds() } else { 0 };
                 let site = &mut next.sites[usize::from(site)];
                 site.node.wipe();
-                site.doubt = Some(Doubt { leases: s.running_leases(), newest: s.newest(), rounds, adopts: None });
+                site.suspicion = Some(Suspicion {
+                    leases: s.running_leases(),
+                    newest: s.newest(),
+                    rounds,
+                    adopts: None,
+                });
                 next.losses_left -= 1;
                 let arrived = site.releases.iter_mut().chain(&mut site.undos);
                 for release in arrived.filter(|release| **release == Release::Arrived) {
                     *release = Release::Unsent;
                 }
                 if self.rules.tells_admissions_apart() {
-                    let asked = site.acquires.iter_mut().chain(&mut site.extends).chain(&mut site.heals);
-                    asked.filter(|message| **message == Message::Sent).for_each(|message| *message = Message::Done);
+                    let asked =
+                        site.acquires.iter_mut().chain(&mut site.extends).chain(&mut site.repairs);
+                    asked
+                        .filter(|message| **message == Message::Sent)
+                        .for_each(|message| *message = Message::Done);
                 }
             }
             Action::Readmit(site) => {
-                if next.sites[usize::from(site)].doubt.is_some_and(|doubt| doubt.adopts.is_some()) {
+                if next.sites[usize::from(site)]
+                    .suspicion
+                    .is_some_and(|suspicion| suspicion.adopts.is_some())
+                {
                     next.abandon_adoption();
                 }
                 let site = &mut next.sites[usize::from(site)];
                 site.node.admitted = true;
-                if let Some(doubt) = site.doubt.take()
+                if let Some(suspicion) = site.suspicion.take()
                     && self.rules.quarantine_is_waited
                 {
-                    next.end_leases(doubt.leases);
-                    next.tries.iter_mut().for_each(|t| t.ended |= t.is_before(doubt));
-                    next.oldest = next.oldest.max(doubt.newest);
+                    next.end_leases(suspicion.leases);
+                    next.tries.iter_mut().for_each(|t| t.ended |= t.is_before(suspicion));
+                    next.oldest = next.oldest.max(suspicion.newest);
                 }
             }
             Action::Read(site) => self.read(&mut next, site.into()),
-            Action::Adopt => self.adopt(&mut next),
+            Action::Adopt => self.recover(&mut next),
         }
         self.forget(&mut next);
         next
@@ -676,7 +745,9 @@ impl Locks {
         let decision = self.quorum.decide(s.votes(|site| site.extends[i]));
         if let (Decision::No, true, false, Some(of)) = (decision, r.confirms, r.proved, r.of) {
             // Nothing that is marked as extended may be left behind: its own request spares that.
-            for site in s.sites.iter_mut().filter(|site| site.releases[usize::from(of)] == Release::Unsent) {
+            for site in
+                s.sites.iter_mut().filter(|site| site.releases[usize::from(of)] == Release::Unsent)
+            {
                 site.releases[usize::from(of)] = Release::SentExactly;
             }
             s.send_no_more(i);
@@ -687,11 +758,12 @@ impl Locks {
             s.renewals[i].proved = true;
             s.renewals[i].heard = r.heard || !r.ended && !dropped;
             for site in &mut s.sites {
-                let timely = !r.ended || !self.rules.heal_is_timely;
-                let lost = site.extends[i] == Message::Missing && self.rules.missing_is_healed && timely;
-                let lost = lost && site.heals[i] == Message::Unsent;
-                if lost && (site.doubt.is_none() || !self.rules.tells_admissions_apart()) {
-                    site.heals[i] = Message::Sent;
+                let timely = !r.ended || !self.rules.repair_is_timely;
+                let lost =
+                    site.extends[i] == Message::Missing && self.rules.missing_is_repaired && timely;
+                let lost = lost && site.repairs[i] == Message::Unsent;
+                if lost && (site.suspicion.is_none() || !self.rules.tells_admissions_apart()) {
+                    site.repairs[i] = Message::Sent;
                 }
             }
             settle(s, |site| &mut site.extends[i]);
@@ -713,7 +785,7 @@ impl Locks {
                 && rules.marker_is_checked
                 && rules.quarantine_is_waited
                 && self.bounds.renewals == 0
-                && !self.bounds.adoption;
+                && !self.bounds.recovery;
         for site in &mut s.sites {
             if let Some(lock) = &mut site.node.lock {
                 lock.guards &= !ended;
@@ -725,34 +797,40 @@ impl Locks {
             if !site.node.lock.is_some_and(|lock| self.may_take_fence_back(&tries, lock)) {
                 site.node.settle_fence();
             }
-            if let Some(doubt) = &mut site.doubt {
-                doubt.leases &= !ended;
-                doubt.rounds &= open;
-                if let Some(Found { lock: Some(lock), .. }) = &mut doubt.adopts {
+            if let Some(suspicion) = &mut site.suspicion {
+                suspicion.leases &= !ended;
+                suspicion.rounds &= open;
+                if let Some(Found { lock: Some(lock), .. }) = &mut suspicion.adopts {
                     lock.guards &= !ended;
                 }
             }
-            // What is adopted may come back below any fence.
-            let adopts = self.bounds.adoption && site.doubt.is_some();
+            // What is recovered may come back below any fence.
+            let adopts = self.bounds.recovery && site.suspicion.is_some();
             let barred = barred && !adopts;
             for (i, t) in tries.iter().enumerate() {
                 let stale = fenced && t.token <= site.node.lasting_fence(rules);
-                let healable = site.node.is_healable(t.token);
+                let healable = site.node.is_repairable(t.token);
                 let too_old = rules.clock_is_checked && (t.token == FAR || t.token <= oldest);
                 if site.acquires[i] == Message::Sent && (too_old || stale && barred) {
                     site.acquires[i] = Message::Done;
                 }
                 let of = t.phase != Phase::Idle;
-                let left = site.node.lock.is_some_and(|lock| lock.owner == owner(i) && lock.token <= t.token);
-                let idle = of && stale && !left && !healable && !self.may_be_healed(site, &renewals, &readings, i);
+                let left = site
+                    .node
+                    .lock
+                    .is_some_and(|lock| lock.owner == owner(i) && lock.token <= t.token);
+                let idle = of
+                    && stale
+                    && !left
+                    && !healable
+                    && !self.may_be_repaired(site, &renewals, &readings, i);
                 // A loss of data makes an arrived release as if it had never come.
                 if idle && (site.releases[i] == Release::Arrived && !adopts || barred) {
                     site.releases[i] = Release::Unsent;
                 }
-                let stored = site
-                    .node
-                    .lock
-                    .is_some_and(|lock| (lock.owner, lock.token, lock.nonce) == (owner(i), t.token, t.nonce));
+                let stored = site.node.lock.is_some_and(|lock| {
+                    (lock.owner, lock.token, lock.nonce) == (owner(i), t.token, t.nonce)
+                });
                 let gone = stale && !stored && !(healable && self.bounds.catch_ups > 0);
                 if of && gone && (site.undos[i] == Release::Arrived && !adopts || barred) {
                     site.undos[i] = Release::Unsent;
@@ -762,7 +840,7 @@ impl Locks {
     }
 }
 
-/// Whether a heal may help where an extension has met this: no lock, or a record of nobody.
+/// Whether a repair may help where an extension has met this: no lock, or a record of nobody.
 fn is_missing(vote: Vote) -> bool {
     match vote {
         Vote::Held(lock) => lock.owner == Owner::Nobody,

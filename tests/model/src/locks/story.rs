@@ -41,14 +41,15 @@ impl Locks {
                     Message::Yours => "already has another grant of",
                     _ => "grants",
                 };
-                let stored = next.sites[usize::from(site)].node.lock.map_or(String::new(), |lock| {
-                    let differs = lock.token != s.tries[i].token || lock.owner != owner(i);
-                    if differs {
-                        format!(" (it stores {} with {})", name(lock.owner), token(lock.token))
-                    } else {
-                        String::new()
-                    }
-                });
+                let stored =
+                    next.sites[usize::from(site)].node.lock.map_or(String::new(), |lock| {
+                        let differs = lock.token != s.tries[i].token || lock.owner != owner(i);
+                        if differs {
+                            format!(" (it stores {} with {})", name(lock.owner), token(lock.token))
+                        } else {
+                            String::new()
+                        }
+                    });
                 format!("{}{late} {verb} {}{stored}", node(site), who(try_))
             }
             Action::Grant { try_, renewals } => {
@@ -60,10 +61,15 @@ impl Locks {
                 format!("{}: a majority, it holds the lock{extends}", who(try_))
             }
             Action::GiveUp(try_) => {
-                let at = |site: &u8| next.sites[usize::from(*site)].undos[usize::from(try_)] == Release::Sent;
+                let at = |site: &u8| {
+                    next.sites[usize::from(*site)].undos[usize::from(try_)] == Release::Sent
+                };
                 let nodes: Vec<_> = (0..NODES as u8).filter(at).map(node).collect();
-                let releases =
-                    if nodes.is_empty() { String::new() } else { format!("; an undo goes to {}", nodes.join(", ")) };
+                let releases = if nodes.is_empty() {
+                    String::new()
+                } else {
+                    format!("; an undo goes to {}", nodes.join(", "))
+                };
                 format!("{} gives up{releases}", who(try_))
             }
             Action::Release(try_) => format!("{} releases: all nodes are told", who(try_)),
@@ -78,22 +84,45 @@ impl Locks {
                 ) == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
                 let fence = next.sites[usize::from(site)].node.fence;
-                format!("the release of {} reaches {}{effect}; its fence is {}", who(try_), node(site), token(fence))
+                format!(
+                    "the release of {} reaches {}{effect}; its fence is {}",
+                    who(try_),
+                    node(site),
+                    token(fence)
+                )
             }
             Action::UndoArrives { try_, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(try_);
-                let deletes = at.release(&self.rules, self.window(s), s.asked(i), ReleaseScope::Try) == Vote::Released;
+                let deletes =
+                    at.release(&self.rules, self.window(s), s.asked(i), ReleaseScope::Try)
+                        == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
                 let fence = next.sites[usize::from(site)].node.fence;
-                format!("the undo of {} reaches {}{effect}; its fence is {}", who(try_), node(site), token(fence))
+                format!(
+                    "the undo of {} reaches {}{effect}; its fence is {}",
+                    who(try_),
+                    node(site),
+                    token(fence)
+                )
             }
             Action::Confirm { renewal, try_ } => {
                 let other = sibling(usize::from(try_)).unwrap_or_default() as u8;
-                let asked = if self.rules.told_again_is_extended { ", and asks all nodes to extend it" } else { "" };
-                format!("{} hears that a majority has {}{asked}{}", who(try_), who(other), nth(renewal))
+                let asked = if self.rules.told_again_is_extended {
+                    ", and asks all nodes to extend it"
+                } else {
+                    ""
+                };
+                format!(
+                    "{} hears that a majority has {}{asked}{}",
+                    who(try_),
+                    who(other),
+                    nth(renewal)
+                )
             }
-            Action::Renew { renewal, try_ } => format!("{}{} extends: all nodes are asked", who(try_), nth(renewal)),
+            Action::Renew { renewal, try_ } => {
+                format!("{}{} extends: all nodes are asked", who(try_), nth(renewal))
+            }
             Action::Extend { renewal, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let asked = s.asked_again(renewal.into());
@@ -103,45 +132,68 @@ impl Locks {
                     Some(Vote::Missing) => "does not have the lock of",
                     _ => "does not extend",
                 };
-                let proved = next.renewals[usize::from(renewal)].proved && !s.renewals[usize::from(renewal)].proved;
+                let proved = next.renewals[usize::from(renewal)].proved
+                    && !s.renewals[usize::from(renewal)].proved;
                 let majority = if proved { ": a majority, it is extended" } else { "" };
                 format!("{} {verb} {}{}{majority}", node(site), who(of(renewal)), nth(renewal))
             }
-            Action::Heal { renewal, site } => {
+            Action::Repair { renewal, site } => {
                 let (who, nth) = (who(of(renewal)), nth(renewal));
                 let instead = match s.sites[usize::from(site)].node.lock {
-                    Some(lock) => format!(", instead of a lock of nobody's with {}", token(lock.token)),
+                    Some(lock) => {
+                        format!(", instead of a lock of nobody's with {}", token(lock.token))
+                    }
                     None => String::new(),
                 };
-                format!("{} is healed: it grants {who}{nth}{instead}", node(site))
+                format!("{} is repaired: it grants {who}{nth}{instead}", node(site))
             }
             Action::See { reading, target, site } => {
                 let i = usize::from(reading);
                 let at = usize::from(site);
-                let begins = if s.readings[i] == Reading::Unbegun { "catches up: " } else { "still catches up: " };
+                let begins = if s.readings[i] == Reading::Unbegun {
+                    "catches up: "
+                } else {
+                    "still catches up: "
+                };
                 let sent = matches!(next.sites[usize::from(target)].catch_ups[i], CatchUp::Sent(_));
-                let sent = if sent { "; a heal is on its way" } else { "" };
+                let sent = if sent { "; a repair is on its way" } else { "" };
                 let stored = stored(&s.sites[at].node);
-                format!("{} {begins}what {} stores is read: {stored}{sent}", node(target), node(site))
+                format!(
+                    "{} {begins}what {} stores is read: {stored}{sent}",
+                    node(target),
+                    node(site)
+                )
             }
             Action::CatchUp { site, .. } => {
                 let at = usize::from(site);
                 let (before, after) = (stored(&s.sites[at].node), stored(&next.sites[at].node));
-                format!("the heal reaches {}: it stored {before}, and stores {after}", node(site))
+                format!("the repair reaches {}: it stored {before}, and stores {after}", node(site))
             }
             Action::EndTry(try_) => format!("the lease of {} ends", who(try_)),
-            Action::EndRenewal(renewal) => format!("the lease of {}{} ends", who(of(renewal)), nth(renewal)),
+            Action::EndRenewal(renewal) => {
+                format!("the lease of {}{} ends", who(of(renewal)), nth(renewal))
+            }
             Action::Expire(site) => format!("the lock expires on {}", node(site)),
             Action::EndFence(site) => format!("the fence of {} ends", node(site)),
             Action::Lose(site) => format!("{} loses all its data", node(site)),
             Action::Read(site) => {
-                let begun = self.adopter(s).is_some_and(|at| s.sites[at].doubt.is_some_and(|d| d.adopts.is_some()));
+                let begun = self
+                    .adopter(s)
+                    .is_some_and(|at| s.sites[at].suspicion.is_some_and(|d| d.adopts.is_some()));
                 let wait = if begun { "" } else { "2D + S have passed since the loss; " };
-                format!("{wait}what {} stores is read: {}", node(site), stored(&s.sites[usize::from(site)].node))
+                format!(
+                    "{wait}what {} stores is read: {}",
+                    node(site),
+                    stored(&s.sites[usize::from(site)].node)
+                )
             }
             Action::Adopt => {
                 let at = self.adopter(s).unwrap_or_default();
-                format!("{} is admitted again, and adopts {}", node(at as u8), stored(&next.sites[at].node))
+                format!(
+                    "{} is admitted again, and adopts {}",
+                    node(at as u8),
+                    stored(&next.sites[at].node)
+                )
             }
             Action::Readmit(site) => format!("{} is admitted again", node(site)),
         }
@@ -156,7 +208,8 @@ fn begin(s: &State) -> Vec<String> {
 
 fn start(s: &State, i: usize, phase: Phase) -> String {
     let again = if i == 1 { "asks again, as the same owner" } else { "asks all nodes" };
-    let then = if phase == Phase::GivenUp { ", and gives up; what it sets will be released" } else { "" };
+    let then =
+        if phase == Phase::GivenUp { ", and gives up; what it sets will be released" } else { "" };
     format!("{} with {} {again}{then}", name(owner(i)), token(s.tries[i].token))
 }
 
@@ -168,7 +221,12 @@ fn nth(renewal: u8) -> String {
 fn stored(at: &Node) -> String {
     let lock = at.lock.map_or("nothing".to_owned(), |lock| match lock.owner {
         Owner::Nobody => format!("a lock of nobody's with {}", token(lock.token)),
-        owner => format!("{} with {}{}", name(owner), token(lock.token), if lock.extended { ", extended" } else { "" }),
+        owner => format!(
+            "{} with {}{}",
+            name(owner),
+            token(lock.token),
+            if lock.extended { ", extended" } else { "" }
+        ),
     });
     format!("{lock}; its fence is {}", token(at.fence))
 }

@@ -55,7 +55,12 @@ pub(super) fn split(history: &History) -> BTreeMap<u8, Locks> {
         let (Some(from), Some(answer)) = (operation.end, operation.answer) else { continue };
         let (grant, held_for) = match (operation.request, answer) {
             (Request::Acquire { .. }, Answer::Granted { grant, held_for, replayed }) => {
-                locks.granted.push(Granted { grant, asked: operation.start, answered: from, replayed });
+                locks.granted.push(Granted {
+                    grant,
+                    asked: operation.start,
+                    answered: from,
+                    replayed,
+                });
                 (grant, held_for)
             }
             (Request::Extend { grant, .. }, Answer::Extended { held_for }) => (grant, held_for),
@@ -63,14 +68,16 @@ pub(super) fn split(history: &History) -> BTreeMap<u8, Locks> {
         };
         // A release gives back what its owner has up to its T; a newer grant of the same owner stays.
         let sent = releases.get(&(operation.name, grant.owner)).into_iter().flatten();
-        let given_back = sent.filter(|(_, fencing)| *fencing >= grant.fencing).map(|(moment, _)| *moment).min();
+        let given_back =
+            sent.filter(|(_, fencing)| *fencing >= grant.fencing).map(|(moment, _)| *moment).min();
         let extends = matches!(operation.request, Request::Extend { .. })
             || matches!(answer, Answer::Granted { replayed: true, .. });
         if extends && given_back.is_none_or(|back| from < back) {
             locks.extended.push((grant, from));
         }
         let until = from.at + held_for;
-        let until = given_back.map_or(until, |back| if back < from { from.at } else { until.min(back.at) });
+        let until =
+            given_back.map_or(until, |back| if back < from { from.at } else { until.min(back.at) });
         if until > from.at {
             let released = given_back.is_some_and(|back| back.at == until);
             locks.holds.push(Hold { grant, from, until, released });

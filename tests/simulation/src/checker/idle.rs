@@ -39,7 +39,7 @@ pub(super) fn gaps(history: &History) -> Vec<Gap> {
     for (name, locks) in by_name::split(history) {
         let waits = waits(history, name);
         let mut busy: Vec<Busy> = locks.holds.iter().map(Busy::from).collect();
-        busy.extend(doubtful(history, name));
+        busy.extend(suspect(history, name));
         busy.sort_by_key(|busy| (busy.from, busy.until));
         let mut busy = busy.into_iter();
         let Some(mut last) = busy.next() else { continue };
@@ -58,7 +58,12 @@ pub(super) fn gaps(history: &History) -> Vec<Gap> {
     gaps
 }
 
-fn note(gaps: &mut Vec<Gap>, name: u8, free: (&Busy, Duration, bool), waits: &[(Duration, Duration)]) {
+fn note(
+    gaps: &mut Vec<Gap>,
+    name: u8,
+    free: (&Busy, Duration, bool),
+    waits: &[(Duration, Duration)],
+) {
     let (before, next, granted) = free;
     for (from, until) in waits {
         let (first, last) = ((*from).max(before.until), (*until).min(next));
@@ -78,7 +83,7 @@ impl From<&Hold> for Busy {
 
 /// Requests for an owner of their own that came to nothing: where the owner had the lock already, it may have it for
 /// another TTL.
-fn doubtful(history: &History, name: u8) -> impl Iterator<Item = Busy> {
+fn suspect(history: &History, name: u8) -> impl Iterator<Item = Busy> {
     history.operations.iter().filter(move |asked| asked.name == name).filter_map(|asked| {
         let Request::Acquire { owner: Some(_), ttl_ms, .. } = asked.request else { return None };
         let end = asked.end.map_or(history.end, |end| end.at);

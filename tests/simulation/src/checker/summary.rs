@@ -96,10 +96,15 @@ impl fmt::Display for Spread {
 impl Summary {
     /// The figures of a history.
     pub fn of(history: &History) -> Self {
-        let mut summary =
-            Self { histories: 1, counts: history.counts, situations: history.situations.clone(), ..Self::default() };
+        let mut summary = Self {
+            histories: 1,
+            counts: history.counts,
+            situations: history.situations.clone(),
+            ..Self::default()
+        };
         let mut last_success = Duration::ZERO;
-        let mut ended: Vec<_> = history.operations.iter().filter_map(|op| Some((op.end?, op.answer?))).collect();
+        let mut ended: Vec<_> =
+            history.operations.iter().filter_map(|op| Some((op.end?, op.answer?))).collect();
         ended.sort_by_key(|(end, _)| *end);
         for (end, answer) in ended {
             match answer {
@@ -107,9 +112,10 @@ impl Summary {
                     summary.grants += 1;
                     summary.replays += u64::from(replayed);
                     let micros = grant.fencing as i64 - EPOCH_MICROS as i64;
-                    summary.tokens = Some(
-                        summary.tokens.map_or((micros, micros), |(low, high)| (low.min(micros), high.max(micros))),
-                    );
+                    summary.tokens =
+                        Some(summary.tokens.map_or((micros, micros), |(low, high)| {
+                            (low.min(micros), high.max(micros))
+                        }));
                 }
                 Answer::Extended { .. } => summary.extensions += 1,
                 Answer::Released => {
@@ -122,7 +128,10 @@ impl Summary {
             last_success = end.at;
         }
         history.operations.iter().for_each(|operation| summary.wait(operation));
-        for gap in idle::gaps(history).iter().filter(|gap| gap.between_holders && history.faults.is_empty()) {
+        for gap in idle::gaps(history)
+            .iter()
+            .filter(|gap| gap.between_holders && history.faults.is_empty())
+        {
             let heard = history.counts.hints_lost == 0;
             let idle = if heard { &mut summary.idle } else { &mut summary.idle_unheard };
             idle.add((gap.until - gap.from).as_millis() as u64, 1);
@@ -164,7 +173,7 @@ impl Summary {
             counts: Counts {
                 quarantines: self.counts.quarantines + other.counts.quarantines,
                 admissions: self.counts.admissions + other.counts.admissions,
-                heals: self.counts.heals + other.counts.heals,
+                repairs: self.counts.repairs + other.counts.repairs,
                 faults: self.counts.faults + other.counts.faults,
                 abandoned: self.counts.abandoned + other.counts.abandoned,
                 handed_locally: self.counts.handed_locally + other.counts.handed_locally,
@@ -191,31 +200,50 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counts { quarantines, admissions, heals, faults, abandoned, .. } = self.counts;
+        let Counts { quarantines, admissions, repairs, faults, abandoned, .. } = self.counts;
         let Counts { handed_locally, handed_remotely, hints_sent, hints_lost, .. } = self.counts;
         let Waits { granted, held, no_quorum, cancelled, gateway_died } = self.waits;
         writeln!(f, "histories   {}", self.histories)?;
         let Self { grants, replays, extensions, releases, .. } = self;
-        writeln!(f, "grants      {grants}, {replays} of them again; extensions {extensions}; releases {releases}")?;
-        writeln!(f, "executed    {} operations on masters, {} of them late", self.executed, self.late)?;
-        writeln!(f, "faults      {faults}; quarantines seen {quarantines}; admissions {admissions}")?;
-        writeln!(f, "heals       {heals}; releases given up {abandoned}")?;
+        writeln!(
+            f,
+            "grants      {grants}, {replays} of them again; extensions {extensions}; releases {releases}"
+        )?;
+        writeln!(
+            f,
+            "executed    {} operations on masters, {} of them late",
+            self.executed, self.late
+        )?;
+        writeln!(
+            f,
+            "faults      {faults}; quarantines seen {quarantines}; admissions {admissions}"
+        )?;
+        writeln!(f, "repairs       {repairs}; releases given up {abandoned}")?;
         writeln!(
             f,
             "waits       granted {granted}, held {held}, no quorum {no_quorum}, hung up {cancelled}, gateway died {gateway_died}"
         )?;
         writeln!(
             f,
-            "hand-offs   local {handed_locally}, by a hint {handed_remotely}; hints {hints_sent}, lost {hints_lost}"
+            "handoffs   local {handed_locally}, by a hint {handed_remotely}; hints {hints_sent}, lost {hints_lost}"
         )?;
         writeln!(f, "rounds      of a waiter's grant: {}", self.rounds)?;
-        writeln!(f, "idle        ms from release to grant: {}; with hints lost: {}", self.idle, self.idle_unheard)?;
+        writeln!(
+            f,
+            "idle        ms from release to grant: {}; with hints lost: {}",
+            self.idle, self.idle_unheard
+        )?;
         writeln!(f, "longest gap {} ms without a success", self.longest_gap.as_millis())?;
         for (what, times) in &self.situations {
             writeln!(f, "situation   {what}: {times}")?;
         }
         match self.tokens {
-            Some((low, high)) => write!(f, "tokens      from {} to {} ms since the beginning", low / 1000, high / 1000),
+            Some((low, high)) => write!(
+                f,
+                "tokens      from {} to {} ms since the beginning",
+                low / 1000,
+                high / 1000
+            ),
             None => f.write_str("tokens      none"),
         }
     }

@@ -33,15 +33,27 @@ impl Script {
     }
 
     fn waits(self, start: u64, end: u64, patience: u64, answer: Answer) -> Self {
-        self.ask(start, end, Request::Acquire { owner: None, ttl_ms: 1_000, patience_ms: Some(patience) }, answer)
+        self.ask(
+            start,
+            end,
+            Request::Acquire { owner: None, ttl_ms: 1_000, patience_ms: Some(patience) },
+            answer,
+        )
     }
 
     /// Granted to one who waited in line.
     fn served(self, start: u64, end: u64, ticket: u64, grant: Grant) -> Self {
         let held_for = Duration::from_millis(5);
-        let mut script = self.waits(start, end, 5_000, Answer::Granted { grant, held_for, replayed: false });
+        let mut script =
+            self.waits(start, end, 5_000, Answer::Granted { grant, held_for, replayed: false });
         let waited = Waited { ticket: Some(ticket), rounds: 1 };
-        script.0.operations.iter_mut().last().into_iter().for_each(|last| last.waited = Some(waited));
+        script
+            .0
+            .operations
+            .iter_mut()
+            .last()
+            .into_iter()
+            .for_each(|last| last.waited = Some(waited));
         script
     }
 
@@ -53,7 +65,12 @@ impl Script {
 
     fn extended(self, start: u64, end: u64, grant: Grant, for_ms: u64) -> Self {
         let held_for = Duration::from_millis(for_ms);
-        self.ask(start, end, Request::Extend { grant, ttl_ms: for_ms }, Answer::Extended { held_for })
+        self.ask(
+            start,
+            end,
+            Request::Extend { grant, ttl_ms: for_ms },
+            Answer::Extended { held_for },
+        )
     }
 
     fn released(self, start: u64, end: u64, grant: Grant) -> Self {
@@ -81,7 +98,12 @@ impl Script {
     }
 
     fn left(mut self, master: u8, grant: Grant) -> Self {
-        self.0.leftovers.push(Leftover { master, name: 0, grant, expires_in: Duration::from_millis(100) });
+        self.0.leftovers.push(Leftover {
+            master,
+            name: 0,
+            grant,
+            expires_in: Duration::from_millis(100),
+        });
         self
     }
 
@@ -128,14 +150,24 @@ fn two_holders_at_one_time() {
     first().granted(50, 109, grant(B, 6), 50).finds(&[Demand::Exclusion]);
     first().granted(50, 110, grant(B, 6), 50).finds(&[]);
     first().granted(50, 109, grant(A, 6), 50).finds(&[]);
-    first().extended(90, 100, grant(A, 5), 100).granted(120, 150, grant(B, 6), 50).finds(&[Demand::Exclusion]);
-    first().granted(2, 60, grant(B, 6), 50).released(61, 70, grant(A, 5)).finds(&[Demand::Exclusion]);
+    first()
+        .extended(90, 100, grant(A, 5), 100)
+        .granted(120, 150, grant(B, 6), 50)
+        .finds(&[Demand::Exclusion]);
+    first()
+        .granted(2, 60, grant(B, 6), 50)
+        .released(61, 70, grant(A, 5))
+        .finds(&[Demand::Exclusion]);
 }
 
 #[test]
 fn a_release_ends_a_hold_when_it_is_sent_and_not_that_of_a_newer_grant() {
-    let again = || Script::default().granted(1, 10, grant(A, 5), 100).granted(20, 30, grant(A, 7), 100);
-    again().released(40, 45, grant(A, 5)).granted(46, 60, grant(B, 8), 50).finds(&[Demand::Exclusion]);
+    let again =
+        || Script::default().granted(1, 10, grant(A, 5), 100).granted(20, 30, grant(A, 7), 100);
+    again()
+        .released(40, 45, grant(A, 5))
+        .granted(46, 60, grant(B, 8), 50)
+        .finds(&[Demand::Exclusion]);
     again().released(40, 45, grant(A, 7)).granted(46, 60, grant(B, 8), 50).finds(&[]);
     let late = again().released(40, 50, grant(A, 7)).extended(39, 51, grant(A, 7), 100);
     late.granted(52, 60, grant(B, 8), 50).finds(&[]);
@@ -143,7 +175,8 @@ fn a_release_ends_a_hold_when_it_is_sent_and_not_that_of_a_newer_grant() {
 
 #[test]
 fn a_hold_that_lapsed_and_was_extended_again_has_a_gap() {
-    let lapsed = || Script::default().granted(1, 10, grant(A, 5), 20).extended(40, 50, grant(A, 5), 20);
+    let lapsed =
+        || Script::default().granted(1, 10, grant(A, 5), 20).extended(40, 50, grant(A, 5), 20);
     lapsed().granted(51, 71, grant(B, 6), 5).finds(&[]);
     lapsed().granted(31, 35, grant(B, 6), 5).finds(&[Demand::Extension]);
 }
@@ -156,7 +189,10 @@ fn tokens_that_do_not_grow() {
     first().granted(20, 30, grant(A, 5), 5).finds(&[Demand::Fencing]);
     // Sent before the first was answered: nobody can tell which is later.
     first().granted(9, 30, grant(B, 4), 5).finds(&[]);
-    first().granted(9, 30, grant(B, 4), 5).granted(31, 40, grant(A, 5), 5).finds(&[Demand::Fencing]);
+    first()
+        .granted(9, 30, grant(B, 4), 5)
+        .granted(31, 40, grant(A, 5), 5)
+        .finds(&[Demand::Fencing]);
 }
 
 #[test]
@@ -171,24 +207,38 @@ fn registers_that_take_stale_writes_or_refuse_the_holder() {
 fn released_locks_that_come_back() {
     let reached = |cast| Script::default().lands(10, 0, Kind::Release, grant(A, 5), cast);
     for cast in [Cast::Released, Cast::Missing, Cast::Held] {
-        reached(cast).lands(20, 0, Kind::Acquire, grant(A, 5), Cast::Granted).finds(&[Demand::Orphan]);
+        reached(cast)
+            .lands(20, 0, Kind::Acquire, grant(A, 5), Cast::Granted)
+            .finds(&[Demand::Orphan]);
     }
-    reached(Cast::Missing).lands(20, 0, Kind::Acquire, grant(A, 4), Cast::Granted).finds(&[Demand::Orphan]);
-    reached(Cast::Missing).lands(20, 0, Kind::Heal, grant(A, 5), Cast::Granted).finds(&[Demand::Orphan]);
+    reached(Cast::Missing)
+        .lands(20, 0, Kind::Acquire, grant(A, 4), Cast::Granted)
+        .finds(&[Demand::Orphan]);
+    reached(Cast::Missing)
+        .lands(20, 0, Kind::Repair, grant(A, 5), Cast::Granted)
+        .finds(&[Demand::Orphan]);
     reached(Cast::Missing).left(0, grant(A, 5)).finds(&[Demand::Orphan]);
-    let mut forgotten = reached(Cast::Missing).left(0, grant(A, 5));
-    forgotten.0.losses.push((moment(15), 0));
-    forgotten.finds(&[]);
+    let mut lost = reached(Cast::Missing).left(0, grant(A, 5));
+    lost.0.losses.push((moment(15), 0));
+    lost.finds(&[]);
     reached(Cast::Missing).lands(20, 0, Kind::Acquire, grant(A, 5), Cast::Stale).finds(&[]);
     reached(Cast::Missing).lands(20, 0, Kind::Acquire, grant(A, 6), Cast::Granted).finds(&[]);
     reached(Cast::Missing).lands(20, 0, Kind::Acquire, grant(B, 4), Cast::Granted).finds(&[]);
-    reached(Cast::Missing).lands(20, 1, Kind::Acquire, grant(A, 5), Cast::Granted).left(1, grant(A, 5)).finds(&[]);
+    reached(Cast::Missing)
+        .lands(20, 1, Kind::Acquire, grant(A, 5), Cast::Granted)
+        .left(1, grant(A, 5))
+        .finds(&[]);
     reached(Cast::Clock).lands(20, 0, Kind::Acquire, grant(A, 5), Cast::Granted).finds(&[]);
 }
 
 #[test]
 fn releases_that_are_owed_for_too_long() {
-    let sent = |left| Script::default().granted(1, 10, grant(A, 5), 100).released(20, 30, grant(A, 5)).left(0, left);
+    let sent = |left| {
+        Script::default()
+            .granted(1, 10, grant(A, 5), 100)
+            .released(20, 30, grant(A, 5))
+            .left(0, left)
+    };
     sent(grant(A, 5)).ends(2_500, 0, 100).finds(&[Demand::Orphan]);
     sent(grant(A, 4)).ends(2_500, 0, 100).finds(&[Demand::Orphan]);
     sent(grant(A, 6)).ends(2_500, 0, 100).finds(&[]);
@@ -226,7 +276,8 @@ fn a_waiter_that_is_overtaken_in_its_own_line() {
     elsewhere.0.operations[1].process = 2;
     elsewhere.finds(&[]);
     let mut keyed = two(grant(A, 6), grant(B, 5));
-    keyed.0.operations[1].request = Request::Acquire { owner: Some(B), ttl_ms: 100, patience_ms: Some(5_000) };
+    keyed.0.operations[1].request =
+        Request::Acquire { owner: Some(B), ttl_ms: 100, patience_ms: Some(5_000) };
     keyed.finds(&[]);
 }
 
@@ -246,11 +297,16 @@ fn a_waiter_that_is_stuck() {
 
 #[test]
 fn a_lock_that_stays_free_while_somebody_waits() {
-    let held = || Script::default().granted(1, 10, grant(A, 5), 500).released(100, 110, grant(A, 5));
+    let held =
+        || Script::default().granted(1, 10, grant(A, 5), 500).released(100, 110, grant(A, 5));
     held().served(50, 1_250, 1, grant(B, 6)).finds(&[]);
     held().served(50, 1_251, 1, grant(B, 6)).finds(&[Demand::Idle]);
     held().waits(50, 1_400, 1_400, Answer::Held).ends(1_500, 0, 0).finds(&[Demand::Idle]);
-    held().waits(50, 1_100, 1_050, Answer::Held).waits(1_101, 2_100, 1_000, Answer::Held).ends(2_200, 0, 0).finds(&[]);
+    held()
+        .waits(50, 1_100, 1_050, Answer::Held)
+        .waits(1_101, 2_100, 1_000, Answer::Held)
+        .ends(2_200, 0, 0)
+        .finds(&[]);
     held().granted(700, 710, grant(B, 6), 5).served(50, 1_400, 1, grant(A, 7)).finds(&[]);
     let mut broken = held().served(50, 1_400, 1, grant(B, 6));
     broken.0.faults.push(moment(90));
@@ -259,7 +315,11 @@ fn a_lock_that_stays_free_while_somebody_waits() {
 
 #[test]
 fn a_lock_of_which_nobody_was_told() {
-    let set = |at| Script::default().lands(at, 0, Kind::Acquire, grant(A, 5), Cast::Granted).left(0, grant(A, 5));
+    let set = |at| {
+        Script::default()
+            .lands(at, 0, Kind::Acquire, grant(A, 5), Cast::Granted)
+            .left(0, grant(A, 5))
+    };
     set(100).ends(2_500, 0, 50).finds(&[Demand::Orphan]);
     set(100).ends(2_500, 0, 300).finds(&[]);
     set(100).ends(2_500, 110, 120).finds(&[]);
@@ -269,12 +329,9 @@ fn a_lock_of_which_nobody_was_told() {
 
 #[test]
 fn the_summary_counts() {
-    let script = Script::default().granted(1, 10, grant(A, crate::time::EPOCH_MICROS + 3_000), 5).granted(
-        20,
-        500,
-        grant(B, crate::time::EPOCH_MICROS + 9_000),
-        5,
-    );
+    let script = Script::default()
+        .granted(1, 10, grant(A, crate::time::EPOCH_MICROS + 3_000), 5)
+        .granted(20, 500, grant(B, crate::time::EPOCH_MICROS + 9_000), 5);
     let summary = Summary::of(&script.0);
     assert_eq!((summary.grants, summary.longest_gap), (2, Duration::from_millis(490)));
     assert_eq!(summary.tokens, Some((3_000, 9_000)));

@@ -67,7 +67,7 @@ impl fmt::Display for Violation {
 /// without the gateway giving the connection up, and a failed one is tried again after 200 ms.
 pub(super) const PATIENCE: Duration = Duration::from_millis(2_300);
 
-/// Whether a master has forgotten nothing since.
+/// Whether a master has lost nothing since.
 pub(super) fn remembers(history: &History, master: u8, since: Moment) -> bool {
     !history.losses.iter().any(|(moment, of)| *of == master && *moment > since)
 }

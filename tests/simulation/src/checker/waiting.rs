@@ -46,7 +46,9 @@ fn order(history: &History, found: &mut Vec<Violation>) {
     for ((gateway, _, name), line) in lines {
         for ((ticket, (grant, _)), (later, (other, at))) in line.iter().zip(line.iter().skip(1)) {
             if other.fencing <= grant.fencing {
-                let text = format!("g{gateway} gave lock-{name} to ticket {later} as {other}, to {ticket} as {grant}");
+                let text = format!(
+                    "g{gateway} gave lock-{name} to ticket {later} as {other}, to {ticket} as {grant}"
+                );
                 found.push(Violation { demand: Demand::Order, at: *at, text });
             }
         }
@@ -56,10 +58,13 @@ fn order(history: &History, found: &mut Vec<Violation>) {
 /// Everybody is answered in time, and nobody is left at the end.
 fn answered(history: &History, found: &mut Vec<Violation>) {
     for operation in &history.operations {
-        let Request::Acquire { owner, patience_ms: Some(patience), .. } = operation.request else { continue };
+        let Request::Acquire { owner, patience_ms: Some(patience), .. } = operation.request else {
+            continue;
+        };
         // A request that names an owner may ask for it before it enters the queue.
         let attempts = if owner.is_some() { 2 } else { 1 };
-        let mut due = operation.start.at + (Duration::from_millis(patience) + GRACE).max(attempts * ATTEMPT);
+        let mut due =
+            operation.start.at + (Duration::from_millis(patience) + GRACE).max(attempts * ATTEMPT);
         // Nothing is answered while everything stands still, and an attempt that was under way may go on after it.
         for (from, until) in &history.freezes {
             if *from <= due && *until >= operation.start.at {
@@ -68,7 +73,8 @@ fn answered(history: &History, found: &mut Vec<Violation>) {
         }
         let end = operation.end.map_or(history.end, |end| end.at);
         if end > due {
-            let what = if operation.end.is_some() { "was answered late" } else { "was never answered" };
+            let what =
+                if operation.end.is_some() { "was answered late" } else { "was never answered" };
             let (client, asked) = (operation.client, operation.start.at.as_millis());
             let text = format!(
                 "c{client}, who asked at {asked} ms and waits {patience} ms for lock-{}, {what}",
@@ -78,7 +84,10 @@ fn answered(history: &History, found: &mut Vec<Violation>) {
         }
     }
     for left in history.remaining.iter().filter(|left| left.waiters > 0 || left.locks > 0) {
-        let text = format!("g{} still counts {} waiters for {} locks", left.gateway, left.waiters, left.locks);
+        let text = format!(
+            "g{} still counts {} waiters for {} locks",
+            left.gateway, left.waiters, left.locks
+        );
         found.push(Violation { demand: Demand::Answered, at: history.end, text });
     }
 }
@@ -88,7 +97,10 @@ fn free(history: &History, found: &mut Vec<Violation>) {
     for gap in idle::gaps(history) {
         if gap.until - gap.from > LONGEST_IDLE && idle::is_calm(history, gap.from, gap.until) {
             let (from, length) = (gap.from.as_millis(), (gap.until - gap.from).as_millis());
-            let text = format!("lock-{} is free from {from} ms on for {length} ms while somebody waits", gap.name);
+            let text = format!(
+                "lock-{} is free from {from} ms on for {length} ms while somebody waits",
+                gap.name
+            );
             found.push(Violation { demand: Demand::Idle, at: gap.until, text });
         }
     }
@@ -107,18 +119,27 @@ fn nobodys(history: &History, found: &mut Vec<Violation>) {
         }
     }
     let long_ago = history.end.saturating_sub(PATIENCE);
-    for left in history.leftovers.iter().filter(|left| !known.contains(&(left.name, left.grant.owner))) {
+    for left in
+        history.leftovers.iter().filter(|left| !known.contains(&(left.name, left.grant.owner)))
+    {
         let set = history.landings.iter().find(|landing| {
-            let this = (landing.master, landing.name, landing.grant) == (left.master, left.name, Some(left.grant));
+            let this = (landing.master, landing.name, landing.grant)
+                == (left.master, left.name, Some(left.grant));
             this && landing.kind == Kind::Acquire && landing.cast == Cast::Granted && !landing.late
         });
-        let Some(set) = set.filter(|set| remembers(history, left.master, set.moment)) else { continue };
+        let Some(set) = set.filter(|set| remembers(history, left.master, set.moment)) else {
+            continue;
+        };
         let at = (set.gateway, left.master);
         let reach = history.reaches.iter().find(|reach| (reach.gateway, reach.master) == at);
         let able = |since: Duration| since <= long_ago;
-        if reach.is_some_and(|reach| able(reach.admitted) && reach.started < set.moment.at) && able(set.moment.at) {
-            let text =
-                format!("n{} still stores lock-{} {}, of which nobody was told", left.master, left.name, left.grant);
+        if reach.is_some_and(|reach| able(reach.admitted) && reach.started < set.moment.at)
+            && able(set.moment.at)
+        {
+            let text = format!(
+                "n{} still stores lock-{} {}, of which nobody was told",
+                left.master, left.name, left.grant
+            );
             found.push(Violation { demand: Demand::Orphan, at: history.end, text });
         }
     }

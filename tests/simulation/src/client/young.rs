@@ -21,15 +21,20 @@ impl Client {
             if Instant::now() >= self.until {
                 return;
             }
-            while let Some(mut hold) =
-                holds.pop_front_if(|hold: &mut super::Hold| hold.until <= Instant::now() + before_the_end)
-            {
+            while let Some(mut hold) = holds.pop_front_if(|hold: &mut super::Hold| {
+                hold.until <= Instant::now() + before_the_end
+            }) {
                 let gateway = self.any_gateway();
                 self.extend(gateway, &mut hold, ttl).await;
                 self.release(gateway, &hold, 3).await;
             }
-            let wish =
-                Wish { name: self.index * YOUNG_NAMES + number, ttl, owner: None, how: How::Polling, hangs_up: None };
+            let wish = Wish {
+                name: self.index * YOUNG_NAMES + number,
+                ttl,
+                owner: None,
+                how: How::Polling,
+                hangs_up: None,
+            };
             let gateway = self.any_gateway();
             holds.extend(self.acquire(gateway, wish).await);
         }

@@ -30,12 +30,17 @@ impl Master {
     /// data, or, where every write was synced, what the old one had until now. False when nothing was moved.
     pub fn move_name(&self, with_file: bool) -> bool {
         let mut process = self.process();
-        if !process.up || process.stopped || with_file && (!process.durable || process.former.is_some()) {
+        if !process.up
+            || process.stopped
+            || with_file && (!process.durable || process.former.is_some())
+        {
             return false;
         }
-        let memory = MemoryNode::new(format!("former n{}", self.index), self.clock.clone(), self.settings);
+        let memory =
+            MemoryNode::new(format!("former n{}", self.index), self.clock.clone(), self.settings);
         memory.restore(self.memory.snapshot());
-        process.former = Some(Former { run: process.run, durable: process.durable, memory: Arc::new(memory) });
+        process.former =
+            Some(Former { run: process.run, durable: process.durable, memory: Arc::new(memory) });
         process.run += 1;
         process.started = Instant::now();
         process.was_replica = false;
@@ -63,7 +68,8 @@ impl Master {
     pub fn foreign_set(&self, name: u8, value: &[u8], ttl: Duration) -> bool {
         let keys = Keys::new(KEY_PREFIX, &lock_name(name));
         let answers = |process: &Process| process.up && !process.stopped && !process.is_replica;
-        let is_free = answers(&self.process()) && self.memory.run(&Op::Inspect { keys: keys.clone() }) == Vote::Missing;
+        let is_free = answers(&self.process())
+            && self.memory.run(&Op::Inspect { keys: keys.clone() }) == Vote::Missing;
         is_free && self.memory.set_foreign(&keys.lock, value, Some(ttl))
     }
 

@@ -1,4 +1,4 @@
-//! What a master that has forgotten its locks is given back. Pure.
+//! What a master that has lost its locks is given back. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,20 +20,26 @@ struct Candidate {
     longest: Duration,
 }
 
-/// Each list is what one master stores. A majority that counted a vote which is forgotten has `quorum - 1` votes more, on any
+/// Each list is what one master stores. A majority that counted a vote which is lost has `quorum - 1` votes more, on any
 /// of the other masters: a grant that was read on fewer than are left of those when all that were not read have it is none.
 ///
 /// What the others hold on a majority without this master comes back as it is. Anything else keeps the lock free of all until
 /// it has ended: given back as it is, it might have a majority for the first time, and an extension or a repeated request
-/// would prove it, after a larger T was granted and forgotten.
+/// would prove it, after a larger T was granted and lost.
 ///
-/// `newest` is the largest T that may have been forgotten: what has a larger one was granted without this master.
-pub(super) fn plan(quorum: Quorum, newest: FencingToken, read: Vec<Vec<Stored>>) -> BTreeMap<LockName, Put> {
+/// `newest` is the largest T that may have been lost: what has a larger one was granted without this master.
+pub(super) fn plan(
+    quorum: Quorum,
+    newest: FencingToken,
+    read: Vec<Vec<Stored>>,
+) -> BTreeMap<LockName, Put> {
     let not_read = (quorum.nodes() - 1).saturating_sub(read.len());
     let least = (quorum.size() - 1).saturating_sub(not_read).max(1);
     let mut locks: BTreeMap<LockName, Vec<Candidate>> = BTreeMap::new();
-    for (master, Stored { name, record, expires_in }) in
-        read.into_iter().enumerate().flat_map(|(master, list)| list.into_iter().map(move |stored| (master, stored)))
+    for (master, Stored { name, record, expires_in }) in read
+        .into_iter()
+        .enumerate()
+        .flat_map(|(master, list)| list.into_iter().map(move |stored| (master, stored)))
     {
         // What keeps a lock free stands for all that it was read of, whatever their T.
         if !record.is_nobodys() && record.fencing_of_ours().is_some_and(|t| t > newest) {
@@ -50,17 +56,24 @@ pub(super) fn plan(quorum: Quorum, newest: FencingToken, read: Vec<Vec<Stored>>)
                     known.record = record;
                 }
             }
-            None => candidates.push(Candidate { record, seen: 1, last: master, longest: expires_in }),
+            None => {
+                candidates.push(Candidate { record, seen: 1, last: master, longest: expires_in })
+            }
         }
     }
-    locks.into_iter().filter_map(|(name, candidates)| Some((name, put(least, quorum.size(), candidates)?))).collect()
+    locks
+        .into_iter()
+        .filter_map(|(name, candidates)| Some((name, put(least, quorum.size(), candidates)?)))
+        .collect()
 }
 
 fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<Put> {
     candidates.retain(|candidate| candidate.seen >= least || candidate.record.is_nobodys());
     let longest = candidates.iter().map(|candidate| candidate.longest).max()?;
     let stands = match candidates.as_slice() {
-        [only] if only.seen >= majority => only.record.fencing_of_ours().filter(|_| !only.record.is_nobodys()),
+        [only] if only.seen >= majority => {
+            only.record.fencing_of_ours().filter(|_| !only.record.is_nobodys())
+        }
         // It has no T, and nothing of ours extends or confirms it.
         [Candidate { record, .. }] if record.parse().is_none() => {
             return Some(Put { record: record.clone(), expires_in: longest, fence: None });
@@ -103,20 +116,29 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_may_have_counted_the_forgotten_vote_comes_back_for_its_longest_life_and_as_extended_as_anywhere() {
-        let put =
-            back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5).extended(), 70)]]).expect("it is back");
+    fn a_grant_that_may_have_counted_the_forgotten_vote_comes_back_for_its_longest_life_and_as_extended_as_anywhere()
+     {
+        let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5).extended(), 70)]])
+            .expect("it is back");
         assert_eq!((put.record, put.expires_in), (of(1, 5).extended(), Duration::from_millis(100)));
-        assert_eq!(put.fence.as_deref(), Some(format!("{}+", of(1, 5).fencing().unwrap()).as_bytes()));
-        let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5), 90)]]).expect("it is back");
+        assert_eq!(
+            put.fence.as_deref(),
+            Some(format!("{}+", of(1, 5).fencing().unwrap()).as_bytes())
+        );
+        let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5), 90)]])
+            .expect("it is back");
         assert_eq!(put.fence.as_deref(), Some(of(1, 5).fencing().unwrap().to_string().as_bytes()));
     }
 
-    /// A larger T may have been granted with the forgotten vote since, and have ended.
+    /// A larger T may have been granted with the lost vote since, and have ended.
     #[test]
     fn a_grant_that_has_no_majority_without_the_forgotten_vote_gets_none_by_it() {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![]]).expect("kept free");
-        assert!(put.record.is_nobodys() && put.fence.is_none() && put.expires_in == Duration::from_millis(100));
+        assert!(
+            put.record.is_nobodys()
+                && put.fence.is_none()
+                && put.expires_in == Duration::from_millis(100)
+        );
         let two = || vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5), 90)], vec![], vec![]];
         assert!(back(5, two()).is_some_and(|put| put.record.is_nobodys()));
         let three = [two()[..2].to_vec(), vec![vec![stored(of(1, 5), 100)]]].concat();
@@ -127,22 +149,29 @@ mod tests {
     fn a_grant_on_too_few_of_the_others_had_no_majority_with_the_forgotten_vote() {
         let one = || vec![stored(of(1, 5), 100)];
         assert_eq!(back(5, vec![one(), vec![], vec![], vec![]]), None, "two of five");
-        assert!(back(5, vec![one(), vec![], vec![]]).is_some(), "a fourth, which was not read, may have it too");
+        assert!(
+            back(5, vec![one(), vec![], vec![]]).is_some(),
+            "a fourth, which was not read, may have it too"
+        );
     }
 
     #[test]
     fn a_grant_that_is_newer_than_the_loss_counted_no_forgotten_vote() {
         assert_eq!(back(3, vec![vec![stored(of(1, 1_001), 100)], vec![]]), None);
-        let put = back(3, vec![vec![stored(of(1, 1_001), 900)], vec![stored(of(2, 5), 100)]]).expect("the older one");
+        let put = back(3, vec![vec![stored(of(1, 1_001), 900)], vec![stored(of(2, 5), 100)]])
+            .expect("the older one");
         assert_eq!(put.expires_in, Duration::from_millis(100));
     }
 
     #[test]
-    fn where_two_grants_may_have_counted_the_forgotten_vote_nobody_gets_it_before_both_have_ended() {
-        let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(2, 6), 70)]]).expect("kept free");
+    fn where_two_grants_may_have_counted_the_forgotten_vote_nobody_gets_it_before_both_have_ended()
+    {
+        let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(2, 6), 70)]])
+            .expect("kept free");
         assert!(put.record.is_nobodys());
         assert_eq!((put.expires_in, put.fence), (Duration::from_millis(100), None));
-        let put = back(3, vec![vec![stored(put.record, 80)], vec![stored(of(2, 6), 90)]]).expect("kept free again");
+        let put = back(3, vec![vec![stored(put.record, 80)], vec![stored(of(2, 6), 90)]])
+            .expect("kept free again");
         assert!(put.record.is_nobodys() && put.expires_in == Duration::from_millis(90));
     }
 
@@ -150,15 +179,26 @@ mod tests {
     #[test]
     fn what_keeps_a_lock_free_counts_for_a_master_that_lost_its_data_before() {
         let t = of(1, 1_001).fencing().unwrap();
-        let put = back(5, vec![vec![stored(Record::nobodys(t), 100)], vec![stored(of(1, 5), 300)], vec![], vec![]])
-            .expect("kept free");
+        let put = back(
+            5,
+            vec![
+                vec![stored(Record::nobodys(t), 100)],
+                vec![stored(of(1, 5), 300)],
+                vec![],
+                vec![],
+            ],
+        )
+        .expect("kept free");
         assert!(put.record.is_nobodys() && put.expires_in == Duration::from_millis(100));
     }
 
     #[test]
     fn what_one_master_tells_twice_counts_once() {
         let twice = || vec![stored(of(1, 5), 100), stored(of(1, 5), 90)];
-        assert!(back(3, vec![twice(), vec![]]).is_some_and(|put| put.record.is_nobodys()), "no majority");
+        assert!(
+            back(3, vec![twice(), vec![]]).is_some_and(|put| put.record.is_nobodys()),
+            "no majority"
+        );
     }
 
     #[test]

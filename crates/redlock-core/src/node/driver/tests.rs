@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use super::*;
 use crate::model::clock::{Clock, Entropy, OsEntropy};
 use crate::model::types::{Info, LockName, LockToken, Ttl};
-use crate::node::admission::ClusterConfig;
+use crate::node::eligibility::ClusterConfig;
 use crate::node::{Keys, NoObserver, Record, Reply, Voter};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
@@ -57,22 +57,25 @@ struct Bench {
 impl Bench {
     fn new(bootstrap: bool) -> Self {
         let clock = HandClock(Arc::new(Mutex::new(Duration::from_secs(100))));
-        let seams =
-            Seams { clock: Arc::new(clock.clone()), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) };
+        let env = Env {
+            clock: Arc::new(clock.clone()),
+            entropy: Arc::new(OsEntropy),
+            observer: Arc::new(NoObserver),
+        };
         let identity = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1");
-        let admission = Admission::new(identity, MAX_TTL, SKEW).expecting_bootstrap(bootstrap);
+        let eligibility = Eligibility::new(identity, MAX_TTL, SKEW).expecting_bootstrap(bootstrap);
         let settings = DriverSettings {
             call_deadline: DEADLINE,
             question_deadline: DEADLINE,
-            max_clock_offset: SKEW,
+            max_clock_skew: SKEW,
             overlap_above: Duration::ZERO,
             drift_factor: 0.01,
-            rules: Rules::ALL,
-            peers: Arc::default(),
+            rules: SafetyRules::ALL,
+            node_registry: Arc::default(),
         };
         let now = Instant::now();
         Self {
-            driver: Driver::new("a:1".into(), admission, settings, seams, now),
+            driver: Driver::new("a:1".into(), eligibility, settings, env, now),
             clock,
             now,
             votes: Arc::default(),
@@ -111,7 +114,9 @@ impl Bench {
     /// The marker that is put in the place of none.
     fn quarantined(&mut self) -> String {
         let actions = self.sees(None);
-        let [Action::SwapMarker(MarkerSwap { from: None, to, .. })] = actions.as_slice() else { panic!("{actions:?}") };
+        let [Action::SwapMarker(MarkerSwap { from: None, to, .. })] = actions.as_slice() else {
+            panic!("{actions:?}")
+        };
         assert_eq!(self.on(Event::Swapped(Ok(Swapped::Done))), [Action::Look]);
         assert_eq!(self.sees(Some(to)), []);
         to.clone()
@@ -126,10 +131,18 @@ impl Bench {
         let mut bench = Self::new(bootstrap);
         bench.connect();
         let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&facts, 7);
-        let loads = bench.on(Event::Looked(Ok(Look { facts, marker: Some(marker.clone()), is_caught_up: true })));
+        let loads = bench.on(Event::Looked(Ok(Look {
+            facts,
+            marker: Some(marker.clone()),
+            is_caught_up: true,
+        })));
         bench.marker = marker;
         assert!(matches!(loads.as_slice(), [Action::Load { .. }]), "{loads:?}");
-        assert_eq!(bench.on(Event::Loaded(Ok(Engine::Lua))), [Action::Call], "which tells how far the node is");
+        assert_eq!(
+            bench.on(Event::Loaded(Ok(Engine::Lua))),
+            [Action::Call],
+            "which tells how far the node is"
+        );
         bench.now += Duration::from_millis(2);
         assert_eq!(bench.on(Event::Answered(Ok(answer(Vec::new())))), []);
         bench
@@ -195,7 +208,11 @@ fn a_connection_that_breaks_in_a_quarantine_does_not_lose_its_marker() {
     assert_eq!(bench.at_deadline(), [Action::Look]);
     assert_eq!(bench.sees(Some(&marker)), []);
     let status = bench.driver.status().borrow().clone();
-    assert_eq!((status.marker.as_str(), status.since_micros), (marker.as_str(), since), "a look changes nothing");
+    assert_eq!(
+        (status.marker.as_str(), status.since_micros),
+        (marker.as_str(), since),
+        "a look changes nothing"
+    );
     assert_eq!(bench.on(Event::Closed("cut".into())), [Action::Disconnect]);
     bench.connect();
     assert_eq!(bench.sees(Some(&marker)), []);
@@ -226,7 +243,11 @@ fn the_oldest_call_has_timed_out_and_those_behind_it_are_lost_with_the_connectio
     bench.now += DEADLINE / 2;
     bench.driver.tick(bench.now);
     assert_eq!(bench.actions(), [Action::Disconnect]);
-    let lost = [(Reason::Timeout, Effect::Possible), (Reason::Down, Effect::Possible), (Reason::Down, Effect::None)];
+    let lost = [
+        (Reason::Timeout, Effect::Possible),
+        (Reason::Down, Effect::Possible),
+        (Reason::Down, Effect::None),
+    ];
     assert_eq!(bench.failures(), lost);
     assert_eq!(bench.state(), NodeState::Connecting);
 }
@@ -240,8 +261,15 @@ impl Clocked {
         let bench = &mut self.0;
         bench.clock.advance(Duration::from_millis(millis));
         bench.driver.look_asked = bench.clock.monotonic();
-        let facts = Facts { time_micros: bench.clock.wall_micros() + ahead_micros, ..Facts::volatile_master() };
-        bench.on(Event::Looked(Ok(Look { facts, marker: Some(bench.marker.clone()), is_caught_up: true })))
+        let facts = Facts {
+            time_micros: bench.clock.wall_micros() + ahead_micros,
+            ..Facts::volatile_master()
+        };
+        bench.on(Event::Looked(Ok(Look {
+            facts,
+            marker: Some(bench.marker.clone()),
+            is_caught_up: true,
+        })))
     }
 
     /// What it does when it has been left for running ahead, and has been connected to again.
@@ -275,8 +303,8 @@ fn when_all_clocks_run_ahead_alike_it_was_ours_and_no_node_is_blamed() {
     assert_eq!(node.look_after(1_000, 50_000), [Action::Disconnect]);
     let to = node.0.clock.monotonic();
     let ran = RanAhead { from: to - HEARTBEAT * 2, to, by: Duration::from_millis(49) };
-    node.0.driver.settings.peers.read(&"b:2".into(), ran.from - HEARTBEAT, None);
-    node.0.driver.settings.peers.read(&"b:2".into(), to + HEARTBEAT, Some(ran));
+    node.0.driver.settings.node_registry.read(&"b:2".into(), ran.from - HEARTBEAT, None);
+    node.0.driver.settings.node_registry.read(&"b:2".into(), to + HEARTBEAT, Some(ran));
     assert!(matches!(node.compared().as_slice(), [Action::Load { .. }]));
 }
 
@@ -287,7 +315,11 @@ fn a_process_votes_no_longer_when_its_name_leads_to_another() {
     let follow = |bench: &mut Bench| {
         for _ in 0..4 {
             let actions = bench.at_deadline();
-            let look = Look { facts: Facts::volatile_master(), marker: Some(bench.marker.clone()), is_caught_up: true };
+            let look = Look {
+                facts: Facts::volatile_master(),
+                marker: Some(bench.marker.clone()),
+                is_caught_up: true,
+            };
             bench.on(Event::Looked(Ok(look)));
             bench.on(Event::Answered(Ok(answer(Vec::new()))));
             if actions.contains(&Action::Follow) {
@@ -298,9 +330,18 @@ fn a_process_votes_no_longer_when_its_name_leads_to_another() {
     };
     let begin = bench.now;
     let other = Facts { run_id: "b".repeat(40), ..Facts::volatile_master() };
-    for facts in [Ok(Facts::volatile_master()), Err(LinkError::broken("max number of clients reached"))] {
+    for facts in
+        [Ok(Facts::volatile_master()), Err(LinkError::broken("max number of clients reached"))]
+    {
         follow(&mut bench);
-        assert_eq!(bench.on(Event::Followed(facts.map(|facts| Look { facts, marker: None, is_caught_up: false }))), []);
+        assert_eq!(
+            bench.on(Event::Followed(facts.map(|facts| Look {
+                facts,
+                marker: None,
+                is_caught_up: false
+            }))),
+            []
+        );
     }
     follow(&mut bench);
     assert!(bench.now - begin <= NAME_IS_FOLLOWED_EVERY * 3);
@@ -316,7 +357,9 @@ fn a_node_whose_wait_is_over_votes_on_a_connection_that_was_just_opened() {
     bench.connect();
     bench.quarantined();
     bench.now += NAME_IS_FOLLOWED_EVERY;
-    let admits = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&Facts::volatile_master(), 7);
+    let admits = ClusterConfig::new("a:1", MAX_TTL, SKEW)
+        .identity("a:1")
+        .admitting(&Facts::volatile_master(), 7);
     bench.driver.tick(bench.now);
     assert_eq!(bench.actions(), [Action::Look]);
     assert_eq!(bench.sees(Some(&admits)), [Action::Disconnect, Action::Connect]);
@@ -328,7 +371,12 @@ fn a_node_whose_wait_is_over_votes_on_a_connection_that_was_just_opened() {
 #[test]
 fn one_process_under_two_names_is_refused_under_the_second_whatever_its_marker() {
     let (mut first, mut second) = (Bench::new(false), Bench::new(false));
-    first.driver.settings.peers.claim(&"b:2".into(), &Facts::volatile_master().run_id).unwrap();
+    first
+        .driver
+        .settings
+        .node_registry
+        .claim(&"b:2".into(), &Facts::volatile_master().run_id)
+        .unwrap();
     first.connect();
     assert_eq!(first.sees(None), [Action::Disconnect]);
     assert_eq!(first.state(), NodeState::Refused);
@@ -344,7 +392,10 @@ fn what_is_submitted_without_a_session_was_not_sent() {
     bench.connect();
     bench.quarantined();
     bench.submit(1);
-    assert_eq!(bench.failures(), [(Reason::Down, Effect::None), (Reason::Quarantined, Effect::None)]);
+    assert_eq!(
+        bench.failures(),
+        [(Reason::Down, Effect::None), (Reason::Quarantined, Effect::None)]
+    );
 }
 
 #[test]
@@ -352,7 +403,8 @@ fn a_replica_that_takes_no_writes_is_looked_at_again_before_it_votes_on() {
     let mut bench = Bench::admitted(false);
     bench.submit(1);
     bench.call();
-    let vote = Vote::Failed(Failure::new(Reason::Error, Effect::Possible, "READONLY You can't write"));
+    let vote =
+        Vote::Failed(Failure::new(Reason::Error, Effect::Possible, "READONLY You can't write"));
     assert_eq!(bench.on(Event::Answered(Ok(answer(vec![vote])))), [Action::Disconnect]);
     assert_eq!(bench.state(), NodeState::Connecting);
 }
@@ -370,14 +422,19 @@ fn a_node_is_looked_at_beside_its_calls() {
 #[test]
 fn pauses_between_connections_double_up_to_a_second() {
     let mut bench = Bench::new(false);
-    let mut pauses = Vec::new();
+    let mut backoff = Vec::new();
     for _ in 0..8 {
         assert_eq!(bench.at_deadline(), [Action::Connect]);
-        assert_eq!(bench.on(Event::Connected(Err(LinkError::broken("refused")))), [Action::Disconnect]);
-        pauses.push(bench.driver.deadline() - bench.now);
+        assert_eq!(
+            bench.on(Event::Connected(Err(LinkError::broken("refused")))),
+            [Action::Disconnect]
+        );
+        backoff.push(bench.driver.deadline() - bench.now);
     }
-    for (pause, most) in pauses.iter().zip([50, 100, 200, 400, 800, 1_000, 1_000, 1_000].map(Duration::from_millis)) {
-        assert!((most / 2..=most).contains(pause), "{pauses:?}");
+    for (pause, most) in
+        backoff.iter().zip([50, 100, 200, 400, 800, 1_000, 1_000, 1_000].map(Duration::from_millis))
+    {
+        assert!((most / 2..=most).contains(pause), "{backoff:?}");
     }
 }
 
@@ -401,13 +458,14 @@ fn a_node_that_refuses_all_tokens_for_their_lead_does_not_count_as_one_that_vote
         let task = Task { op: Arc::new(op), not_after: bench.now + DEADLINE, reply };
         bench.driver.submit(std::iter::once(task));
         bench.call();
-        let answer = Answer { time_micros: Some(wall as i64 - 1_300_000), ..answer(vec![Vote::Granted]) };
+        let answer =
+            Answer { time_micros: Some(wall as i64 - 1_300_000), ..answer(vec![Vote::Granted]) };
         bench.on(Event::Answered(Ok(answer)));
         bench.driver.status().borrow().votes()
     };
     assert!(ask(0), "1.3 s behind is within D");
     assert!(!ask(1_000_000), "and 2.3 s behind the tokens is not");
-    assert!(ask(100_000), "the lead has been forgotten");
+    assert!(ask(100_000), "the lead has been lost");
 }
 
 /// It answers everything else, so that a look sees nothing.
@@ -418,8 +476,15 @@ fn a_node_that_takes_no_writes_does_not_count_as_one_that_votes_until_it_takes_t
     let mut heartbeat = |error: Option<&str>| {
         let actions = bench.at_deadline();
         assert!(actions.contains(&Action::Call) && actions.contains(&Action::Look), "{actions:?}");
-        bench.on(Event::Answered(Ok(Answer { write_error: error.map(str::to_owned), ..answer(Vec::new()) })));
-        let look = Look { facts: Facts::volatile_master(), marker: Some(bench.marker.clone()), is_caught_up: true };
+        bench.on(Event::Answered(Ok(Answer {
+            write_error: error.map(str::to_owned),
+            ..answer(Vec::new())
+        })));
+        let look = Look {
+            facts: Facts::volatile_master(),
+            marker: Some(bench.marker.clone()),
+            is_caught_up: true,
+        };
         assert_eq!(bench.on(Event::Looked(Ok(look))), []);
         votes(&bench)
     };

@@ -9,22 +9,25 @@ use crate::node::ReleaseScope;
 
 #[test]
 fn what_is_put_back_on_another_node_is_found_there() {
-    let [one, other] =
-        ["one", "other"].map(|name| MemoryNode::new(name, Arc::new(SystemClock), NodeSettings::default()));
+    let [one, other] = ["one", "other"]
+        .map(|name| MemoryNode::new(name, Arc::new(SystemClock), NodeSettings::default()));
     let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
     let (owner, nonce) = OsEntropy.owner_and_nonce();
     let t = FencingToken::new(SystemClock.wall_micros()).unwrap();
     let record = Record::new(&LockToken::new(owner, nonce, t), &Info::default());
     let ttl = Ttl::from_millis(30_000).unwrap();
-    assert_eq!(one.run(&Op::Acquire { keys: keys.clone(), record, ttl, tell: None }), Vote::Granted);
+    assert_eq!(
+        one.run(&Op::Acquire { keys: keys.clone(), record, ttl, tell: None }),
+        Vote::Granted
+    );
     other.restore(one.snapshot());
     assert!(matches!(other.run(&Op::Inspect { keys }), Vote::Found(_)));
 }
 
 /// An extension that ran out of memory between its marks left the fence with one and the lock without: the release of
-/// such a lock counted on an unmarked fence, and a late heal passed it.
+/// such a lock counted on an unmarked fence, and a late repair passed it.
 #[test]
-fn a_heal_brings_no_lock_back_that_was_released_after_an_extension_without_memory() {
+fn a_repair_brings_no_lock_back_that_was_released_after_an_extension_without_memory() {
     let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
     let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
     let ttl = Ttl::from_millis(30_000).unwrap();
@@ -38,12 +41,19 @@ fn a_heal_brings_no_lock_back_that_was_released_after_an_extension_without_memor
         let extended = node.run(&Op::Extend { keys: keys.clone(), record: record.clone(), ttl });
         node.limit_sets(None);
         assert_eq!(matches!(extended, Vote::Extended { .. }), sets >= 2, "{extended:?}");
-        let release =
-            Op::Release { keys: keys.clone(), record: record.clone(), scope: ReleaseScope::Holder, tell: None };
+        let release = Op::Release {
+            keys: keys.clone(),
+            record: record.clone(),
+            scope: ReleaseScope::Holder,
+            tell: None,
+        };
         assert_eq!(node.run(&release), Vote::Released);
         let began_micros = SystemClock.wall_micros();
-        let healed = node.run(&Op::Heal { keys: keys.clone(), record, ttl, began_micros });
-        assert!(matches!(healed, Vote::Stale { .. }), "with memory for {sets} keys: {healed:?}");
+        let repaired = node.run(&Op::Repair { keys: keys.clone(), record, ttl, began_micros });
+        assert!(
+            matches!(repaired, Vote::Stale { .. }),
+            "with memory for {sets} keys: {repaired:?}"
+        );
     }
 }
 
@@ -64,7 +74,12 @@ fn using_one_name_again_and_again_takes_no_more_memory() {
         let extended = node.run(&Op::Extend { keys: keys.clone(), record: record.clone(), ttl });
         assert!(matches!(extended, Vote::Extended { .. }), "{extended:?}");
         assert_eq!(
-            node.run(&Op::Release { keys: keys.clone(), record, scope: ReleaseScope::Holder, tell: None }),
+            node.run(&Op::Release {
+                keys: keys.clone(),
+                record,
+                scope: ReleaseScope::Holder,
+                tell: None
+            }),
             Vote::Released
         );
     }
@@ -75,13 +90,18 @@ fn using_one_name_again_and_again_takes_no_more_memory() {
 #[test]
 fn a_bounded_node_tells_its_memory_and_refuses_writes_beyond() {
     let max = 200_000;
-    let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default()).with_max_memory(max);
+    let node =
+        MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default()).with_max_memory(max);
     let memory = || node.status().borrow().memory.expect("it is told");
     assert_eq!((memory().used, memory().max), (0, max));
     let fits = |n: u32| node.set_foreign(n.to_string().as_bytes(), &[0; 1000], None);
     let stored = (0..1000).take_while(|n| fits(*n)).count() as u64;
     assert!((150..=180).contains(&stored), "{stored} keys of 1,000 bytes");
-    let inspect = || node.run(&Op::Inspect { keys: Keys::new("lock:", &"job".parse::<LockName>().expect("a name")) });
+    let inspect = || {
+        node.run(&Op::Inspect {
+            keys: Keys::new("lock:", &"job".parse::<LockName>().expect("a name")),
+        })
+    };
     inspect();
     assert!(memory().used > max, "{:?}", memory());
     let before = node.snapshot();

@@ -12,9 +12,10 @@ impl From<Error> for LinkError {
         let text = error.details();
         let word = text.split_whitespace().next().unwrap_or_default();
         let (kind, detail) = match (error.kind(), word) {
-            (_, "NOSCRIPT") => {
-                (LinkErrorKind::NoScript, "the node was restarted or its scripts were flushed".to_owned())
-            }
+            (_, "NOSCRIPT") => (
+                LinkErrorKind::NoScript,
+                "the node was restarted or its scripts were flushed".to_owned(),
+            ),
             (_, "NOAUTH" | "WRONGPASS" | "NOPERM" | "LOADING" | "BUSY" | "MASTERDOWN") => {
                 (LinkErrorKind::Refused, text.to_owned())
             }
@@ -55,7 +56,10 @@ fn in_words(text: &str) -> String {
     const CERTIFICATES: [(&str, &str); 8] = [
         ("NotValidForName", "the node's certificate does not name this host"),
         ("UnknownIssuer", "the node's certificate comes from an authority that is not trusted"),
-        ("CaUsedAsEndEntity", "the node's certificate is an authority's own, and not one of a server"),
+        (
+            "CaUsedAsEndEntity",
+            "the node's certificate is an authority's own, and not one of a server",
+        ),
         ("Expired", "the node's certificate has expired"),
         ("NotValidYet", "the node's certificate is not valid yet"),
         ("BadSignature", "the node's certificate is not signed by an authority that is trusted"),
@@ -65,14 +69,19 @@ fn in_words(text: &str) -> String {
     if let Some((_, words)) = CERTIFICATES.iter().find(|(word, _)| text.contains(word)) {
         return (*words).to_owned();
     }
-    let quoted = ["message: \"", "error: \""].iter().find_map(|before| text.split(before).nth(1)?.split('"').next());
+    let quoted = ["message: \"", "error: \""]
+        .iter()
+        .find_map(|before| text.split(before).nth(1)?.split('"').next());
     quoted.map_or_else(|| text.to_owned(), str::to_lowercase)
 }
 
 /// Why no connection came about. A server that speaks TLS resets one that does not.
 pub(super) fn on_connecting(error: LinkError, is_tls: bool) -> LinkError {
-    let differs =
-        if is_tls { error.detail.contains("does not speak TLS") } else { error.detail.contains("reset by peer") };
+    let differs = if is_tls {
+        error.detail.contains("does not speak TLS")
+    } else {
+        error.detail.contains("reset by peer")
+    };
     if differs { LinkError { remedy: Some(Remedy::MatchTls), ..error } } else { error }
 }
 
@@ -83,7 +92,10 @@ mod tests {
     #[test]
     fn failures_are_told_in_words() {
         for (text, words) in [
-            (r#"Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }"#, "connection refused"),
+            (
+                r#"Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }"#,
+                "connection refused",
+            ),
             (
                 r#"Custom { kind: Uncategorized, error: "failed to lookup address information: Name or service not known" }"#,
                 "failed to lookup address information: name or service not known",

@@ -1,17 +1,17 @@
 //! The scripts, and what they are called with.
 
-pub(super) const ADMIT: &str = include_str!("../admit.lua");
+pub(super) const SWAP_MARKER: &str = include_str!("../swap_marker.lua");
 pub(super) const STORED: &str = include_str!("../stored.lua");
 pub(super) const CAUGHT_UP: &str = include_str!("../caught_up.lua");
-pub(super) const ADOPT: &str = include_str!("../adopt.lua");
+pub(super) const RECOVER: &str = include_str!("../recover.lua");
 const LOCKS: &str = include_str!("../locks.lua");
 
-use crate::node::Rules;
+use crate::node::SafetyRules;
 
 /// The script of lock operations; in a `mutation-testing` build with the given rules. Its text begins with the run_id, so
 /// every Redis process has a digest of its own: one that was restarted behind our back answers NOSCRIPT before we have even
 /// seen the connection break.
-pub(super) fn locks(run_id: &str, rules: Rules) -> String {
+pub(super) fn locks(run_id: &str, rules: SafetyRules) -> String {
     let switch = |text: String, (name, on): (&str, bool)| {
         text.replace(&format!("local {name} = true"), &format!("local {name} = {on}"))
     };
@@ -19,18 +19,18 @@ pub(super) fn locks(run_id: &str, rules: Rules) -> String {
 }
 
 /// Whether all rules are on that a master runs.
-pub(super) fn all_on(rules: Rules) -> bool {
+pub(super) fn all_on(rules: SafetyRules) -> bool {
     switches(rules).into_iter().all(|(_, on)| on)
 }
 
-fn switches(rules: Rules) -> [(&'static str, bool); 7] {
+fn switches(rules: SafetyRules) -> [(&'static str, bool); 7] {
     [
         ("RULE_LOCK_IS_KEPT", rules.lock_is_kept),
-        ("RULE_RELEASE_IS_A_BARRIER", rules.release_is_a_barrier),
+        ("RULE_RELEASE_LEAVES_A_TOMBSTONE", rules.release_leaves_a_tombstone),
         ("RULE_RELEASE_KEEPS_NEWER", rules.release_keeps_newer),
         ("RULE_UNDO_IS_EXACT", rules.undo_is_exact),
         ("RULE_CLOCK_IS_CHECKED", rules.clock_is_checked),
-        ("RULE_FENCE_IS_CHECKED", rules.fence_is_checked),
+        ("RULE_WATERMARK_IS_CHECKED", rules.watermark_is_checked),
         ("RULE_MARKER_IS_CHECKED", rules.marker_is_checked),
     ]
 }

@@ -15,7 +15,9 @@ use fred::interfaces::{ClientLike, EventInterface, KeysInterface, LuaInterface, 
 #[cfg(feature = "tls")]
 use fred::types::config::TlsConfig;
 use fred::types::config::{Config, ServerConfig};
-use fred::types::{Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value};
+use fred::types::{
+    Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value,
+};
 use futures_util::future::{BoxFuture, try_join};
 use futures_util::{FutureExt, poll};
 use tokio::sync::broadcast::Receiver;
@@ -29,12 +31,12 @@ use super::stored;
 use super::tls;
 use super::url::RedisUrl;
 use super::{failure, scripts};
-use crate::node::admission::{Facts, SETTINGS, caught_up_key, database_key, marker_key};
+use crate::node::codec::{self, Header};
+use crate::node::eligibility::{Facts, SETTINGS, caught_up_key, database_key, marker_key};
 use crate::node::link::{
-    Adopted, Adoption, Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, Scan, Scanned, Session,
-    StoredPage, Subscription, Swapped,
+    Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, RecoveryAnswer,
+    RecoveryBatch, Scan, Scanned, Session, StoredPage, Subscription, Swapped,
 };
-use crate::node::packed::{self, Header};
 use crate::node::{Effect, Engine, Failure, Hint, Reason, Remedy, Task, Vote, hint};
 
 /// Messages of a subscription that are kept for a reader that comes late.
@@ -92,7 +94,13 @@ impl RedisLink {
         let connection = client.connect();
         // Held from here on, so that the connection ends with the session however the start goes.
         let task = connection.abort_handle();
-        let session = RedisSession { target: self, client, task, ended: Mutex::default(), loaded: Arc::default() };
+        let session = RedisSession {
+            target: self,
+            client,
+            task,
+            ended: Mutex::default(),
+            loaded: Arc::default(),
+        };
         if let Err(error) = outcome.await {
             // The connection task knows more than "cancelled".
             return Err(match timeout(deadline, connection).await {
@@ -107,7 +115,8 @@ impl RedisLink {
     /// The client does not say when the node refuses a subscription, so a probe is published. Messages before it are lost.
     async fn open_subscription(self, nonce: u64) -> Result<RedisSubscription, LinkError> {
         let Target { url, settings } = self.0.as_ref();
-        let (deadline, channel) = (settings.call_deadline(), hint::channel(&settings.key_prefix, url.database));
+        let (deadline, channel) =
+            (settings.call_deadline(), hint::channel(&settings.key_prefix, url.database));
         let forbidden = |error: LinkError| match error.detail.starts_with("NOPERM") {
             true => {
                 let detail = format!("channel {channel}: {}", error.detail);
@@ -128,14 +137,20 @@ impl RedisLink {
         let comes_back = async {
             loop {
                 match messages.recv().await {
-                    Ok(message) if message.value.as_bytes() == Some(probe.as_bytes()) => return Ok(()),
+                    Ok(message) if message.value.as_bytes() == Some(probe.as_bytes()) => {
+                        return Ok(());
+                    }
                     Ok(_) | Err(RecvError::Lagged(_)) => {}
-                    Err(RecvError::Closed) => return Err(LinkError::broken("the client has ended")),
+                    Err(RecvError::Closed) => {
+                        return Err(LinkError::broken("the client has ended"));
+                    }
                 }
             }
         };
         match timeout(deadline, comes_back).await {
-            Ok(came_back) => came_back.map(|()| RedisSubscription { ended: session.closed(), session, messages }),
+            Ok(came_back) => {
+                came_back.map(|()| RedisSubscription { ended: session.closed(), session, messages })
+            }
             Err(_) => Err(LinkError {
                 kind: LinkErrorKind::Refused,
                 detail: format!("what is published on the channel {channel} does not come back"),
@@ -147,12 +162,19 @@ impl RedisLink {
 
 impl Link for RedisLink {
     fn connect(&self) -> Answering<Box<dyn Session>> {
-        self.clone().open(false).map(|opened| opened.map(|session| Box::new(session) as Box<dyn Session>)).boxed()
+        self.clone()
+            .open(false)
+            .map(|opened| opened.map(|session| Box::new(session) as Box<dyn Session>))
+            .boxed()
     }
 
     fn subscribe(&self, nonce: u64) -> Answering<Box<dyn Subscription>> {
         let opened = self.clone().open_subscription(nonce);
-        opened.map(|opened| opened.map(|subscription| Box::new(subscription) as Box<dyn Subscription>)).boxed()
+        opened
+            .map(|opened| {
+                opened.map(|subscription| Box::new(subscription) as Box<dyn Subscription>)
+            })
+            .boxed()
     }
 }
 
@@ -185,7 +207,9 @@ const MODULE_CALL: &str = "REDLOCK.CALL";
 /// As the module answers it.
 async fn by_module(client: Client, run_id: Bytes, call: Vec<u8>) -> Result<Value, LinkError> {
     let command = CustomCommand::new_static(MODULE_CALL, None, false);
-    let answer = client.custom::<Value, _>(command, vec![Value::Bytes(run_id), Value::Bytes(call.into())]).await;
+    let answer = client
+        .custom::<Value, _>(command, vec![Value::Bytes(run_id), Value::Bytes(call.into())])
+        .await;
     answer.map_err(|error| match LinkError::from(error) {
         // It was unloaded, and nothing ran.
         LinkError { kind: LinkErrorKind::Error | LinkErrorKind::Broken, detail, .. }
@@ -220,9 +244,10 @@ impl Session for RedisSession {
         let (client, key) = (self.client.clone(), marker_key(self.prefix()));
         let caught_up_key = caught_up_key(self.prefix());
         async move {
-            let info: Result<String, LinkError> = client.info(Some(InfoKind::Default)).await.map_err(LinkError::from);
+            let info: Result<String, LinkError> =
+                client.info(Some(InfoKind::Default)).await.map_err(LinkError::from);
             let info = match info {
-                // Forbidden or renamed: such a node is unfit, which the facts of an empty answer say in words.
+                // Forbidden or renamed: such a node is ineligible, which the facts of an empty answer say in words.
                 Err(error) if is_forbidden(&error) => String::new(),
                 answer => answer?,
             };
@@ -232,16 +257,23 @@ impl Session for RedisSession {
             let settings: Result<Vec<String>, LinkError> =
                 client.custom(config, question).await.map_err(LinkError::from);
             let settings = match settings {
-                Ok(words) => {
-                    Ok(words.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect::<Vec<_>>())
-                }
+                Ok(words) => Ok(words
+                    .chunks_exact(2)
+                    .map(|pair| (pair[0].clone(), pair[1].clone()))
+                    .collect::<Vec<_>>()),
                 // Forbidden or renamed, as managed services do.
-                Err(LinkError { kind: LinkErrorKind::Refused | LinkErrorKind::Error, detail, .. }) => Err(detail),
+                Err(LinkError {
+                    kind: LinkErrorKind::Refused | LinkErrorKind::Error,
+                    detail,
+                    ..
+                }) => Err(detail),
                 Err(error) => return Err(error),
             };
             let facts = Facts::new(&info, settings.as_deref().map_err(String::as_str));
-            let (marker, caught_up) =
-                (client.get::<Option<String>, _>(key), client.get::<Option<String>, _>(caught_up_key));
+            let (marker, caught_up) = (
+                client.get::<Option<String>, _>(key),
+                client.get::<Option<String>, _>(caught_up_key),
+            );
             let (marker, caught_up) = try_join(marker, caught_up).await?;
             let is_caught_up = marker.is_some() && marker == caught_up;
             Ok(Look { facts, marker, is_caught_up })
@@ -249,14 +281,17 @@ impl Session for RedisSession {
         .boxed()
     }
 
-    fn swap_marker(&self, MarkerSwap { run_id, from, to, looked_micros }: MarkerSwap) -> Answering<Swapped> {
+    fn swap_marker(
+        &self,
+        MarkerSwap { run_id, from, to, looked_micros }: MarkerSwap,
+    ) -> Answering<Swapped> {
         let (client, key) = (self.client.clone(), marker_key(self.prefix()));
         let database = self.target.0.url.database.unwrap_or_default().to_string();
         let database_key = database_key(self.prefix(), &to);
         async move {
             let keys = vec![key, database_key.clone()];
             let arguments = vec![run_id, from.unwrap_or_default(), to, database.clone(), looked_micros.to_string()];
-            match client.eval(scripts::ADMIT, keys, arguments).await? {
+            match client.eval(scripts::SWAP_MARKER, keys, arguments).await? {
                 Value::Integer(1) => Ok(Swapped::Done),
                 Value::Integer(2) => Ok(Swapped::OtherMarker),
                 Value::Integer(3) => Ok(Swapped::OtherProcess),
@@ -265,7 +300,7 @@ impl Session for RedisSession {
                     detail: format!("the cluster uses database {used} here (its key {database_key}), not {database}"),
                     remedy: Some(Remedy::UseOneDatabase),
                 }),
-                other => Err(error(format!("the admission script answered {other:?}, which it cannot"))),
+                other => Err(error(format!("the eligibility script answered {other:?}, which it cannot"))),
             }
         }
         .boxed()
@@ -280,21 +315,23 @@ impl Session for RedisSession {
         stored::page(self.client.clone(), self.prefix().to_owned(), longest_life, cursor).boxed()
     }
 
-    fn adopt(&self, adoption: Adoption) -> Answering<Adopted> {
-        stored::adopt(self.client.clone(), &self.target.0.settings, adoption).boxed()
+    fn recover(&self, recovery: RecoveryBatch) -> Answering<RecoveryAnswer> {
+        stored::recover(self.client.clone(), &self.target.0.settings, recovery).boxed()
     }
 
     fn mark_caught_up(&self, marker: &str) -> Answering<()> {
         let client = self.client.clone();
         let keys = vec![marker_key(self.prefix()), caught_up_key(self.prefix())];
         let marker = marker.to_owned();
-        async move { Ok(client.eval::<(), _, _, _>(scripts::CAUGHT_UP, keys, vec![marker]).await?) }.boxed()
+        async move { Ok(client.eval::<(), _, _, _>(scripts::CAUGHT_UP, keys, vec![marker]).await?) }
+            .boxed()
     }
 
     fn time_micros(&self) -> Answering<i64> {
         let client = self.client.clone();
         async move {
-            let time = client.eval("return redis.call('TIME')", Vec::<Key>::new(), Vec::<Value>::new());
+            let time =
+                client.eval("return redis.call('TIME')", Vec::<Key>::new(), Vec::<Value>::new());
             let parts: Vec<i64> = time.await?;
             match parts.as_slice() {
                 [seconds, micros] => Ok(seconds * 1_000_000 + micros),
@@ -307,24 +344,31 @@ impl Session for RedisSession {
     fn load(&self, run_id: &str, marker: &str) -> Answering<Engine> {
         let Target { url, settings } = self.target.0.as_ref();
         let channel = hint::channel(&settings.key_prefix, url.database);
-        let header = Header::new(&marker_key(&settings.key_prefix), marker, &channel, &settings.node);
+        let header =
+            Header::new(&marker_key(&settings.key_prefix), marker, &channel, &settings.node);
         let script = scripts::locks(run_id, settings.node.rules());
         let (client, loaded) = (self.client.clone(), self.loaded.clone());
-        let (run_id, is_native) = (Bytes::copy_from_slice(run_id.as_bytes()), scripts::all_on(settings.node.rules()));
+        let (run_id, is_native) =
+            (Bytes::copy_from_slice(run_id.as_bytes()), scripts::all_on(settings.node.rules()));
         async move {
             let mut way = None;
             if is_native {
                 // The heartbeat, which a module of another version refuses as well as one that is not there.
-                let heartbeat = packed::pack_call(&header, [].iter());
+                let heartbeat = codec::pack_call(&header, [].iter());
                 match by_module(client.clone(), run_id.clone(), heartbeat).await {
                     Ok(answer) if says(&answer) => way = Some(Way::Module(run_id)),
-                    Err(error @ LinkError { kind: LinkErrorKind::Broken, .. }) => return Err(error),
+                    Err(error @ LinkError { kind: LinkErrorKind::Broken, .. }) => {
+                        return Err(error);
+                    }
                     Ok(_) | Err(_) => {}
                 }
             }
             let (way, engine) = match way {
                 Some(way) => (way, Engine::Native),
-                None => (Way::Script(client.script_load::<String, _>(script).await?.into()), Engine::Lua),
+                None => (
+                    Way::Script(client.script_load::<String, _>(script).await?.into()),
+                    Engine::Lua,
+                ),
             };
             // A session is loaded once.
             drop(loaded.set(Loaded { header, way }));
@@ -336,19 +380,24 @@ impl Session for RedisSession {
     fn call(&self, tasks: &[Task]) -> Answering<Answer> {
         let client = self.client.clone();
         let Some(Loaded { header, way }) = self.loaded.get() else {
-            return async { Err(LinkError::new(LinkErrorKind::NoScript, "no script was loaded")) }.boxed();
+            return async { Err(LinkError::new(LinkErrorKind::NoScript, "no script was loaded")) }
+                .boxed();
         };
         let operations = tasks.len();
-        let (way, call) = (way.clone(), packed::pack_call(header, tasks.iter().map(|task| &task.op)));
+        let (way, call) =
+            (way.clone(), codec::pack_call(header, tasks.iter().map(|task| &task.op)));
         async move {
             let answer: Value = match way {
-                Way::Script(digest) => client.evalsha(digest, Vec::<Key>::new(), Value::Bytes(call.into())).await?,
+                Way::Script(digest) => {
+                    client.evalsha(digest, Vec::<Key>::new(), Value::Bytes(call.into())).await?
+                }
                 Way::Module(run_id) => match by_module(client, run_id, call).await {
                     Ok(answer) => answer,
                     Err(error) => return no_writes(operations, error),
                 },
             };
-            let answer = answer.into_bytes().and_then(|answer| packed::unpack_answer(operations, answer));
+            let answer =
+                answer.into_bytes().and_then(|answer| codec::unpack_answer(operations, answer));
             answer.ok_or_else(|| error("the master gave an answer that it does not have"))
         }
         .boxed()
@@ -413,9 +462,14 @@ impl Subscription for RedisSubscription {
 }
 
 #[cfg(feature = "tls")]
-async fn secured(settings: &RedisSettings, deadline: std::time::Duration) -> Result<TlsConfig, LinkError> {
+async fn secured(
+    settings: &RedisSettings,
+    deadline: std::time::Duration,
+) -> Result<TlsConfig, LinkError> {
     match timeout(deadline, tls::connector(&settings.tls)).await {
-        Ok(connector) => connector.map(TlsConfig::from).map_err(|error| LinkError::broken(error.to_string())),
+        Ok(connector) => {
+            connector.map(TlsConfig::from).map_err(|error| LinkError::broken(error.to_string()))
+        }
         Err(_) => Err(LinkError::broken("the files of certificates could not be read in time")),
     }
 }
@@ -427,7 +481,7 @@ fn is_forbidden(error: &LinkError) -> bool {
 
 /// Whether that is an answer to a heartbeat.
 fn says(answer: &Value) -> bool {
-    answer.clone().into_bytes().is_some_and(|answer| packed::unpack_answer(0, answer).is_some())
+    answer.clone().into_bytes().is_some_and(|answer| codec::unpack_answer(0, answer).is_some())
 }
 
 fn error(detail: impl Into<String>) -> LinkError {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 #[cfg(feature = "tls")]
 use super::tls::TlsSettings;
+use crate::node::NodeRegistry;
 use crate::node::NodeSettings;
-use crate::node::Peers;
-use crate::node::admission::ClusterConfig;
+use crate::node::eligibility::ClusterConfig;
 
 /// A question or call that takes longer, or longer than twice the node time-out, ends the session: rounds have given up
 /// by then.
@@ -29,7 +29,7 @@ pub struct RedisSettings {
     /// By how much of the time that passes clocks may run apart.
     pub(crate) drift_factor: f64,
     /// Shared by the masters of one gateway.
-    pub(crate) peers: Arc<Peers>,
+    pub(crate) node_registry: Arc<NodeRegistry>,
     /// What all gateways call the node in its marker; its address when `None`.
     pub node_name: Option<String>,
     /// Whether an operator says that the cluster is brand-new, see [`Redlock::bootstrap`](crate::Redlock::bootstrap).
@@ -48,8 +48,8 @@ impl RedisSettings {
     /// With the waits of another clock skew, under the same marker.
     #[cfg(feature = "mutation-testing")]
     #[doc(hidden)]
-    pub fn waiting_for_skew(mut self, clock_skew: Duration) -> Self {
-        self.node = self.node.with_max_clock_offset(clock_skew);
+    pub fn waiting_for_skew(mut self, max_clock_skew: Duration) -> Self {
+        self.node = self.node.with_max_clock_offset(max_clock_skew);
         self
     }
 
@@ -57,9 +57,12 @@ impl RedisSettings {
     #[cfg(feature = "mutation-testing")]
     #[doc(hidden)]
     pub fn without_quarantine(mut self) -> Self {
-        use crate::node::Rules;
-        self.node =
-            self.node.with_rules(Rules { quarantine_is_waited: false, returned_waits: false, ..self.node.rules() });
+        use crate::node::SafetyRules;
+        self.node = self.node.with_rules(SafetyRules {
+            quarantine_is_waited: false,
+            returned_waits: false,
+            ..self.node.rules()
+        });
         self
     }
 

@@ -1,4 +1,4 @@
-//! What a master stores, and what it is given back: beside the calls, for a master that has forgotten its locks.
+//! What a master stores, and what it is given back: beside the calls, for a master that has lost its locks.
 
 use std::time::Duration;
 
@@ -11,10 +11,12 @@ use fred::types::scan::ScanType;
 use super::scripts;
 use super::settings::RedisSettings;
 use crate::model::types::LockName;
-use crate::node::admission::marker_key;
 use crate::node::calls::MAX_BATCH;
-use crate::node::link::{Adopted, Adoption, LinkError, LinkErrorKind, Scan, Scanned, Stored, StoredPage};
-use crate::node::packed::LONGEST_VALUE;
+use crate::node::codec::LONGEST_VALUE;
+use crate::node::eligibility::marker_key;
+use crate::node::link::{
+    LinkError, LinkErrorKind, RecoveryAnswer, RecoveryBatch, Scan, Scanned, Stored, StoredPage,
+};
 use crate::node::{Keys, Record};
 
 /// Keys that are looked at for a page.
@@ -33,13 +35,21 @@ const _: () = {
     assert!(8 * LockName::MAX_LEN <= MAX_PUSH_BYTES);
 };
 
-pub(super) async fn scan(client: Client, Scan { key_prefix, cursor, count }: Scan) -> Result<Scanned, LinkError> {
+pub(super) async fn scan(
+    client: Client,
+    Scan { key_prefix, cursor, count }: Scan,
+) -> Result<Scanned, LinkError> {
     let cursor = match std::str::from_utf8(&cursor) {
         Ok("") => "0",
         Ok(cursor) if cursor.bytes().all(|byte| byte.is_ascii_digit()) => cursor,
         _ => return Err(LinkError::new(LinkErrorKind::Refused, "not a cursor of this node")),
     };
-    let page = client.scan_page(cursor.to_owned(), pattern(&key_prefix), Some(count), Some(ScanType::String));
+    let page = client.scan_page(
+        cursor.to_owned(),
+        pattern(&key_prefix),
+        Some(count),
+        Some(ScanType::String),
+    );
     let (next, keys): (String, Vec<Bytes>) = page.await?;
     Ok(Scanned { keys, count, next: (next != "0").then(|| next.into()) })
 }
@@ -50,9 +60,12 @@ pub(super) async fn page(
     longest_life: Duration,
     cursor: Option<Bytes>,
 ) -> Result<StoredPage, LinkError> {
-    let of_all = Scan { key_prefix: prefix.clone().into(), cursor: cursor.unwrap_or_default(), count: PAGE };
+    let of_all =
+        Scan { key_prefix: prefix.clone().into(), cursor: cursor.unwrap_or_default(), count: PAGE };
     let Scanned { keys, next, .. } = scan(client.clone(), of_all).await?;
-    let name = |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(&prefix).and_then(LockName::stored);
+    let name = |key: &Bytes| {
+        std::str::from_utf8(key).ok()?.strip_prefix(&prefix).and_then(LockName::stored)
+    };
     let locks: Vec<_> = keys.into_iter().filter_map(|key| Some((name(&key)?, key))).collect();
     if locks.is_empty() {
         return Ok(StoredPage { stored: Vec::new(), next });
@@ -65,14 +78,17 @@ pub(super) async fn page(
         let record = Record::foreign(pair[0].clone().into_bytes()?);
         Some(Stored { name, record, expires_in: Duration::from_millis(millis) })
     };
-    Ok(StoredPage { stored: names.into_iter().zip(values.chunks_exact(2)).filter_map(stored).collect(), next })
+    Ok(StoredPage {
+        stored: names.into_iter().zip(values.chunks_exact(2)).filter_map(stored).collect(),
+        next,
+    })
 }
 
-pub(super) fn adopt(
+pub(super) fn recover(
     client: Client,
     settings: &RedisSettings,
-    Adoption { marker, puts }: Adoption,
-) -> impl Future<Output = Result<Adopted, LinkError>> + use<> {
+    RecoveryBatch { marker, puts }: RecoveryBatch,
+) -> impl Future<Output = Result<RecoveryAnswer, LinkError>> + use<> {
     let grace = settings.node.fence_grace.as_millis().to_string();
     let mut keys = vec![Bytes::from(marker_key(&settings.key_prefix))];
     let mut arguments = vec![Bytes::from(marker), grace.into()];
@@ -80,13 +96,17 @@ pub(super) fn adopt(
         let Keys { lock, fence } = Keys::new(&settings.key_prefix, &name);
         keys.extend([lock, fence]);
         let millis = put.expires_in.as_millis().max(1).to_string();
-        arguments.extend([put.record.as_bytes().clone(), millis.into(), put.fence.unwrap_or_default()]);
+        arguments.extend([
+            put.record.as_bytes().clone(),
+            millis.into(),
+            put.fence.unwrap_or_default(),
+        ]);
     }
     async move {
-        Ok(match client.eval::<i64, _, _, _>(scripts::ADOPT, keys, arguments).await? {
-            1 => Adopted::Done,
-            2 => Adopted::OtherClient,
-            _ => Adopted::OtherMarker,
+        Ok(match client.eval::<i64, _, _, _>(scripts::RECOVER, keys, arguments).await? {
+            1 => RecoveryAnswer::Done,
+            2 => RecoveryAnswer::OtherClient,
+            _ => RecoveryAnswer::OtherMarker,
         })
     }
 }

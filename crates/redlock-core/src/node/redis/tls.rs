@@ -70,18 +70,25 @@ impl TlsSettings {
             .with_safe_default_protocol_versions()
             .map_err(|error| TlsError::Authorities(error.to_string()))?
             .with_root_certificates(authorities);
-        let Some(TlsIdentity { certificate, key }) = &self.identity else { return Ok(config.with_no_client_auth()) };
+        let Some(TlsIdentity { certificate, key }) = &self.identity else {
+            return Ok(config.with_no_client_auth());
+        };
         let chain = certificates(certificate).map_err(TlsError::Certificate)?;
         let secret = read(key).map_err(TlsError::Key)?;
         let secret = PrivateKeyDer::from_pem_slice(&secret).map_err(|_| {
-            TlsError::Key(format!("{}: no private key in it; expected PEM that is not encrypted", key.display()))
+            TlsError::Key(format!(
+                "{}: no private key in it; expected PEM that is not encrypted",
+                key.display()
+            ))
         })?;
         config.with_client_auth_cert(chain, secret).map_err(|error| match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
                 let (key, certificate) = (key.display(), certificate.display());
                 TlsError::Key(format!("{key}: does not belong to the certificate in {certificate}"))
             }
-            Error::InvalidCertificate(_) => TlsError::Certificate(format!("{}: {error}", certificate.display())),
+            Error::InvalidCertificate(_) => {
+                TlsError::Certificate(format!("{}: {error}", certificate.display()))
+            }
             error => TlsError::Key(format!("{}: {error}", key.display())),
         })
     }
@@ -125,7 +132,9 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
 fn only(path: &Path) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     for certificate in certificates(path).map_err(TlsError::Authorities)? {
-        store.add(certificate).map_err(|error| TlsError::Authorities(format!("{}: {error}", path.display())))?;
+        store
+            .add(certificate)
+            .map_err(|error| TlsError::Authorities(format!("{}: {error}", path.display())))?;
     }
     Ok(store)
 }
@@ -136,7 +145,9 @@ fn of_the_system() -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     store.add_parsable_certificates(found.certs);
     match found.errors.first() {
-        Some(error) if store.is_empty() => Err(TlsError::Authorities(format!("the system's certificates: {error}"))),
+        Some(error) if store.is_empty() => {
+            Err(TlsError::Authorities(format!("the system's certificates: {error}")))
+        }
         _ => Ok(store),
     }
 }

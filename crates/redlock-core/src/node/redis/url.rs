@@ -31,15 +31,22 @@ impl RedisUrl {
             "rediss" => return Err(RedisUrlError("this program was built without TLS")),
             _ => return Err(RedisUrlError("the scheme is neither redis nor rediss")),
         };
-        let host = url.host_str().filter(|host| !host.is_empty()).ok_or(RedisUrlError("no host"))?;
+        let host =
+            url.host_str().filter(|host| !host.is_empty()).ok_or(RedisUrlError("no host"))?;
         if url.query().is_some() || url.fragment().is_some() {
             return Err(RedisUrlError("a query or fragment has no meaning here"));
         }
         let database = match url.path().trim_matches('/') {
             "" => None,
-            number => Some(number.parse().map_err(|_| RedisUrlError("the database is not a number from 0 to 255"))?),
+            number => Some(
+                number
+                    .parse()
+                    .map_err(|_| RedisUrlError("the database is not a number from 0 to 255"))?,
+            ),
         };
-        let decode = |text: &str| percent_decode(text).ok_or(RedisUrlError("bad percent-encoding in the credentials"));
+        let decode = |text: &str| {
+            percent_decode(text).ok_or(RedisUrlError("bad percent-encoding in the credentials"))
+        };
         let username = Some(decode(url.username())?).filter(|name| !name.is_empty());
         let password = url.password().map(decode).transpose()?;
         let port = url.port().unwrap_or(6379);
@@ -103,7 +110,10 @@ mod tests {
     fn urls_give_host_port_credentials_and_database() {
         let url = RedisUrl::parse("rediss://us%65r:p%40ss@redis.example:7000/3").unwrap();
         assert_eq!((url.host.as_str(), url.port, url.tls), ("redis.example", 7000, true));
-        assert_eq!((url.username.as_deref(), url.password.as_deref()), (Some("user"), Some("p@ss")));
+        assert_eq!(
+            (url.username.as_deref(), url.password.as_deref()),
+            (Some("user"), Some("p@ss"))
+        );
         assert_eq!((url.database, url.name()), (Some(3), "redis.example:7000"));
         let url = RedisUrl::parse("redis://[::1]").unwrap();
         assert_eq!((url.host.as_str(), url.name()), ("::1", "[::1]:6379"));
@@ -113,9 +123,13 @@ mod tests {
     fn neither_errors_nor_debug_output_show_the_password() {
         let url = RedisUrl::parse("redis://:hunter2@h:1").unwrap();
         assert!(!format!("{url:?} {url}").contains("hunter2"));
-        for bad in
-            ["http://:hunter2@h", "redis://:hunter2@", "redis://:hunter2@h:1/x", "redis://:hunter2@h?db=1", "hunter2"]
-        {
+        for bad in [
+            "http://:hunter2@h",
+            "redis://:hunter2@",
+            "redis://:hunter2@h:1/x",
+            "redis://:hunter2@h?db=1",
+            "hunter2",
+        ] {
             let error = RedisUrl::parse(bad).unwrap_err().to_string();
             assert!(!error.contains("hunter2"), "{error}");
         }

@@ -14,9 +14,12 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::model::clock::{OsEntropy, SystemClock};
 use crate::node::Engine;
-use crate::node::admission::{ClusterConfig, Facts};
-use crate::node::link::{Adopted, Adoption, Look, MarkerSwap, Scan, Scanned, StoredPage, Subscription, Swapped};
-use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, Rules, Voter};
+use crate::node::eligibility::{ClusterConfig, Facts};
+use crate::node::link::{
+    Look, MarkerSwap, RecoveryAnswer, RecoveryBatch, Scan, Scanned, StoredPage, Subscription,
+    Swapped,
+};
+use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, SafetyRules, Voter};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
 const SKEW: Duration = Duration::from_secs(2);
@@ -45,7 +48,9 @@ impl Link for Told {
 
 impl Session for Told {
     fn look(&self) -> Answering<Look> {
-        let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&Facts::volatile_master(), 7);
+        let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW)
+            .identity("a:1")
+            .admitting(&Facts::volatile_master(), 7);
         self.looks.fetch_add(1, Ordering::Relaxed);
         let holds_back = self.holds_back.clone();
         poll_fn(move |_| match holds_back.load(Ordering::Relaxed) {
@@ -71,8 +76,8 @@ impl Session for Told {
         ready(Ok(StoredPage::default())).boxed()
     }
 
-    fn adopt(&self, _: Adoption) -> Answering<Adopted> {
-        ready(Ok(Adopted::Done)).boxed()
+    fn recover(&self, _: RecoveryBatch) -> Answering<RecoveryAnswer> {
+        ready(Ok(RecoveryAnswer::Done)).boxed()
     }
 
     fn mark_caught_up(&self, _: &str) -> Answering<()> {
@@ -111,15 +116,20 @@ async fn admitted(link: &Told) -> RemoteNode {
     let settings = DriverSettings {
         call_deadline: Duration::from_secs(1),
         question_deadline: Duration::from_secs(1),
-        max_clock_offset: SKEW,
+        max_clock_skew: SKEW,
         overlap_above: Duration::ZERO,
         drift_factor: 0.01,
-        rules: Rules::ALL,
-        peers: Arc::default(),
+        rules: SafetyRules::ALL,
+        node_registry: Arc::default(),
     };
-    let seams = Seams { clock: Arc::new(SystemClock), entropy: Arc::new(OsEntropy), observer: Arc::new(NoObserver) };
-    let admission = Admission::new(ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1"), MAX_TTL, SKEW);
-    let node = RemoteNode::start("a:1", Arc::new(link.clone()), admission, 8, settings, seams);
+    let env = Env {
+        clock: Arc::new(SystemClock),
+        entropy: Arc::new(OsEntropy),
+        observer: Arc::new(NoObserver),
+    };
+    let eligibility =
+        Eligibility::new(ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1"), MAX_TTL, SKEW);
+    let node = RemoteNode::start("a:1", Arc::new(link.clone()), eligibility, 8, settings, env);
     node.status().wait_for(|status| status.state == NodeState::Admitted).await.expect("it lives");
     node
 }
@@ -145,7 +155,10 @@ async fn a_call_on_a_connection_that_has_ended_fails_at_once() {
     let reply = Reply::new(Arc::new(Ballot(Mutex::new(Some(sender)))), 0);
     node.submit(Arc::new(op), asked + Duration::from_secs(60), reply);
     let Ok(Vote::Failed(failure)) = vote.await else { panic!("no failure") };
-    assert_eq!((failure.reason, failure.effect, asked.elapsed()), (Reason::Down, Effect::Possible, Duration::ZERO));
+    assert_eq!(
+        (failure.reason, failure.effect, asked.elapsed()),
+        (Reason::Down, Effect::Possible, Duration::ZERO)
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -78,8 +78,16 @@ pub(crate) struct AttemptError {
 impl Attempt {
     /// The lease counts from now.
     pub(crate) fn new(shared: &Arc<Shared>, params: AcquireParams) -> Self {
-        let started = shared.seams.clock.monotonic();
-        Self { shared: shared.clone(), params, tell: None, started, current: None, tries: 0, ended: false }
+        let started = shared.env.clock.monotonic();
+        Self {
+            shared: shared.clone(),
+            params,
+            tell: None,
+            started,
+            current: None,
+            tries: 0,
+            ended: false,
+        }
     }
 
     /// With something that nodes tell everybody when they refuse.
@@ -103,11 +111,17 @@ impl Attempt {
             return Err(LockError::NoQuorum(reports));
         };
         let AcquireParams { keys, owner, nonce, info, ttl, .. } = &mut self.params;
-        let nonce = nonce.take().unwrap_or_else(|| shared.seams.entropy.nonce());
+        let nonce = nonce.take().unwrap_or_else(|| shared.env.entropy.nonce());
         let token = LockToken::new(*owner, nonce, fencing);
         let record = Record::new(&token, info);
-        let op = Op::Acquire { keys: keys.clone(), record: record.clone(), ttl: *ttl, tell: self.tell.clone() };
-        let round = Round::new(shared.quorum, op, shared.round_limit(*ttl), &shared.seams.observer, None);
+        let op = Op::Acquire {
+            keys: keys.clone(),
+            record: record.clone(),
+            ttl: *ttl,
+            tell: self.tell.clone(),
+        };
+        let round =
+            Round::new(shared.quorum, op, shared.round_limit(*ttl), &shared.env.observer, None);
         self.tries += 1;
         Ok(Try { record, token, round })
     }
@@ -120,7 +134,9 @@ impl Attempt {
         loop {
             let last = self.tries >= MAX_FENCING_TRIES;
             let shared = &self.shared;
-            let Some(Try { token, round, .. }) = &self.current else { unreachable!("asked at least once") };
+            let Some(Try { token, round, .. }) = &self.current else {
+                unreachable!("asked at least once")
+            };
             let mut outcome = round.outcome().await;
 
             let mut fences = stale_fences(&outcome.votes).peekable();
@@ -129,13 +145,13 @@ impl Attempt {
             for fence in fences {
                 if !shared.tokens.observe(fence) {
                     believable = false;
-                    shared.seams.observer.fence_out_of_reach(shared.tokens.ahead(fence));
+                    shared.env.observer.fence_out_of_reach(shared.tokens.ahead(fence));
                 }
             }
             match outcome.decision {
                 Decision::Yes => {
                     let mut lease = shared.lease(*token, self.params.ttl, self.started, &outcome);
-                    let now = shared.seams.clock.monotonic();
+                    let now = shared.env.clock.monotonic();
                     if !shared.counts(self.started, now) || lease.validity(now).is_none() {
                         let error = LockError::NoQuorum(shared.reports(&outcome));
                         return Err(self.failed(error, false));
@@ -149,16 +165,19 @@ impl Attempt {
                 }
                 Decision::No => {
                     let votes = shared.clear_votes(round).await;
-                    let (held, split) = (held_by(shared.quorum, &votes), !can_hold(shared.quorum, &votes));
+                    let (held, split) =
+                        (held_by(shared.quorum, &votes), !can_hold(shared.quorum, &votes));
                     return Err(self.failed(LockError::Held(held), split));
                 }
                 Decision::Neither | Decision::Open => {}
             }
             // Otherwise it is a try of this very request, whose undo is on its way.
             let is_known = self.params.owner_is_shared;
-            if is_known && outcome.votes.iter().flatten().any(|vote| matches!(vote, Vote::Yours(_))) {
+            if is_known && outcome.votes.iter().flatten().any(|vote| matches!(vote, Vote::Yours(_)))
+            {
                 // The votes that are still out may make a majority of what stands.
-                let clear = |votes: &[Option<Vote>]| own_grant(shared.quorum, votes) != OwnGrant::Possible;
+                let clear =
+                    |votes: &[Option<Vote>]| own_grant(shared.quorum, votes) != OwnGrant::Possible;
                 outcome = Outcome { votes: round.votes_until(clear).await, ..outcome };
                 match own_grant(shared.quorum, &outcome.votes) {
                     OwnGrant::Stands(grant) => return self.confirm(grant).await,
@@ -184,7 +203,8 @@ impl Attempt {
     async fn confirm(mut self, grant: LockToken) -> Result<Lease, AttemptError> {
         self.ended = true;
         self.undo();
-        let (shared, AcquireParams { keys, ttl, max_hold, .. }) = (self.shared.clone(), self.params.clone());
+        let (shared, AcquireParams { keys, ttl, max_hold, .. }) =
+            (self.shared.clone(), self.params.clone());
         let held = shared.tokens.age(grant.fencing());
         if let Some(max) = max_hold.filter(|max| held > *max) {
             return Err(self.failed(LockError::HeldTooLong { held, max }, false));
@@ -232,14 +252,23 @@ impl Attempt {
     }
 
     fn undo_of(&self, record: Record, tell: Option<Hint>) -> Arc<Op> {
-        Arc::new(Op::Release { keys: self.params.keys.clone(), record, scope: ReleaseScope::Try, tell })
+        Arc::new(Op::Release {
+            keys: self.params.keys.clone(),
+            record,
+            scope: ReleaseScope::Try,
+            tell,
+        })
     }
 
     fn undo(&mut self) {
         let Some(Try { record, token, round }) = self.current.take() else { return };
         // Cancelled in the middle, it may have been granted the lock, while others wait elsewhere.
         let fairness = &self.shared.fairness;
-        let tell = if self.ended { None } else { fairness.given_up(&self.params.keys.lock, token.fencing()) };
+        let tell = if self.ended {
+            None
+        } else {
+            fairness.given_up(&self.params.keys.lock, token.fencing())
+        };
         let undo = self.undo_of(record, tell);
         let due = round.abandon(undo.clone(), self.shared.pending.clone());
         if due != 0 {

@@ -1,4 +1,4 @@
-//! The one loop around attempts. When the next one is due, and whether there is one, is for its [`Pacing`] to say.
+//! The one loop around attempts. When the next one is due, and whether there is one, is for its [`RetrySchedule`] to say.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::attempt::{AcquireParams, Attempt, AttemptError};
-use super::pauses::Pauses;
+use super::backoff::Backoff;
 use crate::error::LockError;
 use crate::model::retry::RetryPolicy;
 use crate::model::validity::Lease;
@@ -18,12 +18,19 @@ pub(super) const MAX_SPLIT_TRIES: u32 = 3;
 const SHORTEST_ROUND: Duration = Duration::from_millis(2);
 
 /// When attempts are made.
-pub(super) trait Pacing: Send {
+pub(super) trait RetrySchedule: Send {
     /// Waits for the next attempt: with when it is cut off, if it is.
-    fn next(&mut self) -> impl Future<Output = Result<(Attempt, Option<Instant>), LockError>> + Send;
+    fn next(
+        &mut self,
+    ) -> impl Future<Output = Result<(Attempt, Option<Instant>), LockError>> + Send;
 
     /// An attempt has failed; another one follows unless this is an error.
-    fn failed(&mut self, failed: AttemptError, round: Duration, now: Instant) -> Result<(), LockError>;
+    fn failed(
+        &mut self,
+        failed: AttemptError,
+        round: Duration,
+        now: Instant,
+    ) -> Result<(), LockError>;
 
     /// What is known of the lock when an attempt was cut off.
     fn last_error(&self, _now: Instant) -> LockError {
@@ -35,7 +42,7 @@ pub(super) trait Pacing: Send {
     fn granted(self, lease: &mut Lease, round: Duration, now: Instant);
 }
 
-pub(super) async fn until_granted(mut pacing: impl Pacing) -> Result<Lease, LockError> {
+pub(super) async fn until_granted(mut pacing: impl RetrySchedule) -> Result<Lease, LockError> {
     let mut rounds = 0;
     loop {
         let (attempt, cut_off) = pacing.next().await?;
@@ -76,27 +83,36 @@ pub(super) struct Retries<'a> {
 }
 
 impl<'a> Retries<'a> {
-    pub(super) fn new(shared: &'a Arc<Shared>, params: AcquireParams, policy: Option<&'a RetryPolicy>) -> Self {
+    pub(super) fn new(
+        shared: &'a Arc<Shared>,
+        params: AcquireParams,
+        policy: Option<&'a RetryPolicy>,
+    ) -> Self {
         Self { shared, params, policy, started: Instant::now(), tries: 0, pause: Duration::ZERO }
     }
 
     fn pause(&self, failed: &AttemptError, round: Duration) -> Option<Duration> {
-        let pauses = Pauses(self.shared.seams.entropy.as_ref());
+        let backoff = Backoff(self.shared.env.entropy.as_ref());
         let (tries, error) = (self.tries, &failed.error);
         match self.policy {
             None if failed.split && tries <= MAX_SPLIT_TRIES => {
                 tracing::debug!(lock = %self.params.keys.lock.escape_ascii(), tries, %error, "the votes were split");
-                Some(pauses.after_split(round.max(SHORTEST_ROUND), tries))
+                Some(backoff.after_split(round.max(SHORTEST_ROUND), tries))
             }
-            Some(policy) if matches!(error, LockError::Held(_) | LockError::NoQuorum(_) | LockError::Unknown(_)) => {
-                policy.pause(tries, self.started.elapsed(), pauses.0.unit())
+            Some(policy)
+                if matches!(
+                    error,
+                    LockError::Held(_) | LockError::NoQuorum(_) | LockError::Unknown(_)
+                ) =>
+            {
+                policy.pause(tries, self.started.elapsed(), backoff.0.unit())
             }
             None | Some(_) => None,
         }
     }
 }
 
-impl Pacing for Retries<'_> {
+impl RetrySchedule for Retries<'_> {
     async fn next(&mut self) -> Result<(Attempt, Option<Instant>), LockError> {
         if self.tries > 0 {
             sleep(self.pause).await;
@@ -104,7 +120,12 @@ impl Pacing for Retries<'_> {
         Ok((Attempt::new(self.shared, self.params.for_attempt()), None))
     }
 
-    fn failed(&mut self, failed: AttemptError, round: Duration, _: Instant) -> Result<(), LockError> {
+    fn failed(
+        &mut self,
+        failed: AttemptError,
+        round: Duration,
+        _: Instant,
+    ) -> Result<(), LockError> {
         self.tries += 1;
         self.pause = self.pause(&failed, round).ok_or(failed.error)?;
         Ok(())

@@ -7,15 +7,15 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::attempt::{AcquireParams, Attempt, AttemptError};
-use super::attempts::{MAX_SPLIT_TRIES, Pacing};
-use super::pauses::Pauses;
+use super::attempts::{MAX_SPLIT_TRIES, RetrySchedule};
+use super::backoff::Backoff;
 use crate::error::LockError;
 use crate::model::validity::Lease;
-use crate::node::HandOver;
+use crate::node::HandoffRoute;
 use crate::shared::Shared;
 use crate::wait::queue::{Cause, Step, Success, WaitTicket};
 
-/// The shortest round that pauses are measured in.
+/// The shortest round that backoff are measured in.
 const SHORTEST_ROUND: Duration = Duration::from_micros(500);
 /// How long an attempt that is under way may go on after the end of the wait.
 const GRACE: Duration = Duration::from_millis(10);
@@ -55,8 +55,8 @@ async fn signalled(ticket: &WaitTicket<AcquireParams, Attempt>, until: Instant) 
 }
 
 impl<F> Queued<'_, F> {
-    fn pauses(&self) -> Pauses<'_> {
-        Pauses(self.shared.seams.entropy.as_ref())
+    fn backoff(&self) -> Backoff<'_> {
+        Backoff(self.shared.env.entropy.as_ref())
     }
 }
 
@@ -84,7 +84,7 @@ impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
     }
 }
 
-impl<F: FnOnce() -> Result<(), LockError> + Send> Pacing for Queued<'_, F> {
+impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F> {
     async fn next(&mut self) -> Result<(Attempt, Option<Instant>), LockError> {
         loop {
             let now = Instant::now();
@@ -100,7 +100,10 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> Pacing for Queued<'_, F> {
                 }
                 Step::Try(cause) => {
                     self.why = Why::Turn(cause);
-                    let hint = self.shared.fairness.waiting(&self.params.keys.lock, self.ticket.standing().polls());
+                    let hint = self
+                        .shared
+                        .fairness
+                        .waiting(&self.params.keys.lock, self.ticket.standing().polls());
                     Attempt::new(self.shared, self.params.for_attempt()).announcing(hint)
                 }
                 // A moment for others comes before the first try, however short the patience.
@@ -108,24 +111,41 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> Pacing for Queued<'_, F> {
                     signalled(&self.ticket, next).await;
                     continue;
                 }
-                Step::Wait | Step::WaitUntil(_) if now >= self.deadline => return Err(self.last_error(now)),
+                Step::Wait | Step::WaitUntil(_) if now >= self.deadline => {
+                    return Err(self.last_error(now));
+                }
                 later @ (Step::Wait | Step::WaitUntil(_)) => {
                     // Votes that were split are asked for again at once.
-                    if !(matches!(later, Step::WaitUntil(_)) && (1..=MAX_SPLIT_TRIES).contains(&self.splits)) {
+                    if !(matches!(later, Step::WaitUntil(_))
+                        && (1..=MAX_SPLIT_TRIES).contains(&self.splits))
+                    {
                         self.take_place(now)?;
                     }
-                    let until = if let Step::WaitUntil(next) = later { next.min(self.deadline) } else { self.deadline };
+                    let until = if let Step::WaitUntil(next) = later {
+                        next.min(self.deadline)
+                    } else {
+                        self.deadline
+                    };
                     signalled(&self.ticket, until).await;
                     self.fresh = false;
                     continue;
                 }
             };
-            let cut_off = if self.fresh { now + self.params.ttl.duration() } else { self.deadline.max(now) + GRACE };
+            let cut_off = if self.fresh {
+                now + self.params.ttl.duration()
+            } else {
+                self.deadline.max(now) + GRACE
+            };
             return Ok((attempt, Some(cut_off)));
         }
     }
 
-    fn failed(&mut self, failed: AttemptError, round: Duration, now: Instant) -> Result<(), LockError> {
+    fn failed(
+        &mut self,
+        failed: AttemptError,
+        round: Duration,
+        now: Instant,
+    ) -> Result<(), LockError> {
         if let error @ LockError::HeldTooLong { .. } = failed.error {
             return Err(error);
         }
@@ -136,7 +156,10 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> Pacing for Queued<'_, F> {
         (self.fresh, self.tried) = (false, true);
         self.splits = if failed.split { self.splits + 1 } else { 0 };
         let (standing, round) = (self.ticket.standing(), round.max(SHORTEST_ROUND));
-        self.ticket.refused(now, self.pauses().after_refusal(failed.error, standing, self.splits, round, now));
+        self.ticket.refused(
+            now,
+            self.backoff().after_refusal(failed.error, standing, self.splits, round, now),
+        );
         Ok(())
     }
 
@@ -146,10 +169,10 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> Pacing for Queued<'_, F> {
 
     fn granted(self, lease: &mut Lease, round: Duration, now: Instant) {
         lease.ticket = self.ticket.number();
-        let observer = &self.shared.seams.observer;
+        let observer = &self.shared.env.observer;
         match self.why {
-            Why::Handed | Why::Turn(Cause::Release) => observer.handed_over(HandOver::Local),
-            Why::Turn(Cause::Hint) => observer.handed_over(HandOver::Remote),
+            Why::Handed | Why::Turn(Cause::Release) => observer.handed_over(HandoffRoute::Local),
+            Why::Turn(Cause::Hint) => observer.handed_over(HandoffRoute::Remote),
             Why::Turn(Cause::Poll) => {}
             // Beside the line, which goes on as it was.
             Why::IsOwn => return,
@@ -157,7 +180,7 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> Pacing for Queued<'_, F> {
         if matches!(self.why, Why::Turn(Cause::Hint | Cause::Poll)) {
             self.shared.fairness.turn_begins(&self.params.keys.lock, now);
         }
-        let ends = self.pauses().after_expiry(now + self.params.ttl.duration());
+        let ends = self.backoff().after_expiry(now + self.params.ttl.duration());
         let shared_owner = self.params.owner_is_shared.then_some(self.params.owner);
         self.ticket.granted(now, Success { shared_owner, ends, round: round.max(SHORTEST_ROUND) });
     }

@@ -45,7 +45,7 @@ kinds! {
     OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, "outcome_unknown", "The outcome is unknown", "too few nodes answered to tell whether this was done; an old deadline still stands, and trying again is safe";
     DRAINING: SERVICE_UNAVAILABLE, "draining", "Shutting down", "this replica is shutting down; another one may serve";
     AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, "audit_unavailable", "The audit log cannot be written", "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
-    OVERLOADED: SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight", "too many requests are in flight, or too many of this client; some are kept for others";
+    OVERLOADED: SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight", "too many requests are in flight, or too many of this client; some are quota for others";
 }
 
 impl Kind {

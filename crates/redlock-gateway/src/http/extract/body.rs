@@ -8,7 +8,9 @@ use http::{HeaderValue, header};
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 
-use super::super::error::{ApiError, BODY_TOO_LARGE, INVALID_BODY, REQUEST_TIMEOUT, UNSUPPORTED_MEDIA_TYPE};
+use super::super::error::{
+    ApiError, BODY_TOO_LARGE, INVALID_BODY, REQUEST_TIMEOUT, UNSUPPORTED_MEDIA_TYPE,
+};
 use crate::config::show;
 
 /// Of a body, in bytes. No legal one comes near it: a label and 1 KiB of metadata, at worst all escaped.
@@ -33,13 +35,15 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
         let bytes = match tokio::time::timeout(BODY_TIMEOUT, collected(&mut body)).await {
             Err(_) => {
                 let limit = show(BODY_TIMEOUT);
-                return Err(REQUEST_TIMEOUT.because(format!("the request body did not arrive within {limit}")));
+                return Err(REQUEST_TIMEOUT
+                    .because(format!("the request body did not arrive within {limit}")));
             }
             Ok(Err(_)) => return Err(INVALID_BODY.because("the body broke off")),
             Ok(Ok(None)) => {
                 // Apart, or every request would carry the room for it.
                 let _ = tokio::time::timeout(REST_TIMEOUT, Box::pin(read_rest(body))).await;
-                return Err(BODY_TOO_LARGE.because(format!("the request body is larger than {MAX_BODY} bytes")));
+                return Err(BODY_TOO_LARGE
+                    .because(format!("the request body is larger than {MAX_BODY} bytes")));
             }
             Ok(Ok(Some(bytes))) => bytes,
         };
@@ -49,7 +53,8 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
         }
         let content_type = parts.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
         if !content_type.is_some_and(is_json) {
-            let found = content_type.map_or("missing".into(), |text| format!("{:?}", String::from_utf8_lossy(text)));
+            let found = content_type
+                .map_or("missing".into(), |text| format!("{:?}", String::from_utf8_lossy(text)));
             let detail = format!(
                 "the content type is {found}; send application/json (curl: -H 'content-type: application/json' -d '{{…}}', or --json since 7.82)"
             );
@@ -57,9 +62,13 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
         }
         // A derived Deserialize takes an array for a struct too, field by field.
         if !bytes.trim_ascii_start().starts_with(b"{") {
-            return Err(INVALID_BODY.because("the body is no JSON object, such as {\"ttl_ms\": 30000}"));
+            return Err(
+                INVALID_BODY.because("the body is no JSON object, such as {\"ttl_ms\": 30000}")
+            );
         }
-        serde_json::from_slice(&bytes).map(Self).map_err(|error| INVALID_BODY.because(error.to_string()))
+        serde_json::from_slice(&bytes)
+            .map(Self)
+            .map_err(|error| INVALID_BODY.because(error.to_string()))
     }
 }
 

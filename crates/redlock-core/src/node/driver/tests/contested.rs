@@ -1,7 +1,7 @@
 //! What is made of a process that has the file of the former one under its name.
 
 use super::*;
-use crate::node::admission::Durability;
+use crate::node::eligibility::Durability;
 
 fn durable_master() -> Facts {
     Facts { durability: Durability::Durable, ..Facts::volatile_master() }
@@ -18,7 +18,10 @@ fn with_the_file_of_the_former(bench: &mut Bench, uptime_seconds: u64) -> Vec<Ac
 #[track_caller]
 fn assert_contested(actions: &[Action]) {
     let contested = |to: &str| to.contains(":contested.");
-    assert!(matches!(actions, [Action::SwapMarker(MarkerSwap { to, .. })] if contested(to)), "{actions:?}");
+    assert!(
+        matches!(actions, [Action::SwapMarker(MarkerSwap { to, .. })] if contested(to)),
+        "{actions:?}"
+    );
 }
 
 #[test]
@@ -33,7 +36,9 @@ fn a_process_whose_former_one_still_answers_is_contested() {
 #[test]
 fn a_process_that_ran_before_its_former_one_fell_silent_is_contested() {
     // The former one fell silent 10 s ago. 11 s are told of one that has run for a little more than 10 s at least.
-    for (uptime_seconds, is_contested) in [(0, false), (1, false), (10, false), (11, true), (3_600, true)] {
+    for (uptime_seconds, is_contested) in
+        [(0, false), (1, false), (10, false), (11, true), (3_600, true)]
+    {
         let mut bench = Bench::admitted_as(durable_master(), false);
         bench.now += Duration::from_secs(10);
         bench.clock.advance(Duration::from_secs(10));
@@ -42,7 +47,11 @@ fn a_process_that_ran_before_its_former_one_fell_silent_is_contested() {
         if is_contested {
             assert_contested(&actions);
         } else {
-            assert_eq!((actions.as_slice(), bench.state()), (&[][..], NodeState::Quarantined), "{uptime_seconds} s");
+            assert_eq!(
+                (actions.as_slice(), bench.state()),
+                (&[][..], NodeState::Quarantined),
+                "{uptime_seconds} s"
+            );
             assert!(bench.driver.status().borrow().detail.contains("restarted with its data"));
         }
     }

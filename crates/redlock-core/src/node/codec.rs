@@ -1,0 +1,345 @@
+//! A call and its answer as bytes: one binary argument, one binary reply. Both implementations of the rules on a master take
+//! the same, `node/locks.lua` and the native module.
+//!
+//! Integers are little-endian; `text` is a u16 length and so many bytes, `value` the same with a u32.
+//!
+//! ```text
+//! call    version u8 = 1 | marker key text | marker text | channel of hints text | D in µs u64 | fence grace in ms u64 | count u16 | operations
+//! operation   code u8 | lock key text | record text | ttl in ms u32 | hint text (W N V) or began u64 (H)
+//!   A acquire    W acquire, and publish the hint when it is held      E extend     H repair an extension that began then, in µs since 1970
+//!   R release    N release, and publish the hint when it was released
+//!   U undo of a try    V the same, and publish the hint when it was released      X release of exactly this grant      I inspect
+//!   The record is whole for A W H, `T:grant` for E R N U V X, empty for I; the ttl is 0 where none is asked for.
+//!
+//! answer  version u8 = 1 | node's time in µs u64 | whether the marker stands u8 | a vote for each operation; without operations: text of the error of a write, or empty
+//!   vote code u8, then
+//!   1 granted   5 released   6 missing   8 quarantined   9 clock     nothing
+//!   2 held   11 held by another grant of the same owner   7 found    ms left i64, negative without expiry | record value
+//!   3 stale    fence text     4 extended   ms left i64     10 error   text
+//! ```
+//!
+//! What is no whole call is refused as a whole, before anything of it runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+
+use super::hint::Hint;
+use super::link::Answer;
+use super::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
+use super::record::Record;
+use super::rules::NodeSettings;
+use crate::model::types::{FencingToken, Ttl};
+
+/// Of the format. A master that speaks another one refuses the call.
+pub const VERSION: u8 = 1;
+
+/// Of what stands under the key of a lock, in bytes: a label and metadata of 8 KiB, as earlier versions took them. Of another
+/// client's value, which may be anything, a vote has no more than this.
+pub(crate) const LONGEST_VALUE: usize = 8 * 1024 + 256;
+
+/// What is equal in every call of a session, codec.
+#[derive(Debug, Clone)]
+pub struct Header(Vec<u8>);
+
+impl Header {
+    /// For nodes that show this marker under this key. What is longer than 65,535 bytes is cut; nothing of ours is.
+    pub fn new(marker_key: &str, marker: &str, channel: &str, settings: &NodeSettings) -> Self {
+        let mut bytes = vec![VERSION];
+        for part in [marker_key, marker, channel] {
+            put_text(&mut bytes, part.as_bytes());
+        }
+        bytes.extend((settings.max_clock_skew.as_micros() as u64).to_le_bytes());
+        bytes.extend((settings.fence_grace.as_millis() as u64).to_le_bytes());
+        Self(bytes)
+    }
+}
+
+/// One call for many operations; not more than 65,535.
+pub fn pack_call<'a>(
+    header: &Header,
+    ops: impl ExactSizeIterator<Item = &'a Arc<Op>> + Clone,
+) -> Vec<u8> {
+    let size = ops.clone().map(|op| super::calls::weight(op)).sum::<usize>();
+    let mut call = Vec::with_capacity(header.0.len() + 2 + size);
+    call.extend_from_slice(&header.0);
+    call.extend((ops.len() as u16).to_le_bytes());
+    for op in ops {
+        pack_op(&mut call, op);
+    }
+    call
+}
+
+fn pack_op(call: &mut Vec<u8>, op: &Op) {
+    const NO_RECORD: &[u8] = &[];
+    let (code, keys, record, ttl) = match op {
+        Op::Acquire { keys, record, ttl, tell: None } => {
+            (b'A', keys, &record.as_bytes()[..], ttl.millis())
+        }
+        Op::Acquire { keys, record, ttl, tell: Some(_) } => {
+            (b'W', keys, &record.as_bytes()[..], ttl.millis())
+        }
+        Op::Repair { keys, record, ttl, .. } => (b'H', keys, &record.as_bytes()[..], ttl.millis()),
+        Op::Extend { keys, record, ttl } => (b'E', keys, record.grant(), ttl.millis()),
+        Op::Release { keys, record, scope, tell } => {
+            let code = match (scope, tell.is_some()) {
+                (ReleaseScope::Try, true) => b'V',
+                (ReleaseScope::Try, false) => b'U',
+                // Nobody waits for what had no majority.
+                (ReleaseScope::Grant, _) => b'X',
+                (ReleaseScope::Holder, true) => b'N',
+                (ReleaseScope::Holder, false) => b'R',
+            };
+            (code, keys, record.grant(), 0)
+        }
+        Op::Inspect { keys } => (b'I', keys, NO_RECORD, 0),
+    };
+    call.push(code);
+    put_text(call, &keys.lock);
+    put_text(call, record);
+    call.extend(ttl.to_le_bytes());
+    match op {
+        Op::Acquire { tell: Some(hint), .. } => put_text(call, hint.as_bytes()),
+        Op::Release {
+            tell: Some(hint), scope: ReleaseScope::Holder | ReleaseScope::Try, ..
+        } => {
+            put_text(call, hint.as_bytes());
+        }
+        Op::Repair { began_micros, .. } => call.extend(began_micros.to_le_bytes()),
+        Op::Acquire { .. } | Op::Extend { .. } | Op::Release { .. } | Op::Inspect { .. } => {}
+    }
+}
+
+fn put_text(bytes: &mut Vec<u8>, text: &[u8]) {
+    let text = &text[..text.len().min(usize::from(u16::MAX))];
+    bytes.extend((text.len() as u16).to_le_bytes());
+    bytes.extend_from_slice(text);
+}
+
+/// A call as a master reads it.
+#[derive(Debug)]
+pub struct Call {
+    /// Where the marker is, and what must stand there.
+    pub marker_key: Bytes,
+    /// See `marker_key`.
+    pub marker: Bytes,
+    /// Where hints are published.
+    pub channel: Bytes,
+    /// D and the grace of fences.
+    pub settings: NodeSettings,
+    /// In the order in which they run.
+    pub ops: Vec<Op>,
+}
+
+/// Bytes that are no call, or one of another version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// Another version of the format.
+    #[error("the call has version {0} and not {VERSION}")]
+    Version(u8),
+    /// Cut off, or not of this form.
+    #[error("the call is malformed")]
+    Call,
+}
+
+/// Reads a call; what it gives refers to the same buffer.
+///
+/// # Errors
+/// The bytes are not exactly one call.
+pub fn unpack_call(mut bytes: Bytes) -> Result<Call, Malformed> {
+    match bytes.try_get_u8() {
+        Ok(VERSION) => {}
+        Ok(other) => return Err(Malformed::Version(other)),
+        Err(_) => return Err(Malformed::Call),
+    }
+    whole_call(&mut bytes).filter(|_| bytes.is_empty()).ok_or(Malformed::Call)
+}
+
+fn whole_call(bytes: &mut Bytes) -> Option<Call> {
+    let (marker_key, marker, channel) = (take_text(bytes)?, take_text(bytes)?, take_text(bytes)?);
+    let max_clock_skew = Duration::from_micros(bytes.try_get_u64_le().ok()?);
+    let fence_grace = Duration::from_millis(bytes.try_get_u64_le().ok()?);
+    let settings =
+        NodeSettings::default().with_max_clock_offset(max_clock_skew).with_fence_grace(fence_grace);
+    let count = bytes.try_get_u16_le().ok()?;
+    // The count is not believed: no operation takes less than this.
+    let mut ops = Vec::with_capacity(usize::from(count).min(bytes.len() / 9));
+    for _ in 0..count {
+        ops.push(unpack_op(bytes)?);
+    }
+    Some(Call { marker_key, marker, channel, settings, ops })
+}
+
+fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
+    let code = bytes.try_get_u8().ok()?;
+    let keys = Keys::of_lock_key(&take_text(bytes)?);
+    let record = Record::foreign(take_text(bytes)?);
+    let millis = bytes.try_get_u32_le().ok()?;
+    let ttl = || Ttl::from_millis(u64::from(millis)).ok();
+    let length = record.as_bytes().len();
+    let fits = match code {
+        b'A' | b'W' | b'H' => length > Record::GRANT_LEN && record.fencing().is_some(),
+        b'R' | b'N' | b'U' | b'V' | b'X' => {
+            length == Record::GRANT_LEN && record.fencing().is_some()
+        }
+        b'E' => length == Record::GRANT_LEN,
+        b'I' => length == 0,
+        _ => false,
+    };
+    if !fits {
+        return None;
+    }
+    let release =
+        |record, scope, tell| Some(Op::Release { keys: keys.clone(), record, scope, tell });
+    match code {
+        b'A' => Some(Op::Acquire { keys, record, ttl: ttl()?, tell: None }),
+        b'W' => Some(Op::Acquire {
+            keys,
+            record,
+            ttl: ttl()?,
+            tell: Some(Hint::received(take_text(bytes)?)),
+        }),
+        b'H' => Some(Op::Repair {
+            keys,
+            record,
+            ttl: ttl()?,
+            began_micros: bytes.try_get_u64_le().ok()?,
+        }),
+        b'E' => Some(Op::Extend { keys, record, ttl: ttl()? }),
+        b'R' => release(record, ReleaseScope::Holder, None),
+        b'N' => release(record, ReleaseScope::Holder, Some(Hint::received(take_text(bytes)?))),
+        b'U' => release(record, ReleaseScope::Try, None),
+        b'V' => release(record, ReleaseScope::Try, Some(Hint::received(take_text(bytes)?))),
+        b'X' => release(record, ReleaseScope::Grant, None),
+        _ => Some(Op::Inspect { keys }),
+    }
+}
+
+fn take_text(bytes: &mut Bytes) -> Option<Bytes> {
+    let length = usize::from(bytes.try_get_u16_le().ok()?);
+    (length <= bytes.len()).then(|| bytes.split_to(length))
+}
+
+/// The answer to a call in the making.
+pub struct AnswerPacker(Vec<u8>);
+
+impl AnswerPacker {
+    /// Before the first vote. Without operations the error of a write follows instead, see [`AnswerPacker::write_error`].
+    pub fn new(time_micros: u64, is_admitted: bool) -> Self {
+        let mut bytes = Vec::with_capacity(64);
+        bytes.push(VERSION);
+        bytes.extend(time_micros.to_le_bytes());
+        bytes.push(is_admitted.into());
+        Self(bytes)
+    }
+
+    /// The error that a write ends with; empty when it works.
+    pub fn write_error(&mut self, error: &str) {
+        put_text(&mut self.0, error.as_bytes());
+    }
+
+    /// The next vote.
+    pub fn vote(&mut self, vote: &Vote) {
+        let answer = &mut self.0;
+        let mut holding = |code, holding: &Holding| {
+            let record = holding.record.as_bytes();
+            let record = &record[..record.len().min(LONGEST_VALUE)];
+            answer.push(code);
+            answer.extend(holding.expires_in.map_or(-1, millis).to_le_bytes());
+            answer.extend((record.len() as u32).to_le_bytes());
+            answer.extend_from_slice(record);
+        };
+        match vote {
+            Vote::Held(held) => holding(2, held),
+            Vote::Yours(held) => holding(11, held),
+            Vote::Found(held) => holding(7, held),
+            Vote::Granted => answer.push(1),
+            Vote::Released => answer.push(5),
+            Vote::Missing => answer.push(6),
+            Vote::Stale { fence } => {
+                answer.push(3);
+                put_text(answer, &fence.text());
+            }
+            Vote::Extended { expires_in } => {
+                answer.push(4);
+                answer.extend(millis(*expires_in).to_le_bytes());
+            }
+            Vote::Failed(Failure { reason: Reason::Quarantined, .. }) => answer.push(8),
+            Vote::Failed(Failure { reason: Reason::Clock, .. }) => answer.push(9),
+            Vote::Failed(Failure { detail, .. }) => {
+                answer.push(10);
+                put_text(answer, detail.as_bytes());
+            }
+        }
+    }
+
+    /// The answer.
+    pub fn finish(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// What a master answered to a call of so many operations. `None` when that is no answer: then nothing is known of what ran.
+pub fn unpack_answer(operations: usize, mut bytes: Bytes) -> Option<Answer> {
+    if bytes.try_get_u8().ok()? != VERSION {
+        return None;
+    }
+    let time_micros = i64::try_from(bytes.try_get_u64_le().ok()?).ok();
+    let is_admitted = bytes.try_get_u8().ok()? == 1;
+    let mut write_error = None;
+    if operations == 0 {
+        let error = take_text(&mut bytes)?;
+        write_error = (!error.is_empty()).then(|| String::from_utf8_lossy(&error).into_owned());
+    }
+    let votes = (0..operations).map(|_| unpack_vote(&mut bytes)).collect::<Option<Vec<_>>>()?;
+    bytes.is_empty().then_some(Answer { votes, time_micros, is_admitted, write_error })
+}
+
+fn unpack_vote(bytes: &mut Bytes) -> Option<Vote> {
+    let failed = |reason, effect, detail: &str| Vote::Failed(Failure::new(reason, effect, detail));
+    Some(match bytes.try_get_u8().ok()? {
+        1 => Vote::Granted,
+        2 => Vote::Held(take_holding(bytes)?),
+        11 => Vote::Yours(take_holding(bytes)?),
+        7 => Vote::Found(take_holding(bytes)?),
+        // Perhaps with the mark of an extension after it.
+        3 => match take_text(bytes)?.get(..FencingToken::TEXT_LEN).and_then(FencingToken::parse) {
+            Some(fence) => Vote::Stale { fence },
+            None => failed(Reason::Error, Effect::None, "the fence holds no fencing token"),
+        },
+        4 => Vote::Extended {
+            expires_in: Duration::from_millis(u64::try_from(bytes.try_get_i64_le().ok()?).ok()?),
+        },
+        5 => Vote::Released,
+        6 => Vote::Missing,
+        8 => failed(Reason::Quarantined, Effect::None, "the node's marker is missing or differs"),
+        9 => failed(
+            Reason::Clock,
+            Effect::None,
+            "the fencing token is too far from the node's own time",
+        ),
+        // An operation stops at its first error and undoes what it set before, with one exception that only a broken disk
+        // can cause; so the careful word.
+        10 => failed(Reason::Error, Effect::Possible, &String::from_utf8_lossy(&take_text(bytes)?)),
+        _ => return None,
+    })
+}
+
+fn take_holding(bytes: &mut Bytes) -> Option<Holding> {
+    // Negative is a key without expiry; a key that is gone between two reads of one step cannot be.
+    let left = bytes.try_get_i64_le().ok()?;
+    let length = usize::try_from(bytes.try_get_u32_le().ok()?).ok()?;
+    let record = (length <= bytes.len()).then(|| bytes.split_to(length))?;
+    Some(Holding {
+        record: Record::foreign(record),
+        expires_in: u64::try_from(left).ok().map(Duration::from_millis),
+    })
+}
+
+#[cfg(test)]
+mod tests;

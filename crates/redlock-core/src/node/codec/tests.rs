@@ -1,0 +1,198 @@
+//! What is codec comes out again, and what is no whole call or answer is refused as a whole.
+
+#![cfg(test)]
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::types::{Info, LockName, LockToken, Nonce, Owner};
+
+fn record() -> impl Strategy<Value = Record> {
+    let t = FencingToken::MIN.get()..FencingToken::MAX.get();
+    (t, any::<[u8; 16]>(), any::<[u8; 4]>(), vec(any::<u8>(), 0..300)).prop_map(
+        |(t, owner, nonce, info)| {
+            let token = LockToken::new(
+                Owner::from_bytes(owner),
+                Nonce::from_bytes(nonce),
+                FencingToken::new(t).unwrap(),
+            );
+            Record::new(&token, &Info::new(info).unwrap())
+        },
+    )
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let keys = "[A-Za-z0-9._:@/+~-]{1,255}".prop_filter_map("a lock's name", |name| {
+        Some(Keys::new("lock:", &name.parse::<LockName>().ok()?))
+    });
+    let ttl = (10..86_400_000u64).prop_map(|millis| Ttl::from_millis(millis).unwrap());
+    let tell =
+        prop::option::of(vec(any::<u8>(), 0..300).prop_map(|text| Hint::received(text.into())));
+    let scope =
+        prop_oneof![Just(ReleaseScope::Holder), Just(ReleaseScope::Grant), Just(ReleaseScope::Try)];
+    (0..5, keys, record(), ttl, tell, scope, any::<u64>()).prop_map(
+        |(kind, keys, record, ttl, tell, scope, began_micros)| match kind {
+            0 => Op::Acquire { keys, record, ttl, tell },
+            1 => Op::Extend { keys, record, ttl },
+            2 => Op::Repair { keys, record, ttl, began_micros },
+            3 => Op::Release { keys, record, scope, tell },
+            _ => Op::Inspect { keys },
+        },
+    )
+}
+
+/// What travels of an operation: the grant where no more is compared, and no hint where nobody would wait for it.
+fn travelling(op: &Op) -> Op {
+    let grant = |record: &Record| Record::foreign(Bytes::copy_from_slice(record.grant()));
+    match op.clone() {
+        Op::Extend { keys, record, ttl } => Op::Extend { keys, record: grant(&record), ttl },
+        Op::Release { keys, record, scope, tell } => {
+            let tell = tell.filter(|_| scope != ReleaseScope::Grant);
+            Op::Release { keys, record: grant(&record), scope, tell }
+        }
+        op @ (Op::Acquire { .. } | Op::Repair { .. } | Op::Inspect { .. }) => op,
+    }
+}
+
+fn header() -> Header {
+    Header::new("{lock:}:node", "1 a-marker", "{lock:}:hints", &NodeSettings::default())
+}
+
+fn codec(ops: &[Op]) -> Vec<u8> {
+    let ops: Vec<_> = ops.iter().cloned().map(Arc::new).collect();
+    pack_call(&header(), ops.iter())
+}
+
+fn vote() -> impl Strategy<Value = Vote> {
+    let time = || (0..86_400_000u64).prop_map(Duration::from_millis);
+    let holding =
+        (vec(any::<u8>(), 0..300), prop::option::of(time())).prop_map(|(value, expires_in)| {
+            Holding { record: Record::foreign(value.into()), expires_in }
+        });
+    (0..10, holding, time(), FencingToken::MIN.get()..FencingToken::MAX.get()).prop_map(
+        |(kind, holding, time, t)| match kind {
+            0 => Vote::Granted,
+            1 => Vote::Held(holding),
+            2 => Vote::Yours(holding),
+            3 => Vote::Found(holding),
+            4 => Vote::Released,
+            5 => Vote::Missing,
+            6 => Vote::Extended { expires_in: time },
+            7 => Vote::Stale { fence: FencingToken::new(t).unwrap() },
+            8 => Vote::Failed(Failure::new(
+                Reason::Error,
+                Effect::Possible,
+                "OOM command not allowed",
+            )),
+            _ => Vote::Failed(Failure::new(
+                Reason::Clock,
+                Effect::None,
+                "the fencing token is too far from the node's own time",
+            )),
+        },
+    )
+}
+
+fn answer(votes: &[Vote]) -> Vec<u8> {
+    let mut answer = AnswerPacker::new(1_763_725_165_123_456, true);
+    votes.iter().for_each(|vote| answer.vote(vote));
+    answer.finish()
+}
+
+proptest! {
+    #[test]
+    fn a_call_gives_back_what_went_in(ops in vec(op(), 0..20)) {
+        let call = unpack_call(codec(&ops).into()).unwrap();
+        prop_assert_eq!((&call.marker_key[..], &call.marker[..]), (&b"{lock:}:node"[..], &b"1 a-marker"[..]));
+        prop_assert_eq!(&call.channel[..], b"{lock:}:hints");
+        prop_assert_eq!(call.settings.max_clock_skew, NodeSettings::default().max_clock_skew);
+        prop_assert_eq!(call.settings.fence_grace, NodeSettings::default().fence_grace);
+        let wanted: Vec<_> = ops.iter().map(travelling).collect();
+        prop_assert_eq!(format!("{:?}", call.ops), format!("{wanted:?}"));
+    }
+
+    #[test]
+    fn a_call_that_was_cut_or_goes_on_is_none(ops in vec(op(), 0..4), at: prop::sample::Index, more in vec(any::<u8>(), 1..9)) {
+        let whole = codec(&ops);
+        prop_assert!(unpack_call(Bytes::copy_from_slice(&whole[..at.index(whole.len())])).is_err());
+        let longer = [whole, more].concat();
+        prop_assert!(unpack_call(longer.into()).is_err());
+    }
+
+    #[test]
+    fn no_noise_makes_a_call_or_an_answer_panic(noise in vec(any::<u8>(), 0..2_000), operations in 0..200usize) {
+        for version in [noise.first().copied().unwrap_or(0), VERSION] {
+            let mut bytes = noise.clone();
+            if let Some(first) = bytes.first_mut() {
+                *first = version;
+            }
+            let _ = unpack_call(bytes.clone().into());
+            let _ = unpack_answer(operations, bytes.into());
+        }
+    }
+
+    #[test]
+    fn bytes_that_flip_in_a_call_make_no_panic(ops in vec(op(), 1..4), flips in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+        let mut call = codec(&ops);
+        for (at, byte) in flips {
+            let at = at.index(call.len());
+            call[at] = byte;
+        }
+        let _ = unpack_call(call.into());
+    }
+
+    #[test]
+    fn an_answer_gives_back_what_went_in(votes in vec(vote(), 1..20)) {
+        let read = unpack_answer(votes.len(), answer(&votes).into()).unwrap();
+        prop_assert_eq!((read.time_micros, read.is_admitted), (Some(1_763_725_165_123_456), true));
+        prop_assert_eq!(read.votes, votes);
+    }
+
+    /// Nothing is known of what ran, not even where the first votes are whole.
+    #[test]
+    fn an_answer_that_was_cut_goes_on_or_has_other_votes_is_none(votes in vec(vote(), 1..5), at: prop::sample::Index) {
+        let whole = answer(&votes);
+        prop_assert!(unpack_answer(votes.len(), Bytes::copy_from_slice(&whole[..at.index(whole.len())])).is_none());
+        prop_assert!(unpack_answer(votes.len() + 1, whole.clone().into()).is_none());
+        prop_assert!(unpack_answer(votes.len() - 1, whole.clone().into()).is_none() || votes.len() == 1);
+        prop_assert!(unpack_answer(votes.len(), [whole, vec![0]].concat().into()).is_none());
+    }
+
+    #[test]
+    fn a_vote_that_does_not_exist_is_none(code in (0u8..).prop_filter("no vote", |code| !(1..=11).contains(code))) {
+        let mut bytes = AnswerPacker::new(1, true).finish();
+        bytes.push(code);
+        prop_assert!(unpack_answer(1, bytes.into()).is_none());
+    }
+}
+
+#[test]
+fn a_call_of_another_version_says_which_it_has() {
+    let mut call = codec(&[]);
+    call[0] = 7;
+    assert_eq!(
+        unpack_call(call.into()).unwrap_err().to_string(),
+        "the call has version 7 and not 1"
+    );
+}
+
+#[test]
+fn the_error_of_a_write_comes_with_the_heartbeat_and_no_error_is_none() {
+    for (said, wanted) in [("OOM", Some("OOM".to_owned())), ("", None)] {
+        let mut answer = AnswerPacker::new(1, true);
+        answer.write_error(said);
+        assert_eq!(unpack_answer(0, answer.finish().into()).unwrap().write_error, wanted);
+    }
+}
+
+/// Another client may have stored anything under the key of a lock: a vote does not carry megabytes of it.
+#[test]
+fn a_value_of_megabytes_is_cut_in_a_vote() {
+    let holding =
+        Holding { record: Record::foreign(vec![b'x'; 5_000_000].into()), expires_in: None };
+    let read = unpack_answer(1, answer(&[Vote::Held(holding)]).into()).unwrap();
+    assert!(
+        matches!(&read.votes[0], Vote::Held(held) if held.record.as_bytes().len() == LONGEST_VALUE)
+    );
+}

@@ -1,0 +1,177 @@
+//! What a node says about itself, and whether that alone keeps it from voting.
+
+use std::fmt;
+
+use crate::node::status::{Diagnosis, Remedy};
+
+/// What a node says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// Identity of the process: 40 hexadecimal digits, new on every start.
+    pub run_id: String,
+    /// Redis' version.
+    pub version: String,
+    /// `master` or `slave`; empty when the node did not say.
+    pub role: String,
+    /// `maxmemory-policy`; empty when the node did not say.
+    pub policy: String,
+    /// Keys evicted since it started.
+    pub evicted_keys: u64,
+    /// What a crash of the node would lose.
+    pub durability: Durability,
+    /// Whether the append-only file was rewritten since the process started: then it need not be what was loaded.
+    pub rewritten: bool,
+    /// `master_replid`: a new one with every promotion.
+    pub replication_id: String,
+    /// Whether this process has been a replica: then its data may be another node's, or lag behind.
+    pub was_replica: bool,
+    /// Its wall clock, in microseconds since 1970; 0 when the node did not say.
+    pub time_micros: u64,
+    /// How long the process has run, in seconds: less than one too many, by its own wall clock; 0 when the node did not say.
+    pub uptime_seconds: u64,
+    /// `used_memory`, in bytes; 0 when the node did not say.
+    pub used_memory: u64,
+    /// `maxmemory`, in bytes; 0 when the node has no bound of its own, or did not say.
+    pub max_memory: u64,
+}
+
+/// What a crash of a node would lose.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Durability {
+    /// Nothing: every write is on disk before it is acknowledged.
+    Durable,
+    /// Nothing once the rewrite of the append-only file that is under way has ended.
+    Settling,
+    /// The newest writes or all; with the setting that makes it so.
+    Volatile(&'static str),
+    /// The node does not tell; with what it answered.
+    Unknown(String),
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Durable => f.write_str("every write is synced to disk"),
+            Self::Settling => {
+                f.write_str("every write is synced to disk once the rewrite under way has ended")
+            }
+            Self::Volatile(why) => write!(f, "a crash can lose locks ({why})"),
+            Self::Unknown(why) => write!(f, "durability unknown ({why})"),
+        }
+    }
+}
+
+/// The settings that [`Facts::new`] wants from CONFIG GET.
+pub const SETTINGS: [&str; 4] =
+    ["appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory-policy"];
+
+impl Facts {
+    /// Reads the answers of INFO and of CONFIG GET for [`SETTINGS`]. Managed services often forbid CONFIG: then the
+    /// durability is unknown, and a restart always means a quarantine.
+    pub fn new(info: &str, settings: Result<&[(String, String)], &str>) -> Self {
+        let field = |name: &str| {
+            info.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+                .unwrap_or_default()
+                .trim()
+        };
+        let setting = |name: &str| {
+            let pairs = settings.unwrap_or_default();
+            pairs.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value.as_str())
+        };
+        let policy = [field("maxmemory_policy"), setting("maxmemory-policy")]
+            .into_iter()
+            .find(|text| !text.is_empty());
+        let rewriting =
+            field("aof_rewrite_in_progress") != "0" || field("aof_rewrite_scheduled") != "0";
+        let durability = match (settings, setting("appendonly"), setting("appendfsync")) {
+            (Err(why), _, _) => Durability::Unknown(format!("CONFIG GET: {why}")),
+            (Ok(_), "no", _) => Durability::Volatile("appendonly no"),
+            (Ok(_), "yes", "everysec" | "no") => Durability::Volatile("appendfsync is not always"),
+            (Ok(_), "yes", "always") => match setting("no-appendfsync-on-rewrite") {
+                "no" if rewriting || field("aof_last_bgrewrite_status") != "ok" => {
+                    Durability::Settling
+                }
+                "no" => Durability::Durable,
+                _ => Durability::Volatile("no-appendfsync-on-rewrite is not no"),
+            },
+            (Ok(_), _, _) => {
+                Durability::Unknown("CONFIG GET does not show appendonly and appendfsync".into())
+            }
+        };
+        Self {
+            run_id: field("run_id").into(),
+            version: field("redis_version").into(),
+            role: field("role").into(),
+            policy: policy.unwrap_or_default().into(),
+            evicted_keys: field("evicted_keys").parse().unwrap_or(0),
+            durability,
+            rewritten: rewriting || field("aof_rewrites") != "0",
+            replication_id: field("master_replid").into(),
+            was_replica: field("master_replid2").bytes().any(|byte| byte != b'0'),
+            time_micros: field("server_time_usec").parse().unwrap_or(0),
+            uptime_seconds: field("uptime_in_seconds").parse().unwrap_or(0),
+            used_memory: field("used_memory").parse().unwrap_or(0),
+            max_memory: field("maxmemory").parse().unwrap_or(0),
+        }
+    }
+
+    /// A fit master that syncs nothing, for tests of what is done with facts.
+    #[cfg(test)]
+    pub(crate) fn volatile_master() -> Self {
+        Self {
+            run_id: "a".repeat(40),
+            version: "7.0.15".into(),
+            role: "master".into(),
+            policy: "noeviction".into(),
+            evicted_keys: 0,
+            durability: Durability::Volatile("appendonly no"),
+            rewritten: false,
+            replication_id: "c".repeat(40),
+            was_replica: false,
+            time_micros: 0,
+            uptime_seconds: 0,
+            used_memory: 1 << 20,
+            max_memory: 0,
+        }
+    }
+
+    /// Whether nothing has happened between the two that makes a node's memory suspect while its marker stands.
+    pub(crate) fn same_history(&self, later: &Self) -> bool {
+        self.run_id == later.run_id
+            && self.role == later.role
+            && self.replication_id == later.replication_id
+            && self.evicted_keys == later.evicted_keys
+    }
+
+    /// Why this node must not vote whatever it remembers, if so.
+    pub fn ineligible(&self) -> Option<Diagnosis> {
+        let major: Option<u32> =
+            self.version.split('.').next().and_then(|major| major.parse().ok());
+        if self.run_id.len() != 40 || !self.run_id.bytes().all(|b| b.is_ascii_hexdigit()) {
+            Some(Diagnosis::new(
+                "INFO shows no run_id, so a restart could not be noticed",
+                Remedy::AllowInfo,
+            ))
+        } else if major.is_none_or(|major| major < 7) {
+            let why = format!("Redis {} is too old: SET with NX and GET is needed", self.version);
+            Some(Diagnosis::new(why, Remedy::UpgradeRedis))
+        } else if self.role.is_empty() {
+            Some(Diagnosis::new(
+                "INFO shows no role, so a replica could not be noticed",
+                Remedy::AllowInfo,
+            ))
+        } else if self.role != "master" {
+            let why = format!("its role is {:?}; only masters vote", self.role);
+            Some(Diagnosis::new(why, Remedy::MakeMaster))
+        } else if self.policy.is_empty() {
+            let why = "neither INFO nor CONFIG GET shows maxmemory-policy, so it may evict locks";
+            Some(Diagnosis::new(why, Remedy::AllowInfo))
+        } else if self.policy != "noeviction" {
+            let why = format!("maxmemory-policy is {}, which may evict locks", self.policy);
+            Some(Diagnosis::new(why, Remedy::ForbidEvictions))
+        } else {
+            None
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Sets an extended lock again on nodes that lost it, after a majority has proved who holds it. Otherwise a lock that is
+//! extended for long enough dies of nodes that are restarted empty one after the other.
+//!
+//! A repair sets the *same* T, however old it is. The fence refuses it on a node that has granted a later T in the meantime,
+//! or that a release of this T has reached. However late it may come, a repair brings no released lock back: it says when its
+//! extension began, and is refused as too old before such a fence ends. A fence at T itself
+//! lets it pass only with the mark of an extension, which a release takes away: then the lock was there and has ended, as
+//! on a master that keeps its data and was down for longer than the TTL. A node that was down from before the first
+//! extension stays without the lock.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::model::clock::Clock;
+use crate::model::types::{Info, LockToken, Ttl};
+use crate::node::{Keys, Node, Observer, Op, Record, Reply, Vote, Voter};
+use crate::round::WhenMissing;
+
+pub(super) struct Repair {
+    pub(super) nodes: Arc<[Arc<dyn Node>]>,
+    pub(super) observer: Arc<dyn Observer>,
+    pub(super) keys: Keys,
+    pub(super) token: LockToken,
+    pub(super) ttl: Ttl,
+    /// When the extension began, by the wall clock.
+    pub(super) began_micros: u64,
+    /// A node need not begin a repair later than this.
+    pub(super) not_after: Instant,
+    /// When the extension's own lease ends, on the clock that counts suspend. What it vouches for has an end then, so a repair
+    /// must not be sent any more, however late the vote that asks for it.
+    pub(super) until: Duration,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) progress: Mutex<Progress>,
+}
+
+/// What is to be set again carries the text for people, which the holder does not send along: a node that has it is asked.
+#[derive(Default)]
+pub(super) enum Progress {
+    #[default]
+    Nothing,
+    /// These nodes wait for the record.
+    Asking(Vec<usize>),
+    Known(Arc<Op>),
+}
+
+impl WhenMissing for Repair {
+    fn missing(self: Arc<Self>, missing: Vec<usize>, witness: usize) {
+        let mut progress = self.progress();
+        match &mut *progress {
+            Progress::Nothing => {
+                *progress = Progress::Asking(missing);
+                drop(progress);
+                let question = Op::Inspect { keys: self.keys.clone() };
+                let reply = Reply::new(Arc::new(Witness(self.clone())), witness);
+                self.nodes[witness].submit(Arc::new(question), self.not_after, reply);
+            }
+            Progress::Asking(waiting) => waiting.extend(missing),
+            Progress::Known(op) => {
+                let op = op.clone();
+                drop(progress);
+                self.set_again(&missing, &op);
+            }
+        }
+    }
+}
+
+impl Repair {
+    fn set_again(self: &Arc<Self>, missing: &[usize], op: &Arc<Op>) {
+        if self.clock.monotonic() >= self.until {
+            return;
+        }
+        for index in missing {
+            let reply = Reply::new(Arc::new(Repaired(self.clone())), *index);
+            self.nodes[*index].submit(op.clone(), self.not_after, reply);
+        }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+struct Witness(Arc<Repair>);
+
+impl Voter for Witness {
+    fn vote(&self, _: usize, vote: Vote) {
+        let repair = &self.0;
+        let record = match vote {
+            Vote::Found(holding)
+                if holding.record.parse().is_some_and(|(token, _)| token == repair.token) =>
+            {
+                holding.record
+            }
+            // Gone by now, or no answer. The proof stands all the same, and a lock without its text is better than none.
+            _ => Record::new(&repair.token, &Info::default()),
+        };
+        let record = record.extended();
+        let op = Arc::new(Op::Repair {
+            keys: repair.keys.clone(),
+            record,
+            ttl: repair.ttl,
+            began_micros: repair.began_micros,
+        });
+        let before = std::mem::replace(&mut *repair.progress(), Progress::Known(op.clone()));
+        if let Progress::Asking(waiting) = before {
+            repair.set_again(&waiting, &op);
+        }
+    }
+}
+
+struct Repaired(Arc<Repair>);
+
+impl Voter for Repaired {
+    fn vote(&self, node: usize, vote: Vote) {
+        self.0.observer.vote(node, &vote);
+        if matches!(vote, Vote::Granted) {
+            self.0.observer.repaired(node);
+        }
+    }
+}

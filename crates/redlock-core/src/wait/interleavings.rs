@@ -1,0 +1,556 @@
+//! The queues under many interleavings: `queue.rs` once more, synchronized by `shuttle`, which decides at every lock and
+//! every atomic who goes on.
+//!
+//! The nodes are one cell behind a mutex. Polls and quick tries never come: what makes a waiter go on is a signal, or
+//! nothing is, and then shuttle reports a deadlock. Time is a counter an hour ahead of the machine's clock, so that what
+//! the queues themselves read from that clock is always past. Wakers and attempts look at the queues when they are woken or
+//! dropped, which shuttle refuses while a shard is still locked.
+//!
+//! Every run explores the same schedules; another [`SEED`] explores others. The schedule of a failure is printed, for
+//! `shuttle::replay(body, "…")` in place of `explore`.
+
+mod sync {
+    pub(super) use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    pub(super) use shuttle::sync::{Arc, Mutex, MutexGuard};
+}
+
+// Twice on purpose: the other one is synchronized by the standard library.
+#[allow(dead_code, clippy::duplicate_mod)]
+#[path = "queue.rs"]
+mod queue;
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use shuttle::future::{JoinHandle, block_on, spawn, yield_now};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::sync::Mutex;
+use shuttle::{Config, Runner};
+use tokio::time::Instant;
+
+use self::queue::{Bounds, Next, Pause, Refusal, Step, Success, WaitQueues, WaitTicket};
+use crate::error::{LockError, WaitLimit};
+use crate::wait::polls;
+
+const SEED: u64 = 17;
+const ROUND: Duration = Duration::from_millis(1);
+const NEVER: Duration = Duration::from_secs(1_000_000);
+
+/// The holder before the first waiter: here, or elsewhere.
+const HOLDER: u64 = u64::MAX;
+const ELSEWHERE: u64 = u64::MAX - 1;
+
+/// From this number on waiters give their rounds too little time.
+const HASTY: u64 = 100;
+
+type Queues = WaitQueues<u64, Asked>;
+type Ticket = WaitTicket<u64, Asked>;
+
+struct World {
+    queues: sync::Arc<Queues>,
+    base: Instant,
+    ticks: AtomicU64,
+    /// How often in ten a turn is over.
+    over: u32,
+    /// How often in ten a plan to hand the lock over is dropped unused.
+    unused: u32,
+    nodes: Mutex<Nodes>,
+    elsewhere: Mutex<Vec<JoinHandle<bool>>>,
+    prepared: AtomicUsize,
+    taken: AtomicUsize,
+    given_back: AtomicUsize,
+    this: Weak<World>,
+}
+
+#[derive(Default)]
+struct Nodes {
+    holder: Option<u64>,
+    asked: u64,
+    /// The tickets that have held the lock, in order.
+    grants: Vec<u64>,
+    /// How many of them had been told so, and believed it at once.
+    inside: usize,
+    released: u64,
+}
+
+/// An attempt that has been asked. Dropped before it is taken, it is undone.
+struct Asked {
+    world: Arc<World>,
+    number: u64,
+    waiter: u64,
+    granted: bool,
+    taken: bool,
+    handed: bool,
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.world.look();
+        if self.handed {
+            let ended = if self.taken { &self.world.taken } else { &self.world.given_back };
+            ended.fetch_add(1, Ordering::Relaxed);
+        }
+        if !self.taken {
+            self.world.free(self.number);
+        }
+    }
+}
+
+/// A waker that must not be woken or dropped with a shard locked.
+struct Watching(Waker, Arc<World>);
+
+impl Wake for Watching {
+    fn wake(self: Arc<Self>) {
+        self.1.look();
+        self.0.wake_by_ref();
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.1.look();
+    }
+}
+
+/// When a waiter gives up.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    Stays,
+    /// After so many steps of waiting, signalled or not.
+    Impatient(u32),
+    /// With its own attempt under way, at the first or a later one.
+    Competing,
+    /// When something was handed over to it, and has been taken out.
+    Handed,
+}
+
+fn lock() -> Bytes {
+    Bytes::from_static(b"lock:a")
+}
+
+fn world(holder: Option<u64>, bounds: Bounds, over: u32, unused: u32) -> Arc<World> {
+    static BASE: OnceLock<Instant> = OnceLock::new();
+    Arc::new_cyclic(|this| World {
+        queues: WaitQueues::new(bounds),
+        base: *BASE.get_or_init(|| Instant::now() + Duration::from_secs(3600)),
+        ticks: AtomicU64::new(0),
+        over,
+        unused,
+        nodes: Mutex::new(Nodes { holder, ..Nodes::default() }),
+        elsewhere: Mutex::new(Vec::new()),
+        prepared: AtomicUsize::new(0),
+        taken: AtomicUsize::new(0),
+        given_back: AtomicUsize::new(0),
+        this: this.clone(),
+    })
+}
+
+const MANY: Bounds = Bounds { total: 100, of_one_lock: 100 };
+/// Nobody waits elsewhere.
+const ALONE: u32 = 0;
+
+impl World {
+    fn now(&self) -> Instant {
+        self.base + Duration::from_nanos(self.ticks.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn look(&self) {
+        if !std::thread::panicking() {
+            self.queues.is_waited_for(&lock());
+        }
+    }
+
+    fn nodes(&self) -> shuttle::sync::MutexGuard<'_, Nodes> {
+        self.nodes.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn enter(&self, id: u64) -> Ticket {
+        self.enter_with(id, ROUND)
+    }
+
+    fn enter_with(&self, id: u64, round_limit: Duration) -> Ticket {
+        let now = self.now();
+        let ticket = self.queues.enter(lock(), id, None, round_limit, (now, now + NEVER));
+        ticket.take_place().expect("there is room");
+        ticket
+    }
+
+    /// Asks for the lock, in the call that releases the grant `releasing`.
+    fn ask(&self, waiter: u64, releasing: Option<u64>) -> Asked {
+        let mut nodes = self.nodes();
+        nodes.asked += 1;
+        let number = nodes.asked;
+        if releasing.is_some() && nodes.holder == releasing {
+            nodes.holder = None;
+        }
+        let granted = nodes.holder.is_none();
+        if granted {
+            nodes.holder = Some(number);
+        }
+        drop(nodes);
+        let world = self.this.upgrade().expect("the world is there");
+        Asked { world, number, waiter, granted, taken: false, handed: releasing.is_some() }
+    }
+
+    fn free(&self, number: u64) {
+        let mut nodes = self.nodes();
+        if nodes.holder == Some(number) {
+            nodes.holder = None;
+        }
+    }
+
+    /// As `release_and_hand_off` does it.
+    fn release(&self, number: u64) {
+        let pause = (thread_rng().gen_range(0..10) < self.over).then_some(Pause {
+            rounds: 1.0,
+            least: ROUND,
+            most: ROUND,
+        });
+        let plan = self.queues.release(&lock(), self.now(), pause);
+        match plan.next {
+            Next::Nobody | Next::Competing => self.free(number),
+            Next::Yielded => {
+                self.free(number);
+                let world = self.this.upgrade().expect("the world is there");
+                let elsewhere = spawn(async move {
+                    world.hold_elsewhere();
+                    true
+                });
+                self.elsewhere.lock().expect("nobody panics with it").push(elsewhere);
+            }
+            Next::First { .. } if thread_rng().gen_range(0..10) < self.unused => self.free(number),
+            Next::First { params, .. } => {
+                let asked = self.ask(params, Some(number));
+                assert!(asked.granted, "what is released and asked for in one call is granted");
+                self.prepared.fetch_add(1, Ordering::Relaxed);
+                plan.hand(asked);
+            }
+        }
+    }
+
+    /// Another gateway takes the lock if it is free, and tells of its release.
+    fn hold_elsewhere(&self) {
+        let mut asked = self.ask(ELSEWHERE, None);
+        if asked.granted {
+            asked.taken = true;
+            self.release_elsewhere(asked.number);
+        }
+    }
+
+    fn release_elsewhere(&self, number: u64) {
+        self.free(number);
+        let mut nodes = self.nodes();
+        nodes.released += 1;
+        let t = nodes.released;
+        drop(nodes);
+        // Every node tells of it.
+        (0..2).for_each(|_| self.queues.wake(&lock(), t, self.now()));
+    }
+
+    /// As `acquire::queued` does it. Whether the lock was granted.
+    async fn wait(self: Arc<Self>, id: u64, ticket: Ticket, fate: Fate) -> bool {
+        loop {
+            let now = self.now();
+            let (mut asked, cause) = match ticket.step(now, true) {
+                Step::Handed(asked) => (asked, None),
+                Step::Try(cause) => (self.ask(id, None), Some(cause)),
+                Step::AskForOwn => unreachable!("no two waiters have one owner here"),
+                // A pause for others is over at some time.
+                Step::WaitUntil(then) if then < self.base + NEVER / 2 => {
+                    yield_now().await;
+                    let ahead = then.saturating_duration_since(self.base).as_nanos() as u64;
+                    self.ticks.fetch_max(ahead, Ordering::Relaxed);
+                    continue;
+                }
+                Step::Wait | Step::WaitUntil(_) => match fate {
+                    Fate::Impatient(0) => return false,
+                    Fate::Impatient(steps) => {
+                        self.signalled(&ticket, Some(steps)).await;
+                        return self.leaves(ticket);
+                    }
+                    _ => {
+                        self.signalled(&ticket, None).await;
+                        continue;
+                    }
+                },
+            };
+            assert_eq!(asked.waiter, id, "handed over to somebody else");
+            match (fate, cause) {
+                (Fate::Competing, Some(_)) | (Fate::Handed, None) => {
+                    yield_now().await;
+                    drop(asked);
+                    return self.leaves(ticket);
+                }
+                _ => {}
+            }
+            yield_now().await;
+            let now = self.now();
+            // A round that is given less time finds no quorum, whoever has the lock; what it has set is undone at once.
+            if id >= HASTY {
+                drop(asked);
+                self.refused(&ticket, now, true);
+                continue;
+            }
+            if !asked.granted {
+                asked.taken = true;
+                self.refused(&ticket, now, false);
+                continue;
+            }
+            asked.taken = true;
+            self.goes_in(ticket.number().expect("it stands in the queue"));
+            ticket.granted(now, Success { shared_owner: None, ends: now + NEVER, round: ROUND });
+            yield_now().await;
+            self.nodes().inside -= 1;
+            let number = asked.number;
+            drop(asked);
+            self.release(number);
+            return true;
+        }
+    }
+
+    fn refused(&self, ticket: &Ticket, now: Instant, without_quorum: bool) {
+        let (never, error) = (now + NEVER, LockError::Held(Default::default()));
+        // A line without a quorum tries again after a while.
+        let (retry, error) = if without_quorum {
+            (now + ROUND, LockError::Unknown(Vec::new()))
+        } else {
+            (never, error)
+        };
+        ticket.refused(
+            now,
+            Refusal { error, retry, quick: retry, poll_due: never, round: ROUND, without_quorum },
+        );
+    }
+
+    fn goes_in(&self, ticket: u64) {
+        let mut nodes = self.nodes();
+        nodes.grants.push(ticket);
+        nodes.inside += 1;
+        assert_eq!(nodes.inside, 1, "two hold the lock");
+    }
+
+    fn leaves(&self, ticket: Ticket) -> bool {
+        drop(ticket);
+        false
+    }
+
+    /// Until signalled, or for so many steps.
+    async fn signalled(self: &Arc<Self>, ticket: &Ticket, mut steps: Option<u32>) {
+        poll_fn(|context| {
+            let watching = Waker::from(Arc::new(Watching(context.waker().clone(), self.clone())));
+            if ticket.poll_signalled(&Context::from_waker(&watching)).is_ready() && steps.is_none()
+            {
+                return Poll::Ready(());
+            }
+            match &mut steps {
+                Some(0) => return Poll::Ready(()),
+                Some(left) => {
+                    *left -= 1;
+                    context.waker().wake_by_ref();
+                }
+                None => {}
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// After all have left.
+    fn is_as_before(&self) {
+        finish(std::mem::take(&mut *self.elsewhere.lock().expect("nobody panics with it")));
+        assert_eq!(self.queues.count(), (0, 0), "a queue or a ticket is left");
+        let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        let ended = count(&self.taken) + count(&self.given_back);
+        assert_eq!(
+            count(&self.prepared),
+            ended,
+            "what was prepared was neither taken nor given back"
+        );
+        assert_eq!(self.nodes().holder, None, "somebody still has the lock");
+    }
+}
+
+fn finish(tasks: Vec<JoinHandle<bool>>) -> Vec<bool> {
+    tasks.into_iter().map(|task| block_on(task).expect("a waiter ends")).collect()
+}
+
+/// Random schedules find races of many steps, those with few preemptions the others.
+fn explore(times: usize, body: impl Fn() + Send + Sync + Clone + 'static) {
+    let random = RandomScheduler::new_from_seed(SEED, times);
+    Runner::new(random, Config::default()).run(body.clone());
+    let few_preemptions = PctScheduler::new_from_seed(SEED, 3, times);
+    Runner::new(few_preemptions, Config::default()).run(body);
+}
+
+#[test]
+fn every_waiter_is_served_in_the_order_of_the_tickets() {
+    explore(4_000, || {
+        let world = world(Some(HOLDER), MANY, ALONE, 0);
+        let waiters = (0..4).map(|id| {
+            let world = world.clone();
+            spawn(async move {
+                let ticket = world.enter(id);
+                world.wait(id, ticket, Fate::Stays).await
+            })
+        });
+        let waiters: Vec<_> = waiters.collect();
+        world.release(HOLDER);
+        assert_eq!(finish(waiters), [true; 4]);
+        let grants = std::mem::take(&mut world.nodes().grants);
+        assert!(grants.is_sorted() && grants.len() == 4, "out of order: {grants:?}");
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn a_waiter_that_stays_is_served_whoever_leaves_and_nothing_prepared_is_lost() {
+    explore(10_000, || {
+        let world = world(Some(HOLDER), MANY, ALONE, 1);
+        let fates: Vec<_> = (0..4)
+            .map(|_| match thread_rng().gen_range(0..5) {
+                0 => Fate::Impatient(thread_rng().gen_range(0..6)),
+                1 => Fate::Competing,
+                2 => Fate::Handed,
+                3 => Fate::Impatient(thread_rng().gen_range(0..20)),
+                _ => Fate::Stays,
+            })
+            .collect();
+        let waiters = fates.iter().enumerate().map(|(id, fate)| {
+            let (world, fate, id) = (world.clone(), *fate, id as u64);
+            spawn(async move {
+                let ticket = world.enter(id);
+                world.wait(id, ticket, fate).await
+            })
+        });
+        let waiters: Vec<_> = waiters.collect();
+        world.release(HOLDER);
+        for (served, fate) in finish(waiters).into_iter().zip(fates) {
+            assert!(served || fate != Fate::Stays, "one that stays is not served");
+        }
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn a_hint_during_an_attempt_leads_to_another_one() {
+    explore(6_000, || {
+        let world = world(Some(ELSEWHERE), MANY, ALONE, 0);
+        let waiters = (0..2).map(|id| {
+            let ticket = world.enter(id);
+            spawn(world.clone().wait(id, ticket, Fate::Stays))
+        });
+        let waiters: Vec<_> = waiters.collect();
+        world.release_elsewhere(ELSEWHERE);
+        world.hold_elsewhere();
+        assert_eq!(finish(waiters), [true; 2]);
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn plans_dropped_unused_leave_everybody_to_try_alone() {
+    explore(4_000, || {
+        let world = world(Some(HOLDER), MANY, ALONE, 10);
+        let waiters = (0..3).map(|id| {
+            let ticket = world.enter(id);
+            spawn(world.clone().wait(id, ticket, Fate::Stays))
+        });
+        let waiters: Vec<_> = waiters.collect();
+        world.release(HOLDER);
+        assert_eq!(finish(waiters), [true; 3]);
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn a_turn_that_is_over_is_for_the_others_and_comes_back() {
+    explore(6_000, || {
+        let world = world(Some(HOLDER), MANY, 5, 1);
+        let waiters = (0..4).map(|id| {
+            let world = world.clone();
+            let fate =
+                if id == 1 { Fate::Impatient(thread_rng().gen_range(0..20)) } else { Fate::Stays };
+            spawn(async move {
+                let ticket = world.enter(id);
+                world.wait(id, ticket, fate).await
+            })
+        });
+        let waiters: Vec<_> = waiters.collect();
+        world.release(HOLDER);
+        let served = finish(waiters);
+        assert!(served[0] && served[2] && served[3], "{served:?}");
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn waiters_whose_rounds_are_too_short_keep_the_lock_from_nobody_and_change_no_order() {
+    explore(6_000, || {
+        let world = world(Some(HOLDER), MANY, ALONE, 1);
+        let waiter = |id: u64| {
+            let world = world.clone();
+            // Of two kinds, of which neither is given enough.
+            let limit = if id < HASTY { ROUND * 8 } else { ROUND * (id - HASTY + 1) as u32 };
+            let fate = if id < HASTY {
+                Fate::Stays
+            } else {
+                Fate::Impatient(thread_rng().gen_range(0..20))
+            };
+            spawn(async move {
+                let ticket = world.enter_with(id, limit);
+                world.wait(id, ticket, fate).await
+            })
+        };
+        let waiters: Vec<_> = [HASTY, 0, HASTY + 1, 1, HASTY + 2].into_iter().map(waiter).collect();
+        world.release(HOLDER);
+        assert_eq!(finish(waiters), [false, true, false, true, false]);
+        let grants = std::mem::take(&mut world.nodes().grants);
+        assert!(grants.is_sorted() && grants.len() == 2, "out of order: {grants:?}");
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
+    explore(4_000, || {
+        let world = world(None, Bounds { total: 3, of_one_lock: 2 }, ALONE, 0);
+        let enter = |name: &'static [u8]| {
+            let world = world.clone();
+            spawn(async move {
+                let now = world.now();
+                let ticket = world.queues.enter(
+                    Bytes::from_static(name),
+                    0,
+                    None,
+                    ROUND,
+                    (now, now + NEVER),
+                );
+                let placed = ticket.take_place().is_ok();
+                let (waiters, _) = world.queues.count();
+                assert!(waiters <= 3, "{waiters} wait");
+                let inside = world.prepared.fetch_add(usize::from(placed), Ordering::Relaxed);
+                assert!(inside + usize::from(placed) <= 3, "{inside} were let in before");
+                yield_now().await;
+                world.prepared.fetch_sub(usize::from(placed), Ordering::Relaxed);
+                drop(ticket);
+                placed
+            })
+        };
+        let entered = finish([&b"a"[..], b"a", b"a", b"b", b"b"].into_iter().map(enter).collect());
+        assert!(entered.iter().filter(|entered| **entered).count() >= 2, "{entered:?}");
+        assert_eq!(world.queues.count(), (0, 0));
+        let now = world.now();
+        let tickets: Vec<_> = (0..3)
+            .map(|id| world.queues.enter(lock(), id, None, ROUND, (now, now + NEVER)))
+            .collect();
+        let places: Vec<_> = tickets.iter().map(Ticket::take_place).collect();
+        assert!(places[0].is_ok() && places[1].is_ok());
+        assert_eq!(places[2], Err(LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock }));
+        assert_eq!(world.queues.count(), (2, 1));
+    });
+}

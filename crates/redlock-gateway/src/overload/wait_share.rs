@@ -1,0 +1,67 @@
+//! What one client may take of the places for those who wait, so that there are some for the others.
+
+use redlock_core::{LockError, LockName, WaitLimit};
+
+use crate::overload::clients::{Client, NamePlace, Place};
+
+/// The most that one client may take.
+#[derive(Debug, Clone, Copy)]
+pub struct WaitShare {
+    /// Requests that wait.
+    pub waiters: usize,
+    /// Locks that they wait for: each is polled.
+    pub locks: usize,
+}
+
+/// A client's place among those who wait; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct WaitPlace {
+    _waiter: Place,
+    _lock: NamePlace,
+}
+
+impl WaitShare {
+    /// No bound but those of all.
+    pub const ALL: Self = Self { waiters: usize::MAX, locks: usize::MAX };
+
+    pub(crate) fn take(self, client: &Client, lock: &LockName) -> Result<WaitPlace, LockError> {
+        let full = |max, limit| LockError::TooManyWaiters { max, limit };
+        let waiter =
+            client.waiting.take(self.waiters).ok_or(full(self.waiters, WaitLimit::OfCaller))?;
+        let lock = client
+            .waited
+            .take(lock, self.locks)
+            .ok_or(full(self.locks, WaitLimit::LocksOfCaller))?;
+        Ok(WaitPlace { _waiter: waiter, _lock: lock })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_has_its_share_is_told_which_and_another_is_not() {
+        let (one, other, share) =
+            (Client::default(), Client::default(), WaitShare { waiters: 3, locks: 2 });
+        let name = |text: &str| text.parse::<LockName>().unwrap();
+        let take = |client, text| share.take(client, &name(text));
+        let refused = |text| match take(&one, text).map(drop) {
+            Err(LockError::TooManyWaiters { max, limit }) => (max, limit),
+            other => panic!("{other:?}"),
+        };
+        let first = take(&one, "a").unwrap();
+        let second = take(&one, "b").unwrap();
+        assert_eq!(refused("c"), (2, WaitLimit::LocksOfCaller));
+        let third = take(&one, "a").unwrap();
+        assert_eq!(refused("a"), (3, WaitLimit::OfCaller));
+        assert!(take(&other, "c").is_ok());
+        drop(first);
+        assert_eq!(refused("c"), (2, WaitLimit::LocksOfCaller), "another one still waits for a");
+        drop(third);
+        assert!(take(&one, "c").is_ok());
+        drop(second);
+        assert_eq!(one.waiting.count(), 0);
+        assert!([take(&one, "d"), take(&one, "e")].iter().all(Result::is_ok), "no name is left");
+    }
+}

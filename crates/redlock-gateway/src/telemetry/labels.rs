@@ -1,0 +1,130 @@
+//! The labels that metrics are labelled with.
+
+use redlock_core::node::{Failure, Reason, Vote};
+
+/// The operations that are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    Acquire,
+    Extend,
+    Release,
+    Inspect,
+}
+
+/// How an operation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Granted,
+    Held,
+    NoQuorum,
+    Cancelled,
+    Extended,
+    Released,
+    Lost,
+    NotHolder,
+    Unknown,
+    Refused,
+    Found,
+    Free,
+}
+
+/// In the order of the enum.
+pub(super) const OPERATIONS: [(Operation, &str); 4] = [
+    (Operation::Acquire, "acquire"),
+    (Operation::Extend, "extend"),
+    (Operation::Release, "release"),
+    (Operation::Inspect, "inspect"),
+];
+
+/// In the order of the enum.
+pub(super) const OUTCOMES: [(Outcome, &str); 12] = [
+    (Outcome::Granted, "granted"),
+    (Outcome::Held, "held"),
+    (Outcome::NoQuorum, "no_quorum"),
+    (Outcome::Cancelled, "cancelled"),
+    (Outcome::Extended, "extended"),
+    (Outcome::Released, "released"),
+    (Outcome::Lost, "lost"),
+    (Outcome::NotHolder, "not_holder"),
+    (Outcome::Unknown, "unknown"),
+    (Outcome::Refused, "refused"),
+    (Outcome::Found, "found"),
+    (Outcome::Free, "free"),
+];
+
+/// The outcomes that an operation can have; others are never exported for it.
+pub(super) fn outcomes_of(operation: Operation) -> &'static [Outcome] {
+    match operation {
+        Operation::Acquire => &[
+            Outcome::Granted,
+            Outcome::Held,
+            Outcome::NoQuorum,
+            Outcome::Unknown,
+            Outcome::Cancelled,
+            Outcome::Refused,
+        ],
+        Operation::Extend => &[
+            Outcome::Extended,
+            Outcome::Lost,
+            Outcome::NotHolder,
+            Outcome::Unknown,
+            Outcome::Refused,
+        ],
+        Operation::Release => {
+            &[Outcome::Released, Outcome::Lost, Outcome::NotHolder, Outcome::Unknown]
+        }
+        Operation::Inspect => &[Outcome::Found, Outcome::Free, Outcome::Unknown],
+    }
+}
+
+/// All votes in the order of [`vote_index`].
+pub(super) fn vote_words() -> impl Iterator<Item = &'static str> {
+    let answers = ["granted", "yours", "held", "stale", "extended", "released", "missing", "found"];
+    answers.into_iter().chain(Reason::ALL.map(Reason::as_str))
+}
+
+pub(super) fn vote_index(vote: &Vote) -> usize {
+    match vote {
+        Vote::Granted => 0,
+        Vote::Yours(_) => 1,
+        Vote::Held(_) => 2,
+        Vote::Stale { .. } => 3,
+        Vote::Extended { .. } => 4,
+        Vote::Released => 5,
+        Vote::Missing => 6,
+        Vote::Found(_) => 7,
+        Vote::Failed(Failure { reason, .. }) => 8 + *reason as usize,
+    }
+}
+
+/// How a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitEnd {
+    Granted,
+    TimedOut,
+    NoQuorum,
+    Cancelled,
+}
+
+pub(super) const WAIT_ENDS: [(WaitEnd, &str); 4] = [
+    (WaitEnd::Granted, "granted"),
+    (WaitEnd::TimedOut, "timed_out"),
+    (WaitEnd::NoQuorum, "no_quorum"),
+    (WaitEnd::Cancelled, "cancelled"),
+];
+
+// What is counted is found by its number.
+const _: () = {
+    let mut at = 0;
+    while at < OUTCOMES.len() {
+        assert!(OUTCOMES[at].0 as usize == at);
+        assert!(at >= OPERATIONS.len() || OPERATIONS[at].0 as usize == at);
+        assert!(at >= WAIT_ENDS.len() || WAIT_ENDS[at].0 as usize == at);
+        assert!(at >= Reason::ALL.len() || Reason::ALL[at] as usize == at);
+        at += 1;
+    }
+    assert!(
+        Outcome::Free as usize + 1 == OUTCOMES.len()
+            && Operation::Inspect as usize + 1 == OPERATIONS.len()
+    );
+};

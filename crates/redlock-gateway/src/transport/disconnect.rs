@@ -1,0 +1,212 @@
+//! Whether a client is still there.
+//!
+//! The HTTP library notices that a client has hung up when it reads from the connection. It does not read while it has
+//! bytes of a next request, or just a stray newline, that it cannot use yet. A request that waits for a lock would then wait for
+//! a client that is gone, be granted the lock, and keep it from others until it expires. So the stream is shared with
+//! whatever has to know.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::overload::clients::Client;
+use crate::proxies::ClientAddress;
+use crate::transport::connections::ConnectionPlace;
+use crate::transport::tls::ClientCertificate;
+
+/// How often the connection of a client that waits is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long an answer may wait for its client to take it, or to acknowledge it, before the connection is given up.
+const UNREAD: Duration = Duration::from_secs(30);
+
+/// The other end of a connection.
+#[derive(Clone)]
+pub(crate) struct Peer {
+    stream: Arc<TcpStream>,
+    address: SocketAddr,
+    certificate: Option<Arc<ClientCertificate>>,
+    place: Arc<ConnectionPlace>,
+    /// The client that a trusted proxy speaks for.
+    behind: Option<(ClientAddress, Arc<Client>)>,
+}
+
+impl Peer {
+    /// The address of the client. A proxy that is not trusted counts as the client.
+    pub(crate) fn address(&self) -> ClientAddress {
+        self.behind.as_ref().map_or(self.address.into(), |(address, _)| *address)
+    }
+
+    /// The trusted proxy that speaks for the client.
+    pub(crate) fn proxy(&self) -> Option<SocketAddr> {
+        self.behind.as_ref().map(|_| self.address)
+    }
+
+    /// Counts what requests take where there are no keys. Connections are counted for the other end of the connection.
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        self.behind.as_ref().map_or(self.place.client(), |(_, client)| client)
+    }
+
+    /// The same connection for one request of this client.
+    pub(crate) fn speaking_for(&self, client: ClientAddress) -> Self {
+        let is_other = client != self.address.into();
+        let behind = is_other.then(|| (client, self.place.client_at(client.ip)));
+        Self { behind, ..self.clone() }
+    }
+
+    /// Its place among the connections.
+    pub(crate) fn place(&self) -> &Arc<ConnectionPlace> {
+        &self.place
+    }
+
+    /// The same client, with its certificate.
+    pub(crate) fn with_certificate(self, certificate: Option<ClientCertificate>) -> Self {
+        Self { certificate: certificate.map(Arc::new), ..self }
+    }
+
+    pub(crate) fn certificate(&self) -> Option<&ClientCertificate> {
+        self.certificate.as_deref()
+    }
+
+    /// Resolves when the client has closed its side of the connection.
+    pub(crate) async fn gone(&self) {
+        while !self.is_gone() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// As the system has told so far, also when there is something left to read.
+    fn is_gone(&self) -> bool {
+        let readiness = pin!(self.stream.ready(Interest::READABLE));
+        match readiness.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(readiness)) => readiness.is_read_closed(),
+            Poll::Ready(Err(_)) => true,
+            Poll::Pending => false,
+        }
+    }
+}
+
+/// The stream of a connection, which its [`Peer`] looks at too.
+pub(crate) struct SharedStream {
+    stream: Arc<TcpStream>,
+    place: Arc<ConnectionPlace>,
+    /// How much may still be read.
+    left: usize,
+}
+
+impl SharedStream {
+    pub(crate) fn new(stream: TcpStream, place: Arc<ConnectionPlace>) -> io::Result<(Self, Peer)> {
+        let address = stream.peer_addr()?;
+        rustix::net::sockopt::set_tcp_user_timeout(&stream, UNREAD.as_millis() as u32)?;
+        let stream = Arc::new(stream);
+        if !place.holds(&stream) {
+            return Err(io::Error::other("its place was given to another"));
+        }
+        let peer = Peer {
+            stream: stream.clone(),
+            address,
+            certificate: None,
+            place: place.clone(),
+            behind: None,
+        };
+        Ok((Self { stream, place, left: usize::MAX }, peer))
+    }
+
+    /// Lets no more than so many bytes be read from now on.
+    pub(crate) fn limit(&mut self, left: usize) {
+        self.left = left;
+    }
+}
+
+impl AsyncRead for SharedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            std::task::ready!(self.stream.poll_read_ready(context))?;
+            // What came since belongs to a request that could not be answered: it must not be carried out.
+            if self.place.is_evicted() {
+                return Poll::Ready(Ok(()));
+            }
+            let room = buffer.remaining();
+            let mut drained = false;
+            // A read that leaves room has taken all there was. Saying so saves the next read, which would find nothing; the
+            // stream's own reader does the same.
+            let read = self.stream.try_io(Interest::READABLE, || {
+                let got = self.stream.try_read_buf(buffer)?;
+                drained = 0 < got && got < room;
+                if drained { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            });
+            let got = room - buffer.remaining();
+            if got > self.left {
+                return Poll::Ready(Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "too much was sent",
+                )));
+            }
+            self.left -= got;
+            match read {
+                _ if drained => return Poll::Ready(Ok(())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read),
+            }
+        }
+    }
+}
+
+impl SharedStream {
+    fn poll_io<T>(
+        &self,
+        context: &mut Context<'_>,
+        work: impl Fn(&TcpStream) -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        loop {
+            std::task::ready!(self.stream.poll_write_ready(context))?;
+            match work(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for SharedStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_io(context, |stream| stream.try_write(bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_io(context, |stream| stream.try_write_vectored(slices))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.place.flushed();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match rustix::net::shutdown(&*self.stream, rustix::net::Shutdown::Write) {
+            Ok(()) | Err(rustix::io::Errno::NOTCONN) => Poll::Ready(Ok(())),
+            Err(error) => Poll::Ready(Err(error.into())),
+        }
+    }
+}

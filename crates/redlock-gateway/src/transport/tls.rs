@@ -1,0 +1,184 @@
+//! HTTPS: the server's configuration from its files, and the subject of a client's certificate.
+//!
+//! When the files change, new connections get the new certificate; those that are open go on with what they began with. A
+//! certificate that cannot be used is not taken: the one before stays, and the log says why. Clients may show a certificate
+//! of their own, where an authority for them is given; one that does not verify ends the handshake.
+//!
+//! It does not know connections.
+
+mod subject;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum_server::tls_rustls::RustlsConfig;
+use metrics::{Counter, Gauge};
+use tokio::task::JoinSet;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use tokio_rustls::rustls::{Error, InconsistentKeys, RootCertStore, ServerConfig};
+pub(crate) use tokio_rustls::server::TlsStream;
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
+
+use crate::config::TlsFiles;
+use crate::reload::{Content, Reload, Watched, read};
+
+/// Where it is told what became of the files.
+pub(crate) struct Told {
+    /// When the server's certificate ends.
+    pub(crate) expiry: Gauge,
+    pub(crate) failures: Counter,
+}
+
+/// What stands in the files, followed by one of the tasks; must be called on a tokio runtime.
+pub(crate) fn follow(
+    files: &TlsFiles,
+    reload: &Reload,
+    told: Told,
+    tasks: &mut JoinSet<()>,
+) -> Result<RustlsConfig, String> {
+    let mut watched = Watched::new(paths(files), reload);
+    let current = RustlsConfig::from_config(Arc::new(configuration(files, watched.contents())?));
+    told.expiry.set(expiry(files, watched.contents()));
+    let (files, followed) = (files.clone(), current.clone());
+    tasks.spawn(async move {
+        loop {
+            watched.changed().await;
+            match configuration(&files, watched.contents()) {
+                Ok(config) => {
+                    followed.reload_from_config(Arc::new(config));
+                    told.expiry.set(expiry(&files, watched.contents()));
+                    let cert = files.cert.display();
+                    tracing::info!(%cert, "new connections get the certificate that was read now");
+                }
+                Err(error) => {
+                    told.failures.increment(1);
+                    tracing::error!(
+                        error,
+                        "what was read now cannot be used: the certificate before stays"
+                    );
+                }
+            }
+        }
+    });
+    Ok(current)
+}
+
+/// A client's certificate, which was verified when its connection began.
+#[derive(Debug)]
+pub(crate) struct ClientCertificate {
+    /// As [`subject`] writes it.
+    pub(crate) subject: String,
+    /// The last moment at which it is valid; connections outlive it.
+    pub(crate) ends: SystemTime,
+}
+
+/// The certificate that the client has shown; none where it has no subject.
+pub(crate) fn client_certificate<S>(
+    stream: &TlsStream<S>,
+) -> io::Result<Option<ClientCertificate>> {
+    let Some(shown) = stream.get_ref().1.peer_certificates().and_then(<[_]>::first) else {
+        return Ok(None);
+    };
+    let shown = Certificate::from_der(shown).map_err(io::Error::other)?;
+    let subject = subject::subject(&shown).map_err(io::Error::other)?;
+    let ends = UNIX_EPOCH + shown.tbs_certificate().validity().not_after.to_unix_duration();
+    Ok(subject.map(|subject| ClientCertificate { subject, ends }))
+}
+
+/// Whether HTTPS could be served with these files.
+pub(crate) fn check(files: &TlsFiles) -> Result<(), String> {
+    configuration(files, &read(&paths(files))).map(drop)
+}
+
+fn paths(files: &TlsFiles) -> Vec<PathBuf> {
+    [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()]
+        .into_iter()
+        .flatten()
+        .cloned()
+        .collect()
+}
+
+/// Of the server's certificate, in seconds since 1970; 0 where it cannot be told.
+fn expiry(files: &TlsFiles, contents: &[Content]) -> f64 {
+    let chain =
+        contents.first().and_then(|cert| certificates("--tls-cert", &files.cert, cert).ok());
+    let own = chain.and_then(|chain| Certificate::from_der(chain.first()?).ok());
+    own.map_or(0.0, |own| {
+        own.tbs_certificate().validity().not_after.to_unix_duration().as_secs_f64()
+    })
+}
+
+/// From the contents of the files, in the order of [`paths`].
+fn configuration(files: &TlsFiles, contents: &[Content]) -> Result<ServerConfig, String> {
+    let [cert, key, client_ca @ ..] = contents else {
+        return Err("--tls-cert, --tls-key: not read".into());
+    };
+    let chain = certificates("--tls-cert", &files.cert, cert)?;
+    let at_key = format!("--tls-key: {}", files.key.display());
+    let key = key.as_ref().map_err(|error| format!("{at_key}: {error}"))?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
+        format!("{at_key}: no private key in it; expected PEM that is not encrypted")
+    })?;
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let clients = match (&files.client_ca, client_ca) {
+        (Some(path), [content]) => {
+            let mut trusted = RootCertStore::empty();
+            let ineligible = |error: &dyn std::fmt::Display| {
+                format!("--tls-client-ca: {}: {error}", path.display())
+            };
+            for certificate in certificates("--tls-client-ca", path, content)? {
+                trusted.add(certificate).map_err(|error| ineligible(&error))?;
+            }
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(trusted), provider.clone());
+            // A client without one may have a key instead.
+            verifier.allow_unauthenticated().build().map_err(|error| ineligible(&error))?
+        }
+        _ => WebPkiClientVerifier::no_client_auth(),
+    };
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain, key)
+        .map_err(|error| match error {
+            Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
+                format!(
+                    "{at_key}: does not belong to the certificate of --tls-cert, {}",
+                    files.cert.display()
+                )
+            }
+            Error::InvalidCertificate(_) => {
+                format!("--tls-cert: {}: {error}", files.cert.display())
+            }
+            error => format!("{at_key}: {error}"),
+        })?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    if files.client_ca.is_some() {
+        // A session that is taken up again would not look at the client's certificate again.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+    }
+    Ok(config)
+}
+
+fn certificates(
+    flag: &str,
+    path: &Path,
+    content: &Content,
+) -> Result<Vec<CertificateDer<'static>>, String> {
+    let path = path.display();
+    let pem = content.as_ref().map_err(|error| format!("{flag}: {path}: {error}"))?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| format!("{flag}: {path}: {error}; expected PEM"))?;
+    if found.is_empty() {
+        return Err(format!("{flag}: {path}: no certificate in it; expected PEM"));
+    }
+    Ok(found)
+}

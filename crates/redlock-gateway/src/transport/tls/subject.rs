@@ -1,0 +1,131 @@
+//! The subject of a client's certificate, as a text to compare with.
+
+use std::fmt::Write as _;
+
+use x509_cert::Certificate;
+use x509_cert::attr::AttributeTypeAndValue;
+use x509_cert::der::{Encode, Error, Tag, Tagged};
+
+/// Written here and not looked up: the text is what permissions are given to, so no library may change it.
+const NAMES: [(&str, &str); 11] = [
+    ("2.5.4.3", "CN"),
+    ("2.5.4.7", "L"),
+    ("2.5.4.8", "ST"),
+    ("2.5.4.10", "O"),
+    ("2.5.4.11", "OU"),
+    ("2.5.4.6", "C"),
+    ("2.5.4.9", "STREET"),
+    ("0.9.2342.19200300.100.1.25", "DC"),
+    ("0.9.2342.19200300.100.1.1", "UID"),
+    ("2.5.4.5", "serialNumber"),
+    ("1.2.840.113549.1.9.1", "emailAddress"),
+];
+
+/// The subject in the notation of RFC 4514, but in the order of the certificate: `C=DE,O=Example,CN=ci` for what
+/// `openssl req -subj /C=DE/O=Example/CN=ci` asked for.
+///
+/// Attributes have the names above, others their number with `#` and the value's encoding in hexadecimal; so has a value
+/// that is no text. Attributes that share one place are joined by `+`. In values `"`, `+`, `,`, `;`, `<`, `>`, `\`, a `#` in
+/// front and a space at either end stand after a backslash; a control character is a backslash and two hexadecimal digits.
+///
+/// `None` when it is empty, as it may be when all names are alternative ones.
+pub(super) fn subject(certificate: &Certificate) -> Result<Option<String>, Error> {
+    let mut text = String::new();
+    for place in certificate.tbs_certificate().subject().iter_rdn() {
+        for (at, attribute) in place.iter().enumerate() {
+            match (at, text.is_empty()) {
+                (_, true) => {}
+                (0, false) => text.push(','),
+                (_, false) => text.push('+'),
+            }
+            add(&mut text, attribute)?;
+        }
+    }
+    Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+fn add(
+    text: &mut String,
+    AttributeTypeAndValue { oid, value }: &AttributeTypeAndValue,
+) -> Result<(), Error> {
+    let number = oid.to_string();
+    let name = NAMES.iter().find(|(known, _)| *known == number).map(|(_, name)| *name);
+    let is_text = matches!(value.tag(), Tag::Utf8String | Tag::PrintableString | Tag::Ia5String);
+    match (name, std::str::from_utf8(value.value())) {
+        (Some(name), Ok(value)) if is_text => {
+            text.push_str(name);
+            text.push('=');
+            add_escaped(text, value);
+        }
+        _ => {
+            text.push_str(name.unwrap_or(&number));
+            text.push_str("=#");
+            add_hex(text, &value.to_der()?);
+        }
+    }
+    Ok(())
+}
+
+fn add_escaped(text: &mut String, value: &str) {
+    let last = value.chars().count().saturating_sub(1);
+    for (at, c) in value.chars().enumerate() {
+        match c {
+            '\0'..='\x1f' | '\x7f' => {
+                text.push('\\');
+                add_hex(text, &[c as u8]);
+                continue;
+            }
+            '"' | '+' | ',' | ';' | '<' | '>' | '\\' => text.push('\\'),
+            '#' if at == 0 => text.push('\\'),
+            ' ' if at == 0 || at == last => text.push('\\'),
+            _ => {}
+        }
+        text.push(c);
+    }
+}
+
+fn add_hex(text: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{byte:02X}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use x509_cert::der::asn1::Any;
+
+    use super::*;
+
+    #[test]
+    fn what_has_no_name_or_is_no_text_is_shown_by_number_and_encoding() {
+        for (oid, tag, expected) in [
+            ("2.5.4.3", Tag::PrintableString, "CN=x"),
+            ("2.5.4.12", Tag::Utf8String, "2.5.4.12=#0C0178"),
+            ("2.5.4.3", Tag::BmpString, "CN=#1E0178"),
+        ] {
+            let (mut text, value) = (String::new(), Any::new(tag, b"x".as_slice()).unwrap());
+            add(&mut text, &AttributeTypeAndValue { oid: oid.parse().unwrap(), value }).unwrap();
+            assert_eq!(text, expected);
+        }
+    }
+
+    #[test]
+    fn what_has_a_meaning_in_the_text_is_escaped() {
+        for (value, expected) in [
+            ("ci", "ci"),
+            ("", ""),
+            (" ", r"\ "),
+            (" a b ", r"\ a b\ "),
+            ("#a#", r"\#a#"),
+            ("a=b", "a=b"),
+            (r#"a,b+c;d<e>f"g\h"#, r#"a\,b\+c\;d\<e\>f\"g\\h"#),
+            ("a\nb\0", r"a\0Ab\00"),
+            ("Größe", "Größe"),
+        ] {
+            let mut text = String::new();
+            add_escaped(&mut text, value);
+            assert_eq!(text, expected, "{value:?}");
+        }
+    }
+}

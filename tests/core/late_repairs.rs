@@ -1,0 +1,150 @@
+//! A repair that arrives late: what was released or granted to somebody else meanwhile stays so.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlock_core::clock::{Clock, SystemClock};
+use redlock_core::node::{Node, Op, SafetyRules, Task, Vote};
+use redlock_core::{Env, Lease};
+use tokio::time::Instant;
+
+use crate::core::repair::{CLUSTER, FiveNodes};
+use crate::support::cluster::ClusterSettings;
+use crate::support::harness::{PATIENCE, eventually};
+use crate::support::nodes::{Recorder, intercepted, pass_on};
+
+/// Keeps inspections back when told to, and passes everything else on: a repair begins with an inspection.
+#[derive(Default)]
+struct HeldBack {
+    inspections: AtomicBool,
+    tasks: Mutex<Vec<(Arc<dyn Node>, Task)>>,
+}
+
+impl HeldBack {
+    fn submit(&self, node: &Arc<dyn Node>, task: Task) {
+        if matches!(*task.op, Op::Inspect { .. }) && self.inspections.load(Ordering::SeqCst) {
+            self.tasks.lock().unwrap().push((node.clone(), task));
+        } else {
+            pass_on(node, task);
+        }
+    }
+
+    /// Answers how many were kept back.
+    fn let_go(&self) -> usize {
+        self.inspections.store(false, Ordering::SeqCst);
+        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap());
+        let count = tasks.len();
+        for (node, task) in tasks {
+            pass_on(&node, Task { not_after: Instant::now() + PATIENCE, ..task });
+        }
+        count
+    }
+}
+
+/// A machine that can be suspended: then all its other clocks stand still.
+#[derive(Default)]
+struct SuspendedClock(AtomicU32);
+
+impl Clock for SuspendedClock {
+    fn monotonic(&self) -> Duration {
+        SystemClock.monotonic() + Duration::from_secs(self.0.load(Ordering::SeqCst).into())
+    }
+    fn wall_micros(&self) -> u64 {
+        SystemClock.wall_micros()
+    }
+}
+
+/// Node 4 has lost the lock, an extension has found that out, and its repair is held back.
+async fn with_a_repair_in_flight(
+    rules: SafetyRules,
+) -> (FiveNodes, Lease, Arc<HeldBack>, Arc<Recorder>) {
+    with_a_repair_in_flight_by(rules, Arc::new(SystemClock)).await
+}
+
+async fn with_a_repair_in_flight_by(
+    rules: SafetyRules,
+    clock: Arc<dyn Clock>,
+) -> (FiveNodes, Lease, Arc<HeldBack>, Arc<Recorder>) {
+    let (held, votes) = (Arc::new(HeldBack::default()), Arc::new(Recorder::default()));
+    let env = Env { observer: votes.clone(), clock, ..Env::default() };
+    let slow = |node| {
+        let held = held.clone();
+        intercepted(node, move |node, task| held.submit(node, task))
+    };
+    let five = FiveNodes::start_with(&ClusterSettings { rules, ..CLUSTER }, env, slow).await;
+    let lease = five.held(&CLUSTER).await;
+    five.forget(4);
+    held.inspections.store(true, Ordering::SeqCst);
+    five.extend(&lease, 30_000).await.unwrap();
+    eventually("the repair is under way", async || {
+        (held.tasks.lock().unwrap().len() == 1).then_some(())
+    })
+    .await;
+    (five, lease, held, votes)
+}
+
+/// Lets the repair go and answers what node 4 said to it.
+async fn answer_to_the_repair(held: &HeldBack, votes: &Recorder) -> Vote {
+    votes.take_votes();
+    assert_eq!(held.let_go(), 1);
+    eventually("the repair is answered", async || votes.take_votes().pop()).await
+}
+
+/// The lock is released everywhere before its repair arrives. Answers where it is stored afterwards.
+async fn stored_after_a_late_repair(rules: SafetyRules) -> Vec<usize> {
+    let (five, lease, held, votes) = with_a_repair_in_flight(rules).await;
+    five.locks.release(&five.lock, &lease.token).await.unwrap();
+    five.locks.drained().await;
+    answer_to_the_repair(&held, &votes).await;
+    (0..5).filter(|at| five.raw(*at).is_some()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_repair_that_comes_after_the_release_brings_nothing_back() {
+    assert_eq!(stored_after_a_late_repair(SafetyRules::ALL).await, Vec::<usize>::new());
+    let off = SafetyRules { release_leaves_a_tombstone: false, ..SafetyRules::ALL };
+    assert_eq!(
+        stored_after_a_late_repair(off).await,
+        [4],
+        "without the tombstone nothing is worse"
+    );
+    let off = SafetyRules { watermark_is_checked: false, ..SafetyRules::ALL };
+    assert_eq!(stored_after_a_late_repair(off).await, [4], "without the fence nothing is worse");
+}
+
+/// By then the node may have lost its data once more, waited out its quarantine, and granted the lock to somebody else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn nothing_is_repaired_after_the_lease_of_the_extension_has_ended() {
+    let clock = Arc::new(SuspendedClock::default());
+    let (five, lease, held, votes) =
+        with_a_repair_in_flight_by(SafetyRules::ALL, clock.clone()).await;
+    clock.0.store(61, Ordering::SeqCst);
+    votes.take_votes();
+    assert_eq!(held.let_go(), 1);
+    // Answered after what was let go.
+    five.locks.inspect(&five.lock).await;
+    five.locks.drained().await;
+    assert_eq!(votes.take_votes().iter().filter(|vote| matches!(vote, Vote::Granted)).count(), 0);
+    assert_eq!(five.stored_on(&lease), [0, 1, 2, 3]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_repair_that_comes_after_a_grant_to_somebody_else_changes_nothing() {
+    let (five, lease, held, votes) = with_a_repair_in_flight(SafetyRules::ALL).await;
+    five.locks.release(&five.lock, &lease.token).await.unwrap();
+    let next = five.held(&CLUSTER).await;
+    let vote = answer_to_the_repair(&held, &votes).await;
+    assert!(matches!(vote, Vote::Held(_)), "{vote:?}");
+    assert_eq!(five.stored_on(&next), [0, 1, 2, 3, 4]);
+
+    // The next holder is gone as well.
+    let (five, lease, held, votes) = with_a_repair_in_flight(SafetyRules::ALL).await;
+    five.locks.release(&five.lock, &lease.token).await.unwrap();
+    let next = five.held(&CLUSTER).await;
+    five.locks.release(&five.lock, &next.token).await.unwrap();
+    five.locks.drained().await;
+    let vote = answer_to_the_repair(&held, &votes).await;
+    assert!(matches!(vote, Vote::Stale { .. }), "{vote:?}");
+    assert!((0..5).all(|at| five.raw(at).is_none()));
+}

@@ -1,0 +1,378 @@
+//! Masters that are restarted without their data vote again in seconds, because the others tell them what they forgot; and
+//! no lock is granted twice for it, nor lost.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redlock_core::node::link::{
+    Answer, Answering, Link, Look, MarkerSwap, RecoveryAnswer, RecoveryBatch, Scan, Scanned,
+    Session, StoredPage, Subscription, Swapped,
+};
+use redlock_core::node::{
+    Engine, LockReader, Node, NodeState, NodeStatus, Op, Reply, SafetyRules, Task,
+};
+use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use super::repair::{Extender, poll_for};
+use crate::support::cluster::{ClusterSettings, marker, repeated};
+use crate::support::harness::{RedisServer, eventually, masters};
+use crate::support::nodes::{in_state, name, nobodys, record, ttl};
+use crate::support::resp::Resp;
+
+/// A quarantine that outlasts every test: 65 s.
+const CLUSTER: ClusterSettings =
+    ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
+
+/// As long as it is from a restart to the vote, whatever the machine is busy with.
+const SOON: Duration = Duration::from_secs(15);
+
+struct Five {
+    servers: Vec<RedisServer>,
+    /// Of two gateways.
+    remotes: [Vec<Arc<dyn Node>>; 2],
+    locks: [Redlock; 2],
+}
+
+impl Five {
+    async fn start(cluster: &ClusterSettings) -> Self {
+        let servers = masters(5);
+        cluster.mark(&servers).await;
+        let remotes = [(); 2].map(|()| cluster.remote_nodes(&servers));
+        for remote in remotes.iter().flatten() {
+            in_state(remote.as_ref(), NodeState::Admitted).await;
+        }
+        let locks = remotes.clone().map(|remotes| cluster.redlock(remotes));
+        Self { servers, remotes, locks }
+    }
+
+    async fn granted(&self, lock: &LockName, millis: u64) -> Lease {
+        let options = AcquireOptions::default;
+        eventually("it is granted", async || {
+            self.locks[0].acquire(lock, ttl(millis), options()).await.ok()
+        })
+        .await
+    }
+
+    /// Restarts masters without their data. Answers how long it took until both gateways let all of them vote.
+    async fn restart_empty(&mut self, victims: &[usize]) -> Duration {
+        victims.iter().for_each(|at| self.servers[*at].kill());
+        victims.iter().for_each(|at| self.servers[*at].restart());
+        let lost = Instant::now();
+        for state in [NodeState::Quarantined, NodeState::Admitted] {
+            for remotes in &self.remotes {
+                for at in victims {
+                    in_state(remotes[*at].as_ref(), state).await;
+                }
+            }
+        }
+        lost.elapsed()
+    }
+}
+
+struct Outcome {
+    slowest: Duration,
+    second_holders: u32,
+    lost: Option<LockError>,
+}
+
+/// One lock is held for its whole TTL, one is extended; somebody else wants both all the time, while groups of masters are
+/// restarted without their data, one after the other.
+async fn restarts(cluster: &ClusterSettings, groups: &[&[usize]]) -> Outcome {
+    let mut five = Five::start(cluster).await;
+    let (held, extended) = (name("held"), name("extended"));
+    let longest = five.granted(&held, 60_000).await;
+    let lease = five.granted(&extended, 4_000).await;
+    let extender =
+        Extender::start(&five.locks[0], &extended, &lease, ttl(4_000), Duration::from_millis(250));
+    let pollers =
+        [&held, &extended].map(|lock| poll_for(&five.locks[1], lock, Duration::from_millis(20)));
+    let mut slowest = Duration::ZERO;
+    for group in groups {
+        slowest = slowest.max(five.restart_empty(group).await);
+    }
+    pollers.iter().for_each(|(_, task)| task.abort());
+    let second = five.locks[1].acquire(&held, ttl(1_000), AcquireOptions::default()).await;
+    let polled: u32 = pollers.iter().map(|(granted, _)| granted.load(Ordering::Relaxed)).sum();
+    let second_holders = polled + u32::from(second.is_ok());
+    let still = five.locks[1].extend(&held, &longest.token, ttl(1_000)).await;
+    Outcome { slowest, second_holders, lost: extender.lost().or(still.err()) }
+}
+
+fn assert_good(outcomes: &[Outcome]) {
+    for outcome in outcomes {
+        assert_eq!(outcome.second_holders, 0);
+        assert!(outcome.lost.is_none(), "{:?}", outcome.lost);
+        assert!(outcome.slowest < SOON, "{:?}", outcome.slowest);
+    }
+    let slowest = outcomes.iter().map(|outcome| outcome.slowest).max();
+    println!(
+        "{} runs: 0 second holders, 0 locks lost, the slowest master voted again after {slowest:?}",
+        outcomes.len()
+    );
+}
+
+fn runs(few: usize) -> usize {
+    if std::env::var_os("REDLOCK_LONG_TESTS").is_some() { 20 } else { few }
+}
+
+#[test]
+fn one_master_of_five_that_lost_its_data_votes_again_in_seconds() {
+    assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0]]).await));
+}
+
+#[test]
+fn two_masters_of_five_that_lost_their_data_vote_again_in_seconds() {
+    assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0, 1]]).await));
+}
+
+/// All that the lock was granted on has been lost in the end.
+#[test]
+fn a_lock_outlives_the_loss_of_all_masters_that_granted_it_group_by_group() {
+    assert_good(&repeated(runs(2), 2, async || {
+        restarts(&CLUSTER, &[&[0, 1], &[2, 3], &[4, 0]]).await
+    }));
+}
+
+#[test]
+fn a_lock_is_granted_twice_when_masters_vote_again_without_being_told() {
+    let rules = SafetyRules {
+        lost_locks_are_recovered: false,
+        admitted_is_caught_up: false,
+        ..SafetyRules::ALL
+    };
+    let off = ClusterSettings { rules, ..CLUSTER };
+    let outcomes = repeated(2, 2, async || restarts(&off, &[&[0, 1], &[2, 3]]).await);
+    assert!(
+        outcomes.iter().all(|outcome| outcome.second_holders > 0),
+        "without it nothing is worse"
+    );
+}
+
+/// Three of five: those that are left cannot know of all majorities.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn where_too_few_masters_remember_the_full_quarantine_is_waited() {
+    let mut five = Five::start(&CLUSTER).await;
+    for victim in 0..3 {
+        five.servers[victim].kill();
+        five.servers[victim].restart();
+    }
+    let waits = |at: usize| in_state(five.remotes[0][at].as_ref(), NodeState::Quarantined);
+    let (first, ..) = tokio::join!(waits(0), waits(1), waits(2));
+    assert!(first.until_micros.expect("an end") - first.since_micros > 60_000_000, "{first:?}");
+    // Nobody has told them anything after what would be enough time for it.
+    tokio::time::sleep(Duration::from_secs(14)).await;
+    assert!((0..3).all(|at| five.remotes[0][at].status().borrow().state == NodeState::Quarantined));
+}
+
+/// It votes at once for those who know of no quarantine.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_vote_of_another_client_is_not_taken_from_a_master_that_lost_its_data() {
+    let mut five = Five::start(&CLUSTER).await;
+    let lock = name("job");
+    let lease = five.granted(&lock, 60_000).await;
+    five.servers[2].kill();
+    five.servers[2].restart();
+    in_state(five.remotes[0][2].as_ref(), NodeState::Quarantined).await;
+    five.servers[2].cmd(&["SET", "lock:job", "their-uuid", "PX", "11000"]);
+    let told = eventually("it is admitted when the other client's lock has ended", async || {
+        five.remotes[0][2]
+            .status()
+            .borrow()
+            .votes()
+            .then(|| five.servers[2].cmd(&["GET", "lock:job"]))
+    })
+    .await;
+    assert_ne!(told, Resp::Nil);
+    assert!(told.text().starts_with(&lease.token.fencing().to_string()), "{told:?}");
+    assert!(marker(&five.servers[2]).is_some());
+}
+
+const T: u64 = 1_763_725_165_000_000;
+
+/// As recovery leaves it on a master, for a minute.
+fn keep_free(server: &RedisServer, lock: &str) {
+    server.cmd(&[
+        b"SET".as_slice(),
+        format!("lock:{lock}").as_bytes(),
+        nobodys(T).as_bytes(),
+        b"PX",
+        b"60000",
+    ]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn force_ends_a_lock_that_is_kept_free() {
+    let five = Five::start(&CLUSTER).await;
+    let lock = name("job");
+    (0..3).for_each(|at| keep_free(&five.servers[at], "job"));
+    let refused = five.locks[0].acquire(&lock, ttl(1_000), AcquireOptions::default()).await;
+    assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+    let mut found = 0;
+    five.locks[0].force_release(&lock, |_| found += 1).await.expect("all masters were heard");
+    assert_eq!(found, 1, "the audit hears of it");
+    five.granted(&lock, 1_000).await;
+}
+
+/// It may be a grant that the record of nobody stands for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn force_releases_what_a_minority_stores_before_it_ends_what_keeps_the_lock_free() {
+    let five = Five::start(&CLUSTER).await;
+    let lock = name("job");
+    (0..2).for_each(|at| keep_free(&five.servers[at], "job"));
+    five.servers[2].cmd(&[
+        b"SET".as_slice(),
+        b"lock:job",
+        record(1, T).as_bytes(),
+        b"PX",
+        b"60000",
+    ]);
+    five.locks[0].force_release(&lock, |_| ()).await.expect("all masters were heard");
+    let stored =
+        || (0..5).filter(|at| five.servers[*at].cmd(&["GET", "lock:job"]) != Resp::Nil).count();
+    eventually("it is gone everywhere", async || (stored() == 0).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn force_leaves_a_lock_kept_free_while_a_master_is_not_heard() {
+    let mut five = Five::start(&CLUSTER).await;
+    let lock = name("job");
+    (0..3).for_each(|at| keep_free(&five.servers[at], "job"));
+    five.servers[4].kill();
+    let unknown = five.locks[0].force_release(&lock, |_| ()).await;
+    assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
+    let refused = five.locks[0].acquire(&lock, ttl(1_000), AcquireOptions::default()).await;
+    assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+}
+
+/// The readings of two masters are not one moment: what the first shows may be gone when the second is read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_lock_released_between_two_readings_is_not_kept_free() {
+    let mut servers = masters(3);
+    CLUSTER.mark(&servers).await;
+    let gate = Arc::new(Gate::default());
+    let mut remotes = CLUSTER.remote_nodes(&servers);
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
+    }
+    remotes[1] = Arc::new(ReadLate { node: remotes[1].clone(), gate: gate.clone() });
+    let locks = CLUSTER.redlock(remotes.clone());
+    let lock = name("job");
+    let options = AcquireOptions::default;
+    let lease = eventually("it is granted", async || {
+        locks.acquire(&lock, ttl(60_000), options()).await.ok()
+    })
+    .await;
+    for remote in &remotes {
+        let caught_up = |status: &NodeStatus| status.state == NodeState::Admitted;
+        remote.status().wait_for(caught_up).await.expect("the worker lives");
+    }
+    let read_before = servers[0].calls_of("eval");
+    servers[2].kill();
+    servers[2].restart();
+    in_state(remotes[2].as_ref(), NodeState::Quarantined).await;
+    gate.wanted.notified().await;
+    let read_first = async || (servers[0].calls_of("eval") > read_before).then_some(());
+    eventually("the first master is read", read_first).await;
+    locks.release(&lock, &lease.token).await.expect("a majority has let go");
+    let gone = |at: usize| servers[at].cmd(&["GET", "lock:job"]) == Resp::Nil;
+    eventually("both have let go", async || (gone(0) && gone(1)).then_some(())).await;
+    gate.open.notify_one();
+    in_state(remotes[2].as_ref(), NodeState::Admitted).await;
+    assert!(gone(2), "{:?}", servers[2].cmd(&["GET", "lock:job"]));
+}
+
+/// Says when a reading is wanted, and lets it go on.
+#[derive(Default)]
+struct Gate {
+    wanted: Notify,
+    open: Notify,
+}
+
+/// A node whose stored locks are read when the gate is open.
+struct ReadLate {
+    node: Arc<dyn Node>,
+    gate: Arc<Gate>,
+}
+
+impl Node for ReadLate {
+    fn name(&self) -> &str {
+        self.node.name()
+    }
+    fn status(&self) -> watch::Receiver<NodeStatus> {
+        self.node.status()
+    }
+    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
+        self.node.submit(op, not_after, reply);
+    }
+    fn reader(&self) -> &dyn LockReader {
+        self.node.reader()
+    }
+    fn link(&self) -> Option<Arc<dyn Link>> {
+        Some(Arc::new(LateLink { link: self.node.link()?, gate: self.gate.clone() }))
+    }
+}
+
+struct LateLink {
+    link: Arc<dyn Link>,
+    gate: Arc<Gate>,
+}
+
+impl Link for LateLink {
+    fn connect(&self) -> Answering<Box<dyn Session>> {
+        let (session, gate) = (self.link.connect(), self.gate.clone());
+        Box::pin(async move {
+            Ok(Box::new(LateSession { session: session.await?, gate }) as Box<dyn Session>)
+        })
+    }
+    fn subscribe(&self, nonce: u64) -> Answering<Box<dyn Subscription>> {
+        self.link.subscribe(nonce)
+    }
+}
+
+struct LateSession {
+    session: Box<dyn Session>,
+    gate: Arc<Gate>,
+}
+
+impl Session for LateSession {
+    fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage> {
+        let (page, gate) = (self.session.stored(cursor), self.gate.clone());
+        Box::pin(async move {
+            gate.wanted.notify_one();
+            gate.open.notified().await;
+            page.await
+        })
+    }
+    fn look(&self) -> Answering<Look> {
+        self.session.look()
+    }
+    fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped> {
+        self.session.swap_marker(swap)
+    }
+    fn scan(&self, scan: Scan) -> Answering<Scanned> {
+        self.session.scan(scan)
+    }
+    fn recover(&self, recovery: RecoveryBatch) -> Answering<RecoveryAnswer> {
+        self.session.recover(recovery)
+    }
+    fn mark_caught_up(&self, marker: &str) -> Answering<()> {
+        self.session.mark_caught_up(marker)
+    }
+    fn time_micros(&self) -> Answering<i64> {
+        self.session.time_micros()
+    }
+    fn load(&self, run_id: &str, marker: &str) -> Answering<Engine> {
+        self.session.load(run_id, marker)
+    }
+    fn call(&self, tasks: &[Task]) -> Answering<Answer> {
+        self.session.call(tasks)
+    }
+    fn closed(&self) -> Pin<Box<dyn Future<Output = String> + Send>> {
+        self.session.closed()
+    }
+}

@@ -1,0 +1,419 @@
+//! A lock that is extended outlives the loss of every node, one after the other, because an extension sets it again where
+//! it was lost; and what was released or granted to somebody else stays so, however late that comes.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlock_core::node::{Keys, Node, NodeState, SafetyRules};
+use redlock_core::{AcquireOptions, Env, Info, Lease, LockError, LockName, Redlock, Ttl};
+use tokio::time::Instant;
+
+use crate::support::cluster::{ClusterSettings, repeated};
+use crate::support::harness::{RedisServer, eventually, masters};
+use crate::support::nodes::{PREFIX, in_state, name, now, ttl};
+use crate::support::resp::Resp;
+
+const LABEL: &str = "nightly report";
+
+/// Five servers, and a gateway that all of them have admitted.
+pub(super) struct FiveNodes {
+    servers: Vec<RedisServer>,
+    remotes: Vec<Arc<dyn Node>>,
+    pub(super) locks: Redlock,
+    pub(super) lock: LockName,
+}
+
+impl FiveNodes {
+    async fn start(cluster: &ClusterSettings) -> Self {
+        Self::start_with(cluster, Env::default(), |remote| remote).await
+    }
+
+    pub(super) async fn start_with(
+        cluster: &ClusterSettings,
+        env: Env,
+        wrapped: impl Fn(Arc<dyn Node>) -> Arc<dyn Node>,
+    ) -> Self {
+        let servers = masters(5);
+        cluster.mark(&servers).await;
+        let remotes: Vec<_> = cluster.remote_nodes(&servers).into_iter().map(wrapped).collect();
+        for remote in &remotes {
+            in_state(remote.as_ref(), NodeState::Admitted).await;
+        }
+        let locks = cluster.redlock_with(remotes.clone(), env);
+        Self { servers, remotes, locks, lock: name("job") }
+    }
+
+    /// Acquires, and waits until all nodes store it.
+    pub(super) async fn held(&self, cluster: &ClusterSettings) -> Lease {
+        let options =
+            || AcquireOptions { info: Info::new(LABEL).unwrap(), ..AcquireOptions::default() };
+        let ttl = Ttl::from_duration(cluster.max_ttl).unwrap();
+        eventually("the lock is granted and stored by all", async || {
+            let lease = self.locks.acquire(&self.lock, ttl, options()).await.ok()?;
+            let everywhere = async || {
+                while self.stored_on(&lease) != [0, 1, 2, 3, 4] {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            // A node that was too late for its acquire never stores it.
+            if tokio::time::timeout(cluster.max_ttl / 3, everywhere()).await.is_ok() {
+                return Some(lease);
+            }
+            let _ = self.locks.release(&self.lock, &lease.token).await;
+            None
+        })
+        .await
+    }
+
+    fn key(&self) -> String {
+        format!("{PREFIX}{}", self.lock)
+    }
+
+    pub(super) fn raw(&self, at: usize) -> Option<String> {
+        match self.servers[at].cmd(&["GET", &self.key()]) {
+            Resp::Nil => None,
+            value => Some(value.text()),
+        }
+    }
+
+    /// The nodes that store this very grant under its label.
+    pub(super) fn stored_on(&self, lease: &Lease) -> Vec<usize> {
+        let t = lease.token.fencing().to_string();
+        let ours = |value: &String| value.starts_with(&t) && value.ends_with(LABEL);
+        (0..self.servers.len()).filter(|at| self.raw(*at).as_ref().is_some_and(ours)).collect()
+    }
+
+    /// As if the node had lost the lock alone: the marker of its eligibility stands.
+    pub(super) fn forget(&self, at: usize) {
+        let fence = Keys::new(PREFIX, &self.lock).fence;
+        self.servers[at].cmd(&[b"DEL".as_slice(), self.key().as_bytes(), &fence]);
+    }
+
+    pub(super) async fn extend(&self, lease: &Lease, millis: u64) -> Result<Lease, LockError> {
+        self.locks.extend(&self.lock, &lease.token, ttl(millis)).await
+    }
+
+    fn left_ms(&self, at: usize) -> i64 {
+        self.servers[at].cmd(&["PTTL", &self.key()]).integer()
+    }
+}
+
+/// Locks of a minute; a quarantine nobody sees.
+pub(super) const CLUSTER: ClusterSettings =
+    ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
+
+/// Extends a lock for as long as this lives, and keeps the error that ended it.
+pub(super) struct Extender {
+    lost: Arc<Mutex<Option<LockError>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Extender {
+    pub(super) fn start(
+        locks: &Redlock,
+        lock: &LockName,
+        lease: &Lease,
+        ttl: Ttl,
+        every: Duration,
+    ) -> Self {
+        let (lost, stop) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
+        let (ends, stopped, locks, lock, mut lease) =
+            (lost.clone(), stop.clone(), locks.clone(), lock.clone(), lease.clone());
+        tokio::spawn(async move {
+            while !stopped.load(Ordering::Relaxed) {
+                match locks.extend(&lock, &lease.token, ttl).await {
+                    Ok(extended) => lease = extended,
+                    // The old deadline stands.
+                    Err(LockError::Unknown(_)) if locks.validity(&lease).is_some() => {}
+                    Err(error) => {
+                        *ends.lock().unwrap() = Some(error);
+                        return;
+                    }
+                }
+                tokio::time::sleep(every).await;
+            }
+        });
+        Self { lost, stop }
+    }
+
+    pub(super) fn lost(&self) -> Option<LockError> {
+        self.lost.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Extender {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Somebody who wants the lock all the time; says how often it was granted.
+pub(super) fn poll_for(
+    locks: &Redlock,
+    lock: &LockName,
+    every: Duration,
+) -> (Arc<AtomicU32>, tokio::task::AbortHandle) {
+    let granted = Arc::new(AtomicU32::new(0));
+    let (counted, locks, lock) = (granted.clone(), locks.clone(), lock.clone());
+    let task = tokio::spawn(async move {
+        loop {
+            if locks.acquire(&lock, ttl(1_000), AcquireOptions::default()).await.is_ok() {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+            tokio::time::sleep(every).await;
+        }
+    });
+    (granted, task.abort_handle())
+}
+
+/// Every node is restarted without its data, one at a time, each after the last is back in service, so many rounds long,
+/// while somebody else polls for the lock. Answers the error with which the lock was lost.
+async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<LockError> {
+    let mut five = FiveNodes::start(cluster).await;
+    let lease = five.held(cluster).await;
+    let ttl = Ttl::from_duration(cluster.max_ttl).unwrap();
+    let extender = Extender::start(&five.locks, &five.lock, &lease, ttl, cluster.max_ttl / 8);
+    let (granted, poller) = poll_for(&five.locks, &five.lock, cluster.max_ttl / 24);
+    for at in (0..rounds).flat_map(|_| 0..5) {
+        five.servers[at].kill();
+        let lost = Instant::now();
+        five.servers[at].restart();
+        in_state(five.remotes[at].as_ref(), NodeState::Quarantined).await;
+        in_state(five.remotes[at].as_ref(), NodeState::Admitted).await;
+        if cluster.rules == SafetyRules::ALL {
+            assert!(
+                lost.elapsed() >= cluster.quarantine(),
+                "node {at} was back after {:?}",
+                lost.elapsed()
+            );
+        }
+        // As an operator would: the next node goes when this one is back in service and has what it had.
+        eventually("the lock is there again, or lost for good", async || {
+            let there = five.stored_on(&lease).contains(&at);
+            (there || !cluster.rules.missing_is_repaired || extender.lost().is_some()).then_some(())
+        })
+        .await;
+        if let Some(error) = extender.lost() {
+            poller.abort();
+            return Some(error);
+        }
+        assert_eq!(granted.load(Ordering::Relaxed), 0, "a second holder");
+    }
+    poller.abort();
+    five.locks.drained().await;
+    eventually("all nodes have it", async || {
+        (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
+    })
+    .await;
+    assert_eq!(
+        five.stored_on(&lease),
+        [0, 1, 2, 3, 4],
+        "the same T and the same label on all nodes"
+    );
+    None
+}
+
+/// Long enough that a machine that is busy with 35 servers extends in time; a quarantine of a second and a half.
+const ROLLING: ClusterSettings = ClusterSettings {
+    max_ttl: Duration::from_millis(1_200),
+    skew: Duration::from_millis(300),
+    ..ClusterSettings::SHORT_QUARANTINE
+};
+
+#[test]
+fn an_extended_lock_outlives_three_rounds_of_empty_restarts_of_every_node() {
+    let long = std::env::var_os("REDLOCK_LONG_TESTS").is_some();
+    let since = Instant::now();
+    let outcomes =
+        repeated(if long { 20 } else { 6 }, 6, async || rolling_restart(&ROLLING, 3).await);
+    let lost: Vec<_> = outcomes.iter().flatten().collect();
+    assert!(lost.is_empty(), "lost in {} of {} runs: {:?}", lost.len(), outcomes.len(), lost[0]);
+    println!("{} runs, none lost the lock; {:?}", outcomes.len(), since.elapsed());
+}
+
+#[test]
+fn an_extended_lock_dies_of_one_round_of_empty_restarts_without_healing() {
+    // Catching up after an eligibility would carry it, too.
+    let rules = SafetyRules {
+        missing_is_repaired: false,
+        admitted_is_caught_up: false,
+        ..SafetyRules::ALL
+    };
+    let off = ClusterSettings { rules, ..ROLLING };
+    let outcomes = repeated(4, 4, async || rolling_restart(&off, 1).await);
+    let lost = outcomes.iter().flatten().count();
+    assert!(lost > 0, "without repair nothing is worse: {outcomes:?}");
+    println!("without repair {lost} of {} runs lost the lock", outcomes.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_repaired_node_stores_the_same_token_and_label_for_the_ttl_of_the_extension() {
+    let five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
+    [1, 3].iter().for_each(|at| five.forget(*at));
+    assert_eq!(five.stored_on(&lease), [0, 2, 4]);
+    let extended = five.extend(&lease, 30_000).await.unwrap();
+    assert_eq!(extended.token, lease.token);
+    eventually("all nodes have it again", async || {
+        (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
+    })
+    .await;
+    let owner = |at: usize| five.raw(at).map(|value| value[17..57].to_owned());
+    assert!((1..5).all(|at| owner(at) == owner(0)));
+    for at in [1, 3] {
+        assert!(
+            (15_000..=30_000).contains(&five.left_ms(at)),
+            "{} ms on node {at}",
+            five.left_ms(at)
+        );
+    }
+    // It counts like any other: the two that had it all along may now lose it.
+    [0, 2].iter().for_each(|at| five.forget(*at));
+    five.extend(&lease, 30_000).await.unwrap();
+    five.locks.release(&five.lock, &lease.token).await.unwrap();
+    eventually("it is released on all", async || {
+        (0..5).all(|at| five.raw(at).is_none()).then_some(())
+    })
+    .await;
+}
+
+/// A poller is granted the lock on the node that forgot, and gives it back each time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn others_who_try_in_vain_do_not_keep_a_repair_away() {
+    let five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
+    five.forget(4);
+    // A node that was down for longer than the TTL: the lock has ended there, and was extended before.
+    five.extend(&lease, 30_000).await.unwrap();
+    eventually("it is there again", async || {
+        (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
+    })
+    .await;
+    five.servers[2].cmd(&["DEL", &five.key()]);
+    five.forget(4);
+    for _ in 0..20 {
+        let other = five.locks.acquire(&five.lock, ttl(10_000), AcquireOptions::default()).await;
+        assert!(matches!(other, Err(LockError::Held(_))), "{other:?}");
+        five.locks.drained().await;
+    }
+    assert_eq!(five.stored_on(&lease), [0, 1, 3]);
+    five.extend(&lease, 30_000).await.unwrap();
+    eventually("it is there again", async || {
+        (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_lock_older_than_clocks_may_differ_is_repaired_all_the_same() {
+    let cluster = ClusterSettings { skew: Duration::from_millis(300), ..CLUSTER };
+    let five = FiveNodes::start(&cluster).await;
+    let lease = five.held(&cluster).await;
+    let fencing = lease.token.fencing().get();
+    eventually("its T is too old for an acquire", async || {
+        (now() > fencing + 900_000).then_some(())
+    })
+    .await;
+    five.forget(2);
+    five.extend(&lease, 30_000).await.unwrap();
+    eventually("it is there again", async || {
+        (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_node_that_answers_after_the_decision_is_repaired_too() {
+    let five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
+    five.forget(4);
+    five.servers[4].stop();
+    five.extend(&lease, 30_000).await.unwrap();
+    five.servers[4].cont();
+    eventually("the late node has it", async || {
+        (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
+    })
+    .await;
+}
+
+/// Somebody else's lost try on the one node that forgot: the repair must not touch it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_repair_leaves_another_clients_lock_alone() {
+    let five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
+    five.forget(4);
+    five.servers[4].cmd(&["SET", &five.key(), "their-uuid", "PX", "60000"]);
+    five.extend(&lease, 30_000).await.unwrap();
+    five.locks.drained().await;
+    // What was asked of the nodes later has been answered, so the repair has been too.
+    five.locks.inspect(&five.lock).await;
+    assert_eq!(five.raw(4).as_deref(), Some("their-uuid"));
+    assert_eq!(five.stored_on(&lease), [0, 1, 2, 3]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn an_extension_never_shortens_also_where_it_repairs() {
+    let five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
+    five.extend(&lease, 60_000).await.unwrap();
+    // Otherwise the one that forgets may hear of the long extension only then.
+    eventually("all have extended it", async || {
+        (0..5).all(|at| five.left_ms(at) > 50_000).then_some(())
+    })
+    .await;
+    five.forget(2);
+    five.extend(&lease, 5_000).await.unwrap();
+    eventually("it is there again", async || {
+        (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
+    })
+    .await;
+    five.extend(&lease, 5_000).await.unwrap();
+    for at in [0, 1, 3, 4] {
+        assert!(five.left_ms(at) > 30_000, "{} ms on node {at}", five.left_ms(at));
+    }
+    assert!((1..=5_000).contains(&five.left_ms(2)), "{} ms", five.left_ms(2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn lost_and_unknown_are_told_apart_and_neither_repairs() {
+    let mut five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
+    // Two of five hold it still and one does not say: it may be a majority.
+    five.forget(0);
+    five.forget(1);
+    five.servers[2].kill();
+    let unknown = five.extend(&lease, 30_000).await;
+    assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
+    // A third that says no makes it sure.
+    five.forget(3);
+    let lost = five.extend(&lease, 30_000).await;
+    assert!(matches!(lost, Err(LockError::Lost)), "{lost:?}");
+    assert_eq!([0, 1, 3].map(|at| five.raw(at)), [None, None, None], "nothing is set again");
+
+    let mut five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
+    five.servers[..3].iter_mut().for_each(RedisServer::kill);
+    let unknown = five.extend(&lease, 30_000).await;
+    assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
+    assert!(five.locks.validity(&lease).is_some(), "the old deadline stands");
+}
+
+/// A quarantined node neither says yes nor no.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn nodes_in_quarantine_make_an_extension_unknown_and_not_lost() {
+    let mut five = FiveNodes::start(&ClusterSettings {
+        max_ttl: Duration::from_secs(60),
+        ..ClusterSettings::ENDLESS_QUARANTINE
+    })
+    .await;
+    let lease = five.held(&CLUSTER).await;
+    for at in 0..3 {
+        five.servers[at].kill();
+        five.servers[at].restart();
+        in_state(five.remotes[at].as_ref(), NodeState::Quarantined).await;
+    }
+    let unknown = five.extend(&lease, 30_000).await;
+    assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
+    assert_eq!(five.stored_on(&lease), [3, 4]);
+}

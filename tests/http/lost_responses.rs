@@ -1,0 +1,230 @@
+//! Clients whose answers are lost, while masters and gateways hang and connections break: what an answer has promised once, heard or not,
+//! is what every repetition of its request is told, at whichever gateway.
+//!
+//! Every run draws anew who asks what and which faults there are, and prints the seed; `SWALLOWED_SEED=<seed>` makes the same
+//! ones.
+
+mod history;
+mod order;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::Method;
+use rustix::process::Signal;
+use serde_json::json;
+use tokio::time::sleep;
+
+use self::history::History;
+use self::order::{Order, Run};
+use crate::support::chance::{Chance, seed};
+use crate::support::client::{Answer, Call, Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{RedisServer, eventually, masters};
+
+const ORDERS: usize = 1_000;
+const CLIENTS: usize = 24;
+const LOCKS: usize = 36;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keyed_post_whose_answer_was_swallowed_is_answered_again_with_the_same_grant_under_faults()
+ {
+    let seed = seed("SWALLOWED_SEED");
+    let servers = masters(5);
+    let mut gateways = Vec::new();
+    for _ in 0..3 {
+        // A talkative log would be searched for a thousand keys.
+        let launch = Launch::over(&servers).flag("--node-timeout", "500ms").env("RUST_LOG", "info");
+        gateways.push(launch.ready().await);
+    }
+    let run = Arc::new(Run { gateways, locks: LOCKS, seed, began: Instant::now() });
+    let clients: Vec<_> =
+        (0..CLIENTS).map(|first| tokio::spawn(share(run.clone(), first))).collect();
+    let faults = faults(&servers, &run, || clients.iter().all(|client| client.is_finished())).await;
+    let mut history = History::default();
+    for client in clients {
+        history.add(client.await.unwrap_or_else(|_| panic!("replay with SWALLOWED_SEED={seed}")));
+    }
+    let (took, plain) = (run.began.elapsed(), history.plain_denials());
+    println!("{ORDERS} orders in {took:.1?} with {faults} faults: {:#?}", history.counts);
+    println!(
+        "of {} denials {plain} while another client knew that it held the lock",
+        history.denials.len()
+    );
+    let wrong = history.judged();
+    assert!(
+        wrong.is_empty(),
+        "{} things are wrong: {}",
+        wrong.len(),
+        wrong[..wrong.len().min(9)].join("\n\n")
+    );
+    assert_something_was_met(&history, faults);
+    for gateway in &run.gateways {
+        eventually("no lock is left behind", async || {
+            let page = gateway.get("/locks?prefix=stock%2F&limit=1000").await.json();
+            page["locks"].as_array().expect("a list").is_empty().then_some(())
+        })
+        .await;
+    }
+}
+
+/// Every so many-th order of the run, one after the other, as long as nothing is wrong.
+async fn share(run: Arc<Run>, first: usize) -> History {
+    let mut history = History::default();
+    for number in (first..ORDERS).step_by(CLIENTS) {
+        history.add(Order::new(&run, number).carried_out().await);
+        if !history.wrong.is_empty() {
+            break;
+        }
+    }
+    history
+}
+
+/// A run in which nothing was lost_responses, refused or broken would show nothing.
+fn assert_something_was_met(history: &History, faults: usize) {
+    let of = |what: &str| history.how_often(what);
+    assert_eq!(history.holds.len(), ORDERS);
+    assert_eq!(of("read and lost") + of("closed without reading"), ORDERS);
+    assert_eq!(of("PATCH: 200"), ORDERS);
+    for (what, least) in [
+        ("read and lost", ORDERS / 3),
+        ("closed without reading", ORDERS / 3),
+        ("told again: the same grant", ORDERS / 3),
+        ("told first: the grant of one that was lost", 10),
+        ("told first: a grant of its own after one that was lost", 10),
+        ("POST: 409 lock_held", 10),
+        ("POST: 503 quorum_unavailable", 1),
+    ] {
+        assert!(of(what) >= least, "{what}: {}, of at least {least}", of(what));
+    }
+    assert!(faults >= 5, "{faults}");
+}
+
+/// One spell of bad weather after the other, until all is `over`. Each has two masters of five that hang and whose
+/// connections break, now and then with a gateway that hangs, too; then the connections to all masters break at once, and there
+/// is time to come back. No master forgets anything.
+async fn faults(servers: &[RedisServer], run: &Run, over: impl Fn() -> bool) -> usize {
+    let mut chance = Chance::of(run.seed, ORDERS);
+    let mut count = 0;
+    while !over() {
+        let (first, apart) = (chance.below(servers.len()), 1 + chance.below(servers.len() - 1));
+        let pair = [&servers[first], &servers[(first + apart) % servers.len()]];
+        for _ in 0..4 {
+            hang(&pair, run, &mut chance).await;
+            count += 1;
+        }
+        servers.iter().for_each(cut);
+        count += 1;
+        sleep(COMES_BACK).await;
+    }
+    count
+}
+
+/// A gateway backoff for up to a second before it connects again, and a client that was refused as long before it asks again:
+/// then there is clear weather for both.
+const COMES_BACK: Duration = Duration::from_millis(2_500);
+
+async fn hang(pair: &[&RedisServer], run: &Run, chance: &mut Chance) {
+    let stopped = &pair[..chance.below(pair.len() + 1)];
+    let gateway = chance.one_in(2).then(|| &run.gateways[chance.below(run.gateways.len())]);
+    pair[stopped.len()..].iter().copied().for_each(cut);
+    stopped.iter().for_each(|server| server.stop());
+    gateway.inspect(|gateway| gateway.signal(Signal::STOP));
+    sleep(Duration::from_millis(10 + chance.below(200) as u64)).await;
+    stopped.iter().for_each(|server| server.cont());
+    gateway.inspect(|gateway| gateway.signal(Signal::CONT));
+    sleep(Duration::from_millis(50 + chance.below(300) as u64)).await;
+}
+
+/// Breaks all connections to a server but those that listen to hints.
+fn cut(server: &RedisServer) {
+    server.cmd(&["CLIENT", "KILL", "TYPE", "normal"]);
+}
+
+const KEY: &str = "reservation-4711";
+const TTL_MS: u64 = 2_000;
+const HOLD: Duration = Duration::from_secs(3);
+
+async fn keyed(gateway: &Gateway, name: &str) -> Answer {
+    let call = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", KEY);
+    decided(&call.json(&json!({ "ttl_ms": TTL_MS }))).await
+}
+
+/// A machine that stands still for a tenth of the TTL looks like masters that do not answer: then it is asked again.
+async fn decided(call: &Call) -> Answer {
+    eventually("masters answer", async || {
+        Some(call.clone().send().await).filter(|answer| answer.status != 503)
+    })
+    .await
+}
+
+/// Repeats the request at both gateways in turn until it is refused: told the same grant, and only as long as it may be held.
+async fn kept_by_repeating(gateways: [&Gateway; 2], name: &str) -> (Lease, Answer) {
+    let first = keyed(gateways[0], name).await;
+    let lease = Lease::from(&first);
+    let mut turn = 0;
+    let refused = eventually("a repetition is refused", async || {
+        turn += 1;
+        let sent = Instant::now();
+        let answer = keyed(gateways[turn % 2], name).await;
+        if answer.status != 201 {
+            return Some(answer);
+        }
+        assert_eq!(
+            (Lease::from(&answer), answer.header("idempotency-replayed")),
+            (lease.clone(), "true")
+        );
+        assert!(sent < first.at + HOLD, "told again {:?} after its grant", sent - first.at);
+        None
+    })
+    .await;
+    assert!(turn > 2, "only {turn} repetitions");
+    (lease, refused)
+}
+
+/// Then the lock ends: it is released, or left alone.
+async fn held_for_too_long(gateways: [&Gateway; 2], name: &str, released: bool) {
+    let (lease, refused) = kept_by_repeating(gateways, name).await;
+    let problem = refused.problem(409, "max_hold_reached");
+    assert_eq!(problem["title"], "The lock has been held for too long");
+    let detail = problem["detail"].as_str().expect("a text");
+    assert!(detail.contains("may be for 3s; release and compete again"), "{detail}");
+    assert_eq!(refused.header("idempotency-replayed"), "");
+
+    // A refusal takes nothing away, and gives no time.
+    decided(&gateways[0].call(Method::POST, lock_path(name))).await.problem(409, "lock_held");
+    if released {
+        let release =
+            gateways[1].call(Method::DELETE, lock_path(name)).header("lock-token", &lease.token);
+        let answer = decided(&release).await;
+        assert!([204, 404].contains(&answer.status), "{answer:?}");
+    }
+    let next = eventually("the key competes again", async || {
+        let answer = keyed(gateways[0], name).await;
+        if answer.status == 201 {
+            return Some(answer);
+        }
+        answer.problem(409, "max_hold_reached");
+        assert!(!released, "it was released");
+        None
+    })
+    .await;
+    assert_eq!(next.header("idempotency-replayed"), "");
+    assert!(Lease::from(&next).fencing > lease.fencing);
+}
+
+#[tokio::test]
+async fn a_lock_is_not_kept_beyond_the_longest_hold_by_repeating_the_request() {
+    let servers = masters(3);
+    let launch = || {
+        let times = [("--max-ttl", "2s"), ("--default-ttl", "2s"), ("--max-hold", "3s")];
+        times
+            .into_iter()
+            .fold(Launch::over(&servers), |launch, (flag, time)| launch.flag(flag, time))
+    };
+    let gateways = [&launch().ready().await, &launch().ready().await];
+    tokio::join!(
+        held_for_too_long(gateways, "released", true),
+        held_for_too_long(gateways, "left-alone", false)
+    );
+}

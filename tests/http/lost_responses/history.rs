@@ -1,0 +1,172 @@
+//! What clients saw of many locks at once, and what of it must not be. Pure: times are counted from the start of the run,
+//! all by one clock.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// For how long the gateway may still be busy with a request whose client is gone.
+const LATE: Duration = Duration::from_secs(5);
+
+/// The life of one key on one lock: outside of it, nothing of this key can be there.
+#[derive(Debug, Clone)]
+pub(super) struct Life {
+    /// Also the label that others are told.
+    pub(super) order: String,
+    pub(super) lock: String,
+    /// The first request was sent.
+    pub(super) from: Duration,
+    /// The release was answered.
+    pub(super) until: Duration,
+    /// A client has gone away without its answer.
+    pub(super) closed: bool,
+}
+
+/// From the first answer that told of a grant until its release was sent.
+#[derive(Debug, Clone)]
+pub(super) struct Hold {
+    pub(super) order: String,
+    pub(super) lock: String,
+    pub(super) fencing: u64,
+    pub(super) from: Duration,
+    pub(super) until: Duration,
+}
+
+/// A request that was told that somebody else has the lock.
+#[derive(Debug, Clone)]
+pub(super) struct Denial {
+    pub(super) order: String,
+    pub(super) lock: String,
+    pub(super) holder: Option<String>,
+    pub(super) sent: Duration,
+    pub(super) answered: Duration,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct History {
+    pub(super) lives: Vec<Life>,
+    pub(super) holds: Vec<Hold>,
+    pub(super) denials: Vec<Denial>,
+    /// What was seen to be wrong at once.
+    pub(super) wrong: Vec<String>,
+    /// How often something happened.
+    pub(super) counts: BTreeMap<String, usize>,
+}
+
+impl History {
+    pub(super) fn count(&mut self, what: impl Into<String>) {
+        *self.counts.entry(what.into()).or_default() += 1;
+    }
+
+    pub(super) fn how_often(&self, what: &str) -> usize {
+        self.counts.get(what).copied().unwrap_or_default()
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        let Self { lives, holds, denials, wrong, counts } = other;
+        self.lives.extend(lives);
+        self.holds.extend(holds);
+        self.denials.extend(denials);
+        self.wrong.extend(wrong);
+        counts.into_iter().for_each(|(what, count)| *self.counts.entry(what).or_default() += count);
+    }
+
+    /// Everything that is wrong.
+    pub(super) fn judged(&self) -> Vec<String> {
+        let mut wrong = self.wrong.clone();
+        wrong.extend(self.two_holders());
+        wrong.extend(self.denials.iter().filter_map(|denial| self.unfounded(denial)));
+        wrong
+    }
+
+    /// In the order of their tokens, each hold of a lock must have ended before the next began: then no two are at once,
+    /// and tokens grow with time.
+    fn two_holders(&self) -> Vec<String> {
+        let mut holds: Vec<&Hold> = self.holds.iter().collect();
+        holds.sort_by_key(|hold| (&hold.lock, hold.fencing));
+        let pairs = holds.windows(2).filter(|pair| pair[0].lock == pair[1].lock);
+        let wrong =
+            pairs.filter(|pair| pair[0].fencing == pair[1].fencing || pair[0].until > pair[1].from);
+        wrong.map(|pair| format!("{:?} and then {:?}", pair[0], pair[1])).collect()
+    }
+
+    /// A denial while nobody else could have had the lock, or in the name of one who could not.
+    fn unfounded(&self, denial: &Denial) -> Option<String> {
+        let Denial { order, lock, holder, sent, answered } = denial;
+        let overlaps = |life: &Life| {
+            let until = if life.closed { life.until + LATE } else { life.until };
+            life.from <= *answered && *sent <= until
+        };
+        let others = self.lives.iter().filter(|life| life.lock == *lock && life.order != *order);
+        let founded = others
+            .filter(|life| overlaps(life))
+            .any(|life| holder.as_ref().is_none_or(|who| *who == life.order));
+        (!founded).then(|| format!("nobody else had the lock: {denial:?}"))
+    }
+
+    /// Denials while another client knew that it held the lock, all the time.
+    pub(super) fn plain_denials(&self) -> usize {
+        let held = |denial: &&Denial| {
+            let mut others = self
+                .holds
+                .iter()
+                .filter(|hold| hold.lock == denial.lock && hold.order != denial.order);
+            others.any(|hold| hold.from <= denial.answered && denial.sent <= hold.until)
+        };
+        self.denials.iter().filter(held).count()
+    }
+}
+
+fn millis(from: u64, until: u64) -> (Duration, Duration) {
+    (Duration::from_millis(from), Duration::from_millis(until))
+}
+
+fn life(order: &str, from: u64, until: u64) -> Life {
+    let (from, until) = millis(from, until);
+    Life { order: order.into(), lock: "lock".into(), from, until, closed: false }
+}
+
+fn hold(order: &str, fencing: u64, from: u64, until: u64) -> Hold {
+    let (from, until) = millis(from, until);
+    Hold { order: order.into(), lock: "lock".into(), fencing, from, until }
+}
+
+fn denial(order: &str, holder: Option<&str>, sent: u64, answered: u64) -> Denial {
+    let (sent, answered) = millis(sent, answered);
+    Denial {
+        order: order.into(),
+        lock: "lock".into(),
+        holder: holder.map(Into::into),
+        sent,
+        answered,
+    }
+}
+
+#[test]
+fn two_holders_at_once_and_tokens_that_go_back_are_found() {
+    let judged = |holds: Vec<Hold>| History { holds, ..History::default() }.judged().len();
+    assert_eq!(judged(vec![hold("a", 1, 0, 10), hold("b", 2, 10, 20), hold("a", 3, 20, 30)]), 0);
+    assert_eq!(judged(vec![hold("a", 1, 0, 10), hold("b", 2, 9, 20)]), 1, "both at once");
+    assert_eq!(judged(vec![hold("a", 1, 0, 30), hold("b", 2, 10, 20)]), 1, "one within the other");
+    assert_eq!(judged(vec![hold("a", 2, 0, 10), hold("b", 1, 10, 20)]), 1, "a smaller token later");
+    assert_eq!(judged(vec![hold("a", 1, 0, 10), hold("b", 1, 10, 20)]), 1, "one token twice");
+    let elsewhere = Hold { lock: "another".into(), ..hold("b", 1, 5, 15) };
+    assert_eq!(judged(vec![hold("a", 1, 0, 10), elsewhere]), 0);
+}
+
+#[test]
+fn a_denial_without_another_holder_is_found() {
+    let judged = |denial| {
+        let closed = Life { closed: true, ..life("closed", 0, 10) };
+        let (lives, denials) =
+            (vec![life("a", 20_000, 20_010), life("b", 20_000, 20_030), closed], vec![denial]);
+        History { lives, denials, ..History::default() }.judged().len()
+    };
+    assert_eq!(judged(denial("b", Some("a"), 20_009, 20_020)), 0);
+    assert_eq!(judged(denial("b", None, 20_009, 20_020)), 0);
+    assert_eq!(judged(denial("b", Some("a"), 20_011, 20_020)), 1, "it was released before");
+    assert_eq!(judged(denial("b", None, 20_011, 20_020)), 1, "nobody else was there");
+    assert_eq!(judged(denial("b", Some("b"), 20_000, 20_005)), 1, "by itself");
+    assert_eq!(judged(denial("b", Some("c"), 20_000, 20_005)), 1, "by nobody of this run");
+    assert_eq!(judged(denial("b", Some("closed"), 4_000, 4_005)), 0, "its undo may be late");
+    assert_eq!(judged(denial("b", Some("closed"), 6_000, 6_005)), 1, "but not for ever");
+}

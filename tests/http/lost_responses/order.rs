@@ -1,0 +1,277 @@
+//! One client with one key: its first answer is lost_responses, it asks again at other gateways until it is told of its grant,
+//! extends that and releases it. It remembers what it has seen, and looks at once whether that is what was promised.
+
+use std::time::{Duration, Instant};
+
+use http::Method;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::history::{Denial, History, Hold, Life};
+use crate::support::chance::Chance;
+use crate::support::client::{Answer, Lease, lock_path};
+use crate::support::gateway::Gateway;
+
+/// For how long a client tries to get one thing done: others come first, and each of them meets with bad weather.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Nothing expires meanwhile.
+const TTL_MS: u64 = 120_000;
+const _: () = assert!(TTL_MS > 3 * PATIENCE.as_millis() as u64);
+
+/// What all clients of a run share.
+pub(super) struct Run {
+    pub(super) gateways: Vec<Gateway>,
+    pub(super) locks: usize,
+    pub(super) seed: u64,
+    pub(super) began: Instant,
+}
+
+pub(super) struct Order<'a> {
+    run: &'a Run,
+    chance: Chance,
+    /// What it is called everywhere.
+    label: String,
+    lock: String,
+    body: Value,
+    /// The gateway that was asked last.
+    at: usize,
+    /// What it was told, and when first.
+    known: Option<(Lease, Duration)>,
+    /// The first request was lost_responses, or refused: others may know more of this key than its client.
+    asked_before: bool,
+    /// The last answer that was none it could use.
+    refused: String,
+    seen: History,
+}
+
+impl<'a> Order<'a> {
+    pub(super) fn new(run: &'a Run, number: usize) -> Self {
+        let mut chance = Chance::of(run.seed, number);
+        let (label, lock) =
+            (format!("order-{number}"), format!("stock/{}", chance.below(run.locks)));
+        let wait_ms = if chance.one_in(3) { 2_000 } else { 0 };
+        let body = json!({ "ttl_ms": TTL_MS, "wait_ms": wait_ms, "owner": label });
+        let at = chance.below(run.gateways.len());
+        let (known, asked_before, refused) = (None, false, String::new());
+        Self {
+            run,
+            chance,
+            label,
+            lock,
+            body,
+            at,
+            known,
+            asked_before,
+            refused,
+            seen: History::default(),
+        }
+    }
+
+    /// All of it.
+    pub(super) async fn carried_out(mut self) -> History {
+        let from = self.run.began.elapsed();
+        let closed = self.chance.one_in(2);
+        if closed {
+            self.ask_and_leave().await;
+        } else {
+            self.ask().await;
+            self.seen.count("read and lost");
+        }
+        // Once more than needed here and there: each answer is as good as the first.
+        let repetitions = 1 + self.chance.below(2);
+        let mut told = true;
+        for _ in 0..repetitions {
+            told = told && self.is_told().await;
+            // It works under its lock.
+            sleep(Duration::from_millis(self.chance.below(60) as u64)).await;
+        }
+        let mut held_until = self.run.began.elapsed();
+        if told {
+            self.extend().await;
+            held_until = self.run.began.elapsed();
+            self.release().await;
+        } else if self.seen.wrong.is_empty() {
+            self.wrong("no grant in time");
+        }
+        let (until, order, lock) = (self.run.began.elapsed(), self.label, self.lock);
+        if let Some((Lease { fencing, .. }, from)) = self.known {
+            self.seen.holds.push(Hold {
+                order: order.clone(),
+                lock: lock.clone(),
+                fencing,
+                from,
+                until: held_until,
+            });
+        }
+        self.seen.lives.push(Life { order, lock, from, until, closed });
+        self.seen
+    }
+
+    fn gateway(&self) -> &'a Gateway {
+        &self.run.gateways[self.at]
+    }
+
+    fn another_gateway(&mut self) {
+        let count = self.run.gateways.len();
+        self.at = (self.at + 1 + self.chance.below(count - 1)) % count;
+    }
+
+    fn key(&self) -> String {
+        format!("{:016x}/{}", self.run.seed, self.label)
+    }
+
+    fn wrong(&mut self, what: &str) {
+        let Self { run, label, lock, known, refused, .. } = self;
+        let at = run.began.elapsed();
+        self.seen.wrong.push(format!(
+            "{label} on {lock} after {at:.3?}: {what}; knows {known:?}, last refused: {refused}"
+        ));
+    }
+
+    /// The client is gone before it has read anything: anywhere between before the request is read and after the answer is
+    /// written.
+    async fn ask_and_leave(&mut self) {
+        let body = self.body.to_string();
+        let mut client = self.gateway().raw().await;
+        client
+            .announce(
+                "POST",
+                &self.lock,
+                &format!("idempotency-key: {}\r\n", self.key()),
+                body.len(),
+            )
+            .await;
+        client.write(body).await;
+        sleep(Duration::from_micros(self.chance.below(8_000) as u64)).await;
+        drop(client);
+        self.asked_before = true;
+        self.seen.count("closed without reading");
+    }
+
+    /// Asks, and answers whether the lock is its own. If not it has waited until it may ask again.
+    async fn ask(&mut self) -> bool {
+        let sent = self.run.began.elapsed();
+        let call = self
+            .gateway()
+            .call(Method::POST, lock_path(&self.lock))
+            .header("idempotency-key", self.key());
+        let answer = call.json(&self.body).send().await;
+        let asked_before = std::mem::replace(&mut self.asked_before, true);
+        if answer.status != 201 {
+            self.refused = answer.text();
+        }
+        match answer.status {
+            201 => self.is_granted(&answer, asked_before),
+            409 => {
+                let problem = answer.problem(409, "lock_held");
+                self.seen.count("POST: 409 lock_held");
+                if self.known.is_some() {
+                    self.wrong(&format!("denied what it has: {problem}"));
+                }
+                let (order, lock) = (self.label.clone(), self.lock.clone());
+                let holder = problem["holder"].as_str().map(Into::into);
+                let denial =
+                    Denial { order, lock, holder, sent, answered: self.run.began.elapsed() };
+                self.seen.denials.push(denial);
+                sleep(Duration::from_millis(10 + self.chance.below(30) as u64)).await;
+            }
+            _ => self.pause(&answer, "POST", &["quorum_unavailable", "outcome_unknown"]).await,
+        }
+        answer.status == 201
+    }
+
+    fn is_granted(&mut self, answer: &Answer, asked_before: bool) {
+        let (lease, replayed) = (Lease::from(answer), answer.header("idempotency-replayed"));
+        assert!(["", "true"].contains(&replayed), "{answer:?}");
+        let replayed = replayed == "true";
+        match &self.known {
+            Some((known, _)) if *known == lease && replayed => {
+                self.seen.count("told again: the same grant")
+            }
+            Some(_) => self.wrong(&format!("another grant: {lease:?}, replayed: {replayed}")),
+            None if replayed && !asked_before => self.wrong("replayed, and never asked before"),
+            None => {
+                let how = match (asked_before, replayed) {
+                    (false, _) => "told first: granted to the first request",
+                    (true, true) => "told first: the grant of one that was lost",
+                    (true, false) => "told first: a grant of its own after one that was lost",
+                };
+                self.seen.count(how);
+                self.known = Some((lease, self.run.began.elapsed()));
+            }
+        }
+    }
+
+    /// Repeats the request, each time at another gateway, until it is granted.
+    async fn is_told(&mut self) -> bool {
+        let since = Instant::now();
+        while since.elapsed() < PATIENCE && self.seen.wrong.is_empty() {
+            self.another_gateway();
+            if self.ask().await {
+                return self.seen.wrong.is_empty();
+            }
+        }
+        false
+    }
+
+    /// A refusal that may be repeated, after as long as it says.
+    async fn pause(&mut self, answer: &Answer, what: &str, codes: &[&str]) {
+        let body = answer.json();
+        let code = body["code"].as_str().unwrap_or_default();
+        assert!(
+            answer.status == 503 && codes.contains(&code),
+            "{what} by {}: {answer:?}",
+            self.label
+        );
+        let problem = answer.problem(503, code);
+        self.seen.count(format!("{what}: 503 {code}"));
+        sleep(Duration::from_millis(
+            problem["retry_after_ms"].as_u64().expect("when to try again"),
+        ))
+        .await;
+    }
+
+    /// A success proves that it was its own all the time.
+    async fn extend(&mut self) {
+        let Some((Lease { token, fencing }, _)) = self.known.clone() else { return };
+        let since = Instant::now();
+        while since.elapsed() < PATIENCE {
+            self.another_gateway();
+            let answer = self.gateway().patch(&self.lock, &token, TTL_MS).await;
+            if answer.status == 200 {
+                let body = answer.json();
+                assert_eq!(
+                    (&body["token"], &body["fencing_token"]),
+                    (&json!(token), &json!(fencing)),
+                    "{answer:?}"
+                );
+                return self.seen.count("PATCH: 200");
+            }
+            if answer.status != 503 {
+                return self.wrong(&format!("PATCH of what it was promised: {answer:?}"));
+            }
+            self.pause(&answer, "PATCH", &["outcome_unknown"]).await;
+        }
+        self.wrong("no extension in time");
+    }
+
+    async fn release(&mut self) {
+        let Some((Lease { token, .. }, _)) = self.known.clone() else { return };
+        let since = Instant::now();
+        let mut perhaps_released = false;
+        while since.elapsed() < PATIENCE {
+            self.another_gateway();
+            let answer = self.gateway().delete(&self.lock, &token).await;
+            match answer.status {
+                204 => return self.seen.count("DELETE: 204"),
+                404 | 409 if perhaps_released => {
+                    return self.seen.count("DELETE: done by one that was unknown");
+                }
+                503 => self.pause(&answer, "DELETE", &["outcome_unknown"]).await,
+                _ => return self.wrong(&format!("DELETE of what it was promised: {answer:?}")),
+            }
+            perhaps_released = true;
+        }
+        self.wrong("no release in time");
+    }
+}

@@ -1,0 +1,288 @@
+//! What can happen, and what comes of it.
+
+use std::time::Duration;
+
+use redlock_core::node::eligibility::{Early, Eligibility as Decisions, Moment, Step, Suspicion};
+use redlock_core::quorum::{Decision, Tally};
+
+use super::bounds::{Eligibility, GATEWAYS, QUARANTINE};
+use super::state::{Change, Gateway, NONCES, Nonce, Sight, State, Stored, Waits};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// The next lock is granted to a client of a gateway by all of these nodes, one bit each.
+    Grant { gateway: u8, nodes: u8 },
+    /// A lease ends, and its lock is gone everywhere.
+    End(u8),
+    /// A node writes a dump of what it has.
+    Save(u8),
+    /// It loses everything in place.
+    Flush(u8),
+    /// It is restarted without files, or with what the file of its new configuration has.
+    Restart { node: u8, empty: bool, synced: bool },
+    /// It evicts a lock.
+    Evict(u8),
+    /// It begins or ceases to sync every write.
+    Sync { node: u8, on: bool },
+    /// A gateway looks at a node.
+    Look { gateway: u8, node: u8 },
+    /// It looks when its count has ended.
+    LookAtEnd { gateway: u8, node: u8 },
+    /// The marker that it puts arrives.
+    Put { gateway: u8, node: u8 },
+    /// The word that the cluster is new is believed.
+    Confirm(u8),
+    /// A gateway is restarted, with the configuration it had.
+    RestartGateway(u8),
+    /// The operator stops the votes of the old configuration.
+    Reconfigure,
+    /// The operator has waited, and puts the new configuration.
+    Reconfigured,
+}
+
+impl Eligibility {
+    /// As a gateway begins.
+    pub(super) fn sight(&self, gateway: Gateway) -> Sight {
+        let eligibility = self.decisions(gateway.is_new).expecting_bootstrap(gateway.bootstrap);
+        Sight { eligibility, session: None, put: None, waits: None, told_new: None }
+    }
+
+    /// Names do not move here: a process is gone, with the connections to it, before the next one starts.
+    fn decisions(&self, is_new: bool) -> Decisions {
+        Decisions::new(self.identity(is_new).clone(), QUARANTINE, Duration::ZERO)
+            .returning_after(Duration::ZERO)
+    }
+
+    fn start(&self, s: &mut State, gateway: usize) {
+        let g = &mut s.gateways[gateway];
+        (g.word_counts, g.knows_better, g.is_stopped) = (g.bootstrap, !g.bootstrap, false);
+        let sight = self.sight(*g);
+        s.sites.iter_mut().for_each(|site| site.sights[gateway] = sight.clone());
+    }
+
+    /// A gateway looks at a node, does what follows, and looks again.
+    fn look(&self, s: &mut State, gateway: usize, node: usize, now: Duration) {
+        self.look_once(s, gateway, node, now);
+        while !self.bounds.every_order && s.sites[node].sights[gateway].put.is_some() {
+            s.sites[node].put_of(gateway);
+            self.look_once(s, gateway, node, now);
+        }
+    }
+
+    fn look_once(&self, s: &mut State, gateway: usize, node: usize, now: Duration) {
+        let g = &mut s.gateways[gateway];
+        let site = &mut s.sites[node];
+        let facts = site.facts(&self.rules);
+        let marker = site.memory.marker.clone();
+        let nonce =
+            if self.rules.quarantine_has_nonce { site.fresh_nonce() } else { Nonce(NONCES) };
+        let sight = &mut site.sights[gateway];
+        if !self.rules.word_ends_with_admission {
+            sight.eligibility = sight.eligibility.clone().expecting_bootstrap(g.bootstrap);
+        }
+        let is_this = sight.told_new == marker || !self.rules.word_names_quarantine;
+        let told_new = sight.told_new.is_some() && is_this;
+        (sight.session, sight.put, sight.waits) = (None, None, None);
+        let now = Moment { monotonic: now, wall_micros: 0 };
+        let told_new = told_new.then_some(Early::BrandNew);
+        match sight.eligibility.look(&facts, marker.as_deref(), now, told_new, &nonce) {
+            Step::Refuse(_) => {}
+            Step::Put { from, to } => sight.put = Some((from, to)),
+            Step::Wait { until, suspicion, .. } => {
+                let leases = (until - QUARANTINE).as_millis() as u8;
+                let marker = marker.expect("nobody waits at a node without a marker");
+                sight.waits = Some(Waits { marker, is_new: suspicion == Suspicion::New, leases });
+            }
+            Step::Admit { marker } => {
+                g.knows_better |= self.rules.word_ends_with_admission;
+                sight.session = Some(marker);
+                if !self.rules.newest_marker_is_known {
+                    sight.eligibility = self.decisions(g.is_new);
+                }
+            }
+        }
+    }
+
+    /// A gateway's client gets the lock on these nodes.
+    fn can_grant(&self, s: &State, gateway: usize, nodes: u8) -> bool {
+        let asked = (0..self.bounds.nodes).filter(|node| nodes & (1 << node) != 0);
+        let tally = Tally { yes: asked.clone().count(), ..Tally::default() };
+        let grants = |node: usize| s.sites[node].memory.locks == 0 && s.votes(gateway, node);
+        self.quorum.decide(tally) == Decision::Yes && asked.clone().all(grants)
+    }
+
+    fn node_events(&self, s: &State, node: u8, actions: &mut Vec<Action>) {
+        let site = &s.sites[usize::from(node)];
+        if s.faults_left == 0 {
+            return;
+        }
+        if site.memory != Stored::default() {
+            actions.push(Action::Flush(node));
+        }
+        if self.bounds.processes {
+            actions.push(Action::Restart { node, empty: true, synced: site.synced });
+            if site.dump.is_none() {
+                actions.push(Action::Save(node));
+            }
+            if site.dump.is_some() || self.bounds.durability {
+                actions.push(Action::Restart { node, empty: false, synced: false });
+            }
+        }
+        if self.bounds.evictions && site.memory.locks != 0 {
+            actions.push(Action::Evict(node));
+        }
+        if self.bounds.durability {
+            actions.push(Action::Sync { node, on: !site.synced });
+            let sure = site.append_only_file == site.memory && !site.is_doubtful;
+            let all_know = site.sights.iter().all(|sight| sight.session.is_some());
+            if sure || all_know || !self.bounds.is_operated_well {
+                actions.push(Action::Restart { node, empty: false, synced: true });
+            }
+        }
+    }
+
+    fn gateway_events(&self, s: &State, gateway: u8, actions: &mut Vec<Action>) {
+        let (at, g) = (usize::from(gateway), s.gateways[usize::from(gateway)]);
+        if g.is_stopped {
+            return;
+        }
+        for nodes in 1..1u8 << self.bounds.nodes {
+            if self.can_grant(s, at, nodes) {
+                actions.push(Action::Grant { gateway, nodes });
+            }
+        }
+        let early = self.bounds.is_operated_well && g.is_new && s.change != Change::Done;
+        // Whoever has the new configuration waits for locks of the new one only.
+        let waited_for = if g.is_new { s.short } else { u8::MAX };
+        for (node, site) in s.sites.iter().enumerate() {
+            if early && site.memory.marker.is_none() {
+                continue;
+            }
+            let node = node as u8;
+            let sight = &site.sights[at];
+            actions.push(Action::Look { gateway, node });
+            if sight.waits.as_ref().is_some_and(|waits| waits.leases & s.live & waited_for == 0) {
+                actions.push(Action::LookAtEnd { gateway, node });
+            }
+            if sight.put.is_some() {
+                actions.push(Action::Put { gateway, node });
+            }
+        }
+        let witnesses = |h: &usize| *h == at || self.rules.word_needs_witnesses;
+        let is_new = |node: usize| (0..GATEWAYS).filter(witnesses).all(|h| s.waits_as_new(h, node));
+        let mut nodes = 0..self.bounds.nodes;
+        let confirmed =
+            if self.rules.word_needs_all_nodes { nodes.all(is_new) } else { nodes.any(is_new) };
+        if g.word_counts && confirmed {
+            actions.push(Action::Confirm(gateway));
+        }
+        let another_knows = s.gateways.iter().enumerate().any(|(h, g)| h != at && g.knows_better);
+        let may_start =
+            !g.bootstrap || s.live == 0 || another_knows || !self.bounds.is_operated_well;
+        if s.restarts_left > 0 && may_start {
+            actions.push(Action::RestartGateway(gateway));
+        }
+    }
+
+    pub(super) fn enabled(&self, s: &State, actions: &mut Vec<Action>) {
+        actions.extend((0..8).filter(|lock| s.live & (1 << lock) != 0).map(Action::End));
+        (0..self.bounds.nodes as u8).for_each(|node| self.node_events(s, node, actions));
+        (0..GATEWAYS as u8).for_each(|gateway| self.gateway_events(s, gateway, actions));
+        match s.change {
+            Change::Before if self.bounds.change => actions.push(Action::Reconfigure),
+            Change::UnderWay(leases)
+                if leases & s.live == 0 || !self.rules.reconfiguration_waits =>
+            {
+                actions.push(Action::Reconfigured);
+            }
+            Change::Before | Change::UnderWay(_) | Change::Done => {}
+        }
+    }
+
+    pub(super) fn apply(&self, s: &State, action: Action) -> Option<State> {
+        let mut next = s.clone();
+        match action {
+            Action::Grant { gateway, nodes } => next.grant(gateway.into(), nodes),
+            Action::End(lock) => next.end(1 << lock),
+            Action::Save(node) => {
+                let site = &mut next.sites[usize::from(node)];
+                site.dump = Some(site.memory.clone());
+            }
+            Action::Flush(node) => next.fail(node).write(|stored| *stored = Stored::default()),
+            Action::Restart { node, empty, synced } => next.fail(node).restart(empty, synced),
+            Action::Evict(node) => next.fail(node).evict(),
+            Action::Sync { node, on } => next.fail(node).sync(on),
+            Action::Look { gateway, node } => {
+                self.look(
+                    &mut next,
+                    gateway.into(),
+                    node.into(),
+                    Duration::from_millis(s.live.into()),
+                );
+            }
+            Action::LookAtEnd { gateway, node } => {
+                let leases =
+                    s.sites[usize::from(node)].sights[usize::from(gateway)].waits.as_ref()?.leases;
+                let now = QUARANTINE + Duration::from_millis(leases.into());
+                self.look(&mut next, gateway.into(), node.into(), now);
+                let sight = &next.sites[usize::from(node)].sights[usize::from(gateway)];
+                if sight.put.is_none() && sight.session.is_none() {
+                    // The count was not of what stands now: that is an ordinary look.
+                    return None;
+                }
+                next.has_waited = self.bounds.bootstrap;
+            }
+            Action::Put { gateway, node } => next.sites[usize::from(node)].put_of(gateway.into()),
+            Action::Confirm(gateway) => {
+                let at = usize::from(gateway);
+                next.gateways[at].word_counts = !self.rules.word_ends_with_admission;
+                for site in &mut next.sites {
+                    let waits = site.sights[at].waits.as_ref().filter(|waits| waits.is_new);
+                    site.sights[at].told_new = waits.map(|waits| waits.marker.clone());
+                }
+            }
+            Action::RestartGateway(gateway) => {
+                next.restarts_left -= 1;
+                self.start(&mut next, gateway.into());
+            }
+            Action::Reconfigure => self.reconfigure(&mut next),
+            Action::Reconfigured => self.reconfigured(&mut next),
+        }
+        Some(next).filter(|next| next != s)
+    }
+
+    fn reconfigure(&self, s: &mut State) {
+        s.change = Change::UnderWay(s.live);
+        for gateway in 0..GATEWAYS {
+            if !s.gateways[gateway].is_new {
+                self.start(s, gateway);
+                s.gateways[gateway].is_stopped = true;
+            }
+        }
+        s.sites.iter_mut().for_each(|site| site.put(self.under_way()));
+    }
+
+    fn under_way(&self) -> String {
+        let (left, target) = (self.identity(false), self.identity(true));
+        let (left, target) = (left.cluster_config(), target.cluster_config());
+        target.marker_under_way(left.node_set(), left.max_ttl(), Duration::ZERO, 0)
+    }
+
+    fn reconfigured(&self, s: &mut State) {
+        s.change = Change::Done;
+        let under_way = self.under_way();
+        // From nothing else than what was written before.
+        for site in
+            s.sites.iter_mut().filter(|site| site.memory.marker.as_deref() == Some(&*under_way))
+        {
+            let nonce = site.fresh_nonce().0;
+            site.put(self.identity(true).admitting(&site.facts(&self.rules), nonce));
+        }
+        for gateway in 0..GATEWAYS {
+            if s.gateways[gateway].is_stopped {
+                s.gateways[gateway].is_new = true;
+                self.start(s, gateway);
+            }
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! What is, on nodes and in the minds of gateways.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use redlock_core::clock::Entropy;
+use redlock_core::node::eligibility::{Durability, Eligibility as Decisions, Facts};
+
+use super::bounds::GATEWAYS;
+use crate::rules::Rules;
+
+/// What a node keeps in one place.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(super) struct Stored {
+    pub(super) marker: Option<String>,
+    pub(super) locks: u8,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Site {
+    pub(super) process: u8,
+    pub(super) memory: Stored,
+    pub(super) dump: Option<Stored>,
+    pub(super) append_only_file: Stored,
+    /// Every write goes to the append-only file before it is acknowledged.
+    pub(super) synced: bool,
+    /// The append-only file was rewritten from memory since the process started.
+    pub(super) rewritten: bool,
+    pub(super) evicted: u8,
+    /// It has lost something since the marker was put.
+    pub(super) is_doubtful: bool,
+    /// The locks that it has granted.
+    pub(super) granted: u8,
+    /// Those with which it was restarted.
+    pub(super) survived: u8,
+    pub(super) sights: [Sight; GATEWAYS],
+}
+
+/// One node as a gateway sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Sight {
+    pub(super) eligibility: Decisions,
+    /// The marker that it shows with operations, while the connection lasts on which it was admitted.
+    pub(super) session: Option<String>,
+    /// From which marker to which; on its way.
+    pub(super) put: Option<(Option<String>, String)>,
+    pub(super) waits: Option<Waits>,
+    /// The quarantine of which it was confirmed that the node is new.
+    pub(super) told_new: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Waits {
+    pub(super) marker: String,
+    pub(super) is_new: bool,
+    /// The leases that ran when the count began.
+    pub(super) leases: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Gateway {
+    /// Started with `--bootstrap`.
+    pub(super) bootstrap: bool,
+    /// That word has not been believed yet.
+    pub(super) word_counts: bool,
+    /// What it would say of a blank node is that it lost its data: it was started without that word, or has admitted one.
+    pub(super) knows_better: bool,
+    /// Has the new configuration.
+    pub(super) is_new: bool,
+    pub(super) is_stopped: bool,
+}
+
+/// The operator's change of configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Change {
+    Before,
+    /// With the leases that ran when it began.
+    UnderWay(u8),
+    Done,
+}
+
+/// Nodes, gateways, the leases that run, and how much may still go wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    pub(super) sites: Vec<Site>,
+    pub(super) gateways: [Gateway; GATEWAYS],
+    pub(super) change: Change,
+    /// The leases that run, one bit each.
+    pub(super) live: u8,
+    /// Those of them with the new, shorter `max_ttl`.
+    pub(super) short: u8,
+    pub(super) faults_left: u8,
+    pub(super) restarts_left: u8,
+    /// In a new cluster: a quarantine has lasted to its end.
+    pub(super) has_waited: bool,
+}
+
+/// Gives one number.
+pub(super) struct Nonce(pub(super) u64);
+
+impl Entropy for Nonce {
+    fn fill(&self, buffer: &mut [u8]) {
+        buffer.copy_from_slice(&self.0.to_le_bytes()[..buffer.len()]);
+    }
+}
+
+/// Larger than other numbers in markers.
+pub(super) const NONCES: u64 = 0xace0_0000;
+
+fn run_id(process: u8) -> String {
+    format!("{process:040x}")
+}
+
+/// What is hashed, as it is: the way to what an eligibility has in mind.
+#[derive(Default)]
+struct Texts(Vec<u8>);
+
+impl Hasher for Texts {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.extend(bytes);
+    }
+    fn finish(&self) -> u64 {
+        0
+    }
+}
+
+fn digest(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Hash for State {
+    /// The same for states that differ in the order of nodes or of gateways alone, so that the checker takes them for one.
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        let Self { sites, gateways, change, live, short, faults_left, restarts_left, has_waited } =
+            self;
+        let sites: Vec<_> = sites.iter().map(Site::digests).collect();
+        let seen_in = |order: [usize; GATEWAYS]| {
+            let sites = sites
+                .iter()
+                .map(|(node, sights)| digest(&(node, order.map(|gateway| sights[gateway]))));
+            digest(&(sites.fold(0, u64::wrapping_add), order.map(|gateway| gateways[gateway])))
+        };
+        let sites = seen_in([0, 1]).wrapping_add(seen_in([1, 0]));
+        (sites, change, live, short, faults_left, restarts_left, has_waited).hash(hasher);
+    }
+}
+
+impl State {
+    pub(super) fn grant(&mut self, gateway: usize, nodes: u8) {
+        let lock = self.fresh_lease();
+        for (_, site) in
+            self.sites.iter_mut().enumerate().filter(|(node, _)| nodes & (1 << node) != 0)
+        {
+            site.write(|stored| stored.locks |= lock);
+            site.granted |= lock;
+        }
+        self.live |= lock;
+        self.short |= if self.gateways[gateway].is_new { lock } else { 0 };
+    }
+
+    pub(super) fn end(&mut self, lock: u8) {
+        self.live &= !lock;
+        self.short &= self.live;
+        for site in &mut self.sites {
+            for stored in
+                [&mut site.memory, &mut site.append_only_file].into_iter().chain(&mut site.dump)
+            {
+                stored.locks &= self.live;
+            }
+            site.granted &= self.live;
+            site.survived &= self.live;
+        }
+    }
+
+    /// One of the faults that may be happens to a node.
+    pub(super) fn fail(&mut self, node: u8) -> &mut Site {
+        self.faults_left -= 1;
+        &mut self.sites[usize::from(node)]
+    }
+
+    /// A lease that no count remembers.
+    pub(super) fn fresh_lease(&self) -> u8 {
+        let waits = self.sites.iter().flat_map(|site| &site.sights).flat_map(|sight| &sight.waits);
+        let counted = waits.fold(0, |leases, waits| leases | waits.leases);
+        let under_way = if let Change::UnderWay(leases) = self.change { leases } else { 0 };
+        1 << (self.live | counted | under_way).trailing_ones()
+    }
+
+    /// Whether a node and a gateway are in conversation, and the node would take operations.
+    pub(super) fn votes(&self, gateway: usize, node: usize) -> bool {
+        let site = &self.sites[node];
+        let session = &site.sights[gateway].session;
+        session.is_some() && *session == site.memory.marker
+    }
+
+    /// Whether a gateway waits at a node that it takes for new, as it is now.
+    pub(super) fn waits_as_new(&self, gateway: usize, node: usize) -> bool {
+        let site = &self.sites[node];
+        let waits = site.sights[gateway].waits.as_ref();
+        waits
+            .is_some_and(|waits| waits.is_new && Some(&waits.marker) == site.memory.marker.as_ref())
+    }
+}
+
+impl Site {
+    /// Nobody remembers it any more, so it is as good as one that was never there: the number of states stays finite.
+    pub(super) fn fresh_nonce(&self) -> Nonce {
+        let remembered = self.remembered();
+        let mut nonces = (NONCES..).filter(|nonce| !remembered.contains(&format!("{nonce:x}")));
+        Nonce(nonces.next().expect("there are many"))
+    }
+
+    fn fresh_process(&self) -> u8 {
+        let remembered = self.remembered();
+        let is_fresh =
+            |process: &u8| *process != self.process && !remembered.contains(&run_id(*process));
+        (0..u8::MAX).find(is_fresh).expect("there are many")
+    }
+
+    /// All texts that anybody has in mind, in no order.
+    fn remembered(&self) -> String {
+        let mut texts = Texts::default();
+        self.hash(&mut texts);
+        String::from_utf8_lossy(&texts.0).into_owned()
+    }
+
+    pub(super) fn facts(&self, rules: &Rules) -> Facts {
+        let process = if rules.admission_names_process { self.process } else { 0 };
+        Facts {
+            run_id: run_id(process),
+            version: "7.0.15".into(),
+            role: "master".into(),
+            policy: "noeviction".into(),
+            evicted_keys: if rules.evictions_are_counted { self.evicted.into() } else { 0 },
+            durability: if self.synced {
+                Durability::Durable
+            } else {
+                Durability::Volatile("appendonly no")
+            },
+            rewritten: self.rewritten && rules.rewrite_is_noticed,
+            replication_id: "0".repeat(40),
+            was_replica: false,
+            time_micros: 0,
+            uptime_seconds: 0,
+            used_memory: 0,
+            max_memory: 0,
+        }
+    }
+
+    /// One number for the node, and one for each gateway that looks at it.
+    fn digests(&self) -> (u64, [u64; GATEWAYS]) {
+        let Self {
+            process,
+            memory,
+            dump,
+            append_only_file,
+            synced,
+            rewritten,
+            evicted,
+            is_doubtful,
+            granted,
+            survived,
+            sights,
+        } = self;
+        let stored = (process, memory, dump, append_only_file);
+        let node = (stored, synced, rewritten, evicted, is_doubtful, granted, survived);
+        (digest(&node), std::array::from_fn(|gateway| digest(&sights[gateway])))
+    }
+
+    pub(super) fn write(&mut self, change: impl FnOnce(&mut Stored)) {
+        change(&mut self.memory);
+        if self.synced {
+            self.append_only_file.clone_from(&self.memory);
+        }
+    }
+
+    pub(super) fn put(&mut self, marker: String) {
+        self.write(|stored| stored.marker = Some(marker));
+        self.is_doubtful = false;
+    }
+
+    /// One marker takes the place of another, in one step that also looks at the process.
+    pub(super) fn put_of(&mut self, gateway: usize) {
+        if let Some((from, to)) = self.sights[gateway].put.take()
+            && self.memory.marker == from
+        {
+            self.put(to);
+        }
+    }
+
+    pub(super) fn evict(&mut self) {
+        self.write(|stored| stored.locks = 0);
+        (self.evicted, self.is_doubtful) = (self.evicted + 1, true);
+        self.end_sessions();
+    }
+
+    /// The append-only file is rewritten from memory, or left as it is.
+    pub(super) fn sync(&mut self, on: bool) {
+        (self.synced, self.rewritten) = (on, self.rewritten || on);
+        self.write(|_| {});
+        self.end_sessions();
+    }
+
+    fn end_sessions(&mut self) {
+        self.sights.iter_mut().for_each(|sight| sight.session = None);
+    }
+
+    /// The process is gone, with the connections to it.
+    pub(super) fn restart(&mut self, empty: bool, synced: bool) {
+        if empty {
+            (self.dump, self.append_only_file) = Default::default();
+        }
+        let file = if synced {
+            self.append_only_file.clone()
+        } else {
+            self.dump.clone().unwrap_or_default()
+        };
+        self.is_doubtful = self.memory != file;
+        self.memory = file;
+        self.process = self.fresh_process();
+        self.survived = self.memory.locks;
+        (self.synced, self.rewritten) = (synced, false);
+        self.evicted = 0;
+        self.end_sessions();
+        self.sights.iter_mut().for_each(|sight| sight.put = None);
+    }
+}

@@ -1,0 +1,90 @@
+//! Counter-examples in words.
+
+use super::bounds::Eligibility;
+use super::events::Action;
+use super::state::State;
+
+impl Eligibility {
+    pub(super) fn tell_step(&self, s: &State, next: &State, action: Action) -> String {
+        let sight = |s: &State, gateway: u8, node: u8| {
+            s.sites[usize::from(node)].sights[usize::from(gateway)].clone()
+        };
+        let name = |node: u8| format!("node {}", node + 1);
+        match action {
+            Action::Grant { gateway, nodes } => {
+                let nodes: Vec<_> = (0..8)
+                    .filter(|node| nodes & (1 << node) != 0)
+                    .map(|node| (node + 1).to_string())
+                    .collect();
+                let (lock, nodes) = (s.fresh_lease().trailing_zeros() + 1, nodes.join(", "));
+                format!("lock {lock} is granted through gateway {}, by nodes {nodes}", gateway + 1)
+            }
+            Action::End(lock) => {
+                format!("the lease of lock {} ends, and it is gone everywhere", lock + 1)
+            }
+            Action::Save(node) => format!("{} writes a dump of what it has", name(node)),
+            Action::Flush(node) => format!("{} loses all its data in place", name(node)),
+            Action::Restart { node, empty, synced } => {
+                let file = match (empty, synced) {
+                    (true, _) => "empty",
+                    (_, true) => "with its append-only file",
+                    (_, false) => "with its dump, if there is one",
+                };
+                format!("{} is restarted {file}", name(node))
+            }
+            Action::Evict(node) => format!("{} evicts the lock", name(node)),
+            Action::Sync { node, on: true } => format!("{} begins to sync every write", name(node)),
+            Action::Sync { node, on: false } => {
+                format!("{} does not sync writes any more", name(node))
+            }
+            Action::Look { gateway, node } | Action::LookAtEnd { gateway, node } => {
+                let sight = sight(next, gateway, node);
+                let effect = match (&sight.session, &sight.put, &sight.waits) {
+                    (Some(_), ..) => "it votes".into(),
+                    (_, Some((_, to)), _) => format!("wants it marked as {}", kind(to)),
+                    (.., Some(waits)) => {
+                        format!("it is quarantined as {}, and waits", kind(&waits.marker))
+                    }
+                    (None, None, None) => "refuses it".into(),
+                };
+                let late = if matches!(action, Action::LookAtEnd { .. }) {
+                    " when its count has ended"
+                } else {
+                    ""
+                };
+                format!("gateway {} looks at {}{late}: {effect}", gateway + 1, name(node))
+            }
+            Action::Put { gateway, node } => {
+                let marker = |s: &State| s.sites[usize::from(node)].memory.marker.clone();
+                let put = sight(s, gateway, node)
+                    .put
+                    .map_or(String::new(), |(_, to)| kind(&to).to_owned());
+                let effect =
+                    if marker(s) == marker(next) { "but another marker stands" } else { "done" };
+                format!("gateway {} marks {} as {put}: {effect}", gateway + 1, name(node))
+            }
+            Action::Confirm(gateway) => {
+                format!("gateway {} believes that all nodes are new", gateway + 1)
+            }
+            Action::RestartGateway(gateway) => {
+                let word = if s.gateways[usize::from(gateway)].bootstrap {
+                    " with --bootstrap"
+                } else {
+                    ""
+                };
+                format!("gateway {} is restarted{word}", gateway + 1)
+            }
+            Action::Reconfigure => "the operator stops all nodes, and waits".into(),
+            Action::Reconfigured => "the operator puts the new configuration".into(),
+        }
+    }
+}
+
+/// The word of a marker.
+fn kind(marker: &str) -> &str {
+    let state = marker.rsplit(':').next().unwrap_or_default();
+    match state.split('.').next().unwrap_or_default() {
+        "durable" | "volatile" => "admitted",
+        suspicion => suspicion,
+    }
+}

@@ -1,0 +1,492 @@
+//! Masters that have lost locks, or may have, do not vote until every such lock has ended: by real servers that lose
+//! their data in every way we know of, in the middle of real locks.
+//!
+//! A lower bound is exact: nobody votes before the quarantine has passed since the moment of the loss. An upper bound is
+//! generous, because the machine is busy.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlock_core::node::eligibility::NAME_MOVES_WITHIN;
+use redlock_core::node::{Effect, Node, NodeState, Reason, Remedy, SafetyRules, Vote};
+use redlock_core::{AcquireOptions, LockError, Redlock, Ttl};
+use tokio::time::{Instant, timeout};
+
+use crate::support::cluster::{ClusterSettings, first_vote, marker, repeated};
+use crate::support::harness::{DeadPort, RedisOptions, RedisServer, eventually, masters};
+use crate::support::nodes::{
+    LONG_MS, Lock, ask, assert_extended, assert_failed, in_state, name, now,
+};
+use crate::support::resp::Resp;
+
+pub(super) const BLANK: &str = "it is new, or all its data was lost";
+const RESTARTED: &str = "it was restarted and may have lost locks";
+pub(super) const RETURNED: &str = "it was restarted with its data";
+const COPIED: &str = "its data came from another node";
+const EVICTED: &str = "it has evicted keys";
+
+fn options(args: &[&str]) -> RedisOptions {
+    RedisOptions {
+        args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+        ..RedisOptions::default()
+    }
+}
+
+pub(super) fn append_only(args: &[&str]) -> RedisOptions {
+    RedisOptions { append_only: true, ..options(args) }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Loss {
+    Restart,
+    Flush,
+}
+
+/// One holder reaches three of five masters and gets the lock on them. Two of the three lose everything. Another gateway,
+/// which reaches all five, asks for the lock until it gets it. Answers whether that was while the first one held it;
+/// `None` when this machine took so long that nothing could be seen.
+async fn granted_twice(cluster: &ClusterSettings, loss: Loss) -> Option<bool> {
+    let (mut servers, dead) = (masters(5), [DeadPort::new(), DeadPort::new()]);
+    cluster.mark(&servers).await;
+    let reach = servers[..3].iter().map(RedisServer::url).chain(dead.iter().map(DeadPort::url));
+    let holder =
+        cluster.redlock(reach.map(|url| cluster.remote_node(&url) as Arc<dyn Node>).collect());
+    let remotes = cluster.remote_nodes(&servers);
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
+    }
+    let (other, lock) = (cluster.redlock(remotes), name("job"));
+    let ttl = Ttl::from_duration(cluster.max_ttl).unwrap();
+    let acquire =
+        async |locks: &Redlock| locks.acquire(&lock, ttl, AcquireOptions::default()).await;
+    let lease = eventually("the first holder", async || acquire(&holder).await.ok()).await;
+    for server in &mut servers[1..3] {
+        match loss {
+            Loss::Restart => server.restart(),
+            Loss::Flush => drop(server.cmd(&["FLUSHALL"])),
+        }
+    }
+    if holder.validity(&lease).is_none_or(|left| left < cluster.max_ttl / 4) {
+        return None;
+    }
+    Some(
+        eventually("the lock is granted again", async || match acquire(&other).await {
+            Ok(_) => Some(holder.validity(&lease).is_some()),
+            Err(LockError::Held(_) | LockError::NoQuorum(_)) => None,
+            Err(error) => panic!("{error}"),
+        })
+        .await,
+    )
+}
+
+fn count(outcomes: &[Option<bool>], of: Option<bool>) -> usize {
+    outcomes.iter().filter(|outcome| **outcome == of).count()
+}
+
+/// A quarantine of a second and a half, and locks long enough for two restarts on a busy machine.
+const FORGETFUL: ClusterSettings =
+    ClusterSettings { max_ttl: Duration::from_millis(1_200), ..ClusterSettings::SHORT_QUARANTINE };
+
+#[test]
+fn a_lock_that_two_of_its_three_masters_forgot_in_a_restart_is_not_granted_again() {
+    let since = Instant::now();
+    let outcomes = repeated(50, 8, async || granted_twice(&FORGETFUL, Loss::Restart).await);
+    assert_eq!(count(&outcomes, Some(true)), 0, "two holders at a time");
+    assert!(
+        count(&outcomes, Some(false)) >= 25,
+        "this machine is too slow to see anything: {outcomes:?}"
+    );
+    let off = ClusterSettings {
+        rules: SafetyRules { quarantine_is_waited: false, ..SafetyRules::ALL },
+        ..FORGETFUL
+    };
+    let without = repeated(8, 8, async || granted_twice(&off, Loss::Restart).await);
+    assert!(
+        count(&without, Some(true)) > 0,
+        "without the quarantine nothing is worse: {without:?}"
+    );
+    println!(
+        "{} repetitions, {} of them in time; without quarantine {} of {} had a second holder; {:?}",
+        outcomes.len(),
+        count(&outcomes, Some(false)),
+        count(&without, Some(true)),
+        without.len(),
+        since.elapsed()
+    );
+}
+
+#[test]
+fn a_lock_that_two_of_its_three_masters_forgot_in_a_flushall_is_not_granted_again() {
+    let outcomes = repeated(10, 5, async || granted_twice(&FORGETFUL, Loss::Flush).await);
+    assert_eq!(count(&outcomes, Some(true)), 0, "two holders at a time");
+    assert!(
+        count(&outcomes, Some(false)) > 0,
+        "this machine is too slow to see anything: {outcomes:?}"
+    );
+    // The other gateway has looked at these masters a moment ago: only the marker in each call tells it.
+    let off = ClusterSettings {
+        rules: SafetyRules { marker_is_checked: false, ..SafetyRules::ALL },
+        ..FORGETFUL
+    };
+    let without = repeated(5, 5, async || granted_twice(&off, Loss::Flush).await);
+    assert!(count(&without, Some(true)) > 0, "without the marker nothing is worse: {without:?}");
+    println!(
+        "without the marker {} of {} had a second holder",
+        count(&without, Some(true)),
+        without.len()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_that_was_flushed_gives_no_vote_before_the_end_of_its_quarantine() {
+    let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let remote = cluster.admitted(&server.url()).await;
+    let lost = Instant::now();
+    server.cmd(&["FLUSHALL"]);
+    let seen = cluster.waits_out(remote.as_ref(), lost, BLANK).await;
+    assert!(!seen.is_bootstrapping && seen.remedy == Some(Remedy::WaitOrBootstrap), "{seen:?}");
+    assert_eq!(seen.restarts, 0, "it was not restarted");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_that_is_back_within_50_ms_without_its_data_is_noticed() {
+    let (cluster, mut server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let remote = cluster.admitted(&server.url()).await;
+    for restarts in 1.. {
+        assert!(restarts < 20, "no restart here takes less than 50 ms");
+        server.kill();
+        let lost = Instant::now();
+        server.restart();
+        let gap = lost.elapsed();
+        let seen = cluster.waits_out(remote.as_ref(), lost, BLANK).await;
+        assert_eq!(seen.restarts, restarts);
+        if gap < Duration::from_millis(50) {
+            println!("the gap was {gap:?}");
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_that_kept_an_old_snapshot_is_quarantined_although_its_marker_survived() {
+    let (cluster, mut server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let remote = cluster.admitted(&server.url()).await;
+    let (before, after) = (Lock::new("before"), Lock::new("after"));
+    assert_eq!(ask(remote.as_ref(), before.acquire(1, now(), LONG_MS)).await, Vote::Granted);
+    server.cmd(&["SAVE"]);
+    let stood = marker(&server);
+    assert_eq!(ask(remote.as_ref(), after.acquire(1, now(), LONG_MS)).await, Vote::Granted);
+    server.kill();
+    let lost = Instant::now();
+    server.restart();
+    let kept: Vec<bool> = ["lock:before", "lock:after"]
+        .iter()
+        .map(|key| server.cmd(&["GET", key]) != Resp::Nil)
+        .collect();
+    assert_eq!(kept, [true, false], "a snapshot keeps what was there when it was made");
+    let seen = cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
+    assert!(
+        seen.detail.contains("appendonly no") && seen.remedy == Some(Remedy::WaitThenMakeDurable),
+        "{seen:?}"
+    );
+    assert!(!seen.is_bootstrapping && seen.restarts == 1, "{seen:?}");
+    assert!(stood.is_some() && marker(&server) != stood, "the eligibility is of this process");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quarantined_afterwards()
+{
+    let (cluster, [source, server]) =
+        (ClusterSettings::SHORT_QUARANTINE, [RedisServer::start(), RedisServer::start()]);
+    cluster.mark_by(&source.url()).await;
+    source.cmd(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+    let remote = cluster.admitted(&server.url()).await;
+    let mine = marker(&server);
+    server.cmd(&["REPLICAOF", "127.0.0.1", &source.port().to_string()]);
+    let refused = in_state(remote.as_ref(), NodeState::Refused).await;
+    assert!(
+        refused.detail.contains("slave") && refused.remedy == Some(Remedy::MakeMaster),
+        "{refused:?}"
+    );
+    assert_failed(
+        ask(remote.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
+        Reason::Refused,
+        Effect::None,
+    );
+    eventually("the data is the other's", async || {
+        (marker(&server) == marker(&source)).then_some(())
+    })
+    .await;
+    assert_ne!(marker(&server), mine);
+    let lost = Instant::now();
+    server.cmd(&["REPLICAOF", "NO", "ONE"]);
+    let seen = cluster.waits_out(remote.as_ref(), lost, COPIED).await;
+    assert_eq!(seen.restarts, 0);
+    assert!(marker(&server) != marker(&source), "each has a marker of its own");
+}
+
+/// Its own marker, of this very process, comes back with the data of a replica that missed the newest locks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_that_took_its_data_back_from_its_own_replica_is_quarantined() {
+    let (cluster, [replica, server]) =
+        (ClusterSettings::SHORT_QUARANTINE, [RedisServer::start(), RedisServer::start()]);
+    for server in [&replica, &server] {
+        server.cmd(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+    }
+    let remote = cluster.admitted(&server.url()).await;
+    replica.cmd(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+    eventually("the replica has the data", async || {
+        (marker(&replica) == marker(&server)).then_some(())
+    })
+    .await;
+    replica.cmd(&["REPLICAOF", "NO", "ONE"]);
+    assert_eq!(
+        ask(remote.as_ref(), Lock::new("newest").acquire(1, now(), LONG_MS)).await,
+        Vote::Granted
+    );
+    let stood = marker(&server).expect("it is admitted");
+    server.cmd(&["REPLICAOF", "127.0.0.1", &replica.port().to_string()]);
+    in_state(remote.as_ref(), NodeState::Refused).await;
+    eventually("the newest lock is gone", async || {
+        (server.cmd(&["GET", "lock:newest"]) == Resp::Nil).then_some(())
+    })
+    .await;
+    assert!(
+        marker(&server).is_some_and(|marker| marker == stood),
+        "its marker came back with the data"
+    );
+    let lost = Instant::now();
+    server.cmd(&["REPLICAOF", "NO", "ONE"]);
+    cluster.waits_out(remote.as_ref(), lost, COPIED).await;
+}
+
+async fn refused_for_eviction(remote: &dyn Node, policy: &str) {
+    let refused = in_state(remote, NodeState::Refused).await;
+    assert!(refused.detail.contains(policy), "{refused:?}");
+    assert!(refused.remedy == Some(Remedy::ForbidEvictions), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_that_may_evict_is_refused_until_it_is_mended_and_waits_like_any_new_one() {
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let server = RedisServer::start_with(options(&["--maxmemory-policy", "allkeys-lru"]));
+    let remote = cluster.remote_node(&server.url());
+    refused_for_eviction(remote.as_ref(), "allkeys-lru").await;
+    assert_eq!(marker(&server), None, "nothing is written on a node that is refused");
+    let mended = Instant::now();
+    server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    cluster.waits_out(remote.as_ref(), mended, BLANK).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_that_could_have_evicted_and_did_not_is_admitted_at_once_when_mended() {
+    let (cluster, server) = (ClusterSettings::ENDLESS_QUARANTINE, RedisServer::start());
+    let remote = cluster.admitted(&server.url()).await;
+    let stood = marker(&server);
+    server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    refused_for_eviction(remote.as_ref(), "allkeys-lru").await;
+    server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    in_state(remote.as_ref(), NodeState::Admitted).await;
+    first_vote(remote.as_ref()).await;
+    assert_eq!(marker(&server), stood);
+}
+
+/// Fills a server until it has thrown keys away, with keys that expire or not.
+fn fill(server: &RedisServer, policy: &str) {
+    server.cmd(&["CONFIG", "SET", "maxmemory-policy", policy]);
+    let text = server.cmd(&["INFO", "memory"]).text();
+    let used =
+        text.lines().find_map(|line| line.strip_prefix("used_memory:")).expect("used_memory");
+    let limit = used.trim().parse::<u64>().expect("a number") + 1_000_000;
+    server.cmd(&["CONFIG", "SET", "maxmemory", &limit.to_string()]);
+    for n in 0..3_000 {
+        server.cmd(&["SET", &format!("ballast-{n}"), &"x".repeat(1_000), "PX", "60000"]);
+    }
+    let stats = server.cmd(&["INFO", "stats"]).text();
+    assert!(!stats.contains("evicted_keys:0\r\n"), "nothing was evicted");
+    server.cmd(&["CONFIG", "SET", "maxmemory", "0"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_that_evicted_keys_while_it_was_refused_is_quarantined_when_mended() {
+    // The one throws away whatever expires, such as locks, and the other the marker too.
+    for (policy, why) in [("volatile-lru", EVICTED), ("allkeys-lru", "")] {
+        let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+        let remote = cluster.admitted(&server.url()).await;
+        server.cmd(&["CONFIG", "SET", "maxmemory-policy", policy]);
+        refused_for_eviction(remote.as_ref(), policy).await;
+        fill(&server, policy);
+        let mended = Instant::now();
+        server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+        cluster.waits_out(remote.as_ref(), mended, why).await;
+        assert!(remote.status().borrow().evicted_keys > 0);
+    }
+}
+
+/// Between two looks at the policy: only the number of evicted keys tells.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_that_evicted_keys_unseen_is_quarantined_when_that_shows() {
+    let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let remote = cluster.admitted(&server.url()).await;
+    fill(&server, "volatile-lru");
+    server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    let seen = in_state(remote.as_ref(), NodeState::Quarantined).await;
+    assert!(seen.detail.contains(EVICTED), "{seen:?}");
+    in_state(remote.as_ref(), NodeState::Admitted).await;
+    // It is held against it once.
+    assert!(
+        timeout(cluster.quarantine() * 3, in_state(remote.as_ref(), NodeState::Quarantined))
+            .await
+            .is_err()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn durable_masters_keep_locks_and_vote_when_names_have_moved() {
+    let cluster = ClusterSettings::ENDLESS_QUARANTINE;
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(append_only(&[]))).collect();
+    cluster.mark(&servers).await;
+    let remotes = cluster.remote_nodes(&servers);
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
+    }
+    let (locks, lock) = (cluster.redlock(remotes.clone()), name("job"));
+    let ttl = Ttl::from_millis(LONG_MS).unwrap();
+    let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
+    locks.drained().await;
+    let stood: Vec<_> = servers.iter().map(marker).collect();
+    let began = Instant::now();
+    for (server, stood) in servers.iter_mut().zip(&stood) {
+        assert!(stood.as_ref().is_some_and(|marker| marker.contains(":durable.")), "{stood:?}");
+        server.kill();
+        server.restart();
+    }
+    let extended = eventually("the lock can be extended", async || {
+        let status = |remote: &Arc<dyn Node>| remote.status().borrow().clone();
+        for waiting in
+            remotes.iter().map(status).filter(|status| status.state == NodeState::Quarantined)
+        {
+            assert!(
+                waiting.detail.contains(RETURNED) && waiting.remedy == Some(Remedy::Wait),
+                "{waiting:?}"
+            );
+            let wait =
+                Duration::from_micros(waiting.until_micros.expect("an end") - waiting.since_micros);
+            assert!(wait <= NAME_MOVES_WITHIN, "{waiting:?}");
+        }
+        locks.extend(&lock, &lease.token, ttl).await.ok()
+    })
+    .await;
+    assert!(began.elapsed() >= NAME_MOVES_WITHIN, "a vote {:?} after a restart", began.elapsed());
+    assert_eq!(extended.token, lease.token);
+    for (remote, server) in remotes.iter().zip(&servers) {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
+        assert_eq!(remote.status().borrow().restarts, 1);
+        assert!(marker(server).is_some_and(|marker| marker.contains(":durable.")));
+    }
+    assert!(matches!(
+        locks.acquire(&lock, ttl, AcquireOptions::default()).await,
+        Err(LockError::Held(_))
+    ));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_that_syncs_every_second_is_quarantined_after_a_crash() {
+    for (settings, why) in [
+        (["--appendfsync", "everysec"], "appendfsync is not always"),
+        (["--no-appendfsync-on-rewrite", "yes"], "no-appendfsync-on-rewrite is not no"),
+    ] {
+        let (cluster, mut server) =
+            (ClusterSettings::SHORT_QUARANTINE, RedisServer::start_with(append_only(&settings)));
+        let remote = cluster.admitted(&server.url()).await;
+        server.kill();
+        let lost = Instant::now();
+        server.restart();
+        let seen = cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
+        assert!(seen.detail.contains(why), "{seen:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_that_was_weakened_at_run_time_is_quarantined_although_both_starts_were_with_always()
+ {
+    let (cluster, mut server) =
+        (ClusterSettings::SHORT_QUARANTINE, RedisServer::start_with(append_only(&[])));
+    let remote = cluster.admitted(&server.url()).await;
+    server.cmd(&["CONFIG", "SET", "appendfsync", "everysec"]);
+    eventually("the marker says so", async || {
+        marker(&server).filter(|marker| marker.contains(":volatile."))
+    })
+    .await;
+    server.kill();
+    let lost = Instant::now();
+    server.restart();
+    assert_eq!(
+        server.cmd(&["CONFIG", "GET", "appendfsync"]),
+        Resp::List(["appendfsync", "always"].map(|word| Resp::Bytes(word.into())).into())
+    );
+    cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
+    // From here on it is as good as any other.
+    eventually("it counts as durable again", async || {
+        marker(&server).filter(|text| text.contains(":durable."))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_master_replaced_by_an_empty_one_waits_however_durable_both_are() {
+    let (cluster, mut server) =
+        (ClusterSettings::SHORT_QUARANTINE, RedisServer::start_with(append_only(&[])));
+    let remote = cluster.admitted(&server.url()).await;
+    server.kill_and_wipe();
+    let lost = Instant::now();
+    server.restart();
+    cluster.waits_out(remote.as_ref(), lost, BLANK).await;
+}
+
+/// A user as managed services give: all but some commands.
+fn limited(rights: &'static str) -> (RedisServer, String) {
+    let server = RedisServer::start_with(append_only(&[
+        "--user", "gate", "on", ">pw", "~*", "&*", "+@all", rights,
+    ]));
+    let url = server.url_as("gate:pw@", "127.0.0.1");
+    (server, url)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn where_config_is_forbidden_locks_work_and_a_restart_is_a_quarantine_whatever_is_on_disk() {
+    let (cluster, (mut server, url)) = (ClusterSettings::SHORT_QUARANTINE, limited("-config"));
+    let remote = cluster.admitted(&url).await;
+    let (lock, t) = (Lock::new("job"), now());
+    assert_eq!(ask(remote.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    server.kill();
+    let lost = Instant::now();
+    server.restart();
+    let seen = cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
+    assert!(
+        seen.detail.contains("durability unknown") && seen.detail.contains("NOPERM"),
+        "{seen:?}"
+    );
+    assert_extended(&ask(remote.as_ref(), lock.extend(1, t, LONG_MS)).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn where_info_is_forbidden_the_master_is_refused_with_what_to_do() {
+    let (cluster, (server, url)) = (ClusterSettings::SHORT_QUARANTINE, limited("-info"));
+    let remote = cluster.remote_node(&url);
+    let told = eventually("it says why it does not vote", async || {
+        let status = remote.status().borrow().clone();
+        (status.detail.contains("NOPERM") || status.detail.contains("INFO")).then_some(status)
+    })
+    .await;
+    assert_failed(
+        ask(remote.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await,
+        Reason::Refused,
+        Effect::None,
+    );
+    assert_eq!(told.state, NodeState::Refused, "{told:?}");
+    assert!(told.remedy == Some(Remedy::AllowInfo), "{told:?}");
+    // Mended without a restart of anybody.
+    server.cmd(&["ACL", "SETUSER", "gate", "+info"]);
+    in_state(remote.as_ref(), NodeState::Admitted).await;
+}

@@ -1,0 +1,220 @@
+//! What a master is told of the locks that it forgot, and what it tells of those that it has: on a real server and in
+//! memory, with one answer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redlock_core::clock::SystemClock;
+use redlock_core::node::link::{Put, RecoveryAnswer, RecoveryBatch, Session, Stored};
+use redlock_core::node::memory::MemoryNode;
+use redlock_core::node::{Keys, Node, NodeSettings, Record};
+
+use crate::support::harness::RedisServer;
+use crate::support::nodes::{PREFIX, extended, name, nobodys, record, remote_node};
+use crate::support::resp::Resp;
+
+const MARKER: &str = "of a quarantine";
+const T: u64 = 1_763_725_165_000_000;
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Both kinds of master, with the same in them.
+struct Both {
+    server: RedisServer,
+    session: Box<dyn Session>,
+    memory: MemoryNode,
+}
+
+impl Both {
+    async fn start() -> Self {
+        let server = RedisServer::start();
+        let link = remote_node(&server.url()).link().expect("there is a way to it");
+        let session = link.connect().await.expect("it is there");
+        let memory = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
+        memory.wipe();
+        assert!(memory.swap_marker(None, MARKER));
+        server.cmd(&["SET", &format!("{{{PREFIX}}}:marker"), MARKER]);
+        Self { server, session, memory }
+    }
+
+    fn set(&self, key: &[u8], value: &[u8]) {
+        self.server.cmd(&[b"SET".as_slice(), key, value, b"PX", b"60000"]);
+        self.memory.set_foreign(key, value, Some(MINUTE));
+    }
+
+    async fn recover(&self, marker: &str, lock: &str, put: Put) -> RecoveryAnswer {
+        let recovery = RecoveryBatch { marker: marker.into(), puts: vec![(name(lock), put)] };
+        let in_memory = self.memory.recover(PREFIX, &recovery);
+        let on_redis = self.session.recover(recovery).await.expect("an answer");
+        assert_eq!(in_memory, Some(on_redis));
+        on_redis
+    }
+
+    /// All locks, without what is left of their times.
+    async fn stored(&self) -> BTreeMap<String, Record> {
+        let mut cursor = None;
+        let mut stored = Vec::new();
+        loop {
+            let page = self.session.stored(cursor).await.expect("an answer");
+            stored.extend(page.stored);
+            cursor = page.next;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        let texts = |stored: Vec<Stored>| -> BTreeMap<_, _> {
+            assert!(
+                stored.iter().all(|lock| lock.expires_in <= MINUTE && lock.expires_in > MINUTE / 2),
+                "{stored:?}"
+            );
+            stored.into_iter().map(|lock| (lock.name.as_str().to_owned(), lock.record)).collect()
+        };
+        let stored = texts(stored);
+        assert_eq!(stored, texts(self.memory.stored(PREFIX)));
+        stored
+    }
+
+    fn fence(&self, lock: &str) -> Option<String> {
+        let fence = Keys::new(PREFIX, &name(lock)).fence;
+        match self.server.cmd(&[b"GET".as_slice(), &fence]) {
+            Resp::Nil => None,
+            text => Some(text.text()),
+        }
+    }
+}
+
+fn put(record: Record, fence: Option<String>) -> Put {
+    Put { record, expires_in: MINUTE, fence: fence.map(Bytes::from) }
+}
+
+#[tokio::test]
+async fn locks_are_told_and_what_is_none_is_passed_over() {
+    let both = Both::start().await;
+    both.set(b"lock:ours", record(1, T).as_bytes());
+    both.set(b"lock:theirs", b"a-uuid");
+    both.set(b"{lock:ours}:fence", T.to_string().as_bytes());
+    both.set(b"lock:no name", b"x");
+    both.set(b"other:ours", b"x");
+    both.server.cmd(&["SET", "lock:for-ever", "x"]);
+    both.server.cmd(&["LPUSH", "lock:list", "x"]);
+    let stored = both.stored().await;
+    assert_eq!(stored.keys().collect::<Vec<_>>(), ["ours", "theirs"]);
+    assert_eq!(stored["ours"], record(1, T));
+    for n in 0..2_000 {
+        both.set(format!("lock:many-{n}").as_bytes(), record(1, T + n).as_bytes());
+    }
+    assert_eq!(both.stored().await.len(), 2_002, "over several pages");
+}
+
+#[tokio::test]
+async fn a_value_longer_than_any_lock_counts_as_a_foreign_lock() {
+    let server = RedisServer::start();
+    let session = remote_node(&server.url())
+        .link()
+        .expect("a way to it")
+        .connect()
+        .await
+        .expect("it is there");
+    // It begins like a lock of ours.
+    let long = format!("{T}:{}:{}", "a".repeat(40), "x".repeat(20_000));
+    server.cmd(&["SET", "lock:stray", &long, "PX", "60000"]);
+    server.cmd(&["SET", "lock:for-ever", &long]);
+    server.cmd(&[b"SET".as_slice(), b"lock:ours", record(1, T).as_bytes(), b"PX", b"60000"]);
+    let mut told = session.stored(None).await.expect("an answer").stored;
+    told.sort_by_key(|lock| lock.name.as_str().to_owned());
+    let told: Vec<_> =
+        told.iter().map(|lock| (lock.name.as_str(), lock.record.as_bytes().len())).collect();
+    assert_eq!(told, [("ours", 58), ("stray", 8_448)]);
+}
+
+/// It was promised whoever extended it since.
+#[tokio::test]
+async fn a_lock_whose_expiry_somebody_took_away_or_prolonged_is_told_with_the_longest_life() {
+    let both = Both::start().await;
+    for (lock, owner, command) in
+        [("persisted", 1, ["PERSIST", ""]), ("prolonged", 2, ["PEXPIRE", "300000000000000"])]
+    {
+        let key = format!("{PREFIX}{lock}");
+        both.server.cmd(&[
+            b"SET".as_slice(),
+            key.as_bytes(),
+            record(owner, T).as_bytes(),
+            b"PX",
+            b"60000",
+        ]);
+        let [word, argument] = command;
+        both.server.cmd(
+            &[word, &key, argument].into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>(),
+        );
+    }
+    both.server.cmd(&["SET", &format!("{PREFIX}foreign"), "of another client, for ever"]);
+    let mut told = both.session.stored(None).await.expect("an answer").stored;
+    told.sort_by_key(|lock| lock.name.as_str().to_owned());
+    let longest = redlock_core::Settings::default().max_ttl.duration();
+    let told: Vec<_> = told.iter().map(|lock| (lock.name.as_str(), lock.expires_in)).collect();
+    assert_eq!(told, [("persisted", longest), ("prolonged", longest)]);
+}
+
+#[tokio::test]
+async fn what_is_given_back_stands_with_its_fence_and_only_while_the_quarantine_does() {
+    let both = Both::start().await;
+    let back = || put(extended(1, T), Some(format!("{T}+")));
+    assert_eq!(both.recover("another", "a", back()).await, RecoveryAnswer::OtherMarker);
+    assert!(both.stored().await.is_empty());
+    assert_eq!(both.recover(MARKER, "a", back()).await, RecoveryAnswer::Done);
+    let theirs = Record::foreign(Bytes::from_static(b"a-uuid"));
+    assert_eq!(both.recover(MARKER, "b", put(theirs, None)).await, RecoveryAnswer::Done);
+    assert_eq!(
+        both.stored().await,
+        BTreeMap::from([
+            ("a".to_owned(), extended(1, T)),
+            ("b".to_owned(), Record::foreign(Bytes::from_static(b"a-uuid"))),
+        ])
+    );
+    assert_eq!((both.fence("a"), both.fence("b")), (Some(format!("{T}+")), None));
+    // Another client knows of no quarantine, and counts on what it has set since.
+    assert_eq!(both.recover(MARKER, "b", back()).await, RecoveryAnswer::OtherClient);
+    assert_eq!(both.stored().await["b"], Record::foreign(Bytes::from_static(b"a-uuid")));
+    both.server.cmd(&["SET", "lock:c", "for ever"]);
+    both.memory.set_foreign(b"lock:c", b"for ever", None);
+    assert_eq!(both.recover(MARKER, "c", back()).await, RecoveryAnswer::OtherClient);
+}
+
+/// A release needs no marker, and may reach a master in quarantine.
+#[tokio::test]
+async fn what_a_release_has_reached_is_not_given_back_but_kept_free() {
+    let both = Both::start().await;
+    for (at, (fence, lock, comes_back)) in [
+        (None, None, true),
+        (Some((T - 1).to_string()), None, true),
+        (Some(format!("{T}+")), None, true),
+        (Some(T.to_string()), Some(record(1, T)), true),
+        (Some(T.to_string()), None, false),
+        (Some(T.to_string()), Some(record(2, T)), false),
+        (Some((T + 1).to_string()), None, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let keys = Keys::new(PREFIX, &name(&format!("job-{at}")));
+        for (key, value) in [
+            (&keys.fence, fence.map(Bytes::from)),
+            (&keys.lock, lock.map(|lock| lock.as_bytes().clone())),
+        ] {
+            if let Some(value) = value {
+                both.set(key, &value);
+            }
+        }
+        let before = both.fence(&format!("job-{at}"));
+        assert_eq!(
+            both.recover(MARKER, &format!("job-{at}"), put(record(1, T), Some(T.to_string())))
+                .await,
+            RecoveryAnswer::Done
+        );
+        let stands = both.stored().await[&format!("job-{at}")].clone();
+        assert_eq!(stands, if comes_back { record(1, T) } else { nobodys(T) }, "case {at}");
+        let fence = both.fence(&format!("job-{at}"));
+        assert_eq!(fence, if comes_back { Some(T.to_string()) } else { before }, "case {at}");
+    }
+}
