@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redlock_core::node::link::{
-    Answer, Answering, Link, Look, MarkerSwap, RecoveryAnswer, RecoveryBatch, Scan, Scanned,
+    Answer, Answering, Link, MarkerSwap, ProbeReply, RecoveryAnswer, RecoveryBatch, Scan, Scanned,
     Session, StoredPage, Subscription, Swapped,
 };
 use redlock_core::node::{
@@ -348,7 +348,7 @@ impl Session for LateSession {
             page.await
         })
     }
-    fn look(&self) -> Answering<Look> {
+    fn look(&self) -> Answering<ProbeReply> {
         self.session.look()
     }
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped> {

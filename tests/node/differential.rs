@@ -26,7 +26,8 @@ use crate::support::nodes::{
     remote_node_with, telling,
 };
 
-const SCOPES: [ReleaseScope; 3] = [ReleaseScope::Holder, ReleaseScope::Grant, ReleaseScope::Try];
+const SCOPES: [ReleaseScope; 3] =
+    [ReleaseScope::Holder, ReleaseScope::Grant, ReleaseScope::Proposal];
 const CASES: u32 = 400;
 const STEPS: usize = 30;
 const NAMES: u8 = 3;
@@ -265,7 +266,7 @@ impl Pair {
             Step::Release { owner, t, scope, tell } => {
                 let release = match scope {
                     ReleaseScope::Holder => lock.release(owner, at(t)),
-                    ReleaseScope::Try => lock.undo(owner, at(t)),
+                    ReleaseScope::Proposal => lock.undo(owner, at(t)),
                     // Which has nobody to tell.
                     ReleaseScope::Grant => {
                         return self.both(lock.release_exactly(owner, at(t))).await.map(drop);

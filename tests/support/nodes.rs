@@ -127,7 +127,7 @@ impl Lock {
         Op::Release {
             keys: self.keys.clone(),
             record: record(owner, t),
-            scope: ReleaseScope::Try,
+            scope: ReleaseScope::Proposal,
             tell: None,
         }
     }

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use redlock_client::Client;
 use rustix::process::Signal;
 
-use crate::outcome::{HELD, Outcome};
+use crate::outcome::{ExitOutcome, HELD};
 
 const AFTER: &str = "\
 Examples:
@@ -82,17 +82,17 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn client(&self) -> Result<Client, Outcome> {
+    pub(crate) fn client(&self) -> Result<Client, ExitOutcome> {
         let read = |what: &str, path: &PathBuf| {
             std::fs::read(path)
-                .map_err(|error| Outcome::Usage(format!("{what} {}: {error}", path.display())))
+                .map_err(|error| ExitOutcome::Usage(format!("{what} {}: {error}", path.display())))
         };
         let mut client =
             self.url.iter().fold(Client::builder(), |client, url| client.url(url.trim()));
         if let Some(path) = &self.key_file {
             let text = String::from_utf8_lossy(&read("--key-file", path)?).into_owned();
             let Some(key) = text.lines().map(str::trim).find(|line| !line.is_empty()) else {
-                return Err(Outcome::Usage(format!("--key-file {} is empty", path.display())));
+                return Err(ExitOutcome::Usage(format!("--key-file {} is empty", path.display())));
             };
             client = client.key(key);
         }

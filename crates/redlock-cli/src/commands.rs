@@ -10,14 +10,14 @@ use redlock_client::{Client, LockStatus};
 use serde_json::json;
 
 use crate::args::{Args, Command, Format, Service};
-use crate::outcome::Outcome;
+use crate::outcome::ExitOutcome;
 
 /// Between two looks of `watch`.
 const LOOK: Duration = Duration::from_secs(1);
 /// Locks on a page.
 const PAGE: u32 = 500;
 
-pub(crate) async fn one_request(service: &Service, command: Command, is_json: bool) -> Outcome {
+pub(crate) async fn one_request(service: &Service, command: Command, is_json: bool) -> ExitOutcome {
     let asked = async {
         let client = service.client()?;
         match command {
@@ -52,10 +52,10 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
             | Command::Completions { .. }
             | Command::Man { .. }
             | Command::Guard { .. }
-            | Command::Exec { .. } => Err(Outcome::Failed("this is no request".into())),
+            | Command::Exec { .. } => Err(ExitOutcome::Failed("this is no request".into())),
         }
     };
-    asked.await.map_or_else(|outcome| outcome, |()| Outcome::Done)
+    asked.await.map_or_else(|outcome| outcome, |()| ExitOutcome::Done)
 }
 
 async fn acquire(
@@ -63,8 +63,8 @@ async fn acquire(
     name: &str,
     format: Format,
     is_json: bool,
-) -> Result<(), Outcome> {
-    let grant = lock.grant().await.map_err(Outcome::from).inspect_err(|outcome| {
+) -> Result<(), ExitOutcome> {
+    let grant = lock.grant().await.map_err(ExitOutcome::from).inspect_err(|outcome| {
         // What is evaluated fails: nothing would be a success, and the work be done without the lock.
         if format == Format::Shell && !is_json {
             println!("(exit {})", outcome.code());
@@ -87,7 +87,7 @@ async fn acquire(
     }
 }
 
-async fn list(client: &Client, prefix: &str, is_json: bool) -> Result<(), Outcome> {
+async fn list(client: &Client, prefix: &str, is_json: bool) -> Result<(), ExitOutcome> {
     let mut cursor = None;
     loop {
         let page = client.list(prefix, PAGE, cursor.as_deref()).await?;
@@ -101,7 +101,7 @@ async fn list(client: &Client, prefix: &str, is_json: bool) -> Result<(), Outcom
     }
 }
 
-async fn watch(client: &Client, name: &str, is_json: bool) -> Result<(), Outcome> {
+async fn watch(client: &Client, name: &str, is_json: bool) -> Result<(), ExitOutcome> {
     let mut said = None;
     loop {
         let status = client.status(name).await?;
@@ -114,7 +114,7 @@ async fn watch(client: &Client, name: &str, is_json: bool) -> Result<(), Outcome
     }
 }
 
-async fn nodes(client: &Client, is_json: bool) -> Result<(), Outcome> {
+async fn nodes(client: &Client, is_json: bool) -> Result<(), ExitOutcome> {
     let report = client.nodes().await?;
     if is_json {
         return print(true, json!(report), format_args!(""));
@@ -155,24 +155,24 @@ fn print(
     is_json: bool,
     json: serde_json::Value,
     words: std::fmt::Arguments<'_>,
-) -> Result<(), Outcome> {
+) -> Result<(), ExitOutcome> {
     let mut out = std::io::stdout().lock();
     let written = if is_json { writeln!(out, "{json}") } else { writeln!(out, "{words}") };
     written.map_err(|error| match error.kind() {
-        std::io::ErrorKind::BrokenPipe => Outcome::Done,
-        _ => Outcome::Failed(format!("standard output: {error}")),
+        std::io::ErrorKind::BrokenPipe => ExitOutcome::Done,
+        _ => ExitOutcome::Failed(format!("standard output: {error}")),
     })
 }
 
-pub(crate) fn completions(shell: clap_complete::Shell) -> Outcome {
+pub(crate) fn completions(shell: clap_complete::Shell) -> ExitOutcome {
     clap_complete::generate(shell, &mut Args::command(), "redlock", &mut std::io::stdout());
-    Outcome::Done
+    ExitOutcome::Done
 }
 
-pub(crate) fn man(dir: Option<&Path>) -> Outcome {
+pub(crate) fn man(dir: Option<&Path>) -> ExitOutcome {
     let written = match dir {
         Some(dir) => clap_mangen::generate_to(Args::command(), dir),
         None => clap_mangen::Man::new(Args::command()).render(&mut std::io::stdout()),
     };
-    written.map_or_else(|error| Outcome::Failed(error.to_string()), |()| Outcome::Done)
+    written.map_or_else(|error| ExitOutcome::Failed(error.to_string()), |()| ExitOutcome::Done)
 }

@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use self::args::{Args, Command};
-use self::outcome::Outcome;
+use self::outcome::ExitOutcome;
 
 fn main() -> ExitCode {
     let code = ended();
@@ -48,7 +48,7 @@ fn ended() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return Outcome::Failed(format!("no runtime: {error}")).report(is_json),
+        Err(error) => return ExitOutcome::Failed(format!("no runtime: {error}")).report(is_json),
     };
     let outcome = match args.command {
         Command::Guard { cgroup } => return watchdog::main(cgroup, is_json),
@@ -69,9 +69,9 @@ fn refused(error: &clap::Error) -> ExitCode {
         std::env::args_os().skip(1).take_while(|arg| arg != "--").any(|arg| arg == "--json");
     if !is_json {
         let _ = error.print();
-        return Outcome::Usage(String::new()).code().into();
+        return ExitOutcome::Usage(String::new()).code().into();
     }
-    Outcome::Usage(in_one_line(&error.render().to_string())).report(true)
+    ExitOutcome::Usage(in_one_line(&error.render().to_string())).report(true)
 }
 
 /// What is wrong, without how it would be right, which is told in many lines.

@@ -12,7 +12,7 @@ pub(crate) const HELD: u8 = 75;
 
 /// How a command of `redlock` ended.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum ExitOutcome {
     Done,
     /// The command has ended with this code.
     Ended(u8),
@@ -25,7 +25,7 @@ pub(crate) enum Outcome {
     Failed(String),
 }
 
-impl Outcome {
+impl ExitOutcome {
     /// Those of sysexits.h, but for a lost lock, which it has no word for.
     pub(crate) fn code(&self) -> u8 {
         match self {
@@ -69,7 +69,7 @@ pub(crate) fn say(is_json: bool, event: &str, text: &str, more: serde_json::Valu
     }
 }
 
-impl From<Error> for Outcome {
+impl From<Error> for ExitOutcome {
     fn from(error: Error) -> Self {
         let text = error.to_string();
         match error {

@@ -32,7 +32,7 @@ use serde_json::json;
 use crate::args::{OnLost, Run, Service};
 use crate::cgroup::Cgroup;
 use crate::orders::Start;
-use crate::outcome::{Outcome, say};
+use crate::outcome::{ExitOutcome, say};
 use crate::process_tree::ProcessTree;
 use crate::signals::{Event, Signals};
 use crate::terminal::Terminal;
@@ -54,27 +54,28 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// What may be killed is gone by then.
 const KILLED_WITHIN: Duration = Duration::from_millis(250);
 
-pub(crate) async fn run(service: &Service, run: Run, is_json: bool) -> Outcome {
+pub(crate) async fn run(service: &Service, run: Run, is_json: bool) -> ExitOutcome {
     let held = run.conflict_exit_code;
     match attempt(service, run, is_json).await {
-        Err(Outcome::Held(text, _)) => Outcome::Held(text, held),
+        Err(ExitOutcome::Held(text, _)) => ExitOutcome::Held(text, held),
         Ok(outcome) | Err(outcome) => outcome,
     }
 }
 
-async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<Outcome, Outcome> {
+async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutcome, ExitOutcome> {
     let margins = Margins::new(run.lock.ttl, run.grace)?;
     let client = service.client()?;
     let mut signals =
-        Signals::new().map_err(|error| Outcome::Failed(format!("signals: {error}")))?;
+        Signals::new().map_err(|error| ExitOutcome::Failed(format!("signals: {error}")))?;
     let cgroup = Cgroup::create();
     // Before the lock: a machine that can start no process holds up nobody.
     let watchdogs = Watchdogs::start(cgroup.as_ref(), is_json).await;
-    let watchdogs = watchdogs.map_err(|error| Outcome::Failed(format!("the watchdog: {error}")))?;
+    let watchdogs =
+        watchdogs.map_err(|error| ExitOutcome::Failed(format!("the watchdog: {error}")))?;
     let guard = tokio::select! {
         guard = run.lock.of(&client).margin(margins.all()).acquire() => guard?,
         () = tell_who_holds(&client, &run.lock.name, run.lock.wait, is_json) => unreachable!("it tells for ever"),
-        signal = signals.asked() => return Ok(Outcome::Ended(128 + signal.as_raw() as u8)),
+        signal = signals.asked() => return Ok(ExitOutcome::Ended(128 + signal.as_raw() as u8)),
     };
     let (outcome, is_left) =
         under(&guard, &run, margins, watchdogs, cgroup.clone(), &mut signals, is_json).await;
@@ -121,7 +122,7 @@ struct Margins {
 }
 
 impl Margins {
-    fn new(ttl: Duration, grace: Option<Duration>) -> Result<Self, Outcome> {
+    fn new(ttl: Duration, grace: Option<Duration>) -> Result<Self, ExitOutcome> {
         let default = (ttl / 6).min(LONGEST_GRACE);
         let [shortest, longest] = GUARDIANS_KILL;
         let watchdogs = (ttl / 6).clamp(shortest, longest);
@@ -134,7 +135,7 @@ impl Margins {
         let show = |duration: Duration| {
             humantime::format_duration(Duration::from_millis(duration.as_millis() as u64))
         };
-        Err(Outcome::Usage(match grace {
+        Err(ExitOutcome::Usage(match grace {
             Some(grace) if limit > margins.runner() => format!(
                 "--grace is {}; with --ttl {} it has to be less than {}, so that the command is gone before the lock is another's",
                 show(grace),
@@ -170,7 +171,7 @@ async fn under(
     cgroup: Option<Cgroup>,
     signals: &mut Signals,
     is_json: bool,
-) -> (Outcome, bool) {
+) -> (ExitOutcome, bool) {
     let kills = run.on_lost == OnLost::Kill;
     if kills {
         watchdogs.until(guard.deadline() - margins.watchdogs);
@@ -181,7 +182,7 @@ async fn under(
             // A watchdog that was stopped may still start it.
             let tree = watchdogs.tree(None, cgroup);
             let told = format!("{}: {error}", run.command[0].display());
-            return (Outcome::Failed(told), !watchdogs.clear(&tree).await);
+            return (ExitOutcome::Failed(told), !watchdogs.clear(&tree).await);
         }
     };
     let mut ending = Ending::new(watchdogs.tree(Some(group), cgroup), run.stop_signal.signal());
@@ -253,15 +254,15 @@ fn outcome(
     status: Option<ExitStatus>,
     kills: bool,
     is_left: bool,
-) -> Outcome {
+) -> ExitOutcome {
     if let Some(loss) = lost {
         let what = if is_left { "" } else { " and the command stopped" };
-        return Outcome::Lost(format!("the lock was lost{what}: {loss}"));
+        return ExitOutcome::Lost(format!("the lock was lost{what}: {loss}"));
     }
     match (guard.check(), status) {
-        (Err(error), _) if kills => Outcome::Lost(error.to_string()),
-        (_, Some(status)) => Outcome::Ended(code(status)),
-        (_, None) => Outcome::Failed("how the command ended is unknown".into()),
+        (Err(error), _) if kills => ExitOutcome::Lost(error.to_string()),
+        (_, Some(status)) => ExitOutcome::Ended(code(status)),
+        (_, None) => ExitOutcome::Failed("how the command ended is unknown".into()),
     }
 }
 

@@ -199,7 +199,7 @@ impl Redlock {
                 &self.waiters,
                 self.shared.keys(name),
                 &lease.token,
-                ReleaseScope::Try,
+                ReleaseScope::Proposal,
             );
         }
     }

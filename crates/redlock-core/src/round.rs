@@ -7,7 +7,8 @@ pub(crate) mod pending_releases;
 pub(crate) mod times;
 pub(crate) mod votes;
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -68,7 +69,7 @@ fn may_have_granted(vote: &Vote) -> bool {
 }
 
 /// How a round ended.
-pub(crate) struct Outcome {
+pub(crate) struct RoundOutcome {
     pub(crate) decision: Decision,
     /// By node; `None` where the answer was not needed any more.
     pub(crate) votes: Vec<Option<Vote>>,
@@ -170,7 +171,7 @@ impl Round {
 
     /// Waits for the deciding vote, at most until the deadline. Nodes that have not answered by then are counted as timed
     /// out, which is "unknown" and not a refusal.
-    pub(crate) async fn outcome(&self) -> Outcome {
+    pub(crate) async fn outcome(&self) -> RoundOutcome {
         let decision = std::future::poll_fn(|cx| {
             // Registered before looking, or a vote between the two would wake nobody.
             self.decided.register(cx.waker());
@@ -199,7 +200,7 @@ impl Round {
                 }
             }
         };
-        Outcome { decision, votes }
+        RoundOutcome { decision, votes }
     }
 
     /// The votes when they are as wanted, or all in, or at the deadline; also those after the deciding one.
@@ -245,7 +246,7 @@ impl Round {
     }
 
     fn lock(&self) -> MutexGuard<'_, Ballot> {
-        self.ballot.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.ballot.lock()
     }
 }
 

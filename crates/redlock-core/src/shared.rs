@@ -15,7 +15,7 @@ use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
 use crate::round::pending_releases::PendingReleases;
 use crate::round::times::RoundTimes;
 use crate::round::votes::{self, can_hold, holds};
-use crate::round::{Outcome, Round};
+use crate::round::{Round, RoundOutcome};
 use crate::settings::{Env, Settings, SettingsError};
 use crate::wait::fairness::Fairness;
 
@@ -151,7 +151,7 @@ impl Shared {
         token: LockToken,
         ttl: Ttl,
         started: Duration,
-        outcome: &Outcome,
+        outcome: &RoundOutcome,
     ) -> Lease {
         let agreed = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Extended { .. });
         // Beyond the longest TTL nothing is promised, whatever somebody has made of the keys: masters that forget are trusted
@@ -176,7 +176,7 @@ impl Shared {
         self.nodes.iter().map(|node| node.name().to_owned())
     }
 
-    pub(crate) fn reports(&self, outcome: &Outcome) -> Vec<NodeReport> {
+    pub(crate) fn reports(&self, outcome: &RoundOutcome) -> Vec<NodeReport> {
         let answers = outcome.votes.iter().map(|vote| votes::answer(vote.as_ref()));
         self.names().zip(answers).map(|(node, answer)| NodeReport { node, answer }).collect()
     }

@@ -39,7 +39,7 @@ use self::fairness::Fairness;
 use self::queue::{Bounds, Handoff, Next, WaitQueues, WaitTicket};
 use crate::model::clock::{Clock, Entropy};
 use crate::model::types::{FencingToken, LockName, Owner};
-use crate::node::hint::Word;
+use crate::node::hint::HintKind;
 use crate::node::{Hint, Listener};
 use crate::settings::{Env, Settings};
 
@@ -139,12 +139,12 @@ impl<P: Clone + Send, A: Send> Listener for WaitRegistry<P, A> {
         }
         let now = Instant::now();
         match word {
-            Word::Waiting { seconds } => self.fairness.wait_for(&lock, now, seconds),
+            HintKind::Waiting { seconds } => self.fairness.wait_for(&lock, now, seconds),
             // No node grants a T that is further ahead; believed, it would make true hints look old.
-            Word::Released { t, .. }
+            HintKind::Released { t, .. }
                 if t.get().saturating_sub(self.clock.wall_micros())
                     > 2 * self.max_clock_skew.as_micros() as u64 => {}
-            Word::Released { t, waiting } => {
+            HintKind::Released { t, waiting } => {
                 self.fairness.taken(&lock, now);
                 if waiting {
                     self.fairness.wait(&lock, now);

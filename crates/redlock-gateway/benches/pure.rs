@@ -21,7 +21,7 @@ use redlock_gateway::http::error::ApiError;
 use redlock_gateway::http::extract::{lock_token, stored};
 use redlock_gateway::http::wire::{AcquireBody, Lease, json_line};
 use redlock_gateway::info::label_of;
-use redlock_gateway::telemetry::{Operation, Outcome, Telemetry};
+use redlock_gateway::telemetry::{Operation, OutcomeLabel, Telemetry};
 use tower::Service;
 
 #[global_allocator]
@@ -180,7 +180,7 @@ mod metrics {
         bencher.bench(|| {
             telemetry
                 .of(black_box(&name))
-                .operation(black_box(Operation::Release), black_box(Outcome::Released))
+                .operation(black_box(Operation::Release), black_box(OutcomeLabel::Released))
         });
     }
 

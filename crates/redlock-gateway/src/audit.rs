@@ -7,9 +7,10 @@
 
 mod file;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use serde::Serialize;
@@ -47,7 +48,7 @@ pub struct AuditContext {
 
 impl AuditContext {
     pub fn entry(&self) -> MutexGuard<'_, AuditEntry> {
-        self.entry.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entry.lock()
     }
 
     /// Whether what changes a lock has to wait until it can be recorded.
@@ -57,7 +58,7 @@ impl AuditContext {
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct AuditLine<'a> {
     time: String,
     /// Absent when nobody is known to have sent it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -131,7 +132,7 @@ impl Audit {
             Some(RequestEnd { problem: Some(code), .. }) => code,
             Some(RequestEnd { .. }) => "done",
         };
-        self.write(&Line {
+        self.write(&AuditLine {
             time: now(),
             who: entry.who.as_deref(),
             what: entry.what.unwrap_or("request"),
@@ -148,7 +149,7 @@ impl Audit {
 
     /// Sums up what was refused after the first, which has a line of its own.
     pub fn refused(&self, Summary { who, what, refused, address }: &Summary) {
-        self.write(&Line {
+        self.write(&AuditLine {
             time: now(),
             who: who.as_deref(),
             what: "requests",
@@ -163,7 +164,7 @@ impl Audit {
         });
     }
 
-    fn write(&self, line: &Line<'_>) {
+    fn write(&self, line: &AuditLine<'_>) {
         match &self.file {
             None => tracing::info!(
                 target: TARGET,

@@ -29,7 +29,7 @@ use crate::overload::clients::{Client, Exceeded};
 use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests};
 use crate::overload::memory_budget::MasterMemory;
 use crate::overload::wait_share::WaitShare;
-use crate::telemetry::{Now, Operation, Outcome, Telemetry};
+use crate::telemetry::{Now, Operation, OutcomeLabel, Telemetry};
 
 /// A page of a listing takes no longer, and ends with what it has.
 const LISTING: Duration = Duration::from_secs(3);
@@ -278,7 +278,7 @@ impl Gateway {
     ) -> Result<LeaseView, Refusal> {
         let held = self.locks.held_for(&token.shown);
         if held > max_hold {
-            self.telemetry.of(name).operation(Operation::Extend, Outcome::Refused);
+            self.telemetry.of(name).operation(Operation::Extend, OutcomeLabel::Refused);
             return Err(Refusal::MaxHoldReached { held, max: max_hold });
         }
         let result = self.locks.extend(name, &token.known, ttl).await;
@@ -290,7 +290,7 @@ impl Gateway {
             let until = Instant::now() + ttl.duration().max(view.validity);
             client.extended(name.as_str(), until, &self.memory.terms(&self.locks));
         }
-        self.counted(name, Operation::Extend, Outcome::Extended, result)
+        self.counted(name, Operation::Extend, OutcomeLabel::Extended, result)
     }
 
     /// Releases the lock that the token was resolved to.
@@ -307,7 +307,7 @@ impl Gateway {
             Ok(()) => client.released(name.as_str(), &terms),
             Err(_) => client.not_released(name.as_str(), &terms),
         }
-        self.counted(name, Operation::Release, Outcome::Released, result)
+        self.counted(name, Operation::Release, OutcomeLabel::Released, result)
     }
 
     /// Releases what this principal's requests with one idempotency key were granted, for a client that never got the token.
@@ -325,7 +325,7 @@ impl Gateway {
             Ok(()) => client.released(name.as_str(), &terms),
             Err(_) => client.not_released(name.as_str(), &terms),
         }
-        self.counted(name, Operation::Release, Outcome::Released, result)
+        self.counted(name, Operation::Release, OutcomeLabel::Released, result)
     }
 
     fn within_share<T>(&self, result: Result<T, Exceeded>) -> Result<T, Refusal> {
@@ -341,7 +341,7 @@ impl Gateway {
         self.counted(
             name,
             Operation::Release,
-            Outcome::Released,
+            OutcomeLabel::Released,
             self.locks.force_release(name, found).await,
         )
     }
@@ -358,7 +358,7 @@ impl Gateway {
         Ok(resolved.inspect_err(|error| {
             self.telemetry
                 .of(name)
-                .operation(operation, outcome_of(Err::<(), _>(error), Outcome::Found))
+                .operation(operation, outcome_of(Err::<(), _>(error), OutcomeLabel::Found))
         })?)
     }
 
@@ -366,9 +366,9 @@ impl Gateway {
     pub async fn inspect(&self, name: &LockName) -> Inspection {
         let inspection = self.locks.inspect(name).await;
         let outcome = match &inspection.state {
-            LockState::Held(_) => Outcome::Found,
-            LockState::Free => Outcome::Free,
-            LockState::Unknown => Outcome::Unknown,
+            LockState::Held(_) => OutcomeLabel::Found,
+            LockState::Free => OutcomeLabel::Free,
+            LockState::Unknown => OutcomeLabel::Unknown,
         };
         self.telemetry.of(name).operation(Operation::Inspect, outcome);
         inspection
@@ -483,7 +483,7 @@ impl Gateway {
         &self,
         name: &LockName,
         operation: Operation,
-        success: Outcome,
+        success: OutcomeLabel,
         result: Result<T, LockError>,
     ) -> Result<T, Refusal> {
         let counts = self.telemetry.of(name);

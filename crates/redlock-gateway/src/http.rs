@@ -11,8 +11,9 @@ mod render;
 mod site;
 pub mod wire;
 
+use parking_lot::Mutex;
 use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -216,7 +217,7 @@ impl App {
         let (address, place) = (peer.map(Peer::address), peer.map(|peer| peer.place().clone()));
         // QuotaLedger to the end: a client that is lost would come back with another line.
         let client = peer.map(|peer| peer.client().clone());
-        let line = client.as_ref().map(|client| &client.line);
+        let line = client.as_ref().map(|client| &client.queue);
         let record = self.observer.record(&id, &mut request);
 
         let is_probe = PROBES.contains(&request.uri().path());
@@ -251,7 +252,7 @@ impl App {
         let elapsed = started.elapsed();
         telemetry.http(method, route, status.as_u16(), elapsed);
         let in_full = is_told && self.observer.may_mention(problem.as_ref());
-        let told = Told {
+        let told = RequestLogLine {
             id: &id,
             trace: trace.as_ref(),
             method,
@@ -313,7 +314,7 @@ impl Observer {
         }) {
             return true;
         }
-        let mut last = self.last_mention.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last_mention.lock();
         let may = last.is_none_or(|last| last.elapsed() >= MENTION);
         if may {
             *last = Some(Instant::now());
@@ -354,7 +355,7 @@ fn is_refusal(status: StatusCode, problem: Option<&Problem>) -> bool {
 }
 
 /// What the log tells of a request.
-struct Told<'a> {
+struct RequestLogLine<'a> {
     id: &'a HeaderValue,
     trace: Option<&'a TraceIds>,
     method: &'static str,
@@ -365,7 +366,7 @@ struct Told<'a> {
     in_full: bool,
 }
 
-impl Told<'_> {
+impl RequestLogLine<'_> {
     fn log(&self, problem: Option<&Problem>) {
         macro_rules! log {
             ($level:ident, $message:literal) => {

@@ -134,7 +134,7 @@ async fn serve(config: Config) -> ExitCode {
         tracing::warn!(
             connections = capacity.connections,
             asked,
-            "fewer connections are taken than --max-connections: the rest of the files that may be open is quota for \
+            "fewer connections are taken than --max-connections: the rest of the files that may be open is kept for \
              the nodes and the gateway itself; raise ulimit -n"
         );
     }

@@ -7,7 +7,7 @@ pub struct Pattern(Box<str>);
 
 impl Pattern {
     /// What a pattern is made of, for whoever wrote another.
-    pub const ALLOWED: &str = "expected [A-Za-z0-9._:@/+~-] and * for any text, at most 255 bytes; without * a lock's name, of \
+    pub const ALLOWED: &str = "expected [A-Za-z0-9._:@/+~-] and * for any text, at limit 255 bytes; without * a lock's name, of \
                                which no segment is empty, . or ..";
 
     /// `None` when no lock name could match.
@@ -45,7 +45,7 @@ pub struct Group {
 }
 
 /// Each has some 50 time series. A set of groups is one word.
-pub const MOST_GROUPS: usize = 50;
+pub const MAX_GROUPS: usize = 50;
 
 #[cfg(test)]
 mod tests {

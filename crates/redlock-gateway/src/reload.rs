@@ -1,7 +1,7 @@
 //! When files have to be read again: their contents have changed, or an operator says so.
 //!
 //! Contents are compared, once a second. A notification of the file system would miss a file on another machine, and the
-//! links that Kubernetes fair_queue round when a secret changes.
+//! links that Kubernetes turns round when a secret changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What an operator of a gateway can do about a node, in the labels of its flags and commands.
+//! What an operator of a gateway can do about a node, in the words of its flags and commands.
 
 use std::borrow::Cow;
 

@@ -29,7 +29,7 @@ use crate::overload::{MasterMemory, WaitShare};
 use crate::reload::{Reload, Watched};
 use crate::telemetry::{ConnectionMetrics, Reloaded, Telemetry, Traces};
 use crate::transport::connection::{Encrypted, Plain, services};
-use crate::transport::connections::{self, Connections, Most};
+use crate::transport::connections::{self, ConnectionLimits, Connections};
 use crate::transport::tls;
 
 /// Buffer of one connection. A head that does not fit is answered 431.
@@ -39,7 +39,7 @@ const PROGRESS: Duration = Duration::from_secs(10);
 /// Connections that the system has taken and the gateway not yet; the system may allow fewer (net.core.somaxconn).
 const BACKLOG: i32 = 1024;
 /// On the address of operators: probes and scrapers, of which any one may have them all.
-const OPERATORS: Most = Most::of_all(64);
+const OPERATORS: ConnectionLimits = ConnectionLimits::of_all(64);
 const LOOK_AT_QUORUM: Duration = Duration::from_millis(250);
 /// How long a start may take until there is a majority.
 const STARTS_WITHIN: Duration = Duration::from_secs(10);
@@ -114,7 +114,7 @@ pub async fn run(
     let server = axum_server::from_tcp(listener)?.handle(handle.clone());
     let refusals = Arc::new(Refusals::default());
     let metrics = telemetry.connections.clone();
-    let connections = Connections::new(most(&config), clients.clone(), refusals.clone(), metrics);
+    let connections = Connections::new(limit(&config), clients.clone(), refusals.clone(), metrics);
     // They end with this function.
     let mut tasks = JoinSet::new();
     let of_operators =
@@ -132,7 +132,7 @@ pub async fn run(
                 telemetry.certificate_expiry(&files.cert),
                 telemetry.reload_failures(Reloaded::Tls),
             );
-            let told = tls::Told { expiry, failures };
+            let told = tls::CertificateMetrics { expiry, failures };
             let encrypted =
                 Encrypted::new(tls::follow(files, reload, told, &mut tasks)?, end_of_handshakes);
             tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections_in))
@@ -242,9 +242,9 @@ fn authenticator(
     }
 }
 
-fn most(Config { capacity, trusted_proxies, .. }: &Config) -> Most {
+fn limit(Config { capacity, trusted_proxies, .. }: &Config) -> ConnectionLimits {
     let (connections, per_client) = (capacity.connections, capacity.connections_per_client());
-    Most {
+    ConnectionLimits {
         connections,
         per_client,
         loopback: capacity.bounds_loopback(),

@@ -11,10 +11,10 @@ mod labels;
 mod logging;
 mod traces;
 
+use parking_lot::{Mutex, RwLock};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use http::HeaderMap;
@@ -30,7 +30,7 @@ use redlock_core::{LockName, Waiting};
 pub use self::connections::{ConnectionMetrics, ConnectionRefused};
 use self::groups::{Groups, InGroups};
 use self::labels::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
-pub use self::labels::{Operation, Outcome, WaitEnd};
+pub use self::labels::{Operation, OutcomeLabel, WaitEnd};
 pub use self::logging::{Log, check_filter, start_logging};
 pub use self::traces::{RequestSpan, TraceIds, Traces};
 use crate::pattern::Group;
@@ -187,7 +187,7 @@ impl Telemetry {
 
     /// `route` is a pattern such as `/locks/{name}`, never a raw path.
     pub fn http(&self, method: &'static str, route: &str, status: u16, elapsed: Duration) {
-        let known = self.http.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.http.read();
         if let Some(histogram) = known.get(&(method, Cow::Borrowed(route), status)) {
             histogram.record(elapsed);
             return;
@@ -203,7 +203,7 @@ impl Telemetry {
         });
         histogram.record(elapsed);
         let key = (method, Cow::Owned(route.to_owned()), status);
-        self.http.write().unwrap_or_else(PoisonError::into_inner).insert(key, histogram);
+        self.http.write().insert(key, histogram);
     }
 
     /// The limits, for whoever compares them with what goes on.
@@ -277,7 +277,7 @@ pub struct OfLock<'a> {
 }
 
 impl OfLock<'_> {
-    pub fn operation(self, operation: Operation, outcome: Outcome) {
+    pub fn operation(self, operation: Operation, outcome: OutcomeLabel) {
         if let Some(counter) =
             &self.telemetry.handles.operations[operation as usize][outcome as usize]
         {
@@ -286,7 +286,7 @@ impl OfLock<'_> {
         self.telemetry.groups.operation(self.groups, operation, outcome);
     }
 
-    pub fn acquire(self, outcome: Outcome, elapsed: Duration) {
+    pub fn acquire(self, outcome: OutcomeLabel, elapsed: Duration) {
         self.operation(Operation::Acquire, outcome);
         if let Some(histogram) = &self.telemetry.handles.acquire[outcome as usize] {
             histogram.record(elapsed);
@@ -341,7 +341,7 @@ impl Observer for Telemetry {
 
     fn fence_out_of_reach(&self, ahead: Duration) {
         self.handles.out_of_reach.increment(1);
-        let mut last = self.last_mention.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last_mention.lock();
         if last.is_none_or(|last| last.elapsed() >= MENTION) {
             *last = Some(Instant::now());
             let ahead_ms = ahead.as_millis() as u64;
@@ -421,7 +421,12 @@ struct Handles {
 
 impl Handles {
     fn new() -> Self {
-        let timed = [Outcome::Granted, Outcome::Held, Outcome::NoQuorum, Outcome::Cancelled];
+        let timed = [
+            OutcomeLabel::Granted,
+            OutcomeLabel::Held,
+            OutcomeLabel::NoQuorum,
+            OutcomeLabel::Cancelled,
+        ];
         Self {
             acquire: OUTCOMES.map(|(outcome, word)| {
                 let is_timed = timed.contains(&outcome);

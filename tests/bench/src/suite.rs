@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use crate::contenders::{Contender, Programs};
 use crate::report::{Run, Table, cores, machine, source};
 use crate::stage::Stage;
-use crate::workload::{Kind, Workload};
+use crate::workload::{Workload, WorkloadKind};
 use crate::{contended, goals, waiters};
 
 #[derive(Debug, Args)]
@@ -70,8 +70,8 @@ impl Options {
     /// Empty when nobody who was asked for takes part.
     fn lineup(&self, workload: Workload) -> Vec<Contender> {
         let all = match workload.kind() {
-            Kind::Load(spec) => spec.lineup,
-            Kind::Contended | Kind::Waiters => &[Contender::Gateway],
+            WorkloadKind::Load(spec) => spec.lineup,
+            WorkloadKind::Contended | WorkloadKind::Waiters => &[Contender::Gateway],
         };
         all.iter()
             .copied()
@@ -138,15 +138,17 @@ async fn one(
 ) -> Result<(), String> {
     let (window, rounds, load_threads) = (options.window(), options.rounds(), (cores() / 2).max(1));
     match workload.kind() {
-        Kind::Load(spec) => {
+        WorkloadKind::Load(spec) => {
             let (lineup, load_threads) =
                 (options.lineup(workload), load_threads.min(spec.connections));
             Stage { workload, lineup, window, rounds, load_threads, programs, spec }
                 .run(table)
                 .await
         }
-        Kind::Contended => contended::measure(programs, window, rounds, load_threads, table).await,
-        Kind::Waiters => waiters::measure(programs, options.quick, table).await,
+        WorkloadKind::Contended => {
+            contended::measure(programs, window, rounds, load_threads, table).await
+        }
+        WorkloadKind::Waiters => waiters::measure(programs, options.quick, table).await,
     }
 }
 

@@ -88,7 +88,7 @@ pub(crate) enum Workload {
 }
 
 /// How a workload is measured.
-pub(crate) enum Kind {
+pub(crate) enum WorkloadKind {
     Load(Spec),
     /// In their own way, by the modules of the same names.
     Contended,
@@ -114,7 +114,7 @@ impl Spec {
 }
 
 impl Workload {
-    pub(crate) fn kind(self) -> Kind {
+    pub(crate) fn kind(self) -> WorkloadKind {
         let plain = Spec {
             lineup: MAIN,
             connections: CONNECTIONS,
@@ -130,7 +130,7 @@ impl Workload {
         };
         let names = |names| Spec { names: Names::Walk(names), lineup: GATEWAY, ..plain };
         let held = |held| Spec { held, lineup: GATEWAY, ..plain };
-        Kind::Load(match self {
+        WorkloadKind::Load(match self {
             Self::Uncontended => Spec { lineup: EVERYBODY, ..plain },
             Self::Concurrency1 => connected(1),
             Self::Concurrency8 => connected(8),
@@ -146,8 +146,8 @@ impl Workload {
             Self::Names1m => names(1_000_000),
             Self::Held1k => held(1_000),
             Self::Held100k => held(100_000),
-            Self::Contended => return Kind::Contended,
-            Self::Waiters => return Kind::Waiters,
+            Self::Contended => return WorkloadKind::Contended,
+            Self::Waiters => return WorkloadKind::Waiters,
         })
     }
 
@@ -171,8 +171,8 @@ impl Workload {
             _ => return None,
         };
         match twin.kind() {
-            Kind::Load(spec) => Some((twin, spec)),
-            Kind::Contended | Kind::Waiters => None,
+            WorkloadKind::Load(spec) => Some((twin, spec)),
+            WorkloadKind::Contended | WorkloadKind::Waiters => None,
         }
     }
 
@@ -200,7 +200,7 @@ mod tests {
     fn every_workload_has_a_description_and_contenders_and_a_fair_twin() {
         for &workload in Workload::value_variants() {
             assert!(workload.description().len() > 10, "{workload}");
-            if let Kind::Load(spec) = workload.kind() {
+            if let WorkloadKind::Load(spec) = workload.kind() {
                 assert!(spec.lineup.contains(&Contender::Gateway), "{workload}");
                 if let Some((twin, easy)) = workload.twin() {
                     assert!(

@@ -148,7 +148,7 @@ fn compare(arguments: &Arguments) -> Result<ExitCode, String> {
     let percent = TOLERANCE * 100.0;
     Err(format!(
         "{} took more than the baseline allows (instructions: {percent} % more; allocations: not one more), or is new.\n\
-         Look where with `-- --keep DIR` on both trees and callgrind_annotate. If it is worth its price, commit the new\n\
+         ProbeReply where with `-- --keep DIR` on both trees and callgrind_annotate. If it is worth its price, commit the new\n\
          baseline together with the change, and say why:\n    {BLESS}",
         bad.join(", "),
     ))

@@ -24,8 +24,8 @@ use redlock_core::{
 use redlock_gateway::audit::Audit;
 use redlock_gateway::config::{Limits, LogFormat};
 use redlock_gateway::gateway::{CursorKey, Gateway};
-use redlock_gateway::overload::MasterMemory;
 use redlock_gateway::http::{App, AppState, Hosts};
+use redlock_gateway::overload::MasterMemory;
 use redlock_gateway::telemetry::{self, Telemetry};
 
 /// A path that is counted.

@@ -1,7 +1,7 @@
 //! What is run: the models at their bounds with all rules on, and each rule off where its counter-example is.
 
 use crate::eligibility::{Bounds as AdmissionBounds, Eligibility, NOTHING_FORGOTTEN, ONE_HOLDER};
-use crate::explore::{Outcome, Until, explore};
+use crate::explore::{ExplorationResult, Until, explore};
 use crate::locks::{Bounds, FENCING, Locks, MUTUAL_EXCLUSION, NO_LOCKOUT, NO_ORPHAN, PROMISED};
 use crate::repair::{Held, NEVER_LOST, Repair};
 use crate::rules::Rules;
@@ -46,11 +46,17 @@ pub struct Mutation {
 
 impl Case {
     /// Explores it wholly with all rules on, unless a violation is found.
-    pub fn run(&self, threads: usize, progress: bool) -> Outcome {
+    pub fn run(&self, threads: usize, progress: bool) -> ExplorationResult {
         self.run_with(Rules::ALL, Until::Explored, threads, progress)
     }
 
-    fn run_with(&self, rules: Rules, until: Until, threads: usize, progress: bool) -> Outcome {
+    fn run_with(
+        &self,
+        rules: Rules,
+        until: Until,
+        threads: usize,
+        progress: bool,
+    ) -> ExplorationResult {
         match (self.model)(rules) {
             AnyModel::Locks(model) => explore(model, until, threads, progress),
             AnyModel::Eligibility(model) => explore(model, until, threads, progress),
@@ -61,7 +67,7 @@ impl Case {
 
 impl Mutation {
     /// Looks for the shortest counter-example.
-    pub fn run(&self, progress: bool) -> Outcome {
+    pub fn run(&self, progress: bool) -> ExplorationResult {
         let mut rules = Rules::ALL;
         *(self.switch)(&mut rules) = false;
         self.case.run_with(rules, Until::Violated(self.property), 1, progress)

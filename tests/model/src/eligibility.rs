@@ -48,7 +48,7 @@ pub use self::bounds::{Bounds, Eligibility};
 use self::events::Action;
 pub use self::state::State;
 use self::state::{Change, Gateway, Site, Stored};
-use crate::explore::Told;
+use crate::explore::Shown;
 
 /// Locks are never held at once.
 pub const ONE_HOLDER: &str = "one holder";
@@ -157,7 +157,7 @@ impl Model for Eligibility {
     }
 }
 
-impl Told for Eligibility {
+impl Shown for Eligibility {
     fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let step = |(s, action): (State, Option<Action>)| {
             let next = self.next_state(&s, action?)?;

@@ -10,7 +10,7 @@ use stateright::report::{ReportData, ReportDiscovery, Reporter};
 use stateright::{Checker, Expectation, HasDiscoveries, Model};
 
 /// A model whose paths can be told.
-pub trait Told: Model {
+pub trait Shown: Model {
     /// One sentence for each step.
     fn tell(&self, path: Vec<(Self::State, Option<Self::Action>)>) -> Vec<String>;
 }
@@ -42,7 +42,7 @@ pub enum Until {
 
 /// What came of it.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct ExplorationResult {
     /// Different states that were reached.
     pub states: usize,
     /// Steps from one to another.
@@ -62,9 +62,9 @@ pub struct Outcome {
 }
 
 /// Runs a model. One thread finds a shortest counter-example; more are faster. `progress` prints to stderr.
-pub fn explore<M>(model: M, until: Until, threads: usize, progress: bool) -> Outcome
+pub fn explore<M>(model: M, until: Until, threads: usize, progress: bool) -> ExplorationResult
 where
-    M: Told + Send + Sync + 'static,
+    M: Shown + Send + Sync + 'static,
     M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
     M::Action: Clone + Debug + PartialEq + Send + Sync,
 {
@@ -85,7 +85,7 @@ where
         Until::Explored => !told.violated.is_empty(),
         Until::Violated(property) => told.violated.contains_key(property),
     };
-    Outcome {
+    ExplorationResult {
         states: checker.unique_state_count(),
         steps: checker.state_count(),
         depth: checker.max_depth().saturating_sub(1),
@@ -97,7 +97,7 @@ where
     }
 }
 
-impl Outcome {
+impl ExplorationResult {
     /// All was explored, nothing is violated, and all that must be possible was seen.
     pub fn is_good(&self) -> bool {
         self.complete && self.violated.is_empty() && self.seen.values().all(|seen| *seen)
@@ -110,7 +110,7 @@ struct Progress {
     found: BTreeSet<&'static str>,
 }
 
-impl<M: Told> Reporter<M> for Progress {
+impl<M: Shown> Reporter<M> for Progress {
     fn report_checking(&mut self, data: ReportData) {
         if self.print {
             let rate = data.unique_states as f64 / data.duration.as_secs_f64().max(0.001);
@@ -142,7 +142,7 @@ impl<M: Told> Reporter<M> for Progress {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for ExplorationResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.complete { "explored wholly" } else { "stopped at a violation" };
         let Self { states, steps, depth, took, .. } = self;

@@ -41,7 +41,7 @@ use stateright::{Model, Property};
 pub use self::bounds::{Bounds, CATCH_UPS, Locks, NODES, RENEWALS, TRIES};
 pub use self::state::State;
 use self::state::{Action, Message, Phase, Release, owner};
-use crate::explore::Told;
+use crate::explore::Shown;
 use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Vote};
 
 /// Two owners never believe at once that they hold the lock.
@@ -277,7 +277,7 @@ impl Model for Locks {
     }
 }
 
-impl Told for Locks {
+impl Shown for Locks {
     fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         self.story(path)
     }

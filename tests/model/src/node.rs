@@ -216,7 +216,7 @@ impl Node {
     ) -> Vote {
         let (stood, token) = (self.lock, asked.token);
         let same = stood.is_some_and(|lock| lock.is(&asked));
-        let failed_try = scope == ReleaseScope::Try;
+        let failed_try = scope == ReleaseScope::Proposal;
         if let Some(extended) =
             stood.filter(|lock| failed_try && rules.undo_spares_extended && same && lock.extended)
         {

@@ -18,7 +18,7 @@ use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Quorum, Tally};
 use stateright::{Model, Property};
 
-use crate::explore::{First, Told};
+use crate::explore::{First, Shown};
 use crate::locks::NODES;
 use crate::node::{Lock, NO_TOKEN, Node, Owner, Token, Vote};
 use crate::rules::Rules;
@@ -209,7 +209,7 @@ impl Repair {
             Action::Poll(at) => {
                 let (node, window) = (&mut next.sites[usize::from(at)].node, s.oldest.into());
                 node.acquire(&self.rules, window, POLL);
-                node.release(&self.rules, window, POLL, ReleaseScope::Try);
+                node.release(&self.rules, window, POLL, ReleaseScope::Proposal);
             }
         }
         next
@@ -296,7 +296,7 @@ impl Model for Repair {
     }
 }
 
-impl Told for Repair {
+impl Shown for Repair {
     fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let mut names: [usize; NODES] = std::array::from_fn(|i| i + 1);
         let held = match self.held {

@@ -32,7 +32,8 @@ impl Clock for Fixed {
     }
 }
 
-const SCOPES: [ReleaseScope; 3] = [ReleaseScope::Holder, ReleaseScope::Grant, ReleaseScope::Try];
+const SCOPES: [ReleaseScope; 3] =
+    [ReleaseScope::Holder, ReleaseScope::Grant, ReleaseScope::Proposal];
 
 /// Owner, T and nonce.
 type Grant = (Owner, Token, u8);

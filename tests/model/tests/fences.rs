@@ -96,7 +96,7 @@ fn a_release_counts_on_no_fence_that_is_about_to_end() {
     assert_eq!(master.acquire(&held, 1_000), Vote::Granted);
     master.pass(Duration::from_millis(1));
     let failed = master.grant('b');
-    assert!(matches!(master.release(&failed, ReleaseScope::Try), Vote::Held(_)));
+    assert!(matches!(master.release(&failed, ReleaseScope::Proposal), Vote::Held(_)));
     // That tombstone outlives the lock as it was then, and goes a millisecond after the release.
     let last = Duration::from_secs(1) + fence_grace(D) - Duration::from_millis(1);
     while master.clock.monotonic() < last {

@@ -30,7 +30,7 @@ pub struct Stage {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum FaultKind {
     Crash,
     Flush,
     Stop,
@@ -52,20 +52,20 @@ impl Stage {
     pub fn begin(&self) {
         let faults = self.plan.faults;
         let kinds = [
-            (Kind::Crash, faults.crash),
-            (Kind::Flush, faults.flush),
-            (Kind::Stop, faults.stop),
-            (Kind::MasterClock, faults.master_clock),
-            (Kind::Cut, faults.cut),
-            (Kind::Dark, faults.dark),
-            (Kind::Death, faults.death),
-            (Kind::GatewayClock, faults.gateway_clock),
-            (Kind::Replica, faults.replica),
-            (Kind::Memory, faults.memory),
-            (Kind::GatewayStop, faults.gateway_stop),
-            (Kind::Freeze, faults.freeze),
-            (Kind::Name, faults.name),
-            (Kind::Slew, faults.slew),
+            (FaultKind::Crash, faults.crash),
+            (FaultKind::Flush, faults.flush),
+            (FaultKind::Stop, faults.stop),
+            (FaultKind::MasterClock, faults.master_clock),
+            (FaultKind::Cut, faults.cut),
+            (FaultKind::Dark, faults.dark),
+            (FaultKind::Death, faults.death),
+            (FaultKind::GatewayClock, faults.gateway_clock),
+            (FaultKind::Replica, faults.replica),
+            (FaultKind::Memory, faults.memory),
+            (FaultKind::GatewayStop, faults.gateway_stop),
+            (FaultKind::Freeze, faults.freeze),
+            (FaultKind::Name, faults.name),
+            (FaultKind::Slew, faults.slew),
         ];
         for (kind, gap) in kinds {
             if let Some(gap) = gap {
@@ -91,7 +91,7 @@ impl Stage {
         self.note("everything", "is mended");
     }
 
-    async fn strike(self, kind: Kind, gap: Duration) {
+    async fn strike(self, kind: FaultKind, gap: Duration) {
         let mut chance = Chance::new(self.plan.seed, Stream::Fault(kind as u8));
         loop {
             sleep(chance.gap(gap)).await;
@@ -100,20 +100,20 @@ impl Stage {
             }
             self.recorder.fault();
             match kind {
-                Kind::Crash => self.crash(&mut chance),
-                Kind::Flush => self.flush(&mut chance),
-                Kind::Stop => self.stop(&mut chance),
-                Kind::MasterClock => self.master_clock(&mut chance),
-                Kind::Cut => self.cut(&mut chance),
-                Kind::Dark => self.dark(&mut chance),
-                Kind::Death => self.death(&mut chance),
-                Kind::GatewayClock => self.gateway_clock(&mut chance),
-                Kind::Replica => self.replica(&mut chance),
-                Kind::Memory => self.memory(&mut chance),
-                Kind::GatewayStop => self.gateway_stop(&mut chance),
-                Kind::Freeze => self.freeze(&mut chance).await,
-                Kind::Name => self.name(&mut chance),
-                Kind::Slew => self.slew(&mut chance),
+                FaultKind::Crash => self.crash(&mut chance),
+                FaultKind::Flush => self.flush(&mut chance),
+                FaultKind::Stop => self.stop(&mut chance),
+                FaultKind::MasterClock => self.master_clock(&mut chance),
+                FaultKind::Cut => self.cut(&mut chance),
+                FaultKind::Dark => self.dark(&mut chance),
+                FaultKind::Death => self.death(&mut chance),
+                FaultKind::GatewayClock => self.gateway_clock(&mut chance),
+                FaultKind::Replica => self.replica(&mut chance),
+                FaultKind::Memory => self.memory(&mut chance),
+                FaultKind::GatewayStop => self.gateway_stop(&mut chance),
+                FaultKind::Freeze => self.freeze(&mut chance).await,
+                FaultKind::Name => self.name(&mut chance),
+                FaultKind::Slew => self.slew(&mut chance),
             }
         }
     }
@@ -139,7 +139,8 @@ impl Stage {
         for victim in self.victims(chance) {
             let (down, durable) = (outage(chance), chance.percent(25));
             let stage = self.clone();
-            let mut chance = Chance::new(chance.below(u64::MAX), Stream::Fault(Kind::Crash as u8));
+            let mut chance =
+                Chance::new(chance.below(u64::MAX), Stream::Fault(FaultKind::Crash as u8));
             tokio::spawn(
                 async move { stage.restart(victim, down, left, durable, &mut chance).await },
             );
@@ -183,7 +184,8 @@ impl Stage {
         for victim in self.victims(chance) {
             let longest = if chance.percent(70) { 800 } else { 6_000 };
             let (stage, pause) = (self.clone(), chance.millis(20, longest));
-            let mut chance = Chance::new(chance.below(u64::MAX), Stream::Fault(Kind::Stop as u8));
+            let mut chance =
+                Chance::new(chance.below(u64::MAX), Stream::Fault(FaultKind::Stop as u8));
             tokio::spawn(async move {
                 stage.masters[victim].stop();
                 stage.note(format!("n{victim}"), "is stopped");

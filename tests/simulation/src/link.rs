@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use redlock_core::node::link::{
-    Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, RecoveryAnswer,
+    Answer, Answering, Link, LinkError, LinkErrorKind, MarkerSwap, ProbeReply, RecoveryAnswer,
     RecoveryBatch, Scan, Scanned, Session, StoredPage, Subscription, Swapped,
 };
 use redlock_core::node::{Engine, Hint, Keys, NodeSettings, Task};
@@ -154,15 +154,15 @@ fn confused() -> LinkError {
 }
 
 impl Session for SimSession {
-    fn look(&self) -> Answering<Look> {
+    fn look(&self) -> Answering<ProbeReply> {
         if Arc::strong_count(&self.calls) > 1 {
             self.link.recorder.situation("looks beside calls");
         }
-        let answer = ask(&self.link.master, &self.connection, Question::Look);
+        let answer = ask(&self.link.master, &self.connection, Question::ProbeReply);
         async {
             match answer.await? {
                 Reply::Seen(facts, marker, is_caught_up) => {
-                    Ok(Look { facts, marker, is_caught_up })
+                    Ok(ProbeReply { facts, marker, is_caught_up })
                 }
                 _ => Err(confused()),
             }
@@ -330,7 +330,9 @@ impl Subscription for SimSubscription {
     }
 
     fn ping(&self) -> Answering<()> {
-        ask(&self.master, &self.connection, Question::Look).map(|answer| answer.map(drop)).boxed()
+        ask(&self.master, &self.connection, Question::ProbeReply)
+            .map(|answer| answer.map(drop))
+            .boxed()
     }
 }
 

@@ -45,7 +45,7 @@ pub fn lock_name(number: u8) -> LockName {
 #[derive(Debug, Clone)]
 pub enum Question {
     /// Its facts and its marker.
-    Look,
+    ProbeReply,
     /// Put one marker in the place of another.
     Swap(MarkerSwap),
     /// The locks that it stores.
@@ -317,7 +317,9 @@ impl Master {
 
     fn serve(&self, arrival: Arrival, run: u64, memory: &MemoryNode) {
         let reply = match &arrival.question {
-            Question::Look => Reply::Seen(self.facts(run), memory.marker(), memory.is_caught_up()),
+            Question::ProbeReply => {
+                Reply::Seen(self.facts(run), memory.marker(), memory.is_caught_up())
+            }
             Question::Swap(MarkerSwap { run_id, from, to, looked_micros }) => {
                 let late =
                     *looked_micros != 0 && self.clock.wall_micros() > looked_micros + 10_000_000;

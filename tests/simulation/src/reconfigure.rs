@@ -96,19 +96,19 @@ pub async fn operate(stage: Stage) {
     }
     let other = chance.percent(50).then(|| {
         let (stage, pause) = (stage.clone(), chance.millis(0, 6_000));
-        let kind = if chance.percent(60) { Kind::Second } else { Kind::Mistaken };
+        let kind = if chance.percent(60) { ChangeKind::Second } else { ChangeKind::Mistaken };
         tokio::spawn(async move {
             sleep(pause).await;
             Operator::new(&stage, kind).run().await
         })
     });
-    let done = Operator::new(&stage, Kind::First).run().await;
+    let done = Operator::new(&stage, ChangeKind::First).run().await;
     // Told no by one who has another configuration in mind, he waits for that, and then moves the masters on from there.
     if let Some(other) = other
         && let Ok(true) = other.await
         && !done
     {
-        Operator::new(&stage, Kind::Later).run().await;
+        Operator::new(&stage, ChangeKind::Later).run().await;
     }
     for gateway in &stage.gateways[half..] {
         gateway.unbar();
@@ -126,7 +126,7 @@ pub async fn operate(stage: Stage) {
 
 /// Who runs the command.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ChangeKind {
     First,
     /// The same, at the same time.
     Second,
@@ -141,12 +141,13 @@ struct Operator<'a> {
     links: Vec<SimLink>,
     chance: Chance,
     entropy: SimEntropy,
-    kind: Kind,
+    kind: ChangeKind,
 }
 
 impl<'a> Operator<'a> {
-    fn new(stage: &'a Stage, kind: Kind) -> Self {
-        let number = OPERATORS[usize::from(matches!(kind, Kind::Second | Kind::Mistaken))];
+    fn new(stage: &'a Stage, kind: ChangeKind) -> Self {
+        let number =
+            OPERATORS[usize::from(matches!(kind, ChangeKind::Second | ChangeKind::Mistaken))];
         let chance = Chance::new(stage.plan.seed, Stream::Fault(u8::MAX - 6 - kind as u8));
         let link = |master: &Arc<Master>| {
             let (network, recorder) = (stage.network.clone(), stage.recorder.clone());
@@ -161,7 +162,7 @@ impl<'a> Operator<'a> {
     fn masters(&self, is_new: bool) -> (String, Vec<probe::Master>, Config) {
         let stage = self.stage;
         let Config { masters, mut max_ttl, skew } = Config::of(&stage.plan, is_new);
-        if is_new && self.kind == Kind::Mistaken {
+        if is_new && self.kind == ChangeKind::Mistaken {
             max_ttl += Duration::from_millis(500);
         }
         let cluster = cluster_of(&stage.masters[masters.clone()]);
@@ -187,7 +188,7 @@ impl<'a> Operator<'a> {
             let attempt = async {
                 let (cluster, masters, Config { max_ttl, skew, .. }) = self.masters(false);
                 let old = match self.kind {
-                    Kind::Later => Left { nodes: Old::Unsaid, max_clock_skew: None },
+                    ChangeKind::Later => Left { nodes: Old::Unsaid, max_clock_skew: None },
                     _ => Left {
                         nodes: Old::Nodes(OldNodes { cluster, masters, max_ttl: Some(max_ttl) }),
                         max_clock_skew: Some(skew),
@@ -203,7 +204,7 @@ impl<'a> Operator<'a> {
                     let is_over = match error {
                         ReconfigureError::OtherChange(..) | ReconfigureError::OtherSet(..) => true,
                         // Both would take it over from each other for ever.
-                        ReconfigureError::Overtaken(_) => self.kind == Kind::Second,
+                        ReconfigureError::Overtaken(_) => self.kind == ChangeKind::Second,
                         _ => false,
                     };
                     if is_over {

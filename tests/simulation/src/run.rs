@@ -24,7 +24,7 @@ use crate::time::{MAX_RATE_PPM, SimClock};
 
 /// A history and what the checker says of it.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct HistoryResult {
     pub history: History,
     /// What must not have.
     pub violations: Vec<Violation>,
@@ -48,7 +48,7 @@ const LOOK: Duration = Duration::from_millis(20);
 ///
 /// # Panics
 /// When called on a tokio runtime.
-pub fn run(plan: &Plan) -> Outcome {
+pub fn run(plan: &Plan) -> HistoryResult {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime without I/O needs nothing from the system");
     let history = runtime.block_on(perform(Arc::new(plan.clone())));
@@ -61,7 +61,7 @@ pub fn run(plan: &Plan) -> Outcome {
         Demand::Orphan => plan.scenario != Scenario::Moved,
         _ => true,
     });
-    Outcome { history, violations }
+    HistoryResult { history, violations }
 }
 
 async fn perform(plan: Arc<Plan>) -> History {

@@ -62,13 +62,13 @@ pub(crate) fn start(
     // A master in this process has lost its locks together with all others, or none.
     let is_linked = nodes.iter().all(|node| node.link().is_some());
     let task = is_linked.then(|| {
-        let sights = nodes.iter().map(|_| None).collect();
+        let pending = nodes.iter().map(|_| None).collect();
         let is_on = settings.node.rules().admitted_is_caught_up;
         let key_prefix = settings.key_prefix.clone();
         let longest_life = settings.max_ttl.duration();
         let nodes = nodes.to_vec();
         let worker =
-            Worker { nodes, quorum, key_prefix, longest_life, is_on, env: env.clone(), sights };
+            Worker { nodes, quorum, key_prefix, longest_life, is_on, env: env.clone(), pending };
         tokio::spawn(worker.run()).abort_handle()
     });
     CatchUps(task)
@@ -83,10 +83,10 @@ struct Worker {
     is_on: bool,
     env: Env,
     /// The eligibility in which each node was last seen.
-    sights: Vec<Option<Sight>>,
+    pending: Vec<Option<PendingCatchUp>>,
 }
 
-struct Sight {
+struct PendingCatchUp {
     marker: String,
     seen: Instant,
     due: Instant,
@@ -116,7 +116,7 @@ impl Worker {
             }
             let waits =
                 |at: &usize| self.nodes[*at].status().borrow().state == NodeState::CatchingUp;
-            let due = |at: usize| self.sights[at].as_ref().map(|sight| (sight.due, at));
+            let due = |at: usize| self.pending[at].as_ref().map(|pending| (pending.due, at));
             match (0..self.nodes.len()).filter(waits).filter_map(due).min() {
                 Some((due, at)) if due <= Instant::now() => self.catch_up(at).await,
                 Some((due, _)) => {
@@ -132,12 +132,12 @@ impl Worker {
     }
 
     fn see(&mut self, at: usize, marker: &str) {
-        if self.sights[at].as_ref().is_some_and(|sight| sight.marker == marker) {
+        if self.pending[at].as_ref().is_some_and(|pending| pending.marker == marker) {
             return;
         }
         let seen = Instant::now();
         let due = seen + SPREAD.mul_f64(self.env.entropy.unit());
-        self.sights[at] = Some(Sight {
+        self.pending[at] = Some(PendingCatchUp {
             marker: marker.to_owned(),
             seen,
             due,
@@ -148,14 +148,14 @@ impl Worker {
 
     async fn catch_up(&mut self, at: usize) {
         let began = Instant::now();
-        let Some(Sight { marker, .. }) = &self.sights[at] else { return };
+        let Some(PendingCatchUp { marker, .. }) = &self.pending[at] else { return };
         let passed = if self.is_on { self.pass(at, marker).await } else { Ok(Pass::default()) };
-        let Some(sight) = &mut self.sights[at] else { return };
-        let last_begins = sight.seen + SEEN_BY_ALL;
+        let Some(pending) = &mut self.pending[at] else { return };
+        let last_begins = pending.seen + SEEN_BY_ALL;
         let node = self.nodes[at].name();
         let result = match passed {
             Ok(Pass { given: 0, unsettled: 0 }) if began >= last_begins => {
-                let noted = note(self.nodes[at].as_ref(), &sight.marker).await;
+                let noted = note(self.nodes[at].as_ref(), &pending.marker).await;
                 noted.map_err(|error| format!("the note could not be written: {error}"))
             }
             Ok(Pass { given, unsettled }) => {
@@ -166,21 +166,21 @@ impl Worker {
                         unsettled,
                         "locks that were granted while the node was away are set on it"
                     );
-                    sight.pause = PAUSE.0;
+                    pending.pause = PAUSE.0;
                 }
                 Ok(())
             }
             Err(why) => Err(why),
         };
         if let Err(why) = result
-            && why != sight.why
+            && why != pending.why
         {
             tracing::warn!(node, why, "the node cannot catch up for now: restart no other master");
-            sight.why = why;
+            pending.why = why;
         }
         let now = Instant::now();
-        sight.due = if now < last_begins { last_begins } else { now + sight.pause };
-        sight.pause = (sight.pause * 2).min(PAUSE.1);
+        pending.due = if now < last_begins { last_begins } else { now + pending.pause };
+        pending.pause = (pending.pause * 2).min(PAUSE.1);
     }
 
     /// Gives a master what a majority of the others stores.

@@ -25,7 +25,7 @@ use crate::model::clock::{Entropy, SystemClock};
 use crate::model::quorum::Quorum;
 use crate::node::Diagnosis;
 use crate::node::eligibility::{ClusterConfig, nonce};
-use crate::node::link::{LinkError, Look, MarkerSwap, Swapped};
+use crate::node::link::{LinkError, MarkerSwap, ProbeReply, Swapped};
 use crate::node::probe::Master;
 
 /// The node set that is being left, as far as an operator tells of it.
@@ -243,7 +243,7 @@ impl Survey {
         master: Master,
         must_be_fit: bool,
     ) -> Result<Result<Seen, (Master, LinkError)>, ReconfigureError> {
-        let Look { facts, marker, .. } = match master.look(&SystemClock).await {
+        let ProbeReply { facts, marker, .. } = match master.look(&SystemClock).await {
             Ok((look, _)) => look,
             Err(error) => return Ok(Err((master, error))),
         };
@@ -373,7 +373,7 @@ impl Change {
         for Seen { master, .. } in &self.masters {
             let looked = master.look(&SystemClock).await;
             let interrupted = |error| ReconfigureError::Interrupted(master.name.clone(), error);
-            let (Look { facts, .. }, _) = looked.map_err(interrupted)?;
+            let (ProbeReply { facts, .. }, _) = looked.map_err(interrupted)?;
             let to = master.identity.admitting(&facts, nonce(entropy));
             // From nothing else: a loss of data, or an operator who has taken this over, begins a wait of its own.
             put(

@@ -27,7 +27,7 @@ use crate::model::quorum::Quorum;
 use crate::model::types::{FencingToken, LockName};
 use crate::model::validity::longest_round;
 use crate::node::eligibility::NAME_MOVES_WITHIN;
-use crate::node::link::{LinkError, Look, RecoveryAnswer, RecoveryBatch, Session, Stored};
+use crate::node::link::{LinkError, ProbeReply, RecoveryAnswer, RecoveryBatch, Session, Stored};
 use crate::node::{Env, Holding, Keys, Node, NodeSettings, NodeState, Vote};
 use crate::settings::Settings;
 
@@ -82,7 +82,7 @@ pub(crate) fn start(
     let full = settings.node.quarantine(settings.max_ttl.duration());
     let is_worth_it = full >= wait(settings.node.max_clock_skew) * 2;
     let task = (linked && others >= quorum.blocking() && is_worth_it).then(|| {
-        let sights = nodes.iter().map(|_| None).collect();
+        let waits = nodes.iter().map(|_| None).collect();
         let (key_prefix, longest_life) = (settings.key_prefix.clone(), settings.max_ttl.duration());
         let (nodes, env) = (nodes.to_vec(), env.clone());
         let adopter = Recoverer {
@@ -92,7 +92,7 @@ pub(crate) fn start(
             key_prefix,
             longest_life,
             env,
-            sights,
+            waits,
         };
         tokio::spawn(adopter.run()).abort_handle()
     });
@@ -107,10 +107,10 @@ struct Recoverer {
     longest_life: Duration,
     env: Env,
     /// The quarantine in which each node was last seen.
-    sights: Vec<Option<Sight>>,
+    waits: Vec<Option<RunningQuarantine>>,
 }
 
-struct Sight {
+struct RunningQuarantine {
     marker: String,
     /// When it was first seen, on the monotonic clock.
     seen: Duration,
@@ -127,7 +127,7 @@ fn too_few(remember: usize, enough: usize, why: &str) -> LinkError {
 }
 
 /// What one master has told.
-struct Told {
+struct MasterLocks {
     node: usize,
     /// The marker by which it voted all the time.
     marker: String,
@@ -149,7 +149,7 @@ impl Recoverer {
             }
             let waits =
                 |at: &usize| self.nodes[*at].status().borrow().state == NodeState::Quarantined;
-            let due = |at: usize| self.sights[at].as_ref().map(|sight| (sight.due, at));
+            let due = |at: usize| self.waits[at].as_ref().map(|wait| (wait.due, at));
             match (0..self.nodes.len()).filter(waits).filter_map(due).min() {
                 Some((due, at)) if due <= Instant::now() => self.recover(at).await,
                 Some((due, _)) => {
@@ -166,7 +166,7 @@ impl Recoverer {
 
     /// Also of a node whose connection broke meanwhile: what counts is the quarantine that stands on it.
     fn see(&mut self, at: usize, marker: &str) {
-        if self.sights[at].as_ref().is_some_and(|sight| sight.marker == marker) {
+        if self.waits[at].as_ref().is_some_and(|wait| wait.marker == marker) {
             return;
         }
         // Not all gateways at once.
@@ -174,7 +174,7 @@ impl Recoverer {
             + wait(self.settings.max_clock_skew)
             + SPREAD.mul_f64(self.env.entropy.unit());
         let seen = self.env.clock.monotonic();
-        self.sights[at] = Some(Sight {
+        self.waits[at] = Some(RunningQuarantine {
             marker: marker.to_owned(),
             seen,
             due,
@@ -184,18 +184,18 @@ impl Recoverer {
     }
 
     async fn recover(&mut self, at: usize) {
-        let Some(sight) = &self.sights[at] else { return };
+        let Some(wait) = &self.waits[at] else { return };
         let node = self.nodes[at].name();
         let enough = self.quorum.blocking();
         let others = (0..self.nodes.len()).filter(|other| *other != at);
         let admitted = others.filter(|other| self.admitted_by(*other).is_some()).count();
         let has_enough = admitted >= enough;
         let result = if has_enough {
-            self.try_recover(at, sight).await
+            self.try_recover(at, wait).await
         } else {
             Err(too_few(admitted, enough, ""))
         };
-        let Some(sight) = &mut self.sights[at] else { return };
+        let Some(wait) = &mut self.waits[at] else { return };
         match result {
             Ok(None) => {}
             Ok(Some(locks)) => {
@@ -204,28 +204,32 @@ impl Recoverer {
                     locks,
                     "the other masters have told the node what it forgot: its quarantine ends"
                 );
-                self.nodes[at].recovered(&sight.marker);
+                self.nodes[at].recovered(&wait.marker);
             }
             Err(error) => {
                 let why = error.to_string();
-                if why != sight.why {
+                if why != wait.why {
                     tracing::warn!(node, why, "the node's quarantine cannot be shortened for now");
-                    sight.why = why;
+                    wait.why = why;
                 }
             }
         }
-        sight.due = Instant::now() + sight.pause;
+        wait.due = Instant::now() + wait.pause;
         // To see that they are too few costs nothing.
         if has_enough {
-            sight.pause = (sight.pause * 2).min(PAUSE.1);
+            wait.pause = (wait.pause * 2).min(PAUSE.1);
         }
     }
 
     /// Tells how many locks were given back; nothing when another marker stands there by now.
-    async fn try_recover(&self, at: usize, sight: &Sight) -> Result<Option<usize>, LinkError> {
+    async fn try_recover(
+        &self,
+        at: usize,
+        wait: &RunningQuarantine,
+    ) -> Result<Option<usize>, LinkError> {
         let enough = self.quorum.blocking();
         let others = (0..self.nodes.len()).filter(|other| *other != at);
-        let read = join_all(others.map(|other| self.read(other, sight.seen))).await;
+        let read = join_all(others.map(|other| self.read(other, wait.seen))).await;
         let (read, failures): (Vec<_>, Vec<_>) = read.into_iter().partition(Result::is_ok);
         if read.len() < enough {
             let why = failures.into_iter().find_map(Result::err);
@@ -235,17 +239,17 @@ impl Recoverer {
                 &why.map_or_else(String::new, |error| format!(": {error}")),
             ));
         }
-        let mut read: Vec<Told> = read.into_iter().flatten().collect();
+        let mut read: Vec<MasterLocks> = read.into_iter().flatten().collect();
         // It voted only for a T that a majority of the others voted for too, so within D of their clocks.
         let ahead = (self.settings.max_clock_skew * 3).as_micros() as u64;
-        let then = read.iter().map(|told| told.then_micros).max().unwrap_or_default();
+        let then = read.iter().map(|master| master.then_micros).max().unwrap_or_default();
         let no_time = |_| LinkError::broken("the other masters' clocks show no time");
         let newest = FencingToken::new(then.saturating_add(ahead)).map_err(no_time)?;
         if !self.settings.rules().lost_locks_are_recovered {
             return Ok(Some(0));
         }
-        let stored = |read: &mut Vec<Told>| {
-            read.iter_mut().map(|told| std::mem::take(&mut told.stored)).collect()
+        let stored = |read: &mut Vec<MasterLocks>| {
+            read.iter_mut().map(|master| std::mem::take(&mut master.stored)).collect()
         };
         let read_at = self.env.clock.monotonic();
         let mut plan = plan::plan(self.quorum, newest, stored(&mut read));
@@ -258,8 +262,8 @@ impl Recoverer {
         for name in &suspect {
             plan.remove(name);
         }
-        for told in &mut read {
-            told.stored = self.read_again(told, &suspect).await?;
+        for master in &mut read {
+            master.stored = self.read_again(master, &suspect).await?;
         }
         plan.extend(plan::plan(self.quorum, newest, stored(&mut read)));
         let session = self.connect(at).await?;
@@ -271,7 +275,7 @@ impl Recoverer {
                 .iter()
                 .filter_map(|(name, put)| Some((name.clone(), put.aged(age)?)))
                 .collect();
-            let recovery = RecoveryBatch { marker: sight.marker.clone(), puts };
+            let recovery = RecoveryBatch { marker: wait.marker.clone(), puts };
             match in_time(session.recover(recovery)).await? {
                 RecoveryAnswer::Done => {}
                 // Mostly another gateway was quicker.
@@ -291,13 +295,13 @@ impl Recoverer {
     }
 
     /// All locks of a master that has lost nothing from before until after it was read.
-    async fn read(&self, at: usize, seen: Duration) -> Result<Told, LinkError> {
+    async fn read(&self, at: usize, seen: Duration) -> Result<MasterLocks, LinkError> {
         let name = self.nodes[at].name();
         let before = self
             .admitted_by(at)
             .ok_or_else(|| LinkError::broken(format!("{name} is not admitted")))?;
         let session = self.connect(at).await?;
-        let Look { facts, marker, .. } = in_time(session.look()).await?;
+        let ProbeReply { facts, marker, .. } = in_time(session.look()).await?;
         let since = self.env.clock.monotonic().saturating_sub(seen);
         let (session, stored) = all_of(session).await?;
         let after = in_time(session.look()).await?;
@@ -309,12 +313,16 @@ impl Recoverer {
             return Err(LinkError::broken(format!("{name} does not tell its time")));
         }
         let then_micros = facts.time_micros.saturating_sub(since.as_micros() as u64);
-        Ok(Told { node: at, marker: before, stored, then_micros })
+        Ok(MasterLocks { node: at, marker: before, stored, then_micros })
     }
 
     /// The same for these names alone, of a master that has lost nothing since it was read first.
-    async fn read_again(&self, told: &Told, names: &[LockName]) -> Result<Vec<Stored>, LinkError> {
-        let node = &self.nodes[told.node];
+    async fn read_again(
+        &self,
+        master: &MasterLocks,
+        names: &[LockName],
+    ) -> Result<Vec<Stored>, LinkError> {
+        let node = &self.nodes[master.node];
         let mut stored = Vec::new();
         for names in names.chunks(CHUNK) {
             let keys = names.iter().map(|name| Keys::new(&self.key_prefix, name)).collect();
@@ -326,7 +334,7 @@ impl Recoverer {
             stored
                 .extend(names.iter().zip(votes).filter_map(|(name, vote)| self.stored(name, vote)));
         }
-        if self.admitted_by(told.node).as_ref() != Some(&told.marker) {
+        if self.admitted_by(master.node).as_ref() != Some(&master.marker) {
             return Err(LinkError::broken(format!(
                 "{} has changed while it was read",
                 node.name()

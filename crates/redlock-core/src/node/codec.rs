@@ -84,8 +84,8 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
         Op::Extend { keys, record, ttl } => (b'E', keys, record.grant(), ttl.millis()),
         Op::Release { keys, record, scope, tell } => {
             let code = match (scope, tell.is_some()) {
-                (ReleaseScope::Try, true) => b'V',
-                (ReleaseScope::Try, false) => b'U',
+                (ReleaseScope::Proposal, true) => b'V',
+                (ReleaseScope::Proposal, false) => b'U',
                 // Nobody waits for what had no majority.
                 (ReleaseScope::Grant, _) => b'X',
                 (ReleaseScope::Holder, true) => b'N',
@@ -102,7 +102,9 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
     match op {
         Op::Acquire { tell: Some(hint), .. } => put_text(call, hint.as_bytes()),
         Op::Release {
-            tell: Some(hint), scope: ReleaseScope::Holder | ReleaseScope::Try, ..
+            tell: Some(hint),
+            scope: ReleaseScope::Holder | ReleaseScope::Proposal,
+            ..
         } => {
             put_text(call, hint.as_bytes());
         }
@@ -209,8 +211,8 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
         b'E' => Some(Op::Extend { keys, record, ttl: ttl()? }),
         b'R' => release(record, ReleaseScope::Holder, None),
         b'N' => release(record, ReleaseScope::Holder, Some(Hint::received(take_text(bytes)?))),
-        b'U' => release(record, ReleaseScope::Try, None),
-        b'V' => release(record, ReleaseScope::Try, Some(Hint::received(take_text(bytes)?))),
+        b'U' => release(record, ReleaseScope::Proposal, None),
+        b'V' => release(record, ReleaseScope::Proposal, Some(Hint::received(take_text(bytes)?))),
         b'X' => release(record, ReleaseScope::Grant, None),
         _ => Some(Op::Inspect { keys }),
     }

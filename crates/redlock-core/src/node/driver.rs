@@ -28,10 +28,10 @@ use super::Task;
 use super::calls::{Call, Calls, fail_all};
 use super::clock_drift::{RanAhead, Rate, Reading};
 use super::eligibility::{
-    Early, Eligibility, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN, Step,
-    Suspicion,
+    EarlyEnd, Eligibility, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN,
+    NextStep, Suspicion,
 };
-use super::link::{Answer, LinkError, LinkErrorKind, Look, MarkerSwap, Swapped};
+use super::link::{Answer, LinkError, LinkErrorKind, MarkerSwap, ProbeReply, Swapped};
 use super::node_registry::NodeRegistry;
 use super::observer::Env;
 use super::op::{Effect, Failure, Op, Reason, Vote};
@@ -88,7 +88,7 @@ pub(super) enum Event {
     /// The answer to [`Action::Connect`].
     Connected(Result<(), LinkError>),
     /// To [`Action::Look`].
-    Looked(Result<Look, LinkError>),
+    Looked(Result<ProbeReply, LinkError>),
     /// To [`Action::SwapMarker`].
     Swapped(Result<Swapped, LinkError>),
     /// To [`Action::Load`].
@@ -96,7 +96,7 @@ pub(super) enum Event {
     /// To the oldest [`Action::Call`] that is under way.
     Answered(Result<Answer, LinkError>),
     /// To [`Action::Follow`].
-    Followed(Result<Look, LinkError>),
+    Followed(Result<ProbeReply, LinkError>),
     /// The connection has ended by itself.
     Closed(String),
     /// An operator's word that the cluster is brand-new was confirmed by looking at all nodes.
@@ -109,7 +109,7 @@ pub(super) enum Event {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Connect,
-    Look,
+    ProbeReply,
     SwapMarker(MarkerSwap),
     Load {
         run_id: String,
@@ -247,7 +247,7 @@ impl Driver {
 
     pub(super) fn next_action(&mut self) -> Option<Action> {
         let action = self.actions.pop_front();
-        if action == Some(Action::Look) {
+        if action == Some(Action::ProbeReply) {
             self.look_asked = self.report.env.clock.monotonic();
         }
         action
@@ -288,7 +288,7 @@ impl Driver {
         }
         match &mut self.phase {
             Phase::Paused { .. } => self.ask(Action::Connect, now),
-            Phase::Quarantined { .. } => self.ask(Action::Look, now),
+            Phase::Quarantined { .. } => self.ask(Action::ProbeReply, now),
             Phase::Asking { .. } | Phase::Loading { .. } => {}
             Phase::Serving(serving) => {
                 // As late as it is: a machine that stood still does not make up for what it missed.
@@ -311,7 +311,7 @@ impl Driver {
                 serving.heartbeat = now + HEARTBEAT;
                 if serving.look_until.is_none() {
                     serving.look_until = Some(now + self.settings.question_deadline);
-                    self.actions.push_back(Action::Look);
+                    self.actions.push_back(Action::ProbeReply);
                 }
                 // A call without operations: it notices a dead connection, a restart, a lost marker, and that nothing can be
                 // written. Where calls are under way, they tell.
@@ -328,12 +328,12 @@ impl Driver {
                 self.puts = 0;
                 self.connected = now;
                 self.report.connected();
-                self.ask(Action::Look, now);
+                self.ask(Action::ProbeReply, now);
                 Ok(())
             }
             Event::Looked(Ok(look)) => self.looked(look, now),
             Event::Swapped(Ok(Swapped::Done | Swapped::OtherMarker)) => {
-                self.ask(Action::Look, now);
+                self.ask(Action::ProbeReply, now);
                 Ok(())
             }
             Event::Swapped(Ok(Swapped::OtherProcess)) => {
@@ -351,14 +351,14 @@ impl Driver {
                 // Also while it reconnects: the word is for the quarantine that was reported, and for no other.
                 self.bootstrap_confirmed.clone_from(&self.reported);
                 if let Phase::Quarantined { .. } = self.phase {
-                    self.ask(Action::Look, now);
+                    self.ask(Action::ProbeReply, now);
                 }
                 Ok(())
             }
             Event::RecoveryAnswer(marker) => {
                 self.recovered = Some(marker);
                 if let Phase::Quarantined { .. } = self.phase {
-                    self.ask(Action::Look, now);
+                    self.ask(Action::ProbeReply, now);
                 }
                 Ok(())
             }
@@ -379,7 +379,7 @@ impl Driver {
 
     fn looked(
         &mut self,
-        Look { facts, marker, is_caught_up }: Look,
+        ProbeReply { facts, marker, is_caught_up }: ProbeReply,
         now: Instant,
     ) -> Result<(), Outage> {
         self.report.memory(&facts, self.look_asked);
@@ -400,9 +400,9 @@ impl Driver {
         self.compare_with_former(&facts, seen.monotonic);
         let is_of = |word: &Option<String>| marker.is_some() && *word == marker;
         let early = if is_of(&self.recovered) {
-            Some(Early::RecoveryAnswer)
+            Some(EarlyEnd::RecoveryAnswer)
         } else {
-            is_of(&self.bootstrap_confirmed).then_some(Early::BrandNew)
+            is_of(&self.bootstrap_confirmed).then_some(EarlyEnd::BrandNew)
         };
         match self.eligibility.look(
             &facts,
@@ -411,8 +411,8 @@ impl Driver {
             early,
             self.report.env.entropy.as_ref(),
         ) {
-            Step::Refuse(diagnosis) => return Err(Outage::Unfit(diagnosis)),
-            Step::Put { from, to } => {
+            NextStep::Refuse(diagnosis) => return Err(Outage::Unfit(diagnosis)),
+            NextStep::Put { from, to } => {
                 self.puts += 1;
                 if self.puts > MAX_PUTS {
                     let reason =
@@ -429,7 +429,7 @@ impl Driver {
                     now,
                 );
             }
-            Step::Wait { until, diagnosis, suspicion } => {
+            NextStep::Wait { until, diagnosis, suspicion } => {
                 self.puts = 0;
                 let left = until.saturating_sub(seen.monotonic);
                 let is_other = self.reported != marker;
@@ -447,14 +447,14 @@ impl Driver {
                 };
             }
             // The name may have moved while the node waited.
-            Step::Admit { .. }
+            NextStep::Admit { .. }
                 if !self.is_fresh && self.connected + NAME_IS_FOLLOWED_EVERY <= now =>
             {
                 self.is_fresh = true;
                 self.actions.push_back(Action::Disconnect);
                 self.ask(Action::Connect, now);
             }
-            Step::Admit { marker } => {
+            NextStep::Admit { marker } => {
                 self.actions.push_back(Action::Load {
                     run_id: facts.run_id.clone(),
                     marker: marker.clone(),
@@ -497,14 +497,14 @@ impl Driver {
         self.report.evictions(facts.evicted_keys);
         let seen = Moment::of(self.report.env.clock.as_ref());
         match self.eligibility.look(facts, marker, seen, None, self.report.env.entropy.as_ref()) {
-            Step::Admit { marker } if marker == serving.marker => {
+            NextStep::Admit { marker } if marker == serving.marker => {
                 if is_caught_up {
                     self.report.caught_up();
                 }
                 Ok(())
             }
-            Step::Refuse(diagnosis) => Err(Outage::Unfit(diagnosis)),
-            Step::Admit { .. } | Step::Put { .. } | Step::Wait { .. } => {
+            NextStep::Refuse(diagnosis) => Err(Outage::Unfit(diagnosis)),
+            NextStep::Admit { .. } | NextStep::Put { .. } | NextStep::Wait { .. } => {
                 Err(Outage::Unreachable("its state has changed: it is looked at again".into()))
             }
         }
@@ -539,10 +539,14 @@ impl Driver {
     }
 
     /// What cannot be seen tells nothing: a node that takes no more connections votes on.
-    fn followed(&mut self, looked: Result<Look, LinkError>, now: Instant) -> Result<(), Outage> {
+    fn followed(
+        &mut self,
+        looked: Result<ProbeReply, LinkError>,
+        now: Instant,
+    ) -> Result<(), Outage> {
         let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
         let took = serving.following.take().map(|since| now.saturating_duration_since(since));
-        let Ok(Look { facts, .. }) = looked else { return Ok(()) };
+        let Ok(ProbeReply { facts, .. }) = looked else { return Ok(()) };
         if let Some(took) = took.filter(|took| *took > NAME_IS_FOLLOWED_WITHIN) {
             self.report.followed_slowly(took);
         }

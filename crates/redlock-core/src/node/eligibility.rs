@@ -78,7 +78,7 @@ impl Moment {
 
 /// Why a quarantine need not be waited to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Early {
+pub enum EarlyEnd {
     /// The operator's word that the cluster is new, confirmed by looking at all nodes: for a new node.
     BrandNew,
     /// The node was given back what it had lost.
@@ -87,7 +87,7 @@ pub enum Early {
 
 /// What to do next with a node that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum NextStep {
     /// It must not vote. Look again after a while.
     Refuse(Diagnosis),
     /// If the process is still the one that was looked at: put one marker in the place of another (or of none), in one
@@ -125,7 +125,7 @@ pub struct Eligibility {
     /// How long a process that came back with its data waits from first sight.
     returns_after: Duration,
     /// The wait that is counted.
-    seen: Option<Sight>,
+    seen: Option<RunningWait>,
     /// The marker that admitted the node when it was last looked at.
     admitted_by: Option<String>,
     /// Its clock ran ahead while this marker stood, or none.
@@ -136,7 +136,7 @@ pub struct Eligibility {
 
 /// A wait that has begun.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Sight {
+struct RunningWait {
     /// The marker that stood, and the process that showed it.
     marker: String,
     run_id: String,
@@ -193,19 +193,20 @@ impl Eligibility {
         facts: &Facts,
         marker: Option<&str>,
         now: Moment,
-        early: Option<Early>,
+        early: Option<EarlyEnd>,
         entropy: &dyn Entropy,
-    ) -> Step {
+    ) -> NextStep {
         if let Some(diagnosis) = facts.ineligible() {
-            return Step::Refuse(diagnosis);
+            return NextStep::Refuse(diagnosis);
         }
         // Whatever else stands has come since: a quarantine that comes back with some copy of the data is not the same one.
-        let is_other =
-            |seen: &Sight| Some(seen.marker.as_str()) != marker || seen.run_id != facts.run_id;
+        let is_other = |seen: &RunningWait| {
+            Some(seen.marker.as_str()) != marker || seen.run_id != facts.run_id
+        };
         if self.seen.as_ref().is_some_and(is_other) {
             self.seen = None;
         }
-        let put = |to: String| Step::Put { from: marker.map(str::to_owned), to };
+        let put = |to: String| NextStep::Put { from: marker.map(str::to_owned), to };
         let admit = || put(self.identity.admitting(facts, nonce(entropy)));
         let suspect = |suspicion| {
             put(self.identity.quarantining(facts, suspicion, now.wall_micros, nonce(entropy)))
@@ -214,7 +215,7 @@ impl Eligibility {
             return suspect(if self.expects_bootstrap { Suspicion::New } else { Suspicion::Blank });
         };
         let Some(rest) = stands.strip_prefix(self.identity.cluster_config().marker_prefix()) else {
-            return Step::Refuse(self.identity.cluster_config().conflict(stands));
+            return NextStep::Refuse(self.identity.cluster_config().conflict(stands));
         };
         let Some(parsed) = ParsedMarker::parse(rest) else { return suspect(Suspicion::Unreadable) };
         let same_node = self.identity.is(parsed.node);
@@ -230,14 +231,17 @@ impl Eligibility {
                         return suspect(Suspicion::Contested);
                     }
                     let until = now.monotonic + self.returns_after;
-                    let begun =
-                        || Sight { marker: stands.to_owned(), run_id: facts.run_id.clone(), until };
+                    let begun = || RunningWait {
+                        marker: stands.to_owned(),
+                        run_id: facts.run_id.clone(),
+                        until,
+                    };
                     let until = self.seen.get_or_insert_with(begun).until;
                     if now.monotonic >= until {
                         return admit();
                     }
                     let suspicion = Suspicion::Returned;
-                    Step::Wait {
+                    NextStep::Wait {
                         until,
                         suspicion,
                         diagnosis: suspicion.diagnosis(&facts.durability),
@@ -247,7 +251,7 @@ impl Eligibility {
             };
         }
         if !same_node {
-            return Step::Refuse(Diagnosis::new(
+            return NextStep::Refuse(Diagnosis::new(
                 "this very process is admitted as another node of the cluster; a quorum needs independent masters",
                 Remedy::NameEachNodeOnce,
             ));
@@ -287,7 +291,7 @@ impl Eligibility {
                 | (Durability::Volatile(_), false) => {
                     self.expects_bootstrap = false;
                     self.admitted_by = Some(stands.to_owned());
-                    Step::Admit { marker: stands.to_owned() }
+                    NextStep::Admit { marker: stands.to_owned() }
                 }
             },
             // Another gateway was told that the node is new. This one was not, or has admitted it before.
@@ -306,21 +310,21 @@ impl Eligibility {
                         .passed(facts.time_micros, now.wall_micros, self.max_clock_skew)
                         .min(self.quarantine)
                 };
-                let begun = || Sight {
+                let begun = || RunningWait {
                     marker: stands.to_owned(),
                     run_id: facts.run_id.clone(),
                     until: now.monotonic + self.quarantine - passed(),
                 };
                 let until = self.seen.get_or_insert_with(begun).until;
                 let ends_early = match early {
-                    Some(Early::RecoveryAnswer) => true,
-                    Some(Early::BrandNew) => suspicion == Suspicion::New,
+                    Some(EarlyEnd::RecoveryAnswer) => true,
+                    Some(EarlyEnd::BrandNew) => suspicion == Suspicion::New,
                     None => false,
                 };
                 if now.monotonic >= until || ends_early {
                     admit()
                 } else {
-                    Step::Wait {
+                    NextStep::Wait {
                         until,
                         suspicion,
                         diagnosis: suspicion.diagnosis(&facts.durability),
@@ -394,15 +398,15 @@ mod tests {
             }
         }
 
-        fn look(&mut self, facts: &Facts, at: u64) -> Step {
+        fn look(&mut self, facts: &Facts, at: u64) -> NextStep {
             self.eligibility.look(facts, self.marker.as_deref(), moment(at), None, &OsEntropy)
         }
 
         /// Looks and puts markers until there is something else to do.
-        fn settle(&mut self, facts: &Facts, at: u64) -> Step {
+        fn settle(&mut self, facts: &Facts, at: u64) -> NextStep {
             for _ in 0..4 {
                 match self.look(facts, at) {
-                    Step::Put { from, to } => {
+                    NextStep::Put { from, to } => {
                         assert_eq!(
                             from, self.marker,
                             "a marker is put only in the place of the one that was looked at"
@@ -417,13 +421,13 @@ mod tests {
 
         fn is_admitted(&mut self, facts: &Facts, at: u64) -> bool {
             let step = self.settle(facts, at);
-            matches!(&step, Step::Admit { marker } if Some(marker) == self.marker.as_ref())
+            matches!(&step, NextStep::Admit { marker } if Some(marker) == self.marker.as_ref())
         }
 
         #[track_caller]
         fn assert_waits(&mut self, facts: &Facts, at: u64, until: u64, what_for: Suspicion) {
             match self.settle(facts, at) {
-                Step::Wait { until: end, suspicion, .. } => {
+                NextStep::Wait { until: end, suspicion, .. } => {
                     assert_eq!((end, suspicion), (Duration::from_secs(until), what_for));
                 }
                 step => panic!("{step:?}"),
@@ -463,7 +467,7 @@ mod tests {
             );
             assert_eq!(
                 admitted(&volatile()).look(&defect, 0),
-                Step::Refuse(diagnosis),
+                NextStep::Refuse(diagnosis),
                 "whatever the marker says"
             );
         }
@@ -515,7 +519,7 @@ mod tests {
                 &volatile(),
                 node.marker.as_deref(),
                 Moment::default(),
-                Some(Early::BrandNew),
+                Some(EarlyEnd::BrandNew),
                 &OsEntropy,
             )
         };
@@ -524,7 +528,7 @@ mod tests {
         new.assert_waits(&volatile(), 0, 305, Suspicion::New);
         let step = told(&mut new);
         assert!(
-            matches!(&step, Step::Put { from, to } if *from == new.marker && to.contains(":volatile.")),
+            matches!(&step, NextStep::Put { from, to } if *from == new.marker && to.contains(":volatile.")),
             "{step:?}"
         );
         assert!(new.is_admitted(&volatile(), 305));
@@ -542,7 +546,7 @@ mod tests {
         let mut seen = Bench::new(None);
         seen.assert_waits(&volatile(), 0, 305, Suspicion::Blank);
         seen.eligibility = seen.eligibility.expecting_bootstrap(true);
-        assert!(matches!(told(&mut seen), Step::Wait { .. }));
+        assert!(matches!(told(&mut seen), NextStep::Wait { .. }));
 
         let mut restarted = admitted(&volatile());
         let next = Facts { run_id: NEXT_RUN.into(), ..volatile() };
@@ -551,10 +555,10 @@ mod tests {
             &next,
             restarted.marker.as_deref(),
             Moment::default(),
-            Some(Early::BrandNew),
+            Some(EarlyEnd::BrandNew),
             &OsEntropy,
         );
-        assert!(matches!(step, Step::Wait { .. }), "{step:?}");
+        assert!(matches!(step, NextStep::Wait { .. }), "{step:?}");
     }
 
     #[test]
@@ -602,7 +606,7 @@ mod tests {
         let step = Bench::new(Some(cluster_config().identity("b:2").admitting(&durable(), 0)))
             .look(&durable(), 0);
         assert!(
-            matches!(&step, Step::Refuse(diagnosis) if diagnosis.reason.contains("another node")),
+            matches!(&step, NextStep::Refuse(diagnosis) if diagnosis.reason.contains("another node")),
             "{step:?}"
         );
     }
@@ -778,7 +782,7 @@ mod tests {
             assert!(
                 matches!(
                     Bench::new(Some(foreign.to_owned())).look(&volatile(), 0),
-                    Step::Refuse(_)
+                    NextStep::Refuse(_)
                 ),
                 "{foreign}"
             );
@@ -830,7 +834,7 @@ mod tests {
         let node = ours.identity("a:1").admitting(&volatile(), 0);
         let node = node.strip_prefix(ours.marker_prefix()).expect("its beginning");
         let older = format!("v1:{}:{}:{node}", ours.node_set(), MAX_TTL.as_millis());
-        let Step::Refuse(why) = Bench::new(Some(older.clone())).look(&volatile(), 0) else {
+        let NextStep::Refuse(why) = Bench::new(Some(older.clone())).look(&volatile(), 0) else {
             panic!("{older}")
         };
         assert!(

@@ -23,7 +23,7 @@ pub struct Hint(Bytes);
 
 /// What a hint says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Word {
+pub(crate) enum HintKind {
     /// Somebody waits here; for how many seconds that counts, where it is not the usual time.
     Waiting { seconds: Option<u64> },
     /// The grant with this token was released here; `waiting` when somebody waits here as well.
@@ -31,16 +31,16 @@ pub(crate) enum Word {
 }
 
 impl Hint {
-    pub(crate) fn new(origin: u64, word: Word, lock: &Bytes) -> Self {
+    pub(crate) fn new(origin: u64, word: HintKind, lock: &Bytes) -> Self {
         use std::io::Write;
         let mut text = Vec::with_capacity(2 + 2 + 17 + 17 + lock.len());
         match word {
-            Word::Waiting { seconds: None } => write!(text, "1 w {origin:016x} "),
-            Word::Waiting { seconds: Some(seconds) } => {
+            HintKind::Waiting { seconds: None } => write!(text, "1 w {origin:016x} "),
+            HintKind::Waiting { seconds: Some(seconds) } => {
                 write!(text, "1 l {origin:016x} {seconds:016x} ")
             }
-            Word::Released { t, waiting: false } => write!(text, "1 r {origin:016x} {t} "),
-            Word::Released { t, waiting: true } => write!(text, "1 y {origin:016x} {t} "),
+            HintKind::Released { t, waiting: false } => write!(text, "1 r {origin:016x} {t} "),
+            HintKind::Released { t, waiting: true } => write!(text, "1 y {origin:016x} {t} "),
         }
         .expect("a Vec takes every write");
         text.extend_from_slice(lock);
@@ -58,19 +58,19 @@ impl Hint {
     }
 
     /// `None` for what is no hint, or one of a later version.
-    pub(crate) fn parse(&self) -> Option<(u64, Word, Bytes)> {
+    pub(crate) fn parse(&self) -> Option<(u64, HintKind, Bytes)> {
         const NUMBER: usize = 16;
         let field = |from: usize| std::str::from_utf8(self.0.get(from..from + NUMBER)?).ok();
         let number = |from| u64::from_str_radix(field(from)?, 16).ok();
         let origin = number(4)?;
         let (word, lock_at) = match self.0.get(..4)? {
-            b"1 w " => (Word::Waiting { seconds: None }, 4 + NUMBER + 1),
+            b"1 w " => (HintKind::Waiting { seconds: None }, 4 + NUMBER + 1),
             b"1 l " => {
-                (Word::Waiting { seconds: Some(number(4 + NUMBER + 1)?) }, 4 + 2 * (NUMBER + 1))
+                (HintKind::Waiting { seconds: Some(number(4 + NUMBER + 1)?) }, 4 + 2 * (NUMBER + 1))
             }
             kind @ (b"1 r " | b"1 y ") => {
                 let t = FencingToken::parse(field(4 + NUMBER + 1)?.as_bytes())?;
-                (Word::Released { t, waiting: kind == b"1 y " }, 4 + 2 * (NUMBER + 1))
+                (HintKind::Released { t, waiting: kind == b"1 y " }, 4 + 2 * (NUMBER + 1))
             }
             _ => return None,
         };
@@ -91,9 +91,11 @@ mod tests {
     #[test]
     fn a_hint_gives_back_what_went_in() {
         let t = FencingToken::MIN;
-        let released = [false, true].map(|waiting| Word::Released { t, waiting });
-        for word in
-            [None, Some(40)].map(|seconds| Word::Waiting { seconds }).into_iter().chain(released)
+        let released = [false, true].map(|waiting| HintKind::Released { t, waiting });
+        for word in [None, Some(40)]
+            .map(|seconds| HintKind::Waiting { seconds })
+            .into_iter()
+            .chain(released)
         {
             assert_eq!(Hint::new(7, word, &lock()).parse(), Some((7, word, lock())));
         }

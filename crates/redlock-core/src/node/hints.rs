@@ -3,8 +3,9 @@
 //!
 //! Without it waiters still get their locks, by polling.
 
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
@@ -46,7 +47,7 @@ impl HintSubscriber {
     /// Must be called on a tokio runtime.
     pub(super) fn listen(&self, listener: Weak<dyn Listener>) {
         let task = tokio::spawn(self.clone().run(listener)).abort_handle();
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         tasks.retain(|task| !task.is_finished());
         tasks.push(task);
     }
@@ -56,11 +57,7 @@ impl HintSubscriber {
     }
 
     pub(super) fn stop(&self) {
-        self.tasks
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .drain(..)
-            .for_each(|task| task.abort());
+        self.tasks.lock().drain(..).for_each(|task| task.abort());
     }
 
     async fn run(self, listener: Weak<dyn Listener>) {

@@ -35,7 +35,7 @@ pub trait Link: Send + Sync + 'static {
 /// One connection. Ends when dropped, together with what is under way on it.
 pub trait Session: Send + 'static {
     /// What the master says about itself, and its marker; both of one process.
-    fn look(&self) -> Answering<Look>;
+    fn look(&self) -> Answering<ProbeReply>;
 
     /// Puts one marker in the place of another, in one step, if the process is the one that was looked at.
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped>;
@@ -78,7 +78,7 @@ pub trait Subscription: Send + 'static {
 
 /// What there is to see of a master.
 #[derive(Debug, Clone)]
-pub struct Look {
+pub struct ProbeReply {
     /// What it says about itself.
     pub facts: Facts,
     /// Its marker, if it has one.

@@ -10,9 +10,10 @@
 //!
 //! The memory of its keys can be bounded. Beyond the bound it refuses writes like a master with `noeviction`.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -241,12 +242,12 @@ impl MemoryNode {
         self.lock().entries.len()
     }
 
-    fn listeners(&self) -> std::sync::MutexGuard<'_, Vec<Weak<dyn Listener>>> {
-        self.listeners.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn listeners(&self) -> parking_lot::MutexGuard<'_, Vec<Weak<dyn Listener>>> {
+        self.listeners.lock()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Store> {
-        self.store.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Store> {
+        self.store.lock()
     }
 }
 

@@ -1,8 +1,9 @@
 //! What the workers of one gateway's masters know of each other: which process each name leads to, and whose clock ran
 //! ahead of ours.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::clock_drift::RanAhead;
@@ -70,7 +71,7 @@ impl NodeRegistry {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Peer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

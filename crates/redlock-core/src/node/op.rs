@@ -130,7 +130,7 @@ pub enum ReleaseScope {
     Grant,
     /// For a try that failed: exactly this grant, and not once it was extended, for another request of the same owner has
     /// confirmed it. As nobody has been told of this T, the fence that the grant has left is taken back as well.
-    Try,
+    Proposal,
 }
 
 /// A node's answer.

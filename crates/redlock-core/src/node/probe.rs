@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::eligibility::{Eligibility, Facts, Moment, NodeIdentity, Step};
-use super::link::{Link, LinkError, Look, MarkerSwap, Swapped};
+use super::eligibility::{Eligibility, Facts, Moment, NextStep, NodeIdentity};
+use super::link::{Link, LinkError, MarkerSwap, ProbeReply, Swapped};
 use super::{Diagnosis, Engine, NodeSettings};
 use crate::model::clock::{Clock, Entropy};
 
@@ -59,7 +59,7 @@ impl Master {
         clock: &dyn Clock,
         entropy: &dyn Entropy,
     ) -> Result<Probe, LinkError> {
-        let (Look { facts, marker, .. }, clock_offset_micros) = self.look(clock).await?;
+        let (ProbeReply { facts, marker, .. }, clock_offset_micros) = self.look(clock).await?;
         let verdict = self.verdict(
             &facts,
             marker.clone(),
@@ -72,7 +72,7 @@ impl Master {
     }
 
     /// What there is to see, and its clock minus ours in microseconds.
-    pub(crate) async fn look(&self, clock: &dyn Clock) -> Result<(Look, i64), LinkError> {
+    pub(crate) async fn look(&self, clock: &dyn Clock) -> Result<(ProbeReply, i64), LinkError> {
         self.in_time(async {
             let session = self.link.connect().await?;
             let look = session.look().await?;
@@ -111,12 +111,12 @@ impl Master {
                 .returning_after(self.settings.returns_after());
         loop {
             match eligibility.look(facts, marker.as_deref(), now, None, entropy) {
-                Step::Put { to, .. } => marker = Some(to),
-                Step::Admit { .. } => return Verdict::Admitted,
-                Step::Wait { until, diagnosis, .. } => {
+                NextStep::Put { to, .. } => marker = Some(to),
+                NextStep::Admit { .. } => return Verdict::Admitted,
+                NextStep::Wait { until, diagnosis, .. } => {
                     return Verdict::Quarantined(until, diagnosis);
                 }
-                Step::Refuse(diagnosis) => return Verdict::Refused(diagnosis),
+                NextStep::Refuse(diagnosis) => return Verdict::Refused(diagnosis),
             }
         }
     }

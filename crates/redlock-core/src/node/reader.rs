@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::link::{
-    Answer, Answering, Link, LinkError, LinkErrorKind, Look, Scan, Scanned, Session,
+    Answer, Answering, Link, LinkError, LinkErrorKind, ProbeReply, Scan, Scanned, Session,
 };
 use super::op::{Effect, Failure, Keys, Op, Reason, Vote};
 use super::status::{NodeState, NodeStatus};
@@ -41,11 +41,11 @@ pub(super) struct Reader {
     status: watch::Receiver<NodeStatus>,
     /// For one question.
     deadline: Duration,
-    line: Arc<Mutex<Line>>,
+    state: Arc<Mutex<ReaderState>>,
 }
 
 /// Who has it may ask.
-struct Line {
+struct ReaderState {
     open: Option<Open>,
     /// When the next question may be asked.
     next: Instant,
@@ -73,38 +73,39 @@ impl Reader {
         status: watch::Receiver<NodeStatus>,
         deadline: Duration,
     ) -> Self {
-        let line = Line { open: None, next: Instant::now(), count: FIRST_COUNT };
-        Self { link, status, deadline, line: Arc::new(Mutex::new(line)) }
+        let state = ReaderState { open: None, next: Instant::now(), count: FIRST_COUNT };
+        Self { link, status, deadline, state: Arc::new(Mutex::new(state)) }
     }
 
     /// Waits for the turn to ask one question.
-    async fn turn(&self) -> MutexGuard<'_, Line> {
-        let mut line = self.line.lock().await;
-        sleep_until(line.next).await;
+    async fn turn(&self) -> MutexGuard<'_, ReaderState> {
+        let mut state = self.state.lock().await;
+        sleep_until(state.next).await;
         // A question is answered also when its asker has gone away meanwhile.
-        line.next = Instant::now() + WORK * SHARE;
-        line
+        state.next = Instant::now() + WORK * SHARE;
+        state
     }
 
     async fn ask<T>(
         &self,
-        line: &mut Line,
+        state: &mut ReaderState,
         question: impl Fn(&dyn Session) -> Answering<T> + Send,
     ) -> Result<(T, Duration), Failure> {
         let marker = self.admitted_by()?;
-        line.open
+        state
+            .open
             .take_if(|open| open.marker != marker || (&mut open.closed).now_or_never().is_some());
         loop {
-            let was_open = line.open.is_some();
+            let was_open = state.open.is_some();
             if !was_open {
                 let open = self.open(&marker).await.map_err(failure)?;
                 tokio::spawn(close_when_idle(
-                    Arc::downgrade(&self.line),
+                    Arc::downgrade(&self.state),
                     Arc::downgrade(&open.alive),
                 ));
-                line.open = Some(open);
+                state.open = Some(open);
             }
-            let Some(open) = &mut line.open else { continue };
+            let Some(open) = &mut state.open else { continue };
             let (answer, asked) = (question(open.session.as_ref()), Instant::now());
             let answer = tokio::select! {
                 biased;
@@ -114,7 +115,7 @@ impl Reader {
             let elapsed = asked.elapsed();
             (open.quickest, open.was_used) = (open.quickest.min(elapsed), true);
             let work = elapsed - open.quickest;
-            line.next = Instant::now() + (work * SHARE).clamp(PAUSE.0, PAUSE.1);
+            state.next = Instant::now() + (work * SHARE).clamp(PAUSE.0, PAUSE.1);
             match answer {
                 Ok(answer) => return Ok((answer, work)),
                 // Not allowed, for instance: that is no matter of the connection.
@@ -124,7 +125,7 @@ impl Reader {
                     return Err(failure(error));
                 }
                 Err(error) => {
-                    line.open = None;
+                    state.open = None;
                     // It may have ended while it was idle.
                     if !was_open || elapsed >= self.deadline {
                         return Err(failure(error));
@@ -148,7 +149,8 @@ impl Reader {
 
     async fn open(&self, marker: &str) -> Result<Open, LinkError> {
         let session = in_time(self.deadline, self.link.connect()).await?;
-        let Look { facts, marker: stands, .. } = in_time(self.deadline, session.look()).await?;
+        let ProbeReply { facts, marker: stands, .. } =
+            in_time(self.deadline, session.look()).await?;
         if stands.as_deref() != Some(marker) {
             return Err(LinkError::broken(
                 "its marker was lost or changed: it must be admitted again",
@@ -167,7 +169,7 @@ impl Reader {
     }
 }
 
-impl Line {
+impl ReaderState {
     /// A scan of so many keys took so much of the master's time.
     fn scanned(&mut self, count: u32, work: Duration) {
         if work > WORK * 2 {
@@ -183,11 +185,12 @@ impl LockReader for Reader {
         async move {
             // One that cannot be read has nobody wait for his turn.
             self.admitted_by()?;
-            let mut line = self.turn().await;
-            let count = scan.count.min(line.count);
+            let mut state = self.turn().await;
+            let count = scan.count.min(state.count);
             let scan = Scan { count, ..scan };
-            let (scanned, work) = self.ask(&mut line, |session| session.scan(scan.clone())).await?;
-            line.scanned(count, work);
+            let (scanned, work) =
+                self.ask(&mut state, |session| session.scan(scan.clone())).await?;
+            state.scanned(count, work);
             Ok(scanned)
         }
         .boxed()
@@ -196,15 +199,15 @@ impl LockReader for Reader {
     fn read(&self, locks: Vec<Keys>) -> BoxFuture<'_, Result<Vec<Vote>, Failure>> {
         async move {
             self.admitted_by()?;
-            let mut line = self.turn().await;
+            let mut state = self.turn().await;
             let not_after = Instant::now() + self.deadline;
             let task =
                 |keys| Task { op: Arc::new(Op::Inspect { keys }), not_after, reply: Reply::none() };
             let tasks: Vec<_> = locks.into_iter().map(task).collect();
             let (Answer { votes, is_admitted, .. }, _) =
-                self.ask(&mut line, |session| session.call(&tasks)).await?;
+                self.ask(&mut state, |session| session.call(&tasks)).await?;
             if !is_admitted || votes.len() != tasks.len() {
-                line.open = None;
+                state.open = None;
                 let detail = "its marker was lost or changed: it must be admitted again";
                 return Err(Failure::new(Reason::Quarantined, Effect::None, detail));
             }
@@ -226,15 +229,15 @@ fn failure(error: LinkError) -> Failure {
     Failure::new(reason, Effect::None, error.detail)
 }
 
-async fn close_when_idle(line: Weak<Mutex<Line>>, alive: Weak<()>) {
+async fn close_when_idle(state: Weak<Mutex<ReaderState>>, alive: Weak<()>) {
     loop {
         sleep(IDLE).await;
-        let Some(line) = line.upgrade() else { return };
-        let mut line = line.lock().await;
+        let Some(state) = state.upgrade() else { return };
+        let mut state = state.lock().await;
         // Another connection has somebody of its own.
         if alive.strong_count() == 0 {
             return;
         }
-        line.open.take_if(|open| !std::mem::take(&mut open.was_used));
+        state.open.take_if(|open| !std::mem::take(&mut open.was_used));
     }
 }

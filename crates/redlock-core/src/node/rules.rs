@@ -249,7 +249,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         let current = self.space.get(&keys.lock)?.map(Record::foreign);
         let (mut same, mut deleted) = (false, false);
         let exact = scope != ReleaseScope::Holder && rules.undo_is_exact;
-        let spares = scope == ReleaseScope::Try && rules.undo_is_exact;
+        let spares = scope == ReleaseScope::Proposal && rules.undo_is_exact;
         if let Some(current) = &current {
             same = current.as_bytes().starts_with(record.grant());
             // Confirmed: another request of the same owner counts on it.
@@ -265,7 +265,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
                 deleted = true;
             }
             if same && !current.is_extended() {
-                if scope == ReleaseScope::Try {
+                if scope == ReleaseScope::Proposal {
                     self.take_fence_back(keys, t);
                 }
                 return Ok(Vote::Released);
@@ -328,7 +328,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             Some([]) => self.space.delete(&keys.fence),
             // Without memory the higher fence stays, which refuses more than it must.
             Some(before) => {
-                drop(self.space.set(&keys.fence, Bytes::copy_from_slice(before), Expiry::Keep))
+                let _ = self.space.set(&keys.fence, Bytes::copy_from_slice(before), Expiry::Keep);
             }
             None => {}
         }

@@ -75,16 +75,16 @@ mod tests {
 
     #[test]
     fn a_reply_dropped_without_an_answer_still_votes() {
-        struct Count(std::sync::Mutex<Vec<(usize, Vote)>>);
+        struct Count(parking_lot::Mutex<Vec<(usize, Vote)>>);
         impl Voter for Count {
             fn vote(&self, node: usize, vote: Vote) {
-                self.0.lock().unwrap().push((node, vote));
+                self.0.lock().push((node, vote));
             }
         }
         let voter = Arc::new(Count(Default::default()));
         drop(Reply::new(voter.clone(), 3));
         Reply::new(voter.clone(), 4).send(Vote::Granted);
-        let votes = voter.0.lock().unwrap();
+        let votes = voter.0.lock();
         assert!(matches!(&votes[0], (3, Vote::Failed(Failure { effect: Effect::Possible, .. }))));
         assert_eq!(&votes[1..], &[(4, Vote::Granted)]);
     }

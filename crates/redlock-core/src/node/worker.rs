@@ -325,7 +325,7 @@ impl Connection {
                 self.following = Some(link.connect().and_then(look).map(Event::Followed).boxed());
             }
             (Action::Disconnect, _) => *self = Self::default(),
-            (Action::Look, Some(session)) => {
+            (Action::ProbeReply, Some(session)) => {
                 self.question = Some(session.look().map(Event::Looked).boxed())
             }
             (Action::SwapMarker(swap), Some(session)) => {
@@ -337,7 +337,10 @@ impl Connection {
             (Action::Call, Some(session)) => {
                 self.calls.push_back(session.call(driver.newest_call()))
             }
-            (Action::Look | Action::SwapMarker(_) | Action::Load { .. } | Action::Call, None) => {
+            (
+                Action::ProbeReply | Action::SwapMarker(_) | Action::Load { .. } | Action::Call,
+                None,
+            ) => {
                 unreachable!("a driver asks nothing without a connection")
             }
         }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::attempt::{AcquireParams, Attempt};
 use self::attempts::{Retries, until_granted};
-use self::queued::{Queued, Why};
+use self::queued::{Queued, WakeReason};
 use crate::error::LockError;
 use crate::model::retry::RetryPolicy;
 use crate::model::types::{Info, LockName, Owner, Ttl};
@@ -99,7 +99,7 @@ pub(crate) fn acquire_within(
     let of_queue = AcquireParams { nonce: None, ..params.clone() };
     let (ticket, first_try) =
         waiters.enter(&params.keys.lock, of_queue, shared_owner, shared.round_limit(params.ttl));
-    let (on_wait, why) = (Some(on_wait), Why::Handed);
+    let (on_wait, reason) = (Some(on_wait), WakeReason::Handed);
     let queued = Queued {
         shared,
         params,
@@ -110,7 +110,7 @@ pub(crate) fn acquire_within(
         fresh: true,
         tried: false,
         splits: 0,
-        why,
+        reason,
     };
     until_granted(queued)
 }

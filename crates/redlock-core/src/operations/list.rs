@@ -26,7 +26,7 @@ const LOOKED_UP: usize = 64;
 /// The least that a scan asks for: to read few keys costs as much.
 const LEAST_COUNT: usize = 16;
 /// And the most: what is found by it is looked up before the page is cut off, or the next one fails like this.
-const MOST_COUNT: usize = 2 * LOOKED_UP;
+const MAX_COUNT: usize = 2 * LOOKED_UP;
 
 /// A page of held locks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,7 +142,7 @@ pub(crate) async fn list(
         Listing { shared, until, seen: HashSet::new(), locks: Vec::new(), failures: Vec::new() };
     listing.failures.resize(shared.nodes.len(), None);
     let first_count =
-        if cursor.shown.is_empty() { limit.min(MOST_COUNT) } else { cursor.count as usize }
+        if cursor.shown.is_empty() { limit.min(MAX_COUNT) } else { cursor.count as usize }
             .max(LEAST_COUNT);
     let (mut count, mut is_empty) = (first_count, true);
     while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
@@ -162,9 +162,9 @@ pub(crate) async fn list(
         };
         let mut names = names_of(&keys, &shared.settings.key_prefix);
         names.retain(&passes);
-        if names.len() > MOST_COUNT && looked_at as usize > MOST_COUNT {
+        if names.len() > MAX_COUNT && looked_at as usize > MAX_COUNT {
             // More than a cursor could tell of.
-            count = MOST_COUNT;
+            count = MAX_COUNT;
             continue;
         }
         if !cursor.shown.is_empty() {
@@ -176,7 +176,7 @@ pub(crate) async fn list(
         }
         // As many keys as should have what is missing, if they are like those before.
         let missing =
-            limit.saturating_sub(listing.locks.len() + names.len()).clamp(LEAST_COUNT, MOST_COUNT);
+            limit.saturating_sub(listing.locks.len() + names.len()).clamp(LEAST_COUNT, MAX_COUNT);
         count =
             ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(LEAST_COUNT);
         let before = listing.locks.len();

@@ -11,7 +11,7 @@ use crate::operations::acquire::{Attempt, Waiters};
 use crate::round::votes::{
     LockState, agreeing, count, found, held_by, may_be_held, not_held, same_owner, unheard, without,
 };
-use crate::round::{Outcome, Round};
+use crate::round::{Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
 use crate::wait::queue::Next;
 
@@ -84,7 +84,7 @@ async fn release_kept_free(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     name: &LockName,
-    outcome: &Outcome,
+    outcome: &RoundOutcome,
     t: FencingToken,
     on_found: impl FnOnce(&HeldBy) + Send,
 ) -> Result<(), LockError> {
@@ -148,7 +148,7 @@ pub(crate) async fn release_owner(
         (_, Some(fence)) => LockToken::new(*owner, shared.env.entropy.nonce(), fence),
         (None, None) if minted.is_none() || unheard(&votes) >= shared.quorum.size() => {
             return Err(LockError::Unknown(
-                shared.reports(&Outcome { decision: Decision::Neither, votes }),
+                shared.reports(&RoundOutcome { decision: Decision::Neither, votes }),
             ));
         }
         (None, None) => return Err(not_held(shared.quorum, &others)),

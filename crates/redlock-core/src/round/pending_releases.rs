@@ -171,17 +171,17 @@ impl Voter for FirstTry {
     }
 }
 
-struct Retry(std::sync::Mutex<Option<oneshot::Sender<Vote>>>);
+struct Retry(parking_lot::Mutex<Option<oneshot::Sender<Vote>>>);
 
 impl From<oneshot::Sender<Vote>> for Retry {
     fn from(sender: oneshot::Sender<Vote>) -> Self {
-        Self(std::sync::Mutex::new(Some(sender)))
+        Self(parking_lot::Mutex::new(Some(sender)))
     }
 }
 
 impl Voter for Retry {
     fn vote(&self, _: usize, vote: Vote) {
-        let sender = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let sender = self.0.lock().take();
         if let Some(sender) = sender {
             let _ = sender.send(vote);
         }

@@ -20,7 +20,7 @@ use super::queue::Pause;
 use crate::model::clock::Entropy;
 use crate::model::types::FencingToken;
 use crate::node::Hint;
-use crate::node::hint::Word;
+use crate::node::hint::HintKind;
 
 /// How long a word of waiting counts; polls repeat it more often than twice in this time. Where they are slower, it says so.
 const LIFE: Duration = Duration::from_secs(2);
@@ -114,7 +114,7 @@ impl Fairness {
     }
 
     /// What is said of a lock elsewhere, and of which; `None` for what is said here, and for what is no hint.
-    pub(crate) fn heard(&self, hint: &Hint) -> Option<(Word, Bytes)> {
+    pub(crate) fn heard(&self, hint: &Hint) -> Option<(HintKind, Bytes)> {
         let (origin, word, lock) = hint.parse()?;
         (origin != self.origin).then_some((word, lock))
     }
@@ -123,12 +123,12 @@ impl Fairness {
     pub(crate) fn waiting(&self, lock: &Bytes, polls: Polls) -> Hint {
         let longest = polls.period().1 * 2;
         let seconds = (longest > LIFE).then_some(longest.as_secs() + 1);
-        Hint::new(self.origin, Word::Waiting { seconds }, lock)
+        Hint::new(self.origin, HintKind::Waiting { seconds }, lock)
     }
 
     /// What a release makes the nodes say; `waiting` when somebody waits here as well.
     pub(crate) fn released(&self, lock: &Bytes, t: FencingToken, waiting: bool) -> Hint {
-        Hint::new(self.origin, Word::Released { t, waiting }, lock)
+        Hint::new(self.origin, HintKind::Released { t, waiting }, lock)
     }
 
     /// What others are told of an attempt that is given up half-way, if any wait.

@@ -258,7 +258,7 @@ impl World {
             let now = self.now();
             let (mut asked, cause) = match ticket.step(now, true) {
                 Step::Handed(asked) => (asked, None),
-                Step::Try(cause) => (self.ask(id, None), Some(cause)),
+                Step::Attempt(cause) => (self.ask(id, None), Some(cause)),
                 Step::AskForOwn => unreachable!("no two waiters have one owner here"),
                 // A pause for others is over at some time.
                 Step::WaitUntil(then) if then < self.base + NEVER / 2 => {

@@ -133,7 +133,7 @@ pub(crate) enum Step<A> {
     /// It is the first. Wait to be signalled, at most until then.
     WaitUntil(Instant),
     /// It is the first: try, and report how it went.
-    Try(Cause),
+    Attempt(Cause),
     /// The same, and the first request has been sent already.
     Handed(A),
     /// Its owner seems to have the lock: try, and leave with it or wait on.
@@ -571,7 +571,7 @@ impl<P, A> WaitTicket<P, A> {
         Standing { locks, failures, in_vain }
     }
 
-    /// What to do now; trying only where it `may_try`. A [`Step::Try`] or [`Step::Handed`] has to be answered, by
+    /// What to do now; trying only where it `may_try`. A [`Step::Attempt`] or [`Step::Handed`] has to be answered, by
     /// [`refused`](Self::refused), [`granted`](Self::granted) or by leaving.
     pub(crate) fn step(&self, now: Instant, may_try: bool) -> Step<A> {
         let mut shard = self.queues.shard(&self.lock);
@@ -591,7 +591,7 @@ impl<P, A> WaitTicket<P, A> {
             Some(_) => Step::Wait,
             None if next_try <= now && may_try => {
                 queue.competing = Some(self.number);
-                Step::Try(cause)
+                Step::Attempt(cause)
             }
             None => Step::WaitUntil(next_try),
         }

@@ -54,9 +54,9 @@ fn step(ticket: &Ticket, now: Instant) -> (&'static str, Option<Duration>) {
     match ticket.step(now, true) {
         Step::Wait => ("wait", None),
         Step::WaitUntil(then) => ("until", Some(then.saturating_duration_since(now))),
-        Step::Try(Cause::Poll) => ("poll", None),
-        Step::Try(Cause::Hint) => ("hint", None),
-        Step::Try(Cause::Release) => ("again", None),
+        Step::Attempt(Cause::Poll) => ("poll", None),
+        Step::Attempt(Cause::Hint) => ("hint", None),
+        Step::Attempt(Cause::Release) => ("again", None),
         Step::Handed(what) => (what, None),
         Step::AskForOwn => ("own", None),
     }
@@ -373,7 +373,7 @@ fn few_tries_lead_past_however_many_different_limits() {
     let tickets: Vec<_> = (1..=50).map(|limit| enter_with(&queue, "a", limit * MS, now)).collect();
     let mut tries = 0;
     while let Some(first) =
-        tickets.iter().find(|ticket| matches!(ticket.step(now, true), Step::Try(_)))
+        tickets.iter().find(|ticket| matches!(ticket.step(now, true), Step::Attempt(_)))
     {
         failed(first, now, 100 * MS);
         tries += 1;

@@ -10,10 +10,11 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use metrics::Counter;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 /// The target of audit lines in the log, where no file has them.
@@ -131,7 +132,7 @@ impl Drop for AuditFile {
 
 impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Answers whether nothing had failed before.
@@ -160,8 +161,8 @@ impl Writer {
         let shared = self.shared.clone();
         loop {
             let is_idle = |queue: &mut Queue| queue.lines.is_empty() && !queue.reopen && !queue.end;
-            let queue = shared.changed.wait_while(shared.queue(), is_idle);
-            let mut queue = queue.unwrap_or_else(PoisonError::into_inner);
+            let mut queue = shared.queue();
+            shared.changed.wait_while(&mut queue, is_idle);
             if std::mem::take(&mut queue.reopen) {
                 drop(queue);
                 self.reopen();
@@ -183,8 +184,8 @@ impl Writer {
                 tracing::error!(%error, "--audit-log: a line could not be written; it is tried again every second");
             }
             let is_patient = |queue: &mut Queue| !queue.reopen && !queue.end;
-            let queue = shared.changed.wait_timeout_while(shared.queue(), RETRY, is_patient);
-            let (mut queue, _) = queue.unwrap_or_else(PoisonError::into_inner);
+            let mut queue = shared.queue();
+            shared.changed.wait_while_for(&mut queue, is_patient, RETRY);
             let (reopen, end) = (std::mem::take(&mut queue.reopen), queue.end);
             drop(queue);
             if reopen {

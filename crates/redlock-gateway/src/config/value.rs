@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use redlock_core::Ttl;
 
 use crate::overload::capacity::SMALLEST;
-use crate::pattern::{Group, MOST_GROUPS, Pattern};
+use crate::pattern::{Group, MAX_GROUPS, Pattern};
 use crate::proxies;
 
 pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -91,9 +91,9 @@ pub(super) fn group(text: &str) -> Result<Group, String> {
 
 pub(super) fn groups(texts: &[String]) -> Result<Vec<Group>, String> {
     let groups = listed(texts).map(group).collect::<Result<Vec<_>, _>>()?;
-    if groups.len() > MOST_GROUPS {
+    if groups.len() > MAX_GROUPS {
         return Err(format!(
-            "--group: {} groups given; allowed are at most {MOST_GROUPS}",
+            "--group: {} groups given; allowed are at most {MAX_GROUPS}",
             groups.len()
         ));
     }
@@ -115,18 +115,18 @@ pub(super) fn network(text: &str) -> Result<IpNet, String> {
     })
 }
 
-pub(super) fn count(most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
+pub(super) fn count(limit: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
     move |text| {
-        let count = text.parse().ok().filter(|count| (1..=most).contains(count));
-        count.ok_or_else(|| format!("expected 1 to {most}"))
+        let count = text.parse().ok().filter(|count| (1..=limit).contains(count));
+        count.ok_or_else(|| format!("expected 1 to {limit}"))
     }
 }
 
 /// At least what anything can be served with.
 pub(super) fn memory(text: &str) -> Result<ByteSize, String> {
-    let most = ByteSize::pib(1);
-    let size = text.trim().parse().ok().filter(|size| (SMALLEST..=most).contains(size));
-    size.ok_or_else(|| format!("expected {SMALLEST} to {most}, such as 1GiB"))
+    let limit = ByteSize::pib(1);
+    let size = text.trim().parse().ok().filter(|size| (SMALLEST..=limit).contains(size));
+    size.ok_or_else(|| format!("expected {SMALLEST} to {limit}, such as 1GiB"))
 }
 
 pub(super) fn factor(text: &str) -> Result<f64, &'static str> {

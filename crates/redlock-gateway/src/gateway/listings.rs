@@ -12,8 +12,8 @@ use sha2::Sha256;
 use crate::overload::clients::{Client, Counter, Place};
 
 /// Listings at a time, of all clients and of one.
-const MOST: usize = 2;
-const MOST_OF_ONE: usize = 1;
+const MAX: usize = 2;
+const MAX_OF_ONE: usize = 1;
 /// Of a cursor's signature, in bytes.
 const SIGNATURE: usize = 16;
 
@@ -52,8 +52,8 @@ impl Listings {
     /// Takes a place for a listing, of this gateway's and of its client's.
     pub(super) fn begin(&self, client: &Client) -> Result<(Place, Place), TooManyListings> {
         let refused = |max, of_this_client| TooManyListings { max, of_this_client };
-        let own = client.listing.take(MOST_OF_ONE).ok_or(refused(MOST_OF_ONE, true))?;
-        let place = self.0.take(MOST).ok_or(refused(MOST, false))?;
+        let own = client.listing.take(MAX_OF_ONE).ok_or(refused(MAX_OF_ONE, true))?;
+        let place = self.0.take(MAX).ok_or(refused(MAX, false))?;
         Ok((own, place))
     }
 

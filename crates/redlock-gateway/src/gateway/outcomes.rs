@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redlock_core::node::Reason;
 use redlock_core::{LockError, NodeAnswer};
 
-use crate::telemetry::{OfLock, Operation, Outcome, WaitEnd};
+use crate::telemetry::{OfLock, Operation, OutcomeLabel, WaitEnd};
 
 /// An acquire that was decided so long after its begin, or not; with a wait it took longer.
 pub(super) fn count_acquire(
@@ -14,7 +14,7 @@ pub(super) fn count_acquire(
     waits: bool,
     elapsed: Duration,
 ) {
-    let outcome = outcome_of(result, Outcome::Granted);
+    let outcome = outcome_of(result, OutcomeLabel::Granted);
     match (result, waits) {
         (_, false) => telemetry.acquire(outcome, elapsed),
         (Ok(decided_in), true) => {
@@ -61,16 +61,18 @@ pub(super) fn leaves_nothing(error: &LockError) -> bool {
     }
 }
 
-pub(super) fn outcome_of<T>(result: Result<T, &LockError>, success: Outcome) -> Outcome {
+pub(super) fn outcome_of<T>(result: Result<T, &LockError>, success: OutcomeLabel) -> OutcomeLabel {
     match result {
         Ok(_) => success,
-        Err(LockError::Held(_)) => Outcome::Held,
-        Err(LockError::NoQuorum(_)) => Outcome::NoQuorum,
-        Err(LockError::Lost) => Outcome::Lost,
-        Err(LockError::NotHolder(_)) => Outcome::NotHolder,
-        Err(LockError::Unknown(_)) => Outcome::Unknown,
-        Err(LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. }) => Outcome::Refused,
-        Err(LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. }) => Outcome::Refused,
+        Err(LockError::Held(_)) => OutcomeLabel::Held,
+        Err(LockError::NoQuorum(_)) => OutcomeLabel::NoQuorum,
+        Err(LockError::Lost) => OutcomeLabel::Lost,
+        Err(LockError::NotHolder(_)) => OutcomeLabel::NotHolder,
+        Err(LockError::Unknown(_)) => OutcomeLabel::Unknown,
+        Err(LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. }) => OutcomeLabel::Refused,
+        Err(LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. }) => {
+            OutcomeLabel::Refused
+        }
     }
 }
 
@@ -100,10 +102,10 @@ impl Drop for Cancelled<'_> {
             return;
         }
         if self.waits {
-            self.telemetry.operation(Operation::Acquire, Outcome::Cancelled);
+            self.telemetry.operation(Operation::Acquire, OutcomeLabel::Cancelled);
             self.telemetry.waited(WaitEnd::Cancelled, self.started.elapsed());
         } else {
-            self.telemetry.acquire(Outcome::Cancelled, self.started.elapsed());
+            self.telemetry.acquire(OutcomeLabel::Cancelled, self.started.elapsed());
         }
     }
 }

@@ -14,7 +14,7 @@ use http::request::Parts;
 use http::{Uri, header};
 use redlock_core::LockName;
 
-use super::error::{ApiError, INVALID_NAME, RATE_LIMITED, Told};
+use super::error::{ApiError, Disclosure, INVALID_NAME, RATE_LIMITED};
 use super::site;
 use crate::audit::{AuditContext, AuditEntry};
 use crate::auth::{AuthError, Authenticator, Caller, Credential, Verb, holds_secret};
@@ -200,7 +200,7 @@ impl Access {
             }
             if let Some(client) = access.caller.client() {
                 access.client.clone_from(client);
-                route.app.fair_queue.take(&client.line, false).await;
+                route.app.fair_queue.take(&client.queue, false).await;
                 access.note(|entry| entry.had_turn = true);
             }
         }
@@ -252,7 +252,7 @@ impl Access {
 
     /// A refusal, as far as this caller may be told of it.
     pub(super) fn refused(&self, refusal: Refusal) -> ApiError {
-        ApiError::of(refusal, Told { nodes: self.sees_nodes(), ..Told::default() })
+        ApiError::of(refusal, Disclosure { nodes: self.sees_nodes(), ..Disclosure::default() })
     }
 
     /// What this caller's requests may ask for.
@@ -283,7 +283,7 @@ impl LockAccess {
         let may = |verb| self.access.caller.may(verb, &self.name);
         let holder = may(Verb::Inspect);
         let is_held = holder || may(Verb::Acquire) || may(Verb::Force);
-        ApiError::of(refusal, Told { nodes: self.access.sees_nodes(), holder, is_held })
+        ApiError::of(refusal, Disclosure { nodes: self.access.sees_nodes(), holder, is_held })
     }
 }
 

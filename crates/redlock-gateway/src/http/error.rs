@@ -26,12 +26,13 @@ use crate::overload::clients::Exceeded;
 
 /// An example of an error with this status and code, if there is one.
 pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
-    let (kind, detail) =
-        kinds::ALL.iter().find(|(Kind(of, word, _), _)| of.as_str() == status && *word == code)?;
+    let (kind, detail) = kinds::ALL
+        .iter()
+        .find(|(ProblemKind(of, word, _), _)| of.as_str() == status && *word == code)?;
     let error = kind.because(*detail);
     let mut problem = match *kind {
-        Kind(S::TOO_MANY_REQUESTS | S::SERVICE_UNAVAILABLE, ..) => error.retry_after(SOON),
-        Kind(S::CONFLICT, "lock_held", _) => error.retry_after(LONGEST_PAUSE),
+        ProblemKind(S::TOO_MANY_REQUESTS | S::SERVICE_UNAVAILABLE, ..) => error.retry_after(SOON),
+        ProblemKind(S::CONFLICT, "lock_held", _) => error.retry_after(LONGEST_PAUSE),
         _ => error,
     }
     .problem();
@@ -52,7 +53,7 @@ pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
 
 /// Whether this code tells that somebody was not let in.
 pub(super) fn is_denial(code: &str) -> bool {
-    [UNAUTHENTICATED, FORBIDDEN].iter().any(|Kind(_, denial, _)| *denial == code)
+    [UNAUTHENTICATED, FORBIDDEN].iter().any(|ProblemKind(_, denial, _)| *denial == code)
 }
 
 /// Suggested pause when nobody knows better.
@@ -76,7 +77,7 @@ pub struct Problem {
     /// A URI for the kind of problem.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The kind in labels.
+    /// The kind in words.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
@@ -115,7 +116,7 @@ pub struct Problem {
 
 /// What a caller may be told beside what became of its request. The default is the least.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Told {
+pub(super) struct Disclosure {
     /// Names of nodes, and what they say.
     pub(super) nodes: bool,
     /// Who holds a lock that is not the caller's own, and how long.
@@ -133,7 +134,7 @@ pub struct ApiError {
     problem: Box<Problem>,
 }
 
-impl Kind {
+impl ProblemKind {
     /// `detail` is what happened this time, with the value and what is allowed.
     pub(super) fn because(self, detail: impl Into<String>) -> ApiError {
         let Self(status, code, title) = self;
@@ -205,7 +206,7 @@ impl ApiError {
         self
     }
 
-    fn nodes(mut self, nodes: Vec<NodeReport>, told: Told) -> Self {
+    fn nodes(mut self, nodes: Vec<NodeReport>, told: Disclosure) -> Self {
         let shown = |(at, report)| NodeAnswerBody::of_report(report).shown(at, told.nodes);
         self.problem.nodes = Some(nodes.into_iter().enumerate().map(shown).collect());
         self
@@ -256,13 +257,13 @@ impl From<AuthError> for ApiError {
 
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
-        Self::of(refusal, Told::default())
+        Self::of(refusal, Disclosure::default())
     }
 }
 
 impl ApiError {
     /// A refusal, as far as its caller may be told of it.
-    pub(super) fn of(refusal: Refusal, told: Told) -> Self {
+    pub(super) fn of(refusal: Refusal, told: Disclosure) -> Self {
         match refusal {
             Refusal::Lock(error) => Self::of_lock(error, told),
             Refusal::InQuarantine { nodes, left, why } => {
@@ -280,10 +281,10 @@ impl ApiError {
                     "the lock has been held for {held} and may be for {max}; release and compete again"
                 ))
             }
-            Refusal::Quota(Exceeded { taken, most, retry_after }) => {
-                let (taken, most) = (ByteSize::b(taken), ByteSize::b(most));
+            Refusal::Quota(Exceeded { taken, limit, retry_after }) => {
+                let (taken, limit) = (ByteSize::b(taken), ByteSize::b(limit));
                 let detail = format!(
-                    "the masters' memory is short: this client takes about {taken} of it and may take {most}, twice what \
+                    "the masters' memory is short: this client takes about {taken} of it and may take {limit}, twice what \
                      is free; release locks, or try again when some have ended"
                 );
                 QUOTA_EXCEEDED.because(detail).retry_after(retry_after)
@@ -293,7 +294,7 @@ impl ApiError {
             }
             Refusal::ClientGone => ABANDONED.because("the client closed the connection while it waited"),
             Refusal::Overloaded => {
-                let detail = "too many requests are in flight, or too many of this client; some are quota for others";
+                let detail = "too many requests are in flight, or too many of this client; some are kept for others";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
             Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
@@ -308,7 +309,7 @@ impl ApiError {
         }
     }
 
-    fn of_lock(error: LockError, told: Told) -> Self {
+    fn of_lock(error: LockError, told: Disclosure) -> Self {
         match error {
             LockError::Held(by) => LOCK_HELD.because(describe(&by)).held_by(&by),
             LockError::NotHolder(by) if told.holder => NOT_HOLDER

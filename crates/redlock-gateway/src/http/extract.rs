@@ -278,7 +278,7 @@ impl AcquireBody {
             Some(Value::String(label)) if is_label(&label) => Some(label),
             Some(_) => {
                 let detail = format!(
-                    "owner must be a string of at most {MAX_LABEL} characters without control characters, line separators \
+                    "owner must be a string of at limit {MAX_LABEL} characters without control characters, line separators \
                      and bidirectional controls"
                 );
                 return Err(INVALID_BODY.because(detail));

@@ -128,7 +128,7 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     document
 }
 
-/// Properties that have one of a few labels as their value.
+/// Properties that have one of a few words as their value.
 fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 5] {
     let mut answers = vec!["agreed", "held", "free", "pending"];
     answers.extend(Reason::ALL.map(Reason::as_str));

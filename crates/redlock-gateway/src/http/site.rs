@@ -1,7 +1,7 @@
 //! What a browser tells of where a request comes from: the name that it knows us by, and whose page made it send this.
 //!
 //! A page of anybody can make the browsers of those who look at it send requests. A browser adds by itself a password that
-//! it has quota, a client certificate and its place in the network, so by these alone nobody is known: the request must come
+//! it has kept, a client certificate and its place in the network, so by these alone nobody is known: the request must come
 //! from a page of our own, or from none. And a name in the hands of somebody else may lead to a loopback address (DNS
 //! rebinding), which makes that page one of our own: so there the name counts too.
 //!

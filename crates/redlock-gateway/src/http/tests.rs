@@ -2,9 +2,9 @@
 
 #![cfg(test)]
 
+use parking_lot::Mutex;
 use std::io::Write;
 use std::pin::{Pin, pin};
-use std::sync::Mutex;
 use std::task::{Context, Poll, Waker};
 
 use axum::body::to_bytes;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::*;
 use crate::auth::AuthError;
 use crate::overload::clients::Clients;
-use crate::transport::connections::{Connections, Most};
+use crate::transport::connections::{ConnectionLimits, Connections};
 use crate::transport::disconnect::SharedStream;
 
 #[derive(Clone, Default)]
@@ -21,7 +21,7 @@ struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
+        self.0.lock().write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -44,7 +44,7 @@ fn logged() -> (Log, tracing::subscriber::DefaultGuard) {
 
 impl Log {
     fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        String::from_utf8(self.0.lock().clone()).unwrap()
     }
 }
 
@@ -59,10 +59,11 @@ fn app(routes: Router, has_keys: bool) -> App {
 }
 
 async fn peer(clients: Arc<Clients>) -> Peer {
-    let most = Most::of_all(1);
+    let limit = ConnectionLimits::of_all(1);
     let metrics = Telemetry::new(&[]).connections;
-    let place =
-        Connections::new(most, clients, Arc::default(), metrics).enter([127, 0, 0, 1].into()).await;
+    let place = Connections::new(limit, clients, Arc::default(), metrics)
+        .enter([127, 0, 0, 1].into())
+        .await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let stream = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     SharedStream::new(stream, place.unwrap()).unwrap().1
@@ -76,7 +77,7 @@ async fn whoever_hung_up_in_line_with_a_wrong_key_left_no_trace() {
         true,
     );
     let (clients, fair_queue) = (Arc::<Clients>::default(), app.observer.fair_queue.clone());
-    fair_queue.take(&clients.unknown().line, false).await;
+    fair_queue.take(&clients.unknown().queue, false).await;
     let peer = peer(clients).await;
     let request =
         Request::get("/refused").extension(peer).header("host", "a").body(Body::empty()).unwrap();

@@ -74,8 +74,8 @@ impl Capacity {
                 u128::from(of_reference) * u128::from(spendable) / u128::from(REFERENCE - BASE);
             usize::try_from(share).unwrap_or(usize::MAX).max(1)
         };
-        let most = if given.tls { TLS_CONNECTIONS } else { CONNECTIONS };
-        let connections = given.connections.unwrap_or_else(|| scaled(most));
+        let limit = if given.tls { TLS_CONNECTIONS } else { CONNECTIONS };
+        let connections = given.connections.unwrap_or_else(|| scaled(limit));
         let waiters = connections as u64 * WAITERS.0 / WAITERS.1;
         Self {
             connections,
@@ -105,7 +105,7 @@ impl Capacity {
         let left = usize::try_from(descriptors).unwrap_or(usize::MAX).saturating_sub(reserved);
         if left == 0 {
             return Err(format!(
-                "{descriptors} files may be open, and {reserved} are quota for the nodes and the gateway itself: raise \
+                "{descriptors} files may be open, and {reserved} are kept for the nodes and the gateway itself: raise \
                  ulimit -n"
             ));
         }
@@ -199,7 +199,7 @@ mod tests {
         let few = capacity.within(256, 5, 80).unwrap();
         assert_eq!((few.connections, few.waiters, few.in_flight), (88, 55, 4096));
         assert_eq!(capacity.within(20_000, 5, 80).unwrap().connections, 16_000);
-        assert!(capacity.within(128, 5, 80).unwrap_err().contains("168 are quota"));
+        assert!(capacity.within(128, 5, 80).unwrap_err().contains("168 are kept"));
         let asked =
             Capacity::new(Given { waiters: Some(200), ..given(GIB) }).within(256, 5, 80).unwrap();
         assert_eq!(asked.waiters, 200, "what was asked for stays");

@@ -8,17 +8,18 @@ mod contention;
 mod fair_queue;
 mod quota;
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use redlock_core::LockName;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use self::contention::ContentionTracker;
-pub use self::fair_queue::{FairQueue, Line};
+pub use self::fair_queue::{ClientQueue, FairQueue};
 pub use self::quota::{Exceeded, Taken, Terms};
 use self::quota::{QuotaLedger, QuotaSlot};
 
@@ -31,12 +32,12 @@ pub struct Client {
     /// Connections that are open; of an address, not of a principal.
     pub connections: Counter,
     /// Requests that are being worked on, but for those that are about a lock it may hold.
-    pub working: Counter,
+    pub in_flight_acquires: Counter,
     /// Those.
-    pub keeping: Counter,
+    pub in_flight_held: Counter,
     /// Those of either kind that are with the masters.
-    pub others_running: Concurrency,
-    pub kept_running: Concurrency,
+    pub running_acquires: Concurrency,
+    pub running_held: Concurrency,
     /// Requests that wait for a lock.
     pub waiting: Counter,
     /// The locks that they wait for.
@@ -44,7 +45,7 @@ pub struct Client {
     /// Listings.
     pub listing: Counter,
     /// Requests that wait for their turn.
-    pub line: Arc<Line>,
+    pub queue: Arc<ClientQueue>,
     quota: QuotaLedger,
 }
 
@@ -91,13 +92,17 @@ impl Client {
     /// Whether nothing would be lost if it was lost.
     fn is_idle(&self) -> bool {
         // Whoever waits for a lock waits, and whoever is in line has a connection.
-        let Self { connections, working, keeping, waiting, listing, quota, .. } = self;
-        [connections, working, keeping, waiting, listing].iter().all(|counter| counter.count() == 0)
+        let Self {
+            connections, in_flight_acquires, in_flight_held, waiting, listing, quota, ..
+        } = self;
+        [connections, in_flight_acquires, in_flight_held, waiting, listing]
+            .iter()
+            .all(|counter| counter.count() == 0)
             && quota.is_empty()
     }
 }
 
-/// QuotaSlot for a lock that is asked for; given back when dropped.
+/// Room for a lock that is asked for; given back when dropped.
 #[must_use]
 pub struct Reservation {
     client: Arc<Client>,
@@ -136,8 +141,8 @@ pub struct Counter(Arc<AtomicUsize>);
 
 impl Counter {
     /// `None` when `most` are taken.
-    pub fn take(&self, most: usize) -> Option<Place> {
-        let one_more = |taken: usize| (taken < most).then_some(taken + 1);
+    pub fn take(&self, limit: usize) -> Option<Place> {
+        let one_more = |taken: usize| (taken < limit).then_some(taken + 1);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).ok()?;
         Some(Place(self.clone()))
     }
@@ -164,18 +169,18 @@ pub struct Concurrency(Arc<Semaphore>);
 
 impl Default for Concurrency {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(Self::MOST)))
+        Self(Arc::new(Semaphore::new(Self::MAX)))
     }
 }
 
 impl Concurrency {
     /// More brings no more throughput with masters that are near, and what is with the masters for longer than a round may take has no quorum.
-    pub const MOST: usize = 256;
+    pub const MAX: usize = 256;
 
     /// Resolves when this one may run, of so many at most; it runs until what it resolves to is dropped. `None` would be the end of
     /// all.
     pub async fn begin(&self, concurrent_limit: usize) -> Option<OwnedSemaphorePermit> {
-        let share = Self::MOST.div_ceil(concurrent_limit.clamp(1, Self::MOST));
+        let share = Self::MAX.div_ceil(concurrent_limit.clamp(1, Self::MAX));
         self.0.clone().acquire_many_owned(share as u32).await.ok()
     }
 }
@@ -186,9 +191,9 @@ pub struct Names(Arc<Mutex<HashMap<LockName, usize>>>);
 
 impl Names {
     /// `None` when `most` others are taken.
-    pub fn take(&self, name: &LockName, most: usize) -> Option<NamePlace> {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.len() >= most && !taken.contains_key(name) {
+    pub fn take(&self, name: &LockName, limit: usize) -> Option<NamePlace> {
+        let mut taken = self.0.lock();
+        if taken.len() >= limit && !taken.contains_key(name) {
             return None;
         }
         *taken.entry(name.clone()).or_default() += 1;
@@ -203,7 +208,7 @@ pub struct NamePlace(Names, LockName);
 
 impl Drop for NamePlace {
     fn drop(&mut self) {
-        let mut taken = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.0.0.lock();
         if let Some(count) = taken.get_mut(&self.1) {
             *count -= 1;
             if *count == 0 {
@@ -224,7 +229,7 @@ impl Clients {
     /// The client at an address.
     pub fn at(&self, address: IpAddr) -> Arc<Client> {
         let network = network(address);
-        let mut known = self.by_network.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.by_network.lock();
         if let Some(client) = known.get(&network) {
             return client.clone();
         }
@@ -241,7 +246,7 @@ impl Clients {
 
     /// Forgets those that have nothing; called from time to time.
     pub fn forget_idle(&self) {
-        let mut known = self.by_network.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.by_network.lock();
         known.retain(|_, client| Arc::strong_count(client) > 1 || !client.is_idle());
     }
 }
@@ -276,12 +281,12 @@ mod tests {
     fn who_has_taken_something_is_not_forgotten() {
         let clients = Clients::default();
         let address = "192.0.2.1".parse().unwrap();
-        let place = clients.at(address).working.take(1);
+        let place = clients.at(address).in_flight_acquires.take(1);
         assert!(place.is_some());
         clients.forget_idle();
-        assert!(clients.at(address).working.take(1).is_none());
+        assert!(clients.at(address).in_flight_acquires.take(1).is_none());
         drop(place);
         clients.forget_idle();
-        assert!(clients.by_network.lock().unwrap().is_empty());
+        assert!(clients.by_network.lock().is_empty());
     }
 }

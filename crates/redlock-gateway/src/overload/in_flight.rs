@@ -31,9 +31,9 @@ pub enum RequestClass {
 
 /// All requests of a gateway.
 pub(crate) struct Requests {
-    most: usize,
+    limit: usize,
     /// Those that do not wait.
-    working: Counter,
+    in_flight_acquires: Counter,
     /// Those of them that are not about a lock which the caller may hold.
     others: Counter,
     contention: ContentionTracker,
@@ -51,7 +51,7 @@ struct MinRoundTrip {
 
 impl MinRoundTrip {
     const BESIDE_OTHERS_PER_MILLI: u64 = 16;
-    const MOST_MICROS: u64 = 1_000 * Concurrency::MOST as u64 / Self::BESIDE_OTHERS_PER_MILLI;
+    const MAX_MICROS: u64 = 1_000 * Concurrency::MAX as u64 / Self::BESIDE_OTHERS_PER_MILLI;
 
     /// Of one client beside others.
     fn concurrent_limit(&self) -> usize {
@@ -73,7 +73,7 @@ impl MinRoundTrip {
         if !self.is_known.swap(false, Ordering::Relaxed) {
             return;
         }
-        let twice = |micros: u64| Some((2 * micros).clamp(1_000, Self::MOST_MICROS));
+        let twice = |micros: u64| Some((2 * micros).clamp(1_000, Self::MAX_MICROS));
         let _ = self.micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, twice);
     }
 }
@@ -87,19 +87,19 @@ struct All {
 /// A place among the requests being worked on, or among those that wait. Given back when it is dropped.
 pub struct InFlight {
     /// Of all, of its kind, and of the client.
-    working: Option<(Place, Option<Place>, Place)>,
+    in_flight_acquires: Option<(Place, Option<Place>, Place)>,
     running: Option<OwnedSemaphorePermit>,
 }
 
 impl Requests {
-    pub(crate) fn new(most: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self {
-            most,
-            working: Counter::default(),
+            limit,
+            in_flight_acquires: Counter::default(),
             others: Counter::default(),
             contention: ContentionTracker::default(),
             rounds: MinRoundTrip {
-                micros: AtomicU64::new(MinRoundTrip::MOST_MICROS),
+                micros: AtomicU64::new(MinRoundTrip::MAX_MICROS),
                 is_known: AtomicBool::new(false),
             },
             all: Arc::default(),
@@ -108,15 +108,15 @@ impl Requests {
 
     /// `None` when too many are being worked on, or too many of this client.
     pub(crate) async fn enter(&self, work: RequestClass, client: &Client) -> Option<InFlight> {
-        let working = Some(self.place(work, client)?);
+        let in_flight_acquires = Some(self.place(work, client)?);
         let running = match work {
-            RequestClass::Held => &client.kept_running,
-            RequestClass::Other => &client.others_running,
+            RequestClass::Held => &client.running_held,
+            RequestClass::Other => &client.running_acquires,
         };
         let is_alone = self.contention.is_sole_client(client);
         let concurrent_limit =
-            if is_alone { Concurrency::MOST } else { self.rounds.concurrent_limit() };
-        Some(InFlight { working, running: running.begin(concurrent_limit).await })
+            if is_alone { Concurrency::MAX } else { self.rounds.concurrent_limit() };
+        Some(InFlight { in_flight_acquires, running: running.begin(concurrent_limit).await })
     }
 
     /// A round has taken so long.
@@ -130,18 +130,26 @@ impl Requests {
     }
 
     fn place(&self, work: RequestClass, client: &Client) -> Option<(Place, Option<Place>, Place)> {
-        let free = self.most.saturating_sub(self.working.count());
+        let free = self.limit.saturating_sub(self.in_flight_acquires.count());
         Some(match work {
             RequestClass::Held => {
-                let of_client = client.keeping.take(free.saturating_sub(client.working.count()))?;
-                (self.working.take(self.most)?, None, of_client)
+                let of_client = client
+                    .in_flight_held
+                    .take(free.saturating_sub(client.in_flight_acquires.count()))?;
+                (self.in_flight_acquires.take(self.limit)?, None, of_client)
             }
             RequestClass::Other => {
                 // One at least.
-                let most = (self.most * 3).div_ceil(4);
-                let free = free.min(most.saturating_sub(self.others.count()));
-                let of_client = client.working.take(free.saturating_sub(client.keeping.count()))?;
-                (self.working.take(self.most)?, Some(self.others.take(most)?), of_client)
+                let limit = (self.limit * 3).div_ceil(4);
+                let free = free.min(limit.saturating_sub(self.others.count()));
+                let of_client = client
+                    .in_flight_acquires
+                    .take(free.saturating_sub(client.in_flight_held.count()))?;
+                (
+                    self.in_flight_acquires.take(self.limit)?,
+                    Some(self.others.take(limit)?),
+                    of_client,
+                )
             }
         })
     }
@@ -154,7 +162,7 @@ impl Requests {
 
     /// How many are being worked on, without those that wait.
     pub(crate) fn count(&self) -> usize {
-        self.working.count()
+        self.in_flight_acquires.count()
     }
 
     /// Resolves when there is no request.
@@ -173,7 +181,7 @@ impl Requests {
 impl InFlight {
     /// Gives the place to others: a request that waits is no work, and there is a bound of its own for those.
     pub(crate) fn wait(&mut self) {
-        (self.working, self.running) = (None, None);
+        (self.in_flight_acquires, self.running) = (None, None);
     }
 }
 
@@ -228,10 +236,10 @@ mod tests {
     fn a_flood_of_both_kinds_leaves_as_much_as_one_of_one_kind() {
         let (requests, [greedy, other, third]) = (Requests::new(4096), Default::default());
         let asking = all(&requests, RequestClass::Other, &greedy);
-        let keeping = all(&requests, RequestClass::Held, &greedy);
-        assert_eq!((asking.len(), keeping.len()), (1536, 512));
+        let in_flight_held = all(&requests, RequestClass::Held, &greedy);
+        assert_eq!((asking.len(), in_flight_held.len()), (1536, 512));
         assert_eq!(all(&requests, RequestClass::Other, &other).len(), 768);
-        drop((asking, keeping));
+        drop((asking, in_flight_held));
         let _keeping = [
             all(&requests, RequestClass::Held, &greedy),
             all(&requests, RequestClass::Held, &other),
@@ -264,7 +272,7 @@ mod tests {
         };
         let alone = all(RequestClass::Other, &greedy).await;
         assert_eq!(alone.len(), 256);
-        assert_eq!(requests.working.count(), 256, "who gave up in line has no place");
+        assert_eq!(requests.in_flight_acquires.count(), 256, "who gave up in line has no place");
         assert!(begin(RequestClass::Other, &other).await.is_some());
         assert!(
             begin(RequestClass::Other, &greedy).await.is_none(),

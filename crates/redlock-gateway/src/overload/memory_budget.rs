@@ -17,8 +17,8 @@
 //! the two others, 16 MB in one second, needs that seventh: masters of 112 MB or more have it. A smaller master may run
 //! full first. It then answers OOM, which counts as nothing free at once.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use redlock_core::Redlock;
@@ -83,19 +83,19 @@ impl MasterMemory {
 
     /// What a client may take now.
     pub fn terms(&self, locks: &Redlock) -> Terms {
-        let most = self.most(locks.monotonic(), locks.quorum().size(), || {
+        let limit = self.limit(locks.monotonic(), locks.quorum().size(), || {
             locks.nodes().into_iter().map(|(_, status)| status.borrow().clone()).collect()
         });
-        Terms { most, fence_life: self.fence_life, taken: self.taken.clone() }
+        Terms { limit, fence_life: self.fence_life, taken: self.taken.clone() }
     }
 
-    fn most(
+    fn limit(
         &self,
         now: Duration,
         quorum: usize,
         statuses: impl FnOnce() -> Vec<NodeStatus>,
     ) -> Option<u64> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let taken = self.taken.bytes();
         if state.read.is_none_or(|read| now.saturating_sub(read) >= FRESH) {
             state.read = Some(now);
@@ -170,25 +170,25 @@ mod tests {
         used.map(|used| using(used * MIB, 100 * MIB, SECOND)).into()
     }
 
-    fn most(statuses: Vec<NodeStatus>) -> Option<u64> {
-        MasterMemory::new(1000 * MIB, SECOND).most(SECOND * 2, 2, || statuses)
+    fn limit(statuses: Vec<NodeStatus>) -> Option<u64> {
+        MasterMemory::new(1000 * MIB, SECOND).limit(SECOND * 2, 2, || statuses)
     }
 
     #[test]
     fn clients_are_bounded_only_when_less_than_a_third_is_free() {
-        assert_eq!(most(three([66, 66, 66])), None);
-        assert_eq!(most(three([67, 67, 67])), Some(2 * 33 * MIB));
-        assert_eq!(most(three([99, 99, 99])), Some(2 * MIB));
-        assert_eq!(most(three([100, 100, 100])), Some(MODEST));
+        assert_eq!(limit(three([66, 66, 66])), None);
+        assert_eq!(limit(three([67, 67, 67])), Some(2 * 33 * MIB));
+        assert_eq!(limit(three([99, 99, 99])), Some(2 * MIB));
+        assert_eq!(limit(three([100, 100, 100])), Some(MODEST));
     }
 
     #[test]
     fn a_full_master_that_no_quorum_needs_bounds_nobody() {
-        assert_eq!(most(three([99, 10, 10])), None);
-        assert_eq!(most(three([10, 99, 90])), Some(20 * MIB));
+        assert_eq!(limit(three([99, 10, 10])), None);
+        assert_eq!(limit(three([10, 99, 90])), Some(20 * MIB));
         let mut one_down = three([10, 99, 10]);
         one_down[0].state = NodeState::Connecting;
-        assert_eq!(most(one_down), Some(2 * MIB), "now it is needed");
+        assert_eq!(limit(one_down), Some(2 * MIB), "now it is needed");
     }
 
     #[test]
@@ -197,29 +197,29 @@ mod tests {
         for status in &mut statuses[..2] {
             (status.refuses_writes, status.remedy) = (true, Some(Remedy::RaiseMaxMemory));
         }
-        assert_eq!(most(statuses.clone()), Some(MODEST));
+        assert_eq!(limit(statuses.clone()), Some(MODEST));
         statuses[0].refuses_writes = false;
-        assert_eq!(most(statuses), None, "two others have room");
+        assert_eq!(limit(statuses), None, "two others have room");
     }
 
     #[test]
     fn the_setting_counts_where_a_master_has_no_bound() {
         let statuses = |used: u64| vec![using(used * MIB, 0, SECOND); 3];
-        assert_eq!(most(statuses(600)), None);
-        assert_eq!(most(statuses(900)), Some(200 * MIB));
+        assert_eq!(limit(statuses(600)), None);
+        assert_eq!(limit(statuses(900)), Some(200 * MIB));
     }
 
     #[test]
     fn masters_that_say_nothing_or_have_no_quorum_bound_nobody() {
-        assert_eq!(most(vec![NodeStatus::new(NodeState::Admitted, 0); 3]), None);
-        assert_eq!(most(three([99, 99, 99]).split_off(2)), None);
+        assert_eq!(limit(vec![NodeStatus::new(NodeState::Admitted, 0); 3]), None);
+        assert_eq!(limit(three([99, 99, 99]).split_off(2)), None);
     }
 
     #[test]
     fn what_is_taken_since_a_master_was_asked_is_not_free() {
         let memory = MasterMemory::new(0, SECOND);
         let most_at = |now: Duration, asked: Duration, used: u64| {
-            memory.most(now, 1, || vec![using(used, 100_000_000, asked)])
+            memory.limit(now, 1, || vec![using(used, 100_000_000, asked)])
         };
         let client = Arc::new(Client::default());
         let takes = |locks: usize| {

@@ -2,9 +2,9 @@
 //! the others counted and summed up when the time is over. A stranger's requests, of which there may be thousands a second,
 //! must not fill the disk.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::overload::clients::network;
@@ -13,7 +13,7 @@ use crate::overload::clients::network;
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 /// Addresses and names, each with a kind, that are told apart in that time; those that come when there are more are counted
 /// by kind alone.
-const MOST: usize = 1024;
+const MAX: usize = 1024;
 /// Of a kind that are told in full where a principal is known, whose name people may look for.
 const OF_A_PRINCIPAL: u64 = 10;
 
@@ -53,8 +53,8 @@ impl Refusals {
         let in_full = if who.is_some() { OF_A_PRINCIPAL } else { 1 };
         let who = who.map(str::to_owned);
         let refusal = Refusal { address: Some(network(address)), who, what: what.to_owned() };
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_known = counts.contains_key(&refusal) || counts.len() < MOST;
+        let mut counts = self.counts.lock();
+        let is_known = counts.contains_key(&refusal) || counts.len() < MAX;
         let refusal =
             if is_known { refusal } else { Refusal { address: None, who: None, ..refusal } };
         let count = counts.entry(refusal).or_default();
@@ -65,8 +65,7 @@ impl Refusals {
 
     /// Begins a new window; answers what was not told of the one before.
     pub fn take(&self) -> Vec<Summary> {
-        let counts =
-            std::mem::take(&mut *self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+        let counts = std::mem::take(&mut *self.counts.lock());
         let summary = |(Refusal { address, who, what }, Count { untold: refused, .. })| {
             (refused > 0).then_some(Summary { address, who, what, refused })
         };
@@ -87,11 +86,11 @@ mod tests {
         let first = (0..5000u32)
             .filter(|n| refusals.is_first(IpAddr::V4((*n).into()), None, "unauthenticated"))
             .count();
-        assert_eq!(first, MOST);
+        assert_eq!(first, MAX);
         assert!(!refusals.is_first(IpAddr::V4(0.into()), None, "unauthenticated"));
         let told: Vec<_> =
             refusals.take().into_iter().map(|all| (all.address, all.refused)).collect();
-        assert_eq!(told, [(None, 5000 - MOST as u64), (Some(IpAddr::V4(0.into())), 1)]);
+        assert_eq!(told, [(None, 5000 - MAX as u64), (Some(IpAddr::V4(0.into())), 1)]);
         assert!(
             refusals.take().is_empty()
                 && refusals.is_first(IpAddr::V4(0.into()), None, "unauthenticated")

@@ -57,8 +57,8 @@ impl ConnectionMetrics {
         self.open.set(count as f64);
     }
 
-    pub fn limit(&self, most: usize) {
-        self.limit.set(most as f64);
+    pub fn limit(&self, limit: usize) {
+        self.limit.set(limit as f64);
     }
 
     pub fn refused(&self, why: ConnectionRefused) {

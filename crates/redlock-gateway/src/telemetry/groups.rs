@@ -5,8 +5,10 @@ use std::time::Duration;
 use metrics::{Counter, Histogram};
 use redlock_core::LockName;
 
-use super::labels::{OPERATIONS, OUTCOMES, Operation, Outcome, WAIT_ENDS, WaitEnd, outcomes_of};
-use crate::pattern::{Group, MOST_GROUPS, Pattern};
+use super::labels::{
+    OPERATIONS, OUTCOMES, Operation, OutcomeLabel, WAIT_ENDS, WaitEnd, outcomes_of,
+};
+use crate::pattern::{Group, MAX_GROUPS, Pattern};
 
 /// The groups of one lock name.
 #[derive(Debug, Clone, Copy, Default)]
@@ -23,7 +25,7 @@ struct GroupMetrics {
 
 impl Groups {
     pub(super) fn new(groups: &[Group]) -> Self {
-        Self(groups.iter().take(MOST_GROUPS).map(GroupMetrics::new).collect())
+        Self(groups.iter().take(MAX_GROUPS).map(GroupMetrics::new).collect())
     }
 
     pub(super) fn of(&self, name: &LockName) -> InGroups {
@@ -33,7 +35,7 @@ impl Groups {
         InGroups(self.0.iter().enumerate().fold(0, matches))
     }
 
-    pub(super) fn operation(&self, set: InGroups, operation: Operation, outcome: Outcome) {
+    pub(super) fn operation(&self, set: InGroups, operation: Operation, outcome: OutcomeLabel) {
         let counters = self
             .in_set(set)
             .filter_map(|group| group.operations[operation as usize][outcome as usize].as_ref());

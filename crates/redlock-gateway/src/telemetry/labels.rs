@@ -1,4 +1,4 @@
-//! The labels that metrics are labelled with.
+//! The words that metrics are labelled with.
 
 use redlock_core::node::{Failure, Reason, Vote};
 
@@ -13,7 +13,7 @@ pub enum Operation {
 
 /// How an operation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum OutcomeLabel {
     Granted,
     Held,
     NoQuorum,
@@ -37,43 +37,46 @@ pub(super) const OPERATIONS: [(Operation, &str); 4] = [
 ];
 
 /// In the order of the enum.
-pub(super) const OUTCOMES: [(Outcome, &str); 12] = [
-    (Outcome::Granted, "granted"),
-    (Outcome::Held, "held"),
-    (Outcome::NoQuorum, "no_quorum"),
-    (Outcome::Cancelled, "cancelled"),
-    (Outcome::Extended, "extended"),
-    (Outcome::Released, "released"),
-    (Outcome::Lost, "lost"),
-    (Outcome::NotHolder, "not_holder"),
-    (Outcome::Unknown, "unknown"),
-    (Outcome::Refused, "refused"),
-    (Outcome::Found, "found"),
-    (Outcome::Free, "free"),
+pub(super) const OUTCOMES: [(OutcomeLabel, &str); 12] = [
+    (OutcomeLabel::Granted, "granted"),
+    (OutcomeLabel::Held, "held"),
+    (OutcomeLabel::NoQuorum, "no_quorum"),
+    (OutcomeLabel::Cancelled, "cancelled"),
+    (OutcomeLabel::Extended, "extended"),
+    (OutcomeLabel::Released, "released"),
+    (OutcomeLabel::Lost, "lost"),
+    (OutcomeLabel::NotHolder, "not_holder"),
+    (OutcomeLabel::Unknown, "unknown"),
+    (OutcomeLabel::Refused, "refused"),
+    (OutcomeLabel::Found, "found"),
+    (OutcomeLabel::Free, "free"),
 ];
 
 /// The outcomes that an operation can have; others are never exported for it.
-pub(super) fn outcomes_of(operation: Operation) -> &'static [Outcome] {
+pub(super) fn outcomes_of(operation: Operation) -> &'static [OutcomeLabel] {
     match operation {
         Operation::Acquire => &[
-            Outcome::Granted,
-            Outcome::Held,
-            Outcome::NoQuorum,
-            Outcome::Unknown,
-            Outcome::Cancelled,
-            Outcome::Refused,
+            OutcomeLabel::Granted,
+            OutcomeLabel::Held,
+            OutcomeLabel::NoQuorum,
+            OutcomeLabel::Unknown,
+            OutcomeLabel::Cancelled,
+            OutcomeLabel::Refused,
         ],
         Operation::Extend => &[
-            Outcome::Extended,
-            Outcome::Lost,
-            Outcome::NotHolder,
-            Outcome::Unknown,
-            Outcome::Refused,
+            OutcomeLabel::Extended,
+            OutcomeLabel::Lost,
+            OutcomeLabel::NotHolder,
+            OutcomeLabel::Unknown,
+            OutcomeLabel::Refused,
         ],
-        Operation::Release => {
-            &[Outcome::Released, Outcome::Lost, Outcome::NotHolder, Outcome::Unknown]
-        }
-        Operation::Inspect => &[Outcome::Found, Outcome::Free, Outcome::Unknown],
+        Operation::Release => &[
+            OutcomeLabel::Released,
+            OutcomeLabel::Lost,
+            OutcomeLabel::NotHolder,
+            OutcomeLabel::Unknown,
+        ],
+        Operation::Inspect => &[OutcomeLabel::Found, OutcomeLabel::Free, OutcomeLabel::Unknown],
     }
 }
 
@@ -124,7 +127,7 @@ const _: () = {
         at += 1;
     }
     assert!(
-        Outcome::Free as usize + 1 == OUTCOMES.len()
+        OutcomeLabel::Free as usize + 1 == OUTCOMES.len()
             && Operation::Inspect as usize + 1 == OPERATIONS.len()
     );
 };

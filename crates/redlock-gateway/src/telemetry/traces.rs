@@ -3,8 +3,9 @@
 //! The library sends them in the background, from a queue of bounded length: a collector that is slow or away costs spans, and
 //! no request waits for it. No lock name, owner or token is in a span.
 
+use parking_lot::Mutex;
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
@@ -181,7 +182,7 @@ struct Spans {
 
 impl Round {
     fn with<T>(&self, work: impl FnOnce(&mut Spans) -> T) -> T {
-        work(&mut self.spans.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.spans.lock())
     }
 }
 

@@ -143,12 +143,12 @@ impl http_body::Body for Answer {
 #[derive(Clone, Copy)]
 pub(crate) struct Plain {
     /// How much may be read of the stream, until somebody says otherwise.
-    most: usize,
+    limit: usize,
 }
 
 impl Plain {
     pub(crate) fn new() -> Self {
-        Self { most: usize::MAX }
+        Self { limit: usize::MAX }
     }
 }
 
@@ -162,7 +162,7 @@ impl Accept<TcpStream, Connection> for Plain {
             .set_nodelay(true)
             .and_then(|()| SharedStream::new(stream, connection.place.clone()));
         ready(accepted.map(|(mut stream, peer)| {
-            stream.limit(self.most);
+            stream.limit(self.limit);
             (stream, Connection { peer: Some(peer), ..connection })
         }))
     }
@@ -179,7 +179,7 @@ impl Encrypted {
     /// Handshakes that are under way when the sender of `end` is gone are given up.
     pub(crate) fn new(config: RustlsConfig, end: watch::Receiver<()>) -> Self {
         let acceptor = RustlsAcceptor::new(config).handshake_timeout(HANDSHAKE);
-        Self { acceptor: acceptor.acceptor(Plain { most: HANDSHAKE_BYTES }), end }
+        Self { acceptor: acceptor.acceptor(Plain { limit: HANDSHAKE_BYTES }), end }
     }
 }
 

@@ -10,9 +10,10 @@
 //! One address gets only a part of the places. That is for requests that are under way. A trusted proxy stands for many
 //! clients, and may have all places.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::Shutdown;
@@ -38,7 +39,7 @@ const LOOK_AT_ALL: Duration = Duration::from_millis(10);
 
 /// How many connections there may be.
 #[derive(Debug, Clone)]
-pub(crate) struct Most {
+pub(crate) struct ConnectionLimits {
     pub(crate) connections: usize,
     /// Of one address.
     pub(crate) per_client: usize,
@@ -48,7 +49,7 @@ pub(crate) struct Most {
     pub(crate) proxies: TrustedProxies,
 }
 
-impl Most {
+impl ConnectionLimits {
     /// Any one address may have them all.
     pub(crate) const fn of_all(connections: usize) -> Self {
         Self { connections, per_client: usize::MAX, loopback: false, proxies: TrustedProxies::NONE }
@@ -57,7 +58,7 @@ impl Most {
 
 /// All connections that are open.
 pub(crate) struct Connections {
-    most: Most,
+    limit: ConnectionLimits,
     clients: Arc<Clients>,
     refusals: Arc<Refusals>,
     metrics: ConnectionMetrics,
@@ -145,15 +146,15 @@ pub(crate) struct Busy(Arc<ConnectionPlace>);
 
 impl Connections {
     pub(crate) fn new(
-        most: Most,
+        limit: ConnectionLimits,
         clients: Arc<Clients>,
         refusals: Arc<Refusals>,
         metrics: ConnectionMetrics,
     ) -> Arc<Self> {
-        metrics.limit(most.connections);
+        metrics.limit(limit.connections);
         let (table, left, accepted, ending) =
             (Mutex::default(), Notify::new(), AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Self { most, clients, refusals, metrics, table, left, accepted, ending })
+        Arc::new(Self { limit, clients, refusals, metrics, table, left, accepted, ending })
     }
 
     /// From now on every answer says that its connection ends with it, so that clients do not meet a closed one later.
@@ -174,15 +175,15 @@ impl Connections {
 
     fn enter_now(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPlace>> {
         let client = self.clients.at(address);
-        let is_one_client = !self.most.proxies.contains(address);
+        let is_one_client = !self.limit.proxies.contains(address);
         let is_bound =
-            is_one_client && (self.most.loopback || !address.to_canonical().is_loopback());
-        let most = if is_bound { self.most.per_client } else { usize::MAX };
+            is_one_client && (self.limit.loopback || !address.to_canonical().is_loopback());
+        let limit = if is_bound { self.limit.per_client } else { usize::MAX };
         let mut table = locked(&self.table);
-        let mut of_client = client.connections.take(most);
+        let mut of_client = client.connections.take(limit);
         if of_client.is_none() && self.evict_one(&mut table, u64::MAX, Some(&client)) {
             // The one that goes gives its place back a moment later.
-            of_client = client.connections.take(most + LEAVING);
+            of_client = client.connections.take(limit + LEAVING);
         }
         let Some(of_client) = of_client else {
             drop(table);
@@ -190,11 +191,11 @@ impl Connections {
         };
         let since = self.accepted.fetch_add(1, Ordering::Relaxed);
         // Whoever came a moment ago has hardly had the time to send a request, and stays while there is a spare place.
-        let is_left = table.open.len() < self.most.connections + SPARE;
-        let recent = SPARE.min(self.most.connections / 4) as u64;
+        let is_left = table.open.len() < self.limit.connections + SPARE;
+        let recent = SPARE.min(self.limit.connections / 4) as u64;
         let before = if is_left { since.saturating_sub(recent) } else { u64::MAX };
         let has_place =
-            table.open.len() < self.most.connections || self.evict_one(&mut table, before, None);
+            table.open.len() < self.limit.connections || self.evict_one(&mut table, before, None);
         if !has_place && !is_left {
             drop(table);
             return self.refuse(address, ConnectionRefused::Full);
@@ -218,7 +219,7 @@ impl Connections {
     fn refuse<T>(&self, address: IpAddr, why: ConnectionRefused) -> Option<T> {
         self.metrics.refused(why);
         if self.refusals.is_first(address, None, why.as_str()) {
-            let Most { connections, per_client, .. } = self.most;
+            let ConnectionLimits { connections, per_client, .. } = self.limit;
             tracing::warn!(
                 %address,
                 reason = why.as_str(),
@@ -292,7 +293,7 @@ impl ConnectionPlace {
 
     /// Those whose word counts for the address of a client.
     pub(crate) fn proxies(&self) -> &TrustedProxies {
-        &self.all.most.proxies
+        &self.all.limit.proxies
     }
 
     /// The client at another address.
@@ -302,7 +303,7 @@ impl ConnectionPlace {
 
     /// Beyond the limit, also now.
     pub(crate) fn is_spare(&self) -> bool {
-        self.is_spare && locked(&self.all.table).open.len() > self.all.most.connections
+        self.is_spare && locked(&self.all.table).open.len() > self.all.limit.connections
     }
 
     /// Whether its next answer is its last one.
@@ -373,5 +374,5 @@ impl Drop for ConnectionPlace {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

@@ -29,7 +29,7 @@ use crate::config::TlsFiles;
 use crate::reload::{Content, Reload, Watched, read};
 
 /// Where it is told what became of the files.
-pub(crate) struct Told {
+pub(crate) struct CertificateMetrics {
     /// When the server's certificate ends.
     pub(crate) expiry: Gauge,
     pub(crate) failures: Counter,
@@ -39,7 +39,7 @@ pub(crate) struct Told {
 pub(crate) fn follow(
     files: &TlsFiles,
     reload: &Reload,
-    told: Told,
+    told: CertificateMetrics,
     tasks: &mut JoinSet<()>,
 ) -> Result<RustlsConfig, String> {
     let mut watched = Watched::new(paths(files), reload);

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use redlock_core::node::eligibility::{Early, Eligibility as Decisions, Moment, Step, Suspicion};
+use redlock_core::node::eligibility::{
+    EarlyEnd, Eligibility as Decisions, Moment, NextStep, Suspicion,
+};
 use redlock_core::quorum::{Decision, Tally};
 
 use super::bounds::{Eligibility, GATEWAYS, QUARANTINE};
@@ -25,7 +27,7 @@ pub enum Action {
     /// It begins or ceases to sync every write.
     Sync { node: u8, on: bool },
     /// A gateway looks at a node.
-    Look { gateway: u8, node: u8 },
+    ProbeReply { gateway: u8, node: u8 },
     /// It looks when its count has ended.
     LookAtEnd { gateway: u8, node: u8 },
     /// The marker that it puts arrives.
@@ -84,16 +86,16 @@ impl Eligibility {
         let told_new = sight.told_new.is_some() && is_this;
         (sight.session, sight.put, sight.waits) = (None, None, None);
         let now = Moment { monotonic: now, wall_micros: 0 };
-        let told_new = told_new.then_some(Early::BrandNew);
+        let told_new = told_new.then_some(EarlyEnd::BrandNew);
         match sight.eligibility.look(&facts, marker.as_deref(), now, told_new, &nonce) {
-            Step::Refuse(_) => {}
-            Step::Put { from, to } => sight.put = Some((from, to)),
-            Step::Wait { until, suspicion, .. } => {
+            NextStep::Refuse(_) => {}
+            NextStep::Put { from, to } => sight.put = Some((from, to)),
+            NextStep::Wait { until, suspicion, .. } => {
                 let leases = (until - QUARANTINE).as_millis() as u8;
                 let marker = marker.expect("nobody waits at a node without a marker");
                 sight.waits = Some(Waits { marker, is_new: suspicion == Suspicion::New, leases });
             }
-            Step::Admit { marker } => {
+            NextStep::Admit { marker } => {
                 g.knows_better |= self.rules.word_ends_with_admission;
                 sight.session = Some(marker);
                 if !self.rules.newest_marker_is_known {
@@ -160,7 +162,7 @@ impl Eligibility {
             }
             let node = node as u8;
             let sight = &site.sights[at];
-            actions.push(Action::Look { gateway, node });
+            actions.push(Action::ProbeReply { gateway, node });
             if sight.waits.as_ref().is_some_and(|waits| waits.leases & s.live & waited_for == 0) {
                 actions.push(Action::LookAtEnd { gateway, node });
             }
@@ -212,7 +214,7 @@ impl Eligibility {
             Action::Restart { node, empty, synced } => next.fail(node).restart(empty, synced),
             Action::Evict(node) => next.fail(node).evict(),
             Action::Sync { node, on } => next.fail(node).sync(on),
-            Action::Look { gateway, node } => {
+            Action::ProbeReply { gateway, node } => {
                 self.look(
                     &mut next,
                     gateway.into(),

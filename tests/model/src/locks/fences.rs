@@ -62,10 +62,10 @@ impl Locks {
         site: &Site,
         renewals: &[Renewal; RENEWALS],
         readings: &[Reading; CATCH_UPS],
-        try_: usize,
+        proposal: usize,
     ) -> bool {
         let open = |i: usize| matches!(site.repairs[i], Message::Unsent | Message::Sent);
-        let of = |i: &usize| renewals[*i].of == Some(try_ as u8);
+        let of = |i: &usize| renewals[*i].of == Some(proposal as u8);
         let read = |i: usize| {
             let under_way = !matches!(readings[i], Reading::Over) && i < self.bounds.catch_ups;
             under_way || matches!(site.catch_ups[i], CatchUp::Sent(_))

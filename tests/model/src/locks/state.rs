@@ -12,7 +12,7 @@ use crate::rules::Rules;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct State {
     pub(super) sites: [Site; NODES],
-    pub(super) tries: [Try; TRIES],
+    pub(super) tries: [Proposal; TRIES],
     pub(super) renewals: [Renewal; RENEWALS],
     pub(super) readings: [Reading; CATCH_UPS],
     pub(super) losses_left: u8,
@@ -90,7 +90,7 @@ pub(super) enum Release {
 
 /// One attempt to get the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Try {
+pub(super) struct Proposal {
     pub token: Token,
     pub nonce: u8,
     pub phase: Phase,
@@ -132,36 +132,36 @@ pub(super) struct Renewal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Start {
-        try_: u8,
+        proposal: u8,
         phase: Phase,
     },
     Acquire {
-        try_: u8,
+        proposal: u8,
         site: u8,
     },
     /// And so many extensions begin.
     Grant {
-        try_: u8,
+        proposal: u8,
         renewals: u8,
     },
     GiveUp(u8),
     Release(u8),
     UndoArrives {
-        try_: u8,
+        proposal: u8,
         site: u8,
     },
     ReleaseArrives {
-        try_: u8,
+        proposal: u8,
         site: u8,
     },
     Renew {
         renewal: u8,
-        try_: u8,
+        proposal: u8,
     },
     /// This try gives up for that of the same owner which a majority has, and extends that.
     Confirm {
         renewal: u8,
-        try_: u8,
+        proposal: u8,
     },
     Extend {
         renewal: u8,
@@ -194,24 +194,24 @@ pub enum Action {
 }
 
 /// Which try is whose: the first two are one owner's, which asks again.
-pub(super) fn owner(try_: usize) -> Owner {
-    if try_ < 2 { Owner::A } else { Owner::B }
+pub(super) fn owner(proposal: usize) -> Owner {
+    if proposal < 2 { Owner::A } else { Owner::B }
 }
 
 /// The other try of the same owner, if there is one.
-pub(super) fn sibling(try_: usize) -> Option<usize> {
-    [Some(1), Some(0), None][try_]
+pub(super) fn sibling(proposal: usize) -> Option<usize> {
+    [Some(1), Some(0), None][proposal]
 }
 
-pub(super) const fn try_lease(try_: usize) -> u8 {
-    1 << try_
+pub(super) const fn try_lease(proposal: usize) -> u8 {
+    1 << proposal
 }
 
 pub(super) const fn renewal_lease(renewal: usize) -> u8 {
     1 << (TRIES + renewal)
 }
 
-impl Try {
+impl Proposal {
     fn is_before(&self, suspicion: Suspicion) -> bool {
         self.phase != Phase::Idle && self.token <= suspicion.newest
     }
@@ -239,7 +239,7 @@ impl State {
             heard: false,
             ended: false,
         };
-        let idle = |i: usize| Try {
+        let idle = |i: usize| Proposal {
             token: tokens[i],
             nonce: nonce(i),
             phase: Phase::Idle,
@@ -258,21 +258,21 @@ impl State {
     }
 
     /// Whether this try's owner believes that it holds the lock by it.
-    pub fn believes(&self, try_: usize) -> bool {
-        let t = &self.tries[try_];
-        let renewed = |r: &Renewal| r.of == Some(try_ as u8) && r.heard && !r.ended;
+    pub fn believes(&self, proposal: usize) -> bool {
+        let t = &self.tries[proposal];
+        let renewed = |r: &Renewal| r.of == Some(proposal as u8) && r.heard && !r.ended;
         !t.dropped && (t.phase == Phase::Granted && !t.ended || self.renewals.iter().any(renewed))
     }
 
     /// Whether this try's owner was ever told that it holds the lock by it.
-    pub fn was_told(&self, try_: usize) -> bool {
-        let heard = |r: &Renewal| r.of == Some(try_ as u8) && r.heard;
-        self.tries[try_].phase == Phase::Granted || self.renewals.iter().any(heard)
+    pub fn was_told(&self, proposal: usize) -> bool {
+        let heard = |r: &Renewal| r.of == Some(proposal as u8) && r.heard;
+        self.tries[proposal].phase == Phase::Granted || self.renewals.iter().any(heard)
     }
 
     /// Whether a node stores the grant of this try.
-    pub(super) fn stores(&self, site: &Site, try_: usize) -> bool {
-        site.node.lock.is_some_and(|lock| lock.is(&self.asked(try_)))
+    pub(super) fn stores(&self, site: &Site, proposal: usize) -> bool {
+        site.node.lock.is_some_and(|lock| lock.is(&self.asked(proposal)))
     }
 
     pub(super) fn ended_leases(&self) -> u8 {
@@ -322,8 +322,8 @@ impl State {
         }
     }
 
-    fn renew(&mut self, i: usize, try_: u8, rules: &Rules) {
-        self.renewals[i].of = Some(try_);
+    fn renew(&mut self, i: usize, proposal: u8, rules: &Rules) {
+        self.renewals[i].of = Some(proposal);
         self.send(rules, |site| &mut site.extends[i]);
     }
 
@@ -354,16 +354,16 @@ impl State {
         }
     }
 
-    pub(super) fn asked(&self, try_: usize) -> Lock {
-        let Try { token, nonce, ended, .. } = self.tries[try_];
-        let guards = if ended { 0 } else { try_lease(try_) };
-        Lock { owner: owner(try_), token, nonce, extended: false, guards }
+    pub(super) fn asked(&self, proposal: usize) -> Lock {
+        let Proposal { token, nonce, ended, .. } = self.tries[proposal];
+        let guards = if ended { 0 } else { try_lease(proposal) };
+        Lock { owner: owner(proposal), token, nonce, extended: false, guards }
     }
 
     pub(super) fn asked_again(&self, renewal: usize) -> Option<Lock> {
         let r = &self.renewals[renewal];
         let guards = if r.ended { 0 } else { renewal_lease(renewal) };
-        r.of.map(|try_| Lock { guards, ..self.asked(try_.into()) })
+        r.of.map(|proposal| Lock { guards, ..self.asked(proposal.into()) })
     }
 }
 
@@ -400,14 +400,14 @@ impl Locks {
     pub(super) fn scope(&self, release: Release) -> ReleaseScope {
         match release {
             Release::SentExactly => ReleaseScope::Grant,
-            _ if !self.rules.told_fence_stays => ReleaseScope::Try,
+            _ if !self.rules.told_fence_stays => ReleaseScope::Proposal,
             Release::Unsent | Release::Sent | Release::Arrived => ReleaseScope::Holder,
         }
     }
 
     /// Whether a try's release may still take the fence back that it has left with this lock.
-    fn may_take_fence_back(&self, tries: &[Try; TRIES], lock: Lock) -> bool {
-        let may = |(i, t): (usize, &Try)| {
+    fn may_take_fence_back(&self, tries: &[Proposal; TRIES], lock: Lock) -> bool {
+        let may = |(i, t): (usize, &Proposal)| {
             let untold = t.phase != Phase::Granted || !self.rules.told_fence_stays;
             (owner(i), t.token, t.nonce) == (lock.owner, lock.token, lock.nonce) && untold
         };
@@ -432,44 +432,46 @@ impl Locks {
             let most = if later || self.bounds.only_confirms { 0 } else { free };
             actions.extend(
                 (0..=most)
-                    .map(|renewals| Action::Grant { try_: i as u8, renewals: renewals as u8 }),
+                    .map(|renewals| Action::Grant { proposal: i as u8, renewals: renewals as u8 }),
             );
             if !self.bounds.every_order {
                 return;
             }
         }
         for (i, t) in s.tries.iter().enumerate() {
-            let try_ = i as u8;
+            let proposal = i as u8;
             let told = s.was_told(i) && !t.dropped;
             if told && self.bounds.releases {
-                actions.push(Action::Release(try_));
+                actions.push(Action::Release(proposal));
             }
             let confirms =
                 || s.sites.iter().filter(|site| site.acquires[i] == Message::Yours).count();
             if t.phase == Phase::Open && free > 0 && !t.dropped && confirms() >= self.quorum.size()
             {
-                actions.push(Action::Confirm { renewal: begun as u8, try_ });
+                actions.push(Action::Confirm { renewal: begun as u8, proposal });
             }
             match t.phase {
                 Phase::Idle if self.may_start(s, i) => {
                     let fates = if self.bounds.every_order { &[Phase::Open] } else { self.fates() };
-                    actions.extend(fates.iter().map(|phase| Action::Start { try_, phase: *phase }));
+                    actions.extend(
+                        fates.iter().map(|phase| Action::Start { proposal, phase: *phase }),
+                    );
                 }
                 Phase::Open if self.bounds.every_order && self.bounds.releases => {
-                    actions.push(Action::GiveUp(try_))
+                    actions.push(Action::GiveUp(proposal))
                 }
                 Phase::Granted if told && !self.bounds.only_confirms => {
                     let now = self.bounds.every_order
                         || self.bounds.fences_end
                         || s.losses_left < self.bounds.losses;
                     if free > 0 && now {
-                        actions.push(Action::Renew { renewal: begun as u8, try_ });
+                        actions.push(Action::Renew { renewal: begun as u8, proposal });
                     }
                 }
                 Phase::Idle | Phase::Open | Phase::Granted | Phase::GivenUp => {}
             }
             if self.bounds.every_order && t.phase != Phase::Idle && !t.ended {
-                actions.push(Action::EndTry(try_));
+                actions.push(Action::EndTry(proposal));
             }
         }
         for (i, r) in s.renewals.iter().enumerate() {
@@ -509,8 +511,8 @@ impl Locks {
     }
 
     fn enabled_at(&self, s: &State, at: u8, site: &Site, actions: &mut Vec<Action>) {
-        for try_ in 0..TRIES as u8 {
-            let i = usize::from(try_);
+        for proposal in 0..TRIES as u8 {
+            let i = usize::from(proposal);
             if site.acquires[i] == Message::Sent {
                 let mut node = site.node;
                 let vote = node.acquire(&self.rules, self.window(s), s.asked(i));
@@ -518,14 +520,14 @@ impl Locks {
                     matches!(vote, Vote::Granted | Vote::Yours(_)) || self.bounds.every_order;
                 let counts = s.tries[i].phase == Phase::Open && heeded;
                 if counts || node != site.node {
-                    actions.push(Action::Acquire { try_, site: at });
+                    actions.push(Action::Acquire { proposal, site: at });
                 }
             }
             if site.undos[i] == Release::Sent {
-                actions.push(Action::UndoArrives { try_, site: at });
+                actions.push(Action::UndoArrives { proposal, site: at });
             }
             if matches!(site.releases[i], Release::Sent | Release::SentExactly) {
-                actions.push(Action::ReleaseArrives { try_, site: at });
+                actions.push(Action::ReleaseArrives { proposal, site: at });
             }
         }
         for renewal in 0..self.bounds.renewals as u8 {
@@ -587,19 +589,21 @@ impl Locks {
     pub(super) fn apply(&self, s: &State, action: Action) -> State {
         let mut next = s.clone();
         match action {
-            Action::Start { try_, phase } => self.start(&mut next, try_.into(), phase),
-            Action::Acquire { try_, site } => self.acquire(&mut next, try_.into(), site.into()),
-            Action::Grant { try_, renewals } => {
-                let i = usize::from(try_);
+            Action::Start { proposal, phase } => self.start(&mut next, proposal.into(), phase),
+            Action::Acquire { proposal, site } => {
+                self.acquire(&mut next, proposal.into(), site.into())
+            }
+            Action::Grant { proposal, renewals } => {
+                let i = usize::from(proposal);
                 next.tries[i].phase = Phase::Granted;
                 settle(&mut next, |site| &mut site.acquires[i]);
                 let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
                 (begun..begun + usize::from(renewals))
-                    .for_each(|renewal| next.renew(renewal, try_, &self.rules));
+                    .for_each(|renewal| next.renew(renewal, proposal, &self.rules));
             }
-            Action::GiveUp(try_) => self.give_up(&mut next, try_.into()),
-            Action::Release(try_) => {
-                let i = usize::from(try_);
+            Action::GiveUp(proposal) => self.give_up(&mut next, proposal.into()),
+            Action::Release(proposal) => {
+                let i = usize::from(proposal);
                 for (j, t) in next.tries.iter_mut().enumerate() {
                     t.dropped |= owner(j) == owner(i)
                         && t.phase != Phase::Idle
@@ -607,8 +611,8 @@ impl Locks {
                 }
                 next.sites.iter_mut().for_each(|site| site.releases[i] = Release::Sent);
             }
-            Action::ReleaseArrives { try_, site } => {
-                let i = usize::from(try_);
+            Action::ReleaseArrives { proposal, site } => {
+                let i = usize::from(proposal);
                 let site = &mut next.sites[usize::from(site)];
                 let scope = self.scope(site.releases[i]);
                 site.node.release(&self.rules, self.window(s), s.asked(i), scope);
@@ -619,16 +623,18 @@ impl Locks {
                     Release::Arrived
                 };
             }
-            Action::UndoArrives { try_, site } => {
-                let i = usize::from(try_);
+            Action::UndoArrives { proposal, site } => {
+                let i = usize::from(proposal);
                 let site = &mut next.sites[usize::from(site)];
-                site.node.release(&self.rules, self.window(s), s.asked(i), ReleaseScope::Try);
+                site.node.release(&self.rules, self.window(s), s.asked(i), ReleaseScope::Proposal);
                 site.undos[i] = Release::Arrived;
             }
-            Action::Confirm { renewal, try_ } => {
-                self.confirm(&mut next, renewal.into(), try_.into())
+            Action::Confirm { renewal, proposal } => {
+                self.confirm(&mut next, renewal.into(), proposal.into())
             }
-            Action::Renew { renewal, try_ } => next.renew(renewal.into(), try_, &self.rules),
+            Action::Renew { renewal, proposal } => {
+                next.renew(renewal.into(), proposal, &self.rules)
+            }
             Action::Extend { renewal, site } => self.extend(&mut next, renewal.into(), site.into()),
             Action::Repair { renewal, site } => {
                 let (i, at) = (usize::from(renewal), usize::from(site));
@@ -643,7 +649,7 @@ impl Locks {
             Action::CatchUp { reading, site } => {
                 self.catch_up(&mut next, reading.into(), site.into())
             }
-            Action::EndTry(try_) => next.tries[usize::from(try_)].ended = true,
+            Action::EndTry(proposal) => next.tries[usize::from(proposal)].ended = true,
             Action::EndRenewal(renewal) => next.renewals[usize::from(renewal)].ended = true,
             Action::Expire(site) => {
                 let site = &mut next.sites[usize::from(site)];

@@ -24,18 +24,18 @@ impl Locks {
     }
 
     fn tell_step(&self, s: &State, next: &State, action: Action, names: &[usize; NODES]) -> String {
-        let who = |try_: u8| {
-            let t = token(s.tries[usize::from(try_)].token);
-            format!("{} with {t}", name(owner(try_.into())))
+        let who = |proposal: u8| {
+            let t = token(s.tries[usize::from(proposal)].token);
+            format!("{} with {t}", name(owner(proposal.into())))
         };
         let of = |renewal: u8| s.renewals[usize::from(renewal)].of.unwrap_or_default();
         let node = |site: u8| format!("node {}", names[usize::from(site)]);
         match action {
-            Action::Start { try_, phase } => start(s, try_.into(), phase),
-            Action::Acquire { try_, site } => {
-                let phase = s.tries[usize::from(try_)].phase;
+            Action::Start { proposal, phase } => start(s, proposal.into(), phase),
+            Action::Acquire { proposal, site } => {
+                let phase = s.tries[usize::from(proposal)].phase;
                 let late = if phase == Phase::GivenUp { ", late," } else { "" };
-                let i = usize::from(try_);
+                let i = usize::from(proposal);
                 let verb = match next.sites[usize::from(site)].acquires[i] {
                     Message::No | Message::Failed => "refuses",
                     Message::Yours => "already has another grant of",
@@ -50,19 +50,19 @@ impl Locks {
                             String::new()
                         }
                     });
-                format!("{}{late} {verb} {}{stored}", node(site), who(try_))
+                format!("{}{late} {verb} {}{stored}", node(site), who(proposal))
             }
-            Action::Grant { try_, renewals } => {
+            Action::Grant { proposal, renewals } => {
                 let extends = match renewals {
                     0 => "",
                     1 => ", and asks all nodes to extend it",
                     _ => ", and asks all nodes to extend it, and again",
                 };
-                format!("{}: a majority, it holds the lock{extends}", who(try_))
+                format!("{}: a majority, it holds the lock{extends}", who(proposal))
             }
-            Action::GiveUp(try_) => {
+            Action::GiveUp(proposal) => {
                 let at = |site: &u8| {
-                    next.sites[usize::from(*site)].undos[usize::from(try_)] == Release::Sent
+                    next.sites[usize::from(*site)].undos[usize::from(proposal)] == Release::Sent
                 };
                 let nodes: Vec<_> = (0..NODES as u8).filter(at).map(node).collect();
                 let releases = if nodes.is_empty() {
@@ -70,12 +70,12 @@ impl Locks {
                 } else {
                     format!("; an undo goes to {}", nodes.join(", "))
                 };
-                format!("{} gives up{releases}", who(try_))
+                format!("{} gives up{releases}", who(proposal))
             }
-            Action::Release(try_) => format!("{} releases: all nodes are told", who(try_)),
-            Action::ReleaseArrives { try_, site } => {
+            Action::Release(proposal) => format!("{} releases: all nodes are told", who(proposal)),
+            Action::ReleaseArrives { proposal, site } => {
                 let mut at = s.sites[usize::from(site)].node;
-                let i = usize::from(try_);
+                let i = usize::from(proposal);
                 let deletes = at.release(
                     &self.rules,
                     self.window(s),
@@ -86,28 +86,28 @@ impl Locks {
                 let fence = next.sites[usize::from(site)].node.fence;
                 format!(
                     "the release of {} reaches {}{effect}; its fence is {}",
-                    who(try_),
+                    who(proposal),
                     node(site),
                     token(fence)
                 )
             }
-            Action::UndoArrives { try_, site } => {
+            Action::UndoArrives { proposal, site } => {
                 let mut at = s.sites[usize::from(site)].node;
-                let i = usize::from(try_);
+                let i = usize::from(proposal);
                 let deletes =
-                    at.release(&self.rules, self.window(s), s.asked(i), ReleaseScope::Try)
+                    at.release(&self.rules, self.window(s), s.asked(i), ReleaseScope::Proposal)
                         == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
                 let fence = next.sites[usize::from(site)].node.fence;
                 format!(
                     "the undo of {} reaches {}{effect}; its fence is {}",
-                    who(try_),
+                    who(proposal),
                     node(site),
                     token(fence)
                 )
             }
-            Action::Confirm { renewal, try_ } => {
-                let other = sibling(usize::from(try_)).unwrap_or_default() as u8;
+            Action::Confirm { renewal, proposal } => {
+                let other = sibling(usize::from(proposal)).unwrap_or_default() as u8;
                 let asked = if self.rules.told_again_is_extended {
                     ", and asks all nodes to extend it"
                 } else {
@@ -115,13 +115,13 @@ impl Locks {
                 };
                 format!(
                     "{} hears that a majority has {}{asked}{}",
-                    who(try_),
+                    who(proposal),
                     who(other),
                     nth(renewal)
                 )
             }
-            Action::Renew { renewal, try_ } => {
-                format!("{}{} extends: all nodes are asked", who(try_), nth(renewal))
+            Action::Renew { renewal, proposal } => {
+                format!("{}{} extends: all nodes are asked", who(proposal), nth(renewal))
             }
             Action::Extend { renewal, site } => {
                 let mut at = s.sites[usize::from(site)].node;
@@ -169,7 +169,7 @@ impl Locks {
                 let (before, after) = (stored(&s.sites[at].node), stored(&next.sites[at].node));
                 format!("the repair reaches {}: it stored {before}, and stores {after}", node(site))
             }
-            Action::EndTry(try_) => format!("the lease of {} ends", who(try_)),
+            Action::EndTry(proposal) => format!("the lease of {} ends", who(proposal)),
             Action::EndRenewal(renewal) => {
                 format!("the lease of {}{} ends", who(of(renewal)), nth(renewal))
             }

@@ -29,8 +29,11 @@ fn op() -> impl Strategy<Value = Op> {
     let ttl = (10..86_400_000u64).prop_map(|millis| Ttl::from_millis(millis).unwrap());
     let tell =
         prop::option::of(vec(any::<u8>(), 0..300).prop_map(|text| Hint::received(text.into())));
-    let scope =
-        prop_oneof![Just(ReleaseScope::Holder), Just(ReleaseScope::Grant), Just(ReleaseScope::Try)];
+    let scope = prop_oneof![
+        Just(ReleaseScope::Holder),
+        Just(ReleaseScope::Grant),
+        Just(ReleaseScope::Proposal)
+    ];
     (0..5, keys, record(), ttl, tell, scope, any::<u64>()).prop_map(
         |(kind, keys, record, ttl, tell, scope, began_micros)| match kind {
             0 => Op::Acquire { keys, record, ttl, tell },

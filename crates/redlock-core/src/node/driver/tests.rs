@@ -4,7 +4,7 @@
 
 mod contested;
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 
 use super::*;
 use crate::model::clock::{Clock, Entropy, OsEntropy};
@@ -21,7 +21,7 @@ struct Votes(Mutex<Vec<Vote>>);
 
 impl Voter for Votes {
     fn vote(&self, _: usize, vote: Vote) {
-        self.0.lock().unwrap().push(vote);
+        self.0.lock().push(vote);
     }
 }
 
@@ -31,13 +31,13 @@ struct HandClock(Arc<Mutex<Duration>>);
 
 impl HandClock {
     fn advance(&self, by: Duration) {
-        *self.0.lock().unwrap() += by;
+        *self.0.lock() += by;
     }
 }
 
 impl Clock for HandClock {
     fn monotonic(&self) -> Duration {
-        *self.0.lock().unwrap()
+        *self.0.lock()
     }
 
     fn wall_micros(&self) -> u64 {
@@ -100,11 +100,11 @@ impl Bench {
 
     fn connect(&mut self) {
         assert_eq!(self.at_deadline(), [Action::Connect]);
-        assert_eq!(self.on(Event::Connected(Ok(()))), [Action::Look]);
+        assert_eq!(self.on(Event::Connected(Ok(()))), [Action::ProbeReply]);
     }
 
     fn sees(&mut self, marker: Option<&str>) -> Vec<Action> {
-        self.on(Event::Looked(Ok(Look {
+        self.on(Event::Looked(Ok(ProbeReply {
             facts: Facts::volatile_master(),
             marker: marker.map(str::to_owned),
             is_caught_up: true,
@@ -117,7 +117,7 @@ impl Bench {
         let [Action::SwapMarker(MarkerSwap { from: None, to, .. })] = actions.as_slice() else {
             panic!("{actions:?}")
         };
-        assert_eq!(self.on(Event::Swapped(Ok(Swapped::Done))), [Action::Look]);
+        assert_eq!(self.on(Event::Swapped(Ok(Swapped::Done))), [Action::ProbeReply]);
         assert_eq!(self.sees(Some(to)), []);
         to.clone()
     }
@@ -131,7 +131,7 @@ impl Bench {
         let mut bench = Self::new(bootstrap);
         bench.connect();
         let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1").admitting(&facts, 7);
-        let loads = bench.on(Event::Looked(Ok(Look {
+        let loads = bench.on(Event::Looked(Ok(ProbeReply {
             facts,
             marker: Some(marker.clone()),
             is_caught_up: true,
@@ -170,7 +170,7 @@ impl Bench {
             Vote::Failed(failure) => Some((failure.reason, failure.effect)),
             _ => None,
         };
-        self.votes.0.lock().unwrap().iter().filter_map(failure).collect()
+        self.votes.0.lock().iter().filter_map(failure).collect()
     }
 
     fn state(&self) -> NodeState {
@@ -205,7 +205,7 @@ fn a_connection_that_breaks_in_a_quarantine_does_not_lose_its_marker() {
     let marker = bench.quarantined();
     let since = bench.driver.status().borrow().since_micros;
     bench.clock.advance(HEARTBEAT);
-    assert_eq!(bench.at_deadline(), [Action::Look]);
+    assert_eq!(bench.at_deadline(), [Action::ProbeReply]);
     assert_eq!(bench.sees(Some(&marker)), []);
     let status = bench.driver.status().borrow().clone();
     assert_eq!(
@@ -224,11 +224,11 @@ fn a_word_for_one_quarantine_does_not_end_another() {
     let mut bench = Bench::new(true);
     bench.connect();
     bench.quarantined();
-    assert_eq!(bench.on(Event::BootstrapConfirmed), [Action::Look]);
+    assert_eq!(bench.on(Event::BootstrapConfirmed), [Action::ProbeReply]);
     // It has lost its data once more, in the meantime.
     bench.quarantined();
     assert_eq!(bench.state(), NodeState::Quarantined);
-    assert_eq!(bench.at_deadline(), [Action::Look], "and it waits");
+    assert_eq!(bench.at_deadline(), [Action::ProbeReply], "and it waits");
 }
 
 #[test]
@@ -265,7 +265,7 @@ impl Clocked {
             time_micros: bench.clock.wall_micros() + ahead_micros,
             ..Facts::volatile_master()
         };
-        bench.on(Event::Looked(Ok(Look {
+        bench.on(Event::Looked(Ok(ProbeReply {
             facts,
             marker: Some(bench.marker.clone()),
             is_caught_up: true,
@@ -315,7 +315,7 @@ fn a_process_votes_no_longer_when_its_name_leads_to_another() {
     let follow = |bench: &mut Bench| {
         for _ in 0..4 {
             let actions = bench.at_deadline();
-            let look = Look {
+            let look = ProbeReply {
                 facts: Facts::volatile_master(),
                 marker: Some(bench.marker.clone()),
                 is_caught_up: true,
@@ -335,7 +335,7 @@ fn a_process_votes_no_longer_when_its_name_leads_to_another() {
     {
         follow(&mut bench);
         assert_eq!(
-            bench.on(Event::Followed(facts.map(|facts| Look {
+            bench.on(Event::Followed(facts.map(|facts| ProbeReply {
                 facts,
                 marker: None,
                 is_caught_up: false
@@ -345,7 +345,7 @@ fn a_process_votes_no_longer_when_its_name_leads_to_another() {
     }
     follow(&mut bench);
     assert!(bench.now - begin <= NAME_IS_FOLLOWED_EVERY * 3);
-    let moved = Event::Followed(Ok(Look { facts: other, marker: None, is_caught_up: false }));
+    let moved = Event::Followed(Ok(ProbeReply { facts: other, marker: None, is_caught_up: false }));
     assert_eq!(bench.on(moved), [Action::Disconnect]);
     assert_eq!(bench.state(), NodeState::Connecting);
 }
@@ -361,9 +361,9 @@ fn a_node_whose_wait_is_over_votes_on_a_connection_that_was_just_opened() {
         .identity("a:1")
         .admitting(&Facts::volatile_master(), 7);
     bench.driver.tick(bench.now);
-    assert_eq!(bench.actions(), [Action::Look]);
+    assert_eq!(bench.actions(), [Action::ProbeReply]);
     assert_eq!(bench.sees(Some(&admits)), [Action::Disconnect, Action::Connect]);
-    assert_eq!(bench.on(Event::Connected(Ok(()))), [Action::Look]);
+    assert_eq!(bench.on(Event::Connected(Ok(()))), [Action::ProbeReply]);
     assert!(matches!(bench.sees(Some(&admits)).as_slice(), [Action::Load { .. }]));
 }
 
@@ -415,7 +415,7 @@ fn a_node_is_looked_at_beside_its_calls() {
     bench.now += HEARTBEAT / 2;
     bench.submit(1);
     bench.call();
-    assert_eq!(bench.at_deadline(), [Action::Look], "before the call is answered");
+    assert_eq!(bench.at_deadline(), [Action::ProbeReply], "before the call is answered");
     assert!(bench.driver.has_calls());
 }
 
@@ -475,12 +475,15 @@ fn a_node_that_takes_no_writes_does_not_count_as_one_that_votes_until_it_takes_t
     let votes = |bench: &Bench| bench.driver.status().borrow().votes();
     let mut heartbeat = |error: Option<&str>| {
         let actions = bench.at_deadline();
-        assert!(actions.contains(&Action::Call) && actions.contains(&Action::Look), "{actions:?}");
+        assert!(
+            actions.contains(&Action::Call) && actions.contains(&Action::ProbeReply),
+            "{actions:?}"
+        );
         bench.on(Event::Answered(Ok(Answer {
             write_error: error.map(str::to_owned),
             ..answer(Vec::new())
         })));
-        let look = Look {
+        let look = ProbeReply {
             facts: Facts::volatile_master(),
             marker: Some(bench.marker.clone()),
             is_caught_up: true,

@@ -5,8 +5,9 @@
 //! A future of the client that was polled once and is dropped is still written and its reply consumed: a deadline means
 //! "unknown", never "not run".
 
+use parking_lot::Mutex;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use fred::bytes_utils::Str;
@@ -34,7 +35,7 @@ use super::{failure, scripts};
 use crate::node::codec::{self, Header};
 use crate::node::eligibility::{Facts, SETTINGS, caught_up_key, database_key, marker_key};
 use crate::node::link::{
-    Answer, Answering, Link, LinkError, LinkErrorKind, Look, MarkerSwap, RecoveryAnswer,
+    Answer, Answering, Link, LinkError, LinkErrorKind, MarkerSwap, ProbeReply, RecoveryAnswer,
     RecoveryBatch, Scan, Scanned, Session, StoredPage, Subscription, Swapped,
 };
 use crate::node::{Effect, Engine, Failure, Hint, Reason, Remedy, Task, Vote, hint};
@@ -108,7 +109,7 @@ impl RedisLink {
                 _ => error.into(),
             });
         }
-        *session.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+        *session.ended.lock() = Some(connection);
         Ok(session)
     }
 
@@ -240,7 +241,7 @@ impl RedisSession {
 }
 
 impl Session for RedisSession {
-    fn look(&self) -> Answering<Look> {
+    fn look(&self) -> Answering<ProbeReply> {
         let (client, key) = (self.client.clone(), marker_key(self.prefix()));
         let caught_up_key = caught_up_key(self.prefix());
         async move {
@@ -276,7 +277,7 @@ impl Session for RedisSession {
             );
             let (marker, caught_up) = try_join(marker, caught_up).await?;
             let is_caught_up = marker.is_some() && marker == caught_up;
-            Ok(Look { facts, marker, is_caught_up })
+            Ok(ProbeReply { facts, marker, is_caught_up })
         }
         .boxed()
     }
@@ -404,7 +405,7 @@ impl Session for RedisSession {
     }
 
     fn closed(&self) -> BoxFuture<'static, String> {
-        let connection = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let connection = self.ended.lock().take();
         async move {
             match connection {
                 Some(connection) => match connection.await {

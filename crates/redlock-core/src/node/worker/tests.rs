@@ -2,8 +2,8 @@
 
 #![cfg(test)]
 
+use parking_lot::Mutex;
 use std::future::poll_fn;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
 
@@ -16,7 +16,7 @@ use crate::model::clock::{OsEntropy, SystemClock};
 use crate::node::Engine;
 use crate::node::eligibility::{ClusterConfig, Facts};
 use crate::node::link::{
-    Look, MarkerSwap, RecoveryAnswer, RecoveryBatch, Scan, Scanned, StoredPage, Subscription,
+    MarkerSwap, ProbeReply, RecoveryAnswer, RecoveryBatch, Scan, Scanned, StoredPage, Subscription,
     Swapped,
 };
 use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, SafetyRules, Voter};
@@ -27,7 +27,7 @@ const SKEW: Duration = Duration::from_secs(2);
 /// Everything is answered at once, but looks while they are held back. An answer that comes wakes nobody: as after a stop of
 /// the process, the timer is what the worker hears first.
 #[derive(Clone, Default)]
-struct Told {
+struct Submitted {
     sessions: Arc<AtomicU32>,
     looks: Arc<AtomicU32>,
     holds_back: Arc<AtomicBool>,
@@ -36,7 +36,7 @@ struct Told {
     is_broken: Arc<AtomicBool>,
 }
 
-impl Link for Told {
+impl Link for Submitted {
     fn connect(&self) -> Answering<Box<dyn Session>> {
         ready(Ok(Box::new(self.clone()) as Box<dyn Session>)).boxed()
     }
@@ -46,8 +46,8 @@ impl Link for Told {
     }
 }
 
-impl Session for Told {
-    fn look(&self) -> Answering<Look> {
+impl Session for Submitted {
+    fn look(&self) -> Answering<ProbeReply> {
         let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW)
             .identity("a:1")
             .admitting(&Facts::volatile_master(), 7);
@@ -55,7 +55,7 @@ impl Session for Told {
         let holds_back = self.holds_back.clone();
         poll_fn(move |_| match holds_back.load(Ordering::Relaxed) {
             true => Poll::Pending,
-            false => Poll::Ready(Ok(Look {
+            false => Poll::Ready(Ok(ProbeReply {
                 facts: Facts::volatile_master(),
                 marker: Some(marker.clone()),
                 is_caught_up: true,
@@ -112,7 +112,7 @@ impl Session for Told {
     }
 }
 
-async fn admitted(link: &Told) -> RemoteNode {
+async fn admitted(link: &Submitted) -> RemoteNode {
     let settings = DriverSettings {
         call_deadline: Duration::from_secs(1),
         question_deadline: Duration::from_secs(1),
@@ -138,7 +138,7 @@ struct Ballot(Mutex<Option<oneshot::Sender<Vote>>>);
 
 impl Voter for Ballot {
     fn vote(&self, _: usize, vote: Vote) {
-        let sender = self.0.lock().expect("no panic").take().expect("one vote");
+        let sender = self.0.lock().take().expect("one vote");
         let _ = sender.send(vote);
     }
 }
@@ -146,7 +146,7 @@ impl Voter for Ballot {
 /// A request that comes at this moment would wait for its whole time limit, and report a time-out where the node is down.
 #[tokio::test(start_paused = true)]
 async fn a_call_on_a_connection_that_has_ended_fails_at_once() {
-    let link = Told::default();
+    let link = Submitted::default();
     let node = admitted(&link).await;
     link.is_broken.store(true, Ordering::Relaxed);
     let (sender, vote) = oneshot::channel();
@@ -163,7 +163,7 @@ async fn a_call_on_a_connection_that_has_ended_fails_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_has_come_counts_although_the_process_stood_still_past_its_deadline() {
-    let link = Told::default();
+    let link = Submitted::default();
     let node = admitted(&link).await;
     let looks = link.looks.load(Ordering::Relaxed);
     link.holds_back.store(true, Ordering::Relaxed);

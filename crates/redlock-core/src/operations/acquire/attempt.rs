@@ -15,7 +15,7 @@ use crate::model::validity::Lease;
 use crate::node::{Hint, Keys, Op, Reason, Record, ReleaseScope, Vote};
 use crate::operations::extend;
 use crate::round::votes::{OwnGrant, can_hold, held_by, is_split, own_grant};
-use crate::round::{Outcome, Round};
+use crate::round::{Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
 
 /// Tries with a new fencing token within one attempt, when nodes have seen a larger one. Each try learns from the last,
@@ -53,13 +53,13 @@ pub(crate) struct Attempt {
     tell: Option<Hint>,
     started: Duration,
     /// The last one, until it is of no concern any more. Those before it are undone already.
-    current: Option<Try>,
+    current: Option<Proposal>,
     tries: u32,
     /// It has an outcome: it is not cancelled.
     ended: bool,
 }
 
-struct Try {
+struct Proposal {
     record: Record,
     token: LockToken,
     round: Arc<Round>,
@@ -104,7 +104,7 @@ impl Attempt {
         Ok(round)
     }
 
-    fn next_try(&mut self) -> Result<Try, LockError> {
+    fn next_try(&mut self) -> Result<Proposal, LockError> {
         let shared = &self.shared;
         let Some(fencing) = shared.tokens.mint() else {
             let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
@@ -123,7 +123,7 @@ impl Attempt {
         let round =
             Round::new(shared.quorum, op, shared.round_limit(*ttl), &shared.env.observer, None);
         self.tries += 1;
-        Ok(Try { record, token, round })
+        Ok(Proposal { record, token, round })
     }
 
     /// Goes on to the end, from the beginning or from a try that has been asked already.
@@ -134,7 +134,7 @@ impl Attempt {
         loop {
             let last = self.tries >= MAX_FENCING_TRIES;
             let shared = &self.shared;
-            let Some(Try { token, round, .. }) = &self.current else {
+            let Some(Proposal { token, round, .. }) = &self.current else {
                 unreachable!("asked at least once")
             };
             let mut outcome = round.outcome().await;
@@ -178,7 +178,7 @@ impl Attempt {
                 // The votes that are still out may make a majority of what stands.
                 let clear =
                     |votes: &[Option<Vote>]| own_grant(shared.quorum, votes) != OwnGrant::Possible;
-                outcome = Outcome { votes: round.votes_until(clear).await, ..outcome };
+                outcome = RoundOutcome { votes: round.votes_until(clear).await, ..outcome };
                 match own_grant(shared.quorum, &outcome.votes) {
                     OwnGrant::Stands(grant) => return self.confirm(grant).await,
                     OwnGrant::Possible => {
@@ -247,7 +247,9 @@ impl Attempt {
     }
 
     fn round(&self) -> &Arc<Round> {
-        let Some(Try { round, .. }) = &self.current else { unreachable!("asked at least once") };
+        let Some(Proposal { round, .. }) = &self.current else {
+            unreachable!("asked at least once")
+        };
         round
     }
 
@@ -255,13 +257,13 @@ impl Attempt {
         Arc::new(Op::Release {
             keys: self.params.keys.clone(),
             record,
-            scope: ReleaseScope::Try,
+            scope: ReleaseScope::Proposal,
             tell,
         })
     }
 
     fn undo(&mut self) {
-        let Some(Try { record, token, round }) = self.current.take() else { return };
+        let Some(Proposal { record, token, round }) = self.current.take() else { return };
         // Cancelled in the middle, it may have been granted the lock, while others wait elsewhere.
         let fairness = &self.shared.fairness;
         let tell = if self.ended {

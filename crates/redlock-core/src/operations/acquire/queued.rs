@@ -35,12 +35,12 @@ pub(super) struct Queued<'a, F> {
     pub(super) tried: bool,
     /// Attempts in a row that split the votes.
     pub(super) splits: u32,
-    pub(super) why: Why,
+    pub(super) reason: WakeReason,
 }
 
 /// Why the last attempt was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum WakeReason {
     /// The lock was handed over.
     Handed,
     /// It was its turn.
@@ -91,15 +91,15 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
             let in_time = now < self.deadline || self.fresh;
             let attempt = match self.ticket.step(now, in_time) {
                 Step::Handed(attempt) => {
-                    self.why = Why::Handed;
+                    self.reason = WakeReason::Handed;
                     attempt
                 }
                 Step::AskForOwn => {
-                    self.why = Why::IsOwn;
+                    self.reason = WakeReason::IsOwn;
                     Attempt::new(self.shared, self.params.for_attempt())
                 }
-                Step::Try(cause) => {
-                    self.why = Why::Turn(cause);
+                Step::Attempt(cause) => {
+                    self.reason = WakeReason::Turn(cause);
                     let hint = self
                         .shared
                         .fairness
@@ -150,7 +150,7 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
             return Err(error);
         }
         // Nobody's turn was used up.
-        if self.why == Why::IsOwn {
+        if self.reason == WakeReason::IsOwn {
             return Ok(());
         }
         (self.fresh, self.tried) = (false, true);
@@ -170,14 +170,16 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
     fn granted(self, lease: &mut Lease, round: Duration, now: Instant) {
         lease.ticket = self.ticket.number();
         let observer = &self.shared.env.observer;
-        match self.why {
-            Why::Handed | Why::Turn(Cause::Release) => observer.handed_over(HandoffRoute::Local),
-            Why::Turn(Cause::Hint) => observer.handed_over(HandoffRoute::Remote),
-            Why::Turn(Cause::Poll) => {}
+        match self.reason {
+            WakeReason::Handed | WakeReason::Turn(Cause::Release) => {
+                observer.handed_over(HandoffRoute::Local)
+            }
+            WakeReason::Turn(Cause::Hint) => observer.handed_over(HandoffRoute::Remote),
+            WakeReason::Turn(Cause::Poll) => {}
             // Beside the line, which goes on as it was.
-            Why::IsOwn => return,
+            WakeReason::IsOwn => return,
         }
-        if matches!(self.why, Why::Turn(Cause::Hint | Cause::Poll)) {
+        if matches!(self.reason, WakeReason::Turn(Cause::Hint | Cause::Poll)) {
             self.shared.fairness.turn_begins(&self.params.keys.lock, now);
         }
         let ends = self.backoff().after_expiry(now + self.params.ttl.duration());

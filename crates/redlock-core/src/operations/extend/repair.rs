@@ -8,7 +8,8 @@
 //! on a master that keeps its data and was down for longer than the TTL. A node that was down from before the first
 //! extension stays without the lock.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -78,7 +79,7 @@ impl Repair {
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.progress.lock()
     }
 }
 

@@ -6,14 +6,14 @@ use crate::remedy::section;
 
 /// Status, code and title.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kind(pub(super) S, pub(super) &'static str, pub(super) &'static str);
+pub(crate) struct ProblemKind(pub(super) S, pub(super) &'static str, pub(super) &'static str);
 
 /// The table, with a detail as an example of each.
 macro_rules! kinds {
     ($($name:ident: $status:ident, $code:literal, $title:literal, $detail:literal;)+) => {
-        $(pub(crate) const $name: Kind = Kind(S::$status, $code, $title);)+
+        $(pub(crate) const $name: ProblemKind = ProblemKind(S::$status, $code, $title);)+
 
-        pub(super) const ALL: &[(Kind, &str)] = &[$(($name, $detail)),+];
+        pub(super) const ALL: &[(ProblemKind, &str)] = &[$(($name, $detail)),+];
     };
 }
 
@@ -45,10 +45,10 @@ kinds! {
     OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, "outcome_unknown", "The outcome is unknown", "too few nodes answered to tell whether this was done; an old deadline still stands, and trying again is safe";
     DRAINING: SERVICE_UNAVAILABLE, "draining", "Shutting down", "this replica is shutting down; another one may serve";
     AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, "audit_unavailable", "The audit log cannot be written", "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
-    OVERLOADED: SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight", "too many requests are in flight, or too many of this client; some are quota for others";
+    OVERLOADED: SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight", "too many requests are in flight, or too many of this client; some are kept for others";
 }
 
-impl Kind {
+impl ProblemKind {
     /// The section for operators, where it is theirs to do something.
     pub(super) fn runbook(self) -> Option<&'static str> {
         match self.1 {
@@ -63,11 +63,12 @@ impl Kind {
 }
 
 /// Nobody hears of it.
-pub(crate) const ABANDONED: Kind = Kind(S::REQUEST_TIMEOUT, "request_timeout", "Request abandoned");
+pub(crate) const ABANDONED: ProblemKind =
+    ProblemKind(S::REQUEST_TIMEOUT, "request_timeout", "Request abandoned");
 
 /// Every code.
 pub(crate) fn codes() -> impl Iterator<Item = &'static str> {
-    ALL.iter().map(|(Kind(_, code, _), _)| *code)
+    ALL.iter().map(|(ProblemKind(_, code, _), _)| *code)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ impl Default for ContentionTracker {
 }
 
 impl ContentionTracker {
-    /// So that who asks for something every second finds the room that is quota for it.
+    /// So that who asks for something every second finds the room that is kept for it.
     const REMEMBERED: u64 = 2_000;
 
     /// This client comes. Whether nobody else has come for two seconds.
@@ -33,7 +33,7 @@ impl ContentionTracker {
         self.is_alone(client)
     }
 
-    /// The same of one that is no contention to others.
+    /// The same of one that is no company to others.
     pub fn is_alone<T>(&self, client: &T) -> bool {
         let last = self.last.load(Ordering::Relaxed);
         (last == 0 || last == std::ptr::from_ref(client).addr())

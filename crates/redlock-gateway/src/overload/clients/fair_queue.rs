@@ -14,10 +14,11 @@
 //!                                    between two passes over all that is ready
 //! ```
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
 
@@ -33,19 +34,19 @@ const WINDOW: u64 = 512;
 /// Requests that are let on between two passes, for each thread.
 const BATCH: usize = 4;
 
-/// The fair_queue of all clients.
+/// The turns of all clients.
 #[derive(Debug)]
 pub struct FairQueue {
     began: Instant,
     threads: usize,
     contention: ContentionTracker,
     /// Those in which somebody waits, the next one first.
-    lines: Mutex<VecDeque<Arc<Line>>>,
+    queues: Mutex<VecDeque<Arc<ClientQueue>>>,
 }
 
 /// The line of one client.
 #[derive(Debug, Default)]
-pub struct Line {
+pub struct ClientQueue {
     /// The number of the window in which it asked last; in the lower byte, how often.
     asked: AtomicU64,
     waiting: Mutex<VecDeque<oneshot::Sender<()>>>,
@@ -57,20 +58,20 @@ impl FairQueue {
             began: Instant::now(),
             threads,
             contention: ContentionTracker::default(),
-            lines: Mutex::default(),
+            queues: Mutex::default(),
         })
     }
 
     /// Resolves when it is the turn of the client whose line this is. For the sake of who only probes nobody is held back.
-    pub async fn take(self: &Arc<Self>, line: &Arc<Line>, is_probe: bool) {
+    pub async fn take(self: &Arc<Self>, queue: &Arc<ClientQueue>, is_probe: bool) {
         let is_alone = if is_probe {
-            self.contention.is_alone(&**line)
+            self.contention.is_alone(&**queue)
         } else {
-            self.contention.is_sole_client(&**line)
+            self.contention.is_sole_client(&**queue)
         };
-        if !is_alone && !line.is_within_burst(self.window(), BURST * self.threads as u64) {
+        if !is_alone && !queue.is_within_burst(self.window(), BURST * self.threads as u64) {
             // An error would be the end of all lines, and nothing to wait for.
-            let _ = self.stand_in_line(line).await;
+            let _ = self.stand_in_line(queue).await;
         }
     }
 
@@ -78,15 +79,15 @@ impl FairQueue {
         self.began.elapsed().as_micros() as u64 / WINDOW
     }
 
-    fn stand_in_line(self: &Arc<Self>, line: &Arc<Line>) -> oneshot::Receiver<()> {
+    fn stand_in_line(self: &Arc<Self>, queue: &Arc<ClientQueue>) -> oneshot::Receiver<()> {
         let (turn, its_turn) = oneshot::channel();
-        let mut lines = self.lines();
-        let mut waiting = line.waiting();
-        if lines.is_empty() {
+        let mut queues = self.queues();
+        let mut waiting = queue.waiting();
+        if queues.is_empty() {
             tokio::spawn(self.clone().let_on());
         }
         if waiting.is_empty() {
-            lines.push_back(line.clone());
+            queues.push_back(queue.clone());
         }
         waiting.push_back(turn);
         its_turn
@@ -105,23 +106,23 @@ impl FairQueue {
 
     /// Whether somebody is left.
     fn let_some_on(&self) -> bool {
-        let mut lines = self.lines();
+        let mut queues = self.queues();
         for _ in 0..BATCH * self.threads {
-            let Some(line) = lines.pop_front() else { break };
-            let mut waiting = line.waiting();
+            let Some(queue) = queues.pop_front() else { break };
+            let mut waiting = queue.waiting();
             // Whoever has hung up has no turn.
             while waiting.pop_front().is_some_and(|turn| turn.send(()).is_err()) {}
             let is_over = waiting.is_empty();
             drop(waiting);
             if !is_over {
-                lines.push_back(line);
+                queues.push_back(queue);
             }
         }
-        !lines.is_empty()
+        !queues.is_empty()
     }
 
-    fn lines(&self) -> MutexGuard<'_, VecDeque<Arc<Line>>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queues(&self) -> MutexGuard<'_, VecDeque<Arc<ClientQueue>>> {
+        self.queues.lock()
     }
 }
 
@@ -139,18 +140,18 @@ async fn pass() {
     .await;
 }
 
-impl Line {
-    fn is_within_burst(&self, window: u64, most: u64) -> bool {
-        let most = most.min(0xff);
+impl ClientQueue {
+    fn is_within_burst(&self, window: u64, limit: u64) -> bool {
+        let limit = limit.min(0xff);
         let ask = |asked: u64| match asked >> 8 == window {
-            true => (asked & 0xff < most).then_some(asked + 1),
-            false => (most > 0).then_some((window << 8) + 1),
+            true => (asked & 0xff < limit).then_some(asked + 1),
+            false => (limit > 0).then_some((window << 8) + 1),
         };
         self.asked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, ask).is_ok()
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<oneshot::Sender<()>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 
@@ -162,43 +163,44 @@ mod tests {
 
     fn line_up(
         fair_queue: &Arc<FairQueue>,
-        line: &Arc<Line>,
+        queue: &Arc<ClientQueue>,
         count: usize,
     ) -> Vec<oneshot::Receiver<()>> {
-        (0..count).map(|_| fair_queue.stand_in_line(line)).collect()
+        (0..count).map(|_| fair_queue.stand_in_line(queue)).collect()
     }
 
-    fn let_on(line: &mut [oneshot::Receiver<()>]) -> usize {
-        line.iter_mut().filter(|turn| !turn.is_empty()).count()
+    fn let_on(queue: &mut [oneshot::Receiver<()>]) -> usize {
+        queue.iter_mut().filter(|turn| !turn.is_empty()).count()
     }
 
     #[test]
     fn who_asks_for_little_does_not_wait_and_who_asks_for_much_does() {
-        let line = Line::default();
+        let queue = ClientQueue::default();
         assert_eq!(
-            (0..6).map(|_| line.is_within_burst(7, 4)).collect::<Vec<_>>(),
+            (0..6).map(|_| queue.is_within_burst(7, 4)).collect::<Vec<_>>(),
             [true, true, true, true, false, false]
         );
-        assert!(line.is_within_burst(8, 4), "the next window");
-        let many = (0..1000).filter(|_| line.is_within_burst(9, BURST * 1024)).count();
+        assert!(queue.is_within_burst(8, 4), "the next window");
+        let many = (0..1000).filter(|_| queue.is_within_burst(9, BURST * 1024)).count();
         assert_eq!(many, 255, "and no more than can be counted");
-        assert!(!line.is_within_burst(10, 0));
+        assert!(!queue.is_within_burst(10, 0));
     }
 
     #[tokio::test]
     async fn a_client_in_line_is_let_on_beside_a_thousand_requests_of_another_that_came_before() {
-        let (fair_queue, [greedy, modest]) = (FairQueue::new(1), <[Arc<Line>; 2]>::default());
+        let (fair_queue, [greedy, modest]) =
+            (FairQueue::new(1), <[Arc<ClientQueue>; 2]>::default());
         let mut flood = line_up(&fair_queue, &greedy, 1000);
         let mut two = line_up(&fair_queue, &modest, 2);
         assert!(fair_queue.let_some_on());
         assert_eq!((let_on(&mut flood), let_on(&mut two)), (2, 2));
         assert!(fair_queue.let_some_on());
-        assert_eq!(let_on(&mut flood), 6, "alone it has all fair_queue");
+        assert_eq!(let_on(&mut flood), 6, "alone it has all turns");
     }
 
     #[tokio::test]
     async fn everything_that_is_ready_comes_between_two_batches_of_a_flood() {
-        let (fair_queue, greedy) = (FairQueue::new(1), Arc::<Line>::default());
+        let (fair_queue, greedy) = (FairQueue::new(1), Arc::<ClientQueue>::default());
         // As something of the runtime: what it is blocked on is not in the queue of what is ready.
         let watcher = tokio::spawn(async move {
             let mut flood = line_up(&fair_queue, &greedy, 10 * BATCH);
@@ -216,7 +218,7 @@ mod tests {
     #[tokio::test]
     async fn who_hangs_up_in_line_takes_no_turn_and_who_comes_after_the_end_of_all_lines_is_let_on()
     {
-        let (fair_queue, client) = (FairQueue::new(1), Arc::<Line>::default());
+        let (fair_queue, client) = (FairQueue::new(1), Arc::<ClientQueue>::default());
         drop(line_up(&fair_queue, &client, 100));
         let mut next = line_up(&fair_queue, &client, 1);
         fair_queue.let_some_on();

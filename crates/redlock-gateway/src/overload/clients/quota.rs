@@ -7,10 +7,11 @@
 //! however many locks it has. A release or an extension says nothing of the lock's former end. It takes one lock off the
 //! group that ends first. The number of locks stays right; a lock that nobody released may count for one TTL longer.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Names that left a fence lately. A name that leaves it again is not counted again. Its slot follows from its hash, and a
@@ -37,7 +38,7 @@ fn fence_bytes(name: &str) -> u64 {
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
     /// In bytes; `None` while there is enough for all.
-    pub most: Option<u64>,
+    pub limit: Option<u64>,
     /// How long a fence outlives what it is for.
     pub fence_life: Duration,
     /// What all clients have taken.
@@ -50,7 +51,7 @@ pub struct Exceeded {
     /// Bytes that it takes, about.
     pub taken: u64,
     /// Bytes that it may take.
-    pub most: u64,
+    pub limit: u64,
     pub retry_after: Duration,
 }
 
@@ -113,7 +114,7 @@ struct Group {
     bytes: u64,
 }
 
-/// QuotaSlot that was made for a lock.
+/// Room that was made for a lock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QuotaSlot {
     end: u64,
@@ -137,8 +138,8 @@ impl QuotaLedger {
         let mut table = self.table();
         let bytes = lock_bytes(name, info);
         let taken = table.bytes();
-        if let Some(most) = terms.most.filter(|most| taken + bytes > *most) {
-            return Err(Exceeded { taken, most, retry_after: RETRY_AFTER });
+        if let Some(limit) = terms.limit.filter(|limit| taken + bytes > *limit) {
+            return Err(Exceeded { taken, limit, retry_after: RETRY_AFTER });
         }
         let end = table.add(|table| &mut table.locks, bytes, until + terms.fence_life);
         let room =
@@ -184,10 +185,10 @@ impl QuotaLedger {
 
     /// Whether a release may be tried. One that finds no lock leaves a fence, and may come from somebody who has no lock.
     pub(super) fn may_release(&self, name: &str, terms: &Terms) -> Result<(), Exceeded> {
-        let Some(most) = terms.most else { return Ok(()) };
+        let Some(limit) = terms.limit else { return Ok(()) };
         let taken = self.table().strays.bytes;
-        let fits = taken + fence_bytes(name) <= most;
-        fits.then_some(()).ok_or(Exceeded { taken, most, retry_after: RETRY_AFTER })
+        let fits = taken + fence_bytes(name) <= limit;
+        fits.then_some(()).ok_or(Exceeded { taken, limit, retry_after: RETRY_AFTER })
     }
 
     /// A release found no lock of this client, or did not get through.
@@ -203,7 +204,7 @@ impl QuotaLedger {
 
     /// As it is now: what has ended is gone.
     fn table(&self) -> MutexGuard<'_, Table> {
-        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.0.lock();
         let now = table.millis(Instant::now());
         let Table { locks, fences, strays, .. } = &mut *table;
         [locks, fences, strays].into_iter().for_each(|lapsing| lapsing.end(now));
@@ -297,8 +298,8 @@ mod tests {
     const LOCK: u64 = 362;
     const FENCE: u64 = 186;
 
-    fn terms(most: Option<u64>) -> Terms {
-        Terms { most, fence_life: SECOND * 10, ..Terms::default() }
+    fn terms(limit: Option<u64>) -> Terms {
+        Terms { limit, fence_life: SECOND * 10, ..Terms::default() }
     }
 
     fn take(quota: &QuotaLedger, name: &str, ttl: Duration, terms: &Terms) -> Result<(), Exceeded> {
@@ -333,7 +334,7 @@ mod tests {
         take(&quota, "a", SECOND * 60, &two).expect("room");
         take(&quota, "b", SECOND * 60, &two).expect("room");
         let refused = take(&quota, "c", SECOND * 60, &two).expect_err("too much");
-        assert_eq!((refused.taken, refused.most), (2 * LOCK, 2 * LOCK + FENCE));
+        assert_eq!((refused.taken, refused.limit), (2 * LOCK, 2 * LOCK + FENCE));
         assert_eq!(quota.released("a", &two), FENCE as i64 - LOCK as i64);
         take(&quota, "a", SECOND * 60, &two).expect("room");
         assert_eq!(quota.released("a", &two), -(LOCK as i64), "the fence of a name counts once");

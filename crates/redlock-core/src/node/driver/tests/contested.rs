@@ -12,7 +12,7 @@ fn with_the_file_of_the_former(bench: &mut Bench, uptime_seconds: u64) -> Vec<Ac
     let facts = Facts { run_id: "b".repeat(40), uptime_seconds, ..durable_master() };
     bench.connect();
     let marker = Some(bench.marker.clone());
-    bench.on(Event::Looked(Ok(Look { facts, marker, is_caught_up: true })))
+    bench.on(Event::Looked(Ok(ProbeReply { facts, marker, is_caught_up: true })))
 }
 
 #[track_caller]
@@ -28,7 +28,7 @@ fn assert_contested(actions: &[Action]) {
 fn a_process_whose_former_one_still_answers_is_contested() {
     let mut bench = Bench::admitted_as(durable_master(), false);
     let other = Facts { run_id: "b".repeat(40), ..durable_master() };
-    let moved = Event::Followed(Ok(Look { facts: other, marker: None, is_caught_up: false }));
+    let moved = Event::Followed(Ok(ProbeReply { facts: other, marker: None, is_caught_up: false }));
     assert_eq!(bench.on(moved), [Action::Disconnect]);
     assert_contested(&with_the_file_of_the_former(&mut bench, 0));
 }
