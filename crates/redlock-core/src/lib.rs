@@ -88,25 +88,14 @@
 //! | --- | --- | --- |
 //! | [`Redlock`] | the facade: everything a user can do | how it is done |
 //! | `builder`, `guard` | a [`Redlock`] from addresses; a lock that is released when it is dropped | how locks are acquired |
-//! | `acquire` | one attempt, and the one loop around attempts: split votes, retries, waiting | Redis, HTTP |
-//! | `extend` | with repair: an extended lock is set again where it was lost | who asked |
-//! | `release` | carries out the plan of a handoff: release, ask again for the next waiter, tell others | whose turn it is |
-//! | `inspect`, `list` | for people | that locks are acquired |
-//! | `catch_up` | a master that votes again is given what was granted without it | rounds, quarantines |
-//! | `recovery` | a master that has lost its locks is told by the others | rounds, who holds what |
-//! | `bootstrap` | the first start of a cluster | locks |
-//! | [`reconfigure`] | the operator's way from one configuration to another | locks |
+//! | `cluster` | the first start, restarted masters, changes of the configuration | waiting |
+//! | `operations` | acquire, extend, release, inspect, list | Redis, HTTP |
 //! | `wait` | the queue of waiters of each lock, fairness between processes, the plan of a handoff | votes, nodes, [`Redlock`] |
 //! | `shared` | what all operations share | what they do with it |
-//! | `round` | one question to all nodes | what the answer is for |
-//! | `round_times` | how long rounds take here now, and which TTLs that rules out | nodes, tokio |
-//! | `votes` | what the answers say of a lock: who holds it, who may | time, tokio |
-//! | `pending_releases` | releases that nodes did not answer, until they do | who asked |
+//! | `round` | one question to all nodes, and what the votes say | what the answer is for |
 //! | `settings` | what a [`Redlock`] is made with, checked | what becomes of it |
-//! | [`quorum`], [`validity`], [`retry`] | pure decisions | time, nodes, tokio |
-//! | [`clock`] | the time and chance env, the clock that mints fencing tokens | nodes |
-//! | [`types`] | names, owners, tokens, TTLs: parsed once, limits beside them | everything else |
-//! | [`node`] | the seam to one master, in memory and on Redis | other nodes, quorum, retries |
+//! | `model` | values and arithmetic: names, tokens, clocks, quorum, validity | nodes, tokio |
+//! | [`node`] | one master, in memory and on Redis | other nodes, quorum, retries |
 //! | [`error`] | outcomes | status codes |
 //!
 //! Each imports only what stands below it: no two modules import each other.
