@@ -198,7 +198,8 @@ async fn twenty_contenders_lost_a_count_of_a_counter_without_a_lock() {
     let counter = Arc::new(AtomicUsize::new(0));
     let contenders: Vec<_> = (0..20)
         .map(|n| {
-            let (client, counter) = (client(&[&gateways[n % 2]]), counter.clone());
+            let client = client(&[&gateways[n % 2]]);
+            let counter = counter.clone();
             tokio::spawn(async move {
                 for _ in 0..EACH {
                     let guard = client.lock("counter").wait(PATIENCE).acquire().await.unwrap();

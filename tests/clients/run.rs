@@ -205,7 +205,8 @@ async fn a_runner_that_was_killed_left_its_command_running() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let mut runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], TWO)).spawn().unwrap();
-    let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+    let grandchild = number(&dir, "grandchild").await;
+    let child = number(&dir, "child").await;
     assert!(lives(child) && lives(grandchild));
     runner.start_kill().unwrap();
     runner.wait().await.unwrap();
@@ -220,9 +221,11 @@ async fn a_runner_that_was_stopped_let_its_command_outlive_the_lock() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     // What ignores TERM has to be killed.
-    let (dir, stubborn) = (TempDir::new(), format!("trap '' TERM; {TWO}"));
+    let dir = TempDir::new();
+    let stubborn = format!("trap '' TERM; {TWO}");
     let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &stubborn)).spawn().unwrap();
-    let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+    let grandchild = number(&dir, "grandchild").await;
+    let child = number(&dir, "child").await;
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::STOP).unwrap();
     // From here on nothing extends it.
     let left = gateway.look("job").await["expires_in_ms"].as_u64().unwrap_or(0);
@@ -236,9 +239,11 @@ async fn a_runner_that_was_stopped_let_its_command_outlive_the_lock() {
 async fn a_command_whose_masters_were_gone_outlived_the_lock() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "50ms").ready().await;
-    let (dir, stubborn) = (TempDir::new(), format!("trap '' TERM; {TWO}"));
+    let dir = TempDir::new();
+    let stubborn = format!("trap '' TERM; {TWO}");
     let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &stubborn)).spawn().unwrap();
-    let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+    let grandchild = number(&dir, "grandchild").await;
+    let child = number(&dir, "child").await;
     // With a majority stopped nothing is confirmed any more: this is how long the lock lives.
     servers[..2].iter().for_each(|server| server.stop());
     let left = u64::try_from(servers[2].cmd(&["PTTL", "lock:job"]).integer()).expect("it is held");
@@ -283,7 +288,8 @@ async fn a_command_that_ignored_term_had_all_the_ttl_when_its_lock_was_already_a
     let work = format!(r#"trap '' TERM; echo "$REDLOCK_TOKEN" > "$1/token"; {TWO}"#);
     let flags = ["--ttl", "9s", "--grace", "300ms"];
     let mut runner = redlock(&gateway, &script(&dir, &flags, &work)).spawn().unwrap();
-    let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+    let grandchild = number(&dir, "grandchild").await;
+    let child = number(&dir, "child").await;
     let token = std::fs::read_to_string(dir.path().join("token")).unwrap();
     assert_eq!(gateway.delete("job", token.trim()).await.status, 204);
     assert!(line(&mut runner).await.contains("the lock is lost"));
@@ -307,11 +313,12 @@ const LEFT: &str = r#"
 async fn what_had_left_the_group_of_its_command_outlived_the_lock_and_the_runner() {
     let gateway = Launch::embedded().ready().await;
     for is_killed in [false, true] {
-        let (dir, token) =
-            (TempDir::new(), format!("echo \"$REDLOCK_TOKEN\" > \"$1/token\"; {LEFT}"));
+        let dir = TempDir::new();
+        let token = format!("echo \"$REDLOCK_TOKEN\" > \"$1/token\"; {LEFT}");
         let mut runner =
             redlock(&gateway, &script(&dir, &["--ttl", "3s"], &token)).spawn().unwrap();
-        let (timed, session) = (number(&dir, "timed").await, number(&dir, "session").await);
+        let timed = number(&dir, "timed").await;
+        let session = number(&dir, "session").await;
         if is_killed {
             runner.start_kill().unwrap();
         } else {
@@ -391,7 +398,8 @@ async fn what_a_shell_had_started_before_it_became_the_runner_was_taken_for_the_
         .stderr(Stdio::null())
         .kill_on_drop(true);
     let mut runner = shell.spawn().unwrap();
-    let (child, orphan) = (number(&dir, "child").await, number(&dir, "orphan").await);
+    let child = number(&dir, "child").await;
+    let orphan = number(&dir, "orphan").await;
     number(&dir, "command").await;
     std::fs::write(dir.path().join("go"), "").unwrap();
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
@@ -472,8 +480,8 @@ async fn a_shell_acquires_extends_looks_and_releases() {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(session).env("REDLOCK_URL", format!("http://{}", gateway.address()));
     let output = shell.output().await.unwrap();
-    let (out, err) =
-        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let out = String::from_utf8(output.stdout).unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{err}{out}");
     let lines: Vec<&str> = out.lines().collect();
     assert!(

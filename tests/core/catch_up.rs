@@ -38,14 +38,17 @@ struct Loader {
 
 impl Loader {
     fn start(locks: [Redlock; 2]) -> Self {
-        let (held, stop) = (Arc::<Mutex<Vec<_>>>::default(), Arc::<AtomicBool>::default());
-        let (taken, stopped) = (held.clone(), stop.clone());
+        let held = Arc::<Mutex<Vec<_>>>::default();
+        let stop = Arc::<AtomicBool>::default();
+        let taken = held.clone();
+        let stopped = stop.clone();
         let task = tokio::spawn(async move {
             for number in 0.. {
                 if stopped.load(Ordering::Relaxed) {
                     return;
                 }
-                let (lock, gateway) = (name(&format!("lock-{number}")), &locks[number % 2]);
+                let lock = name(&format!("lock-{number}"));
+                let gateway = &locks[number % 2];
                 if let Ok(lease) =
                     gateway.acquire(&lock, ttl(600_000), AcquireOptions::default()).await
                 {

@@ -23,8 +23,8 @@ async fn every_subset_down_on(size: usize) {
         let nodes = (0..size)
             .map(|node| if down(node) { &dead } else { &cluster.nodes }[node].clone())
             .collect();
-        let (locks, lock) =
-            (redlock(nodes, Duration::from_secs(2)), name(&format!("down-{set:b}")));
+        let locks = redlock(nodes, Duration::from_secs(2));
+        let lock = name(&format!("down-{set:b}"));
         check_subset(&cluster, &locks, &lock, set, down, Reason::Down).await;
     }
 }
@@ -34,7 +34,8 @@ async fn every_subset_erring_on(size: usize) {
     let cluster = Cluster::start(size).await;
     for set in 0..1u32 << size {
         let errs = |node: usize| set & (1 << node) != 0;
-        let (locks, lock) = (cluster.redlock(), name(&format!("errs-{set:b}")));
+        let locks = cluster.redlock();
+        let lock = name(&format!("errs-{set:b}"));
         let erring = || {
             cluster
                 .servers
@@ -176,7 +177,8 @@ sizes! { every_subset_hung_on:
 #[tokio::test]
 async fn killed_nodes_leave_a_majority_working_and_come_back() {
     let mut cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     for dead in [0, 1] {
         cluster.servers[dead].kill();
         let lease = acquire(&locks, &lock, LONG).await.unwrap();
@@ -205,7 +207,8 @@ async fn killed_nodes_leave_a_majority_working_and_come_back() {
 #[tokio::test]
 async fn a_hung_node_delays_nobody_and_keeps_no_orphan() {
     let cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     cluster.servers[4].stop();
     let since = Instant::now();
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
@@ -222,7 +225,8 @@ async fn a_hung_node_delays_nobody_and_keeps_no_orphan() {
 #[tokio::test]
 async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
     let cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     cluster.servers[4].stop();
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     // The acquire lies in the socket that the worker gives up here; the release finds no connection and is owed.
@@ -236,7 +240,9 @@ async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
 #[tokio::test]
 async fn a_release_that_keeps_failing_does_not_hold_up_the_releases_after_it() {
     let cluster = Cluster::start(3).await;
-    let (locks, bad, good) = (cluster.redlock(), name("bad"), name("good"));
+    let locks = cluster.redlock();
+    let bad = name("bad");
+    let good = name("good");
     // Node 2 can never release this one: its release is owed for as long as a lock may live.
     cluster.servers[2].cmd(&["RPUSH", &key(&bad), "no lock"]);
     let lease = acquire(&locks, &bad, LONG).await.unwrap();
@@ -254,7 +260,8 @@ async fn a_release_that_keeps_failing_does_not_hold_up_the_releases_after_it() {
 #[tokio::test]
 async fn a_release_is_done_when_no_majority_is_left_and_unknown_when_one_may_be() {
     let mut cluster = Cluster::start(5).await;
-    let (locks, lock) = (redlock(cluster.nodes.clone(), Duration::from_millis(400)), name("job"));
+    let locks = redlock(cluster.nodes.clone(), Duration::from_millis(400));
+    let lock = name("job");
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     let all = || cluster.stored_on(&lock, |_| true).len() == 5;
     eventually("all nodes store it", async || all().then_some(())).await;

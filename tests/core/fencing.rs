@@ -56,7 +56,8 @@ async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways
     ];
     // Grants in order: which gateway, which token.
     let grants = Arc::new(Mutex::new(Vec::new()));
-    let (count, inside) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let count = Arc::new(AtomicUsize::new(0));
+    let inside = Arc::new(AtomicBool::new(false));
     let policy = RetryPolicy {
         count: u32::MAX,
         delay: Duration::from_millis(2),
@@ -66,8 +67,11 @@ async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways
     let contenders: Vec<_> = (0..CONTENDERS)
         .map(|contender| {
             let which = contender % 2;
-            let (locks, policy) = (gateways[which].clone(), policy.clone());
-            let (grants, count, inside) = (grants.clone(), count.clone(), inside.clone());
+            let locks = gateways[which].clone();
+            let policy = policy.clone();
+            let grants = grants.clone();
+            let count = count.clone();
+            let inside = inside.clone();
             tokio::spawn(async move {
                 let lock = name("hot");
                 while count.load(Ordering::SeqCst) < GRANTS {
@@ -106,15 +110,16 @@ async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways
 /// A request is repeated on a gateway whose clock is behind: the same owner, so it is told of the grant that stands.
 async fn a_repeated_request_gets_the_same_token(rules: SafetyRules) -> Result<(), String> {
     let cluster = Cluster::start(3).await;
-    let (ahead, behind) =
-        (gateway(&cluster, HALF_A_SECOND, rules).await, gateway(&cluster, 0, rules).await);
+    let ahead = gateway(&cluster, HALF_A_SECOND, rules).await;
+    let behind = gateway(&cluster, 0, rules).await;
     let lock = name("job");
     let owner = OwnerChoice::Shared(Owner::from_bytes([7; 16]));
     let options = || AcquireOptions { owner, ..AcquireOptions::default() };
     let acquire = async |locks: &Redlock| {
         locks.acquire(&lock, ttl(LONG_MS), options()).await.unwrap().token.fencing()
     };
-    let (first, second) = (acquire(&ahead).await, acquire(&behind).await);
+    let first = acquire(&ahead).await;
+    let second = acquire(&behind).await;
     if second == first { Ok(()) } else { Err(format!("{second} after {first}")) }
 }
 
@@ -128,7 +133,8 @@ async fn a_request_repeated_on_a_slower_clock_gets_the_same_token_by_rule_1() {
 /// A gateway that is an hour ahead takes locks if it can; then a good one wants the same lock.
 async fn a_bad_clock_harms_only_its_own_gateway(rules: SafetyRules) -> Result<(), String> {
     let cluster = Cluster::start(3).await;
-    let (bad, good) = (gateway(&cluster, HOUR, rules).await, gateway(&cluster, 0, rules).await);
+    let bad = gateway(&cluster, HOUR, rules).await;
+    let good = gateway(&cluster, 0, rules).await;
     let lock = name("job");
     let acquire =
         async |locks: &Redlock| locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await;
@@ -160,7 +166,8 @@ async fn a_slower_gateway_gets_its_turn_with_larger_tokens() {
     let behind = gateway(&cluster, 0, SafetyRules::ALL).await;
     for (index, offset) in [HALF_A_SECOND, 3 * HALF_A_SECOND].into_iter().enumerate() {
         let ahead = gateway(&cluster, offset, SafetyRules::ALL).await;
-        let (lock, mut last) = (name(&format!("job-{index}")), None);
+        let lock = name(&format!("job-{index}"));
+        let mut last = None;
         for round in 0..10 {
             let locks = if round % 2 == 0 { &ahead } else { &behind };
             let lease =

@@ -41,7 +41,9 @@ fn of(owner: Owner) -> AcquireOptions {
 /// The gateway of the first request has died; what it has sent is in the masters' sockets.
 #[tokio::test]
 async fn an_acquire_on_its_way_sets_nothing_after_release_by_owner() {
-    let (lock, nodes, owner) = (name("job"), memory(), OsEntropy.owner());
+    let lock = name("job");
+    let nodes = memory();
+    let owner = OsEntropy.owner();
     let in_sockets: Arc<Mutex<Vec<OnItsWay>>> = Arc::default();
     let sends = |node: &Arc<MemoryNode>| {
         let in_sockets = in_sockets.clone();
@@ -69,7 +71,9 @@ async fn an_acquire_on_its_way_sets_nothing_after_release_by_owner() {
 
 #[tokio::test]
 async fn release_by_owner_takes_every_grant_of_that_owner() {
-    let (lock, nodes, owner) = (name("job"), memory(), OsEntropy.owner());
+    let lock = name("job");
+    let nodes = memory();
+    let owner = OsEntropy.owner();
     let locks = over(&nodes);
     let lease = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is free");
     // Another gateway told the same client of the same grant, and extended it.
@@ -85,7 +89,8 @@ async fn release_by_owner_takes_every_grant_of_that_owner() {
 /// A fence above a holder's T would keep the lock from being set again on a node that loses it.
 #[tokio::test]
 async fn release_by_owner_leaves_no_fence_under_another_holder() {
-    let (lock, nodes) = (name("job"), memory());
+    let lock = name("job");
+    let nodes = memory();
     let locks = over(&nodes);
     let held =
         locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
@@ -113,7 +118,9 @@ async fn release_by_owner_leaves_no_fence_under_another_holder() {
 
 #[tokio::test]
 async fn release_by_owner_is_unknown_when_a_majority_is_not_heard() {
-    let (lock, nodes, owner) = (name("job"), memory(), OsEntropy.owner());
+    let lock = name("job");
+    let nodes = memory();
+    let owner = OsEntropy.owner();
     over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is free");
     let silent = |n: usize| intercepted(nodes[n].clone(), |_, task| drop(task));
     let one = redlock(vec![silent(0), silent(1), silent(2)], Duration::from_secs(1));

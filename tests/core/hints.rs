@@ -16,7 +16,8 @@ use crate::support::waiters::median;
 
 #[tokio::test]
 async fn a_release_in_another_process_is_heard_of_at_once_and_noticed_in_time_by_the_deaf() {
-    let (cluster, lock) = (Cluster::start(5).await, name("job"));
+    let cluster = Cluster::start(5).await;
+    let lock = name("job");
     let holder = another(&cluster).await;
     let deaf = Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await.into_iter();
     let deaf = deaf.map(|node| intercepted(node, pass_on)).collect();
@@ -57,7 +58,8 @@ async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_a
     );
     in_state(node.as_ref(), NodeState::Admitted).await;
     let mut heard = server.subscribe(&format!("{{{PREFIX}}}:hints"));
-    let (lock, t) = (Lock::new("job"), now());
+    let lock = Lock::new("job");
+    let t = now();
     const SILENCE: &str = "";
     for (op, is, said) in [
         (telling(lock.acquire(1, t, LONG_MS), "granted"), "Granted", SILENCE),
@@ -90,7 +92,9 @@ async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_a
 #[tokio::test]
 async fn a_waiter_that_leaves_while_it_is_handed_the_lock_has_others_told() {
     let cluster = Cluster::start(3).await;
-    let (locks, other, lock) = (cluster.redlock(), another(&cluster).await, name("job"));
+    let locks = cluster.redlock();
+    let other = another(&cluster).await;
+    let lock = name("job");
     let mut times = Vec::new();
     for _ in 0..10 {
         let held = acquire(&locks, &lock).await;
@@ -114,8 +118,10 @@ async fn a_waiter_that_leaves_while_it_is_handed_the_lock_has_others_told() {
 /// Anybody can publish who may write to the nodes. That must not make true hints look old, nor fill the memory.
 #[tokio::test]
 async fn forged_hints_keep_no_waiter_from_hearing_true_ones() {
-    let (cluster, lock) = (Cluster::start(3).await, name("job"));
-    let (locks, other) = (cluster.redlock(), another(&cluster).await);
+    let cluster = Cluster::start(3).await;
+    let lock = name("job");
+    let locks = cluster.redlock();
+    let other = another(&cluster).await;
     let mut times = Vec::new();
     for _ in 0..7 {
         let held = acquire(&other, &lock).await;

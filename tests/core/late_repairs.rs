@@ -66,7 +66,8 @@ async fn with_a_repair_in_flight_by(
     rules: SafetyRules,
     clock: Arc<dyn Clock>,
 ) -> (FiveNodes, Lease, Arc<HeldBack>, Arc<Recorder>) {
-    let (held, votes) = (Arc::new(HeldBack::default()), Arc::new(Recorder::default()));
+    let held = Arc::new(HeldBack::default());
+    let votes = Arc::new(Recorder::default());
     let env = Env { observer: votes.clone(), clock, ..Env::default() };
     let slow = |node| {
         let held = held.clone();

@@ -14,7 +14,8 @@ use crate::support::nodes::{Cluster, in_state, intercepted, name, redlock, ttl};
 #[tokio::test]
 async fn an_inspection_says_held_free_or_unknown_as_the_majority_does() {
     let mut cluster = Cluster::start(3).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     assert_eq!(locks.inspect(&lock).await.state, LockState::Free);
     // A foreign key on a minority holds nothing.
     cluster.servers[0].cmd(&["SET", &key(&lock), "their-uuid"]);
@@ -54,7 +55,8 @@ async fn an_inspection_says_held_free_or_unknown_as_the_majority_does() {
 #[tokio::test]
 async fn three_values_without_a_majority_are_no_holder() {
     let cluster = Cluster::start(3).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     for (index, server) in cluster.servers.iter().enumerate() {
         server.cmd(&["SET", &key(&lock), &format!("client-{index}"), "PX", "60000"]);
     }
@@ -66,7 +68,9 @@ async fn three_values_without_a_majority_are_no_holder() {
 }
 
 async fn list_all(locks: &Redlock, prefix: &str, limit: usize) -> (Vec<String>, usize) {
-    let (mut found, mut pages, mut cursor) = (Vec::new(), 0, ListCursor::default());
+    let mut found = Vec::new();
+    let mut pages = 0;
+    let mut cursor = ListCursor::default();
     loop {
         let page = locks.list(prefix, limit, cursor, PATIENCE, |_| true).await.unwrap();
         let held = |(_, state): &(LockName, LockState)| matches!(state, LockState::Held(_));
@@ -199,7 +203,8 @@ async fn a_listing_asks_nothing_of_the_queues_of_votes() {
 #[tokio::test]
 async fn a_listing_that_may_take_no_time_says_that_it_could_read_nothing() {
     let cluster = Cluster::start(3).await;
-    let (locks, began) = (cluster.redlock(), Instant::now());
+    let locks = cluster.redlock();
+    let began = Instant::now();
     cluster.servers.iter().for_each(RedisServer::stop);
     let refused =
         locks.list("", 10, ListCursor::default(), Duration::from_millis(50), |_| true).await;
@@ -215,7 +220,8 @@ async fn a_listing_that_may_take_no_time_says_that_it_could_read_nothing() {
 #[tokio::test]
 async fn a_cursor_grew_with_every_lock_that_was_shown_and_gone() {
     let cluster = Cluster::start(3).await;
-    let (locks, mut cursor) = (cluster.redlock(), ListCursor::default());
+    let locks = cluster.redlock();
+    let mut cursor = ListCursor::default();
     for page in 0..12 {
         let held = acquire_all(&locks, (0..60).map(|n| format!("a/{page}/{n}"))).await;
         let listed = locks.list("a/", 1, cursor, PATIENCE, |_| true).await.unwrap();

@@ -59,7 +59,8 @@ fn forged(token: &LockToken) -> LockToken {
 
 async fn whole_life_on(size: usize) {
     let cluster = Cluster::start(size).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     let all: Vec<_> = (0..size).collect();
 
     let lease = locks.acquire(&lock, ttl(LONG), labelled("first")).await.unwrap();
@@ -147,7 +148,8 @@ sizes! { whole_life_on:
 #[tokio::test]
 async fn another_redlock_client_on_a_majority_holds_the_lock() {
     let cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("shared"));
+    let locks = cluster.redlock();
+    let lock = name("shared");
     for server in &cluster.servers[..3] {
         assert_eq!(
             server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]),
@@ -172,7 +174,8 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
 #[tokio::test]
 async fn a_lock_of_ours_keeps_another_redlock_client_from_a_majority() {
     let cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("shared"));
+    let locks = cluster.redlock();
+    let lock = name("shared");
     // Theirs on a minority does not keep us out, and ours on the rest keeps them out.
     for server in &cluster.servers[..2] {
         server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]);
@@ -216,7 +219,8 @@ async fn a_cancelled_acquire_leaves_no_lock() {
 #[tokio::test]
 async fn a_cancelled_acquire_that_outlived_its_connections_leaves_no_lock() {
     let cluster = Cluster::start(3).await;
-    let (locks, lock) = (cluster.redlock(), name("cancelled"));
+    let locks = cluster.redlock();
+    let lock = name("cancelled");
     let before = used_before(&locks, &lock).await;
     cluster.servers.iter().for_each(|server| server.stop());
     let cancelled =
@@ -232,7 +236,8 @@ async fn a_cancelled_acquire_that_outlived_its_connections_leaves_no_lock() {
 #[tokio::test]
 async fn a_repeated_request_is_told_of_the_same_grant_and_makes_no_answer_void() {
     let cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     let first = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
     // Another gateway gets the repeated request.
     let other = redlock(
@@ -254,7 +259,8 @@ async fn a_repeated_request_is_told_of_the_same_grant_and_makes_no_answer_void()
 #[tokio::test]
 async fn a_lock_cannot_be_kept_for_longer_than_its_max_hold_by_repeating_the_request() {
     let cluster = Cluster::start(3).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
     let options = AcquireOptions { max_hold: Some(Duration::ZERO), ..keyed(&lock) };
     let refused = locks.acquire(&lock, ttl(LONG), options).await;
@@ -270,7 +276,8 @@ fn keyed(lock: &LockName) -> AcquireOptions {
 async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_first_answer_promised()
  {
     let cluster = Cluster::start(3).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     let first = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
 
     cluster.servers.iter().for_each(|server| server.stop());
@@ -293,7 +300,8 @@ async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_
 #[tokio::test]
 async fn split_votes_are_resolved_and_not_reported_as_a_holder() {
     let cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     // Three contenders with two, two and one vote, that give up after a moment, as they would in a race.
     for (index, server) in cluster.servers.iter().enumerate() {
         server.cmd(&["SET", &key(&lock), &format!("contender-{}", index / 2), "PX", "10"]);
@@ -312,7 +320,8 @@ async fn split_votes_are_resolved_and_not_reported_as_a_holder() {
 #[tokio::test]
 async fn a_lost_try_of_somebody_on_a_minority_is_no_holder() {
     let cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     locks.release(&lock, &lease.token).await.unwrap();
     cluster.servers[..2]
@@ -327,8 +336,9 @@ async fn a_lost_try_of_somebody_on_a_minority_is_no_holder() {
 #[tokio::test]
 async fn a_first_request_with_a_key_that_is_cancelled_or_undelivered_leaves_no_lock() {
     let cluster = Cluster::start(3).await;
-    let (locks, cancelled, undelivered) =
-        (cluster.redlock(), name("cancelled"), name("undelivered"));
+    let locks = cluster.redlock();
+    let cancelled = name("cancelled");
+    let undelivered = name("undelivered");
     cluster.servers.iter().for_each(|server| server.stop());
     let request = locks.acquire(&cancelled, ttl(LONG), keyed(&cancelled));
     assert!(
@@ -350,7 +360,8 @@ async fn a_first_request_with_a_key_that_is_cancelled_or_undelivered_leaves_no_l
 #[tokio::test]
 async fn retrying_gets_the_lock_when_it_is_free_and_gives_up_when_it_is_not() {
     let cluster = Cluster::start(3).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     let held = acquire_short(&locks, &lock, 300).await;
     let policy = RetryPolicy {
         count: 1_000,
@@ -386,7 +397,8 @@ async fn a_grant_that_came_too_late_to_be_of_use_is_no_grant_and_is_released() {
     let cluster = Cluster::start(3).await;
     let env = Env { clock: Arc::new(LeapingClock(AtomicU64::new(0))), ..Env::default() };
     let settings = Settings { node_timeout: Duration::from_secs(2), ..Settings::default() };
-    let (locks, lock) = (Redlock::new(cluster.nodes.clone(), settings, env).unwrap(), name("job"));
+    let locks = Redlock::new(cluster.nodes.clone(), settings, env).unwrap();
+    let lock = name("job");
     let refused = acquire(&locks, &lock, 30_000).await;
     assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
     locks.drained().await;
@@ -399,7 +411,8 @@ async fn a_grant_that_came_too_late_to_be_of_use_is_no_grant_and_is_released() {
 #[tokio::test]
 async fn a_ttl_beyond_the_maximum_is_refused_before_any_node_is_asked() {
     let cluster = Cluster::start(1).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     assert!(matches!(acquire(&locks, &lock, 300_001).await, Err(LockError::TtlTooLong { .. })));
     let lease = acquire(&locks, &lock, 300_000).await.unwrap();
     let refused = locks.extend(&lock, &lease.token, ttl(300_001)).await;

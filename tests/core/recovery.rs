@@ -84,7 +84,8 @@ struct Outcome {
 /// restarted without their data, one after the other.
 async fn restarts(cluster: &ClusterSettings, groups: &[&[usize]]) -> Outcome {
     let mut five = Five::start(cluster).await;
-    let (held, extended) = (name("held"), name("extended"));
+    let held = name("held");
+    let extended = name("extended");
     let longest = five.granted(&held, 60_000).await;
     let lease = five.granted(&extended, 4_000).await;
     let extender =
@@ -324,7 +325,8 @@ struct LateLink {
 
 impl Link for LateLink {
     fn connect(&self) -> Answering<Box<dyn Session>> {
-        let (session, gate) = (self.link.connect(), self.gate.clone());
+        let session = self.link.connect();
+        let gate = self.gate.clone();
         Box::pin(async move {
             Ok(Box::new(LateSession { session: session.await?, gate }) as Box<dyn Session>)
         })
@@ -341,7 +343,8 @@ struct LateSession {
 
 impl Session for LateSession {
     fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage> {
-        let (page, gate) = (self.session.stored(cursor), self.gate.clone());
+        let page = self.session.stored(cursor);
+        let gate = self.gate.clone();
         Box::pin(async move {
             gate.wanted.notify_one();
             gate.open.notified().await;

@@ -117,9 +117,13 @@ impl Extender {
         ttl: Ttl,
         every: Duration,
     ) -> Self {
-        let (lost, stop) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
-        let (ends, stopped, locks, lock, mut lease) =
-            (lost.clone(), stop.clone(), locks.clone(), lock.clone(), lease.clone());
+        let lost = Arc::new(Mutex::new(None));
+        let stop = Arc::new(AtomicBool::new(false));
+        let ends = lost.clone();
+        let stopped = stop.clone();
+        let locks = locks.clone();
+        let lock = lock.clone();
+        let mut lease = lease.clone();
         tokio::spawn(async move {
             while !stopped.load(Ordering::Relaxed) {
                 match locks.extend(&lock, &lease.token, ttl).await {
@@ -155,7 +159,9 @@ pub(super) fn poll_for(
     every: Duration,
 ) -> (Arc<AtomicU32>, tokio::task::AbortHandle) {
     let granted = Arc::new(AtomicU32::new(0));
-    let (counted, locks, lock) = (granted.clone(), locks.clone(), lock.clone());
+    let counted = granted.clone();
+    let locks = locks.clone();
+    let lock = lock.clone();
     let task = tokio::spawn(async move {
         loop {
             if locks.acquire(&lock, ttl(1_000), AcquireOptions::default()).await.is_ok() {

@@ -74,7 +74,8 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
     let granted: Arc<Mutex<Option<Lease>>> = Arc::default();
     let other = redlock(vec![node(0), node(1), away(2)], Duration::from_secs(1));
     let interrupted = with_second_acquire(node(0), {
-        let (granted, lock) = (granted.clone(), lock.clone());
+        let granted = granted.clone();
+        let lock = lock.clone();
         move |node, task| {
             granted
                 .lock()
@@ -114,7 +115,8 @@ async fn a_try_that_met_two_fences_and_was_then_denied_leaves_no_vote_behind() {
         })
         .collect();
     let taken = |n: usize| {
-        let (node, keys) = (memory[n].clone(), keys.clone());
+        let node = memory[n].clone();
+        let keys = keys.clone();
         let fence = (now() + 300_000).to_string();
         node.set_foreign(&keys.fence, fence.as_bytes(), Some(Duration::from_secs(60)));
         // Free for the first try, somebody else's when the second comes.
@@ -143,7 +145,8 @@ async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
         locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
     let owner = OwnerChoice::Shared(OsEntropy.owner());
     let wait = |owner| {
-        let (locks, lock) = (locks.clone(), lock.clone());
+        let locks = locks.clone();
+        let lock = lock.clone();
         let (sender, waits) = tokio::sync::oneshot::channel();
         let options = AcquireOptions { owner, ..AcquireOptions::default() };
         let task = tokio::spawn(async move {
@@ -180,7 +183,8 @@ async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
 async fn the_release_after_a_confirmation_in_vain_spares_an_older_grant_that_was_promised_meanwhile()
  {
     let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
-    let (lock, t) = (Lock::new("job"), now());
+    let lock = Lock::new("job");
+    let t = now();
     assert_eq!(node.run(&lock.acquire(1, t + 1, LONG_MS)), Vote::Granted);
     assert_eq!(node.run(&lock.undo(1, t + 1)), Vote::Released);
     assert_eq!(node.run(&lock.acquire(1 | AGAIN, t, LONG_MS)), Vote::Granted);
@@ -195,7 +199,8 @@ async fn the_release_after_a_confirmation_in_vain_spares_an_older_grant_that_was
 #[tokio::test]
 async fn the_undo_of_an_equal_t_of_the_same_owner_deletes_no_other_grant() {
     let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
-    let (lock, t) = (Lock::new("job"), now());
+    let lock = Lock::new("job");
+    let t = now();
     assert_eq!(node.run(&lock.acquire(1, t, LONG_MS)), Vote::Granted);
     assert!(matches!(node.run(&lock.undo(1 | AGAIN, t)), Vote::Held(_)));
     assert_extended(&node.run(&lock.extend(1, t, LONG_MS)));

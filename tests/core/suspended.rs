@@ -46,7 +46,8 @@ async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_
         let clock = Arc::new(SuspendedClock { recorder: recorder.clone(), enough, slept });
         Env { clock, observer: recorder, ..Env::default() }
     };
-    let (lock, ttl) = (name("job"), ttl(60_000));
+    let lock = name("job");
+    let ttl = ttl(60_000);
     for (slept, is_granted) in [(0, true), (4, true), (30, false), (60, false), (600, false)] {
         let locks = cluster.redlock_with(remotes.clone(), env(Duration::from_secs(slept), 2));
         match locks.acquire(&lock, ttl, AcquireOptions::default()).await {

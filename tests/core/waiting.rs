@@ -39,7 +39,8 @@ async fn wait_for(
 pub(super) async fn line_up(locks: &Redlock, lock: &LockName) -> JoinHandle<(Lease, Instant)> {
     let before = locks.waiting().waiters;
     let waiter = tokio::spawn({
-        let (locks, lock) = (locks.clone(), lock.clone());
+        let locks = locks.clone();
+        let lock = lock.clone();
         async move {
             let lease = wait_for(&locks, &lock, PATIENCE).await.expect("released in time");
             (lease, Instant::now())
@@ -71,13 +72,16 @@ pub(super) async fn nothing_is_left(cluster: &Cluster, locks: &Redlock, lock: &L
 async fn grants_follow_the_order_of_tickets_also_when_some_lose_patience() {
     const TASKS: u64 = 128;
     let cluster = Cluster::start(5).await;
-    let (locks, lock, mut chance) =
-        (cluster.redlock(), name("job"), Chance::of(seed("WAITING_SEED"), 0));
+    let locks = cluster.redlock();
+    let lock = name("job");
+    let mut chance = Chance::of(seed("WAITING_SEED"), 0);
     let held = acquire(&locks, &lock).await;
     let grants = Arc::new(Mutex::new(Vec::new()));
     let tasks: Vec<_> = (0..TASKS)
         .map(|task| {
-            let (locks, lock, grants) = (locks.clone(), lock.clone(), grants.clone());
+            let locks = locks.clone();
+            let lock = lock.clone();
+            let grants = grants.clone();
             // Every other one may be dropped wherever it stands then.
             let life = if task % 2 == 0 {
                 PATIENCE
@@ -135,7 +139,8 @@ async fn a_hand_off_within_the_process_is_one_call_to_every_node() {
     /// A first waiter that was refused polls after 500 ms.
     const BEFORE_THE_POLL: Duration = Duration::from_millis(400);
     let servers = masters(5);
-    let (lock, mut undisturbed) = (name("job"), 0);
+    let lock = name("job");
+    let mut undisturbed = 0;
     for _ in 0..ROUNDS {
         // Anew each time: what a poll asks on a slow machine is in no later count.
         let recorder = Arc::new(Recorder::default());
@@ -180,12 +185,10 @@ async fn a_hand_off_within_the_process_is_one_call_to_every_node() {
 async fn waiters_that_are_dropped_at_any_moment_leave_no_lock_and_no_place() {
     const BATCHES: u64 = 25;
     let cluster = Cluster::start(3).await;
-    let (locks, other, lock, mut chance) = (
-        cluster.redlock(),
-        another(&cluster).await,
-        name("job"),
-        Chance::of(seed("WAITING_SEED"), 0),
-    );
+    let locks = cluster.redlock();
+    let other = another(&cluster).await;
+    let lock = name("job");
+    let mut chance = Chance::of(seed("WAITING_SEED"), 0);
     for _ in 0..BATCHES {
         // Sometimes held when they come, here or elsewhere, and released at any moment.
         let holder = [Some(&locks), Some(&other), None][chance.below(3)];
@@ -195,8 +198,8 @@ async fn waiters_that_are_dropped_at_any_moment_leave_no_lock_and_no_place() {
         };
         let dropped: Vec<_> = (0..16)
             .map(|task| {
-                let (locks, lock) =
-                    (if task % 4 == 0 { &other } else { &locks }.clone(), lock.clone());
+                let locks = if task % 4 == 0 { &other } else { &locks }.clone();
+                let lock = lock.clone();
                 let life = Duration::from_micros(chance.below(8_000) as u64);
                 tokio::spawn(async move {
                     if let Ok(Ok(lease)) = timeout(life, wait_for(&locks, &lock, PATIENCE)).await {
@@ -222,7 +225,8 @@ async fn waiters_that_are_dropped_at_any_moment_leave_no_lock_and_no_place() {
 #[tokio::test]
 async fn a_waiter_with_next_to_no_patience_makes_one_whole_try_at_the_head_of_a_line() {
     let cluster = Cluster::start(5).await;
-    let (locks, lock) = (cluster.redlock(), name("job"));
+    let locks = cluster.redlock();
+    let lock = name("job");
     for patience in [Duration::ZERO, Duration::from_millis(1)] {
         let lease = wait_for(&locks, &lock, patience).await.expect("it is free");
         let refused = wait_for(&locks, &lock, patience).await;
@@ -245,7 +249,8 @@ async fn more_waiters_than_allowed_are_refused_by_the_bound_they_meet() {
     let nodes = (0..3).map(|n| Arc::new(node(n)) as Arc<dyn Node>).collect();
     let settings = Settings { max_waiters: 3, max_waiters_per_lock: 2, ..Settings::default() };
     let locks = Redlock::new(nodes, settings, Env::default()).expect("good settings");
-    let (full, other) = (name("full"), name("other"));
+    let full = name("full");
+    let other = name("other");
     let held = [acquire(&locks, &full).await, acquire(&locks, &other).await];
     let mut waiters = vec![line_up(&locks, &full).await, line_up(&locks, &full).await];
     let refused = |lock: LockName| {
@@ -277,11 +282,13 @@ async fn more_waiters_than_allowed_are_refused_by_the_bound_they_meet() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contenders_in_three_processes_need_few_rounds_for_a_grant() {
     const TASKS: usize = 2;
-    let (cluster, lock) = (Cluster::start(5).await, name("job"));
+    let cluster = Cluster::start(5).await;
+    let lock = name("job");
     let processes = [cluster.redlock(), another(&cluster).await, another(&cluster).await];
     let until = Instant::now() + Duration::from_secs(2);
     let compete = |locks: &Redlock| {
-        let (locks, lock) = (locks.clone(), lock.clone());
+        let locks = locks.clone();
+        let lock = lock.clone();
         tokio::spawn(async move {
             let mut rounds = Vec::new();
             while Instant::now() < until {
@@ -318,12 +325,14 @@ fn in_memory(
     count: usize,
     reached: impl Fn(usize) -> bool,
 ) -> (Vec<Arc<MemoryNode>>, Arc<AtomicU32>, Redlock) {
-    let (clock, asked) = (Arc::new(SystemClock), Arc::new(AtomicU32::new(0)));
+    let clock = Arc::new(SystemClock);
+    let asked = Arc::new(AtomicU32::new(0));
     let node =
         |n| Arc::new(MemoryNode::new(format!("node-{n}"), clock.clone(), NodeSettings::default()));
     let nodes: Vec<_> = (0..count).map(node).collect();
     let counted = |(n, node): (usize, &Arc<MemoryNode>)| {
-        let (asked, is_reached) = (asked.clone(), reached(n));
+        let asked = asked.clone();
+        let is_reached = reached(n);
         intercepted(node.clone(), move |node, task| {
             asked.fetch_add(u32::from(matches!(*task.op, Op::Acquire { .. })), Ordering::Relaxed);
             if is_reached {

@@ -34,10 +34,12 @@ fn locks(node: impl Fn(Arc<MemoryNode>) -> Arc<dyn Node>, node_timeout: Duration
 
 /// Nodes that can be silenced; and how many acquires each was asked for, together.
 fn counted() -> (Redlock, Arc<AtomicU32>, Arc<AtomicBool>) {
-    let (asked, silent) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+    let asked = Arc::new(AtomicU32::new(0));
+    let silent = Arc::new(AtomicBool::new(false));
     let locks = locks(
         |node| {
-            let (asked, silent) = (asked.clone(), silent.clone());
+            let asked = asked.clone();
+            let silent = silent.clone();
             intercepted(node, move |node, task| {
                 asked.fetch_add(
                     u32::from(matches!(*task.op, Op::Acquire { .. })),
@@ -67,7 +69,8 @@ async fn line_up(
     millis: u64,
 ) -> JoinHandle<Result<Lease, LockError>> {
     let before = locks.waiting().waiters;
-    let (of_task, lock) = (locks.clone(), lock.clone());
+    let of_task = locks.clone();
+    let lock = lock.clone();
     let waiter = tokio::spawn(async move {
         let options = AcquireOptions::default();
         of_task
@@ -126,7 +129,8 @@ async fn a_line_without_quorum_backs_off_and_comes_back_soon_after_the_quorum_do
     let since = Instant::now();
     locks.release(&lock, &held.token).await.expect("it is held");
     let served = waiters.into_iter().map(|waiter| {
-        let (locks, lock) = (locks.clone(), lock.clone());
+        let locks = locks.clone();
+        let lock = lock.clone();
         tokio::spawn(async move {
             let lease = waiter.await.expect("no panic").expect("there is a quorum");
             locks.release(&lock, &lease.token).await.expect("it is held");
@@ -152,7 +156,8 @@ async fn thousands_of_lines_without_quorum_do_not_hammer_the_nodes() {
 
 /// A node that takes its time for every operation, one after the other.
 fn slow(node: Arc<MemoryNode>, micros: &Arc<AtomicU64>) -> Arc<dyn Node> {
-    let (queue, micros) = (Arc::new(Mutex::new(VecDeque::<Task>::new())), micros.clone());
+    let queue = Arc::new(Mutex::new(VecDeque::<Task>::new()));
+    let micros = micros.clone();
     intercepted(node, move |node, task| {
         let micros = micros.load(Ordering::Relaxed);
         let mut waiting = queue.lock().unwrap();
@@ -163,7 +168,8 @@ fn slow(node: Arc<MemoryNode>, micros: &Arc<AtomicU64>) -> Arc<dyn Node> {
         let due = Instant::now() + Duration::from_micros(micros);
         waiting.push_back(task);
         drop(waiting);
-        let (queue, node) = (queue.clone(), node.clone());
+        let queue = queue.clone();
+        let node = node.clone();
         tokio::spawn(async move {
             sleep_until(due).await;
             // In the order in which they came, whoever is woken first.
@@ -181,8 +187,8 @@ async fn a_tiny_ttl_at_the_head_of_a_line_does_not_keep_those_behind_from_a_free
     let held = acquire(&locks, &lock).await;
     // Rounds are given a tenth of it: 1 and 2 ms.
     let hasty = [line_up(&locks, &lock, 10).await, line_up(&locks, &lock, 20).await];
-    let (first, second) =
-        (line_up(&locks, &lock, LONG_MS).await, line_up(&locks, &lock, LONG_MS).await);
+    let first = line_up(&locks, &lock, LONG_MS).await;
+    let second = line_up(&locks, &lock, LONG_MS).await;
     locks.release(&lock, &held.token).await.expect("it is held");
     let granted = |waiter: JoinHandle<Result<Lease, LockError>>| async {
         let lease = timeout(Duration::from_secs(5), waiter).await.expect("nobody holds it");

@@ -219,11 +219,13 @@ async fn nobody_gets_in_where_they_do_not_belong() {
 #[tokio::test]
 async fn a_stolen_token_is_worth_nothing_to_another_key() {
     let servers = masters(3);
-    let (holder, thief) = (key("holder", HOLDER, "*").await, key("thief", HOLDER, "*").await);
+    let holder = key("holder", HOLDER, "*").await;
+    let thief = key("thief", HOLDER, "*").await;
     let chief = key("chief", &format!("{HOLDER},force"), "*").await;
     let file = file(&[&holder, &thief, &chief]);
     let launch = || Launch::over(&servers).flag("--auth-keys", file.path());
-    let (gateway, other_gateway) = (launch().start().await, launch().start().await);
+    let gateway = launch().start().await;
+    let other_gateway = launch().start().await;
     for gateway in [&gateway, &other_gateway] {
         is_ready(gateway).await;
     }
@@ -236,7 +238,8 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
         all_store().iter().all(|text| !text.is_empty()).then_some(())
     })
     .await;
-    let (stored, before) = (servers[0].cmd(&["GET", "lock:job"]).text(), all_store());
+    let stored = servers[0].cmd(&["GET", "lock:job"]).text();
+    let before = all_store();
     assert!(!stored.contains(lease.owner()) && stored.contains("holder"), "{stored}");
     for gateway in [&gateway, &other_gateway] {
         thief.patch(gateway, "job", &lease.token).await.problem(409, "not_holder");
@@ -270,7 +273,8 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
 #[tokio::test]
 async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
     let servers = masters(3);
-    let (holder, thief) = (key("holder", HOLDER, "*").await, key("thief", HOLDER, "*").await);
+    let holder = key("holder", HOLDER, "*").await;
+    let thief = key("thief", HOLDER, "*").await;
     let file = file(&[&holder, &thief]);
     let gateway = Launch::over(&servers).flag("--auth-keys", file.path()).start().await;
     is_ready(&gateway).await;
@@ -336,7 +340,8 @@ async fn a_browser_that_has_kept_a_key_gives_it_to_no_other_site() {
 
 #[tokio::test]
 async fn an_idempotency_key_leads_only_its_own_principal_to_its_lock() {
-    let (one, two) = (key("one", HOLDER, "*").await, key("two", HOLDER, "*").await);
+    let one = key("one", HOLDER, "*").await;
+    let two = key("two", HOLDER, "*").await;
     let file = file(&[&one, &two]);
     let gateway = with_keys(&file).start().await;
     let acquire = async |key: &Key| {
@@ -345,7 +350,8 @@ async fn an_idempotency_key_leads_only_its_own_principal_to_its_lock() {
             .header("idempotency-key", "the-same-key-for-both");
         call.json(&json!({ "ttl_ms": 60_000 })).send().await
     };
-    let (first, again) = (Lease::from(&acquire(&one).await), Lease::from(&acquire(&one).await));
+    let first = Lease::from(&acquire(&one).await);
+    let again = Lease::from(&acquire(&one).await);
     assert_eq!((&first.token, first.fencing), (&again.token, again.fencing));
     acquire(&two).await.problem(409, "lock_held");
     assert_eq!(one.delete(&gateway, "job", &again.token).await.status, 204);

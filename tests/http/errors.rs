@@ -102,8 +102,8 @@ async fn bad_ttls_are_quoted_with_the_allowed_range() {
         "true",
     ] {
         let body = format!("{{\"ttl_ms\":{bad}}}");
-        let (quoted, allowed) =
-            (format!("ttl_ms is {bad}"), "allowed are whole milliseconds from 10 to 120000");
+        let quoted = format!("ttl_ms is {bad}");
+        let allowed = "allowed are whole milliseconds from 10 to 120000";
         let post = with_body(&gateway, body.clone()).send().await;
         assert_bad(bad, &post, 400, "invalid_ttl", &[&quoted, allowed]);
         let patch = gateway.call(Method::PATCH, "/locks/held").header("lock-token", &lease.token);
@@ -278,7 +278,8 @@ async fn a_body_beyond_the_limit_is_413_however_its_length_is_told() {
 #[tokio::test]
 async fn a_token_must_be_there_once_and_be_one() {
     let gateway = Launch::embedded().start().await;
-    let (lease, other) = (gateway.acquire("job").await, gateway.acquire("another").await);
+    let lease = gateway.acquire("job").await;
+    let other = gateway.acquire("another").await;
     let bad = [
         ("empty", String::new()),
         ("no token", "secret".into()),

@@ -23,7 +23,8 @@ async fn two_gateways(servers: &[RedisServer]) -> (Gateway, Gateway) {
     let shifted = Launch::over(servers)
         .env("LD_PRELOAD", shim.path())
         .env("CLOCK_SHIM_OFFSET_MS", &AHEAD.as_millis().to_string());
-    let (ahead, exact) = (shifted.ready().await, Launch::over(servers).ready().await);
+    let ahead = shifted.ready().await;
+    let exact = Launch::over(servers).ready().await;
     // The shifted one is asked first, so that without the shift its token would be the smaller one.
     let since = Instant::now();
     let early = ahead.acquire("which-clock-ahead").await.fencing;

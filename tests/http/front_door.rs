@@ -115,8 +115,10 @@ struct Nginx {
 
 impl Nginx {
     async fn start(gateway: &Gateway) -> Self {
-        let (folder, port) = (TempDir::new(), free_port());
-        let (here, to) = (folder.path().display(), gateway.address());
+        let folder = TempDir::new();
+        let port = free_port();
+        let here = folder.path().display();
+        let to = gateway.address();
         // With a path, proxy_pass decodes the request's and replaces the prefix; without one it passes on what came.
         let text = format!(
             "daemon off; worker_processes 1; pid {here}/pid; error_log stderr;

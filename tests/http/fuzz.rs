@@ -130,7 +130,8 @@ async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
     gateway.acquire("after-all-that").await;
     assert_eq!(gateway.get("/locks?limit=1000").await.status, 200);
     assert_eq!(gateway.readyz().await.status, 200);
-    let (log, errors) = (gateway.stdout(), gateway.stderr());
+    let log = gateway.stdout();
+    let errors = gateway.stderr();
     for what in ["panicked", "\"ERROR\""] {
         let line = log.lines().chain(errors.lines()).find(|line| line.contains(what));
         assert!(line.is_none(), "the log has {what}: {line:?}");

@@ -37,7 +37,8 @@ async fn give_up(gateway: &Gateway, name: &str, after: Duration) {
 #[tokio::test]
 async fn release_by_key_frees_a_lock_whose_answer_nobody_read() {
     let servers = masters(3);
-    let (one, two) = (Launch::over(&servers).ready().await, Launch::over(&servers).ready().await);
+    let one = Launch::over(&servers).ready().await;
+    let two = Launch::over(&servers).ready().await;
     let mut client = one.raw().await;
     client.announce("POST", "job", &format!("idempotency-key: {KEY}\r\n"), 2).await;
     client.write("{}").await;
@@ -83,9 +84,10 @@ async fn release_by_key_frees_the_lock_whenever_the_client_hung_up() {
 
 #[tokio::test]
 async fn a_principal_releases_nothing_by_the_key_of_another() {
-    let (holder, other) = (key("holder", HOLDER, "*").await, key("other", HOLDER, "*").await);
-    let (cleaner, reader) =
-        (key("cleaner", "release", "*").await, key("reader", "inspect,extend", "*").await);
+    let holder = key("holder", HOLDER, "*").await;
+    let other = key("other", HOLDER, "*").await;
+    let cleaner = key("cleaner", "release", "*").await;
+    let reader = key("reader", "inspect,extend", "*").await;
     let file = file(&[&holder, &other, &cleaner, &reader]);
     let gateway = with_keys(&file).start().await;
     let call = |who: &crate::http::keys::Key, method| {

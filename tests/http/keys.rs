@@ -68,7 +68,8 @@ impl Key {
 
 #[tokio::test]
 async fn keys_are_read_again_without_a_gap_and_a_broken_file_keeps_the_old_ones() {
-    let (old, new) = (key("ci", HOLDER, "*").await, key("ci", HOLDER, "*").await);
+    let old = key("ci", HOLDER, "*").await;
+    let new = key("ci", HOLDER, "*").await;
     let file = file(&[&old]);
     let gateway = with_keys(&file).start().await;
     let lease = old.acquire(&gateway, "job").await;
@@ -78,7 +79,8 @@ async fn keys_are_read_again_without_a_gap_and_a_broken_file_keeps_the_old_ones(
     // Nothing is lost of the requests while the file changes.
     std::fs::write(file.path(), &new.entry).unwrap();
     eventually("the new key is known", async || {
-        let (old_is_known, new_is_known) = (knows(&old).await, knows(&new).await);
+        let old_is_known = knows(&old).await;
+        let new_is_known = knows(&new).await;
         if !new_is_known {
             assert!(old_is_known, "one of them always is");
         }
@@ -117,7 +119,8 @@ async fn keys_are_read_again_without_a_gap_and_a_broken_file_keeps_the_old_ones(
 
 #[tokio::test]
 async fn a_key_that_ends_while_its_request_waits_gets_no_lock() {
-    let (holder, waiter) = (key("holder", HOLDER, "*").await, key("waiter", HOLDER, "*").await);
+    let holder = key("holder", HOLDER, "*").await;
+    let waiter = key("waiter", HOLDER, "*").await;
     let file = file(&[&holder, &waiter]);
     let gateway = with_keys(&file).flag("--public", "metrics").start().await;
     let lease = holder.acquire(&gateway, "job").await;

@@ -27,7 +27,9 @@ async fn held_locks_are_listed_page_by_page() {
             201
         );
     }
-    let (mut names, mut cursor, mut pages) = (Vec::new(), String::new(), 0);
+    let mut names = Vec::new();
+    let mut cursor = String::new();
+    let mut pages = 0;
     loop {
         let answer = gateway.get(&format!("/locks?prefix=a%2F&limit=10&cursor={cursor}")).await;
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -62,10 +64,12 @@ async fn held_locks_are_listed_page_by_page() {
 #[tokio::test]
 async fn a_forged_cursor_is_400() {
     let servers = masters(3);
-    let (one, two) = (key("one", "acquire,list", "*").await, key("two", "list", "*").await);
+    let one = key("one", "acquire,list", "*").await;
+    let two = key("two", "list", "*").await;
     let keys = file(&[&one, &two]);
     let launch = Launch::over(&servers).flag("--auth-keys", keys.path());
-    let (gateway, other) = (launch.clone().start().await, launch.start().await);
+    let gateway = launch.clone().start().await;
+    let other = launch.start().await;
     eventually("both are ready", async || {
         let ready = [gateway.get("/readyz").await, other.get("/readyz").await]
             .iter()
@@ -132,9 +136,11 @@ const TRIES: usize = 300;
 
 /// How many of the tries to acquire and to release went well, and how long the slowest of 99 % took.
 async fn locked(victim: &Key, gateway: &Gateway) -> (usize, Duration) {
-    let (mut done, mut times) = (0, Vec::new());
+    let mut done = 0;
+    let mut times = Vec::new();
     for number in 0..TRIES {
-        let (path, began) = (lock_path(&format!("victim/{number}")), Instant::now());
+        let path = lock_path(&format!("victim/{number}"));
+        let began = Instant::now();
         let answer = victim
             .call(gateway, Method::POST, &path)
             .json(&json!({ "ttl_ms": 10_000 }))
@@ -194,7 +200,8 @@ async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_oth
     // Several connections of each.
     for lister in listers.iter().cycle().take(24) {
         let lister = Key { text: lister.text.clone(), entry: String::new() };
-        let (pages, refused) = (Arc::clone(&pages), Arc::clone(&refused));
+        let pages = Arc::clone(&pages);
+        let refused = Arc::clone(&refused);
         lines.push(tokio::spawn(lists_on(lister, gateway.clone(), enough.clone(), pages, refused)));
     }
     eventually("they list", async || (pages.load(Ordering::Relaxed) > 0).then_some(())).await;
@@ -205,7 +212,8 @@ async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_oth
     for line in lines {
         line.await.unwrap();
     }
-    let (pages, refused) = (pages.load(Ordering::Relaxed), refused.load(Ordering::Relaxed));
+    let pages = pages.load(Ordering::Relaxed);
+    let refused = refused.load(Ordering::Relaxed);
     println!(
         "{quiet} of {TRIES} in {quiet_p99:?}, beside {pages} pages and {refused} refusals {attacked} in {attacked_p99:?}"
     );

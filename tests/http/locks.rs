@@ -66,7 +66,8 @@ fn assert_lease(body: &Value, name: &str, ttl_ms: u64, owner: Option<&str>, node
         "{fencing} is no time in microseconds below 2^53"
     );
     // A hundredth and 2 ms for drift; what is left is for a busy machine.
-    let (validity, elapsed) = (number(&body["validity_ms"]), number(&body["elapsed_ms"]));
+    let validity = number(&body["validity_ms"]);
+    let elapsed = number(&body["elapsed_ms"]);
     let most = ttl_ms - ttl_ms / 100 - 2;
     assert!(validity <= most && validity + 5_000 > most, "{validity} of {ttl_ms} ms are left");
     assert!(
@@ -249,8 +250,8 @@ async fn a_token_of_another_acquisition_neither_extends_nor_releases() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let owner = json!({ "ttl_ms": 60_000, "owner": "first" });
-    let (first, second) =
-        (Lease::from(&gateway.post("first", owner).await), gateway.acquire("second").await);
+    let first = Lease::from(&gateway.post("first", owner).await);
+    let second = gateway.acquire("second").await;
     assert_held_by(
         &gateway.patch("first", &second.token, 1_000).await,
         "not_holder",
@@ -311,7 +312,8 @@ async fn a_lock_is_not_extended_beyond_the_longest_hold() {
 #[tokio::test]
 async fn two_gateways_over_the_same_masters_exclude_each_other() {
     let servers = masters(5);
-    let (one, two) = (Launch::over(&servers).ready().await, Launch::over(&servers).ready().await);
+    let one = Launch::over(&servers).ready().await;
+    let two = Launch::over(&servers).ready().await;
     let ask = |owner: &str| json!({ "ttl_ms": 60_000, "owner": owner });
     let first = Lease::from(&one.post("job", ask("by one")).await);
     assert_held_by(&two.post("job", ask("by two")).await, "lock_held", Some("by one"), 60_000);

@@ -45,7 +45,8 @@ async fn a_keyed_post_whose_answer_was_swallowed_is_answered_again_with_the_same
     for client in clients {
         history.add(client.await.unwrap_or_else(|_| panic!("replay with SWALLOWED_SEED={seed}")));
     }
-    let (took, plain) = (run.began.elapsed(), history.plain_denials());
+    let took = run.began.elapsed();
+    let plain = history.plain_denials();
     println!("{ORDERS} orders in {took:.1?} with {faults} faults: {:#?}", history.counts);
     println!(
         "of {} denials {plain} while another client knew that it held the lock",
@@ -107,7 +108,8 @@ async fn faults(servers: &[RedisServer], run: &Run, over: impl Fn() -> bool) -> 
     let mut chance = Chance::of(run.seed, ORDERS);
     let mut count = 0;
     while !over() {
-        let (first, apart) = (chance.below(servers.len()), 1 + chance.below(servers.len() - 1));
+        let first = chance.below(servers.len());
+        let apart = 1 + chance.below(servers.len() - 1);
         let pair = [&servers[first], &servers[(first + apart) % servers.len()]];
         for _ in 0..4 {
             hang(&pair, run, &mut chance).await;

@@ -95,7 +95,8 @@ async fn the_committed_documents_are_those_that_the_program_prints_and_serves() 
 
 #[test]
 fn the_documents_say_which_version_they_are_and_describe_the_same_operations() {
-    let (document, twin) = (document(), twin());
+    let document = document();
+    let twin = twin();
     assert!(document["openapi"].as_str().unwrap().starts_with("3.1."), "{}", document["openapi"]);
     assert_eq!(twin["openapi"], "3.0.3");
     let names = |document: &Value| -> Vec<String> {

@@ -45,11 +45,13 @@ struct Counts {
 
 impl Taker {
     async fn start(gateway: &Gateway, key: Option<&Key>, most: u32) -> Self {
-        let (mut connections, counts) = (JoinSet::new(), Arc::new(Counts::default()));
+        let mut connections = JoinSet::new();
+        let counts = Arc::new(Counts::default());
         let authorization =
             key.map_or(String::new(), |key| format!("authorization: {}\r\n", key.bearer()));
         for first in 0..CONNECTIONS {
-            let (mut connection, counts) = (gateway.raw().await, counts.clone());
+            let mut connection = gateway.raw().await;
+            let counts = counts.clone();
             let authorization = authorization.clone();
             connections.spawn(async move {
                 for number in (first..most).step_by(CONNECTIONS as usize) {
@@ -102,7 +104,8 @@ impl Counts {
 }
 
 async fn take(connection: &mut Raw, name: &str, authorization: &str) -> u16 {
-    let (path, body) = (lock_path(name), r#"{"ttl_ms":300000}"#);
+    let path = lock_path(name);
+    let body = r#"{"ttl_ms":300000}"#;
     let request = format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{authorization}\
          content-length: {}\r\n\r\n{body}",
@@ -144,7 +147,8 @@ async fn one_address_takes_names_at_full_speed_while_memory_is_free() {
 #[tokio::test]
 async fn a_modest_client_is_served_beside_a_greedy_one_on_small_masters() {
     let servers = small_masters("5mb");
-    let (greedy, modest) = (key("greedy", HOLDER, "*").await, key("modest", HOLDER, "*").await);
+    let greedy = key("greedy", HOLDER, "*").await;
+    let modest = key("modest", HOLDER, "*").await;
     let file = file(&[&greedy, &modest]);
     let gateway = Launch::over(&servers)
         .flag("--auth-keys", file.path())
@@ -183,7 +187,8 @@ async fn a_modest_client_is_served_beside_a_greedy_one_on_small_masters() {
 #[tokio::test]
 async fn full_masters_bound_holders_at_once_and_newcomers_hear_why() {
     let servers = masters(3);
-    let (holder, newcomer) = (key("holder", HOLDER, "*").await, key("newcomer", HOLDER, "*").await);
+    let holder = key("holder", HOLDER, "*").await;
+    let newcomer = key("newcomer", HOLDER, "*").await;
     let file = file(&[&holder, &newcomer]);
     let gateway = Launch::over(&servers)
         .flag("--auth-keys", file.path())
@@ -216,7 +221,8 @@ async fn full_masters_bound_holders_at_once_and_newcomers_hear_why() {
 
 #[tokio::test]
 async fn embedded_nodes_share_half_of_the_memory_budget() {
-    let (greedy, modest) = (key("greedy", HOLDER, "*").await, key("modest", HOLDER, "*").await);
+    let greedy = key("greedy", HOLDER, "*").await;
+    let modest = key("modest", HOLDER, "*").await;
     let file = file(&[&greedy, &modest]);
     let launch = Launch::embedded()
         .flag("--auth-keys", file.path())

@@ -42,8 +42,10 @@ async fn repeated(gateways: &[&Gateway]) {
         );
         leases.push(lease);
     }
-    let (first, last) = (&leases[0], leases.last().unwrap());
-    let (one, other) = (gateways[0], gateways[gateways.len() - 1]);
+    let first = &leases[0];
+    let last = leases.last().unwrap();
+    let one = gateways[0];
+    let other = gateways[gateways.len() - 1];
 
     let refused =
         keyed(one, "job", "order-4711/another-attempt", 60_000).await.problem(409, "lock_held");
@@ -74,15 +76,17 @@ async fn a_repeated_request_gets_its_own_lock_again_on_embedded_nodes() {
 #[tokio::test]
 async fn a_repeated_request_gets_its_own_lock_again_from_any_gateway() {
     let servers = masters(5);
-    let (one, two) = (Launch::over(&servers).ready().await, Launch::over(&servers).ready().await);
+    let one = Launch::over(&servers).ready().await;
+    let two = Launch::over(&servers).ready().await;
     repeated(&[&one, &two, &one]).await;
 }
 
 #[tokio::test]
 async fn gateways_of_different_clusters_derive_different_secrets_from_one_key() {
-    let (one, two) =
-        (Launch::embedded().flag("--cluster", "one"), Launch::embedded().flag("--cluster", "two"));
-    let (one, two) = (one.start().await, two.start().await);
+    let one = Launch::embedded().flag("--cluster", "one");
+    let two = Launch::embedded().flag("--cluster", "two");
+    let one = one.start().await;
+    let two = two.start().await;
     let leases = [keyed(&one, "job", KEY, 60_000).await, keyed(&two, "job", KEY, 60_000).await];
     assert_ne!(Lease::from(&leases[0]).owner(), Lease::from(&leases[1]).owner());
 }

@@ -68,10 +68,10 @@ fn told(answer: &Answer) -> Value {
 #[tokio::test]
 async fn a_key_that_may_only_release_or_extend_learns_nothing_of_the_locks_of_others() {
     let holder = key("holder", HOLDER, "*").await;
-    let (cleaner, extender) =
-        (key("cleaner", "release", "*").await, key("extender", "extend", "*").await);
-    let (worker, reader) =
-        (key("worker", "acquire,extend,release", "*").await, key("reader", HOLDER, "*").await);
+    let cleaner = key("cleaner", "release", "*").await;
+    let extender = key("extender", "extend", "*").await;
+    let worker = key("worker", "acquire,extend,release", "*").await;
+    let reader = key("reader", HOLDER, "*").await;
     let file = file(&[&holder, &cleaner, &extender, &worker, &reader]);
     let gateway = with_keys(&file).start().await;
     let lease = holder.acquire(&gateway, "held").await;
@@ -79,19 +79,15 @@ async fn a_key_that_may_only_release_or_extend_learns_nothing_of_the_locks_of_ot
     // As somebody would make one up.
     let made_up = format!("1.{}.{}", lease.fencing, "a".repeat(40));
     for token in [&made_up, &lease.token] {
-        let (held, free) = (
-            cleaner.delete(&gateway, "held", token).await,
-            cleaner.delete(&gateway, "free", token).await,
-        );
+        let held = cleaner.delete(&gateway, "held", token).await;
+        let free = cleaner.delete(&gateway, "free", token).await;
         held.problem(404, "lock_not_found");
         assert_eq!(
             (told(&held), held.header("retry-after")),
             (told(&free), free.header("retry-after"))
         );
-        let (held, free) = (
-            extender.patch(&gateway, "held", token).await,
-            extender.patch(&gateway, "free", token).await,
-        );
+        let held = extender.patch(&gateway, "held", token).await;
+        let free = extender.patch(&gateway, "free", token).await;
         held.problem(404, "lock_not_found");
         assert_eq!(
             (told(&held), held.header("retry-after")),
@@ -213,7 +209,8 @@ async fn a_key_beyond_its_rate_is_shown_no_more_of_readyz_than_anybody() {
 
 #[tokio::test]
 async fn a_key_that_is_revoked_while_the_body_of_its_request_is_on_its_way_does_nothing() {
-    let (stays, revoked) = (key("stays", HOLDER, "*").await, key("revoked", HOLDER, "*").await);
+    let stays = key("stays", HOLDER, "*").await;
+    let revoked = key("revoked", HOLDER, "*").await;
     let file = file(&[&stays, &revoked]);
     let gateway = with_keys(&file).flag("--max-ttl", "1h").start().await;
     let lease = Lease::from(&revoked.call(&gateway, Method::POST, "/locks/job").send().await);

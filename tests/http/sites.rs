@@ -148,7 +148,8 @@ async fn a_kept_password_is_lent_to_no_other_page_and_a_bearer_key_is_the_pages_
 #[tokio::test]
 async fn a_certificate_that_a_browser_shows_counts_for_our_own_pages_only() {
     let authority = Authority::new();
-    let (server, own) = (authority.issue("server", "/CN=gateway"), authority.issue("ci", "/CN=ci"));
+    let server = authority.issue("server", "/CN=gateway");
+    let own = authority.issue("ci", "/CN=ci");
     let keys = "[[key]]\nname = 'ci'\ncertificate = 'CN=ci'\nallow = [{ verbs = ['acquire', 'inspect'], names = ['*'] }]";
     let keys = Scratch::new("keys.toml", keys);
     let launch = Launch::embedded().flag("--tls-cert", &server.cert).flag("--tls-key", &server.key);

@@ -37,7 +37,8 @@ const NOT_TAKEN: &str = "the certificate before stays";
 
 #[tokio::test]
 async fn locks_are_served_over_https_to_those_who_trust_the_authority() {
-    let (ours, theirs) = (Authority::new(), Authority::new());
+    let ours = Authority::new();
+    let theirs = Authority::new();
     let gateway = https(&ours.issue("server", "/CN=gateway")).start().await;
     let banner = eventually("the banner is complete", async || {
         Some(gateway.stderr()).filter(|text| text.contains("/docs"))
@@ -86,7 +87,8 @@ type Flags<'a> = &'a [(&'a str, &'a str)];
 async fn files_that_cannot_be_used_are_named_before_anything_is_bound() {
     let authority = Authority::new();
     let [one, other] = ["one", "other"].map(|name| authority.issue(name, "/CN=gateway"));
-    let (text, keys) = (Scratch::new("text.pem", "no PEM"), Scratch::new("keys.toml", ""));
+    let text = Scratch::new("text.pem", "no PEM");
+    let keys = Scratch::new("keys.toml", "");
     let client_ca = ("--tls-client-ca", text.path());
     // Binding it would fail, and be said first.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -218,7 +220,8 @@ async fn a_certificate_is_replaced_under_load_and_no_request_is_lost() {
         (0..3).map(|n| authority.issue(&format!("v{n}"), "/CN=gateway")).collect();
     let secret = Secret::new(&versions[0]);
     let gateway = https(&secret.issued()).env("RUST_LOG", "info").start().await;
-    let (client, address) = (Client::trusting(&authority), gateway.address());
+    let client = Client::trusting(&authority);
+    let address = gateway.address();
     let stop = Arc::new(AtomicBool::new(false));
     let load: Vec<_> = (0..8)
         .map(|n| tokio::spawn(asks(client.clone(), address, n % 2 == 0, stop.clone())))
@@ -298,7 +301,9 @@ async fn a_certificate_that_cannot_be_used_is_not_taken_and_the_next_good_one_is
 
 #[tokio::test]
 async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused() {
-    let (servers, clients, others) = (Authority::new(), Authority::new(), Authority::new());
+    let servers = Authority::new();
+    let clients = Authority::new();
+    let others = Authority::new();
     let server = servers.issue("server", "/CN=gateway");
     let trusted = Scratch::new("clients.pem", &std::fs::read_to_string(clients.ca()).unwrap());
     let keys = "[[key]]\nname = 'ci'\ncertificate = 'CN=ci,O=Example'\nallow = [{ verbs = ['inspect'], names = ['*'] }]";
@@ -374,8 +379,8 @@ async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused(
 #[tokio::test]
 async fn a_certificate_that_ends_opens_nothing_more_on_a_connection_that_goes_on() {
     let authority = Authority::new();
-    let (server, own) =
-        (authority.issue("server", "/CN=gateway"), authority.issue_for("ci", "/CN=ci", 6));
+    let server = authority.issue("server", "/CN=gateway");
+    let own = authority.issue_for("ci", "/CN=ci", 6);
     let keys = "[[key]]\nname = 'ci'\ncertificate = 'CN=ci'\nallow = [{ verbs = ['acquire', 'inspect'], names = ['*'] }]";
     let keys = Scratch::new("keys.toml", keys);
     let launch =

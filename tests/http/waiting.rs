@@ -110,7 +110,8 @@ async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.post("job", json!({ "ttl_ms": 60_000, "owner": "alice" })).await;
     assert_eq!(held.status, 201);
-    let (mut late, mut plain) = (Vec::new(), Vec::new());
+    let mut late = Vec::new();
+    let mut plain = Vec::new();
     for round in 0..10 {
         let sent = Instant::now();
         plain.push(gateway.post("job", json!({ "ttl_ms": 60_000 })).await.at - sent);
@@ -126,7 +127,8 @@ async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
             assert_eq!((&problem["holder"], refused.header("retry-after")), (&json!("alice"), "5"));
             let left = problem["expires_in_ms"].as_u64().expect("a number");
             assert!((30_000..60_000).contains(&left), "{left}");
-            let (took, wait) = (refused.at - sent, Duration::from_millis(wait_ms));
+            let took = refused.at - sent;
+            let wait = Duration::from_millis(wait_ms);
             assert!(took >= wait, "after {took:?} instead of {wait:?}");
             late.push(took - wait);
         }
@@ -198,11 +200,12 @@ async fn when_half_of_the_waiters_go_away_the_others_get_the_lock_and_nothing_is
     // have been granted to them already, and the time they asked for has to pass.
     for (goes, ttl_ms) in [("waiting", 60_000), ("served", 300)] {
         let held = gateway.acquire("job").await;
-        let (mut stay, mut go) = (Vec::new(), Vec::new());
+        let mut stay = Vec::new();
+        let mut go = Vec::new();
         for _ in 0..EACH {
             go.push(line_up_raw(&gateway, "job", ttl_ms).await);
-            let (asked, release) =
-                (patient(&gateway, "job", LONG_MS), gateway.call(Method::DELETE, "/locks/job"));
+            let asked = patient(&gateway, "job", LONG_MS);
+            let release = gateway.call(Method::DELETE, "/locks/job");
             stay.push(tokio::spawn(async move {
                 let lease = Lease::from(&asked.send().await);
                 assert_eq!(release.header("lock-token", &lease.token).send().await.status, 204);
@@ -235,7 +238,8 @@ async fn more_waiters_than_allowed_are_429_until_places_are_free_and_waiting_is_
         .flag("--max-in-flight", "2")
         .start()
         .await;
-    let (held_a, held_b) = (gateway.acquire("a").await, gateway.acquire("b").await);
+    let held_a = gateway.acquire("a").await;
+    let held_b = gateway.acquire("b").await;
     let first = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
     let second = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
     let refused = |name: &'static str, word: &'static str| {
@@ -420,7 +424,8 @@ async fn what_a_client_may_trust_after_a_wait_is_all_of_the_new_lease() {
     let granted = gateway.post("job", json!({ "ttl_ms": 400, "wait_ms": 10_000 })).await;
     let body = granted.json();
     let millis = |field: &str| Duration::from_millis(body[field].as_u64().unwrap());
-    let (round_trip, elapsed) = (granted.at - sent, millis("elapsed_ms"));
+    let round_trip = granted.at - sent;
+    let elapsed = millis("elapsed_ms");
     assert!(
         round_trip >= Duration::from_millis(400) && elapsed <= round_trip,
         "{elapsed:?} of {round_trip:?}"

@@ -54,7 +54,8 @@ async fn a_release_at_another_gateway_reaches_the_waiter_within_milliseconds() {
     const ROUNDS: usize = 20;
     let servers = masters(5);
     let [first, second] = two_over(&servers).await;
-    let (mut times, mut plain) = (Vec::new(), Vec::new());
+    let mut times = Vec::new();
+    let mut plain = Vec::new();
     for _ in 0..ROUNDS {
         times.push(handed_over(&first, &second, &first).await);
         plain.push(plainly(&second).await);
@@ -77,7 +78,8 @@ async fn a_release_at_the_waiters_own_gateway_hands_over_a_lock_that_was_acquire
     const ROUNDS: usize = 10;
     let servers = masters(5);
     let [first, second] = two_over(&servers).await;
-    let (mut times, mut plain) = (Vec::new(), Vec::new());
+    let mut times = Vec::new();
+    let mut plain = Vec::new();
     for _ in 0..ROUNDS {
         times.push(handed_over(&first, &second, &second).await);
         plain.push(plainly(&second).await);

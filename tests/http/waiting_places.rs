@@ -26,7 +26,8 @@ fn too_many(refused: &Answer, words: &str) {
 
 #[tokio::test]
 async fn a_key_that_takes_all_the_waiting_places_it_can_leaves_some_for_others() {
-    let (greedy, victim) = (key("greedy", HOLDER, "*").await, key("victim", HOLDER, "*").await);
+    let greedy = key("greedy", HOLDER, "*").await;
+    let victim = key("victim", HOLDER, "*").await;
     let file = file(&[&greedy, &victim]);
     // The scraper has no key.
     let gateway =

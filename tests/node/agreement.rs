@@ -13,7 +13,8 @@ use crate::support::nodes::{LONG_MS, Lock, ask, in_state, name, now};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn gateways_of_other_configurations_are_refused_and_told_both() {
-    let (cluster, server) = (ClusterSettings::ENDLESS_QUARANTINE, RedisServer::start());
+    let cluster = ClusterSettings::ENDLESS_QUARANTINE;
+    let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
     let stood = marker(&server);
     let longer = ClusterSettings { max_ttl: cluster.max_ttl * 2, ..cluster };
@@ -39,9 +40,10 @@ async fn gateways_of_other_configurations_are_refused_and_told_both() {
 fn two_gateways_that_admit_one_master_at_the_same_time_agree() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     repeated(12, 6, async || {
-        let (server, since) = (RedisServer::start(), Instant::now());
-        let (first, second) =
-            (cluster.remote_node(&server.url()), cluster.remote_node(&server.url()));
+        let server = RedisServer::start();
+        let since = Instant::now();
+        let first = cluster.remote_node(&server.url());
+        let second = cluster.remote_node(&server.url());
         let votes = tokio::join!(first_vote(first.as_ref()), first_vote(second.as_ref()));
         for voted in [votes.0, votes.1] {
             assert!(voted - since >= cluster.quarantine(), "{:?}", voted - since);
@@ -60,7 +62,8 @@ fn two_gateways_that_admit_one_master_at_the_same_time_agree() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_gateway_restarted_during_a_quarantine_goes_on_counting_as_the_marker_says() {
-    let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let server = RedisServer::start();
     let since = Instant::now();
     let first = cluster.remote_node(&server.url());
     in_state(first.as_ref(), NodeState::Quarantined).await;
@@ -78,7 +81,8 @@ async fn a_gateway_restarted_during_a_quarantine_goes_on_counting_as_the_marker_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_gateway_that_would_wait_longer_follows_one_that_has_waited() {
-    let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let server = RedisServer::start();
     let since = Instant::now();
     let early = cluster.remote_node(&server.url());
     // This one would wait for hours.
@@ -91,10 +95,9 @@ async fn a_gateway_that_would_wait_longer_follows_one_that_has_waited() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_second_loss_during_the_quarantine_starts_the_count_anew() {
-    let (cluster, server) = (
-        ClusterSettings { max_ttl: Duration::from_secs(2), ..ClusterSettings::SHORT_QUARANTINE },
-        RedisServer::start(),
-    );
+    let cluster =
+        ClusterSettings { max_ttl: Duration::from_secs(2), ..ClusterSettings::SHORT_QUARANTINE };
+    let server = RedisServer::start();
     let remote = cluster.remote_node(&server.url());
     let first = in_state(remote.as_ref(), NodeState::Quarantined).await;
     tokio::time::sleep(cluster.quarantine() / 2).await;
@@ -152,7 +155,8 @@ fn a_count_that_began_before_a_loss_admits_nobody_after_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn one_process_under_two_names_votes_once() {
-    let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let server = RedisServer::start();
     let first = cluster.admitted(&server.url()).await;
     let second = cluster.remote_node(&server.url_as("", "localhost"));
     let refused = in_state(second.as_ref(), NodeState::Refused).await;
@@ -167,7 +171,8 @@ const FOR_A_WHILE: Duration = Duration::from_millis(700);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_word_counts_once() {
-    let (cluster, mut servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
+    let cluster = ClusterSettings::ENDLESS_QUARANTINE;
+    let mut servers = masters(3);
     servers[2].kill();
     let remotes = cluster.nodes_told_new(&servers);
     let locks = cluster.redlock(remotes.clone());
@@ -203,7 +208,8 @@ async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_wor
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
-    let (cluster, servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
+    let cluster = ClusterSettings::ENDLESS_QUARANTINE;
+    let servers = masters(3);
     cluster.mark_by(&servers[1].url()).await;
     let before: Vec<_> = servers.iter().map(marker).collect();
     let remotes = cluster.nodes_told_new(&servers);
@@ -224,7 +230,8 @@ async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
 /// The word still stands in some configuration when everything is lost, and a gateway is restarted then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_a_gateway_that_saw_the_loss() {
-    let (cluster, servers) = (ClusterSettings::ENDLESS_QUARANTINE, masters(3));
+    let cluster = ClusterSettings::ENDLESS_QUARANTINE;
+    let servers = masters(3);
     cluster.mark(&servers).await;
     let witness = cluster.remote_node(&servers[0].url());
     in_state(witness.as_ref(), NodeState::Admitted).await;

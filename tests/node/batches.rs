@@ -31,7 +31,8 @@ async fn submit_while_stopped(server: &RedisServer, node: &dyn Node, ops: Vec<Op
 #[tokio::test]
 async fn operations_that_come_in_while_a_call_is_out_share_the_next_call() {
     let (server, node, calls) = redis_node().await;
-    let (t, count) = (now(), 100);
+    let t = now();
+    let count = 100;
     let ops = (0..count).map(|n| Lock::new(&format!("n{n}")).acquire(1, t, LONG_MS)).collect();
     let answers = submit_while_stopped(&server, node.as_ref(), ops).await;
     assert!(answers.iter().all(|vote| *vote == Vote::Granted), "{answers:?}");
@@ -44,7 +45,8 @@ async fn operations_that_come_in_while_a_call_is_out_share_the_next_call() {
 #[tokio::test]
 async fn a_key_of_another_type_fails_its_own_operation_and_no_other_of_the_batch() {
     let (server, node, calls) = redis_node().await;
-    let (t, bad) = (now(), Lock::new("n5"));
+    let t = now();
+    let bad = Lock::new("n5");
     server.cmd(&[b"RPUSH", &bad.keys.lock[..], b"x"]);
     let locks: Vec<_> = (0..20).map(|n| Lock::new(&format!("n{n}"))).collect();
     let ops = |make: &dyn Fn(&Lock) -> Op| locks.iter().map(make).collect::<Vec<_>>();
@@ -90,7 +92,8 @@ async fn a_key_of_another_type_fails_its_own_operation_and_no_other_of_the_batch
 #[tokio::test]
 async fn a_call_has_at_most_128_operations_and_all_are_answered() {
     let (server, node, calls) = redis_node().await;
-    let (t, count) = (now(), 1_000);
+    let t = now();
+    let count = 1_000;
     let ops = (0..count).map(|n| Lock::new(&format!("n{n}")).acquire(1, t, LONG_MS)).collect();
     let answers = submit_while_stopped(&server, node.as_ref(), ops).await;
     assert!(answers.iter().all(|vote| *vote == Vote::Granted));
@@ -128,7 +131,9 @@ async fn a_call_of_large_records_is_split_by_size_and_every_record_arrives_whole
 #[tokio::test]
 async fn an_operation_that_waited_past_its_time_is_not_run_unless_it_is_a_release() {
     let (server, node, _) = redis_node().await;
-    let (free, held, t) = (Lock::new("a"), Lock::new("b"), now());
+    let free = Lock::new("a");
+    let held = Lock::new("b");
+    let t = now();
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
     // The vote goes nowhere: only what is stored counts here.
     struct Discarded;
@@ -173,7 +178,9 @@ async fn beyond_8192_waiting_operations_more_are_refused_at_once() {
 #[tokio::test]
 async fn a_flood_of_acquires_leaves_room_in_the_queue_for_extensions_and_releases() {
     let (server, node, _) = redis_node().await;
-    let (held, lock, t) = (Lock::new("held"), Lock::new("a"), now());
+    let held = Lock::new("held");
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
     server.stop();
     let flood: Vec<_> =
@@ -190,7 +197,8 @@ async fn a_flood_of_acquires_leaves_room_in_the_queue_for_extensions_and_release
 #[tokio::test]
 async fn operations_take_effect_in_the_order_they_were_submitted() {
     let (server, node, _) = redis_node().await;
-    let (lock, t) = (Lock::new("a"), now());
+    let lock = Lock::new("a");
+    let t = now();
     let ops =
         (0..300).flat_map(|n| [lock.acquire(1, t + n, LONG_MS), lock.release(1, t + n)]).collect();
     for (index, vote) in
@@ -207,7 +215,9 @@ async fn operations_take_effect_in_the_order_they_were_submitted() {
 #[tokio::test]
 async fn what_came_too_late_does_not_hold_up_what_is_behind_it() {
     let (_server, node, _) = redis_node().await;
-    let (lock, t, began) = (Lock::new("a"), now(), Instant::now());
+    let lock = Lock::new("a");
+    let t = now();
+    let began = Instant::now();
     for _ in 0..8 {
         // A whole call of them, of which nothing is left to send.
         let late: Vec<_> = (0..128)

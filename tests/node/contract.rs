@@ -87,7 +87,9 @@ contract! {
 }
 
 async fn a_free_lock_is_granted_with_exactly_its_record_and_ttl(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     let (stored, left) = subject.stored(&lock).await.unwrap();
@@ -97,7 +99,9 @@ async fn a_free_lock_is_granted_with_exactly_its_record_and_ttl(kind: Kind) {
 }
 
 async fn a_lock_of_another_owner_is_held_with_what_is_left_of_it(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     // Held is the answer whether the T of the loser is larger or smaller.
     for other in [t + 1, t, t - 1] {
@@ -108,7 +112,9 @@ async fn a_lock_of_another_owner_is_held_with_what_is_left_of_it(kind: Kind) {
 }
 
 async fn a_t_not_above_the_fence_is_stale_on_a_free_lock(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Released);
     for old in [t, t - 1] {
@@ -122,7 +128,9 @@ async fn a_t_not_above_the_fence_is_stale_on_a_free_lock(kind: Kind) {
 }
 
 async fn the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     for other in [t + 5, t, t - 5] {
         let vote = subject.ask(lock.acquire(1 | AGAIN, other, 3 * LONG_MS)).await;
@@ -137,7 +145,9 @@ async fn the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed(kind: 
 }
 
 async fn an_extension_prolongs_and_never_shortens(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     let extended = subject.ask(lock.extend(1, t, 100)).await;
     let Vote::Extended { expires_in } = extended else { panic!("{extended:?}") };
@@ -162,8 +172,10 @@ async fn gone(subject: &Subject, lock: &Lock) {
 }
 
 async fn a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind: Kind) {
-    let (subject, lost, ended, t) =
-        (kind.subject().await, Lock::new("lost"), Lock::new("ended"), now());
+    let subject = kind.subject().await;
+    let lost = Lock::new("lost");
+    let ended = Lock::new("ended");
+    let t = now();
     // Held for an hour by extensions: no acquire with this T would be let in.
     let old = t - 3_600_000_000;
     assert_eq!(subject.ask(lost.repair(1, old, LONG_MS)).await, Vote::Granted);
@@ -184,7 +196,9 @@ async fn a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind
 }
 
 async fn a_repair_of_an_unextended_lock_leaves_no_mark(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.catch_up(1, t, 150)).await, Vote::Granted);
     let (stored, _) = subject.stored(&lock).await.unwrap();
     assert_eq!((&stored, subject.fence(&lock).await), (&record(1, t), Some(t)));
@@ -195,7 +209,8 @@ async fn a_repair_of_an_unextended_lock_leaves_no_mark(kind: Kind) {
 
 /// A majority of the others has the grant, so no other that the record of nobody stands for can have one.
 async fn a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long(kind: Kind) {
-    let (subject, t) = (kind.subject().await, now());
+    let subject = kind.subject().await;
+    let t = now();
     for (name, kept, life) in
         [("older", t - 1, 1_000), ("the-same", t, LONG_MS / 2), ("newer", t + 1, LONG_MS * 2)]
     {
@@ -213,7 +228,8 @@ async fn a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long(kind: Kind) 
 }
 
 async fn a_repair_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind) {
-    let (subject, t) = (kind.subject().await, now());
+    let subject = kind.subject().await;
+    let t = now();
     for (name, extended) in [("released", false), ("extended and released", true)] {
         let lock = Lock::new(&name.replace(' ', "-"));
         assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
@@ -229,7 +245,9 @@ async fn a_repair_brings_no_lock_back_that_was_released_or_granted_anew(kind: Ki
         assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing, "{name}");
     }
     // The release overtook the repair on a node that has lost the lock, and on one where it has ended.
-    let (lost, ended, anew) = (Lock::new("lost"), Lock::new("ended"), Lock::new("anew"));
+    let lost = Lock::new("lost");
+    let ended = Lock::new("ended");
+    let anew = Lock::new("anew");
     assert_eq!(subject.ask(lost.release(1, t)).await, Vote::Missing);
     assert_eq!(subject.ask(lost.repair(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
     assert_eq!(subject.ask(ended.acquire(1, t, 150)).await, Vote::Granted);
@@ -248,7 +266,9 @@ async fn a_repair_brings_no_lock_back_that_was_released_or_granted_anew(kind: Ki
 }
 
 async fn an_extension_of_an_absent_or_foreign_lock_creates_nothing(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.extend(1, t, LONG_MS)).await, Vote::Missing);
     assert_eq!(
         (subject.ask(lock.inspect()).await, subject.fence(&lock).await),
@@ -260,7 +280,10 @@ async fn an_extension_of_an_absent_or_foreign_lock_creates_nothing(kind: Kind) {
 }
 
 async fn a_release_deletes_exactly_its_own_grant(kind: Kind) {
-    let (subject, lock, other, t) = (kind.subject().await, Lock::new("a"), Lock::new("b"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let other = Lock::new("b");
+    let t = now();
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(subject.ask(other.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Released);
@@ -270,7 +293,9 @@ async fn a_release_deletes_exactly_its_own_grant(kind: Kind) {
 }
 
 async fn a_release_with_an_older_t_keeps_the_newer_grant(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.acquire(1, t + 1, LONG_MS)).await, Vote::Granted);
     assert_held(&subject.ask(lock.release(1, t)).await, &record(1, t + 1), LONG_MS);
     assert_eq!(
@@ -280,7 +305,9 @@ async fn a_release_with_an_older_t_keeps_the_newer_grant(kind: Kind) {
 }
 
 async fn a_release_with_a_newer_t_takes_the_older_grant_along(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(subject.ask(lock.release(1, t + 9)).await, Vote::Released);
     assert_eq!(
@@ -290,7 +317,9 @@ async fn a_release_with_a_newer_t_takes_the_older_grant_along(kind: Kind) {
 }
 
 async fn a_release_of_an_absent_lock_bars_the_acquire_it_overtook(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Missing);
     for late in [t, t - 1] {
         assert_eq!(
@@ -302,14 +331,17 @@ async fn a_release_of_an_absent_lock_bars_the_acquire_it_overtook(kind: Kind) {
 }
 
 async fn a_release_never_lowers_a_fence(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Missing);
     assert_eq!(subject.ask(lock.release(1, t - 1_000_000)).await, Vote::Missing);
     assert_eq!(subject.fence(&lock).await, Some(t));
 }
 
 async fn a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing(kind: Kind) {
-    let (subject, lock) = (kind.subject().await, Lock::new("a"));
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
     for far in [now() + 20_000_000, now() - 20_000_000] {
         assert_failed(
             subject.ask(lock.acquire(1, far, LONG_MS)).await,
@@ -329,7 +361,10 @@ async fn a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing(kind: Kind) {
 }
 
 async fn a_release_from_the_far_future_leaves_no_fence(kind: Kind) {
-    let (subject, lock, other, t) = (kind.subject().await, Lock::new("a"), Lock::new("b"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let other = Lock::new("b");
+    let t = now();
     let far = t + 20_000_000;
     assert_failed(subject.ask(lock.release(1, far)).await, Reason::Clock, Effect::None);
     assert_eq!(subject.fence(&lock).await, None);
@@ -345,7 +380,10 @@ async fn a_release_from_the_far_future_leaves_no_fence(kind: Kind) {
 
 /// Somebody else's tombstone, set while a try was granted here, must not go when that try takes its own fence back.
 async fn a_failed_try_takes_back_its_own_fence_and_no_barrier(kind: Kind) {
-    let (subject, lock, other, t) = (kind.subject().await, Lock::new("a"), Lock::new("b"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let other = Lock::new("b");
+    let t = now();
     assert_eq!(subject.ask(lock.acquire(2, t + 5, LONG_MS)).await, Vote::Granted);
     assert_eq!(subject.ask(lock.undo(2, t + 5)).await, Vote::Released);
     assert_eq!(subject.fence(&lock).await, None);
@@ -364,7 +402,9 @@ async fn a_failed_try_takes_back_its_own_fence_and_no_barrier(kind: Kind) {
 
 async fn a_fence_outlives_its_lock_and_not_its_reasons(kind: Kind) {
     let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(1_000));
-    let (subject, lock, t) = (kind.subject_with(settings).await, Lock::new("a"), now());
+    let subject = kind.subject_with(settings).await;
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(subject.ask(lock.acquire(1, t, 10)).await, Vote::Granted);
     eventually("the lock expires", async || {
         (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())
@@ -379,8 +419,10 @@ async fn a_fence_outlives_its_lock_and_not_its_reasons(kind: Kind) {
 /// By an extension, and by the release of another owner.
 async fn a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock(kind: Kind) {
     let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(400));
-    let (subject, extended, barred, t) =
-        (kind.subject_with(settings).await, Lock::new("a"), Lock::new("b"), now());
+    let subject = kind.subject_with(settings).await;
+    let extended = Lock::new("a");
+    let barred = Lock::new("b");
+    let t = now();
     let ends = async |lock: &Lock, fence| {
         eventually("the lock ends", async || {
             (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())
@@ -400,7 +442,9 @@ async fn a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock(kind: Kind) {
 }
 
 async fn a_repair_is_refused_when_its_extension_began_too_long_ago(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     for began in [t - 2_100_000, t + 4_000_000] {
         let refused = failure(subject.ask(lock.repair_of(1, t - 9_000_000, LONG_MS, began)).await);
         assert_eq!((refused.reason, refused.effect), (Reason::Clock, Effect::None));
@@ -416,7 +460,9 @@ async fn a_repair_is_refused_when_its_extension_began_too_long_ago(kind: Kind) {
 }
 
 async fn a_fence_that_is_no_number_is_an_error_and_grants_nothing(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     subject.set_foreign(&lock.keys.fence, b"not a number", None);
     assert_eq!(failure(subject.ask(lock.acquire(1, t, LONG_MS)).await).reason, Reason::Error);
     assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
@@ -426,7 +472,9 @@ async fn a_fence_that_is_no_number_is_an_error_and_grants_nothing(kind: Kind) {
 }
 
 async fn a_lock_expires_by_itself(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     let since = Instant::now();
     assert_eq!(subject.ask(lock.acquire(1, t, 30)).await, Vote::Granted);
     let granted = eventually("the lock expires", async || {
@@ -444,7 +492,8 @@ async fn a_lock_expires_by_itself(kind: Kind) {
 }
 
 async fn a_value_of_another_client_holds_the_lock_with_and_without_expiry(kind: Kind) {
-    let (subject, t) = (kind.subject().await, now());
+    let subject = kind.subject().await;
+    let t = now();
     for (index, value) in
         [&b"8f5c2d1e-another-client"[..], b"", b"1", &[b'9'; 90]].into_iter().enumerate()
     {
@@ -470,7 +519,9 @@ async fn a_value_of_another_client_holds_the_lock_with_and_without_expiry(kind: 
 }
 
 async fn scan_all(subject: &Subject, prefix: &str, count: u32) -> (Vec<Bytes>, usize) {
-    let (mut found, mut pages, mut cursor) = (Vec::new(), 0, Bytes::new());
+    let mut found = Vec::new();
+    let mut pages = 0;
+    let mut cursor = Bytes::new();
     loop {
         let scan = Scan { key_prefix: Bytes::copy_from_slice(prefix.as_bytes()), cursor, count };
         let Scanned { keys, next, .. } = subject.node.reader().scan(scan).await.expect("a page");
@@ -484,7 +535,8 @@ async fn scan_all(subject: &Subject, prefix: &str, count: u32) -> (Vec<Bytes>, u
 }
 
 async fn a_scan_gives_every_key_of_its_prefix_in_pages(kind: Kind) {
-    let (subject, t) = (kind.subject().await, now());
+    let subject = kind.subject().await;
+    let t = now();
     let locks: Vec<_> =
         (0..300).map(|n| Lock::new(&format!("p/{n}"))).chain([Lock::new("q/1")]).collect();
     votes(
@@ -512,7 +564,10 @@ async fn a_scan_takes_its_prefix_literally(kind: Kind) {
 async fn without_its_marker_a_node_refuses_to_acquire_extend_and_repair_and_still_releases(
     kind: Kind,
 ) {
-    let (subject, lock, other, t) = (kind.subject().await, Lock::new("a"), Lock::new("b"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let other = Lock::new("b");
+    let t = now();
     subject.wipe();
     subject.set_foreign(
         &other.keys.lock,
@@ -536,7 +591,9 @@ async fn without_its_marker_a_node_refuses_to_acquire_extend_and_repair_and_stil
 }
 
 async fn records_keep_their_text_for_people(kind: Kind) {
-    let (subject, lock, t) = (kind.subject().await, Lock::new("a"), now());
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
     let info = Info::new(&b"{\"a\":\"\\u0000:\xff\r\n\"}"[..]).unwrap();
     let record = Record::new(&token(1, t), &info);
     let op = Op::Acquire {

@@ -194,10 +194,8 @@ impl Pair {
         let status = in_state(redis.as_ref(), NodeState::Admitted).await;
         assert!(!native || status.engine == Some(Engine::Native), "{status:?}");
         let memory = Arc::new(MemoryNode::new("memory", Arc::new(SystemClock), settings()));
-        let (told, heard) = (
-            Arc::new(Told::default()),
-            RefCell::new(server.subscribe(&format!("{{{PREFIX}}}:hints"))),
-        );
+        let told = Arc::new(Told::default());
+        let heard = RefCell::new(server.subscribe(&format!("{{{PREFIX}}}:hints")));
         let listener: Arc<dyn Listener> = told.clone();
         memory.listen(Arc::downgrade(&listener));
         Self { memory, redis, server, told, heard }
@@ -207,7 +205,8 @@ impl Pair {
     /// is told.
     async fn both_telling(&self, op: Op, tell: Tell) -> Result<Vote, TestCaseError> {
         let given = |tells| if tells { telling(op.clone(), "so and so") } else { op.clone() };
-        let (on_memory, on_redis) = (given(tell.memory), given(tell.redis));
+        let on_memory = given(tell.memory);
+        let on_redis = given(tell.redis);
         let vote = self.both_of(on_memory.clone(), on_redis.clone()).await?;
         let told = std::mem::take(&mut *self.told.0.lock().unwrap());
         let heard = self.server.said(&mut self.heard.borrow_mut());
@@ -312,8 +311,8 @@ impl Pair {
         };
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
-            let (memory, redis) =
-                (self.memory.run(&lock.inspect()), ask(self.redis.as_ref(), lock.inspect()).await);
+            let memory = self.memory.run(&lock.inspect());
+            let redis = ask(self.redis.as_ref(), lock.inspect()).await;
             match (&memory, &redis) {
                 (Vote::Missing, Vote::Missing) => return Ok(()),
                 (memory, redis) if short(memory) && short(redis) => {}

@@ -46,7 +46,8 @@ enum Loss {
 /// which reaches all five, asks for the lock until it gets it. Answers whether that was while the first one held it;
 /// `None` when this machine took so long that nothing could be seen.
 async fn granted_twice(cluster: &ClusterSettings, loss: Loss) -> Option<bool> {
-    let (mut servers, dead) = (masters(5), [DeadPort::new(), DeadPort::new()]);
+    let mut servers = masters(5);
+    let dead = [DeadPort::new(), DeadPort::new()];
     cluster.mark(&servers).await;
     let reach = servers[..3].iter().map(RedisServer::url).chain(dead.iter().map(DeadPort::url));
     let holder =
@@ -55,7 +56,8 @@ async fn granted_twice(cluster: &ClusterSettings, loss: Loss) -> Option<bool> {
     for remote in &remotes {
         in_state(remote.as_ref(), NodeState::Admitted).await;
     }
-    let (other, lock) = (cluster.redlock(remotes), name("job"));
+    let other = cluster.redlock(remotes);
+    let lock = name("job");
     let ttl = Ttl::from_duration(cluster.max_ttl).unwrap();
     let acquire =
         async |locks: &Redlock| locks.acquire(&lock, ttl, AcquireOptions::default()).await;
@@ -139,7 +141,8 @@ fn a_lock_that_two_of_its_three_masters_forgot_in_a_flushall_is_not_granted_agai
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_was_flushed_gives_no_vote_before_the_end_of_its_quarantine() {
-    let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
     let lost = Instant::now();
     server.cmd(&["FLUSHALL"]);
@@ -150,7 +153,8 @@ async fn a_master_that_was_flushed_gives_no_vote_before_the_end_of_its_quarantin
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_is_back_within_50_ms_without_its_data_is_noticed() {
-    let (cluster, mut server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let mut server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
     for restarts in 1.. {
         assert!(restarts < 20, "no restart here takes less than 50 ms");
@@ -169,9 +173,11 @@ async fn a_master_that_is_back_within_50_ms_without_its_data_is_noticed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_kept_an_old_snapshot_is_quarantined_although_its_marker_survived() {
-    let (cluster, mut server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let mut server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
-    let (before, after) = (Lock::new("before"), Lock::new("after"));
+    let before = Lock::new("before");
+    let after = Lock::new("after");
     assert_eq!(ask(remote.as_ref(), before.acquire(1, now(), LONG_MS)).await, Vote::Granted);
     server.cmd(&["SAVE"]);
     let stood = marker(&server);
@@ -196,8 +202,8 @@ async fn a_master_that_kept_an_old_snapshot_is_quarantined_although_its_marker_s
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quarantined_afterwards()
 {
-    let (cluster, [source, server]) =
-        (ClusterSettings::SHORT_QUARANTINE, [RedisServer::start(), RedisServer::start()]);
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let [source, server] = [RedisServer::start(), RedisServer::start()];
     cluster.mark_by(&source.url()).await;
     source.cmd(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
     let remote = cluster.admitted(&server.url()).await;
@@ -228,8 +234,8 @@ async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quar
 /// Its own marker, of this very process, comes back with the data of a replica that missed the newest locks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_took_its_data_back_from_its_own_replica_is_quarantined() {
-    let (cluster, [replica, server]) =
-        (ClusterSettings::SHORT_QUARANTINE, [RedisServer::start(), RedisServer::start()]);
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let [replica, server] = [RedisServer::start(), RedisServer::start()];
     for server in [&replica, &server] {
         server.cmd(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
     }
@@ -280,7 +286,8 @@ async fn a_master_that_may_evict_is_refused_until_it_is_mended_and_waits_like_an
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_could_have_evicted_and_did_not_is_admitted_at_once_when_mended() {
-    let (cluster, server) = (ClusterSettings::ENDLESS_QUARANTINE, RedisServer::start());
+    let cluster = ClusterSettings::ENDLESS_QUARANTINE;
+    let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
     let stood = marker(&server);
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
@@ -311,7 +318,8 @@ fn fill(server: &RedisServer, policy: &str) {
 async fn a_master_that_evicted_keys_while_it_was_refused_is_quarantined_when_mended() {
     // The one throws away whatever expires, such as locks, and the other the marker too.
     for (policy, why) in [("volatile-lru", EVICTED), ("allkeys-lru", "")] {
-        let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+        let cluster = ClusterSettings::SHORT_QUARANTINE;
+        let server = RedisServer::start();
         let remote = cluster.admitted(&server.url()).await;
         server.cmd(&["CONFIG", "SET", "maxmemory-policy", policy]);
         refused_for_eviction(remote.as_ref(), policy).await;
@@ -326,7 +334,8 @@ async fn a_master_that_evicted_keys_while_it_was_refused_is_quarantined_when_men
 /// Between two looks at the policy: only the number of evicted keys tells.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_evicted_keys_unseen_is_quarantined_when_that_shows() {
-    let (cluster, server) = (ClusterSettings::SHORT_QUARANTINE, RedisServer::start());
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
     fill(&server, "volatile-lru");
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
@@ -350,7 +359,8 @@ async fn durable_masters_keep_locks_and_vote_when_names_have_moved() {
     for remote in &remotes {
         in_state(remote.as_ref(), NodeState::Admitted).await;
     }
-    let (locks, lock) = (cluster.redlock(remotes.clone()), name("job"));
+    let locks = cluster.redlock(remotes.clone());
+    let lock = name("job");
     let ttl = Ttl::from_millis(LONG_MS).unwrap();
     let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
     locks.drained().await;
@@ -396,8 +406,8 @@ async fn a_master_that_syncs_every_second_is_quarantined_after_a_crash() {
         (["--appendfsync", "everysec"], "appendfsync is not always"),
         (["--no-appendfsync-on-rewrite", "yes"], "no-appendfsync-on-rewrite is not no"),
     ] {
-        let (cluster, mut server) =
-            (ClusterSettings::SHORT_QUARANTINE, RedisServer::start_with(append_only(&settings)));
+        let cluster = ClusterSettings::SHORT_QUARANTINE;
+        let mut server = RedisServer::start_with(append_only(&settings));
         let remote = cluster.admitted(&server.url()).await;
         server.kill();
         let lost = Instant::now();
@@ -410,8 +420,8 @@ async fn a_master_that_syncs_every_second_is_quarantined_after_a_crash() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_was_weakened_at_run_time_is_quarantined_although_both_starts_were_with_always()
  {
-    let (cluster, mut server) =
-        (ClusterSettings::SHORT_QUARANTINE, RedisServer::start_with(append_only(&[])));
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let mut server = RedisServer::start_with(append_only(&[]));
     let remote = cluster.admitted(&server.url()).await;
     server.cmd(&["CONFIG", "SET", "appendfsync", "everysec"]);
     eventually("the marker says so", async || {
@@ -435,8 +445,8 @@ async fn a_master_that_was_weakened_at_run_time_is_quarantined_although_both_sta
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_replaced_by_an_empty_one_waits_however_durable_both_are() {
-    let (cluster, mut server) =
-        (ClusterSettings::SHORT_QUARANTINE, RedisServer::start_with(append_only(&[])));
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let mut server = RedisServer::start_with(append_only(&[]));
     let remote = cluster.admitted(&server.url()).await;
     server.kill_and_wipe();
     let lost = Instant::now();
@@ -455,9 +465,11 @@ fn limited(rights: &'static str) -> (RedisServer, String) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn where_config_is_forbidden_locks_work_and_a_restart_is_a_quarantine_whatever_is_on_disk() {
-    let (cluster, (mut server, url)) = (ClusterSettings::SHORT_QUARANTINE, limited("-config"));
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let (mut server, url) = limited("-config");
     let remote = cluster.admitted(&url).await;
-    let (lock, t) = (Lock::new("job"), now());
+    let lock = Lock::new("job");
+    let t = now();
     assert_eq!(ask(remote.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     server.kill();
     let lost = Instant::now();
@@ -472,7 +484,8 @@ async fn where_config_is_forbidden_locks_work_and_a_restart_is_a_quarantine_what
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn where_info_is_forbidden_the_master_is_refused_with_what_to_do() {
-    let (cluster, (server, url)) = (ClusterSettings::SHORT_QUARANTINE, limited("-info"));
+    let cluster = ClusterSettings::SHORT_QUARANTINE;
+    let (server, url) = limited("-info");
     let remote = cluster.remote_node(&url);
     let told = eventually("it says why it does not vote", async || {
         let status = remote.status().borrow().clone();

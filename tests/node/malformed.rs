@@ -40,7 +40,8 @@ fn changes(server: &RedisServer) -> String {
 fn whole(chance: &mut Chance, round: usize) -> Vec<u8> {
     let lock = |n: usize| Lock::new(&format!("{round}/{n}"));
     let op = |chance: &mut Chance, lock: &Lock| -> Op {
-        let (owner, t) = (chance.below(3) as u8, now());
+        let owner = chance.below(3) as u8;
+        let t = now();
         let op = match chance.below(7) {
             0 => lock.extend(owner, t, LONG_MS),
             1 => lock.repair(owner, t, LONG_MS),
@@ -101,11 +102,13 @@ fn a_call_that_is_not_whole_is_refused_by_the_module_and_changes_nothing() {
 fn refuses(server: &RedisServer, run: fn(&RedisServer, &[u8]) -> Result<Resp, String>) {
     server.cmd(&["SET", MARKER_KEY, MARKER]);
     let mut chance = Chance::of(seed("MALFORMED_SEED"), 0);
-    let (mut refused, mut taken) = (0, 0);
+    let mut refused = 0;
+    let mut taken = 0;
     for round in 0..CALLS {
         let call = whole(&mut chance, round);
         let call = if chance.one_in(10) { call } else { mangled(&mut chance, call) };
-        let (is_call, before) = (unpack_call(call.clone().into()), changes(server));
+        let is_call = unpack_call(call.clone().into());
+        let before = changes(server);
         let answer = run(server, &call);
         match (is_call, answer) {
             (Ok(_), Ok(Resp::Bytes(_))) => taken += 1,

@@ -105,7 +105,8 @@ async fn a_module_that_comes_and_goes_under_a_gateway_costs_a_reconnect_and_no_l
     let server = RedisServer::start_with(options(true, &["--enable-module-command", "local"]));
     let node = remote_node(&server.url());
     votes_by(node.as_ref(), Engine::Native).await;
-    let (held, t) = (Lock::new("a"), now());
+    let held = Lock::new("a");
+    let t = now();
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
     server.cmd(&["MODULE", "UNLOAD", "redlock"]);
     // Whoever asks next finds out, if the heartbeat has not; nothing ran.
@@ -126,7 +127,8 @@ async fn who_watches_a_key_hears_of_what_was_changed_and_not_of_what_was_read() 
         let server = RedisServer::start_with(options(native, &[]));
         let node = remote_node(&server.url());
         votes_by(node.as_ref(), if native { Engine::Native } else { Engine::Lua }).await;
-        let (lock, t) = (Lock::new("a"), now());
+        let lock = Lock::new("a");
+        let t = now();
         let ask = async |op| ask(node.as_ref(), op).await;
         let watch = || server.cmd(&[&b"WATCH"[..], &lock.keys.lock, &lock.keys.fence]);
         let was_changed = || {
@@ -193,7 +195,8 @@ async fn nothing_that_was_answered_is_lost_by_a_kill_at_any_moment() {
         let node: Arc<dyn Node> = remote_node(&server.url());
         votes_by(node.as_ref(), Engine::Native).await;
         let t = now();
-        let (mut granted, enough) = (Vec::new(), 20 + chance.below(200));
+        let mut granted = Vec::new();
+        let enough = 20 + chance.below(200);
         let mut pid = Some(&mut server);
         for batch in 0.. {
             let locks: Vec<_> =

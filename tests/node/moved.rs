@@ -31,10 +31,12 @@ impl Route {
     async fn to(server: &RedisServer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("redis://{}", listener.local_addr().expect("it is bound"));
-        let ((port, leads_to), (cuts, cut)) = (watch::channel(server.port()), watch::channel(()));
+        let (port, leads_to) = watch::channel(server.port());
+        let (cuts, cut) = watch::channel(());
         tokio::spawn(async move {
             while let Ok((mut gateway, _)) = listener.accept().await {
-                let (port, mut cut) = (*leads_to.borrow(), cut.clone());
+                let port = *leads_to.borrow();
+                let mut cut = cut.clone();
                 tokio::spawn(async move {
                     let mut master =
                         TcpStream::connect(("127.0.0.1", port)).await.expect("the master listens");

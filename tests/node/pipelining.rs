@@ -46,8 +46,8 @@ impl SlowProxy {
                 for stream in [&remote, &master] {
                     stream.set_nodelay(true).expect("a TCP socket");
                 }
-                let ((from_worker, to_worker), (from_master, to_master)) =
-                    (remote.into_split(), master.into_split());
+                let (from_worker, to_worker) = remote.into_split();
+                let (from_master, to_master) = master.into_split();
                 tokio::spawn(pass_requests(from_worker, to_master, counter.clone()));
                 tokio::spawn(pass_answers(from_master, to_worker, gate.clone()));
             }
@@ -72,7 +72,8 @@ async fn pass_requests(
     counter: watch::Sender<Asked>,
 ) {
     // A word may come in two pieces.
-    let (mut text, mut chunk) = (Vec::new(), [0; 4096]);
+    let mut text = Vec::new();
+    let mut chunk = [0; 4096];
     while let Ok(got @ 1..) = from.read(&mut chunk).await {
         text.extend_from_slice(&chunk[..got]);
         let count = |word: &[u8]| text.windows(word.len()).filter(|found| *found == word).count();
@@ -121,7 +122,9 @@ async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() 
     let node = node_through(&proxy).await;
 
     proxy.open.send_replace(false);
-    let (before, lock, t) = (proxy.asked().calls, Lock::new("a"), now());
+    let before = proxy.asked().calls;
+    let lock = Lock::new("a");
+    let t = now();
     let acquire = submit(node.as_ref(), lock.acquire(1, t, LONG_MS));
     proxy.until("a call", |asked| asked.calls > before).await;
     // Would say "missing" if it had run first.

@@ -22,7 +22,8 @@ use crate::support::nodes::{
 use crate::support::resp::Resp;
 
 pub(super) async fn redis_node() -> (RedisServer, Arc<dyn Node>, Arc<Recorder>) {
-    let (server, calls) = (RedisServer::start(), Arc::new(Recorder::default()));
+    let server = RedisServer::start();
+    let calls = Arc::new(Recorder::default());
     let node =
         remote_node_with(&server.url(), redis_settings(NodeSettings::default()), calls.clone());
     in_state(node.as_ref(), NodeState::Admitted).await;
@@ -52,7 +53,10 @@ async fn out_of_memory(native: bool) {
         RedisServer::start_with(RedisOptions { native: Some(native), ..RedisOptions::default() });
     let node = remote_node(&server.url());
     in_state(node.as_ref(), NodeState::Admitted).await;
-    let (held, refused_lock, retaken, t) = (Lock::new("a"), Lock::new("b"), Lock::new("c"), now());
+    let held = Lock::new("a");
+    let refused_lock = Lock::new("b");
+    let retaken = Lock::new("c");
+    let t = now();
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(ask(node.as_ref(), retaken.acquire(1, t, LONG_MS)).await, Vote::Granted);
     server.cmd(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -85,7 +89,8 @@ async fn after_a_script_flush_the_worker_loads_its_script_again() {
         RedisServer::start_with(RedisOptions { native: Some(false), ..RedisOptions::default() });
     let node = remote_node(&server.url());
     in_state(node.as_ref(), NodeState::Admitted).await;
-    let (lock, t) = (Lock::new("a"), now());
+    let lock = Lock::new("a");
+    let t = now();
     server.cmd(&["SCRIPT", "FLUSH"]);
     assert_failed(
         ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await,
@@ -100,7 +105,8 @@ async fn after_a_script_flush_the_worker_loads_its_script_again() {
 #[tokio::test]
 async fn after_flushall_the_worker_is_admitted_again() {
     let (server, node, _) = redis_node().await;
-    let (lock, t) = (Lock::new("a"), now());
+    let lock = Lock::new("a");
+    let t = now();
     // A worker that was just used sends no heartbeat, which could notice before the acquire does.
     assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
     server.cmd(&["FLUSHALL"]);
@@ -129,7 +135,8 @@ async fn a_lost_marker_is_noticed_by_an_idle_worker() {
 #[tokio::test]
 async fn after_a_crash_and_restart_the_worker_recovers_and_counts_one_restart() {
     let (mut server, node, _) = redis_node().await;
-    let (lock, t) = (Lock::new("a"), now());
+    let lock = Lock::new("a");
+    let t = now();
     assert_eq!(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     server.kill();
     let down = in_state(node.as_ref(), NodeState::Connecting).await;
@@ -150,7 +157,9 @@ async fn locks_and_fences_survive_a_crash_with_an_append_only_file() {
     let mut server = RedisServer::start_with(options);
     let node = remote_node(&server.url());
     in_state(node.as_ref(), NodeState::Admitted).await;
-    let (held, released, t) = (Lock::new("a"), Lock::new("b"), now());
+    let held = Lock::new("a");
+    let released = Lock::new("b");
+    let t = now();
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(ask(node.as_ref(), released.release(1, t)).await, Vote::Missing);
     server.restart();
@@ -345,7 +354,8 @@ async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_over
 #[tokio::test]
 async fn a_hung_node_loses_its_session_within_seconds_and_then_refuses_at_once() {
     let (server, node, _) = redis_node().await;
-    let (lock, t) = (Lock::new("a"), now());
+    let lock = Lock::new("a");
+    let t = now();
     // So that the call which a session begins with is answered, and not the first to be given up.
     assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
     server.stop();
@@ -410,7 +420,8 @@ async fn the_outcome_of_a_connection_that_came_before_it_was_listened_for_was_ne
     let url = RedisUrl::parse(&nobody.url()).expect("a valid url");
     let mut asking = JoinSet::new();
     for _ in 0..THREADS {
-        let (url, runtime) = (url.clone(), Handle::current());
+        let url = url.clone();
+        let runtime = Handle::current();
         let told = move || {
             let master = RedisNode::master(url.clone(), redis_settings(NodeSettings::default()));
             runtime

@@ -36,7 +36,9 @@ async fn a_repeated_request_makes_no_answer_void(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
-    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    let subject = subject(rules, kind).await;
+    let lock = Lock::new("a");
+    let t = now();
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first request")?;
     let again = subject.ask(lock.acquire(1 | AGAIN, t + 1, LONG_MS)).await;
     let what = format!("the repeated one was answered {again:?}, and the extension of the first");
@@ -48,7 +50,9 @@ async fn the_undo_of_a_try_spares_what_was_confirmed(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
-    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    let subject = subject(rules, kind).await;
+    let lock = Lock::new("a");
+    let t = now();
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first request")?;
     demand_extended(
         subject.ask(lock.extend(1, t, LONG_MS)).await,
@@ -63,7 +67,9 @@ async fn the_undo_of_a_try_takes_no_other_grant(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
-    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    let subject = subject(rules, kind).await;
+    let lock = Lock::new("a");
+    let t = now();
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first request")?;
     let _ = subject.ask(lock.undo(1 | AGAIN, t)).await;
     demand_extended(
@@ -77,7 +83,9 @@ async fn an_acquire_that_its_release_overtook_leaves_no_orphan(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
-    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    let subject = subject(rules, kind).await;
+    let lock = Lock::new("a");
+    let t = now();
     demand(subject.ask(lock.release(1, t)).await, Vote::Missing, "the release")?;
     let late = subject.ask(lock.acquire(1, t, LONG_MS)).await;
     demand(
@@ -93,7 +101,9 @@ async fn the_release_of_an_abandoned_try_spares_the_retry(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
-    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    let subject = subject(rules, kind).await;
+    let lock = Lock::new("a");
+    let t = now();
     demand(subject.ask(lock.acquire(1, t + 1, LONG_MS)).await, Vote::Granted, "the retry")?;
     let _ = subject.ask(lock.release(1, t)).await;
     match subject.stored(&lock).await {
@@ -111,7 +121,9 @@ async fn one_bad_clock_does_not_lock_everybody_out(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
-    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    let subject = subject(rules, kind).await;
+    let lock = Lock::new("a");
+    let t = now();
     if subject.ask(lock.acquire(1, t + HOUR, LONG_MS)).await == Vote::Granted {
         demand(subject.ask(lock.release(1, t + HOUR)).await, Vote::Released, "the release")?;
     }
@@ -128,7 +140,9 @@ async fn a_clock_that_is_behind_gets_no_token(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
-    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    let subject = subject(rules, kind).await;
+    let lock = Lock::new("a");
+    let t = now();
     match subject.ask(lock.acquire(1, t - HOUR, LONG_MS)).await {
         Vote::Failed(_) => Ok(()),
         vote => Err(format!("a T of an hour ago: {vote:?}")),
@@ -141,7 +155,9 @@ async fn a_token_below_the_last_granted_is_not_granted(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
-    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    let subject = subject(rules, kind).await;
+    let lock = Lock::new("a");
+    let t = now();
     demand(subject.ask(lock.acquire(1, t + 1, 30)).await, Vote::Granted, "the first holder")?;
     eventually("the lock expires", async || {
         (subject.ask(lock.inspect()).await == Vote::Missing).then_some(())
@@ -158,7 +174,9 @@ async fn a_node_that_lost_its_data_grants_nothing(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
-    let (subject, lock, t) = (subject(rules, kind).await, Lock::new("a"), now());
+    let subject = subject(rules, kind).await;
+    let lock = Lock::new("a");
+    let t = now();
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the holder")?;
     subject.wipe();
     // Nothing is awaited in between, so a real node's worker has not noticed the loss by itself.

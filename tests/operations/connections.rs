@@ -34,10 +34,8 @@ async fn from(last: u8, gateway: &Gateway, sent: &[u8]) -> TcpStream {
 
 /// A request that waits for the lock `job`.
 fn waits() -> String {
-    let (head, body) = (
-        "POST /locks/job HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json",
-        json!({ "wait_ms": LONG_MS }),
-    );
+    let head = "POST /locks/job HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
+    let body = json!({ "wait_ms": LONG_MS });
     let body = body.to_string();
     format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }

@@ -131,8 +131,8 @@ async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quaranti
     let problem =
         gateway.post("job", json!({ "ttl_ms": 1_000 })).await.problem(503, "quorum_unavailable");
     refused_for_quarantine(&problem);
-    let (detail, pause) =
-        (text(&problem, "detail"), problem["retry_after_ms"].as_u64().expect("when to try again"));
+    let detail = text(&problem, "detail");
+    let pause = problem["retry_after_ms"].as_u64().expect("when to try again");
     assert!(
         detail.contains("in quarantine") && detail.contains("all its data was lost"),
         "{detail}"

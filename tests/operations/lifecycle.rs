@@ -88,7 +88,8 @@ async fn the_banner_has_a_line_that_works_and_says_what_is_not_safe() {
 
 async fn ends_in_order(signal: Signal) {
     let mut gateway = Launch::embedded().start().await;
-    let (held, other) = (gateway.acquire("held").await, gateway.acquire("other").await);
+    let held = gateway.acquire("held").await;
+    let other = gateway.acquire("other").await;
     let token = format!("lock-token: {}\r\n", held.token);
     let body = json!({ "ttl_ms": 60_000 }).to_string();
     let mut patch = half_sent(&gateway, "PATCH", "held", &token, &body).await;
@@ -185,7 +186,8 @@ async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
 #[tokio::test]
 async fn idle_connections_do_not_hold_up_the_end() {
     let mut gateway = Launch::embedded().start().await;
-    let (mut fresh, mut used) = (gateway.raw().await, gateway.raw().await);
+    let mut fresh = gateway.raw().await;
+    let mut used = gateway.raw().await;
     used.write("GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_eq!(used.answer().await.status, 200);
     let since = Instant::now();

@@ -51,7 +51,8 @@ async fn works(gateway: &Gateway, server: &RedisServer) {
 
 #[tokio::test]
 async fn masters_behind_tls_are_used_when_their_authority_is_trusted_and_refused_when_it_is_not() {
-    let (ours, theirs) = (Authority::new(), Authority::new());
+    let ours = Authority::new();
+    let theirs = Authority::new();
     let (server, url) = master(&ours, &ours.issue("redis", "/CN=redis"), false);
     let launch = || Launch::embedded().nodes(std::slice::from_ref(&url)).brand_new();
     works(&launch().env("SSL_CERT_FILE", &ours.ca()).start().await, &server).await;
@@ -65,7 +66,8 @@ async fn masters_behind_tls_are_used_when_their_authority_is_trusted_and_refused
 
 #[tokio::test]
 async fn a_master_that_wants_a_certificate_gets_the_one_that_stands_in_the_file_now() {
-    let (ours, theirs) = (Authority::new(), Authority::new());
+    let ours = Authority::new();
+    let theirs = Authority::new();
     let (server, url) = master(&ours, &ours.issue("redis", "/CN=redis"), true);
     let copy = |from: &str, to: &str| {
         let next = format!("{to}.next");

@@ -101,7 +101,8 @@ async fn partial_heads_took_more_memory_than_there_was() {
     let count = connections();
     let launch = launch(count);
     let gateway = launch.clone().start().await;
-    let (before, head) = (resident(&gateway).await, partial_head());
+    let before = resident(&gateway).await;
+    let head = partial_head();
     let mut streams = Vec::new();
     for number in 0..count {
         streams.push(connect(&gateway, number).await);
@@ -120,7 +121,8 @@ async fn partial_heads_and_partial_records_over_tls_took_more_memory_than_there_
     let launch = launch(count).flag("--tls-cert", &own.cert).flag("--tls-key", &own.key);
     let gateway = launch.clone().start().await;
     let client = Client::trusting(&authority);
-    let (before, head) = (resident(&gateway).await, partial_head());
+    let before = resident(&gateway).await;
+    let head = partial_head();
     let mut streams = Vec::new();
     for number in 0..count {
         let stream = connect(&gateway, number).await;
@@ -187,7 +189,8 @@ async fn requests_that_wait_took_more_memory_than_they_were_said_to() {
     let before = resident(&gateway).await;
     let body = r#"{"ttl_ms": 60000, "wait_ms": 25000}"#;
     for (number, stream) in streams.iter_mut().enumerate() {
-        let (name, length) = (number % names, body.len());
+        let name = number % names;
+        let length = body.len();
         let head = format!(
             "POST /locks/job-{name} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
         );

@@ -22,7 +22,8 @@ fn counts<const N: usize>(expected: &[([&str; N], u64)]) -> BTreeMap<Vec<String>
 }
 
 async fn known_calls(gateway: &Gateway) {
-    let (lease, other) = (gateway.acquire("a").await, gateway.acquire("b").await);
+    let lease = gateway.acquire("a").await;
+    let other = gateway.acquire("b").await;
     gateway.post("a", json!({})).await.problem(409, "lock_held");
     gateway.post("a", json!({ "ttl": 1 })).await.problem(400, "invalid_body");
     assert_eq!(gateway.patch("a", &lease.token, 60_000).await.status, 200);
@@ -263,7 +264,8 @@ async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
     let gateway = launch.start().await;
     eventually("ready", async || (gateway.readyz().await.status == 200).then_some(())).await;
 
-    let (name, key) = ("customers/4711", "the-idempotency-key-of-4711");
+    let name = "customers/4711";
+    let key = "the-idempotency-key-of-4711";
     let call = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key);
     let body =
         json!({ "ttl_ms": 60_000, "owner": "the-label", "metadata": { "m": "the-metadata" } });
@@ -280,8 +282,10 @@ async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
     })
     .await;
 
-    let (readyz, metrics) = (gateway.readyz().await.text(), gateway.get("/metrics").await.text());
-    let (stdout, stderr) = (gateway.stdout(), gateway.stderr());
+    let readyz = gateway.readyz().await.text();
+    let metrics = gateway.get("/metrics").await.text();
+    let stdout = gateway.stdout();
+    let stderr = gateway.stderr();
     assert!(stdout.contains("TRACE"), "the log is not at its most talkative:\n{stdout}");
     for (place, text) in [
         ("standard output", &stdout),

@@ -80,7 +80,8 @@ impl Drop for Prometheus {
 
 impl Prometheus {
     fn start(scraped: SocketAddr) -> Self {
-        let (dir, address) = (TempDir::new(), SocketAddr::from(([127, 0, 0, 1], free_port())));
+        let dir = TempDir::new();
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let rules = source_root().join("k8s/monitoring/alerts.yaml");
         let config = format!(
             "global: {{ scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms }}\n\

@@ -64,7 +64,8 @@ async fn ends_in_time(gateway: &mut Gateway) {
 /// `/livez` and PATCH hung after 64 KiB of lines, and locks lapsed.
 #[tokio::test]
 async fn an_unread_log_holds_up_no_request_and_loses_no_lock() {
-    let (port, servers) = (free_port(), masters(3));
+    let port = free_port();
+    let servers = masters(3);
     let (mut reader, writer) = pipe().expect("a pipe");
     let launch =
         Launch::over(&servers).flag("--listen", &local(port).to_string()).env("RUST_LOG", "trace");
@@ -99,7 +100,8 @@ async fn an_unread_log_holds_up_no_request_and_loses_no_lock() {
 
 #[tokio::test]
 async fn a_log_goes_on_when_it_is_read_again() {
-    let (port, (mut reader, output)) = (free_port(), full_pipe());
+    let port = free_port();
+    let (mut reader, output) = full_pipe();
     let launch =
         Launch::embedded().flag("--listen", &local(port).to_string()).env("RUST_LOG", "debug");
     let mut gateway = launch.unheard(local(port), output).await;
@@ -118,7 +120,8 @@ async fn a_log_goes_on_when_it_is_read_again() {
 
 #[tokio::test]
 async fn a_full_pipe_stops_neither_start_nor_end() {
-    let (port, (_reader, output)) = (free_port(), full_pipe());
+    let port = free_port();
+    let (_reader, output) = full_pipe();
     let launch = Launch::embedded().flag("--listen", &local(port).to_string());
     let second = output.try_clone().expect("a descriptor");
     let mut gateway = launch.clone().unheard(local(port), output).await;

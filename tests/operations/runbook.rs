@@ -111,7 +111,8 @@ async fn a_new_cluster_without_bootstrap_votes_after_the_wait_and_says_until_whe
         assert!(node["until"].is_string(), "{node:#}");
     }
     let ready = gateway.readyz().await;
-    let (status, runbook) = (&ready.json()["status"], &ready.json()["runbook"]);
+    let status = &ready.json()["status"];
+    let runbook = &ready.json()["runbook"];
     assert_eq!(
         (ready.status, status, runbook),
         (503, &json!("no_quorum"), &json!("operations.md#quorum-lost"))
@@ -292,7 +293,8 @@ async fn masters_are_upgraded_one_by_one_under_a_lock_that_is_extended() {
 
 /// Puts one master's append-only files in the place of another's.
 fn copied(from: &Path, to: &Path) {
-    let (from, to) = (from.join("appendonlydir"), to.join("appendonlydir"));
+    let from = from.join("appendonlydir");
+    let to = to.join("appendonlydir");
     let _ = std::fs::remove_dir_all(&to);
     let copied = Command::new("cp").arg("-a").args([&from, &to]).status().expect("cp starts");
     assert!(copied.success(), "{} to {}", from.display(), to.display());
@@ -301,7 +303,8 @@ fn copied(from: &Path, to: &Path) {
 /// Masters that sync every write, a copy of the first one's file, and a lock that came after it. One of its two masters is
 /// the first.
 async fn backed_up() -> (Vec<RedisServer>, Gateway, TempDir) {
-    let (mut servers, backup) = (durable(3), TempDir::new());
+    let mut servers = durable(3);
+    let backup = TempDir::new();
     let gateway = Launch::over(&servers).flag("--clock-skew", "200ms").ready().await;
     let released = gateway.acquire("since-released").await;
     is_everywhere(&servers, "since-released").await;
@@ -361,7 +364,8 @@ async fn a_backup_without_its_marker_is_quarantined_and_told_and_grants_nothing_
 
 #[tokio::test]
 async fn a_key_is_rotated_by_two_hashes_and_no_request_is_refused() {
-    let (old, new) = (key("ci", HOLDER, "*").await, key("ci", HOLDER, "*").await);
+    let old = key("ci", HOLDER, "*").await;
+    let new = key("ci", HOLDER, "*").await;
     let hash = |entry: &str| {
         entry.split("hashes = [").nth(1).and_then(|rest| rest.split(']').next()).unwrap().to_owned()
     };

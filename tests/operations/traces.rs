@@ -117,7 +117,8 @@ async fn traced(
 
 #[tokio::test]
 async fn a_request_its_rounds_and_the_nodes_it_asked_are_three_levels_of_one_trace() {
-    let (collector, servers) = (Collector::start().await, masters(3));
+    let collector = Collector::start().await;
+    let servers = masters(3);
     let launch = collector.launch(Launch::over(&servers)).env("RUST_LOG", "redlock_gateway=debug");
     let gateway = launch.ready().await;
     let lease = Lease::from(&traced(&gateway, Method::POST, "/locks/customers-4711", true).await);
@@ -189,7 +190,8 @@ async fn a_request_its_rounds_and_the_nodes_it_asked_are_three_levels_of_one_tra
 
 #[tokio::test]
 async fn a_round_without_a_quorum_says_which_nodes_failed() {
-    let (collector, mut servers) = (Collector::start().await, masters(3));
+    let collector = Collector::start().await;
+    let mut servers = masters(3);
     let gateway = collector.launch(Launch::over(&servers)).ready().await;
     servers[..2].iter_mut().for_each(|server| server.kill());
     traced(&gateway, Method::POST, "/locks/job", true).await.problem(503, "quorum_unavailable");

@@ -96,7 +96,8 @@ impl Shared {
                 .await;
             let failed = |error: String| format!("{method} {path} at {at}: {error}");
             let answer: Response<Incoming> = asked.map_err(|error| failed(error.to_string()))?;
-            let (status, ends) = (answer.status(), answer.headers().get("connection").cloned());
+            let status = answer.status();
+            let ends = answer.headers().get("connection").cloned();
             let body = answer
                 .into_body()
                 .collect()

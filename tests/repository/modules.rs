@@ -144,7 +144,8 @@ fn no_two_modules_import_each_other() {
     for krate in &crates {
         let edges = uses(&modules(krate));
         let reaches = |from: &String, to: &String| {
-            let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+            let mut seen = BTreeSet::new();
+            let mut next = vec![from];
             while let Some(module) = next.pop() {
                 let further = edges.iter().filter(|(user, _)| user == module).map(|(_, used)| used);
                 next.extend(further.filter(|used| seen.insert(*used)));

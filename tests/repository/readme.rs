@@ -19,7 +19,8 @@ struct Step {
 /// The commands of all console blocks with what is printed below them.
 fn steps(markdown: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
-    let (mut inside, mut continued) = (false, false);
+    let mut inside = false;
+    let mut continued = false;
     for line in markdown.lines() {
         if line.trim_start().starts_with("```") {
             inside = !inside && line.trim() == "```console";
@@ -142,7 +143,8 @@ async fn differs(markdown: &str) -> Option<String> {
     let session: Vec<String> = run(&steps);
     assert_eq!(session.len(), steps.len());
     steps.iter().zip(&session).find_map(|(step, printed)| {
-        let (written, printed) = (masked(&step.output), masked(printed));
+        let written = masked(&step.output);
+        let printed = masked(printed);
         (written != printed).then(|| {
             format!("$ {}\nis written to print\n{written}\n\nand prints\n{printed}\n", step.command)
         })

@@ -57,7 +57,8 @@ fn wrong_in(text: &str, tests: &BTreeSet<String>) -> Vec<String> {
 
 #[test]
 fn every_procedure_of_the_runbook_names_a_test_that_is_there() {
-    let (text, tests) = (page("runbook.md"), tests());
+    let text = page("runbook.md");
+    let tests = tests();
     let wrong = wrong_in(&text, &tests);
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(

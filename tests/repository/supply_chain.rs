@@ -98,7 +98,8 @@ fn expressions_of_licences_are_read_as_spdx_has_them() {
 #[test]
 fn every_crate_is_pinned_and_comes_from_one_registry() {
     let lock = text("Cargo.lock");
-    let (mut ours, mut theirs) = (0, 0);
+    let mut ours = 0;
+    let mut theirs = 0;
     let mut registries = BTreeSet::new();
     for package in lock.split("[[package]]").skip(1) {
         let field = |name: &str| {

@@ -75,7 +75,8 @@ impl Call {
 
     /// `Err` when the connection failed before the whole answer was there.
     pub(crate) async fn try_send(self) -> Result<Answer, String> {
-        let (method, path) = (self.method.clone(), self.path.clone());
+        let method = self.method.clone();
+        let path = self.path.clone();
         let answer = timeout(PATIENCE, self.exchange())
             .await
             .map_err(|_| format!("no answer within {PATIENCE:?}"))??;

@@ -130,7 +130,8 @@ impl ClusterSettings {
     /// in between it says why. Answers what it said.
     pub(crate) async fn waits_out(&self, node: &dyn Node, lost: Instant, why: &str) -> NodeStatus {
         let (seen, voted) = tokio::join!(in_state(node, NodeState::Quarantined), first_vote(node));
-        let (waited, wait) = (voted - lost, self.quarantine());
+        let waited = voted - lost;
+        let wait = self.quarantine();
         assert!(
             waited >= wait,
             "{}: a vote {waited:?} after a loss, quarantine {wait:?}",
@@ -182,7 +183,8 @@ pub(crate) fn repeated<T: Send>(
     at_once: usize,
     scenario: impl AsyncFn() -> T + Sync,
 ) -> Vec<T> {
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::new());
     std::thread::scope(|threads| {
         for _ in 0..at_once.min(times) {
             threads.spawn(|| {
@@ -229,7 +231,8 @@ impl NodeClock {
 
     /// A server that has this clock.
     pub(crate) fn server(&self) -> RedisServer {
-        let (shim, file) = (self.shim.path(), self.file.path());
+        let shim = self.shim.path();
+        let file = self.file.path();
         let env = vec![format!("LD_PRELOAD={shim}"), format!("NODE_CLOCK_FILE={file}")];
         RedisServer::start_with(RedisOptions { env, ..RedisOptions::default() })
     }

@@ -48,7 +48,8 @@ impl Turncoat {
         listener.set_nonblocking(true).expect("a socket");
         let (nonsense, turned) = watch::channel(None);
         let fooled = Arc::<AtomicUsize>::default();
-        let (master, counter) = (server.port(), fooled.clone());
+        let master = server.port();
+        let counter = fooled.clone();
         runtime.spawn(async move {
             let listener = TcpListener::from_std(listener).expect("a runtime is here");
             while let Ok((client, _)) = listener.accept().await {

@@ -23,7 +23,10 @@ const NULL: &[u8] = b"-1";
 pub(crate) fn end_of_reply(buf: &[u8]) -> Result<Option<usize>, RedisProtocolError> {
     // For each open aggregate how many of its elements are still to come.
     let mut left = [0; MAX_DEPTH];
-    let (mut depth, mut elements, mut at, mut max_bytes) = (0, 1, 0, MAX_BYTES);
+    let mut depth = 0;
+    let mut elements = 1;
+    let mut at = 0;
+    let mut max_bytes = MAX_BYTES;
     loop {
         let Some((kind, rest)) = buf.get(at..).and_then(<[u8]>::split_first) else {
             return Ok(None);

@@ -60,7 +60,8 @@ fn own(mounts: &str, cgroups: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let (mount, source) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
-        let (root, point) = (fields.next()?, fields.next()?);
+        let root = fields.next()?;
+        let point = fields.next()?;
         let below = Path::new(path).strip_prefix(root).ok()?;
         source.starts_with("cgroup2 ").then(|| Path::new(point).join(below))
     })

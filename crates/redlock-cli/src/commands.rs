@@ -70,7 +70,8 @@ async fn acquire(
             println!("(exit {})", outcome.code());
         }
     })?;
-    let (token, fencing_token) = (&grant.token, grant.fencing_token);
+    let token = &grant.token;
+    let fencing_token = grant.fencing_token;
     let validity_ms = grant.deadline.left().as_millis() as u64;
     let all = json!({ "name": name, "token": token, "fencing_token": fencing_token, "validity_ms": validity_ms });
     match format {

@@ -36,7 +36,8 @@ impl Process {
     fn parse(pid: Pid, stat: &str) -> Option<Self> {
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let state = fields.next()?.chars().next()?;
-        let (parent, group) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        let parent = fields.next()?.parse().ok()?;
+        let group = fields.next()?.parse().ok()?;
         let threads = fields.nth(14)?.parse().ok()?;
         Some(Self { pid, state, parent, group, threads, start: fields.nth(1)?.parse().ok()? })
     }

@@ -391,7 +391,8 @@ impl Ending {
 
 /// What the command has started would go on without the lock: all of it, or what is in its group. Whether nothing is left.
 async fn leave_nothing(ending: &Ending, watchdogs: Watchdogs, is_json: bool) -> bool {
-    let (tree, all) = (&ending.tree, ending.takes_all);
+    let tree = &ending.tree;
+    let all = ending.takes_all;
     let is_left = || if all { tree.is_left() } else { tree.has_group() };
     let signal = |signal| if all { tree.signal_all(signal) } else { tree.signal_group(signal) };
     if ending.had_grace {
@@ -436,7 +437,8 @@ async fn leave_nothing(ending: &Ending, watchdogs: Watchdogs, is_json: bool) -> 
 
 /// Tells who holds the lock while it is waited for. Never ends.
 async fn tell_who_holds(client: &Client, name: &str, wait: Duration, is_json: bool) {
-    let (since, mut said) = (Moment::now(), None);
+    let since = Moment::now();
+    let mut said = None;
     while !wait.is_zero() {
         tokio::time::sleep(LOOK).await;
         let Ok(status) = client.status(name).await else { continue };

@@ -50,7 +50,8 @@ pub(crate) fn write(line: String) {
 /// Waits until everything is written, for a second at most.
 pub(crate) fn flush() {
     let Some(queue) = LazyLock::get(&QUEUE).and_then(Option::as_ref) else { return };
-    let (end, (written, is_written)) = (Instant::now() + LONGEST_FLUSH, sync_channel(1));
+    let end = Instant::now() + LONGEST_FLUSH;
+    let (written, is_written) = sync_channel(1);
     let mut flush = Message::Flush(written);
     while let Err(TrySendError::Full(again)) = queue.try_send(flush) {
         if Instant::now() > end {

@@ -112,7 +112,9 @@ impl Watchdog {
         let stdin = io::stdin().as_fd().try_clone_to_owned()?;
         let socket = std::os::unix::net::UnixStream::from(stdin);
         socket.set_nonblocking(true)?;
-        let (socket, mut text, mut fds) = (UnixStream::from_std(socket)?, Vec::new(), Vec::new());
+        let socket = UnixStream::from_std(socket)?;
+        let mut text = Vec::new();
+        let mut fds = Vec::new();
         receive(&socket, &mut text, &mut fds).await?;
         let (post, report) = match <[OwnedFd; 3]>::try_from(fds) {
             Ok(stdio) => (Post::Inner { stdio: Some(stdio) }, Report::Ready),
@@ -129,7 +131,8 @@ impl Watchdog {
             Post::Inner { .. } => Vec::new(),
         };
         let tree = ProcessTree { cgroup, watchdogs, ..ProcessTree::default() };
-        let (is_childless, until) = (false, None);
+        let is_childless = false;
+        let until = None;
         let watchdog =
             Self { socket, text, post, child_changed, is_childless, until, tree, is_json };
         watchdog.tell(&report);

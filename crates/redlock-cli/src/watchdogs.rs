@@ -99,9 +99,12 @@ impl Watchdogs {
         let child = watchdog::command(OwnedFd::from(outer_end), cgroup, is_json)?.spawn()?;
         send(&outer, &[inner_end.as_fd()])?;
         drop(inner_end);
-        let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+        let stdin = io::stdin();
+        let stdout = io::stdout();
+        let stderr = io::stderr();
         send(&inner, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
-        let (mut outer, mut inner) = (Channel::new(outer)?, Channel::new(inner)?);
+        let mut outer = Channel::new(outer)?;
+        let mut inner = Channel::new(inner)?;
         let both_are_there = async {
             let Some(Report::Inner(pid)) = outer.report().await else { return None };
             (inner.report().await? == Report::Ready).then_some(Pid::from_raw(pid)?)

@@ -307,7 +307,8 @@ impl Client {
         }
         let (mut pause, longest) = PAUSES;
         loop {
-            let (mut heard, mut soonest) = (Vec::new(), Duration::MAX);
+            let mut heard = Vec::new();
+            let mut soonest = Duration::MAX;
             for _ in 0..urls.len() {
                 // One that has no time for an answer would hide what was heard before.
                 if !heard.is_empty() && until.left() < SHORTEST_TRY {
@@ -413,7 +414,8 @@ mod tests {
             validity_ms: 29_000,
             elapsed_ms: 5_000,
         };
-        let (sent, ttl) = (Moment::now() - Duration::from_secs(7), Duration::from_secs(30));
+        let sent = Moment::now() - Duration::from_secs(7);
+        let ttl = Duration::from_secs(30);
         assert_eq!(granted.deadline(sent, ttl).since(sent), Duration::from_secs(34));
         let boasts = Granted { validity_ms: u64::MAX, elapsed_ms: u64::MAX, ..granted };
         assert!(boasts.deadline(sent, ttl).since(sent) < Duration::from_secs(38));

@@ -53,7 +53,8 @@ impl Guard {
     ) -> Self {
         let Granted { token, fencing_token, .. } = granted;
         let (lease, _) = watch::channel((sent, deadline));
-        let (loss, lost) = (OnceLock::new(), CancellationToken::new());
+        let loss = OnceLock::new();
+        let lost = CancellationToken::new();
         let held =
             Arc::new(Held { client, name, token, fencing_token, ttl, margin, lease, loss, lost });
         let renewal = tokio::spawn({
@@ -197,7 +198,8 @@ impl Held {
     }
 
     async fn release(&self) -> Result<(), Error> {
-        let ((least, most), now) = (RELEASE, Moment::now());
+        let (least, most) = RELEASE;
+        let now = Moment::now();
         let until = self.lease.borrow().1.max(now + least).min(now + most);
         self.client.release_until(&self.name, &self.token, until).await
     }

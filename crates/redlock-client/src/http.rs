@@ -92,7 +92,8 @@ impl Call {
             request = request.json(body);
         }
         let response = request.send().await.map_err(unclear)?;
-        let (status, headers) = (response.status(), response.headers().clone());
+        let status = response.status();
+        let headers = response.headers().clone();
         if status == StatusCode::NO_CONTENT {
             return Ok(None);
         }
@@ -116,8 +117,11 @@ fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
     let seconds =
         headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     let problem = |code: &str, retry_after_ms| {
-        let (status, code, request_id) = (status.as_u16(), code.into(), None);
-        let (holder, expires_in_ms) = (None, None);
+        let status = status.as_u16();
+        let code = code.into();
+        let request_id = None;
+        let holder = None;
+        let expires_in_ms = None;
         Failure::Problem(Box::new(Problem {
             status,
             code,

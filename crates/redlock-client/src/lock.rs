@@ -254,7 +254,8 @@ mod tests {
 
     #[test]
     fn a_margin_of_half_the_ttl_left_no_time_to_try_again() {
-        let (ttl, ms) = (Duration::from_secs(1), Duration::from_millis);
+        let ttl = Duration::from_secs(1);
+        let ms = Duration::from_millis;
         assert_eq!(margin(ttl, None).unwrap(), ms(100));
         assert_eq!(margin(ttl * 60, None).unwrap(), LONGEST_MARGIN);
         assert_eq!(margin(ttl, Some(ms(499))).unwrap(), ms(499));

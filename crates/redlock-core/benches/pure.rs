@@ -97,7 +97,8 @@ mod storage {
 
     #[divan::bench]
     fn record_written(bencher: Bencher) {
-        let (token, info) = (token(), info());
+        let token = token();
+        let info = info();
         bencher.bench(|| Record::new(black_box(&token), black_box(&info)));
     }
 
@@ -133,14 +134,16 @@ mod decisions {
     /// As after the deciding vote: the rest is still out.
     #[divan::bench]
     fn votes_for(bencher: Bencher) {
-        let (quorum, op) = (Quorum::new(5).expect("five nodes"), acquire());
+        let quorum = Quorum::new(5).expect("five nodes");
+        let op = acquire();
         let votes = [Some(Vote::Granted), Some(Vote::Granted), Some(Vote::Granted), None, None];
         bencher.bench(|| quorum.decide(tally(black_box(&op), black_box(&votes))));
     }
 
     #[divan::bench]
     fn votes_against(bencher: Bencher) {
-        let (quorum, op) = (Quorum::new(5).expect("five nodes"), acquire());
+        let quorum = Quorum::new(5).expect("five nodes");
+        let op = acquire();
         let votes = [Some(held()), Some(held()), Some(held()), None, None];
         bencher.bench(|| quorum.decide(tally(black_box(&op), black_box(&votes))));
     }

@@ -10,7 +10,8 @@ use redlock_core::{AcquireOptions, LockError, LockGuard, LockName, Redlock, Ttl}
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let locks = Redlock::builder().embedded(5).connect()?;
-    let (name, ttl) = ("reports/nightly".parse::<LockName>()?, Ttl::from_millis(10_000)?);
+    let name = "reports/nightly".parse::<LockName>()?;
+    let ttl = Ttl::from_millis(10_000)?;
 
     let mut report = lock(&locks, &name, ttl, Duration::ZERO).await?;
     println!("acquired with fencing token {}", report.fencing_token());

@@ -30,7 +30,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         return Err("no majority of the masters votes".into());
     }
 
-    let (name, ttl) = ("reports/nightly".parse::<LockName>()?, Ttl::from_millis(30_000)?);
+    let name = "reports/nightly".parse::<LockName>()?;
+    let ttl = Ttl::from_millis(30_000)?;
     let options =
         AcquireOptions { info: Info::new("the nightly report")?, ..AcquireOptions::default() };
     let mut guard = match locks.lock(&name, ttl, options, Duration::from_secs(5)).await {

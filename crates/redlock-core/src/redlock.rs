@@ -358,8 +358,9 @@ mod tests {
     #[tokio::test]
     async fn a_waiter_of_little_patience_in_the_turn_of_others_still_asks_once() {
         let (locks, name, ttl) = one_node();
-        let (fairness, lock, now) =
-            (&locks.shared.fairness, locks.shared.keys(&name).lock, Instant::now());
+        let fairness = &locks.shared.fairness;
+        let lock = locks.shared.keys(&name).lock;
+        let now = Instant::now();
         fairness.wait(&lock, now);
         fairness.yielded(&lock, now);
         let patience = Duration::from_micros(100);

@@ -49,7 +49,8 @@ fn name() -> LockName {
 }
 
 fn limits() -> Limits {
-    let (max_wait, max_hold) = (Duration::from_secs(25), Duration::from_secs(86_400));
+    let max_wait = Duration::from_secs(25);
+    let max_hold = Duration::from_secs(86_400);
     Limits { default_ttl: ttl(30_000), max_ttl: ttl(300_000), max_wait, max_hold }
 }
 
@@ -123,7 +124,8 @@ mod access {
         let file: Vec<_> = secrets.iter().enumerate().map(entry).collect();
         let authenticator =
             Authenticator::new(Keys::parse(&file.join("\n")).expect("a file of keys"));
-        let (name, token) = (name(), TOKEN.parse::<LockToken>().expect("a token"));
+        let name = name();
+        let token = TOKEN.parse::<LockToken>().expect("a token");
         bencher.bench(|| {
             let caller = authenticator
                 .identify(Some(Credential::Key(black_box(secrets[0].expose()))))
@@ -141,7 +143,8 @@ mod answer {
 
     #[divan::bench]
     fn lease(bencher: Bencher) {
-        let (name, view) = (name(), view());
+        let name = name();
+        let view = view();
         bencher.bench(|| {
             json_line(&Lease::new(black_box(&name), black_box(&view), Some(LABEL.into())))
         });

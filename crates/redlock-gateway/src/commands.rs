@@ -45,7 +45,9 @@ async fn check_nodes(config: &Config) -> bool {
         );
         return true;
     };
-    let (mut admitted, mut later, mut new) = (0, 0, 0);
+    let mut admitted = 0;
+    let mut later = 0;
+    let mut new = 0;
     let mut seen: Vec<(String, &RedisUrl)> = Vec::new();
     for (url, master) in urls.iter().zip(masters(config, urls)) {
         match master.probe(&SystemClock, &OsEntropy).await {
@@ -122,7 +124,8 @@ fn print_capacity(config: &Config) {
 }
 
 fn print_probe(master: &Master, found: &Probe, skew: Duration) {
-    let (facts, ours) = (&found.facts, master.identity.cluster_config().marker_prefix());
+    let facts = &found.facts;
+    let ours = master.identity.cluster_config().marker_prefix();
     let marker = match &found.marker {
         None => "marker absent".to_owned(),
         Some(marker) if marker.starts_with(ours) => "marker ours".to_owned(),
@@ -154,7 +157,8 @@ fn print_probe(master: &Master, found: &Probe, skew: Duration) {
         }
         Verdict::Admitted => println!("  would be admitted at once"),
         Verdict::Quarantined(wait, diagnosis) => {
-            let (wait, why) = (show(*wait), in_words(diagnosis));
+            let wait = show(*wait);
+            let why = in_words(diagnosis);
             println!(
                 "  WOULD WAIT {wait} from when a gateway first sees it so, or seconds where enough others are admitted: {why}"
             );
@@ -230,7 +234,8 @@ fn print_progress(progress: Progress<'_>) {
                 ),
             ];
             let changed = |(what, old, new): (&str, Option<Duration>, Option<Duration>)| {
-                let (old, new) = (old?, new?);
+                let old = old?;
+                let new = new?;
                 (old != new).then(|| format!("{what} {} → {}", show(old), show(new)))
             };
             let changes: Vec<_> = changes.into_iter().filter_map(changed).collect();

@@ -357,7 +357,8 @@ impl Config {
     /// Settings that do not go together.
     pub fn new(settings: Settings) -> Result<Self, String> {
         let Limits { default_ttl, max_ttl, max_hold, .. } = settings.limits;
-        let (listen, keys) = (settings.listen, settings.auth_keys.as_ref());
+        let listen = settings.listen;
+        let keys = settings.auth_keys.as_ref();
         if !listen.ip().is_loopback() && !settings.allow_anonymous && keys.is_none() {
             return Err(format!(
                 "--listen: {listen} is reachable from other machines and there are no API keys: anybody could take and \
@@ -373,13 +374,16 @@ impl Config {
             ));
         }
         if default_ttl > max_ttl {
-            let (default_ttl, max_ttl) = (show(default_ttl.duration()), show(max_ttl.duration()));
+            let default_ttl = show(default_ttl.duration());
+            let max_ttl = show(max_ttl.duration());
             return Err(format!(
                 "--default-ttl: {default_ttl} is longer than --max-ttl, {max_ttl}"
             ));
         }
         if max_hold < max_ttl.duration() {
-            let (given, least, most) = (show(max_hold), show(max_ttl.duration()), show(MAX_HOLD));
+            let given = show(max_hold);
+            let least = show(max_ttl.duration());
+            let most = show(MAX_HOLD);
             return Err(format!(
                 "--max-hold: {given} is shorter than --max-ttl; expected {least} to {most}"
             ));

@@ -115,10 +115,12 @@ impl Gateway {
         telemetry: Arc<Telemetry>,
     ) -> Self {
         let memory = Arc::new(memory);
-        let (in_flight, draining, drained) =
-            (Requests::new(max_in_flight), AtomicBool::new(false), Notify::new());
-        let (listings, wait_share, leaving) =
-            (Listings::default(), WaitShare::ALL, AtomicBool::new(false));
+        let in_flight = Requests::new(max_in_flight);
+        let draining = AtomicBool::new(false);
+        let drained = Notify::new();
+        let listings = Listings::default();
+        let wait_share = WaitShare::ALL;
+        let leaving = AtomicBool::new(false);
         Self {
             locks,
             limits,
@@ -245,7 +247,8 @@ impl Gateway {
 
     /// Why there is no quorum: where quarantines are the reason, until when.
     fn without_quorum(&self, nodes: Vec<NodeReport>) -> Refusal {
-        let (quorum, now) = (self.locks.quorum(), self.locks.wall_micros());
+        let quorum = self.locks.quorum();
+        let now = self.locks.wall_micros();
         let statuses: Vec<_> =
             self.locks.nodes().into_iter().map(|(_, status)| status.borrow().clone()).collect();
         // What is not connected may be back at any moment.

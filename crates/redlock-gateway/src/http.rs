@@ -147,8 +147,9 @@ impl App {
         audit: Arc<Audit>,
         hosts: Hosts,
     ) -> Self {
-        let (has_keys, fair_queue, state) =
-            (!state.authenticator.is_open(), state.fair_queue.clone(), Arc::new(state));
+        let has_keys = !state.authenticator.is_open();
+        let fair_queue = state.fair_queue.clone();
+        let state = Arc::new(state);
         let (routes, labels) = router(&state);
         let routes = browser::open_to(&state.cors_origins, routes);
         Self::observed(routes, Observer::new(labels, telemetry, audit, has_keys, hosts, fair_queue))
@@ -221,7 +222,8 @@ impl App {
         let span = telemetry.request_span(method, route, request.headers());
         let trace = TraceIds::of(span.as_ref(), request.headers());
         let peer = request.extensions().get::<Peer>();
-        let (address, place) = (peer.map(Peer::address), peer.map(|peer| peer.place().clone()));
+        let address = peer.map(Peer::address);
+        let place = peer.map(|peer| peer.place().clone());
         // Kept to the end: a client that is lost would come back with another line.
         let client = peer.map(|peer| peer.client().clone());
         let line = client.as_ref().map(|client| &client.queue);
@@ -308,7 +310,8 @@ impl Observer {
             return None;
         }
         let peer = request.extensions().get::<Peer>();
-        let (address, proxy) = (peer.map(Peer::address), peer.and_then(Peer::proxy));
+        let address = peer.map(Peer::address);
+        let proxy = peer.and_then(Peer::proxy);
         let record = AuditGuard::new(self.audit.clone(), text(id), address, proxy);
         request.extensions_mut().insert(record.context());
         Some(record)

@@ -201,8 +201,8 @@ fn announce(config: &Config, running: &Running) {
     let summary = running.gateway.nodes_summary();
     tracing::info!(address = %running.address, nodes = summary, "listening");
     let settings = &config.settings;
-    let (default_ttl, max_ttl) =
-        (settings.limits.default_ttl.duration(), settings.limits.max_ttl.duration());
+    let default_ttl = settings.limits.default_ttl.duration();
+    let max_ttl = settings.limits.max_ttl.duration();
     say!("redlock-gateway {} on {url}", env!("CARGO_PKG_VERSION"));
     if let Some(admin) = running.admin {
         tracing::info!(address = %admin, "listening for probes and metrics");
@@ -233,7 +233,8 @@ fn announce(config: &Config, running: &Running) {
                 );
             }
             if urls.len() % 2 == 0 {
-                let (even, odd) = (urls.len(), urls.len() - 1);
+                let even = urls.len();
+                let odd = urls.len() - 1;
                 say!("  CAUTION: {even} nodes survive no more failures than {odd} nodes would.");
             }
         }

@@ -13,7 +13,8 @@ impl Pattern {
     /// `None` when no lock name could match.
     pub fn parse(text: &str) -> Option<Self> {
         // A star stands for nothing at the least, so what is left must be part of a name, or nothing at all.
-        let (fixed, has_star) = (text.replace('*', ""), text.contains('*'));
+        let fixed = text.replace('*', "");
+        let has_star = text.contains('*');
         let is_part = |text: &str| text.is_empty() || LockName::check_part(text).is_ok();
         let possible = if has_star { is_part(&fixed) } else { text.parse::<LockName>().is_ok() };
         possible.then(|| Self(text.into()))

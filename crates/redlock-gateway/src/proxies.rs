@@ -114,7 +114,8 @@ fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<ClientAddress>> {
 fn forwarded_elements(mut rest: &str) -> Option<Vec<Option<ClientAddress>>> {
     let mut hops = Vec::new();
     loop {
-        let (mut is_empty, mut client) = (true, None);
+        let mut is_empty = true;
+        let mut client = None;
         loop {
             rest = rest.trim_start_matches(BLANK);
             if let Some((name, after)) = token(rest) {

@@ -95,8 +95,10 @@ pub async fn run(
     let gateway = assemble(&config, &names, &telemetry)?;
     audit.file().into_iter().for_each(|file| file.count_failures(telemetry.audit_failures.clone()));
     // Who has many connections to one of the two addresses is no less welcome at the other.
-    let (clients, operators) = (Arc::new(Clients::default()), Arc::new(Clients::default()));
-    let (public, cors_origins) = (config.public, config.cors_origins.clone());
+    let clients = Arc::new(Clients::default());
+    let operators = Arc::new(Clients::default());
+    let public = config.public;
+    let cors_origins = config.cors_origins.clone();
     let fair_queue = FairQueue::new(config.settings.worker_threads);
     let state = AppState {
         gateway: gateway.clone(),
@@ -128,10 +130,8 @@ pub async fn run(
     let mut server = match &config.https {
         None => tokio::spawn(http1(server.acceptor(Plain::new()), &config).serve(connections_in)),
         Some(files) => {
-            let (expiry, failures) = (
-                telemetry.certificate_expiry(&files.cert),
-                telemetry.reload_failures(Reloaded::Tls),
-            );
+            let expiry = telemetry.certificate_expiry(&files.cert);
+            let failures = telemetry.reload_failures(Reloaded::Tls);
             let told = tls::CertificateMetrics { expiry, failures };
             let encrypted =
                 Encrypted::new(tls::follow(files, reload, told, &mut tasks)?, end_of_handshakes);
@@ -174,7 +174,8 @@ async fn write_the_rest(audit: &Audit, telemetry: Arc<Telemetry>) {
 /// From the word to end until nothing is in flight, or has taken too long; answers until when connections may still end.
 async fn drain(gateway: &Gateway, connections: &Connections, config: &Config) -> Instant {
     // Load balancers have to see that readyz says 503 before anything is refused.
-    let (delay, grace) = (config.drain_delay(), config.settings.shutdown_grace);
+    let delay = config.drain_delay();
+    let grace = config.settings.shutdown_grace;
     tracing::info!(
         drain_delay_ms = delay.as_millis() as u64,
         grace_ms = grace.as_millis() as u64,
@@ -243,7 +244,8 @@ fn authenticator(
 }
 
 fn limit(Config { capacity, trusted_proxies, .. }: &Config) -> ConnectionLimits {
-    let (connections, per_client) = (capacity.connections, capacity.connections_per_client());
+    let connections = capacity.connections;
+    let per_client = capacity.connections_per_client();
     ConnectionLimits {
         connections,
         per_client,
@@ -281,7 +283,9 @@ async fn upkeep(gateway: Arc<Gateway>, clients: [Arc<Clients>; 2]) {
 /// One line when the majority is lost and one when it is back: requests say it to their clients.
 async fn tell_of_quorum(gateway: Arc<Gateway>) {
     let mut tick = tokio::time::interval(LOOK_AT_QUORUM);
-    let (mut is_told, mut since, mut is_starting) = (true, Instant::now(), true);
+    let mut is_told = true;
+    let mut since = Instant::now();
+    let mut is_starting = true;
     loop {
         tick.tick().await;
         let has = gateway.has_quorum();
@@ -289,7 +293,8 @@ async fn tell_of_quorum(gateway: Arc<Gateway>) {
         if has == is_told || is_starting {
             continue;
         }
-        let (nodes, lasted_ms) = (gateway.nodes_summary(), since.elapsed().as_millis() as u64);
+        let nodes = gateway.nodes_summary();
+        let lasted_ms = since.elapsed().as_millis() as u64;
         (is_told, since) = (has, Instant::now());
         if has {
             tracing::info!(nodes, without_ms = lasted_ms, "a majority of nodes may vote");
@@ -327,7 +332,8 @@ fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, String> {
     let Some(path) = &config.settings.audit_log else { return Ok(Arc::new(Audit::logged())) };
     let audit =
         Arc::new(Audit::to_file(path, config.settings.audit_on_failure == OnAuditFailure::Refuse)?);
-    let (mut asked, reopened) = (Watched::new(Vec::new(), reload), audit.clone());
+    let mut asked = Watched::new(Vec::new(), reload);
+    let reopened = audit.clone();
     tokio::spawn(async move {
         loop {
             asked.changed().await;

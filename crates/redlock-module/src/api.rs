@@ -214,7 +214,8 @@ impl Call<'_> {
     }
 
     pub(crate) fn publish(&self, channel: &[u8], message: &[u8]) {
-        let (channel, message) = (self.text(channel), self.text(message));
+        let channel = self.text(channel);
+        let message = self.text(message);
         // SAFETY: see above.
         unsafe { (self.functions.PublishMessage)(self.ctx, channel.text, message.text) };
     }
@@ -274,8 +275,8 @@ impl CallingUser<'_> {
     }
 
     pub(crate) fn may_publish(&self, channel: &[u8]) -> bool {
-        let (check, channel) =
-            (self.call.functions.ACLCheckChannelPermissions, self.call.text(channel));
+        let check = self.call.functions.ACLCheckChannelPermissions;
+        let channel = self.call.text(channel);
         // SAFETY: see `Call`.
         unsafe { check(self.user.as_ptr(), channel.text, 0) == OK }
     }
@@ -317,7 +318,8 @@ pub(crate) struct Changes<'a> {
 impl Changes<'_> {
     /// Other modules hear of it at once, and may change any key: none may be open.
     pub(crate) fn tell(&self) {
-        let (call, name) = (self.name.call, self.name.text);
+        let call = self.name.call;
+        let name = self.name.text;
         for (class, event) in &self.changes {
             // SAFETY: see `Call`.
             unsafe { (call.functions.NotifyKeyspaceEvent)(call.ctx, *class, event.as_ptr(), name) };
@@ -381,7 +383,8 @@ impl<'a> OpenKey<'a> {
             unsafe { (self.functions().SetAbsExpire)(self.key.key.as_ptr(), at) };
         }
         let ends_at = ends_at.unwrap_or_else(|| self.ends_at());
-        let (replicate, command) = (self.functions().Replicate, c"SET".as_ptr());
+        let replicate = self.functions().Replicate;
+        let command = c"SET".as_ptr();
         // SAFETY: see `Call`. The formats name what follows them: text, C text, number.
         unsafe {
             if ends_at == NO_EXPIRY {

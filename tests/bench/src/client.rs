@@ -123,7 +123,8 @@ impl Connection {
             sender.ready().await?;
             let (head, body) = sender.send_request(request).await?.into_parts();
             let token = head.headers.get("lock-token").and_then(|token| token.to_str().ok());
-            let (status, lock_token) = (head.status.as_u16(), token.map(str::to_owned));
+            let status = head.status.as_u16();
+            let lock_token = token.map(str::to_owned);
             Ok(Answer { status, lock_token, body: body.collect().await?.to_bytes() })
         });
         poll_fn(|context| {

@@ -110,7 +110,8 @@ impl Bench<'_> {
         row: &mut Row,
         faults: &mut Vec<String>,
     ) -> Result<(), String> {
-        let (lock, waits) = (rand::random(), contender.waits);
+        let lock = rand::random();
+        let waits = contender.waits;
         let targets: Vec<_> = gateways.iter().map(|gateway| gateway.target.clone()).collect();
         let mut pool = WorkerPool::start(WORKERS, self.threads, move |worker, phase| {
             work(targets[worker as usize % targets.len()].clone(), lock, waits, worker, phase)
@@ -120,9 +121,11 @@ impl Bench<'_> {
         let remote_before = remote_handoffs(gateways).await?;
         let look =
             || Accounts::look(gateways.iter().map(|gateway| &gateway.process), masters.cpu()?);
-        let (from, before) = (Instant::now(), look()?);
+        let from = Instant::now();
+        let before = look()?;
         pool.run_for(self.window).await?;
-        let (until, after) = (Instant::now(), look()?);
+        let until = Instant::now();
+        let after = look()?;
         let remote = remote_handoffs(gateways).await? - remote_before;
         let logs = pool.stop(WAIT + GRACE).await?;
         let turn = Turn { from, until, gateways: gateways.len(), threads: self.threads };
@@ -165,7 +168,8 @@ async fn work(
     worker: u32,
     phase: Phase,
 ) -> Result<Log, String> {
-    let (mut connection, mut log) = (target.open().await?, Log::default());
+    let mut connection = target.open().await?;
+    let mut log = Log::default();
     let body =
         format!(r#"{{"ttl_ms":30000,"wait_ms":{}}}"#, if waits { WAIT.as_millis() } else { 0 });
     let mut wanted = Instant::now();
@@ -235,7 +239,8 @@ impl Turn {
         logs: Vec<Log>,
         cpu: Cpu,
     ) -> Result<(), String> {
-        let (mut grants, mut others) = (Vec::new(), Vec::new());
+        let mut grants = Vec::new();
+        let mut others = Vec::new();
         for log in logs {
             grants.extend(log.grants);
             others.extend(log.others);
@@ -246,7 +251,8 @@ impl Turn {
             .windows(2)
             .filter(|pair| pair[0].worker != pair[1].worker && counts(&pair[1]))
             .count();
-        let (mut waits, mut longest) = (Latencies::new(), Duration::ZERO);
+        let mut waits = Latencies::new();
+        let mut longest = Duration::ZERO;
         let mut per_gateway = vec![0.0; self.gateways];
         for grant in grants.iter().filter(|grant| counts(grant)) {
             waits.record(grant.received - grant.wanted);
@@ -257,7 +263,8 @@ impl Turn {
         if waits.count() == 0 {
             return Err(format!("the lock was not granted once; {other}"));
         }
-        let (count, seconds) = (waits.count() as f64, self.seconds());
+        let count = waits.count() as f64;
+        let seconds = self.seconds();
         row.add("handoffs/s", Unit::Rate, handoffs as f64 / seconds);
         row.add("grants/s", Unit::Count, count / seconds);
         row.add_latencies("wait", &waits);
@@ -302,7 +309,9 @@ mod tests {
     }
 
     fn measured(logs: Vec<Log>, start: Instant) -> Result<(Row, Vec<String>), String> {
-        let (ms, mut row, mut faults) = (Duration::from_millis, Row::new("a"), Vec::new());
+        let ms = Duration::from_millis;
+        let mut row = Row::new("a");
+        let mut faults = Vec::new();
         let turn =
             Turn { from: start + ms(1000), until: start + ms(3000), gateways: 2, threads: 1 };
         let cpu =

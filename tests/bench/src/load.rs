@@ -89,7 +89,8 @@ pub(crate) fn start(
     WorkerPool::start(connections, threads, move |worker, phase| {
         let target = target.clone();
         async move {
-            let (mut connection, mut tally) = (target.open().await?, Tally::new());
+            let mut connection = target.open().await?;
+            let mut tally = Tally::new();
             let mut walk = match names {
                 Names::Walk(count) => share(count, worker, connections),
                 Names::Random => 0..0,
@@ -177,8 +178,8 @@ impl Holders {
     ) -> Result<Self, String> {
         let shares = locks.chunks(locks.len().div_ceil(connections as usize).max(1));
         let held = shares.map(async |share| {
-            let (mut connection, mut held) =
-                (target.open().await?, Vec::with_capacity(share.len()));
+            let mut connection = target.open().await?;
+            let mut held = Vec::with_capacity(share.len());
             for &lock in share {
                 held.push((lock, connection.settled_acquire(lock, HELD_BODY).await?));
             }

@@ -197,7 +197,8 @@ async fn start_master(
     scratch: &TempDir,
 ) -> Result<Process, String> {
     let module = module().and_then(|path| path.into_os_string().into_string().ok());
-    let (port, bind) = (address.port().to_string(), address.ip().to_string());
+    let port = address.port().to_string();
+    let bind = address.ip().to_string();
     let args = ["--port", &port, "--bind", &bind, "--save", "", "--appendonly", "no"];
     let load: Vec<_> =
         module.as_deref().into_iter().flat_map(|path| ["--loadmodule", path]).collect();

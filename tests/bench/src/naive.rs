@@ -235,7 +235,8 @@ impl Naive {
             Design::Floor => self.floor.acquire(&format!("bench:{name}"), token, ttl_ms).await,
             Design::Plain => {
                 self.ask_all(|node| {
-                    let (lock, token) = (format!("bench:{name}"), token.to_owned());
+                    let lock = format!("bench:{name}");
+                    let token = token.to_owned();
                     async move {
                         let ttl = Some(Expiration::PX(ttl_ms as i64));
                         let set: Option<String> =
@@ -271,7 +272,8 @@ impl Naive {
             return self.floor.release(&format!("bench:{name}"), token).await;
         }
         self.ask_all(|node| {
-            let (lock, token) = (format!("bench:{name}"), token.to_owned());
+            let lock = format!("bench:{name}");
+            let token = token.to_owned();
             let sha = self.release_sha.clone();
             async move {
                 node.evalsha::<i64, _, _, _>(sha, lock, token).await.map(|deleted| deleted == 1)

@@ -84,10 +84,12 @@ pub(crate) fn serve(options: &Options) -> Result<(), String> {
     for (listen, &master) in options.listen.iter().zip(&options.master) {
         let listener = TcpListener::bind(listen)
             .map_err(|error| format!("cannot listen on {listen}: {error}"))?;
-        let (requests, answers) = (requests.clone(), answers.clone());
+        let requests = requests.clone();
+        let answers = answers.clone();
         listeners.push(thread::spawn(move || -> io::Result<()> {
             for client in listener.incoming() {
-                let (client, server) = (client?, TcpStream::connect(master)?);
+                let client = client?;
+                let server = TcpStream::connect(master)?;
                 requests.pass_on(client.try_clone()?, server.try_clone()?)?;
                 answers.pass_on(server, client)?;
             }
@@ -128,7 +130,8 @@ impl Way {
 
     fn pass_on(&self, mut from: TcpStream, to: TcpStream) -> io::Result<()> {
         to.set_nodelay(true)?;
-        let (way, to) = (self.clone(), Arc::new(to));
+        let way = self.clone();
+        let to = Arc::new(to);
         thread::spawn(move || {
             let mut buffer = vec![0; BUFFER];
             loop {
@@ -158,7 +161,8 @@ mod tests {
         });
         let near = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(near.local_addr().unwrap()).unwrap();
-        let (middle, server) = (near.accept().unwrap().0, TcpStream::connect(server).unwrap());
+        let middle = near.accept().unwrap().0;
+        let server = TcpStream::connect(server).unwrap();
         let delay = Duration::from_millis(20);
         Way::start(delay)
             .pass_on(middle.try_clone().unwrap(), server.try_clone().unwrap())
@@ -166,7 +170,9 @@ mod tests {
         Way::start(delay).pass_on(server, middle).unwrap();
 
         let sent: Vec<u8> = (0..1_000_000_u32).map(|number| (number % 251) as u8).collect();
-        let (mut received, began, data) = (vec![0; sent.len()], Instant::now(), sent.clone());
+        let mut received = vec![0; sent.len()];
+        let began = Instant::now();
+        let data = sent.clone();
         let mut sender = client.try_clone().unwrap();
         let sending = thread::spawn(move || sender.write_all(&data));
         client.read_exact(&mut received[..1]).unwrap();

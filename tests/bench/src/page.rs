@@ -74,7 +74,8 @@ fn page(runs: &[Run]) -> String {
 fn fair_rows(runs: &[Run], name: &str) -> String {
     let tables = || runs.iter().rev().filter_map(|run| run.table(name));
     let Some(last) = tables().next() else { return String::new() };
-    let (mut rows, mut refused) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let mut refused = Vec::new();
     for row in &last.rows {
         let mut found = tables().filter_map(|table| Some((table, table.row(&row.name)?)));
         match found.find(|(_, row)| row.disturbed().is_none()) {
@@ -110,8 +111,8 @@ mod tests {
             row.add(OTHERS, Unit::Percent, others);
             row
         };
-        let (floor, mut gateway) =
-            (row("floor", 100.0, others_beside_the_floor), row("redlock-gateway", gateway, 0.0));
+        let floor = row("floor", 100.0, others_beside_the_floor);
+        let mut gateway = row("redlock-gateway", gateway, 0.0);
         gateway.divide("÷ floor", "requests/s", &floor);
         let table =
             Table { name: "uncontended".into(), rows: vec![floor, gateway], ..Table::default() };

@@ -120,7 +120,8 @@ impl Row {
     /// The ratio of the medians of two rows of one table.
     pub(crate) fn divide(&mut self, name: &str, figure: &str, other: &Self) {
         if let (Some(mine), Some(theirs)) = (self.median(figure), other.median(figure)) {
-            let (samples, of) = (vec![mine / theirs], Some(other.name.clone()));
+            let samples = vec![mine / theirs];
+            let of = Some(other.name.clone());
             self.figures.push(Figure { name: name.to_owned(), unit: Unit::Ratio, samples, of });
         }
     }
@@ -375,7 +376,8 @@ mod tests {
     #[test]
     fn a_ratio_is_disturbed_with_either_of_its_rows() {
         for (others, fair) in [(0.0, true), (50.0, false)] {
-            let (mut mine, floor) = (row("gateway", &[80.0], 0.0), row("floor", &[100.0], others));
+            let mut mine = row("gateway", &[80.0], 0.0);
+            let floor = row("floor", &[100.0], others);
             mine.divide("÷ floor", "requests/s", &floor);
             let table = Table { rows: vec![mine.clone(), floor], ..Table::default() };
             assert_eq!(table.is_fair(&mine, mine.figure("÷ floor").unwrap()), fair);

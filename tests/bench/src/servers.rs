@@ -220,7 +220,9 @@ impl Accounts {
 
     pub(crate) fn since(&self, before: &Self) -> Cpu {
         let more = |part: fn(&Self) -> Duration| part(self).saturating_sub(part(before));
-        let (server, redis, load) = (more(|it| it.server), more(|it| it.redis), more(|it| it.load));
+        let server = more(|it| it.server);
+        let redis = more(|it| it.redis);
+        let load = more(|it| it.load);
         let others = more(|it| it.machine).saturating_sub(server + redis + load);
         Cpu { server, redis, load, others, elapsed: self.at - before.at }
     }
@@ -304,7 +306,8 @@ mod tests {
 
     #[test]
     fn own_cpu_time_rises_with_work_and_is_a_part_of_the_machines() {
-        let (before, began) = (own_cpu().unwrap(), Instant::now());
+        let before = own_cpu().unwrap();
+        let began = Instant::now();
         while own_cpu().unwrap() == before {
             assert!(began.elapsed() < Duration::from_secs(30), "no CPU time is accounted");
         }

@@ -112,7 +112,8 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
         .map_err(|error| format!("--json: {error}"))?;
     for (at, &workload) in workloads.iter().enumerate() {
         eprintln!("[{}/{} {workload}]", at + 1, workloads.len());
-        let (name, description) = (workload.to_string(), workload.description());
+        let name = workload.to_string();
+        let description = workload.description();
         let mut table = Table { name, description, ..Table::default() };
         if let Err(error) = one(workload, options, &programs, &mut table).await {
             eprintln!("FAILED: {error}");
@@ -122,7 +123,8 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
         run.tables.push(table);
     }
     println!("### goals\n\n{}", goals::table(std::slice::from_ref(&run)));
-    let (rounds, seconds) = (options.rounds(), options.window().as_secs());
+    let rounds = options.rounds();
+    let seconds = options.window().as_secs();
     println!("{}; {}. Medians of {rounds} × {seconds} s.", run.machine, run.source);
     if let Some(file) = json {
         serde_json::to_writer_pretty(file, &run).map_err(|error| format!("--json: {error}"))?;
@@ -136,11 +138,13 @@ async fn one(
     programs: &Programs,
     table: &mut Table,
 ) -> Result<(), String> {
-    let (window, rounds, load_threads) = (options.window(), options.rounds(), (cores() / 2).max(1));
+    let window = options.window();
+    let rounds = options.rounds();
+    let load_threads = (cores() / 2).max(1);
     match workload.kind() {
         WorkloadKind::Load(spec) => {
-            let (lineup, load_threads) =
-                (options.lineup(workload), load_threads.min(spec.connections));
+            let lineup = options.lineup(workload);
+            let load_threads = load_threads.min(spec.connections);
             Stage { workload, lineup, window, rounds, load_threads, programs, spec }
                 .run(table)
                 .await

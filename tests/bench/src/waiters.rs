@@ -176,7 +176,8 @@ impl Run<'_> {
         &mut self,
         asking: &mut JoinSet<Outcome>,
     ) -> Result<Vec<Outcome>, String> {
-        let (began, mut early) = (Instant::now(), Vec::new());
+        let began = Instant::now();
+        let mut early = Vec::new();
         loop {
             let count = self.probe.metric("redlock_waiters").await?;
             while let Some(answered) = asking.try_join_next() {
@@ -210,7 +211,8 @@ impl Run<'_> {
     /// Acquires and releases an unrelated name again and again; the latencies are those of both together. When an answer
     /// is so late that the next turn was due before, that turn counts from when it was due.
     async fn probe(&mut self, what: &str) -> Result<(), String> {
-        let (mut latencies, mut failed) = (Latencies::new(), 0);
+        let mut latencies = Latencies::new();
+        let mut failed = 0;
         let mut ticks = interval(PROBE_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let began = Instant::now();

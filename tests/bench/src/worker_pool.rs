@@ -48,7 +48,9 @@ impl<T: Send + 'static> WorkerPool<T> {
         let (done, results) = mpsc::unbounded_channel();
         let pool = Self { phase, results };
         for thread in 0..threads {
-            let (work, phase, done) = (work.clone(), pool.phase.clone(), done.clone());
+            let work = work.clone();
+            let phase = pool.phase.clone();
+            let done = done.clone();
             let run = move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
                 let result = match runtime {

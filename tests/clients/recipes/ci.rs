@@ -16,7 +16,8 @@ use crate::support::waiters::waiting_is;
 /// A place whose gateway wants a key; the file of keys stays as long as it is asked for.
 async fn locked_place() -> (Place, Key, Scratch) {
     let ci = key("ci", HOLDER, "deploy/*").await;
-    let (keys, servers) = (file(&[&ci]), masters(3));
+    let keys = file(&[&ci]);
+    let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--auth-keys", keys.path()).start().await;
     eventually("a majority votes", async || (gateway.readyz().await.status == 200).then_some(()))
         .await;

@@ -42,7 +42,8 @@ fn unprivileged(program: &Path) -> Command {
 
 impl Postgres {
     async fn start() -> Self {
-        let (dir, bin) = (TempDir::new(), programs());
+        let dir = TempDir::new();
+        let bin = programs();
         if rustix::process::getuid().is_root() {
             let owner = |flag: &str| {
                 let id =
@@ -83,7 +84,8 @@ impl Drop for Postgres {
 
 #[tokio::test]
 async fn a_holder_that_was_paused_wrote_over_its_successor() {
-    let (place, postgres) = (Place::new(&[]).await, Postgres::start().await);
+    let place = Place::new(&[]).await;
+    let postgres = Postgres::start().await;
     let psql = |words: &[&str]| {
         let mut command =
             place.command(&[&["psql", "-X", "-v", "ON_ERROR_STOP=1"], words].concat());

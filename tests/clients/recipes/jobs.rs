@@ -212,7 +212,8 @@ async fn readers_and_writers_overlapped() {
         let (code, said) = ended(child).await;
         assert_eq!(code, Some(0), "{said}");
     }
-    let (log, mut inside) = (place.log(), Vec::new());
+    let log = place.log();
+    let mut inside = Vec::new();
     assert_eq!(log.len(), 2 * 15, "{log:?}");
     for line in &log {
         let [word, process, who] = [&line[0], &line[1], &line[2]];

@@ -21,7 +21,8 @@ async fn receiver(place: &Place, program: &str) -> (Child, u16) {
 
 /// Says the status of its answer.
 fn delivery(place: &Place, port: u16, id: &str, order: u32) -> Command {
-    let (id, url) = (format!("X-Delivery-Id: {id}"), format!("http://127.0.0.1:{port}/"));
+    let id = format!("X-Delivery-Id: {id}");
+    let url = format!("http://127.0.0.1:{port}/");
     let body = json!({ "order": order }).to_string();
     place.command(&[
         "curl",

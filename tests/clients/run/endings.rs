@@ -95,7 +95,8 @@ async fn a_process_whose_first_thread_had_ended_was_taken_for_dead_and_outlived_
     let (dir, file) = (TempDir::new(), |dir: &TempDir, name: &str| {
         dir.path().join(name).to_str().unwrap().to_owned()
     });
-    let (source, program) = (file(&dir, "threaded.c"), file(&dir, "threaded"));
+    let source = file(&dir, "threaded.c");
+    let program = file(&dir, "threaded");
     std::fs::write(&source, THREADED).unwrap();
     let built = Command::new("cc")
         .args(["-pthread", "-o", &program, &source])
@@ -112,7 +113,8 @@ async fn a_process_whose_first_thread_had_ended_was_taken_for_dead_and_outlived_
             redlock(&gateway, &script(&dir, &["--ttl", "3s", "--grace", "300ms"], &work))
                 .spawn()
                 .unwrap();
-        let (threaded, token) = (number(&dir, "threaded").await, written(&dir, "token").await);
+        let threaded = number(&dir, "threaded").await;
+        let token = written(&dir, "token").await;
         let process = format!("/proc/{threaded}");
         let stat = std::fs::read_to_string(format!("{process}/stat")).unwrap();
         assert!(stat.contains(") Z "), "its first thread has ended: {stat}");

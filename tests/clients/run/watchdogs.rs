@@ -74,7 +74,8 @@ async fn both_guardians(runner: i32) -> [i32; 2] {
 /// A program in C, which its owner's rights belong to whoever runs it.
 async fn compiled(dir: &TempDir, name: &str, source: &str) -> String {
     let path = |name: String| dir.path().join(name).to_str().unwrap().to_owned();
-    let (text, program) = (path(format!("{name}.c")), path(name.to_owned()));
+    let text = path(format!("{name}.c"));
+    let program = path(name.to_owned());
     std::fs::write(&text, source).unwrap();
     let built = Command::new("cc").args(["-o", &program, &text]).output().await.expect("cc starts");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
@@ -119,7 +120,8 @@ async fn a_stopped_guardian_ends_the_run() {
         let dir = TempDir::new();
         let runner_process =
             redlock(&gateway, &script(&dir, &["--ttl", "3s"], TWO)).spawn().unwrap();
-        let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+        let grandchild = number(&dir, "grandchild").await;
+        let child = number(&dir, "child").await;
         let watchdogs = both_guardians(runner(&runner_process)).await;
         send(watchdogs[which], Signal::STOP);
         let (code, err) = code_and_words(runner_process).await;
@@ -147,7 +149,8 @@ async fn a_killed_guardian_ends_the_run() {
         let dir = TempDir::new();
         let runner_process =
             redlock(&gateway, &script(&dir, &["--ttl", "3s"], TWO)).spawn().unwrap();
-        let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+        let grandchild = number(&dir, "grandchild").await;
+        let child = number(&dir, "child").await;
         send(both_guardians(runner(&runner_process)).await[which], Signal::KILL);
         let (code, err) = code_and_words(runner_process).await;
         assert!(
@@ -224,7 +227,8 @@ async fn without_pidfd_what_left_the_group_is_killed() {
             .stdin(Stdio::null())
             .kill_on_drop(true);
         let mut runner = command.spawn().unwrap();
-        let (timed, session) = (number(&dir, "timed").await, number(&dir, "session").await);
+        let timed = number(&dir, "timed").await;
+        let session = number(&dir, "session").await;
         let _mortal = [timed, session].map(Mortal);
         if is_killed {
             runner.start_kill().unwrap();
@@ -362,7 +366,8 @@ async fn a_lost_lock_stops_the_command_though_stderr_is_full() {
     let work = format!(r#"trap '' TERM; echo "$REDLOCK_TOKEN" > "$1/token"; {TWO}"#);
     let mut command = redlock(&gateway, &script(&dir, &["--ttl", "9s", "--grace", "300ms"], &work));
     let runner = command.stderr(full).spawn().unwrap();
-    let (grandchild, child) = (number(&dir, "grandchild").await, number(&dir, "child").await);
+    let grandchild = number(&dir, "grandchild").await;
+    let child = number(&dir, "child").await;
     let token = std::fs::read_to_string(dir.path().join("token")).unwrap();
     assert_eq!(gateway.delete("job", token.trim()).await.status, 204);
     gone(child).await;
@@ -381,7 +386,8 @@ const STORMY: &str = r#"
 
 /// One run whose runner and watchdogs are killed or stopped. Whether the next holder found something running.
 async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(), String> {
-    let (name, word) = (format!("storm-{part}"), format!("storm-{}-{part}.", std::process::id()));
+    let name = format!("storm-{part}");
+    let word = format!("storm-{}-{part}.", std::process::id());
     let mut command = redlock(
         gateway,
         &["run", &name, "--ttl", "3s", "--", "sh", "-c", STORMY, "sh", "dir", &word],
@@ -426,10 +432,13 @@ async fn nothing_runs_when_the_next_holder_has_the_lock() {
     let (runs, at_once) = if is_long { (1_000, 16) } else { (40, 8) };
     let seed = seed("REDLOCK_STORM_SEED");
     let gateway = Rc::new(Launch::embedded().ready().await);
-    let (begin, next, mut failed) = (Instant::now(), Rc::new(Cell::new(0)), Vec::new());
+    let begin = Instant::now();
+    let next = Rc::new(Cell::new(0));
+    let mut failed = Vec::new();
     let here = LocalSet::new();
     let lines = (0..at_once).map(|_| {
-        let (gateway, next) = (gateway.clone(), next.clone());
+        let gateway = gateway.clone();
+        let next = next.clone();
         here.spawn_local(async move {
             let mut failed = Vec::new();
             while next.get() < runs {

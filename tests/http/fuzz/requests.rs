@@ -290,7 +290,8 @@ fn good_body(chance: &mut Chance) -> Vec<u8> {
         body.insert("owner".into(), text(chance, "nightly on host-7").into());
     }
     if chance.one_in(3) {
-        let (key, value) = (text(chance, "key"), text(chance, "value"));
+        let key = text(chance, "key");
+        let value = text(chance, "value");
         body.insert("metadata".into(), serde_json::json!({ key: value }));
     }
     serde_json::Value::Object(body).to_string().into_bytes()

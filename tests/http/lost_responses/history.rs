@@ -157,8 +157,8 @@ fn two_holders_at_once_and_tokens_that_go_back_are_found() {
 fn a_denial_without_another_holder_is_found() {
     let judged = |denial| {
         let closed = Life { closed: true, ..life("closed", 0, 10) };
-        let (lives, denials) =
-            (vec![life("a", 20_000, 20_010), life("b", 20_000, 20_030), closed], vec![denial]);
+        let lives = vec![life("a", 20_000, 20_010), life("b", 20_000, 20_030), closed];
+        let denials = vec![denial];
         History { lives, denials, ..History::default() }.judged().len()
     };
     assert_eq!(judged(denial("b", Some("a"), 20_009, 20_020)), 0);

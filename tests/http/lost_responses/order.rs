@@ -47,12 +47,14 @@ pub(super) struct Order<'a> {
 impl<'a> Order<'a> {
     pub(super) fn new(run: &'a Run, number: usize) -> Self {
         let mut chance = Chance::of(run.seed, number);
-        let (label, lock) =
-            (format!("order-{number}"), format!("stock/{}", chance.below(run.locks)));
+        let label = format!("order-{number}");
+        let lock = format!("stock/{}", chance.below(run.locks));
         let wait_ms = if chance.one_in(3) { 2_000 } else { 0 };
         let body = json!({ "ttl_ms": TTL_MS, "wait_ms": wait_ms, "owner": label });
         let at = chance.below(run.gateways.len());
-        let (known, asked_before, refused) = (None, false, String::new());
+        let known = None;
+        let asked_before = false;
+        let refused = String::new();
         Self {
             run,
             chance,
@@ -93,7 +95,9 @@ impl<'a> Order<'a> {
         } else if self.seen.wrong.is_empty() {
             self.wrong("no grant in time");
         }
-        let (until, order, lock) = (self.run.began.elapsed(), self.label, self.lock);
+        let until = self.run.began.elapsed();
+        let order = self.label;
+        let lock = self.lock;
         if let Some((Lease { fencing, .. }, from)) = self.known {
             self.seen.holds.push(Hold {
                 order: order.clone(),
@@ -168,7 +172,8 @@ impl<'a> Order<'a> {
                 if self.known.is_some() {
                     self.wrong(&format!("denied what it has: {problem}"));
                 }
-                let (order, lock) = (self.label.clone(), self.lock.clone());
+                let order = self.label.clone();
+                let lock = self.lock.clone();
                 let holder = problem["holder"].as_str().map(Into::into);
                 let denial =
                     Denial { order, lock, holder, sent, answered: self.run.began.elapsed() };
@@ -181,7 +186,8 @@ impl<'a> Order<'a> {
     }
 
     fn is_granted(&mut self, answer: &Answer, asked_before: bool) {
-        let (lease, replayed) = (Lease::from(answer), answer.header("idempotency-replayed"));
+        let lease = Lease::from(answer);
+        let replayed = answer.header("idempotency-replayed");
         assert!(["", "true"].contains(&replayed), "{answer:?}");
         let replayed = replayed == "true";
         match &self.known {

@@ -58,7 +58,8 @@ impl Entry {
     /// Whether this is worse than what was; instructions only count if both were made alike.
     pub(crate) fn verdict(self, before: Option<Self>, alike: bool) -> Verdict {
         let Some(before) = before else { return Verdict::New };
-        let (limit, change) = (TOLERANCE * before.instructions as f64, self.change(before));
+        let limit = TOLERANCE * before.instructions as f64;
+        let change = self.change(before);
         let more = self.allocations - before.allocations;
         if more > ALLOCATIONS || alike && change > limit {
             Verdict::Worse

@@ -87,7 +87,9 @@ fn run(path: &Path, times: u32, keep: Option<&File>) -> Result<Totals, String> {
 /// `cfn=(number) name`, and then as `cfn=(number)`; functions and callees share their numbers. What a call cost, all that it
 /// called included, ends the line after `calls=`.
 fn totals(profile: &str) -> Option<Totals> {
-    let (mut total, mut left_out, mut allocations) = (None, 0, 0);
+    let mut total = None;
+    let mut left_out = 0;
+    let mut allocations = 0;
     let mut names = HashMap::new();
     let mut callee = "";
     let mut lines = profile.lines();

@@ -96,7 +96,9 @@ fn compare(arguments: &Arguments) -> Result<ExitCode, String> {
         "| path | once | instructions: baseline | now | change | allocations: baseline | now |"
     );
     println!("| --- | --- | ---: | ---: | ---: | ---: | ---: |");
-    let (mut worse, mut better, mut new) = (Vec::new(), Vec::new(), Vec::new());
+    let mut worse = Vec::new();
+    let mut better = Vec::new();
+    let mut new = Vec::new();
     for (path, now) in paths.iter().zip(counted) {
         let before = baseline.paths.get(path.name).copied();
         let (was, change, held) = match before {
@@ -156,7 +158,8 @@ fn compare(arguments: &Arguments) -> Result<ExitCode, String> {
 
 /// As many at a time as there are processors: the counts do not depend on who else runs.
 fn count_all(paths: &[&Path], arguments: &Arguments) -> Result<Vec<Entry>, String> {
-    let (next, counted) = (AtomicUsize::new(0), Mutex::new(vec![None; paths.len()]));
+    let next = AtomicUsize::new(0);
+    let counted = Mutex::new(vec![None; paths.len()]);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {

@@ -167,7 +167,8 @@ fn batch(times: u32) {
         .expect("a token");
     let record = Record::new(&token, &Info::new(BODY).expect("short enough"));
     let names = names();
-    let (mut ops, mut votes) = (Vec::new(), Vec::new());
+    let mut ops = Vec::new();
+    let mut votes = Vec::new();
     for (at, name) in names.iter().enumerate().take(HALF) {
         let keys = Keys::new("lock:", name);
         ops.push(Arc::new(Op::Acquire {

@@ -214,7 +214,8 @@ impl Node {
         asked: Lock,
         scope: ReleaseScope,
     ) -> Vote {
-        let (stood, token) = (self.lock, asked.token);
+        let stood = self.lock;
+        let token = asked.token;
         let same = stood.is_some_and(|lock| lock.is(&asked));
         let failed_try = scope == ReleaseScope::Proposal;
         if let Some(extended) =
@@ -320,8 +321,8 @@ impl Node {
         if !stands || released || lock.owner == Owner::Nobody {
             *lock = Lock::blocker(lock.token, lock.guards);
         } else if self.fence <= lock.token {
-            let (token, mark) =
-                (lock.token, if lock.extended { Mark::Extended } else { Mark::Plain });
+            let token = lock.token;
+            let mark = if lock.extended { Mark::Extended } else { Mark::Plain };
             self.set_fence(token, mark, window);
         }
     }

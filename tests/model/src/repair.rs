@@ -121,7 +121,8 @@ impl Repair {
     /// The node is admitted after seconds, and adopts what the others store if its loss is not older than that.
     fn return_in_seconds(&self, s: &mut State, at: usize) {
         let (copies, found) = self.found(s, at);
-        let (forgot, window) = (!s.sites[at].node.admitted, s.oldest.into());
+        let forgot = !s.sites[at].node.admitted;
+        let window = s.oldest.into();
         let found = found.filter(|_| !s.sites[at].before);
         if forgot {
             s.sites[at].node.recover(&self.rules, window, found, copies >= self.quorum.size());
@@ -207,7 +208,8 @@ impl Repair {
                 (next.tried, next.granted) = (false, false);
             }
             Action::Poll(at) => {
-                let (node, window) = (&mut next.sites[usize::from(at)].node, s.oldest.into());
+                let node = &mut next.sites[usize::from(at)].node;
+                let window = s.oldest.into();
                 node.acquire(&self.rules, window, POLL);
                 node.release(&self.rules, window, POLL, ReleaseScope::Proposal);
             }
@@ -236,7 +238,10 @@ impl Model for Repair {
         };
         let state = |mut sites: [Site; NODES]| {
             sites.sort_unstable();
-            let (tried, granted, repaired, lost) = (self.held != Held::Missed, true, false, false);
+            let tried = self.held != Held::Missed;
+            let granted = true;
+            let repaired = false;
+            let lost = false;
             State {
                 sites,
                 faults_left: self.faults,
@@ -324,7 +329,8 @@ impl Shown for Repair {
                         (_, true) => "granted",
                         _ => "no majority",
                     };
-                    let (before, after) = (stands(&state), stands(&next));
+                    let before = stands(&state);
+                    let after = stands(&next);
                     let repaired = if before == after {
                         String::new()
                     } else {

@@ -155,7 +155,8 @@ fn happens(
     let keys = Keys::new("lock:", &"a".parse::<LockName>().expect("a name"));
     let ttl = Ttl::from_millis(TTL_MS).expect("a TTL");
     let asked = |(owner, token, nonce)| Lock { owner, token, nonce, extended: false, guards: 0 };
-    let (rules, window) = (&Rules::ALL, Window::from(oldest));
+    let rules = &Rules::ALL;
+    let window = Window::from(oldest);
     let (answer, op) = match event {
         Event::Acquire(grant) => {
             let op = Op::Acquire { keys, record: record(grant, oldest), ttl, tell: None };
@@ -217,7 +218,8 @@ proptest! {
 
     #[test]
     fn both_nodes_give_the_same_answers(events in events(), oldest in prop_oneof![Just(0u8), Just(2u8)]) {
-        let (mut model, code) = (Node::default(), Code::new());
+        let mut model = Node::default();
+        let code = Code::new();
         for event in events {
             happens(event, &mut model, &code, oldest)?;
         }

@@ -45,7 +45,8 @@ impl Master {
 
     /// Of an owner, minted now.
     fn grant(&self, owner: char) -> Record {
-        let (t, owner) = (self.clock.wall_micros(), owner.to_string().repeat(32));
+        let t = self.clock.wall_micros();
+        let owner = owner.to_string().repeat(32);
         Record::new(
             &format!("1.{t}.{owner}00000000").parse::<LockToken>().expect("a token"),
             &Info::default(),

@@ -44,7 +44,8 @@ macro_rules! each_is_missed {
             let tested = [$(stringify!($rule)),*];
             let all: Vec<_> = MUTATIONS.iter().map(|mutation| mutation.rule).collect();
             assert_eq!(all, tested);
-            let (mut all, rules) = (all, format!("{:?}", Rules::ALL));
+            let mut all = all;
+            let rules = format!("{:?}", Rules::ALL);
             let mut fields = fields(&rules);
             all.sort_unstable();
             fields.sort_unstable();

@@ -76,7 +76,8 @@ fn foreign(history: &History, name: u8, locks: &Locks, found: &mut Vec<Violation
         let at_once =
             |hold: &&by_name::Hold| hold.from.at < theirs.until.at && theirs.from.at < hold.until;
         for hold in locks.holds.iter().filter(at_once) {
-            let (from, until) = (theirs.from.at.as_millis(), theirs.until.at.as_millis());
+            let from = theirs.from.at.as_millis();
+            let until = theirs.until.at.as_millis();
             let text = format!(
                 "lock-{name} is held by a foreign client from {from} to {until} ms and by {}",
                 hold.grant

@@ -194,10 +194,8 @@ impl Client {
             }
             match self.chance.below(10) {
                 0..=4 => {
-                    let (gateway, ttl) = (
-                        self.any_gateway(),
-                        if self.chance.percent(70) { wish.ttl } else { self.ttl() },
-                    );
+                    let gateway = self.any_gateway();
+                    let ttl = if self.chance.percent(70) { wish.ttl } else { self.ttl() };
                     if let Kept::No = self.extend(gateway, &mut hold, ttl).await {
                         break;
                     }
@@ -276,14 +274,12 @@ impl Client {
         let Wish { name, ttl, owner, how, hangs_up } = wish;
         let info = Info::new(format!("c{}", self.index)).unwrap_or_default();
         let work = move |redlock: redlock_core::Redlock| async move {
-            let (name, options) = (
-                lock_name(name),
-                AcquireOptions {
-                    info,
-                    owner: owner.map_or(OwnerChoice::Fresh, |chosen| OwnerChoice::Shared(chosen.0)),
-                    ..AcquireOptions::default()
-                },
-            );
+            let name = lock_name(name);
+            let options = AcquireOptions {
+                info,
+                owner: owner.map_or(OwnerChoice::Fresh, |chosen| OwnerChoice::Shared(chosen.0)),
+                ..AcquireOptions::default()
+            };
             match how {
                 How::Once => redlock.acquire(&name, ttl, options).await,
                 How::Polling => {

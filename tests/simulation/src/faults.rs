@@ -137,7 +137,8 @@ impl Stage {
         let left =
             chance.pick(&[Left::Nothing, Left::Nothing, Left::Nothing, Left::Snapshot, Left::All]);
         for victim in self.victims(chance) {
-            let (down, durable) = (outage(chance), chance.percent(25));
+            let down = outage(chance);
+            let durable = chance.percent(25);
             let stage = self.clone();
             let mut chance =
                 Chance::new(chance.below(u64::MAX), Stream::Fault(FaultKind::Crash as u8));
@@ -183,7 +184,8 @@ impl Stage {
     fn stop(&self, chance: &mut Chance) {
         for victim in self.victims(chance) {
             let longest = if chance.percent(70) { 800 } else { 6_000 };
-            let (stage, pause) = (self.clone(), chance.millis(20, longest));
+            let stage = self.clone();
+            let pause = chance.millis(20, longest);
             let mut chance =
                 Chance::new(chance.below(u64::MAX), Stream::Fault(FaultKind::Stop as u8));
             tokio::spawn(async move {
@@ -202,7 +204,8 @@ impl Stage {
         for victim in self.victims(chance) {
             let limit = if chance.percent(60) { skew } else { 4 * skew };
             let offset = chance.around(limit);
-            let (stage, pause) = (self.clone(), chance.millis(200, 8_000));
+            let stage = self.clone();
+            let pause = chance.millis(200, 8_000);
             tokio::spawn(async move {
                 stage.masters[victim].clock.set_offset(offset);
                 stage.note(format!("n{victim}"), format!("wall clock {:+} ms", offset / 1000));
@@ -228,10 +231,11 @@ impl Stage {
 
     fn dark(&self, chance: &mut Chance) {
         let gateway = chance.below(self.gateways.len() as u64) as u8;
-        let (pause, way) = (outage(chance), chance.below(3));
+        let pause = outage(chance);
+        let way = chance.below(3);
         let (now, until) = (Instant::now(), Instant::now() + pause);
-        let (there, back) =
-            (if way == 1 { now } else { until }, if way == 2 { now } else { until });
+        let there = if way == 1 { now } else { until };
+        let back = if way == 2 { now } else { until };
         for victim in self.victims(chance) {
             self.network.darken(gateway, victim as u8, there, back);
             let ways = ["both ways", "answers only", "questions only"][way as usize];
@@ -243,8 +247,9 @@ impl Stage {
     }
 
     fn death(&self, chance: &mut Chance) {
-        let (stage, index, down) =
-            (self.clone(), chance.below(self.gateways.len() as u64) as usize, outage(chance));
+        let stage = self.clone();
+        let index = chance.below(self.gateways.len() as u64) as usize;
+        let down = outage(chance);
         if !self.gateways[index].kill() {
             return;
         }
@@ -268,7 +273,8 @@ impl Stage {
         let victim = chance.below(self.masters.len() as u64) as usize;
         let of = chance.below(self.masters.len() as u64) as usize;
         let data = (of != victim).then(|| self.masters[of].data());
-        let (stage, pause) = (self.clone(), outage(chance));
+        let stage = self.clone();
+        let pause = outage(chance);
         let whose = data.as_ref().map_or("its own data".into(), |_| format!("the data of n{of}"));
         self.masters[victim].demote(data);
         self.recorder.situation("replicas");
@@ -283,7 +289,8 @@ impl Stage {
     /// What it has run ahead it is put back afterwards, which ends no lock.
     fn slew(&self, chance: &mut Chance) {
         let victim = chance.below(self.masters.len() as u64) as usize;
-        let (ppm, pause) = (self.plan.slewed_ppm, chance.millis(500, 10_000));
+        let ppm = self.plan.slewed_ppm;
+        let pause = chance.millis(500, 10_000);
         self.masters[victim].clock.slew(Some(ppm));
         self.recorder.situation("clocks that ran fast");
         self.note(
@@ -308,7 +315,8 @@ impl Stage {
             format!("n{victim}"),
             "is another process from now on; open connections lead to the old one",
         );
-        let (stage, pause) = (self.clone(), chance.millis(100, 12_000));
+        let stage = self.clone();
+        let pause = chance.millis(100, 12_000);
         tokio::spawn(async move {
             sleep(pause).await;
             stage.masters[victim].end_former();
@@ -318,8 +326,9 @@ impl Stage {
 
     fn memory(&self, chance: &mut Chance) {
         for victim in self.victims(chance) {
-            let (stage, pause, left) =
-                (self.clone(), chance.millis(20, 2_000), chance.below(8) as u32);
+            let stage = self.clone();
+            let pause = chance.millis(20, 2_000);
+            let left = chance.below(8) as u32;
             tokio::spawn(async move {
                 stage.masters[victim].limit_sets(Some(left));
                 stage.note(format!("n{victim}"), format!("has memory for {left} keys more"));

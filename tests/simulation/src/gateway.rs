@@ -90,7 +90,8 @@ impl Gateway {
                 Eligibility::new(cluster_config.identity(&name), quarantine, self.plan.skew)
                     .returning_after(self.plan.node_settings().returns_after())
                     .expecting_bootstrap(first);
-            let (network, recorder) = (self.network.clone(), self.recorder.clone());
+            let network = self.network.clone();
+            let recorder = self.recorder.clone();
             let link = SimLink::new(
                 self.index,
                 master.clone(),
@@ -193,7 +194,8 @@ impl Gateway {
         let state = self.state();
         let Some(process) = &state.process else { return Vec::new() };
         let reach = |(node, master): (&Arc<SimNode>, &Arc<Master>)| {
-            let (started, admitted) = (process.since - start, node.link.admitted_since()? - start);
+            let started = process.since - start;
+            let admitted = node.link.admitted_since()? - start;
             Some(Reach { gateway: self.index, master: master.index, started, admitted })
         };
         process.nodes.iter().zip(self.masters.iter()).filter_map(reach).collect()

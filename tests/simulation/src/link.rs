@@ -136,7 +136,8 @@ struct SimSession {
 /// Sends at once. The answer may never come.
 fn ask(master: &Arc<Master>, connection: &Arc<Connection>, question: Question) -> Answering<Reply> {
     let (to, answer) = oneshot::channel();
-    let (master, connection) = (master.clone(), connection.clone());
+    let master = master.clone();
+    let connection = connection.clone();
     let arrival = Arrival { connection: connection.clone(), question, answer: to };
     connection.send(move || master.arrive(arrival));
     async move {
@@ -205,7 +206,8 @@ impl Session for SimSession {
             match answer.await? {
                 // A page may repeat what the one before had, as SCAN does.
                 Reply::Stored(stored) => {
-                    let (from, all) = (page.unwrap_or(0), stored.len());
+                    let from = page.unwrap_or(0);
+                    let all = stored.len();
                     let stored =
                         stored.into_iter().skip(from.saturating_sub(1)).take(PAGE + 1).collect();
                     let next = (all > from + PAGE).then(|| Bytes::from((from + PAGE).to_string()));
@@ -246,9 +248,11 @@ impl Session for SimSession {
 
     /// A real session loads its script here; looking stands for that round trip.
     fn load(&self, _run_id: &str, marker: &str) -> Answering<Engine> {
-        let (look, link) = (self.look(), self.link.clone());
-        let (loaded, connection, marker) =
-            (self.marker.clone(), self.connection.clone(), marker.to_owned());
+        let look = self.look();
+        let link = self.link.clone();
+        let loaded = self.marker.clone();
+        let connection = self.connection.clone();
+        let marker = marker.to_owned();
         async move {
             look.await?;
             drop(loaded.set(marker));

@@ -84,18 +84,20 @@ pub async fn operate(stage: Stage) {
     let half = stage.gateways.len() / 2;
     let runs_on = chance.percent(50).then(|| chance.below(half as u64) as usize);
     (0..half).filter(|old| Some(*old) != runs_on).for_each(|old| retire(&stage, old));
-    let (last, pause) = (stage.clone(), chance.millis(0, 8_000));
+    let last = stage.clone();
+    let pause = chance.millis(0, 8_000);
     let last_retires = tokio::spawn(async move {
         sleep(pause).await;
         runs_on.into_iter().for_each(|old| retire(&last, old));
     });
     if chance.percent(60) {
-        let (victim, pause) =
-            (chance.below(stage.masters.len() as u64) as usize, chance.millis(0, 8_000));
+        let victim = chance.below(stage.masters.len() as u64) as usize;
+        let pause = chance.millis(0, 8_000);
         tokio::spawn(lose(stage.clone(), victim, pause, chance.millis(5, 800)));
     }
     let other = chance.percent(50).then(|| {
-        let (stage, pause) = (stage.clone(), chance.millis(0, 6_000));
+        let stage = stage.clone();
+        let pause = chance.millis(0, 6_000);
         let kind = if chance.percent(60) { ChangeKind::Second } else { ChangeKind::Mistaken };
         tokio::spawn(async move {
             sleep(pause).await;
@@ -150,7 +152,8 @@ impl<'a> Operator<'a> {
             OPERATORS[usize::from(matches!(kind, ChangeKind::Second | ChangeKind::Mistaken))];
         let chance = Chance::new(stage.plan.seed, Stream::Fault(u8::MAX - 6 - kind as u8));
         let link = |master: &Arc<Master>| {
-            let (network, recorder) = (stage.network.clone(), stage.recorder.clone());
+            let network = stage.network.clone();
+            let recorder = stage.recorder.clone();
             SimLink::new(number, master.clone(), network, recorder, stage.plan.node_settings())
         };
         let links = stage.masters.iter().map(link).collect();

@@ -18,7 +18,8 @@ pub fn grant(token: &LockToken) -> Grant {
     let number = |digits: Option<&str>| {
         digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or_default()
     };
-    let (owner, nonce) = (number(digits.get(..16)), number(digits.get(2 * Owner::LEN..)));
+    let owner = number(digits.get(..16));
+    let nonce = number(digits.get(2 * Owner::LEN..));
     Grant { owner, fencing: token.fencing().get(), nonce: nonce as u32 }
 }
 

@@ -9,7 +9,8 @@ use redlock_sim::timeline::render;
 fn replays(plan: &Plan) -> String {
     let first = run(plan);
     let second = run(plan);
-    let (text, again) = (render(&first.history), render(&second.history));
+    let text = render(&first.history);
+    let again = render(&second.history);
     for (number, (line, other)) in text.lines().zip(again.lines()).enumerate() {
         assert_eq!(line, other, "seed {}, line {}", plan.seed, number + 1);
     }

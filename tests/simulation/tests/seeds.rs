@@ -94,7 +94,9 @@ fn lines_keep_their_order_and_leave_nobody_behind() {
 fn a_change_of_configuration_grants_nothing_twice() {
     is_clean(&search(0..seeds(), &Demand::ALL, false, Plan::reconfigure, |_, _| {}), "reconfigure");
     // Both configurations grant, and the operator is interrupted: else nothing was shown.
-    let (mut by_old, mut by_new, mut interrupted) = (0, 0, 0);
+    let mut by_old = 0;
+    let mut by_new = 0;
+    let mut interrupted = 0;
     for history in (0..20).map(|seed| run(&Plan::reconfigure(seed)).history) {
         let granted = |new: bool| {
             let by = |operation: &&Operation| {
@@ -116,7 +118,8 @@ fn a_change_of_configuration_grants_nothing_twice() {
 #[test]
 fn so_does_most_often_one_that_others_want() {
     let others: Vec<_> = Demand::ALL.into_iter().filter(|demand| *demand != Demand::Kept).collect();
-    let (plan, seeds) = (|seed| Plan::rolling(seed, true), seeds() / 5);
+    let plan = |seed| Plan::rolling(seed, true);
+    let seeds = seeds() / 5;
     is_clean(&search(0..seeds, &others, false, plan, |_, _| {}), "contended");
     let lost = search(0..seeds, &[Demand::Kept], false, plan, |_, _| {}).violations.len() as u64;
     println!("lost in {lost} of {seeds}");

@@ -27,7 +27,8 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
     // put right in it.
     let mut before: Option<Vec<u64>> = None;
     loop {
-        let (mut all_new, mut looks) = (true, Vec::with_capacity(nodes.len()));
+        let mut all_new = true;
+        let mut looks = Vec::with_capacity(nodes.len());
         for (node, status) in nodes.iter().zip(&mut statuses) {
             let status = status.borrow_and_update();
             looks.push(status.looks);

@@ -265,7 +265,8 @@ impl Worker {
         if differ.is_empty() {
             return Ok(Vec::new());
         }
-        let (began, began_micros) = (Instant::now(), self.env.clock.wall_micros());
+        let began = Instant::now();
+        let began_micros = self.env.clock.wall_micros();
         let read = join_all(others.iter().map(|other| read(*other, differ.clone()))).await;
         let read: Vec<Vec<Vote>> = read.into_iter().collect::<Result<_, _>>()?;
         let repair = |(index, keys): (usize, Keys)| {

@@ -190,7 +190,8 @@ pub async fn survey(
             Ok(found) => found,
             Err((master, error)) => return Err(ReconfigureError::Unreachable(master.name, error)),
         };
-        let (master, marker) = (found.master.name.as_str(), found.marker.as_deref());
+        let master = found.master.name.as_str();
+        let marker = found.marker.as_deref();
         told(Progress::Stays { master, marker, new_prefix: survey.config.marker_prefix() });
         seen.push(found);
     }
@@ -217,8 +218,8 @@ pub async fn survey(
     }
     let Survey { config, longest_ttl, longest_skew, left, .. } = survey;
     let left = left.unwrap_or_else(|| config.node_set().to_owned());
-    let (longest_ttl, longest_skew) =
-        (longest_ttl.max(config.max_ttl()), longest_skew.max(config.max_clock_skew()));
+    let longest_ttl = longest_ttl.max(config.max_ttl());
+    let longest_skew = longest_skew.max(config.max_clock_skew());
     Ok(Change { masters: seen, leaving, longest_ttl, longest_skew, left })
 }
 

@@ -83,8 +83,10 @@ pub(crate) fn start(
     let is_worth_it = full >= wait(settings.node.max_clock_skew) * 2;
     let task = (linked && others >= quorum.blocking() && is_worth_it).then(|| {
         let waits = nodes.iter().map(|_| None).collect();
-        let (key_prefix, longest_life) = (settings.key_prefix.clone(), settings.max_ttl.duration());
-        let (nodes, env) = (nodes.to_vec(), env.clone());
+        let key_prefix = settings.key_prefix.clone();
+        let longest_life = settings.max_ttl.duration();
+        let nodes = nodes.to_vec();
+        let env = env.clone();
         let adopter = Recoverer {
             nodes,
             quorum,
@@ -346,7 +348,8 @@ impl Recoverer {
     /// As `node/stored.lua` tells it.
     fn stored(&self, name: &LockName, vote: Vote) -> Option<Stored> {
         let Vote::Found(Holding { record, expires_in }) = vote else { return None };
-        let (is_ours, longest) = (record.parse().is_some(), self.longest_life);
+        let is_ours = record.parse().is_some();
+        let longest = self.longest_life;
         let expires_in = match expires_in {
             Some(life) if is_ours => life.min(longest),
             Some(life) => life,
@@ -365,7 +368,9 @@ impl Recoverer {
 }
 
 async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stored>), LinkError> {
-    let (mut all, mut cursor, mut bytes) = (Vec::new(), None, 0);
+    let mut all = Vec::new();
+    let mut cursor = None;
+    let mut bytes = 0;
     loop {
         let page = in_time(session.stored(cursor)).await?;
         let size = |stored: &Stored| {

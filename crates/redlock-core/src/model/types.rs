@@ -246,7 +246,8 @@ impl FencingToken {
 
     /// 16 decimal digits, as nodes store them.
     pub(crate) fn text(self) -> [u8; Self::TEXT_LEN] {
-        let (mut text, mut left) = ([0; Self::TEXT_LEN], self.0);
+        let mut text = [0; Self::TEXT_LEN];
+        let mut left = self.0;
         for digit in text.iter_mut().rev() {
             *digit = b'0' + (left % 10) as u8;
             left /= 10;
@@ -311,7 +312,9 @@ impl LockToken {
 
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('.');
-        let (version, fencing, grant) = (parts.next()?, parts.next()?, parts.next()?);
+        let version = parts.next()?;
+        let fencing = parts.next()?;
+        let grant = parts.next()?;
         if version != Self::VERSION || parts.next().is_some() {
             return None;
         }
@@ -559,15 +562,16 @@ mod tests {
 
     #[test]
     fn a_bound_owner_is_another_for_every_principal_and_every_owner() {
-        let (one, two) = (Owner::from_bytes([1; 16]), Owner::from_bytes([2; 16]));
+        let one = Owner::from_bytes([1; 16]);
+        let two = Owner::from_bytes([2; 16]);
         assert_eq!(one.bound_to("ci"), one.bound_to("ci"));
         let different = ["ci", "c", "", "ci\0"].map(|principal| one.bound_to(principal));
         let different = [different.as_slice(), &[one, two.bound_to("ci")]].concat();
         for (i, owner) in different.iter().enumerate() {
             assert!(different[..i].iter().all(|other| other != owner), "number {i} is there twice");
         }
-        let (shown, known) =
-            (grant(one, FencingToken::MIN), grant(one.bound_to("ci"), FencingToken::MIN));
+        let shown = grant(one, FencingToken::MIN);
+        let known = grant(one.bound_to("ci"), FencingToken::MIN);
         assert_eq!((shown.bound_to("ci"), known.shown_by(one)), (known, shown));
     }
 

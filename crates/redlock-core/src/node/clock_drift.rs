@@ -82,7 +82,8 @@ impl Rate {
         let age = |reading: &Reading| newest.answered.saturating_sub(reading.asked);
         let mut at = 1;
         while at + 1 < self.readings.len() {
-            let (older, newer) = (age(&self.readings[at - 1]), age(&self.readings[at + 1]));
+            let older = age(&self.readings[at - 1]);
+            let newer = age(&self.readings[at + 1]);
             if older <= newer.max(SHORTEST) * 2 {
                 self.readings.remove(at);
             } else {

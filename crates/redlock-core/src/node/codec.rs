@@ -159,7 +159,9 @@ pub fn unpack_call(mut bytes: Bytes) -> Result<Call, Malformed> {
 }
 
 fn whole_call(bytes: &mut Bytes) -> Option<Call> {
-    let (marker_key, marker, channel) = (take_text(bytes)?, take_text(bytes)?, take_text(bytes)?);
+    let marker_key = take_text(bytes)?;
+    let marker = take_text(bytes)?;
+    let channel = take_text(bytes)?;
     let max_clock_skew = Duration::from_micros(bytes.try_get_u64_le().ok()?);
     let fence_grace = Duration::from_millis(bytes.try_get_u64_le().ok()?);
     let settings =

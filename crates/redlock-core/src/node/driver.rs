@@ -516,7 +516,8 @@ impl Driver {
         if facts.time_micros == 0 || !self.settings.rules.rate_is_checked {
             return Ok(());
         }
-        let (name, asked) = (&self.report.name, self.look_asked);
+        let name = &self.report.name;
+        let asked = self.look_asked;
         let answered = self.report.env.clock.monotonic();
         let ran_ahead = self.rate.read(Reading { asked, answered, node_micros: facts.time_micros });
         self.settings.node_registry.read(name, answered, ran_ahead);
@@ -622,7 +623,8 @@ impl Driver {
         let (state, diagnosis) = match outage {
             Outage::Unreachable(why) => (NodeState::Connecting, Diagnosis::without_remedy(why)),
             Outage::RanAhead(ran) => {
-                let (ms, seconds) = (ran.by.as_millis(), (ran.to - ran.from).as_secs_f64());
+                let ms = ran.by.as_millis();
+                let seconds = (ran.to - ran.from).as_secs_f64();
                 let why = format!(
                     "its clock ran {ms} ms ahead of ours in {seconds:.1} s: it is compared with the others'"
                 );

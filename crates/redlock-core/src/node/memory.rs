@@ -156,8 +156,8 @@ impl MemoryNode {
                 return store.set(&keys.lock, record.as_bytes().clone(), life).is_ok();
             };
             // As for a repair: what a release has reached is not set again.
-            let (last, current) =
-                (store.value(&keys.fence), store.value(&keys.lock).map(Record::foreign));
+            let last = store.value(&keys.fence);
+            let current = store.value(&keys.lock).map(Record::foreign);
             let passes = |last: Bytes| {
                 last == format!("{t}+") || last[..FencingToken::TEXT_LEN] < t.text()[..]
             };
@@ -385,7 +385,8 @@ impl Store {
             .ok()
             .and_then(|text| u64::from_str_radix(text, 16).ok())
             .unwrap_or(0);
-        let (count, now) = ((*count).min(MAX_SCAN), self.now());
+        let count = (*count).min(MAX_SCAN);
+        let now = self.now();
         let mut entries = self.entries.range((from, Bytes::new())..);
         let found = |((_, key), entry): &(&(u64, Bytes), &Entry)| {
             key.starts_with(key_prefix) && !is_past(entry.expires_at, now)
@@ -473,7 +474,8 @@ impl KeySpace for Store {
     }
 
     fn expire(&mut self, key: &Bytes, millis: u64) {
-        let (at, place) = (self.now().saturating_add(millis), self.place(key));
+        let at = self.now().saturating_add(millis);
+        let place = self.place(key);
         if let Some(entry) = self.entries.get_mut(&place) {
             if let Some(before) = entry.expires_at.replace(at) {
                 self.expiries.remove(&(before, key.clone()));

@@ -81,7 +81,9 @@ mod tests {
 
     #[test]
     fn a_process_has_the_name_under_which_it_was_seen_first_until_that_leads_to_another() {
-        let (node_registry, a, b) = (NodeRegistry::default(), Arc::from("a"), Arc::from("b"));
+        let node_registry = NodeRegistry::default();
+        let a = Arc::from("a");
+        let b = Arc::from("b");
         assert_eq!(node_registry.claim(&a, "1"), Ok(()));
         assert_eq!(node_registry.claim(&a, "1"), Ok(()));
         assert_eq!(node_registry.claim(&b, "1"), Err(a.clone()));

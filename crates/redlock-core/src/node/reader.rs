@@ -106,7 +106,8 @@ impl Reader {
                 state.open = Some(open);
             }
             let Some(open) = &mut state.open else { continue };
-            let (answer, asked) = (question(open.session.as_ref()), Instant::now());
+            let answer = question(open.session.as_ref());
+            let asked = Instant::now();
             let answer = tokio::select! {
                 biased;
                 answer = in_time(self.deadline, answer) => answer,

@@ -33,7 +33,8 @@ pub struct RedisNode;
 impl RedisNode {
     /// Starts the worker of a master; must be called on a tokio runtime.
     pub fn start(url: RedisUrl, settings: RedisSettings, env: Env) -> RemoteNode {
-        let (expects_bootstrap, drift_factor) = (settings.bootstrap, settings.drift_factor);
+        let expects_bootstrap = settings.bootstrap;
+        let drift_factor = settings.drift_factor;
         let node_registry = settings.node_registry.clone();
         let Master { name, identity, settings, call_deadline, link } = Self::master(url, settings);
         let quarantine = settings.quarantine(identity.cluster_config().max_ttl());

@@ -35,7 +35,10 @@ impl Reporter {
             detail: "connecting for the first time".into(),
             ..first
         });
-        let (run_id, mentioned, clock_is_far, refuses_writes) = (None, None, false, false);
+        let run_id = None;
+        let mentioned = None;
+        let clock_is_far = false;
+        let refuses_writes = false;
         Self {
             name,
             env,
@@ -129,7 +132,8 @@ impl Reporter {
 
     pub(super) fn cannot_vote(&self, state: NodeState, diagnosis: &Diagnosis) {
         if self.enter(state, diagnosis) {
-            let (why, advice) = (&diagnosis.reason, diagnosis.remedy.map(tracing::field::display));
+            let why = &diagnosis.reason;
+            let advice = diagnosis.remedy.map(tracing::field::display);
             tracing::warn!(node = %self.name, state = state.as_str(), why, advice, "node cannot vote");
         }
     }
@@ -165,26 +169,30 @@ impl Reporter {
         {
             self.mentioned = Some(now);
             let seconds_left = left.as_secs();
-            let (why, advice) = (&diagnosis.reason, diagnosis.remedy.map(tracing::field::display));
+            let why = &diagnosis.reason;
+            let advice = diagnosis.remedy.map(tracing::field::display);
             tracing::warn!(node = %self.name, why, advice, seconds_left, "node in quarantine");
         }
     }
 
     pub(super) fn clock_ran_ahead(&self, by: Duration) {
-        let (node, ms) = (&self.name, by.as_millis() as u64);
+        let node = &self.name;
+        let ms = by.as_millis() as u64;
         tracing::warn!(%node, ms, "the node's clock ran ahead, so that locks ended early on it: it is quarantined");
     }
 
     /// Once for each connection.
     pub(super) fn followed_slowly(&mut self, took: Duration) {
         if !std::mem::replace(&mut self.is_slow, true) {
-            let (node, ms) = (&self.name, took.as_millis() as u64);
+            let node = &self.name;
+            let ms = took.as_millis() as u64;
             tracing::warn!(%node, ms, "a connection to the node takes long: if its name moves, that is noticed late");
         }
     }
 
     pub(super) fn our_clock_ran_slow(&self, by: Duration) {
-        let (node, ms) = (&self.name, by.as_millis() as u64);
+        let node = &self.name;
+        let ms = by.as_millis() as u64;
         tracing::error!(%node, ms, "all nodes' clocks ran ahead of this machine's alike: this machine's clock ran slow; mend it");
     }
 
@@ -222,8 +230,9 @@ impl Reporter {
         let apart = Duration::from_micros(offset_micros.unsigned_abs());
         let from_tokens =
             Duration::from_micros((offset_micros - lead_micros as i64).unsigned_abs());
-        let (is_far, is_off, offset_ms) =
-            (apart > max / 2, apart.max(from_tokens) > max, offset_micros / 1000);
+        let is_far = apart > max / 2;
+        let is_off = apart.max(from_tokens) > max;
+        let offset_ms = offset_micros / 1000;
         let lead_ms = lead_micros / 1000;
         if is_off != self.status().clock_is_off {
             self.status.send_modify(|status| {
@@ -238,7 +247,8 @@ impl Reporter {
             self.observe();
         }
         if std::mem::replace(&mut self.clock_is_far, is_far) != is_far {
-            let (node, max_ms) = (&self.name, max.as_millis() as u64);
+            let node = &self.name;
+            let max_ms = max.as_millis() as u64;
             if is_far {
                 tracing::warn!(%node, offset_ms, max_ms, "the node's clock and this machine's are far apart: mend one");
             } else {

@@ -150,7 +150,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         }
         let stored = Record::foreign(value);
         let is_first = !stored.is_extended();
-        let (left, asked) = (self.space.time_to_live(&keys.lock), u64::from(ttl.millis()));
+        let left = self.space.time_to_live(&keys.lock);
+        let asked = u64::from(ttl.millis());
         let life = left.map_or(asked, |left| left.max(asked));
         if is_first || left.is_none_or(|left| left < asked) {
             // Before the marks: it takes no memory.
@@ -199,7 +200,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
         let mut life = u64::from(ttl.millis());
-        let (now, max) = (self.space.now_micros(), self.max_offset());
+        let now = self.space.now_micros();
+        let max = self.max_offset();
         if rules.clock_is_checked
             && (t.get().saturating_sub(now) > max || began.abs_diff(now) > max)
         {
@@ -247,7 +249,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
         let current = self.space.get(&keys.lock)?.map(Record::foreign);
-        let (mut same, mut deleted) = (false, false);
+        let mut same = false;
+        let mut deleted = false;
         let exact = scope != ReleaseScope::Holder && rules.undo_is_exact;
         let spares = scope == ReleaseScope::Proposal && rules.undo_is_exact;
         if let Some(current) = &current {

@@ -86,10 +86,12 @@ impl RemoteNode {
             settings.call_deadline,
             env.entropy.clone(),
         );
-        let (max_ttl, call_deadline) = (eligibility.max_ttl(), settings.call_deadline);
+        let max_ttl = eligibility.max_ttl();
+        let call_deadline = settings.call_deadline;
         let driver = Driver::new(name.clone(), eligibility, settings, env, Instant::now());
         let (queue, jobs) = mpsc::channel(queue);
-        let (status, bootstrap) = (driver.status(), Arc::new(Notify::new()));
+        let status = driver.status();
+        let bootstrap = Arc::new(Notify::new());
         let reader = Reader::new(link.clone(), status.clone(), call_deadline);
         let (recovered, told) = watch::channel(String::new());
         let worker = Worker {

@@ -72,7 +72,8 @@ impl AcquireParams {
             OwnerChoice::Drawn(owner) | OwnerChoice::Shared(owner) => (owner, entropy.nonce()),
         };
         let owner_is_shared = matches!(choice, OwnerChoice::Shared(_));
-        let (keys, nonce) = (shared.keys(name), Some(nonce));
+        let keys = shared.keys(name);
+        let nonce = Some(nonce);
         Ok(Self { keys, owner, nonce, owner_is_shared, max_hold, info, ttl })
     }
 }
@@ -99,7 +100,8 @@ pub(crate) fn acquire_within(
     let of_queue = AcquireParams { nonce: None, ..params.clone() };
     let (ticket, first_try) =
         waiters.enter(&params.keys.lock, of_queue, shared_owner, shared.round_limit(params.ttl));
-    let (on_wait, reason) = (Some(on_wait), WakeReason::Handed);
+    let on_wait = Some(on_wait);
+    let reason = WakeReason::Handed;
     let queued = Queued {
         shared,
         params,

@@ -144,7 +144,8 @@ pub(crate) async fn list(
     let first_count =
         if cursor.shown.is_empty() { limit.min(MAX_COUNT) } else { cursor.count as usize }
             .max(LEAST_COUNT);
-    let (mut count, mut is_empty) = (first_count, true);
+    let mut count = first_count;
+    let mut is_empty = true;
     while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
         // Nodes of this process answer at once, however many questions they are asked.
         tokio::task::yield_now().await;
@@ -278,8 +279,9 @@ impl Listing<'_> {
     async fn look_up(&mut self, names: &[LockName]) -> Result<Vec<Vec<Vote>>, Elapsed> {
         let keys: Vec<Keys> = names.iter().map(|name| self.shared.keys(name)).collect();
         let ask = |(node, failure): (usize, &Option<Failure>)| {
-            let (reader, keys, failure) =
-                (self.shared.nodes[node].reader(), keys.clone(), failure.clone());
+            let reader = self.shared.nodes[node].reader();
+            let keys = keys.clone();
+            let failure = failure.clone();
             async move {
                 match failure {
                     Some(failure) => Err(failure),

@@ -32,10 +32,11 @@ pub(crate) struct RoundTimes {
 impl RoundTimes {
     /// A round was granted after that time; `now` is monotonic.
     pub(crate) fn granted(&self, took: Duration, now: Duration) {
-        let (took, now) = (took.as_nanos() as u64, now.as_nanos() as u64);
+        let took = took.as_nanos() as u64;
+        let now = now.as_nanos() as u64;
         let last = self.last_nanos.swap(now, Ordering::Relaxed);
-        let (known, count) =
-            (self.nanos.load(Ordering::Relaxed), self.count.load(Ordering::Relaxed));
+        let known = self.nanos.load(Ordering::Relaxed);
+        let count = self.count.load(Ordering::Relaxed);
         let is_first = count == 0 || now.saturating_sub(last) > LIFE.as_nanos() as u64;
         let (nanos, count) = if is_first {
             (took, 1)
@@ -74,7 +75,8 @@ mod tests {
 
     /// So many rounds of so many microseconds, one a millisecond; with the time at the end of them.
     fn after(rounds: &[(u64, u64)]) -> (RoundTimes, Duration) {
-        let (times, mut now) = (RoundTimes::default(), Duration::from_secs(100));
+        let times = RoundTimes::default();
+        let mut now = Duration::from_secs(100);
         for (count, micros) in rounds {
             for _ in 0..*count {
                 now += MS;

@@ -231,7 +231,8 @@ mod tests {
 
     #[test]
     fn a_life_is_what_the_quorum_th_longest_stores_and_never_less_than_the_ttl() {
-        let (quorum, ttl) = (Quorum::new(5).unwrap(), Ttl::from_millis(1_000).unwrap());
+        let quorum = Quorum::new(5).unwrap();
+        let ttl = Ttl::from_millis(1_000).unwrap();
         let votes = |lives: &[u64]| -> Vec<Option<Vote>> {
             let extended =
                 |millis: &u64| Vote::Extended { expires_in: Duration::from_millis(*millis) };

@@ -284,7 +284,8 @@ mod tests {
 
     #[test]
     fn a_note_lapses_after_its_life_and_leaves_nothing_behind() {
-        let (fairness, now) = (fairness(), Instant::now());
+        let fairness = fairness();
+        let now = Instant::now();
         assert_eq!(fairness.turn(&lock(), now, true), ALONE);
         fairness.wait(&lock(), now);
         assert_eq!(fairness.turn(&lock(), now + LIFE / 2, true), TAKE);
@@ -295,7 +296,8 @@ mod tests {
 
     #[test]
     fn a_note_that_is_renewed_outlives_the_turn_of_generations() {
-        let (fairness, now) = (fairness(), Instant::now());
+        let fairness = fairness();
+        let now = Instant::now();
         for step in 0..20 {
             fairness.wait(&lock(), now + LIFE / 2 * step);
             assert_eq!(fairness.turn(&lock(), now + LIFE / 2 * step + LIFE / 2, true), TAKE);
@@ -305,7 +307,8 @@ mod tests {
 
     #[test]
     fn a_word_that_counts_for_longer_outlives_generations_and_others_do_not_shorten_it() {
-        let (fairness, now) = (fairness(), Instant::now());
+        let fairness = fairness();
+        let now = Instant::now();
         fairness.wait_for(&lock(), now, Some(20));
         fairness.wait(&lock(), now);
         fairness.wait_for(&Bytes::from_static(b"a"), now, Some(u64::MAX));
@@ -321,7 +324,8 @@ mod tests {
 
     #[test]
     fn names_beyond_the_bound_are_not_noted() {
-        let (fairness, now) = (fairness(), Instant::now());
+        let fairness = fairness();
+        let now = Instant::now();
         let name = |n: usize| Bytes::from(n.to_string());
         (0..MAX_NOTES + 10).for_each(|n| fairness.wait(&name(n), now));
         assert_eq!(
@@ -332,7 +336,8 @@ mod tests {
 
     #[test]
     fn a_turn_is_over_after_its_longest_run_or_time_and_yielding_begins_another() {
-        let (fairness, now) = (fairness(), Instant::now());
+        let fairness = fairness();
+        let now = Instant::now();
         fairness.wait(&lock(), now);
         for _ in 0..MAX_RUN {
             assert_eq!(fairness.turn(&lock(), now, true), TAKE);
@@ -352,7 +357,8 @@ mod tests {
 
     #[test]
     fn turns_that_nobody_takes_are_counted_until_somebody_does() {
-        let (fairness, now) = (fairness(), Instant::now());
+        let fairness = fairness();
+        let now = Instant::now();
         fairness.wait(&lock(), now);
         for untaken in 0..3 {
             fairness.turn_begins(&lock(), now);
@@ -366,7 +372,8 @@ mod tests {
 
     #[test]
     fn a_turn_without_hints_ends_all_the_same() {
-        let (fairness, now) = (fairness(), Instant::now());
+        let fairness = fairness();
+        let now = Instant::now();
         assert_eq!(fairness.turn(&lock(), now, false), yields(0));
         fairness.turn_begins(&lock(), now);
         for step in 0..4 {
@@ -382,7 +389,8 @@ mod tests {
 
     #[test]
     fn yielding_ends_by_itself() {
-        let (fairness, now) = (fairness(), Instant::now());
+        let fairness = fairness();
+        let now = Instant::now();
         fairness.yielded(&lock(), now);
         assert_eq!(fairness.yields_until(&lock(), now), None, "nobody else waits");
         fairness.wait(&lock(), now);

@@ -314,7 +314,8 @@ impl World {
     }
 
     fn refused(&self, ticket: &Ticket, now: Instant, without_quorum: bool) {
-        let (never, error) = (now + NEVER, LockError::Held(Default::default()));
+        let never = now + NEVER;
+        let error = LockError::Held(Default::default());
         // A line without a quorum tries again after a while.
         let (retry, error) = if without_quorum {
             (now + ROUND, LockError::Unknown(Vec::new()))
@@ -421,7 +422,9 @@ fn a_waiter_that_stays_is_served_whoever_leaves_and_nothing_prepared_is_lost() {
             })
             .collect();
         let waiters = fates.iter().enumerate().map(|(id, fate)| {
-            let (world, fate, id) = (world.clone(), *fate, id as u64);
+            let world = world.clone();
+            let fate = *fate;
+            let id = id as u64;
             spawn(async move {
                 let ticket = world.enter(id);
                 world.wait(id, ticket, fate).await

@@ -577,7 +577,9 @@ impl<P, A> WaitTicket<P, A> {
         let mut shard = self.queues.shard(&self.lock);
         let Some(queue) = shard.get_mut(&self.lock) else { return Step::Wait };
         let first = queue.is_first(self.number);
-        let (competing, next_try, cause) = (queue.competing, queue.next_try, queue.cause);
+        let competing = queue.competing;
+        let next_try = queue.next_try;
+        let cause = queue.cause;
         let Some(waiter) = queue.waiters.get_mut(&self.number) else { return Step::Wait };
         waiter.signalled = false;
         if let Some(prepared) = waiter.handed.take() {
@@ -685,7 +687,8 @@ impl<P, A> Drop for WaitTicket<P, A> {
         if self.left {
             return;
         }
-        let (number, since) = (self.number, Instant::now());
+        let number = self.number;
+        let since = Instant::now();
         let unused = self.queues.remove(&self.lock, number, |queue| {
             if queue.competing == Some(number) {
                 // What it has set is being undone; soon the lock may be free.

@@ -34,7 +34,8 @@ fn enter(queue: &Queues, params: &'static str, now: Instant) -> Ticket {
 
 fn refused(ticket: &Ticket, now: Instant) {
     let error = LockError::Held(Default::default());
-    let (retry, quick) = (now + POLL, now + 2 * MS);
+    let retry = now + POLL;
+    let quick = now + 2 * MS;
     ticket.refused(
         now,
         Refusal { error, retry, quick, poll_due: retry, round: MS, without_quorum: false },
@@ -97,7 +98,8 @@ fn refused_one(queue: &Queues, now: Instant) -> Ticket {
 
 #[test]
 fn the_first_of_an_empty_queue_tries_at_first_try_and_the_next_one_waits() {
-    let (queue, now) = (queue(), Instant::now());
+    let queue = queue();
+    let now = Instant::now();
     let first = queue.enter(lock(), "a", None, MS, (now + 3 * MS, now + 25 * MS));
     let second = enter(&queue, "b", now);
     assert_eq!(step(&first, now), ("until", Some(3 * MS)));
@@ -107,7 +109,8 @@ fn the_first_of_an_empty_queue_tries_at_first_try_and_the_next_one_waits() {
 
 #[test]
 fn a_waiter_that_may_not_try_is_told_when_it_could() {
-    let (queue, now) = (queue(), Instant::now());
+    let queue = queue();
+    let now = Instant::now();
     let first = enter(&queue, "a", now);
     assert!(matches!(first.step(now, false), Step::WaitUntil(then) if then == now));
     assert_eq!(step(&first, now), ("poll", None));
@@ -115,8 +118,10 @@ fn a_waiter_that_may_not_try_is_told_when_it_could() {
 
 #[test]
 fn a_waiter_behind_one_that_got_the_lock_at_once_polls_at_first_poll() {
-    let (queue, now) = (queue(), Instant::now());
-    let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
+    let queue = queue();
+    let now = Instant::now();
+    let first = enter(&queue, "a", now);
+    let second = enter(&queue, "b", now);
     assert_eq!(step(&first, now), ("poll", None));
     assert!(!is_signalled(&second));
     first.granted(now + MS, success(now + MS));
@@ -127,8 +132,10 @@ fn a_waiter_behind_one_that_got_the_lock_at_once_polls_at_first_poll() {
 
 #[test]
 fn the_end_of_the_lock_comes_before_a_later_poll() {
-    let (queue, now) = (queue(), Instant::now());
-    let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
+    let queue = queue();
+    let now = Instant::now();
+    let first = enter(&queue, "a", now);
+    let second = enter(&queue, "b", now);
     assert_eq!(step(&first, now), ("poll", None));
     first.granted(now, Success { shared_owner: None, ends: now + 5 * MS, round: MS });
     assert_eq!(step(&second, now), ("until", Some(5 * MS)));
@@ -136,7 +143,8 @@ fn the_end_of_the_lock_comes_before_a_later_poll() {
 
 #[test]
 fn a_hint_leads_to_quick_tries_and_then_to_polls() {
-    let (queue, mut now) = (queue(), Instant::now());
+    let queue = queue();
+    let mut now = Instant::now();
     let first = refused_one(&queue, now);
     assert_eq!(step(&first, now), ("until", Some(POLL)));
     queue.wake(&lock(), 7, now);
@@ -155,8 +163,10 @@ fn a_hint_leads_to_quick_tries_and_then_to_polls() {
 
 #[test]
 fn a_hint_that_nodes_repeat_is_old_once_somebody_here_has_got_the_lock() {
-    let (queue, now) = (queue(), Instant::now());
-    let (first, second) = (refused_one(&queue, now), enter(&queue, "b", now));
+    let queue = queue();
+    let now = Instant::now();
+    let first = refused_one(&queue, now);
+    let second = enter(&queue, "b", now);
     queue.wake(&lock(), 7, now);
     assert_eq!(step(&first, now), ("hint", None));
     first.granted(now, success(now));
@@ -169,7 +179,8 @@ fn a_hint_that_nodes_repeat_is_old_once_somebody_here_has_got_the_lock() {
 
 #[test]
 fn a_hint_during_an_attempt_leads_to_the_next_one_at_once() {
-    let (queue, now) = (queue(), Instant::now());
+    let queue = queue();
+    let now = Instant::now();
     let first = enter(&queue, "a", now);
     assert_eq!(step(&first, now), ("poll", None));
     queue.wake(&lock(), 7, now);
@@ -180,8 +191,10 @@ fn a_hint_during_an_attempt_leads_to_the_next_one_at_once() {
 
 #[test]
 fn a_hint_during_an_attempt_that_has_success_is_old_for_the_next_one() {
-    let (queue, now) = (queue(), Instant::now());
-    let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
+    let queue = queue();
+    let now = Instant::now();
+    let first = enter(&queue, "a", now);
+    let second = enter(&queue, "b", now);
     assert_eq!(step(&first, now), ("poll", None));
     queue.wake(&lock(), 7, now);
     first.granted(now, success(now));
@@ -193,7 +206,8 @@ fn a_hint_during_an_attempt_that_has_success_is_old_for_the_next_one() {
 
 #[test]
 fn a_release_here_is_for_the_first_and_repeats_an_attempt_under_way() {
-    let (queue, now) = (queue(), Instant::now());
+    let queue = queue();
+    let now = Instant::now();
     assert_eq!(release(&queue, now, None), "nobody");
     let first = refused_one(&queue, now);
     let second = enter(&queue, "b", now);
@@ -207,8 +221,10 @@ fn a_release_here_is_for_the_first_and_repeats_an_attempt_under_way() {
 
 #[test]
 fn a_turn_that_is_over_is_followed_by_a_pause_and_by_another() {
-    let (queue, now) = (queue(), Instant::now());
-    let (first, later) = (refused_one(&queue, now), now + MS);
+    let queue = queue();
+    let now = Instant::now();
+    let first = refused_one(&queue, now);
+    let later = now + MS;
     assert_eq!(release(&queue, later, OVER), "yielded");
     assert!(is_signalled(&first), "when it tries has changed");
     assert_eq!(step(&first, later), ("until", Some(3 * MS)), "three rounds for the others");
@@ -217,7 +233,8 @@ fn a_turn_that_is_over_is_followed_by_a_pause_and_by_another() {
 
 #[test]
 fn a_plan_dropped_unused_lets_the_first_try_alone() {
-    let (queue, now) = (queue(), Instant::now());
+    let queue = queue();
+    let now = Instant::now();
     let first = refused_one(&queue, now);
     let plan = plan(&queue, now + MS);
     assert_eq!(step(&first, now), ("wait", None));
@@ -228,8 +245,10 @@ fn a_plan_dropped_unused_lets_the_first_try_alone() {
 
 #[test]
 fn a_waiter_that_has_left_is_handed_nothing_and_the_next_one_tries() {
-    let (queue, now) = (queue(), Instant::now());
-    let (first, second) = (refused_one(&queue, now), enter(&queue, "b", now));
+    let queue = queue();
+    let now = Instant::now();
+    let first = refused_one(&queue, now);
+    let second = enter(&queue, "b", now);
     let plan = plan(&queue, now);
     drop(first);
     assert!(is_signalled(&second));
@@ -240,8 +259,10 @@ fn a_waiter_that_has_left_is_handed_nothing_and_the_next_one_tries() {
 
 #[test]
 fn a_plan_dropped_after_its_waiter_has_left_ends_no_other_attempt() {
-    let (queue, now) = (queue(), Instant::now());
-    let (first, second) = (refused_one(&queue, now), enter(&queue, "b", now));
+    let queue = queue();
+    let now = Instant::now();
+    let first = refused_one(&queue, now);
+    let second = enter(&queue, "b", now);
     let plan = plan(&queue, now);
     drop(first);
     assert_eq!(step(&second, Instant::now()), ("poll", None));
@@ -252,7 +273,8 @@ fn a_plan_dropped_after_its_waiter_has_left_ends_no_other_attempt() {
 
 #[test]
 fn the_last_refusal_is_kept_until_somebody_here_gets_the_lock() {
-    let (queue, now) = (queue(), Instant::now());
+    let queue = queue();
+    let now = Instant::now();
     let first = enter(&queue, "a", now);
     let second = enter(&queue, "b", now);
     assert_eq!(second.last_refusal(now), None);
@@ -269,9 +291,11 @@ fn the_last_refusal_is_kept_until_somebody_here_gets_the_lock() {
 
 #[test]
 fn a_waiter_that_leaves_before_its_turn_changes_nothing_for_the_others() {
-    let (queue, now) = (queue(), Instant::now());
-    let (first, second, third) =
-        (refused_one(&queue, now), enter(&queue, "b", now), enter(&queue, "c", now));
+    let queue = queue();
+    let now = Instant::now();
+    let first = refused_one(&queue, now);
+    let second = enter(&queue, "b", now);
+    let third = enter(&queue, "c", now);
     drop(second);
     assert!(!is_signalled(&third));
     drop(first);
@@ -283,7 +307,8 @@ fn a_waiter_that_leaves_before_its_turn_changes_nothing_for_the_others() {
 
 /// The first finds no quorum; the queue would try again after so long.
 fn failed(ticket: &Ticket, now: Instant, pause: Duration) {
-    let (error, retry) = (LockError::Unknown(Vec::new()), now + pause);
+    let error = LockError::Unknown(Vec::new());
+    let retry = now + pause;
     ticket.refused(
         now,
         Refusal {
@@ -303,8 +328,10 @@ fn enter_with(queue: &Queues, params: &'static str, round_limit: Duration, now: 
 
 #[test]
 fn a_queue_in_which_nobody_fares_better_backs_off_and_keeps_its_order() {
-    let (queue, mut now) = (queue(), Instant::now());
-    let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
+    let queue = queue();
+    let mut now = Instant::now();
+    let first = enter(&queue, "a", now);
+    let second = enter(&queue, "b", now);
     for failures in 0..2 {
         assert_eq!(first.standing().failures, failures);
         assert_eq!(step(&first, now), ("poll", None));
@@ -322,8 +349,10 @@ fn a_queue_in_which_nobody_fares_better_backs_off_and_keeps_its_order() {
 
 #[test]
 fn who_fails_again_and_again_goes_to_the_end_with_a_later_number_and_the_queue_still_backs_off() {
-    let (queue, mut now) = (queue(), Instant::now());
-    let (first, second) = (enter(&queue, "a", now), enter(&queue, "b", now));
+    let queue = queue();
+    let mut now = Instant::now();
+    let first = enter(&queue, "a", now);
+    let second = enter(&queue, "b", now);
     for _ in 0..3 {
         assert_eq!(step(&first, now), ("poll", None));
         failed(&first, now, 100 * MS);
@@ -336,7 +365,8 @@ fn who_fails_again_and_again_goes_to_the_end_with_a_later_number_and_the_queue_s
 
 #[test]
 fn tries_in_vain_are_counted_until_something_happens() {
-    let (queue, now) = (queue(), Instant::now());
+    let queue = queue();
+    let now = Instant::now();
     let first = refused_one(&queue, now);
     assert_eq!(step(&first, now + POLL), ("poll", None));
     refused(&first, now + POLL);
@@ -349,10 +379,11 @@ fn tries_in_vain_are_counted_until_something_happens() {
 
 #[test]
 fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
-    let (queue, now) = (queue(), Instant::now());
+    let queue = queue();
+    let now = Instant::now();
     let hasty = [enter_with(&queue, "a", MS, now), enter_with(&queue, "b", MS, now)];
-    let (other, last) =
-        (enter_with(&queue, "c", 50 * MS, now), enter_with(&queue, "d", 50 * MS, now));
+    let other = enter_with(&queue, "c", 50 * MS, now);
+    let last = enter_with(&queue, "d", 50 * MS, now);
     assert_eq!(step(&hasty[0], now), ("poll", None));
     failed(&hasty[0], now, 100 * MS);
     assert!(is_signalled(&other));
@@ -368,8 +399,8 @@ fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
 /// With a try for each of them a line of many different TTLs would hammer nodes that are down.
 #[test]
 fn few_tries_lead_past_however_many_different_limits() {
-    let (queue, now) =
-        (WaitQueues::new(Bounds { total: 1_000, of_one_lock: 1_000 }), Instant::now());
+    let queue = WaitQueues::new(Bounds { total: 1_000, of_one_lock: 1_000 });
+    let now = Instant::now();
     let tickets: Vec<_> = (1..=50).map(|limit| enter_with(&queue, "a", limit * MS, now)).collect();
     let mut tries = 0;
     while let Some(first) =
@@ -383,7 +414,8 @@ fn few_tries_lead_past_however_many_different_limits() {
 
 #[test]
 fn a_lock_that_nobody_waits_for_is_tried_when_all_places_are_taken() {
-    let (queue, now) = (WaitQueues::new(Bounds { total: 1, of_one_lock: 1 }), Instant::now());
+    let queue = WaitQueues::new(Bounds { total: 1, of_one_lock: 1 });
+    let now = Instant::now();
     let waits: Ticket = queue.enter(Bytes::from_static(b"other"), "a", None, MS, (now, now));
     waits.take_place().expect("there is one");
     let first = enter(&queue, "b", now);
@@ -398,8 +430,8 @@ fn a_lock_that_nobody_waits_for_is_tried_when_all_places_are_taken() {
 
 #[test]
 fn a_bound_of_none_leaves_no_queue_behind() {
-    let (queue, now) =
-        (WaitQueues::<(), ()>::new(Bounds { total: 10, of_one_lock: 0 }), Instant::now());
+    let queue = WaitQueues::<(), ()>::new(Bounds { total: 10, of_one_lock: 0 });
+    let now = Instant::now();
     let full = LockError::TooManyWaiters { max: 0, limit: WaitLimit::OfLock };
     assert_eq!(queue.enter(lock(), (), None, MS, (now, now)).take_place(), Err(full));
     assert!(queue.count() == (0, 0) && !queue.is_waited_for(&lock()));
@@ -407,7 +439,8 @@ fn a_bound_of_none_leaves_no_queue_behind() {
 
 #[test]
 fn a_waiter_that_was_refused_between_the_plan_and_the_release_tries_again() {
-    let (queue, now) = (queue(), Instant::now());
+    let queue = queue();
+    let now = Instant::now();
     let plans = [(); 2].map(|()| queue.release(&lock(), now, None));
     assert!(plans.iter().all(|plan| matches!(plan.next, Next::Nobody)));
     let [one, other] = plans;
@@ -422,7 +455,8 @@ fn a_waiter_that_was_refused_between_the_plan_and_the_release_tries_again() {
 
 #[test]
 fn a_release_that_was_sent_does_not_cut_the_pause_for_the_others() {
-    let (queue, now) = (queue(), Instant::now());
+    let queue = queue();
+    let now = Instant::now();
     let first = refused_one(&queue, now);
     let later = now + 10 * MS;
     assert_eq!(release(&queue, later, OVER), "yielded");
@@ -431,7 +465,8 @@ fn a_release_that_was_sent_does_not_cut_the_pause_for_the_others() {
 
 #[test]
 fn a_node_that_released_later_than_the_others_still_counts_after_a_refusal() {
-    let (queue, mut now) = (queue(), Instant::now());
+    let queue = queue();
+    let mut now = Instant::now();
     let first = refused_one(&queue, now);
     queue.wake(&lock(), 7, now);
     for _ in 0..4 {

@@ -186,7 +186,8 @@ impl Writer {
             let is_patient = |queue: &mut Queue| !queue.reopen && !queue.end;
             let mut queue = shared.queue();
             shared.changed.wait_while_for(&mut queue, is_patient, RETRY);
-            let (reopen, end) = (std::mem::take(&mut queue.reopen), queue.end);
+            let reopen = std::mem::take(&mut queue.reopen);
+            let end = queue.end;
             drop(queue);
             if reopen {
                 self.reopen();

@@ -135,7 +135,8 @@ impl Authenticator {
         }
         warn_of_exposure(path);
         let authenticator = Arc::new(Self::new(first));
-        let (path, followed) = (path.to_owned(), authenticator.clone());
+        let path = path.to_owned();
+        let followed = authenticator.clone();
         tokio::spawn(async move {
             loop {
                 watched.changed().await;

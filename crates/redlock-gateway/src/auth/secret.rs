@@ -104,7 +104,9 @@ pub fn holds_secret(text: &str) -> bool {
 /// The name that a key's text is for and the hash to look for; `None` when it cannot be a key.
 pub(super) fn hash_of(text: &str) -> Option<(&str, Hash)> {
     let mut parts = text.split('.');
-    let (prefix, name, secret) = (parts.next()?, parts.next()?, parts.next()?);
+    let prefix = parts.next()?;
+    let name = parts.next()?;
+    let secret = parts.next()?;
     if prefix != PREFIX || parts.next().is_some() || !is_key_name(name) {
         return None;
     }

@@ -68,10 +68,8 @@ fn strangers_are_told_apart_only_where_they_had_the_key() {
 
 #[test]
 fn while_a_key_is_being_replaced_both_are_right() {
-    let (one, two) = (
-        Secret::new("ci", &redlock_core::clock::OsEntropy),
-        Secret::new("ci", &redlock_core::clock::OsEntropy),
-    );
+    let one = Secret::new("ci", &redlock_core::clock::OsEntropy);
+    let two = Secret::new("ci", &redlock_core::clock::OsEntropy);
     let text = format!(
         "[[key]]\nname = 'ci'\nhashes = [{:?}, {:?}]\n{ALL}",
         one.hash_text(),

@@ -67,7 +67,8 @@ pub(super) fn parse_with<P: Parser, S: Args>(
     for (key, value) in &file {
         let at = value.span().start;
         let Some(arg) = known().find(|arg| arg.get_id() == key.as_str()) else {
-            let (key, names) = (without_password(key), known().map(|arg| arg.get_id().as_str()));
+            let key = without_password(key);
+            let names = known().map(|arg| arg.get_id().as_str());
             let names = names.collect::<Vec<_>>().join(", ");
             return Err(unusable(at, &format!(": unknown setting {key}, expected one of {names}")));
         };

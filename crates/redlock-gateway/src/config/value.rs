@@ -78,7 +78,8 @@ pub(super) fn group(text: &str) -> Result<Group, String> {
     let parts = text
         .split_once('=')
         .ok_or_else(|| wrong("expected NAME=PATTERN, such as deploy=deploy/*"))?;
-    let (name, pattern) = (parts.0.trim(), parts.1.trim());
+    let name = parts.0.trim();
+    let pattern = parts.1.trim();
     let is_fit = (1..=64).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if !is_fit {

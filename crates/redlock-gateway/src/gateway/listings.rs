@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn a_client_lists_once_at_a_time_and_all_clients_twice() {
-        let (listings, [a, b, c]) = (Listings::default(), [(); 3].map(|()| Client::default()));
+        let listings = Listings::default();
+        let [a, b, c] = [(); 3].map(|()| Client::default());
         let first = listings.begin(&a).unwrap();
         assert_eq!(
             listings.begin(&a).unwrap_err(),

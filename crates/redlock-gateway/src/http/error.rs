@@ -276,13 +276,15 @@ impl ApiError {
                 NO_QUORUM.because(detail).retry_after(left.max(SOON)).nodes(nodes, told)
             }
             Refusal::MaxHoldReached { held, max } => {
-                let (held, max) = (show(Duration::from_secs(held.as_secs())), show(max));
+                let held = show(Duration::from_secs(held.as_secs()));
+                let max = show(max);
                 MAX_HOLD_REACHED.because(format!(
                     "the lock has been held for {held} and may be for {max}; release and compete again"
                 ))
             }
             Refusal::Quota(Exceeded { taken, limit, retry_after }) => {
-                let (taken, limit) = (ByteSize::b(taken), ByteSize::b(limit));
+                let taken = ByteSize::b(taken);
+                let limit = ByteSize::b(limit);
                 let detail = format!(
                     "the masters' memory is short: this client takes about {taken} of it and may take {limit}, twice what \
                      is free; release locks, or try again when some have ended"
@@ -333,12 +335,15 @@ impl ApiError {
             }
             LockError::HeldTooLong { .. } => Refusal::from(error).into(),
             LockError::TtlTooLong { asked, max } => {
-                let (asked, min, max) = (asked.millis(), Ttl::MIN.millis(), max.millis());
+                let asked = asked.millis();
+                let min = Ttl::MIN.millis();
+                let max = max.millis();
                 INVALID_TTL.because(format!("ttl_ms is {asked}; allowed are {min} to {max}"))
             }
             LockError::TtlTooShort { asked, round, least } => {
-                let (asked, round, least) =
-                    (asked.millis(), round.as_secs_f64() * 1000.0, least.millis());
+                let asked = asked.millis();
+                let round = round.as_secs_f64() * 1000.0;
+                let least = least.millis();
                 INVALID_TTL.because(format!(
                     "ttl_ms is {asked}; rounds to the nodes take {round:.1} ms here now, and a tenth of the ttl must cover \
                      one: at least {least}"
@@ -421,7 +426,9 @@ mod tests {
     #[test]
     fn a_ttl_that_is_too_short_for_rounds_is_told_what_would_do() {
         let ttl = |millis| Ttl::from_millis(millis).unwrap();
-        let (asked, round, least) = (ttl(10), Duration::from_micros(3_040), ttl(40));
+        let asked = ttl(10);
+        let round = Duration::from_micros(3_040);
+        let least = ttl(40);
         let problem =
             ApiError::from(Refusal::Lock(LockError::TtlTooShort { asked, round, least })).problem();
         assert_eq!((problem.status, problem.code.as_str()), (400, "invalid_ttl"));

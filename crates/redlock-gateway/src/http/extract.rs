@@ -228,10 +228,8 @@ fn preferred_wait(headers: &HeaderMap, limits: &Limits) -> Result<Option<u64>, A
                 return match seconds.parse() {
                     Ok(seconds) => Ok(Some(seconds)),
                     Err(_) => {
-                        let (given, max) = (
-                            seconds.chars().take(40).collect::<String>(),
-                            limits.max_wait.as_secs(),
-                        );
+                        let given = seconds.chars().take(40).collect::<String>();
+                        let max = limits.max_wait.as_secs();
                         let what = format!(
                             "Prefer: wait is {given:?}; allowed are 0 to {max} whole seconds"
                         );

@@ -202,7 +202,8 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
 async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, ApiError> {
     let LockAccess { access, name, verb } = lock;
     let Some(principal) = access.caller().principal() else { return Ok(ResolvedToken::of(token)) };
-    let (may_force, releases) = (access.caller().may(Verb::Force, name), *verb == Verb::Release);
+    let may_force = access.caller().may(Verb::Force, name);
+    let releases = *verb == Verb::Release;
     let presented =
         PresentedToken { token, principal: Some(principal.into()), may_force, releases };
     // Apart, or every request would carry the room for it.

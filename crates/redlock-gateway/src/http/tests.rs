@@ -52,7 +52,8 @@ impl Log {
 fn app(routes: Router, has_keys: bool) -> App {
     let mut labels = matchit::Router::new();
     labels.insert("/{path}", "a label".to_owned()).unwrap();
-    let (telemetry, audit) = (Arc::new(Telemetry::new(&[])), Arc::new(Audit::logged()));
+    let telemetry = Arc::new(Telemetry::new(&[]));
+    let audit = Arc::new(Audit::logged());
     let observer =
         Observer::new(labels, telemetry, audit, has_keys, Hosts::default(), FairQueue::new(0));
     App::observed(routes, observer)
@@ -76,7 +77,8 @@ async fn whoever_hung_up_in_line_with_a_wrong_key_left_no_trace() {
         Router::new().route("/refused", get(async || ApiError::from(AuthError::Unknown))),
         true,
     );
-    let (clients, fair_queue) = (Arc::<Clients>::default(), app.observer.fair_queue.clone());
+    let clients = Arc::<Clients>::default();
+    let fair_queue = app.observer.fair_queue.clone();
     fair_queue.take(&clients.unknown().queue, false).await;
     let peer = peer(clients).await;
     let request =

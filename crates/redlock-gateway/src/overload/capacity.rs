@@ -130,7 +130,8 @@ impl Capacity {
 
     /// That the limits cost more than there is.
     pub fn excess(&self) -> Option<String> {
-        let ((costs, sum), budget) = (self.costs(), self.given.budget);
+        let (costs, sum) = self.costs();
+        let budget = self.given.budget;
         let (dearest, _, _) = costs.iter().max_by_key(|(_, _, cost)| *cost)?;
         (sum > budget).then(|| {
             format!("the limits may take {sum} of memory, and --memory-budget is {budget}: lower {dearest} or raise it")

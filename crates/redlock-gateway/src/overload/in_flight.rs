@@ -213,7 +213,8 @@ mod tests {
 
     #[test]
     fn a_client_that_takes_all_it_can_leaves_as_much_to_the_next_one() {
-        let (requests, [greedy, other, third]) = (Requests::new(4096), Default::default());
+        let requests = Requests::new(4096);
+        let [greedy, other, third] = Default::default();
         let first = all(&requests, RequestClass::Other, &greedy);
         let second = all(&requests, RequestClass::Other, &other);
         assert_eq!((first.len(), second.len()), (1536, 768));
@@ -234,7 +235,8 @@ mod tests {
 
     #[test]
     fn a_flood_of_both_kinds_leaves_as_much_as_one_of_one_kind() {
-        let (requests, [greedy, other, third]) = (Requests::new(4096), Default::default());
+        let requests = Requests::new(4096);
+        let [greedy, other, third] = Default::default();
         let asking = all(&requests, RequestClass::Other, &greedy);
         let in_flight_held = all(&requests, RequestClass::Held, &greedy);
         assert_eq!((asking.len(), in_flight_held.len()), (1536, 512));
@@ -249,7 +251,8 @@ mod tests {
 
     #[test]
     fn one_place_serves_one_request() {
-        let (requests, client) = (Requests::new(1), Client::default());
+        let requests = Requests::new(1);
+        let client = Client::default();
         let place = requests.place(RequestClass::Other, &client);
         assert!(place.is_some() && requests.place(RequestClass::Held, &client).is_none());
         drop(place);
@@ -259,7 +262,8 @@ mod tests {
     #[tokio::test]
     async fn a_client_runs_fewer_at_a_time_beside_others_and_what_it_holds_does_not_wait_for_what_it_asks()
      {
-        let (requests, [greedy, other]) = (Requests::new(4096), <[Client; 2]>::default());
+        let requests = Requests::new(4096);
+        let [greedy, other] = <[Client; 2]>::default();
         let begin = async |work, client| {
             timeout(Duration::ZERO, requests.enter(work, client)).await.ok().flatten()
         };

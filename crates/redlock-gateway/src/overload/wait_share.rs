@@ -42,8 +42,9 @@ mod tests {
 
     #[test]
     fn a_client_that_has_its_share_is_told_which_and_another_is_not() {
-        let (one, other, share) =
-            (Client::default(), Client::default(), WaitShare { waiters: 3, locks: 2 });
+        let one = Client::default();
+        let other = Client::default();
+        let share = WaitShare { waiters: 3, locks: 2 };
         let name = |text: &str| text.parse::<LockName>().unwrap();
         let take = |client, text| share.take(client, &name(text));
         let refused = |text| match take(&one, text).map(drop) {

@@ -89,7 +89,8 @@ impl Traces {
         let span = self.tracer.span_builder(format!("round {}", op.word()));
         let round = span.start_with_context(&*self.tracer, &request);
         let nodes = self.nodes.iter().map(|_| None).collect();
-        let (tracer, names) = (self.tracer.clone(), self.nodes.clone());
+        let tracer = self.tracer.clone();
+        let names = self.nodes.clone();
         let context = request.with_remote_span_context(round.span_context().clone());
         let word = op.word();
         Some(Box::new(Round {

@@ -66,7 +66,9 @@ pub(crate) fn services<A: Application>(
 ) -> impl Service<SocketAddr, Response = Connection<A>, Error = io::Error, Future: Send> + use<A> {
     let keep_alive = keep_alive(idle_timeout);
     service_fn(move |address: SocketAddr| {
-        let (connections, app, keep_alive) = (connections.clone(), app.clone(), keep_alive.clone());
+        let connections = connections.clone();
+        let app = app.clone();
+        let keep_alive = keep_alive.clone();
         async move {
             let place = connections.enter(address.ip()).await;
             place
@@ -104,7 +106,9 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
             let client = self.place.proxies().client(peer.address(), request.headers());
             request.extensions_mut().insert(peer.speaking_for(client));
         }
-        let (app, place, busy) = (self.app.clone(), self.place.clone(), self.place.begin());
+        let app = self.app.clone();
+        let place = self.place.clone();
+        let busy = self.place.begin();
         let keep_alive = if ends_by_itself(&request) { None } else { self.keep_alive.clone() };
         Box::pin(async move {
             let busy = busy.ok_or_else(|| io::Error::other("its place was given to another"))?;
@@ -197,8 +201,10 @@ impl<A: Send + 'static> Accept<TcpStream, Connection<A>> for Encrypted {
     type Future = BoxFuture<io::Result<(Self::Stream, Connection<A>)>>;
 
     fn accept(&self, stream: TcpStream, connection: Connection<A>) -> Self::Future {
-        let (address, place) = (stream.peer_addr(), connection.place.clone());
-        let (handshake, mut end) = (self.acceptor.accept(stream, connection), self.end.clone());
+        let address = stream.peer_addr();
+        let place = connection.place.clone();
+        let handshake = self.acceptor.accept(stream, connection);
+        let mut end = self.end.clone();
         Box::pin(async move {
             let shaken = tokio::select! {
                 shaken = handshake => shaken,

@@ -152,8 +152,10 @@ impl Connections {
         metrics: ConnectionMetrics,
     ) -> Arc<Self> {
         metrics.limit(limit.connections);
-        let (table, left, accepted, ending) =
-            (Mutex::default(), Notify::new(), AtomicU64::new(0), AtomicBool::new(false));
+        let table = Mutex::default();
+        let left = Notify::new();
+        let accepted = AtomicU64::new(0);
+        let ending = AtomicBool::new(false);
         Arc::new(Self { limit, clients, refusals, metrics, table, left, accepted, ending })
     }
 

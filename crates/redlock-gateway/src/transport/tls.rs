@@ -45,7 +45,8 @@ pub(crate) fn follow(
     let mut watched = Watched::new(paths(files), reload);
     let current = RustlsConfig::from_config(Arc::new(configuration(files, watched.contents())?));
     told.expiry.set(expiry(files, watched.contents()));
-    let (files, followed) = (files.clone(), current.clone());
+    let files = files.clone();
+    let followed = current.clone();
     tasks.spawn(async move {
         loop {
             watched.changed().await;

@@ -30,7 +30,8 @@ pub(super) struct Floor {
 
 impl Floor {
     pub(super) async fn connect(masters: &[SocketAddr], release: &str) -> Result<Self, String> {
-        let (mut nodes, mut release_sha) = (Vec::with_capacity(masters.len()), String::new());
+        let mut nodes = Vec::with_capacity(masters.len());
+        let mut release_sha = String::new();
         for &master in masters {
             let start = async {
                 let mut stream = TcpStream::connect(master).await?;

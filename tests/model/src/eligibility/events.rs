@@ -144,7 +144,8 @@ impl Eligibility {
     }
 
     fn gateway_events(&self, s: &State, gateway: u8, actions: &mut Vec<Action>) {
-        let (at, g) = (usize::from(gateway), s.gateways[usize::from(gateway)]);
+        let at = usize::from(gateway);
+        let g = s.gateways[usize::from(gateway)];
         if g.is_stopped {
             return;
         }
@@ -265,8 +266,10 @@ impl Eligibility {
     }
 
     fn under_way(&self) -> String {
-        let (left, target) = (self.identity(false), self.identity(true));
-        let (left, target) = (left.cluster_config(), target.cluster_config());
+        let left = self.identity(false);
+        let target = self.identity(true);
+        let left = left.cluster_config();
+        let target = target.cluster_config();
         target.marker_under_way(left.node_set(), left.max_ttl(), Duration::ZERO, 0)
     }
 

@@ -16,7 +16,8 @@ impl Eligibility {
                     .filter(|node| nodes & (1 << node) != 0)
                     .map(|node| (node + 1).to_string())
                     .collect();
-                let (lock, nodes) = (s.fresh_lease().trailing_zeros() + 1, nodes.join(", "));
+                let lock = s.fresh_lease().trailing_zeros() + 1;
+                let nodes = nodes.join(", ");
                 format!("lock {lock} is granted through gateway {}, by nodes {nodes}", gateway + 1)
             }
             Action::End(lock) => {

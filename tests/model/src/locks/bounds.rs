@@ -72,8 +72,8 @@ impl Locks {
     /// With these bounds.
     pub fn new(rules: Rules, bounds: Bounds) -> Self {
         let quorum = Quorum::new(NODES).expect("three nodes are allowed");
-        let (renewals, catch_ups) =
-            (bounds.renewals.min(RENEWALS), bounds.catch_ups.min(CATCH_UPS));
+        let renewals = bounds.renewals.min(RENEWALS);
+        let catch_ups = bounds.catch_ups.min(CATCH_UPS);
         let bounds = Bounds { renewals, catch_ups, ..bounds };
         Self { rules, bounds, quorum, firsts: Default::default() }
     }

@@ -174,8 +174,8 @@ impl Locks {
         for i in 0..self.bounds.catch_ups {
             if let Reading::Of(lock) = &mut s.readings[i] {
                 lock.guards &= !ended;
-                let (grant, target) =
-                    (*lock, s.sites.iter().find(|site| site.catch_ups[i] == CatchUp::Target));
+                let grant = *lock;
+                let target = s.sites.iter().find(|site| site.catch_ups[i] == CatchUp::Target);
                 if target.is_some_and(|site| self.keeps_out(site, grant, fenced)) {
                     s.end_reading(i);
                 }

@@ -637,7 +637,8 @@ impl Locks {
             }
             Action::Extend { renewal, site } => self.extend(&mut next, renewal.into(), site.into()),
             Action::Repair { renewal, site } => {
-                let (i, at) = (usize::from(renewal), usize::from(site));
+                let i = usize::from(renewal);
+                let at = usize::from(site);
                 let mut node = s.sites[at].node;
                 self.repair(s, &mut node, i);
                 next.sites[at].node = node;
@@ -708,7 +709,9 @@ impl Locks {
     }
 
     fn acquire(&self, s: &mut State, i: usize, at: usize) {
-        let (window, asked, phase) = (self.window(s), s.asked(i), s.tries[i].phase);
+        let window = self.window(s);
+        let asked = s.asked(i);
+        let phase = s.tries[i].phase;
         let site = &mut s.sites[at];
         let vote = site.node.acquire(&self.rules, window, asked);
         site.acquires[i] = match (phase, vote) {
@@ -780,11 +783,16 @@ impl Locks {
     /// refused from now on, or do nothing, is as good as gone.
     fn forget(&self, s: &mut State) {
         let ended = s.ended_leases();
-        let (tries, renewals, oldest) = (s.tries, s.renewals, s.oldest);
-        let (losses_left, open, begun) = (s.losses_left, s.open_rounds(), self.window(s).begun);
+        let tries = s.tries;
+        let renewals = s.renewals;
+        let oldest = s.oldest;
+        let losses_left = s.losses_left;
+        let open = s.open_rounds();
+        let begun = self.window(s).begun;
         let fenced = self.fences_stay();
         self.forget_catch_ups(s, fenced);
-        let (rules, readings) = (&self.rules, s.readings);
+        let rules = &self.rules;
+        let readings = s.readings;
         // After a loss a node grants no token that it may have stored before.
         let barred = losses_left == 0
             || rules.clock_is_checked

@@ -138,7 +138,8 @@ impl Locks {
                 format!("{} {verb} {}{}{majority}", node(site), who(of(renewal)), nth(renewal))
             }
             Action::Repair { renewal, site } => {
-                let (who, nth) = (who(of(renewal)), nth(renewal));
+                let who = who(of(renewal));
+                let nth = nth(renewal);
                 let instead = match s.sites[usize::from(site)].node.lock {
                     Some(lock) => {
                         format!(", instead of a lock of nobody's with {}", token(lock.token))
@@ -166,7 +167,8 @@ impl Locks {
             }
             Action::CatchUp { site, .. } => {
                 let at = usize::from(site);
-                let (before, after) = (stored(&s.sites[at].node), stored(&next.sites[at].node));
+                let before = stored(&s.sites[at].node);
+                let after = stored(&next.sites[at].node);
                 format!("the repair reaches {}: it stored {before}, and stores {after}", node(site))
             }
             Action::EndTry(proposal) => format!("the lease of {} ends", who(proposal)),

@@ -66,7 +66,8 @@ fn note(
 ) {
     let (before, next, granted) = free;
     for (from, until) in waits {
-        let (first, last) = ((*from).max(before.until), (*until).min(next));
+        let first = (*from).max(before.until);
+        let last = (*until).min(next);
         if first < last {
             let whole = first == before.until && last == next;
             let between_holders = whole && before.released && granted;

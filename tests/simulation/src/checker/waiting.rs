@@ -75,7 +75,8 @@ fn answered(history: &History, found: &mut Vec<Violation>) {
         if end > due {
             let what =
                 if operation.end.is_some() { "was answered late" } else { "was never answered" };
-            let (client, asked) = (operation.client, operation.start.at.as_millis());
+            let client = operation.client;
+            let asked = operation.start.at.as_millis();
             let text = format!(
                 "c{client}, who asked at {asked} ms and waits {patience} ms for lock-{}, {what}",
                 operation.name
@@ -96,7 +97,8 @@ fn answered(history: &History, found: &mut Vec<Violation>) {
 fn free(history: &History, found: &mut Vec<Violation>) {
     for gap in idle::gaps(history) {
         if gap.until - gap.from > LONGEST_IDLE && idle::is_calm(history, gap.from, gap.until) {
-            let (from, length) = (gap.from.as_millis(), (gap.until - gap.from).as_millis());
+            let from = gap.from.as_millis();
+            let length = (gap.until - gap.from).as_millis();
             let text = format!(
                 "lock-{} is free from {from} ms on for {length} ms while somebody waits",
                 gap.name

@@ -370,7 +370,8 @@ fn a_node_whose_wait_is_over_votes_on_a_connection_that_was_just_opened() {
 /// Two database numbers, for instance.
 #[test]
 fn one_process_under_two_names_is_refused_under_the_second_whatever_its_marker() {
-    let (mut first, mut second) = (Bench::new(false), Bench::new(false));
+    let mut first = Bench::new(false);
+    let mut second = Bench::new(false);
     first
         .driver
         .settings

@@ -68,7 +68,8 @@ impl ClusterConfig {
         longest_skew: Duration,
         nonce: u64,
     ) -> String {
-        let (longest_ttl, longest_skew) = (longest_ttl.as_millis(), longest_skew.as_millis());
+        let longest_ttl = longest_ttl.as_millis();
+        let longest_skew = longest_skew.as_millis();
         format!("v2:{UNDER_WAY}{left}:{longest_ttl}:{longest_skew}:{}:{nonce:x}", self.as_target())
     }
 
@@ -151,7 +152,8 @@ impl<'a> ParsedConfig<'a> {
             _ => return None,
         };
         let left = set.strip_prefix(UNDER_WAY);
-        let (node_set, is_under_way) = (left.unwrap_or(set), left.is_some());
+        let node_set = left.unwrap_or(set);
+        let is_under_way = left.is_some();
         Some(Self { node_set, is_under_way, max_ttl: millis(max_ttl)?, max_clock_skew, rest })
     }
 }
@@ -232,12 +234,15 @@ impl NodeIdentity {
         wall_micros: u64,
         nonce: u64,
     ) -> String {
-        let (node_ms, wall_ms) = (facts.time_micros / 1_000, wall_micros / 1_000);
+        let node_ms = facts.time_micros / 1_000;
+        let wall_ms = wall_micros / 1_000;
         format!("{}.{node_ms:x}.{wall_ms:x}", self.text(facts, suspicion.word(), nonce))
     }
 
     fn text(&self, facts: &Facts, state: &str, number: u64) -> String {
-        let (config, node, run_id) = (&self.cluster_config.config, &self.node, &facts.run_id);
+        let config = &self.cluster_config.config;
+        let node = &self.node;
+        let run_id = &facts.run_id;
         format!("{config}{node}:{run_id}:{state}.{number:x}.{}", short(&facts.replication_id))
     }
 }
@@ -360,7 +365,8 @@ impl Since {
         max_clock_skew: Duration,
     ) -> Duration {
         let by = |began: u64, now: u64| Some(now / 1_000).filter(|_| began > 0)?.checked_sub(began);
-        let (node, wall) = (by(self.node_ms, node_micros), by(self.wall_ms, wall_micros));
+        let node = by(self.node_ms, node_micros);
+        let wall = by(self.wall_ms, wall_micros);
         let (Some(node), Some(wall)) = (node, wall) else { return Duration::ZERO };
         let agree = u128::from(node.abs_diff(wall)) <= max_clock_skew.as_millis();
         if agree { Duration::from_millis(node.min(wall)) } else { Duration::ZERO }
@@ -370,11 +376,14 @@ impl Since {
 impl<'a> ParsedMarker<'a> {
     pub(super) fn parse(rest: &'a str) -> Option<Self> {
         let mut parts = rest.split(':');
-        let (node, run_id, state) = (parts.next()?, parts.next()?, parts.next()?);
+        let node = parts.next()?;
+        let run_id = parts.next()?;
+        let state = parts.next()?;
         let mut words = state.split('.');
         let word = words.next()?;
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-        let (number, replication_id) = (hex(words.next()?)?, words.next()?);
+        let number = hex(words.next()?)?;
+        let replication_id = words.next()?;
         let last = hex(words.next()?)?;
         let state = match (word, words.next()) {
             ("durable" | "volatile", None) => {

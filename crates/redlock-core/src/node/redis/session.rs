@@ -60,7 +60,8 @@ impl RedisLink {
     /// Connects, authenticates and selects the database.
     async fn open(self, listens: bool) -> Result<RedisSession, LinkError> {
         let Target { url, settings } = self.0.as_ref();
-        let (deadline, is_tls) = (settings.call_deadline(), url.tls);
+        let deadline = settings.call_deadline();
+        let is_tls = url.tls;
         let config = Config {
             server: ServerConfig::new_centralized(&url.host, url.port),
             username: url.username.clone(),
@@ -116,8 +117,8 @@ impl RedisLink {
     /// The client does not say when the node refuses a subscription, so a probe is published. Messages before it are lost.
     async fn open_subscription(self, nonce: u64) -> Result<RedisSubscription, LinkError> {
         let Target { url, settings } = self.0.as_ref();
-        let (deadline, channel) =
-            (settings.call_deadline(), hint::channel(&settings.key_prefix, url.database));
+        let deadline = settings.call_deadline();
+        let channel = hint::channel(&settings.key_prefix, url.database);
         let forbidden = |error: LinkError| match error.detail.starts_with("NOPERM") {
             true => {
                 let detail = format!("channel {channel}: {}", error.detail);
@@ -242,7 +243,8 @@ impl RedisSession {
 
 impl Session for RedisSession {
     fn look(&self) -> Answering<ProbeReply> {
-        let (client, key) = (self.client.clone(), marker_key(self.prefix()));
+        let client = self.client.clone();
+        let key = marker_key(self.prefix());
         let caught_up_key = caught_up_key(self.prefix());
         async move {
             let info: Result<String, LinkError> =
@@ -286,7 +288,8 @@ impl Session for RedisSession {
         &self,
         MarkerSwap { run_id, from, to, looked_micros }: MarkerSwap,
     ) -> Answering<Swapped> {
-        let (client, key) = (self.client.clone(), marker_key(self.prefix()));
+        let client = self.client.clone();
+        let key = marker_key(self.prefix());
         let database = self.target.0.url.database.unwrap_or_default().to_string();
         let database_key = database_key(self.prefix(), &to);
         async move {
@@ -348,9 +351,10 @@ impl Session for RedisSession {
         let header =
             Header::new(&marker_key(&settings.key_prefix), marker, &channel, &settings.node);
         let script = scripts::locks(run_id, settings.node.rules());
-        let (client, loaded) = (self.client.clone(), self.loaded.clone());
-        let (run_id, is_native) =
-            (Bytes::copy_from_slice(run_id.as_bytes()), scripts::all_on(settings.node.rules()));
+        let client = self.client.clone();
+        let loaded = self.loaded.clone();
+        let run_id = Bytes::copy_from_slice(run_id.as_bytes());
+        let is_native = scripts::all_on(settings.node.rules());
         async move {
             let mut way = None;
             if is_native {
@@ -385,8 +389,8 @@ impl Session for RedisSession {
                 .boxed();
         };
         let operations = tasks.len();
-        let (way, call) =
-            (way.clone(), codec::pack_call(header, tasks.iter().map(|task| &task.op)));
+        let way = way.clone();
+        let call = codec::pack_call(header, tasks.iter().map(|task| &task.op));
         async move {
             let answer: Value = match way {
                 Way::Script(digest) => {

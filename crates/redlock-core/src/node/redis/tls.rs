@@ -83,7 +83,8 @@ impl TlsSettings {
         })?;
         config.with_client_auth_cert(chain, secret).map_err(|error| match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
-                let (key, certificate) = (key.display(), certificate.display());
+                let key = key.display();
+                let certificate = certificate.display();
                 TlsError::Key(format!("{key}: does not belong to the certificate in {certificate}"))
             }
             Error::InvalidCertificate(_) => {

@@ -165,8 +165,8 @@ impl Attempt {
                 }
                 Decision::No => {
                     let votes = shared.clear_votes(round).await;
-                    let (held, split) =
-                        (held_by(shared.quorum, &votes), !can_hold(shared.quorum, &votes));
+                    let held = held_by(shared.quorum, &votes);
+                    let split = !can_hold(shared.quorum, &votes);
                     return Err(self.failed(LockError::Held(held), split));
                 }
                 Decision::Neither | Decision::Open => {}
@@ -203,8 +203,8 @@ impl Attempt {
     async fn confirm(mut self, grant: LockToken) -> Result<Lease, AttemptError> {
         self.ended = true;
         self.undo();
-        let (shared, AcquireParams { keys, ttl, max_hold, .. }) =
-            (self.shared.clone(), self.params.clone());
+        let shared = self.shared.clone();
+        let AcquireParams { keys, ttl, max_hold, .. } = self.params.clone();
         let held = shared.tokens.age(grant.fencing());
         if let Some(max) = max_hold.filter(|max| held > *max) {
             return Err(self.failed(LockError::HeldTooLong { held, max }, false));

@@ -93,7 +93,8 @@ impl<'a> Retries<'a> {
 
     fn pause(&self, failed: &AttemptError, round: Duration) -> Option<Duration> {
         let backoff = Backoff(self.shared.env.entropy.as_ref());
-        let (tries, error) = (self.tries, &failed.error);
+        let tries = self.tries;
+        let error = &failed.error;
         match self.policy {
             None if failed.split && tries <= MAX_SPLIT_TRIES => {
                 tracing::debug!(lock = %self.params.keys.lock.escape_ascii(), tries, %error, "the votes were split");

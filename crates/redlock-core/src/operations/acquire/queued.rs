@@ -155,7 +155,8 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
         }
         (self.fresh, self.tried) = (false, true);
         self.splits = if failed.split { self.splits + 1 } else { 0 };
-        let (standing, round) = (self.ticket.standing(), round.max(SHORTEST_ROUND));
+        let standing = self.ticket.standing();
+        let round = round.max(SHORTEST_ROUND);
         self.ticket.refused(
             now,
             self.backoff().after_refusal(failed.error, standing, self.splits, round, now),

@@ -51,7 +51,8 @@ mod tests {
 
     #[test]
     fn who_comes_beside_another_is_not_alone_for_a_while_and_a_probe_is_no_company() {
-        let (contention, [one, other, probe]) = (ContentionTracker::default(), [1_u8; 3]);
+        let contention = ContentionTracker::default();
+        let [one, other, probe] = [1_u8; 3];
         assert!(contention.is_alone(&probe) && contention.is_sole_client(&one));
         assert!(!contention.is_alone(&probe), "the one has come");
         assert!(contention.is_sole_client(&one), "the probe has not");

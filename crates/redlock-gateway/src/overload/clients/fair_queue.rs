@@ -188,8 +188,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_in_line_is_let_on_beside_a_thousand_requests_of_another_that_came_before() {
-        let (fair_queue, [greedy, modest]) =
-            (FairQueue::new(1), <[Arc<ClientQueue>; 2]>::default());
+        let fair_queue = FairQueue::new(1);
+        let [greedy, modest] = <[Arc<ClientQueue>; 2]>::default();
         let mut flood = line_up(&fair_queue, &greedy, 1000);
         let mut two = line_up(&fair_queue, &modest, 2);
         assert!(fair_queue.let_some_on());
@@ -200,7 +200,8 @@ mod tests {
 
     #[tokio::test]
     async fn everything_that_is_ready_comes_between_two_batches_of_a_flood() {
-        let (fair_queue, greedy) = (FairQueue::new(1), Arc::<ClientQueue>::default());
+        let fair_queue = FairQueue::new(1);
+        let greedy = Arc::<ClientQueue>::default();
         // As something of the runtime: what it is blocked on is not in the queue of what is ready.
         let watcher = tokio::spawn(async move {
             let mut flood = line_up(&fair_queue, &greedy, 10 * BATCH);
@@ -218,7 +219,8 @@ mod tests {
     #[tokio::test]
     async fn who_hangs_up_in_line_takes_no_turn_and_who_comes_after_the_end_of_all_lines_is_let_on()
     {
-        let (fair_queue, client) = (FairQueue::new(1), Arc::<ClientQueue>::default());
+        let fair_queue = FairQueue::new(1);
+        let client = Arc::<ClientQueue>::default();
         drop(line_up(&fair_queue, &client, 100));
         let mut next = line_up(&fair_queue, &client, 1);
         fair_queue.let_some_on();

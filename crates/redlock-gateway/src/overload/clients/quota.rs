@@ -222,7 +222,8 @@ impl Table {
     }
 
     fn add(&mut self, to: impl FnOnce(&mut Self) -> &mut Lapsing, bytes: u64, end: Instant) -> u64 {
-        let (now, end) = (self.millis(Instant::now()), self.millis(end));
+        let now = self.millis(Instant::now());
+        let end = self.millis(end);
         to(self).add(bytes, now, end)
     }
 
@@ -321,7 +322,8 @@ mod tests {
 
     #[test]
     fn nothing_is_refused_without_a_bound() {
-        let (quota, free) = (QuotaLedger::default(), terms(None));
+        let quota = QuotaLedger::default();
+        let free = terms(None);
         (0..100_000)
             .for_each(|n: u32| take(&quota, &n.to_string(), SECOND * 60, &free).expect("room"));
         assert!(bytes(&quota) > 36_000_000);
@@ -330,7 +332,8 @@ mod tests {
 
     #[test]
     fn a_bound_counts_what_is_held_and_names_both() {
-        let (quota, two) = (QuotaLedger::default(), terms(Some(2 * LOCK + FENCE)));
+        let quota = QuotaLedger::default();
+        let two = terms(Some(2 * LOCK + FENCE));
         take(&quota, "a", SECOND * 60, &two).expect("room");
         take(&quota, "b", SECOND * 60, &two).expect("room");
         let refused = take(&quota, "c", SECOND * 60, &two).expect_err("too much");
@@ -342,7 +345,8 @@ mod tests {
 
     #[test]
     fn metadata_counts_until_the_lock_ends_however_often_extended() {
-        let (quota, free) = (QuotaLedger::default(), terms(None));
+        let quota = QuotaLedger::default();
+        let free = terms(None);
         let until = Instant::now() + SECOND * 60;
         let (room, change) = quota.reserve("a", 1000, until, &free).expect("room");
         quota.granted(room, until, &free);
@@ -355,16 +359,20 @@ mod tests {
 
     #[test]
     fn locks_of_another_gateway_count_once_extended_here() {
-        let (quota, free) = (QuotaLedger::default(), terms(None));
+        let quota = QuotaLedger::default();
+        let free = terms(None);
         quota.extended("a", Instant::now() + SECOND, &free);
         assert_eq!(bytes(&quota), LOCK);
     }
 
     #[test]
     fn tries_that_leave_nothing_cost_nothing_and_others_a_fence() {
-        let (quota, free, until) = (QuotaLedger::default(), terms(None), Instant::now() + SECOND);
+        let quota = QuotaLedger::default();
+        let free = terms(None);
+        let until = Instant::now() + SECOND;
         let asks = || quota.reserve("a", 0, until, &free).expect("room").0;
-        let (first, second) = (asks(), asks());
+        let first = asks();
+        let second = asks();
         assert_eq!(quota.refund(first), -(LOCK as i64));
         assert_eq!(quota.consume(second, &free), FENCE as i64 - LOCK as i64);
         assert_eq!(bytes(&quota), FENCE);
@@ -375,7 +383,8 @@ mod tests {
 
     #[test]
     fn a_client_that_only_releases_is_bounded_and_a_holder_is_not() {
-        let (quota, few) = (QuotaLedger::default(), terms(Some(10 * LOCK)));
+        let quota = QuotaLedger::default();
+        let few = terms(Some(10 * LOCK));
         (0..10).for_each(|n| take(&quota, &format!("{n}"), SECOND * 60, &few).expect("room"));
         take(&quota, "more", SECOND * 60, &few).expect_err("too much");
         quota.may_release("0", &few).expect("who holds locks may release them");
@@ -391,7 +400,8 @@ mod tests {
 
     #[test]
     fn a_group_that_has_ended_is_not_taken_off_twice() {
-        let (quota, free) = (QuotaLedger::default(), terms(None));
+        let quota = QuotaLedger::default();
+        let free = terms(None);
         let (room, _) = quota.reserve("a", 0, Instant::now(), &free).expect("room");
         pass(&quota, SECOND * 20);
         quota.refund(room);

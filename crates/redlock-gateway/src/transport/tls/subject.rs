@@ -104,7 +104,8 @@ mod tests {
             ("2.5.4.12", Tag::Utf8String, "2.5.4.12=#0C0178"),
             ("2.5.4.3", Tag::BmpString, "CN=#1E0178"),
         ] {
-            let (mut text, value) = (String::new(), Any::new(tag, b"x".as_slice()).unwrap());
+            let mut text = String::new();
+            let value = Any::new(tag, b"x".as_slice()).unwrap();
             add(&mut text, &AttributeTypeAndValue { oid: oid.parse().unwrap(), value }).unwrap();
             assert_eq!(text, expected);
         }
