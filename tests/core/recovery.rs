@@ -7,12 +7,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use redlock_core::node::link::{
     Answer, Answering, Link, MarkerSwap, ProbeReply, RecoveryAnswer, RecoveryBatch, Scan, Scanned,
     Session, StoredPage, Subscription, Swapped,
 };
 use redlock_core::node::{
-    Engine, LockReader, Node, NodeState, NodeStatus, Op, Reply, SafetyRules, Task,
+    Engine, Failure, Keys, LockReader, Node, NodeState, NodeStatus, Op, Reply, SafetyRules, Task,
+    Vote,
 };
 use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock};
 use tokio::sync::{Notify, watch};
@@ -21,7 +23,7 @@ use tokio::time::Instant;
 use super::repair::{Extender, poll_for};
 use crate::support::cluster::{ClusterSettings, marker, repeated};
 use crate::support::harness::{RedisServer, eventually, masters};
-use crate::support::nodes::{in_state, name, nobodys, record, ttl};
+use crate::support::nodes::{in_state, name, nobodys, now, record, ttl};
 use crate::support::resp::Resp;
 
 /// A quarantine that outlasts every test: 65 s.
@@ -285,6 +287,81 @@ async fn a_lock_released_between_two_readings_is_not_kept_free() {
     gate.open.notify_one();
     in_state(remotes[2].as_ref(), NodeState::Admitted).await;
     assert!(gone(2), "{:?}", servers[2].cmd(&["GET", "lock:job"]));
+}
+
+/// A record that keeps a lock free stands for a grant elsewhere: it must not end before the copy it was read from.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_slow_second_reading_shortens_no_life() {
+    let mut servers = masters(3);
+    CLUSTER.mark(&servers).await;
+    let mut remotes = CLUSTER.remote_nodes(&servers);
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
+    }
+    remotes[1] = Arc::new(ReadsSlowly(remotes[1].clone()));
+    let _locks = CLUSTER.redlock(remotes.clone());
+    let record = record(1, now());
+    servers[1].cmd(&[b"SET".as_slice(), b"lock:job", record.as_bytes(), b"PX", b"60000"]);
+    servers[2].kill();
+    servers[2].restart();
+    in_state(remotes[2].as_ref(), NodeState::Quarantined).await;
+    in_state(remotes[2].as_ref(), NodeState::Admitted).await;
+    let life = |at: usize| match servers[at].cmd(&["PTTL", "lock:job"]) {
+        Resp::Integer(millis) => millis,
+        other => panic!("{other:?}"),
+    };
+    let copied = life(2);
+    let source = life(1);
+    // Both lives are rounded to milliseconds, for which the validity of a lock allows 2 ms.
+    assert!(copied + 2 >= source, "the copy ends {} ms before its source", source - copied);
+}
+
+/// A node whose reader takes a while, as behind a slow link.
+struct ReadsSlowly(Arc<dyn Node>);
+
+impl Node for ReadsSlowly {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn status(&self) -> watch::Receiver<NodeStatus> {
+        self.0.status()
+    }
+    fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
+        self.0.submit(op, not_after, reply);
+    }
+    fn reader(&self) -> &dyn LockReader {
+        self
+    }
+    fn link(&self) -> Option<Arc<dyn Link>> {
+        self.0.link()
+    }
+}
+
+impl LockReader for ReadsSlowly {
+    fn scan(&self, scan: Scan) -> BoxFuture<'_, Result<Scanned, Failure>> {
+        self.0.reader().scan(scan)
+    }
+    fn read(&self, locks: Vec<Keys>) -> BoxFuture<'_, Result<Vec<Vote>, Failure>> {
+        let read = self.0.reader().read(locks);
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            read.await
+        })
+    }
+}
+
+/// The grant of a majority ends, not the lock: one node is down, and a record of recovery stands on another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn force_releases_a_majority_beside_a_kept_free_record() {
+    let mut five = Five::start(&CLUSTER).await;
+    let lock = name("job");
+    keep_free(&five.servers[0], "job");
+    let grant = record(1, now());
+    for at in 1..4 {
+        five.servers[at].cmd(&[b"SET".as_slice(), b"lock:job", grant.as_bytes(), b"PX", b"60000"]);
+    }
+    five.servers[4].kill();
+    five.locks[0].force_release(&lock, |_| ()).await.expect("a majority has let go");
 }
 
 /// Says when a reading is wanted, and lets it go on.

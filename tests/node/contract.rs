@@ -64,6 +64,7 @@ contract! {
     a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension
     a_repair_of_an_unextended_lock_leaves_no_mark
     a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long
+    a_repair_prolongs_its_own_grant_and_never_shortens_it
     a_repair_brings_no_lock_back_that_was_released_or_granted_anew
     an_extension_of_an_absent_or_foreign_lock_creates_nothing
     a_release_deletes_exactly_its_own_grant
@@ -224,6 +225,20 @@ async fn a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long(kind: Kind) 
         let (stored, left) = subject.stored(&lock).await.unwrap();
         assert_eq!(stored, extended(1, t), "{name}");
         assert_lives(left, LONG_MS.max(life));
+    }
+}
+
+/// The lock was extended on the others while this node had no vote.
+async fn a_repair_prolongs_its_own_grant_and_never_shortens_it(kind: Kind) {
+    let subject = kind.subject().await;
+    let lock = Lock::new("a");
+    let t = now();
+    assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    for asked in [LONG_MS * 2, LONG_MS] {
+        assert_extended(&subject.ask(lock.repair(1, t, asked)).await);
+        let (stored, left) = subject.stored(&lock).await.unwrap();
+        assert_eq!(stored, record(1, t), "only an extension marks a lock");
+        assert_lives(left, LONG_MS * 2);
     }
 }
 

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::getxattr;
 use rustix::process::{geteuid, getpid};
 
+/// Cgroups of one process number that earlier daemons may still be in.
+const MAX_LEFT_BEHIND: usize = 100;
+
 #[derive(Debug, Clone)]
 pub(crate) struct Cgroup(PathBuf);
 
@@ -21,8 +24,10 @@ impl Cgroup {
         if !is_delegated(&parent) || !parent.join("cgroup.kill").exists() {
             return None;
         }
-        let cgroup = Self(parent.join(format!("redlock-{}", getpid().as_raw_pid())));
-        std::fs::create_dir(&cgroup.0).ok().map(|()| cgroup)
+        let name = format!("redlock-{}", getpid().as_raw_pid());
+        // A daemon that a process of the same number left behind may still be in a cgroup of this name.
+        let mut names = (0..MAX_LEFT_BEHIND).map(|nth| parent.join(format!("{name}-{nth}")));
+        names.find(|path| std::fs::create_dir(path).is_ok()).map(Self)
     }
 
     pub(crate) fn at(path: PathBuf) -> Self {

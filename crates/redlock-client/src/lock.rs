@@ -98,9 +98,24 @@ impl Lock {
     /// [`Error::Held`], [`Error::Refused`] with what is allowed, [`Error::Unavailable`]; [`Error::Setup`] for a name or margin that
     /// cannot work.
     pub async fn acquire(self) -> Result<Guard, Error> {
+        let guard = self.acquire_unless(std::future::pending()).await?;
+        guard.ok_or_else(|| Error::Setup("nobody cancels this request".into()))
+    }
+
+    /// Acquires the lock unless `cancelled` resolves first. Returns `None` then. By that time the request has left the queue,
+    /// and a lock that it may have been granted is released, or no gateway has answered for 2 s.
+    ///
+    /// # Errors
+    /// As of [`Lock::acquire`].
+    pub async fn acquire_unless(
+        self,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<Option<Guard>, Error> {
         let margin = margin(self.ttl, self.margin)?;
-        let (granted, deadline, sent) = self.asked().await?;
-        Ok(Guard::new(self.client, self.name, granted, sent, deadline, self.ttl, margin))
+        let Some((granted, deadline, sent)) = self.asked_unless(cancelled).await? else {
+            return Ok(None);
+        };
+        Ok(Some(Guard::new(self.client, self.name, granted, sent, deadline, self.ttl, margin)))
     }
 
     /// Runs this under the lock. When it is lost, the work is dropped where it stands; work that ended after the loss is
@@ -128,11 +143,17 @@ impl Lock {
     /// # Errors
     /// As of [`Lock::acquire`].
     pub async fn grant(&self) -> Result<Grant, Error> {
-        let (Granted { token, fencing_token, .. }, deadline, _) = self.asked().await?;
+        let granted = self.asked_unless(std::future::pending()).await?;
+        let (Granted { token, fencing_token, .. }, deadline, _) =
+            granted.ok_or_else(|| Error::Setup("nobody cancels this request".into()))?;
         Ok(Grant { token, fencing_token, deadline })
     }
 
-    async fn asked(&self) -> Result<(Granted, Moment, Moment), Error> {
+    /// The grant with its deadline and the moment its request was sent. `None` when it was cancelled.
+    async fn asked_unless(
+        &self,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<Option<(Granted, Moment, Moment)>, Error> {
         let mut random = [0; 16];
         getrandom::fill(&mut random)
             .map_err(|error| Error::Setup(format!("no randomness: {error}")))?;
@@ -141,8 +162,12 @@ impl Lock {
         let call = Call::of_lock(Method::POST, &self.name)?.secret(&IDEMPOTENCY_KEY, &key)?;
         let request = Request { client: self.client.clone(), name: self.name.clone(), key };
         let mut unanswered = Unanswered(Some(request.clone()));
-        let answer = self.granted(call).await;
-        if matches!(answer, Err(Error::Unavailable { .. } | Error::Setup(_))) {
+        let answer = tokio::select! {
+            biased;
+            answer = self.granted(call) => answer.map(Some),
+            () = cancelled => Ok(None),
+        };
+        if matches!(answer, Ok(None) | Err(Error::Unavailable { .. } | Error::Setup(_))) {
             request.release().await;
         }
         unanswered.0 = None;

@@ -222,8 +222,13 @@ impl Gateway {
             reservation.not_granted();
         }
         let result = result.and_then(|lease| {
+            let until = Instant::now() + ttl.duration();
+            reservation.granted(until);
+            if lease.replayed {
+                // The first answer counted its memory. A replay extends the lock.
+                client.extended(name.as_str(), until, &self.memory.terms(&self.locks));
+            }
             let lock = Some((name, lease.clone()));
-            reservation.granted(Instant::now() + ttl.duration());
             let guard =
                 GrantGuard { locks: self.locks.clone(), memory: self.memory.clone(), client, lock };
             // Looked at again: what has run out since the votes came in is not handed out, and the guard releases it.

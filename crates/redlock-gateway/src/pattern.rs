@@ -7,7 +7,7 @@ pub struct Pattern(Box<str>);
 
 impl Pattern {
     /// What a pattern is made of, for whoever wrote another.
-    pub const ALLOWED: &str = "expected [A-Za-z0-9._:@/+~-] and * for any text, at limit 255 bytes; without * a lock's name, of \
+    pub const ALLOWED: &str = "expected [A-Za-z0-9._:@/+~-] and * for any text, at most 255 bytes; without * a lock's name, of \
                                which no segment is empty, . or ..";
 
     /// `None` when no lock name could match.

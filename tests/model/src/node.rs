@@ -187,7 +187,11 @@ impl Node {
         }
         let mut guards = asked.guards;
         match self.lock {
-            Some(lock) if lock.is(&asked) => return Vote::Extended,
+            Some(lock) if lock.is(&asked) => {
+                // A copy that lives shorter than the majority's is extended.
+                self.lock = Some(Lock { guards: lock.guards | asked.guards, ..lock });
+                return Vote::Extended;
+            }
             Some(lock) if lock.owner != Owner::Nobody => return Vote::Held(lock),
             Some(lock) if rules.repair_keeps_life => guards |= lock.guards,
             Some(_) | None => {}

@@ -38,6 +38,8 @@ const STEP: Duration = Duration::from_secs(2);
 const SEEN_BY_ALL: Duration = NAME_MOVES_WITHIN;
 /// Between two passes, doubled from the first to the last.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Copies of one lock are read within this of each other, mostly.
+const READ_APART: Duration = Duration::from_secs(1);
 /// Gateways begin within this of each other.
 const SPREAD: Duration = Duration::from_millis(500);
 
@@ -102,6 +104,16 @@ struct Pass {
     given: usize,
     /// Locks that it could not be given yet.
     unsettled: usize,
+    /// The key of one of these.
+    example: Option<Bytes>,
+}
+
+/// What the master lacks, of some locks.
+#[derive(Default)]
+struct Missing {
+    repairs: Vec<Op>,
+    /// The key of a lock that has a majority of the others only with a copy on a master that cannot be read.
+    uncertain: Option<Bytes>,
 }
 
 impl Worker {
@@ -154,11 +166,11 @@ impl Worker {
         let last_begins = pending.seen + SEEN_BY_ALL;
         let node = self.nodes[at].name();
         let result = match passed {
-            Ok(Pass { given: 0, unsettled: 0 }) if began >= last_begins => {
+            Ok(Pass { given: 0, unsettled: 0, .. }) if began >= last_begins => {
                 let noted = note(self.nodes[at].as_ref(), &pending.marker).await;
                 noted.map_err(|error| format!("the note could not be written: {error}"))
             }
-            Ok(Pass { given, unsettled }) => {
+            Ok(Pass { given, unsettled, example }) => {
                 if given > 0 {
                     tracing::info!(
                         node,
@@ -168,7 +180,14 @@ impl Worker {
                     );
                     pending.pause = PAUSE.0;
                 }
-                Ok(())
+                if given == 0 && unsettled > 0 {
+                    let example = example.map_or_else(String::new, |key| {
+                        format!(", for example {}", String::from_utf8_lossy(&key))
+                    });
+                    Err(format!("{unsettled} locks cannot be set on it yet{example}"))
+                } else {
+                    Ok(())
+                }
             }
             Err(why) => Err(why),
         };
@@ -185,8 +204,8 @@ impl Worker {
 
     /// Gives a master what a majority of the others stores.
     ///
-    /// Such a majority has at least one member among any `others - quorum + 1` of the others, so only the keys of so many
-    /// are read.
+    /// A majority without this master has a member among any `nodes - quorum` of the others. The keys of only so many are
+    /// read. They suffice also where a master that cannot be read completes the majority.
     async fn pass(&self, at: usize, marker: &str) -> Result<Pass, String> {
         let mut pass = Pass::default();
         let enough = self.quorum.size();
@@ -203,7 +222,7 @@ impl Worker {
                 others.len()
             ));
         }
-        for scanned in &others[..=others.len() - enough] {
+        for scanned in &others[..self.nodes.len() - enough] {
             self.compare(at, marker, *scanned, &others, &mut pass).await?;
         }
         Ok(pass)
@@ -226,7 +245,12 @@ impl Worker {
                 self.told(scanned, self.nodes[scanned].reader().scan(scan).await)?;
             let locks: Vec<_> = keys.iter().map(|key| Keys::of_lock_key(key)).collect();
             for locks in locks.chunks(CHUNK) {
-                let repairs = self.missing(at, scanned, others, locks).await?;
+                let Missing { repairs, uncertain } =
+                    self.missing(at, scanned, others, locks).await?;
+                if let Some(name) = uncertain {
+                    pass.unsettled += 1;
+                    pass.example = Some(name);
+                }
                 // What was read before an eligibility must not be set after it.
                 if self.nodes[at].status().borrow().marker != marker {
                     return Err("it must be admitted again".to_owned());
@@ -248,7 +272,7 @@ impl Worker {
         scanned: usize,
         others: &[usize],
         locks: &[Keys],
-    ) -> Result<Vec<Op>, String> {
+    ) -> Result<Missing, String> {
         let read = |node: usize, locks: Vec<Keys>| async move {
             let votes = self.nodes[node].reader().read(locks).await;
             self.told(node, votes)
@@ -256,29 +280,39 @@ impl Worker {
         let (here, there) = join(read(at, locks.to_vec()), read(scanned, locks.to_vec())).await;
         let differs = |(keys, (here, there)): (&Keys, (Vote, Vote))| {
             let there = grant(&there)?;
-            let is_there =
-                matches!(&here, Vote::Found(here) if here.record.is_grant_of(&there.record));
+            let is_there = matches!(&here, Vote::Found(here)
+                if here.record.is_grant_of(&there.record) && !is_much_shorter(here, there));
             (!is_there).then(|| keys.clone())
         };
         let differ: Vec<_> =
             locks.iter().zip(here?.into_iter().zip(there?)).filter_map(differs).collect();
         if differ.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Missing::default());
         }
         let began = Instant::now();
         let began_micros = self.env.clock.wall_micros();
         let read = join_all(others.iter().map(|other| read(*other, differ.clone()))).await;
         let read: Vec<Vec<Vote>> = read.into_iter().collect::<Result<_, _>>()?;
+        let enough = self.quorum.size();
+        // A master that cannot be read now may have a copy too, and may vote again at any time.
+        let unread = self.nodes.len() - 1 - others.len();
+        let mut uncertain = None;
         let repair = |(index, keys): (usize, Keys)| {
             let found: Vec<_> = read.iter().filter_map(|votes| grant(&votes[index])).collect();
-            let (record, life) = majority(self.quorum.size(), &found)?;
+            let Some((record, life)) = majority(enough, &found) else {
+                if may_be_majority(enough, unread, &found) {
+                    uncertain = Some(keys.lock.clone());
+                }
+                return None;
+            };
             let life = life.unwrap_or(self.longest_life).min(self.longest_life);
             // Time has passed since it was read. A lock that ends within milliseconds is left out.
             let millis = life.saturating_sub(began.elapsed()).as_millis();
             let ttl = Ttl::from_millis(u64::try_from(millis).ok()?).ok()?;
             Some(Op::Repair { keys, record, ttl, began_micros })
         };
-        Ok(differ.into_iter().enumerate().filter_map(repair).collect())
+        let repairs = differ.into_iter().enumerate().filter_map(repair).collect();
+        Ok(Missing { repairs, uncertain })
     }
 
     async fn give(&self, at: usize, repairs: Vec<Op>, pass: &mut Pass) {
@@ -316,9 +350,7 @@ fn grant(vote: &Vote) -> Option<&Holding> {
 /// The grant that so many have, as extended as anywhere, with its longest life. It has none where somebody took the expiry
 /// away.
 fn majority(enough: usize, found: &[&Holding]) -> Option<(Record, Option<Duration>)> {
-    let copies =
-        |of: &Holding| found.iter().filter(|other| other.record.is_grant_of(&of.record)).count();
-    let stands = found.iter().find(|holding| copies(holding) >= enough)?;
+    let stands = found.iter().find(|holding| copies(holding, found) >= enough)?;
     let copies = || found.iter().filter(|other| other.record.is_grant_of(&stands.record));
     let record = copies()
         .map(|copy| &copy.record)
@@ -326,6 +358,22 @@ fn majority(enough: usize, found: &[&Holding]) -> Option<(Record, Option<Duratio
         .unwrap_or(&stands.record);
     let life = copies().map(|copy| copy.expires_in).reduce(|a, b| Some(a?.max(b?)))?;
     Some((record.clone(), life))
+}
+
+/// Whether a grant has a majority if every master that was not read has a copy too.
+fn may_be_majority(enough: usize, unread: usize, found: &[&Holding]) -> bool {
+    found.iter().any(|grant| copies(grant, found) + unread >= enough)
+}
+
+/// How many of these are copies of one grant.
+fn copies(of: &Holding, found: &[&Holding]) -> usize {
+    found.iter().filter(|other| other.record.is_grant_of(&of.record)).count()
+}
+
+/// Whether a copy ends well before another one. The two were read within about a second of each other.
+fn is_much_shorter(here: &Holding, there: &Holding) -> bool {
+    let there_lives = there.expires_in.unwrap_or(Duration::MAX);
+    here.expires_in.is_some_and(|left| left.saturating_add(READ_APART) < there_lives)
 }
 
 /// Submits all, and answers the votes of those that came in time.
@@ -358,4 +406,54 @@ async fn note(node: &dyn Node, marker: &str) -> Result<(), LinkError> {
     let link = node.link().ok_or_else(|| LinkError::broken("there is no way to it"))?;
     let noted = async { link.connect().await?.mark_caught_up(marker).await };
     timeout(STEP, noted).await.unwrap_or_else(|_| Err(LinkError::broken("no answer in time")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: u64 = 1_763_725_165_000_000;
+
+    fn holding(t: u64, is_extended: bool, seconds: u64) -> Holding {
+        let token = format!("1.{t}.{}", "a".repeat(40));
+        let record = Record::new(&token.parse().unwrap(), &crate::Info::default());
+        let record = if is_extended { record.extended() } else { record };
+        Holding { record, expires_in: Some(Duration::from_secs(seconds)) }
+    }
+
+    #[test]
+    fn a_minority_of_copies_is_no_lock() {
+        let one = holding(T, false, 5);
+        let other = holding(T + 1, false, 5);
+        assert!(majority(2, &[&one]).is_none());
+        assert!(majority(2, &[&one, &other]).is_none(), "copies of two grants");
+        assert!(majority(2, &[&other, &one, &one]).is_some());
+    }
+
+    #[test]
+    fn the_longest_life_and_the_extension_are_taken_over() {
+        let plain = holding(T, false, 5);
+        let extended = holding(T, true, 9);
+        let (record, life) = majority(2, &[&plain, &extended]).unwrap();
+        assert!(record.is_extended());
+        assert_eq!(life, Some(Duration::from_secs(9)));
+    }
+
+    #[test]
+    fn an_unread_master_may_complete_a_majority() {
+        let one = holding(T, false, 5);
+        assert!(!may_be_majority(3, 0, &[&one, &one]));
+        assert!(may_be_majority(3, 1, &[&one, &one]));
+        assert!(!may_be_majority(3, 1, &[&one]));
+    }
+
+    #[test]
+    fn a_copy_that_ends_much_earlier_counts_as_missing() {
+        let short = holding(T, false, 5);
+        let long = holding(T, false, 60);
+        let endless = Holding { expires_in: None, ..long.clone() };
+        assert!(is_much_shorter(&short, &long) && is_much_shorter(&short, &endless));
+        assert!(!is_much_shorter(&long, &short) && !is_much_shorter(&endless, &long));
+        assert!(!is_much_shorter(&holding(T, false, 59), &long), "within the time of the readings");
+    }
 }

@@ -27,7 +27,9 @@ use crate::model::quorum::Quorum;
 use crate::model::types::{FencingToken, LockName};
 use crate::model::validity::longest_round;
 use crate::node::eligibility::NAME_MOVES_WITHIN;
-use crate::node::link::{LinkError, ProbeReply, RecoveryAnswer, RecoveryBatch, Session, Stored};
+use crate::node::link::{
+    LinkError, ProbeReply, Put, RecoveryAnswer, RecoveryBatch, Session, Stored,
+};
 use crate::node::{Env, Holding, Keys, Node, NodeSettings, NodeState, Vote};
 use crate::settings::Settings;
 
@@ -264,18 +266,26 @@ impl Recoverer {
         for name in &suspect {
             plan.remove(name);
         }
-        for master in &mut read {
-            master.stored = self.read_again(master, &suspect).await?;
+        let (read, failures) = self.read_all_again(read, &suspect).await;
+        if read.len() < enough {
+            let why = failures.map_or_else(String::new, |error| format!(": {error}"));
+            return Err(too_few(read.len(), enough, &why));
         }
-        plan.extend(plan::plan(self.quorum, newest, stored(&mut read)));
+        let mut read = read;
+        let read_again_at = self.env.clock.monotonic();
+        let again = plan::plan(self.quorum, newest, stored(&mut read));
         let session = self.connect(at).await?;
-        let plan: Vec<_> = plan.into_iter().collect();
+        // Each life is aged from the end of its own reading. A life that is too short ends exclusion early.
+        let aged_from = |at: Duration| move |(name, put)| (name, put, at);
+        let first = plan.into_iter().map(aged_from(read_at));
+        let plan: Vec<_> = first.chain(again.into_iter().map(aged_from(read_again_at))).collect();
         for chunk in plan.chunks(CHUNK) {
-            // A gateway that stood still since must not write lives that are too long.
-            let age = self.env.clock.monotonic().saturating_sub(read_at);
+            // A gateway that stood still since the reading must not write lives that are too long.
+            let now = self.env.clock.monotonic();
+            let aged = |put: &Put, read_at: Duration| put.aged(now.saturating_sub(read_at));
             let puts = chunk
                 .iter()
-                .filter_map(|(name, put)| Some((name.clone(), put.aged(age)?)))
+                .filter_map(|(name, put, read_at)| Some((name.clone(), aged(put, *read_at)?)))
                 .collect();
             let recovery = RecoveryBatch { marker: wait.marker.clone(), puts };
             match in_time(session.recover(recovery)).await? {
@@ -316,6 +326,24 @@ impl Recoverer {
         }
         let then_micros = facts.time_micros.saturating_sub(since.as_micros() as u64);
         Ok(MasterLocks { node: at, marker: before, stored, then_micros })
+    }
+
+    /// Reads these names on each master once more. Leaves out a master that cannot be read, and returns one such failure.
+    async fn read_all_again(
+        &self,
+        read: Vec<MasterLocks>,
+        names: &[LockName],
+    ) -> (Vec<MasterLocks>, Option<LinkError>) {
+        let again = join_all(read.iter().map(|master| self.read_again(master, names))).await;
+        let mut failure = None;
+        let read = read.into_iter().zip(again).filter_map(|(master, stored)| match stored {
+            Ok(stored) => Some(MasterLocks { stored, ..master }),
+            Err(error) => {
+                failure = Some(error);
+                None
+            }
+        });
+        (read.collect(), failure)
     }
 
     /// The same for these names alone, of a master that has lost nothing since it was read first.

@@ -109,7 +109,7 @@ pub(super) enum Event {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Connect,
-    ProbeReply,
+    Probe,
     SwapMarker(MarkerSwap),
     Load {
         run_id: String,
@@ -247,7 +247,7 @@ impl Driver {
 
     pub(super) fn next_action(&mut self) -> Option<Action> {
         let action = self.actions.pop_front();
-        if action == Some(Action::ProbeReply) {
+        if action == Some(Action::Probe) {
             self.look_asked = self.report.env.clock.monotonic();
         }
         action
@@ -288,7 +288,7 @@ impl Driver {
         }
         match &mut self.phase {
             Phase::Paused { .. } => self.ask(Action::Connect, now),
-            Phase::Quarantined { .. } => self.ask(Action::ProbeReply, now),
+            Phase::Quarantined { .. } => self.ask(Action::Probe, now),
             Phase::Asking { .. } | Phase::Loading { .. } => {}
             Phase::Serving(serving) => {
                 // As late as it is: a machine that stood still does not make up for what it missed.
@@ -311,7 +311,7 @@ impl Driver {
                 serving.heartbeat = now + HEARTBEAT;
                 if serving.look_until.is_none() {
                     serving.look_until = Some(now + self.settings.question_deadline);
-                    self.actions.push_back(Action::ProbeReply);
+                    self.actions.push_back(Action::Probe);
                 }
                 // A call without operations: it notices a dead connection, a restart, a lost marker, and that nothing can be
                 // written. Where calls are under way, they tell.
@@ -328,12 +328,12 @@ impl Driver {
                 self.puts = 0;
                 self.connected = now;
                 self.report.connected();
-                self.ask(Action::ProbeReply, now);
+                self.ask(Action::Probe, now);
                 Ok(())
             }
             Event::Looked(Ok(look)) => self.looked(look, now),
             Event::Swapped(Ok(Swapped::Done | Swapped::OtherMarker)) => {
-                self.ask(Action::ProbeReply, now);
+                self.ask(Action::Probe, now);
                 Ok(())
             }
             Event::Swapped(Ok(Swapped::OtherProcess)) => {
@@ -351,14 +351,14 @@ impl Driver {
                 // Also while it reconnects: the word is for the quarantine that was reported, and for no other.
                 self.bootstrap_confirmed.clone_from(&self.reported);
                 if let Phase::Quarantined { .. } = self.phase {
-                    self.ask(Action::ProbeReply, now);
+                    self.ask(Action::Probe, now);
                 }
                 Ok(())
             }
             Event::RecoveryAnswer(marker) => {
                 self.recovered = Some(marker);
                 if let Phase::Quarantined { .. } = self.phase {
-                    self.ask(Action::ProbeReply, now);
+                    self.ask(Action::Probe, now);
                 }
                 Ok(())
             }
@@ -431,6 +431,8 @@ impl Driver {
             }
             NextStep::Wait { until, diagnosis, suspicion } => {
                 self.puts = 0;
+                // The wait may be long: the name may lead to another process when it ends.
+                self.is_fresh = false;
                 let left = until.saturating_sub(seen.monotonic);
                 let is_other = self.reported != marker;
                 self.report.quarantined(

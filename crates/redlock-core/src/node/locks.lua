@@ -189,7 +189,14 @@ local function repair(lock, fence, record, ttl, t_num, began)
   if current then
     if sub(current, 1, 57) == sub(record, 1, 57) then
       local left = call('PTTL', lock)
-      return failed(left) and error_of(left) or extended(left < 0 and ttl or left)
+      if failed(left) then return error_of(left) end
+      if left < 0 then return extended(ttl) end
+      if left >= ttl then return extended(left) end
+      -- The majority's copies live longer: they were extended while this node had no vote.
+      local set = call('PEXPIRE', lock, ttl)
+      if failed(set) then return error_of(set) end
+      call('PEXPIRE', fence, ttl + grace, 'GT')
+      return extended(ttl)
     end
     -- What keeps a lock free gives way: a majority of the others has this grant, so no other that it stands for can have one.
     -- An earlier lease of this very grant may be longer than what vouches for it.

@@ -209,9 +209,20 @@ impl Reporter {
         }
         self.status.send_modify(|status| {
             status.refuses_writes = refuses;
-            status.detail =
-                error.map_or_else(String::new, |error| format!("it takes no writes: {error}"));
-            status.remedy = error.and_then(remedy_of_write_error);
+            match error {
+                Some(error) => {
+                    status.detail = format!("it takes no writes: {error}");
+                    status.remedy = remedy_of_write_error(error);
+                }
+                None if status.state == NodeState::CatchingUp => {
+                    status.detail = CATCHING_UP.into();
+                    status.remedy = Some(Remedy::WaitBeforeTheNext);
+                }
+                None => {
+                    status.detail = String::new();
+                    status.remedy = None;
+                }
+            }
         });
         self.observe();
         let node = &self.name;

@@ -211,9 +211,15 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             let same = value.starts_with(record.grant());
             let holding = self.holding(keys, value);
             if same {
-                return Ok(Vote::Extended {
-                    expires_in: holding.expires_in.unwrap_or(ttl.duration()),
-                });
+                let asked = ttl.duration();
+                let is_shorter = holding.expires_in.is_some_and(|left| left < asked);
+                if is_shorter {
+                    // The majority's copies live longer: they were extended while this node had no vote.
+                    self.space.expire(&keys.lock, life);
+                    self.prolong_fence(keys, life);
+                }
+                let expires_in = holding.expires_in.map_or(asked, |left| left.max(asked));
+                return Ok(Vote::Extended { expires_in });
             }
             // A majority of the others has this grant, so no other that the record of nobody stands for can have one.
             if !holding.record.is_nobodys() {

@@ -327,7 +327,7 @@ impl Connection {
                 self.following = Some(link.connect().and_then(look).map(Event::Followed).boxed());
             }
             (Action::Disconnect, _) => *self = Self::default(),
-            (Action::ProbeReply, Some(session)) => {
+            (Action::Probe, Some(session)) => {
                 self.question = Some(session.look().map(Event::Looked).boxed())
             }
             (Action::SwapMarker(swap), Some(session)) => {
@@ -339,10 +339,7 @@ impl Connection {
             (Action::Call, Some(session)) => {
                 self.calls.push_back(session.call(driver.newest_call()))
             }
-            (
-                Action::ProbeReply | Action::SwapMarker(_) | Action::Load { .. } | Action::Call,
-                None,
-            ) => {
+            (Action::Probe | Action::SwapMarker(_) | Action::Load { .. } | Action::Call, None) => {
                 unreachable!("a driver asks nothing without a connection")
             }
         }

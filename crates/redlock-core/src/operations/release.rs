@@ -51,14 +51,16 @@ pub(crate) async fn force_release(
     round.votes_until(|_| false).await;
     let outcome = round.outcome().await;
     let keeps_free = |holding: &&Holding| holding.record.is_nobodys();
-    if let Some(t) = found(&outcome.votes)
+    let kept_free = found(&outcome.votes)
         .filter(keeps_free)
         .filter_map(|holding| holding.record.fencing())
-        .max()
-    {
+        .max();
+    let state = LockState::of(shared.quorum, outcome.decision, &outcome.votes);
+    let is_held = matches!(&state, LockState::Held(by) if by.owner != Some(Owner::NOBODY));
+    if let (Some(t), false) = (kept_free, is_held) {
         return release_kept_free(shared, waiters, name, &outcome, t, on_found).await;
     }
-    let by = match LockState::of(shared.quorum, outcome.decision, &outcome.votes) {
+    let by = match state {
         LockState::Held(by) => by,
         LockState::Free => return Err(LockError::Lost),
         LockState::Unknown => return Err(LockError::Unknown(shared.reports(&outcome))),

@@ -101,19 +101,17 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         let refused = |detail: &str| Err(INVALID_PARAMETER.because(detail));
-        // The form of a key is checked also where the key is not used: the header is either right or a mistake.
-        let key = idempotency_key(&parts.headers)?;
+        // The token wins: some clients add a key of their own, of any form, to each request.
+        let has_token = parts.headers.contains_key(&LOCK_TOKEN);
+        let key = if has_token { None } else { idempotency_key(&parts.headers)? };
         match parts.uri.query() {
-            _ if is_forced(&parts.uri) && !parts.headers.contains_key(&LOCK_TOKEN) => {
-                Ok(Self::Force)
+            _ if is_forced(&parts.uri) && has_token => {
+                refused("force=true and a Lock-Token exclude each other")
             }
-            _ if is_forced(&parts.uri) => refused("force=true and a Lock-Token exclude each other"),
+            _ if is_forced(&parts.uri) => Ok(Self::Force),
             None | Some("" | "force=false") => match key {
-                // The token wins: some clients add a key of their own to whatever they send.
-                Some(key) if !parts.headers.contains_key(&LOCK_TOKEN) => {
-                    Ok(Self::IdempotencyKey(key))
-                }
-                _ => lock_token(&parts.headers).map(Self::Token),
+                Some(key) => Ok(Self::IdempotencyKey(key)),
+                None => lock_token(&parts.headers).map(Self::Token),
             },
             // A misspelt one must not be taken for a release by token.
             Some(_) => refused(
@@ -276,7 +274,7 @@ impl AcquireBody {
             Some(Value::String(label)) if is_label(&label) => Some(label),
             Some(_) => {
                 let detail = format!(
-                    "owner must be a string of at limit {MAX_LABEL} characters without control characters, line separators \
+                    "owner must be a string of at most {MAX_LABEL} characters without control characters, line separators \
                      and bidirectional controls"
                 );
                 return Err(INVALID_BODY.because(detail));

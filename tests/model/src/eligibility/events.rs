@@ -27,7 +27,7 @@ pub enum Action {
     /// It begins or ceases to sync every write.
     Sync { node: u8, on: bool },
     /// A gateway looks at a node.
-    ProbeReply { gateway: u8, node: u8 },
+    Probe { gateway: u8, node: u8 },
     /// It looks when its count has ended.
     LookAtEnd { gateway: u8, node: u8 },
     /// The marker that it puts arrives.
@@ -163,7 +163,7 @@ impl Eligibility {
             }
             let node = node as u8;
             let sight = &site.sights[at];
-            actions.push(Action::ProbeReply { gateway, node });
+            actions.push(Action::Probe { gateway, node });
             if sight.waits.as_ref().is_some_and(|waits| waits.leases & s.live & waited_for == 0) {
                 actions.push(Action::LookAtEnd { gateway, node });
             }
@@ -215,7 +215,7 @@ impl Eligibility {
             Action::Restart { node, empty, synced } => next.fail(node).restart(empty, synced),
             Action::Evict(node) => next.fail(node).evict(),
             Action::Sync { node, on } => next.fail(node).sync(on),
-            Action::ProbeReply { gateway, node } => {
+            Action::Probe { gateway, node } => {
                 self.look(
                     &mut next,
                     gateway.into(),

@@ -38,7 +38,7 @@ impl Eligibility {
             Action::Sync { node, on: false } => {
                 format!("{} does not sync writes any more", name(node))
             }
-            Action::ProbeReply { gateway, node } | Action::LookAtEnd { gateway, node } => {
+            Action::Probe { gateway, node } | Action::LookAtEnd { gateway, node } => {
                 let sight = sight(next, gateway, node);
                 let effect = match (&sight.session, &sight.put, &sight.waits) {
                     (Some(_), ..) => "it votes".into(),

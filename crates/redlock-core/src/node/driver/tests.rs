@@ -100,7 +100,7 @@ impl Bench {
 
     fn connect(&mut self) {
         assert_eq!(self.at_deadline(), [Action::Connect]);
-        assert_eq!(self.on(Event::Connected(Ok(()))), [Action::ProbeReply]);
+        assert_eq!(self.on(Event::Connected(Ok(()))), [Action::Probe]);
     }
 
     fn sees(&mut self, marker: Option<&str>) -> Vec<Action> {
@@ -117,7 +117,7 @@ impl Bench {
         let [Action::SwapMarker(MarkerSwap { from: None, to, .. })] = actions.as_slice() else {
             panic!("{actions:?}")
         };
-        assert_eq!(self.on(Event::Swapped(Ok(Swapped::Done))), [Action::ProbeReply]);
+        assert_eq!(self.on(Event::Swapped(Ok(Swapped::Done))), [Action::Probe]);
         assert_eq!(self.sees(Some(to)), []);
         to.clone()
     }
@@ -205,7 +205,7 @@ fn a_connection_that_breaks_in_a_quarantine_does_not_lose_its_marker() {
     let marker = bench.quarantined();
     let since = bench.driver.status().borrow().since_micros;
     bench.clock.advance(HEARTBEAT);
-    assert_eq!(bench.at_deadline(), [Action::ProbeReply]);
+    assert_eq!(bench.at_deadline(), [Action::Probe]);
     assert_eq!(bench.sees(Some(&marker)), []);
     let status = bench.driver.status().borrow().clone();
     assert_eq!(
@@ -224,11 +224,11 @@ fn a_word_for_one_quarantine_does_not_end_another() {
     let mut bench = Bench::new(true);
     bench.connect();
     bench.quarantined();
-    assert_eq!(bench.on(Event::BootstrapConfirmed), [Action::ProbeReply]);
+    assert_eq!(bench.on(Event::BootstrapConfirmed), [Action::Probe]);
     // It has lost its data once more, in the meantime.
     bench.quarantined();
     assert_eq!(bench.state(), NodeState::Quarantined);
-    assert_eq!(bench.at_deadline(), [Action::ProbeReply], "and it waits");
+    assert_eq!(bench.at_deadline(), [Action::Probe], "and it waits");
 }
 
 #[test]
@@ -361,10 +361,31 @@ fn a_node_whose_wait_is_over_votes_on_a_connection_that_was_just_opened() {
         .identity("a:1")
         .admitting(&Facts::volatile_master(), 7);
     bench.driver.tick(bench.now);
-    assert_eq!(bench.actions(), [Action::ProbeReply]);
+    assert_eq!(bench.actions(), [Action::Probe]);
     assert_eq!(bench.sees(Some(&admits)), [Action::Disconnect, Action::Connect]);
-    assert_eq!(bench.on(Event::Connected(Ok(()))), [Action::ProbeReply]);
+    assert_eq!(bench.on(Event::Connected(Ok(()))), [Action::Probe]);
     assert!(matches!(bench.sees(Some(&admits)).as_slice(), [Action::Load { .. }]));
+}
+
+/// A wait that begins after the node has connected anew may be long, so its end asks for a new connection once more.
+#[test]
+fn a_node_that_waits_again_votes_on_a_newer_connection() {
+    let mut bench = Bench::new(false);
+    bench.connect();
+    bench.quarantined();
+    bench.now += NAME_IS_FOLLOWED_EVERY;
+    let admits = ClusterConfig::new("a:1", MAX_TTL, SKEW)
+        .identity("a:1")
+        .admitting(&Facts::volatile_master(), 7);
+    bench.driver.tick(bench.now);
+    bench.actions();
+    assert_eq!(bench.sees(Some(&admits)), [Action::Disconnect, Action::Connect]);
+    assert_eq!(bench.on(Event::Connected(Ok(()))), [Action::Probe]);
+    bench.quarantined();
+    bench.now += NAME_IS_FOLLOWED_EVERY;
+    bench.driver.tick(bench.now);
+    bench.actions();
+    assert_eq!(bench.sees(Some(&admits)), [Action::Disconnect, Action::Connect]);
 }
 
 /// Two database numbers, for instance.
@@ -416,7 +437,7 @@ fn a_node_is_looked_at_beside_its_calls() {
     bench.now += HEARTBEAT / 2;
     bench.submit(1);
     bench.call();
-    assert_eq!(bench.at_deadline(), [Action::ProbeReply], "before the call is answered");
+    assert_eq!(bench.at_deadline(), [Action::Probe], "before the call is answered");
     assert!(bench.driver.has_calls());
 }
 
@@ -476,10 +497,7 @@ fn a_node_that_takes_no_writes_does_not_count_as_one_that_votes_until_it_takes_t
     let votes = |bench: &Bench| bench.driver.status().borrow().votes();
     let mut heartbeat = |error: Option<&str>| {
         let actions = bench.at_deadline();
-        assert!(
-            actions.contains(&Action::Call) && actions.contains(&Action::ProbeReply),
-            "{actions:?}"
-        );
+        assert!(actions.contains(&Action::Call) && actions.contains(&Action::Probe), "{actions:?}");
         bench.on(Event::Answered(Ok(Answer {
             write_error: error.map(str::to_owned),
             ..answer(Vec::new())
