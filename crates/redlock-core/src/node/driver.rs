@@ -1,5 +1,6 @@
-//! What the worker of a node does next. Events go in, actions come out, and there is one deadline: no task is spawned here,
-//! nothing is awaited, and no client is known. So the same driver runs on a real master and in a simulation.
+//! What the worker of a node does next. Events go in, actions come out, and there is one deadline:
+//! no task is spawned here, nothing is awaited, and no client is known. So the same driver runs on
+//! a real master and in a simulation.
 //!
 //! ```text
 //!            connect          look, swap marker, look, …     load
@@ -10,12 +11,13 @@
 //!    └────────────────── any error, any ineligible node ◄────┴──────────────┘
 //! ```
 //!
-//! A session that votes begins on a connection that was just opened, and ends when the node's name is seen to lead to
-//! another process: two processes under one name must not vote side by side.
+//! A session that votes begins on a connection that was just opened, and ends when the node's name
+//! is seen to lead to another process: two processes under one name must not vote side by side.
 //!
-//! While a node does not serve, what is submitted is refused at once, as not sent. At the first error the connection is
-//! dropped, what was under way on it is answered with "unknown", and everything begins again. What is known of the node
-//! (which quarantine stands, and since when this process has seen it) outlives connections.
+//! While a node does not serve, what is submitted is refused at once, as not sent. At the first
+//! error the connection is dropped, what was under way on it is answered with "unknown", and
+//! everything begins again. What is known of the node (which quarantine stands, and since when this
+//! process has seen it) outlives connections.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,20 +43,23 @@ use super::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
 use crate::model::clock::lead_left;
 use crate::model::types::FencingToken;
 
-/// How often a node is asked about itself again, and an idle connection is tried. A client's own watch does not fire while
-/// the socket's send buffer is full.
+/// How often a node is asked about itself again, and an idle connection is tried. A client's own
+/// watch does not fire while the socket's send buffer is full.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Backoff between two attempts to connect, doubled from the first to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How soon a node that is ineligible is looked at again.
 const UNFIT_PAUSE: Duration = Duration::from_secs(1);
-/// How long a node whose clock ran ahead gives no votes at once: the clocks of all others are read in that time.
+/// How long a node whose clock ran ahead gives no votes at once: the clocks of all others are read
+/// in that time.
 const COMPARE: Duration = Duration::from_millis(2_500);
 /// A session that lasted this long was a good one: the next back-off begins small.
 const GOOD_SESSION: Duration = Duration::from_secs(5);
-/// How often a node in quarantine is looked at. Another process may have admitted it, or it may have lost its data again.
+/// How often a node in quarantine is looked at. Another process may have admitted it, or it may
+/// have lost its data again.
 const POLL: Duration = Duration::from_secs(1);
-/// The same for a node that is said to be new: whether another process has put that right is asked before it is believed.
+/// The same for a node that is said to be new: whether another process has put that right is asked
+/// before it is believed.
 const POLL_NEW: Duration = Duration::from_millis(250);
 /// Markers put in a row. More mean that somebody else keeps changing them.
 const MAX_PUTS: u32 = 8;
@@ -68,7 +73,8 @@ const _: () = assert!(
 pub struct DriverSettings {
     /// A call that takes longer ends the session. Rounds must have given up by then.
     pub call_deadline: Duration,
-    /// The same for connecting, and for a question that is no call: a link may need several round trips for one.
+    /// The same for connecting, and for a question that is no call: a link may need several round
+    /// trips for one.
     pub question_deadline: Duration,
     /// D: a clock further than this from ours makes the node refuse our fencing tokens.
     pub max_clock_skew: Duration,
@@ -117,7 +123,8 @@ pub(super) enum Action {
     },
     /// What to say is [`Driver::newest_call`].
     Call,
-    /// Look over a connection of its own, which ends then. One that is still under way is late, and is given up.
+    /// Look over a connection of its own, which ends then. One that is still under way is late, and
+    /// is given up.
     Follow,
     /// The connection goes, with all that is under way on it.
     Disconnect,
@@ -192,7 +199,8 @@ pub(super) struct Driver {
     reported: Option<String>,
     /// The quarantine marker under which the node was given back what it had lost.
     recovered: Option<String>,
-    /// The quarantine marker of which it was confirmed that the node is new. A connection that breaks must not lose the word.
+    /// The quarantine marker of which it was confirmed that the node is new. A connection that
+    /// breaks must not lose the word.
     bootstrap_confirmed: Option<String>,
     /// Markers put since the last quarantine or connection.
     puts: u32,
@@ -261,7 +269,7 @@ impl Driver {
             | Phase::Loading { until, .. }
             | Phase::Quarantined { until } => *until,
             Phase::Serving(Serving { heartbeat, follow, look_until, .. }) => {
-                let call = self.calls.oldest().map(|at| at + self.settings.call_deadline);
+                let call = self.calls.oldest_sent().map(|at| at + self.settings.call_deadline);
                 [*look_until, call].into_iter().flatten().fold(*heartbeat.min(follow), Instant::min)
             }
         }
@@ -313,9 +321,9 @@ impl Driver {
                     serving.look_until = Some(now + self.settings.question_deadline);
                     self.actions.push_back(Action::ProbeReply);
                 }
-                // A call without operations: it notices a dead connection, a restart, a lost marker, and that nothing can be
-                // written. Where calls are under way, they tell.
-                if self.calls.none_under_way() || self.report.refuses_writes() {
+                // A call without operations: it notices a dead connection, a restart, a lost
+                // marker, and that nothing can be written. Where calls are under way, they tell.
+                if self.calls.is_idle() || self.report.refuses_writes() {
                     self.send(Vec::new(), now);
                 }
             }
@@ -348,7 +356,8 @@ impl Driver {
             Event::Followed(looked) => self.followed(looked, now),
             Event::Closed(why) => Err(Outage::Unreachable(why)),
             Event::BootstrapConfirmed => {
-                // Also while it reconnects: the word is for the quarantine that was reported, and for no other.
+                // Also while it reconnects: the word is for the quarantine that was reported, and
+                // for no other.
                 self.bootstrap_confirmed.clone_from(&self.reported);
                 if let Phase::Quarantined { .. } = self.phase {
                     self.ask(Action::ProbeReply, now);
@@ -466,8 +475,8 @@ impl Driver {
         Ok(())
     }
 
-    /// At the first look at another process: one that was started before the former one last answered need not have read
-    /// all that the former one granted.
+    /// At the first look at another process: one that was started before the former one last
+    /// answered need not have read all that the former one granted.
     fn compare_with_former(&mut self, facts: &Facts, now: Duration) {
         let Some((_, answered)) = self.answered.take_if(|(former, _)| *former != facts.run_id)
         else {
@@ -485,7 +494,8 @@ impl Driver {
         }
     }
 
-    /// What may change while a session lasts: the eviction policy, evictions, the role, the durability.
+    /// What may change while a session lasts: the eviction policy, evictions, the role, the
+    /// durability.
     fn looked_while_serving(
         &mut self,
         facts: &Facts,
@@ -510,8 +520,9 @@ impl Driver {
         }
     }
 
-    /// Locks end by the node's clock: when that runs ahead they end early, and it may have lost them. It gives no votes
-    /// until the other clocks were read, which tell whether it was ours that ran slow.
+    /// Locks end by the node's clock: when that runs ahead they end early, and it may have lost
+    /// them. It gives no votes until the other clocks were read, which tell whether it was ours
+    /// that ran slow.
     fn read_clock(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
         if facts.time_micros == 0 || !self.settings.rules.rate_is_checked {
             return Ok(());
@@ -583,7 +594,7 @@ impl Driver {
     fn timed_out(&mut self, now: Instant) {
         let why = "no answer in time";
         if self.call_is_late(now)
-            && let Some(call) = self.calls.answered()
+            && let Some(call) = self.calls.take_answered()
         {
             if !call.tasks.is_empty() {
                 let elapsed = now.saturating_duration_since(call.at);
@@ -595,12 +606,12 @@ impl Driver {
     }
 
     fn call_is_late(&self, now: Instant) -> bool {
-        self.calls.oldest().is_some_and(|at| at + self.settings.call_deadline <= now)
+        self.calls.oldest_sent().is_some_and(|at| at + self.settings.call_deadline <= now)
     }
 
     fn end_session(&mut self, outage: Outage, now: Instant) {
         self.is_fresh = false;
-        self.calls.give_up();
+        self.calls.fail_all_lost();
         self.actions.clear();
         self.actions.push_back(Action::Disconnect);
         if let Phase::Serving(Serving { since, run_id, answered, .. }) = &self.phase {
@@ -645,7 +656,7 @@ impl Driver {
     /// Whether [`Driver::submit`] has room for what comes.
     pub(super) fn accepts(&self) -> bool {
         // Without a session, to be refused.
-        !self.is_serving() || self.calls.accept()
+        !self.is_serving() || self.calls.accepts()
     }
 
     /// How many operations wait to be sent.
@@ -655,12 +666,12 @@ impl Driver {
 
     /// Whether all that was submitted is answered.
     pub(super) fn is_drained(&self) -> bool {
-        self.calls.none_under_way() && self.calls.waiting() == 0
+        self.calls.is_idle() && self.calls.waiting() == 0
     }
 
     /// Whether calls are under way.
     pub(super) fn has_calls(&self) -> bool {
-        !self.calls.none_under_way()
+        !self.calls.is_idle()
     }
 
     /// Takes operations. While there is no session they hear at once that nothing was sent.
@@ -679,12 +690,12 @@ impl Driver {
 
     /// Whether [`Driver::call`] has something to send.
     pub(super) fn wants_call(&self) -> bool {
-        self.calls.want_call()
+        self.calls.wants_call()
     }
 
     /// Sends as much of what waits as goes into one call.
     pub(super) fn call(&mut self, now: Instant) {
-        let tasks = self.calls.next(now);
+        let tasks = self.calls.take_next(now);
         if self.is_serving() && !tasks.is_empty() {
             self.send(tasks, now);
         }
@@ -701,7 +712,7 @@ impl Driver {
     }
 
     fn answered(&mut self, answer: Result<Answer, LinkError>, now: Instant) -> Result<(), Outage> {
-        let Some(Call { tasks, at }) = self.calls.answered() else { return Ok(()) };
+        let Some(Call { tasks, at }) = self.calls.take_answered() else { return Ok(()) };
         let elapsed = now.saturating_duration_since(at);
         if !tasks.is_empty() {
             self.report.env.observer.node_call(&self.report.name, tasks.len(), elapsed);
@@ -716,12 +727,13 @@ impl Driver {
             fail_all(tasks, Reason::Error, Effect::Possible, &text);
             return Err(Outage::Unreachable(text));
         }
-        self.calls.measured(elapsed);
+        self.calls.note_round_trip(elapsed);
         if let Phase::Serving(serving) = &mut self.phase {
             serving.answered = now;
         }
         if let Some(node_time) = answer.time_micros {
-            // The node read its clock somewhere between our sending and now; the middle is the best guess.
+            // The node read its clock somewhere between our sending and now; the middle is the best
+            // guess.
             let ours = self.report.env.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
             if let Some(t) = tasks.iter().rev().find_map(acquired_with) {
                 // A step of our own clock is no lead.
@@ -741,8 +753,8 @@ impl Driver {
             .then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
             ineligible = ineligible.or(unfit_by(&vote));
-            // A grant proves nothing against it: after a write that needs no memory a script may go on writing. Only the
-            // heartbeat tells that it is over.
+            // A grant proves nothing against it: after a write that needs no memory a script may go
+            // on writing. Only the heartbeat tells that it is over.
             if let Vote::Failed(Failure { reason: Reason::Error, detail, .. }) = &vote
                 && remedy_of_write_error(detail).is_some()
             {
