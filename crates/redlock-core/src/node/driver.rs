@@ -1,23 +1,23 @@
-//! What the worker of a node does next. Events go in, actions come out, and there is one deadline:
-//! no task is spawned here, nothing is awaited, and no client is known. So the same driver runs on
-//! a real master and in a simulation.
+//! Decides what the worker of a node does next. Events go in, actions come out, and there is one
+//! deadline. The driver spawns and awaits nothing and knows no client. So the same driver runs on a
+//! real master and in a simulation.
 //!
 //! ```text
-//!            connect          look, swap marker, look, …     load
-//!  Paused ───────────► Asking ─────────────────────► Asking ──────► Serving
-//!    ▲                   │ ▲                            │              │
-//!    │                   ▼ │ every second, or when told │              │
-//!    │                Quarantined                       │              │
-//!    └────────────────── any error, any ineligible node ◄────┴──────────────┘
+//!         connect         probe, swap marker, probe, …         loaded
+//! Paused ───────► Asking ─────────────────────────────► Loading ──────► Serving
+//!    ▲              │ ▲                                    │               │
+//!    │              ▼ │ every second, or on a report       │               │
+//!    │           Quarantined                               │               │
+//!    └──────────────┴───── any error, or ineligible ───────┴───────────────┘
 //! ```
 //!
-//! A session that votes begins on a connection that was just opened, and ends when the node's name
-//! is seen to lead to another process: two processes under one name must not vote side by side.
+//! A session that votes begins on a connection that was just opened. It ends when the node's name
+//! leads to another process: two processes under one name must not vote side by side.
 //!
-//! While a node does not serve, what is submitted is refused at once, as not sent. At the first
-//! error the connection is dropped, what was under way on it is answered with "unknown", and
-//! everything begins again. What is known of the node (which quarantine stands, and since when this
-//! process has seen it) outlives connections.
+//! While a node does not serve, operations fail at once, as not sent. At the first error the driver
+//! drops the connection, answers the calls under way with "unknown" and starts again. The driver's
+//! knowledge of the node (which quarantine stands, and since when this gateway has seen it)
+//! outlives connections.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -43,75 +43,76 @@ use super::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
 use crate::model::clock::lead_left;
 use crate::model::types::FencingToken;
 
-/// How often a node is asked about itself again, and an idle connection is tried. A client's own
+/// How often a serving node is probed, and an idle connection tested with a call. A client's own
 /// watch does not fire while the socket's send buffer is full.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Backoff between two attempts to connect, doubled from the first to the last.
+/// Backoff between two attempts to connect, doubled from the first value to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// How soon a node that is ineligible is looked at again.
+/// How soon an ineligible node is probed again.
 const UNFIT_PAUSE: Duration = Duration::from_secs(1);
-/// How long a node whose clock ran ahead gives no votes at once: the clocks of all others are read
-/// in that time.
+/// How long a node whose clock ran ahead stops voting first. All other clocks are read in that
+/// time.
 const COMPARE: Duration = Duration::from_millis(2_500);
-/// A session that lasted this long was a good one: the next back-off begins small.
+/// A session that lasted this long was good: the next backoff starts small.
 const GOOD_SESSION: Duration = Duration::from_secs(5);
-/// How often a node in quarantine is looked at. Another process may have admitted it, or it may
-/// have lost its data again.
+/// How often a node in quarantine is probed. Another gateway may have admitted the node, or the
+/// node may have lost its data again.
 const POLL: Duration = Duration::from_secs(1);
-/// The same for a node that is said to be new: whether another process has put that right is asked
-/// before it is believed.
+/// The same for a node that is declared new. Another gateway can correct that, and must have time
+/// to do so before the node is admitted.
 const POLL_NEW: Duration = Duration::from_millis(250);
-/// Markers put in a row. More mean that somebody else keeps changing them.
+/// Markers put in a row. More mean that other gateways or programs keep changing the marker.
 const MAX_PUTS: u32 = 8;
 
 const _: () = assert!(
     BACKOFF.0.as_millis() < BACKOFF.1.as_millis() && POLL_NEW.as_millis() < POLL.as_millis()
 );
 
-/// What a driver needs to know beside the eligibility.
+/// The settings of a driver beside the eligibility.
 #[derive(Debug, Clone)]
 pub struct DriverSettings {
-    /// A call that takes longer ends the session. Rounds must have given up by then.
+    /// A call that takes longer ends the session. Rounds must have ended by then.
     pub call_deadline: Duration,
-    /// The same for connecting, and for a question that is no call: a link may need several round
-    /// trips for one.
+    /// The same for connecting, and for requests other than calls; one of those may need several
+    /// round trips.
     pub question_deadline: Duration,
-    /// D: a clock further than this from ours makes the node refuse our fencing tokens.
+    /// A clock further than this from ours makes the node refuse our fencing tokens.
     pub max_clock_skew: Duration,
-    /// A node whose quickest answer took longer is a far one, with several calls under way.
+    /// A node whose quickest answer takes at least this long counts as far, and has several calls
+    /// under way.
     pub overlap_above: Duration,
-    /// By how much of the time that passes a clock may run ahead.
+    /// The fraction of elapsed time by which a clock may run ahead.
     pub drift_factor: f64,
-    /// Shared with the drivers of the other masters.
+    /// Shared by the drivers of all masters.
     pub node_registry: Arc<NodeRegistry>,
-    /// All of them, but in a test that shows what one is good for.
+    /// All rules, except in tests that switch one off.
     pub rules: SafetyRules,
 }
 
-/// What happened to the connection.
+/// An event on the connection, or a report from outside.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The answer to [`Action::Connect`].
+    /// The result of [`Action::Connect`].
     Connected(Result<(), LinkError>),
-    /// To [`Action::Look`].
+    /// The result of [`Action::Probe`].
     Looked(Result<ProbeReply, LinkError>),
-    /// To [`Action::SwapMarker`].
+    /// The result of [`Action::SwapMarker`].
     Swapped(Result<Swapped, LinkError>),
-    /// To [`Action::Load`].
+    /// The result of [`Action::Load`].
     Loaded(Result<Engine, LinkError>),
-    /// To the oldest [`Action::Call`] that is under way.
+    /// The result of the oldest [`Action::Call`] under way.
     Answered(Result<Answer, LinkError>),
-    /// To [`Action::Follow`].
+    /// The result of [`Action::Follow`].
     Followed(Result<ProbeReply, LinkError>),
-    /// The connection has ended by itself.
+    /// The connection has ended by itself, for this reason.
     Closed(String),
-    /// An operator's word that the cluster is brand-new was confirmed by looking at all nodes.
+    /// Probes of all nodes confirmed that the cluster is brand-new, as an operator declared.
     BootstrapConfirmed,
-    /// While this marker stood, the node was given back what it had lost.
+    /// Recovery restored the node's lost locks while this marker stood.
     RecoveryAnswer(String),
 }
 
-/// What is to be done with the connection.
+/// An action of the worker on the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Connect,
@@ -121,32 +122,32 @@ pub(super) enum Action {
         run_id: String,
         marker: String,
     },
-    /// What to say is [`Driver::newest_call`].
+    /// Send the operations of [`Driver::newest_call`].
     Call,
-    /// Look over a connection of its own, which ends then. One that is still under way is late, and
-    /// is given up.
+    /// Resolve the name again: probe over a separate connection, which then ends. An earlier one
+    /// that is still under way is late, and is dropped.
     Follow,
-    /// The connection goes, with all that is under way on it.
+    /// Drop the connection, with everything under way on it.
     Disconnect,
 }
 
 enum Phase {
-    /// There is no connection.
+    /// No connection; the next attempt is due then.
     Paused {
         until: Instant,
     },
-    /// One question is under way, and its answer decides what follows.
+    /// One request is under way, and its result decides the next step.
     Asking {
         until: Instant,
     },
-    /// The same; the node votes when its script is loaded.
+    /// The script is being loaded; then the node votes.
     Loading {
         until: Instant,
         facts: Box<Facts>,
         marker: String,
         is_caught_up: bool,
     },
-    /// Connected. The node is looked at again then.
+    /// Connected; the node is probed again then.
     Quarantined {
         until: Instant,
     },
@@ -157,20 +158,20 @@ struct Serving {
     since: Instant,
     run_id: String,
     marker: String,
-    /// When the name is followed again, and since when it is.
+    /// When the name is resolved again. `following` is when the check under way began.
     follow: Instant,
     following: Option<Instant>,
     heartbeat: Instant,
-    /// When a look that is under way beside the calls has taken too long.
+    /// When a probe under way beside the calls is overdue.
     look_until: Option<Instant>,
     /// When the last call was answered.
     answered: Instant,
 }
 
-/// Why there is no session.
+/// Why a session ended or could not begin.
 enum Outage {
     Unreachable(String),
-    /// Its clock ran ahead of ours.
+    /// The node's clock ran ahead of ours.
     RanAhead(RanAhead),
     Unfit(Diagnosis),
 }
@@ -190,29 +191,33 @@ pub(super) struct Driver {
     eligibility: Eligibility,
     phase: Phase,
     actions: VecDeque<Action>,
-    /// When the connection was opened, and whether that was for the eligibility which is under way.
+    /// When the connection was opened. `is_fresh` is whether it was opened for the admission under
+    /// way.
     connected: Instant,
     is_fresh: bool,
-    /// The next back-off.
+    /// The next backoff.
     pause: Duration,
     /// The quarantine marker that was last reported.
     reported: Option<String>,
-    /// The quarantine marker under which the node was given back what it had lost.
+    /// The quarantine marker under which the node was recovered.
     recovered: Option<String>,
-    /// The quarantine marker of which it was confirmed that the node is new. A connection that
-    /// breaks must not lose the word.
+    /// The quarantine marker of a node that was confirmed as new. The confirmation survives a lost
+    /// connection.
     bootstrap_confirmed: Option<String>,
     /// Markers put since the last quarantine or connection.
     puts: u32,
     calls: Calls,
     rate: Rate,
-    /// When the look that is under way was asked for, on the monotonic clock.
+    /// When the probe under way was sent, on the monotonic clock.
     look_asked: Duration,
-    /// When a process that voted last answered, on the monotonic clock; with its run_id.
+    /// The run_id of the latest process that voted, and when it last answered, on the monotonic
+    /// clock.
     answered: Option<(String, Duration)>,
-    /// Its clock did, and the others' are waited for; with the marker that stood then.
+    /// The node's clock ran ahead, and the other clocks are being read. The marker is the one that
+    /// stood then.
     ran_ahead: Option<(RanAhead, Option<String>)>,
-    /// How far fencing tokens were ahead of our wall clock when one was last sent, in microseconds.
+    /// How far our fencing tokens were ahead of our wall clock, in microseconds, and when one was
+    /// last sent.
     lead: (u64, Instant),
 }
 
@@ -261,7 +266,7 @@ impl Driver {
         action
     }
 
-    /// When [`Driver::tick`] has something to do, if nothing happens before.
+    /// When [`Driver::tick`] is due, if no event comes earlier.
     pub(super) fn deadline(&self) -> Instant {
         match &self.phase {
             Phase::Paused { until }
@@ -275,7 +280,7 @@ impl Driver {
         }
     }
 
-    /// Whether an answer is late that the driver waits for.
+    /// Whether an answer that the driver waits for is late.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         match &self.phase {
             Phase::Paused { .. } | Phase::Quarantined { .. } => false,
@@ -286,7 +291,7 @@ impl Driver {
         }
     }
 
-    /// Does what is due; nothing when nothing is.
+    /// Does everything that is due.
     pub(super) fn tick(&mut self, now: Instant) {
         if now < self.deadline() {
             return;
@@ -299,10 +304,10 @@ impl Driver {
             Phase::Quarantined { .. } => self.ask(Action::ProbeReply, now),
             Phase::Asking { .. } | Phase::Loading { .. } => {}
             Phase::Serving(serving) => {
-                // As late as it is: a machine that stood still does not make up for what it missed.
+                // Counted from now: a machine that stood still does not make up for missed checks.
                 if serving.follow <= now {
                     serving.follow = now + NAME_IS_FOLLOWED_EVERY;
-                    // A far one is given the time that it takes.
+                    // A slow check keeps its whole deadline.
                     let is_late = serving
                         .following
                         .is_some_and(|since| since + self.settings.question_deadline <= now);
@@ -321,8 +326,8 @@ impl Driver {
                     serving.look_until = Some(now + self.settings.question_deadline);
                     self.actions.push_back(Action::ProbeReply);
                 }
-                // A call without operations: it notices a dead connection, a restart, a lost
-                // marker, and that nothing can be written. Where calls are under way, they tell.
+                // The heartbeat: it detects a dead connection, a restart, a lost marker and refused
+                // writes. Calls under way detect these too, except that writes work again.
                 if self.calls.is_idle() || self.report.refuses_writes() {
                     self.send(Vec::new(), now);
                 }
@@ -356,8 +361,8 @@ impl Driver {
             Event::Followed(looked) => self.followed(looked, now),
             Event::Closed(why) => Err(Outage::Unreachable(why)),
             Event::BootstrapConfirmed => {
-                // Also while it reconnects: the word is for the quarantine that was reported, and
-                // for no other.
+                // Also while the driver reconnects. The confirmation is only for the reported
+                // quarantine.
                 self.bootstrap_confirmed.clone_from(&self.reported);
                 if let Phase::Quarantined { .. } = self.phase {
                     self.ask(Action::ProbeReply, now);
@@ -455,7 +460,7 @@ impl Driver {
                     until: now + left.min(poll).max(Duration::from_millis(1)),
                 };
             }
-            // The name may have moved while the node waited.
+            // The name may have moved during the wait.
             NextStep::Admit { .. }
                 if !self.is_fresh && self.connected + NAME_IS_FOLLOWED_EVERY <= now =>
             {
@@ -475,8 +480,9 @@ impl Driver {
         Ok(())
     }
 
-    /// At the first look at another process: one that was started before the former one last
-    /// answered need not have read all that the former one granted.
+    /// Compares a new process with the one that voted before, at the first probe. A new process
+    /// that started before the earlier one last answered may have read the file too early, and lack
+    /// later grants.
     fn compare_with_former(&mut self, facts: &Facts, now: Duration) {
         let Some((_, answered)) = self.answered.take_if(|(former, _)| *former != facts.run_id)
         else {
@@ -494,8 +500,7 @@ impl Driver {
         }
     }
 
-    /// What may change while a session lasts: the eviction policy, evictions, the role, the
-    /// durability.
+    /// Checks what may change during a session: eviction policy, evictions, role, durability.
     fn looked_while_serving(
         &mut self,
         facts: &Facts,
@@ -520,9 +525,9 @@ impl Driver {
         }
     }
 
-    /// Locks end by the node's clock: when that runs ahead they end early, and it may have lost
-    /// them. It gives no votes until the other clocks were read, which tell whether it was ours
-    /// that ran slow.
+    /// Compares the node's clock with ours. Locks end by the node's clock: when it runs ahead,
+    /// locks end early and may be lost. The node stops voting until the other clocks have been
+    /// read, which shows whether our own clock ran slow.
     fn read_clock(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
         if facts.time_micros == 0 || !self.settings.rules.rate_is_checked {
             return Ok(());
@@ -550,7 +555,7 @@ impl Driver {
         }
     }
 
-    /// What cannot be seen tells nothing: a node that takes no more connections votes on.
+    /// A failed check proves nothing: a node that accepts no more connections keeps voting.
     fn followed(
         &mut self,
         looked: Result<ProbeReply, LinkError>,
@@ -565,7 +570,7 @@ impl Driver {
         if facts.run_id.is_empty() || facts.run_id == serving.run_id {
             return Ok(());
         }
-        // The former one is still there.
+        // The earlier process is still alive.
         self.contest();
         Err(Outage::Unreachable("its name leads to another process now".into()))
     }
@@ -587,7 +592,7 @@ impl Driver {
             look_until: None,
             answered: now,
         });
-        // Tells how far the node is before there is work that would make it look farther.
+        // Measures the distance of the node before load could make it look farther.
         self.send(Vec::new(), now);
     }
 
@@ -647,15 +652,15 @@ impl Driver {
     }
 }
 
-/// Operations, from their submission to their votes.
+/// Operations, from submission to vote.
 impl Driver {
     pub(super) fn is_serving(&self) -> bool {
         matches!(self.phase, Phase::Serving(_))
     }
 
-    /// Whether [`Driver::submit`] has room for what comes.
+    /// Whether [`Driver::submit`] has room for more operations.
     pub(super) fn accepts(&self) -> bool {
-        // Without a session, to be refused.
+        // Without a session operations fail at once, so there is always room.
         !self.is_serving() || self.calls.accepts()
     }
 
@@ -664,7 +669,7 @@ impl Driver {
         self.calls.waiting()
     }
 
-    /// Whether all that was submitted is answered.
+    /// Whether every submitted operation has its vote.
     pub(super) fn is_drained(&self) -> bool {
         self.calls.is_idle() && self.calls.waiting() == 0
     }
@@ -674,7 +679,7 @@ impl Driver {
         !self.calls.is_idle()
     }
 
-    /// Takes operations. While there is no session they hear at once that nothing was sent.
+    /// Takes operations. Without a session they fail at once, as not sent.
     pub(super) fn submit(&mut self, tasks: impl Iterator<Item = Task>) {
         if self.is_serving() {
             return self.calls.submit(tasks);
@@ -688,12 +693,12 @@ impl Driver {
         fail_all(tasks, reason, Effect::None, &status.detail);
     }
 
-    /// Whether [`Driver::call`] has something to send.
+    /// Whether [`Driver::call`] has operations to send.
     pub(super) fn wants_call(&self) -> bool {
         self.calls.wants_call()
     }
 
-    /// Sends as much of what waits as goes into one call.
+    /// Sends the waiting operations that fit into one call.
     pub(super) fn call(&mut self, now: Instant) {
         let tasks = self.calls.take_next(now);
         if self.is_serving() && !tasks.is_empty() {
@@ -701,7 +706,7 @@ impl Driver {
         }
     }
 
-    /// What the [`Action::Call`] that was just taken says.
+    /// The operations of the latest [`Action::Call`].
     pub(super) fn newest_call(&self) -> &[Task] {
         self.calls.newest()
     }
@@ -732,11 +737,10 @@ impl Driver {
             serving.answered = now;
         }
         if let Some(node_time) = answer.time_micros {
-            // The node read its clock somewhere between our sending and now; the middle is the best
-            // guess.
+            // The node read its clock between our sending and now; the middle is the best guess.
             let ours = self.report.env.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
             if let Some(t) = tasks.iter().rev().find_map(acquired_with) {
-                // A step of our own clock is no lead.
+                // The limit keeps a step of our own clock from counting as a lead.
                 let most = self.settings.max_clock_skew.as_micros() as u64;
                 self.lead = (t.get().saturating_sub(ours.unsigned_abs()).min(most), now);
             }
@@ -753,8 +757,8 @@ impl Driver {
             .then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
             ineligible = ineligible.or(unfit_by(&vote));
-            // A grant proves nothing against it: after a write that needs no memory a script may go
-            // on writing. Only the heartbeat tells that it is over.
+            // A later grant does not prove that writes work: after a write that needs no memory a
+            // script may go on writing. Only the heartbeat proves it.
             if let Vote::Failed(Failure { reason: Reason::Error, detail, .. }) = &vote
                 && remedy_of_write_error(detail).is_some()
             {
@@ -766,7 +770,7 @@ impl Driver {
     }
 }
 
-/// Hands out what is known of a call that failed.
+/// Votes for the operations of a failed call.
 fn failed_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
     let (reason, effect) = match error.kind {
         LinkErrorKind::Broken => (Reason::Down, Effect::Possible),
@@ -777,12 +781,12 @@ fn failed_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
     Err(error.into())
 }
 
-/// With which token a lock is asked for. Later operations of a call have larger ones.
+/// The fencing token of an acquire. Later operations of a call have larger tokens.
 fn acquired_with(task: &Task) -> Option<FencingToken> {
     if let Op::Acquire { record, .. } = task.op.as_ref() { record.fencing() } else { None }
 }
 
-/// Why a node that gives this vote must be looked at again before it may go on voting.
+/// Why a node that votes like this must be probed again before it may go on voting.
 fn unfit_by(vote: &Vote) -> Option<&'static str> {
     match vote {
         Vote::Failed(Failure { reason: Reason::Error, detail, .. })

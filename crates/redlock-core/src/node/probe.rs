@@ -1,4 +1,4 @@
-//! One master as an operator's command talks to it: without a worker, over a connection for each question.
+//! One master for an operator's command: without a worker, over a new connection for each request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,52 +8,52 @@ use super::link::{Link, LinkError, MarkerSwap, ProbeReply, Swapped};
 use super::{Diagnosis, Engine, NodeSettings};
 use crate::model::clock::{Clock, Entropy};
 
-/// A master, and what it is in a configuration.
+/// A master and its identity in a configuration.
 #[derive(Clone)]
 pub struct Master {
-    /// `host:port` or another name that is fit for logs; what tells masters apart.
+    /// `host:port` or another name fit for logs. Names distinguish masters.
     pub name: String,
-    /// What its marker must say.
+    /// The identity that its marker must have.
     pub identity: NodeIdentity,
-    /// What sets the length of a quarantine.
+    /// The settings that determine the length of a quarantine.
     pub settings: NodeSettings,
-    /// One question takes no longer, if the master is there at all.
+    /// The time limit of one request.
     pub call_deadline: Duration,
-    /// The way to it.
+    /// The link to the master.
     pub link: Arc<dyn Link>,
 }
 
-/// What there is to know of a master before a gateway starts.
+/// What a probe finds before a gateway starts.
 #[derive(Debug, Clone)]
 pub struct Probe {
-    /// What it said about itself.
+    /// The master's report about itself.
     pub facts: Facts,
-    /// The marker that stands there.
+    /// The marker that stands, if any.
     pub marker: Option<String>,
-    /// What a gateway that started now would make of it.
+    /// A starting gateway's decision.
     pub verdict: Verdict,
-    /// Its clock minus ours, in microseconds.
+    /// The master's clock minus ours, in microseconds.
     pub clock_offset_micros: i64,
-    /// Who would run the rules of locks on it; `None` where they cannot be loaded.
+    /// Which program would run the lock rules there; `None` if neither can be loaded.
     pub engine: Option<Engine>,
 }
 
-/// What a gateway that starts now would do with a master.
+/// What a starting gateway would do with a master.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Let it vote.
+    /// The master votes at once.
     Admitted,
-    /// Let it vote after so long, counted from the gateway's start.
+    /// The master votes after this time, counted from the gateway's start.
     Quarantined(Duration, Diagnosis),
-    /// Not let it vote.
+    /// The master must not vote.
     Refused(Diagnosis),
 }
 
 impl Master {
-    /// Looks at it without changing anything that is stored.
+    /// Probes the master without changing stored data.
     ///
     /// # Errors
-    /// What its link says, or that it did not answer in time.
+    /// The link failed, or the master did not answer in time.
     pub async fn probe(
         &self,
         clock: &dyn Clock,
@@ -71,7 +71,7 @@ impl Master {
         Ok(Probe { facts, marker, verdict, clock_offset_micros, engine })
     }
 
-    /// What there is to see, and its clock minus ours in microseconds.
+    /// Probes the master. Also returns its clock minus ours, in microseconds.
     pub(crate) async fn look(&self, clock: &dyn Clock) -> Result<(ProbeReply, i64), LinkError> {
         self.in_time(async {
             let session = self.link.connect().await?;
@@ -83,12 +83,12 @@ impl Master {
         .await
     }
 
-    /// Puts a marker in the place of the one that was seen, if the process is still the one that was looked at.
+    /// Replaces the probed marker, if the process is still the probed one.
     pub(crate) async fn swap(&self, swap: MarkerSwap) -> Result<Swapped, LinkError> {
         self.in_time(async { self.link.connect().await?.swap_marker(swap).await }).await
     }
 
-    /// Several questions, each within a deadline of its own if the master is there at all.
+    /// Limits several requests to six times the limit of one.
     async fn in_time<T>(
         &self,
         work: impl Future<Output = Result<T, LinkError>>,
@@ -97,7 +97,7 @@ impl Master {
         tokio::time::timeout(self.call_deadline * 6, work).await.map_err(late)?
     }
 
-    /// Plays the eligibility through without the master.
+    /// Runs the eligibility steps to their end, without changing the master.
     fn verdict(
         &self,
         facts: &Facts,

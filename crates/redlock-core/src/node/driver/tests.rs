@@ -1,4 +1,4 @@
-//! The driver without a worker, a link or a clock that runs: what comes out when this or that goes in.
+//! The driver alone, without a worker, a link or a running clock: events in, actions out.
 
 #![cfg(test)]
 
@@ -25,7 +25,7 @@ impl Voter for Votes {
     }
 }
 
-/// What it shows is set by hand.
+/// A clock that the test sets.
 #[derive(Clone)]
 struct HandClock(Arc<Mutex<Duration>>);
 
@@ -50,7 +50,7 @@ struct Bench {
     clock: HandClock,
     now: Instant,
     votes: Arc<Votes>,
-    /// That has admitted it.
+    /// The marker that admitted the node.
     marker: String,
 }
 
@@ -111,7 +111,7 @@ impl Bench {
         })))
     }
 
-    /// The marker that is put in the place of none.
+    /// Puts a quarantine marker where none stood.
     fn quarantined(&mut self) -> String {
         let actions = self.sees(None);
         let [Action::SwapMarker(MarkerSwap { from: None, to, .. })] = actions.as_slice() else {
@@ -122,7 +122,7 @@ impl Bench {
         to.clone()
     }
 
-    /// Votes from now on.
+    /// A driver whose node votes.
     fn admitted(bootstrap: bool) -> Self {
         Self::admitted_as(Facts::volatile_master(), bootstrap)
     }
@@ -197,7 +197,7 @@ fn a_connection_that_breaks_does_not_lose_the_word_that_the_cluster_is_new() {
     );
 }
 
-/// Whoever gives it back what it forgot asks for that marker.
+/// Recovery asks for that marker.
 #[test]
 fn a_connection_that_breaks_in_a_quarantine_does_not_lose_its_marker() {
     let mut bench = Bench::new(false);
@@ -225,7 +225,7 @@ fn a_word_for_one_quarantine_does_not_end_another() {
     bench.connect();
     bench.quarantined();
     assert_eq!(bench.on(Event::BootstrapConfirmed), [Action::ProbeReply]);
-    // It has lost its data once more, in the meantime.
+    // Meanwhile the node has lost its data again.
     bench.quarantined();
     assert_eq!(bench.state(), NodeState::Quarantined);
     assert_eq!(bench.at_deadline(), [Action::ProbeReply], "and it waits");
@@ -252,11 +252,11 @@ fn the_oldest_call_has_timed_out_and_those_behind_it_are_lost_with_the_connectio
     assert_eq!(bench.state(), NodeState::Connecting);
 }
 
-/// A node whose time the test says; looks are answered at once.
+/// A node with a time that the test sets; probes are answered at once.
 struct Clocked(Bench);
 
 impl Clocked {
-    /// Waits for so long, and is told the node's time at the next look: by how much it is ahead of ours.
+    /// Advances our clock, then answers a probe with a node clock that is this far ahead of ours.
     fn look_after(&mut self, millis: u64, ahead_micros: u64) -> Vec<Action> {
         let bench = &mut self.0;
         bench.clock.advance(Duration::from_millis(millis));
@@ -272,7 +272,7 @@ impl Clocked {
         })))
     }
 
-    /// What it does when it has been left for running ahead, and has been connected to again.
+    /// The driver's actions after it left the node for running ahead and connected again.
     fn compared(&mut self) -> Vec<Action> {
         assert_eq!(self.0.state(), NodeState::Connecting);
         let left = self.0.now;
@@ -282,7 +282,7 @@ impl Clocked {
     }
 }
 
-/// Every lock on it has ended 50 ms early.
+/// A jump of 50 ms ends every lock on the node 50 ms early.
 #[test]
 fn a_node_whose_clock_jumps_ahead_votes_no_longer_and_is_quarantined() {
     let mut node = Clocked(Bench::admitted(false));
@@ -350,7 +350,7 @@ fn a_process_votes_no_longer_when_its_name_leads_to_another() {
     assert_eq!(bench.state(), NodeState::Connecting);
 }
 
-/// Its name may have moved while it waited, and the process that is there now waits no longer than this one.
+/// The name may have moved during the wait, and the new process does not inherit that wait.
 #[test]
 fn a_node_whose_wait_is_over_votes_on_a_connection_that_was_just_opened() {
     let mut bench = Bench::new(false);
@@ -367,7 +367,7 @@ fn a_node_whose_wait_is_over_votes_on_a_connection_that_was_just_opened() {
     assert!(matches!(bench.sees(Some(&admits)).as_slice(), [Action::Load { .. }]));
 }
 
-/// Two database numbers, for instance.
+/// For example two database numbers of one process.
 #[test]
 fn one_process_under_two_names_is_refused_under_the_second_whatever_its_marker() {
     let mut first = Bench::new(false);
@@ -439,7 +439,8 @@ fn pauses_between_connections_double_up_to_a_second() {
     }
 }
 
-/// A master whose clock is a little behind refuses the tokens of a gateway that has learned a lead, while it looked fit.
+/// A master whose clock is a little behind refuses the tokens of a gateway with a lead, although
+/// its own offset is within the limit.
 #[test]
 fn a_node_that_refuses_all_tokens_for_their_lead_does_not_count_as_one_that_votes() {
     let mut bench = Bench::admitted(false);
@@ -469,7 +470,7 @@ fn a_node_that_refuses_all_tokens_for_their_lead_does_not_count_as_one_that_vote
     assert!(ask(100_000), "the lead has been lost");
 }
 
-/// It answers everything else, so that a look sees nothing.
+/// The master answers everything else, so a probe does not detect this.
 #[test]
 fn a_node_that_takes_no_writes_does_not_count_as_one_that_votes_until_it_takes_them_again() {
     let mut bench = Bench::admitted(false);

@@ -1,4 +1,4 @@
-//! The worker on a link that answers when it is told to.
+//! The worker on a scripted link.
 
 #![cfg(test)]
 
@@ -24,14 +24,14 @@ use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, SafetyRules, Voter
 const MAX_TTL: Duration = Duration::from_secs(300);
 const SKEW: Duration = Duration::from_secs(2);
 
-/// Everything is answered at once, but looks while they are held back. An answer that comes wakes nobody: as after a stop of
-/// the process, the timer is what the worker hears first.
+/// Answers everything at once, except probes while they are held back. A late answer wakes no task:
+/// as after a stop of the process, the timer wakes the worker first.
 #[derive(Clone, Default)]
 struct Submitted {
     sessions: Arc<AtomicU32>,
     looks: Arc<AtomicU32>,
     holds_back: Arc<AtomicBool>,
-    /// No call is answered any more, and the connection ends.
+    /// Ends the connection; calls get no answer any more.
     breaks: Arc<Notify>,
     is_broken: Arc<AtomicBool>,
 }
@@ -143,9 +143,10 @@ impl Voter for Ballot {
     }
 }
 
-/// A request that comes at this moment would wait for its whole time limit, and report a time-out where the node is down.
+/// Otherwise such a request would wait for its whole time limit, and report a time-out instead of a
+/// node that is down.
 #[tokio::test(start_paused = true)]
-async fn a_call_on_a_connection_that_has_ended_fails_at_once() {
+async fn a_call_fails_at_once_when_the_connection_ends() {
     let link = Submitted::default();
     let node = admitted(&link).await;
     link.is_broken.store(true, Ordering::Relaxed);
@@ -162,7 +163,7 @@ async fn a_call_on_a_connection_that_has_ended_fails_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_has_come_counts_although_the_process_stood_still_past_its_deadline() {
+async fn an_arrived_answer_counts_after_its_deadline() {
     let link = Submitted::default();
     let node = admitted(&link).await;
     let looks = link.looks.load(Ordering::Relaxed);

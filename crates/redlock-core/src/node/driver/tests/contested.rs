@@ -1,4 +1,4 @@
-//! What is made of a process that has the file of the former one under its name.
+//! A new process with its predecessor's file under the same name is contested if both were alive.
 
 use super::*;
 use crate::node::eligibility::Durability;
@@ -7,7 +7,8 @@ fn durable_master() -> Facts {
     Facts { durability: Durability::Durable, ..Facts::volatile_master() }
 }
 
-/// What is done with a durable process that has the former one's file, when the session with the former one has ended.
+/// Connects to a durable process with its predecessor's file, after the predecessor's session has
+/// ended.
 fn with_the_file_of_the_former(bench: &mut Bench, uptime_seconds: u64) -> Vec<Action> {
     let facts = Facts { run_id: "b".repeat(40), uptime_seconds, ..durable_master() };
     bench.connect();
@@ -35,7 +36,7 @@ fn a_process_whose_former_one_still_answers_is_contested() {
 
 #[test]
 fn a_process_that_ran_before_its_former_one_fell_silent_is_contested() {
-    // The former one fell silent 10 s ago. 11 s are told of one that has run for a little more than 10 s at least.
+    // The predecessor fell silent 10 s ago. A process that reports 11 s has run for more than 10 s.
     for (uptime_seconds, is_contested) in
         [(0, false), (1, false), (10, false), (11, true), (3_600, true)]
     {
