@@ -141,5 +141,5 @@ pub trait LockReader: Send + Sync {
 /// correctness must not depend on hints.
 pub trait Listener: Send + Sync {
     /// Called for every hint, including those of this process. Must not block.
-    fn hear(&self, hint: &Hint);
+    fn on_hint(&self, hint: &Hint);
 }

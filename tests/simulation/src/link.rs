@@ -155,7 +155,7 @@ fn confused() -> LinkError {
 }
 
 impl Session for SimSession {
-    fn look(&self) -> Answering<ProbeReply> {
+    fn probe(&self) -> Answering<ProbeReply> {
         if Arc::strong_count(&self.calls) > 1 {
             self.link.recorder.situation("looks beside calls");
         }

@@ -174,7 +174,7 @@ fn whole_call(bytes: &mut Bytes) -> Option<Call> {
     let max_clock_skew = Duration::from_micros(bytes.try_get_u64_le().ok()?);
     let fence_grace = Duration::from_millis(bytes.try_get_u64_le().ok()?);
     let settings =
-        NodeSettings::default().with_max_clock_offset(max_clock_skew).with_fence_grace(fence_grace);
+        NodeSettings::default().with_max_clock_skew(max_clock_skew).with_fence_grace(fence_grace);
     let count = bytes.try_get_u16_le().ok()?;
     // The count is not trusted: an operation takes at least 9 bytes.
     let mut ops = Vec::with_capacity(usize::from(count).min(bytes.len() / 9));

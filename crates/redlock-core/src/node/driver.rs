@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use super::Task;
 use super::calls::{Call, Calls, fail_all};
-use super::clock_drift::{RanAhead, Rate, Reading};
+use super::clock_drift::{ClockDrift, RanAhead, Reading};
 use super::eligibility::{
     EarlyEnd, Eligibility, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN,
     NextStep, Suspicion,
@@ -49,7 +49,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Backoff between two attempts to connect, doubled from the first value to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How soon an ineligible node is probed again.
-const UNFIT_PAUSE: Duration = Duration::from_secs(1);
+const INELIGIBLE_PAUSE: Duration = Duration::from_secs(1);
 /// How long a node whose clock ran ahead stops voting first. All other clocks are read in that
 /// time.
 const COMPARE: Duration = Duration::from_millis(2_500);
@@ -95,7 +95,7 @@ pub(super) enum Event {
     /// The result of [`Action::Connect`].
     Connected(Result<(), LinkError>),
     /// The result of [`Action::Probe`].
-    Looked(Result<ProbeReply, LinkError>),
+    Probed(Result<ProbeReply, LinkError>),
     /// The result of [`Action::SwapMarker`].
     Swapped(Result<Swapped, LinkError>),
     /// The result of [`Action::Load`].
@@ -109,14 +109,14 @@ pub(super) enum Event {
     /// Probes of all nodes confirmed that the cluster is brand-new, as an operator declared.
     BootstrapConfirmed,
     /// Recovery restored the node's lost locks while this marker stood.
-    RecoveryAnswer(String),
+    Recovered(String),
 }
 
 /// An action of the worker on the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Connect,
-    ProbeReply,
+    Probe,
     SwapMarker(MarkerSwap),
     Load {
         run_id: String,
@@ -163,7 +163,7 @@ struct Serving {
     following: Option<Instant>,
     heartbeat: Instant,
     /// When a probe under way beside the calls is overdue.
-    look_until: Option<Instant>,
+    probe_until: Option<Instant>,
     /// When the last call was answered.
     answered: Instant,
 }
@@ -173,13 +173,13 @@ enum Outage {
     Unreachable(String),
     /// The node's clock ran ahead of ours.
     RanAhead(RanAhead),
-    Unfit(Diagnosis),
+    Ineligible(Diagnosis),
 }
 
 impl From<LinkError> for Outage {
     fn from(error: LinkError) -> Self {
         match error.remedy {
-            Some(_) => Self::Unfit(error.into()),
+            Some(_) => Self::Ineligible(error.into()),
             None => Self::Unreachable(error.detail),
         }
     }
@@ -196,7 +196,7 @@ pub(super) struct Driver {
     connected: Instant,
     is_fresh: bool,
     /// The next backoff.
-    pause: Duration,
+    backoff: Duration,
     /// The quarantine marker that was last reported.
     reported: Option<String>,
     /// The quarantine marker under which the node was recovered.
@@ -207,9 +207,9 @@ pub(super) struct Driver {
     /// Markers put since the last quarantine or connection.
     puts: u32,
     calls: Calls,
-    rate: Rate,
+    clock_drift: ClockDrift,
     /// When the probe under way was sent, on the monotonic clock.
-    look_asked: Duration,
+    probe_sent: Duration,
     /// The run_id of the latest process that voted, and when it last answered, on the monotonic
     /// clock.
     answered: Option<(String, Duration)>,
@@ -231,7 +231,7 @@ impl Driver {
     ) -> Self {
         let report = Reporter::new(name, settings.max_clock_skew, env);
         let calls = Calls::new(settings.overlap_above);
-        let rate = Rate::new(settings.drift_factor, eligibility.max_ttl());
+        let clock_drift = ClockDrift::new(settings.drift_factor, eligibility.max_ttl());
         Self {
             settings,
             report,
@@ -240,14 +240,14 @@ impl Driver {
             actions: VecDeque::new(),
             connected: now,
             is_fresh: false,
-            pause: BACKOFF.0,
+            backoff: BACKOFF.0,
             reported: None,
             recovered: None,
             bootstrap_confirmed: None,
             puts: 0,
             calls,
-            rate,
-            look_asked: Duration::ZERO,
+            clock_drift,
+            probe_sent: Duration::ZERO,
             answered: None,
             ran_ahead: None,
             lead: (0, now),
@@ -255,13 +255,13 @@ impl Driver {
     }
 
     pub(super) fn status(&self) -> watch::Receiver<NodeStatus> {
-        self.report.feed()
+        self.report.subscribe()
     }
 
     pub(super) fn next_action(&mut self) -> Option<Action> {
         let action = self.actions.pop_front();
-        if action == Some(Action::ProbeReply) {
-            self.look_asked = self.report.env.clock.monotonic();
+        if action == Some(Action::Probe) {
+            self.probe_sent = self.report.env.clock.monotonic();
         }
         action
     }
@@ -273,9 +273,9 @@ impl Driver {
             | Phase::Asking { until }
             | Phase::Loading { until, .. }
             | Phase::Quarantined { until } => *until,
-            Phase::Serving(Serving { heartbeat, follow, look_until, .. }) => {
+            Phase::Serving(Serving { heartbeat, follow, probe_until, .. }) => {
                 let call = self.calls.oldest_sent().map(|at| at + self.settings.call_deadline);
-                [*look_until, call].into_iter().flatten().fold(*heartbeat.min(follow), Instant::min)
+                [*probe_until, call].into_iter().flatten().fold(*heartbeat.min(follow), Instant::min)
             }
         }
     }
@@ -286,7 +286,7 @@ impl Driver {
             Phase::Paused { .. } | Phase::Quarantined { .. } => false,
             Phase::Asking { until } | Phase::Loading { until, .. } => *until <= now,
             Phase::Serving(serving) => {
-                serving.look_until.is_some_and(|until| until <= now) || self.call_is_late(now)
+                serving.probe_until.is_some_and(|until| until <= now) || self.call_is_late(now)
             }
         }
     }
@@ -301,7 +301,7 @@ impl Driver {
         }
         match &mut self.phase {
             Phase::Paused { .. } => self.ask(Action::Connect, now),
-            Phase::Quarantined { .. } => self.ask(Action::ProbeReply, now),
+            Phase::Quarantined { .. } => self.ask(Action::Probe, now),
             Phase::Asking { .. } | Phase::Loading { .. } => {}
             Phase::Serving(serving) => {
                 // Counted from now: a machine that stood still does not make up for missed checks.
@@ -322,9 +322,9 @@ impl Driver {
                     return;
                 }
                 serving.heartbeat = now + HEARTBEAT;
-                if serving.look_until.is_none() {
-                    serving.look_until = Some(now + self.settings.question_deadline);
-                    self.actions.push_back(Action::ProbeReply);
+                if serving.probe_until.is_none() {
+                    serving.probe_until = Some(now + self.settings.question_deadline);
+                    self.actions.push_back(Action::Probe);
                 }
                 // The heartbeat: it detects a dead connection, a restart, a lost marker and refused
                 // writes. Calls under way detect these too, except that writes work again.
@@ -341,12 +341,12 @@ impl Driver {
                 self.puts = 0;
                 self.connected = now;
                 self.report.connected();
-                self.ask(Action::ProbeReply, now);
+                self.ask(Action::Probe, now);
                 Ok(())
             }
-            Event::Looked(Ok(look)) => self.looked(look, now),
+            Event::Probed(Ok(reply)) => self.probed(reply, now),
             Event::Swapped(Ok(Swapped::Done | Swapped::OtherMarker)) => {
-                self.ask(Action::ProbeReply, now);
+                self.ask(Action::Probe, now);
                 Ok(())
             }
             Event::Swapped(Ok(Swapped::OtherProcess)) => {
@@ -358,26 +358,26 @@ impl Driver {
                 Ok(())
             }
             Event::Answered(answer) => self.answered(answer, now),
-            Event::Followed(looked) => self.followed(looked, now),
+            Event::Followed(reply) => self.followed(reply, now),
             Event::Closed(why) => Err(Outage::Unreachable(why)),
             Event::BootstrapConfirmed => {
                 // Also while the driver reconnects. The confirmation is only for the reported
                 // quarantine.
                 self.bootstrap_confirmed.clone_from(&self.reported);
                 if let Phase::Quarantined { .. } = self.phase {
-                    self.ask(Action::ProbeReply, now);
+                    self.ask(Action::Probe, now);
                 }
                 Ok(())
             }
-            Event::RecoveryAnswer(marker) => {
+            Event::Recovered(marker) => {
                 self.recovered = Some(marker);
                 if let Phase::Quarantined { .. } = self.phase {
-                    self.ask(Action::ProbeReply, now);
+                    self.ask(Action::Probe, now);
                 }
                 Ok(())
             }
             Event::Connected(Err(error))
-            | Event::Looked(Err(error))
+            | Event::Probed(Err(error))
             | Event::Swapped(Err(error))
             | Event::Loaded(Err(error)) => Err(error.into()),
         };
@@ -391,15 +391,15 @@ impl Driver {
         self.phase = Phase::Asking { until: now + self.settings.question_deadline };
     }
 
-    fn looked(
+    fn probed(
         &mut self,
         ProbeReply { facts, marker, is_caught_up }: ProbeReply,
         now: Instant,
     ) -> Result<(), Outage> {
-        self.report.memory(&facts, self.look_asked);
-        self.read_clock(&facts, marker.as_deref())?;
+        self.report.memory(&facts, self.probe_sent);
+        self.check_clock(&facts, marker.as_deref())?;
         if self.is_serving() {
-            return self.looked_while_serving(&facts, marker.as_deref(), is_caught_up);
+            return self.probed_while_serving(&facts, marker.as_deref(), is_caught_up);
         }
         self.report.process(&facts);
         if !facts.run_id.is_empty()
@@ -408,37 +408,37 @@ impl Driver {
             let why = format!(
                 "the process that answers here answers as {other} too; a quorum needs independent masters"
             );
-            return Err(Outage::Unfit(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
+            return Err(Outage::Ineligible(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
         }
         let seen = Moment::of(self.report.env.clock.as_ref());
-        self.compare_with_former(&facts, seen.monotonic);
-        let is_of = |word: &Option<String>| marker.is_some() && *word == marker;
-        let early = if is_of(&self.recovered) {
-            Some(EarlyEnd::RecoveryAnswer)
+        self.compare_with_earlier(&facts, seen.monotonic);
+        let is_for = |stood: &Option<String>| marker.is_some() && *stood == marker;
+        let early = if is_for(&self.recovered) {
+            Some(EarlyEnd::Recovered)
         } else {
-            is_of(&self.bootstrap_confirmed).then_some(EarlyEnd::BrandNew)
+            is_for(&self.bootstrap_confirmed).then_some(EarlyEnd::BrandNew)
         };
-        match self.eligibility.look(
+        match self.eligibility.next_step(
             &facts,
             marker.as_deref(),
             seen,
             early,
             self.report.env.entropy.as_ref(),
         ) {
-            NextStep::Refuse(diagnosis) => return Err(Outage::Unfit(diagnosis)),
+            NextStep::Refuse(diagnosis) => return Err(Outage::Ineligible(diagnosis)),
             NextStep::Put { from, to } => {
                 self.puts += 1;
                 if self.puts > MAX_PUTS {
                     let reason =
                         "its marker keeps changing: several gateways or programs disagree about it";
-                    return Err(Outage::Unfit(Diagnosis::new(reason, Remedy::ReadOtherLogs)));
+                    return Err(Outage::Ineligible(Diagnosis::new(reason, Remedy::ReadOtherLogs)));
                 }
                 self.ask(
                     Action::SwapMarker(MarkerSwap {
                         run_id: facts.run_id,
                         from,
                         to,
-                        looked_micros: facts.time_micros,
+                        probed_micros: facts.time_micros,
                     }),
                     now,
                 );
@@ -483,8 +483,8 @@ impl Driver {
     /// Compares a new process with the one that voted before, at the first probe. A new process
     /// that started before the earlier one last answered may have read the file too early, and lack
     /// later grants.
-    fn compare_with_former(&mut self, facts: &Facts, now: Duration) {
-        let Some((_, answered)) = self.answered.take_if(|(former, _)| *former != facts.run_id)
+    fn compare_with_earlier(&mut self, facts: &Facts, now: Duration) {
+        let Some((_, answered)) = self.answered.take_if(|(earlier, _)| *earlier != facts.run_id)
         else {
             return;
         };
@@ -501,26 +501,26 @@ impl Driver {
     }
 
     /// Checks what may change during a session: eviction policy, evictions, role, durability.
-    fn looked_while_serving(
+    fn probed_while_serving(
         &mut self,
         facts: &Facts,
         marker: Option<&str>,
         is_caught_up: bool,
     ) -> Result<(), Outage> {
         let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
-        serving.look_until = None;
+        serving.probe_until = None;
         self.report.evictions(facts.evicted_keys);
         let seen = Moment::of(self.report.env.clock.as_ref());
-        match self.eligibility.look(facts, marker, seen, None, self.report.env.entropy.as_ref()) {
+        match self.eligibility.next_step(facts, marker, seen, None, self.report.env.entropy.as_ref()) {
             NextStep::Admit { marker } if marker == serving.marker => {
                 if is_caught_up {
                     self.report.caught_up();
                 }
                 Ok(())
             }
-            NextStep::Refuse(diagnosis) => Err(Outage::Unfit(diagnosis)),
+            NextStep::Refuse(diagnosis) => Err(Outage::Ineligible(diagnosis)),
             NextStep::Admit { .. } | NextStep::Put { .. } | NextStep::Wait { .. } => {
-                Err(Outage::Unreachable("its state has changed: it is looked at again".into()))
+                Err(Outage::Unreachable("its state has changed: it is being probed again".into()))
             }
         }
     }
@@ -528,15 +528,15 @@ impl Driver {
     /// Compares the node's clock with ours. Locks end by the node's clock: when it runs ahead,
     /// locks end early and may be lost. The node stops voting until the other clocks have been
     /// read, which shows whether our own clock ran slow.
-    fn read_clock(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
+    fn check_clock(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
         if facts.time_micros == 0 || !self.settings.rules.rate_is_checked {
             return Ok(());
         }
         let name = &self.report.name;
-        let asked = self.look_asked;
+        let asked = self.probe_sent;
         let answered = self.report.env.clock.monotonic();
-        let ran_ahead = self.rate.read(Reading { asked, answered, node_micros: facts.time_micros });
-        self.settings.node_registry.read(name, answered, ran_ahead);
+        let ran_ahead = self.clock_drift.read(Reading { asked, answered, node_micros: facts.time_micros });
+        self.settings.node_registry.note_clock(name, answered, ran_ahead);
         if let Some((ran, stood)) = self.ran_ahead.take() {
             if self.settings.node_registry.ran_alike(name, ran) {
                 self.report.our_clock_ran_slow(ran.by);
@@ -547,7 +547,7 @@ impl Driver {
         }
         match ran_ahead {
             Some(ran) => {
-                self.rate.forget();
+                self.clock_drift.reset();
                 self.ran_ahead = Some((ran, marker.map(str::to_owned)));
                 Err(Outage::RanAhead(ran))
             }
@@ -558,12 +558,12 @@ impl Driver {
     /// A failed check proves nothing: a node that accepts no more connections keeps voting.
     fn followed(
         &mut self,
-        looked: Result<ProbeReply, LinkError>,
+        reply: Result<ProbeReply, LinkError>,
         now: Instant,
     ) -> Result<(), Outage> {
         let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
         let took = serving.following.take().map(|since| now.saturating_duration_since(since));
-        let Ok(ProbeReply { facts, .. }) = looked else { return Ok(()) };
+        let Ok(ProbeReply { facts, .. }) = reply else { return Ok(()) };
         if let Some(took) = took.filter(|took| *took > NAME_IS_FOLLOWED_WITHIN) {
             self.report.followed_slowly(took);
         }
@@ -578,7 +578,7 @@ impl Driver {
     fn loaded(&mut self, now: Instant) {
         let phase = std::mem::replace(&mut self.phase, Phase::Paused { until: now });
         let Phase::Loading { facts, marker, is_caught_up, .. } = phase else {
-            unreachable!("only a script that was asked for is loaded")
+            unreachable!("only a requested script is loaded")
         };
         self.is_fresh = false;
         self.report.admitted(&facts, &marker, is_caught_up);
@@ -589,7 +589,7 @@ impl Driver {
             follow: self.connected + NAME_IS_FOLLOWED_EVERY,
             following: None,
             heartbeat: now + HEARTBEAT,
-            look_until: None,
+            probe_until: None,
             answered: now,
         });
         // Measures the distance of the node before load could make it look farther.
@@ -621,7 +621,7 @@ impl Driver {
         self.actions.push_back(Action::Disconnect);
         if let Phase::Serving(Serving { since, run_id, answered, .. }) = &self.phase {
             if now.saturating_duration_since(*since) >= GOOD_SESSION {
-                self.pause = BACKOFF.0;
+                self.backoff = BACKOFF.0;
             }
             let ago = now.saturating_duration_since(*answered);
             self.answered =
@@ -629,12 +629,12 @@ impl Driver {
         }
         let pause = match &outage {
             Outage::Unreachable(_) => {
-                self.pause.mul_f64(0.5 + 0.5 * self.report.env.entropy.unit())
+                self.backoff.mul_f64(0.5 + 0.5 * self.report.env.entropy.unit())
             }
             Outage::RanAhead(_) => COMPARE,
-            Outage::Unfit(_) => UNFIT_PAUSE,
+            Outage::Ineligible(_) => INELIGIBLE_PAUSE,
         };
-        self.pause = (self.pause * 2).min(BACKOFF.1);
+        self.backoff = (self.backoff * 2).min(BACKOFF.1);
         self.phase = Phase::Paused { until: now + pause };
         let (state, diagnosis) = match outage {
             Outage::Unreachable(why) => (NodeState::Connecting, Diagnosis::without_remedy(why)),
@@ -642,11 +642,11 @@ impl Driver {
                 let ms = ran.by.as_millis();
                 let seconds = (ran.to - ran.from).as_secs_f64();
                 let why = format!(
-                    "its clock ran {ms} ms ahead of ours in {seconds:.1} s: it is compared with the others'"
+                    "its clock ran {ms} ms ahead of ours in {seconds:.1} s: the other nodes' clocks are being read"
                 );
                 (NodeState::Connecting, Diagnosis::without_remedy(why))
             }
-            Outage::Unfit(diagnosis) => (NodeState::Refused, diagnosis),
+            Outage::Ineligible(diagnosis) => (NodeState::Refused, diagnosis),
         };
         self.report.cannot_vote(state, &diagnosis);
     }
@@ -724,7 +724,7 @@ impl Driver {
         }
         let answer = match answer {
             Ok(answer) => answer,
-            Err(error) => return failed_call(tasks, error),
+            Err(error) => return fail_call(tasks, error),
         };
         if answer.votes.len() != tasks.len() {
             let text =
@@ -739,10 +739,10 @@ impl Driver {
         if let Some(node_time) = answer.time_micros {
             // The node read its clock between our sending and now; the middle is the best guess.
             let ours = self.report.env.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
-            if let Some(t) = tasks.iter().rev().find_map(acquired_with) {
+            if let Some(t) = tasks.iter().rev().find_map(token_of_acquire) {
                 // The limit keeps a step of our own clock from counting as a lead.
-                let most = self.settings.max_clock_skew.as_micros() as u64;
-                self.lead = (t.get().saturating_sub(ours.unsigned_abs()).min(most), now);
+                let limit = self.settings.max_clock_skew.as_micros() as u64;
+                self.lead = (t.get().saturating_sub(ours.unsigned_abs()).min(limit), now);
             }
             let (lead, since) = self.lead;
             self.report.clock_offset(
@@ -756,7 +756,7 @@ impl Driver {
         let mut ineligible = (!answer.is_admitted)
             .then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
-            ineligible = ineligible.or(unfit_by(&vote));
+            ineligible = ineligible.or(ineligible_by(&vote));
             // A later grant does not prove that writes work: after a write that needs no memory a
             // script may go on writing. Only the heartbeat proves it.
             if let Vote::Failed(Failure { reason: Reason::Error, detail, .. }) = &vote
@@ -771,7 +771,7 @@ impl Driver {
 }
 
 /// Votes for the operations of a failed call.
-fn failed_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
+fn fail_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
     let (reason, effect) = match error.kind {
         LinkErrorKind::Broken => (Reason::Down, Effect::Possible),
         LinkErrorKind::NoScript | LinkErrorKind::Refused => (Reason::Down, Effect::None),
@@ -782,17 +782,17 @@ fn failed_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
 }
 
 /// The fencing token of an acquire. Later operations of a call have larger tokens.
-fn acquired_with(task: &Task) -> Option<FencingToken> {
+fn token_of_acquire(task: &Task) -> Option<FencingToken> {
     if let Op::Acquire { record, .. } = task.op.as_ref() { record.fencing() } else { None }
 }
 
 /// Why a node that votes like this must be probed again before it may go on voting.
-fn unfit_by(vote: &Vote) -> Option<&'static str> {
+fn ineligible_by(vote: &Vote) -> Option<&'static str> {
     match vote {
         Vote::Failed(Failure { reason: Reason::Error, detail, .. })
             if detail.starts_with("READONLY") =>
         {
-            Some("it takes no writes any more: it has become a replica")
+            Some("it refuses writes: it has become a replica")
         }
         _ => None,
     }

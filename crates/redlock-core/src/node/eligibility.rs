@@ -98,7 +98,7 @@ pub enum EarlyEnd {
     /// node quarantined as new.
     BrandNew,
     /// Recovery restored the locks that the node had lost.
-    RecoveryAnswer,
+    Recovered,
 }
 
 /// The next step for a probed node.
@@ -206,7 +206,7 @@ impl Eligibility {
 
     /// The step that follows from a node's facts and marker. `now` must be read after they arrived.
     /// `early` applies only to the quarantine of exactly this marker.
-    pub fn look(
+    pub fn next_step(
         &mut self,
         facts: &Facts,
         marker: Option<&str>,
@@ -338,7 +338,7 @@ impl Eligibility {
                 };
                 let until = self.seen.get_or_insert_with(begun).until;
                 let ends_early = match early {
-                    Some(EarlyEnd::RecoveryAnswer) => true,
+                    Some(EarlyEnd::Recovered) => true,
                     Some(EarlyEnd::BrandNew) => suspicion == Suspicion::New,
                     None => false,
                 };
@@ -419,14 +419,14 @@ mod tests {
             }
         }
 
-        fn look(&mut self, facts: &Facts, at: u64) -> NextStep {
-            self.eligibility.look(facts, self.marker.as_deref(), moment(at), None, &OsEntropy)
+        fn next_step(&mut self, facts: &Facts, at: u64) -> NextStep {
+            self.eligibility.next_step(facts, self.marker.as_deref(), moment(at), None, &OsEntropy)
         }
 
         /// Probes and puts markers until another step follows.
         fn settle(&mut self, facts: &Facts, at: u64) -> NextStep {
             for _ in 0..4 {
-                match self.look(facts, at) {
+                match self.next_step(facts, at) {
                     NextStep::Put { from, to } => {
                         assert_eq!(
                             from, self.marker,
@@ -487,9 +487,9 @@ mod tests {
                 "{diagnosis}"
             );
             assert_eq!(
-                admitted(&volatile()).look(&defect, 0),
+                admitted(&volatile()).next_step(&defect, 0),
                 NextStep::Refuse(diagnosis),
-                "whatever the marker says"
+                "whatever the marker is"
             );
         }
     }
@@ -536,7 +536,7 @@ mod tests {
     #[test]
     fn a_confirmed_bootstrap_admits_only_new_nodes() {
         let confirmed = |node: &mut Bench| {
-            node.eligibility.look(
+            node.eligibility.next_step(
                 &volatile(),
                 node.marker.as_deref(),
                 Moment::default(),
@@ -572,7 +572,7 @@ mod tests {
         let mut restarted = admitted(&volatile());
         let next = Facts { run_id: NEXT_RUN.into(), ..volatile() };
         restarted.assert_waits(&next, 0, 305, Suspicion::Restarted);
-        let step = restarted.eligibility.look(
+        let step = restarted.eligibility.next_step(
             &next,
             restarted.marker.as_deref(),
             Moment::default(),
@@ -625,7 +625,7 @@ mod tests {
     #[test]
     fn one_process_under_two_names_is_refused_as_the_second() {
         let step = Bench::new(Some(cluster_config().identity("b:2").admitting(&durable(), 0)))
-            .look(&durable(), 0);
+            .next_step(&durable(), 0);
         assert!(
             matches!(&step, NextStep::Refuse(diagnosis) if diagnosis.reason.contains("another node")),
             "{step:?}"
@@ -803,7 +803,7 @@ mod tests {
         {
             assert!(
                 matches!(
-                    Bench::new(Some(foreign.to_owned())).look(&volatile(), 0),
+                    Bench::new(Some(foreign.to_owned())).next_step(&volatile(), 0),
                     NextStep::Refuse(_)
                 ),
                 "{foreign}"
@@ -856,7 +856,7 @@ mod tests {
         let node = ours.identity("a:1").admitting(&volatile(), 0);
         let node = node.strip_prefix(ours.marker_prefix()).expect("its beginning");
         let older = format!("v1:{}:{}:{node}", ours.node_set(), MAX_TTL.as_millis());
-        let NextStep::Refuse(why) = Bench::new(Some(older.clone())).look(&volatile(), 0) else {
+        let NextStep::Refuse(why) = Bench::new(Some(older.clone())).next_step(&volatile(), 0) else {
             panic!("{older}")
         };
         assert!(

@@ -107,7 +107,7 @@ impl HintSubscriber {
                     answered.unwrap_or_else(|_| Err(LinkError::broken("no answer in time")))?;
                 }
                 hint = subscription.next() => match listener.upgrade() {
-                    Some(listener) => listener.hear(&hint?),
+                    Some(listener) => listener.on_hint(&hint?),
                     None => return Ok(()),
                 },
             }

@@ -37,7 +37,7 @@ pub trait Link: Send + Sync + 'static {
 /// One connection. Dropping it ends it, with everything under way on it.
 pub trait Session: Send + 'static {
     /// The master's facts and its marker, both of one process.
-    fn look(&self) -> Answering<ProbeReply>;
+    fn probe(&self) -> Answering<ProbeReply>;
 
     /// Replaces one marker by another in one step, if the process is the probed one.
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped>;
@@ -104,7 +104,7 @@ pub struct MarkerSwap {
     pub to: String,
     /// The master's clock at the probe, in microseconds since 1970. The master refuses the swap if
     /// that is more than 10 s ago. 0 skips this check.
-    pub looked_micros: u64,
+    pub probed_micros: u64,
 }
 
 /// Which page of lock keys to read.

@@ -165,7 +165,7 @@ impl MemoryNode {
             if !last.is_none_or(passes)
                 && !current.is_some_and(|current| current.is_grant_of(record))
             {
-                return store.set(&keys.lock, Record::nobodys(t).as_bytes().clone(), life).is_ok();
+                return store.set(&keys.lock, Record::placeholder(t).as_bytes().clone(), life).is_ok();
             }
             let set = store.set(&keys.lock, record.as_bytes().clone(), life);
             let fenced = Expiry::In(millis(*expires_in + grace));
@@ -265,9 +265,9 @@ impl Node for MemoryNode {
     fn submit(&self, op: Arc<Op>, _not_after: Instant, reply: Reply) {
         // The store must be unlocked before the vote is delivered: the voter may submit again.
         let vote = self.run(&op);
-        if let Some(hint) = op.told(&vote) {
+        if let Some(hint) = op.hint_for(&vote) {
             let listeners = self.listeners().clone();
-            listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.hear(hint));
+            listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.on_hint(hint));
         }
         reply.send(vote);
     }

@@ -15,10 +15,10 @@ const RECENT: Duration = Duration::from_secs(10);
 
 /// The registry of one gateway.
 #[derive(Debug, Default)]
-pub struct NodeRegistry(Mutex<BTreeMap<Arc<str>, Peer>>);
+pub struct NodeRegistry(Mutex<BTreeMap<Arc<str>, NodeEntry>>);
 
 #[derive(Debug, Default)]
-struct Peer {
+struct NodeEntry {
     run_id: String,
     /// The first reading of its clock, on our monotonic clock. The latest is in `read`.
     first_read: Option<Duration>,
@@ -36,7 +36,7 @@ impl NodeRegistry {
     pub(super) fn claim(&self, name: &Arc<str>, run_id: &str) -> Result<(), Arc<str>> {
         let mut node_registry = self.lock();
         let other =
-            node_registry.iter().find(|(other, peer)| *other != name && peer.run_id == run_id);
+            node_registry.iter().find(|(other, entry)| *other != name && entry.run_id == run_id);
         if let Some(other) = other.map(|(other, _)| other.clone()) {
             // This name no longer leads to its earlier process.
             node_registry.entry(name.clone()).or_default().run_id.clear();
@@ -47,12 +47,12 @@ impl NodeRegistry {
     }
 
     /// Notes a clock reading.
-    pub(super) fn read(&self, name: &Arc<str>, at: Duration, ran_ahead: Option<RanAhead>) {
+    pub(super) fn note_clock(&self, name: &Arc<str>, at: Duration, ran_ahead: Option<RanAhead>) {
         let mut node_registry = self.lock();
-        let peer = node_registry.entry(name.clone()).or_default();
-        peer.first_read.get_or_insert(at);
-        peer.read = at;
-        peer.ran_ahead = ran_ahead.or(peer.ran_ahead);
+        let entry = node_registry.entry(name.clone()).or_default();
+        entry.first_read.get_or_insert(at);
+        entry.read = at;
+        entry.ran_ahead = ran_ahead.or(entry.ran_ahead);
     }
 
     /// Whether all other clocks ran ahead alike: then our own clock ran slow. Nodes first read
@@ -60,19 +60,19 @@ impl NodeRegistry {
     /// as a no, because it might disagree.
     pub(super) fn ran_alike(&self, name: &Arc<str>, ran: RanAhead) -> bool {
         let node_registry = self.lock();
-        let has_say = |(other, peer): &(&Arc<str>, &Peer)| {
-            let knows = peer.first_read.is_some_and(|first| first <= ran.from);
-            *other != name && knows && peer.read + RECENT >= ran.to
+        let counts = |(other, entry): &(&Arc<str>, &NodeEntry)| {
+            let was_read_before = entry.first_read.is_some_and(|first| first <= ran.from);
+            *other != name && was_read_before && entry.read + RECENT >= ran.to
         };
         let alike = |other: &RanAhead| other.to.abs_diff(ran.to) <= ALIKE && other.by * 2 >= ran.by;
         let agrees =
-            |peer: &Peer| peer.read >= ran.to && peer.ran_ahead.is_some_and(|ran| alike(&ran));
+            |entry: &NodeEntry| entry.read >= ran.to && entry.ran_ahead.is_some_and(|ran| alike(&ran));
         let mut others =
-            node_registry.iter().filter(has_say).map(|(_, peer)| agrees(peer)).peekable();
+            node_registry.iter().filter(counts).map(|(_, entry)| agrees(entry)).peekable();
         others.peek().is_some() && others.all(|agrees| agrees)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Peer>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, NodeEntry>> {
         self.0.lock()
     }
 }
@@ -102,28 +102,28 @@ mod tests {
         let ran =
             |to| RanAhead { from: seconds(to - 1), to: seconds(to), by: Duration::from_millis(50) };
         assert!(!node_registry.ran_alike(&a, ran(10)), "there is no other node");
-        node_registry.read(&b, seconds(10), Some(ran(10)));
+        node_registry.note_clock(&b, seconds(10), Some(ran(10)));
         assert!(!node_registry.ran_alike(&a, ran(10)), "the other clock was not read before");
         let node_registry = NodeRegistry::default();
-        node_registry.read(&b, seconds(8), None);
-        node_registry.read(&b, seconds(9), Some(ran(9)));
+        node_registry.note_clock(&b, seconds(8), None);
+        node_registry.note_clock(&b, seconds(9), Some(ran(9)));
         assert!(!node_registry.ran_alike(&a, ran(10)), "the other clock was not read since");
-        node_registry.read(&b, seconds(11), None);
+        node_registry.note_clock(&b, seconds(11), None);
         assert!(node_registry.ran_alike(&a, ran(10)), "it ran ahead a second earlier");
         assert!(
             !node_registry.ran_alike(&a, RanAhead { by: seconds(1), ..ran(10) }),
             "it ran ahead by much less"
         );
-        node_registry.read(&c, seconds(0), None);
+        node_registry.note_clock(&c, seconds(0), None);
         assert!(
             node_registry.ran_alike(&a, RanAhead { to: seconds(11), ..ran(10) }),
             "the third node is away"
         );
-        node_registry.read(&c, seconds(5), None);
+        node_registry.note_clock(&c, seconds(5), None);
         assert!(!node_registry.ran_alike(&a, ran(10)), "the third was not read since, and is not away");
-        node_registry.read(&c, seconds(12), None);
+        node_registry.note_clock(&c, seconds(12), None);
         assert!(!node_registry.ran_alike(&a, ran(10)), "the third did not run ahead");
-        node_registry.read(&c, seconds(40), Some(ran(40)));
+        node_registry.note_clock(&c, seconds(40), Some(ran(40)));
         assert!(!node_registry.ran_alike(&a, ran(10)), "the third ran ahead long after");
     }
 }

@@ -104,7 +104,7 @@ pub enum Op {
 
 impl Op {
     /// The name in logs and traces.
-    pub fn word(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             Self::Acquire { .. } => "acquire",
             Self::Extend { .. } => "extend",
@@ -115,7 +115,7 @@ impl Op {
     }
 
     /// The hint that the node publishes with this vote, if any.
-    pub fn told(&self, vote: &Vote) -> Option<&Hint> {
+    pub fn hint_for(&self, vote: &Vote) -> Option<&Hint> {
         match (self, vote) {
             (Self::Acquire { tell, .. }, Vote::Held(_))
             | (Self::Release { tell, .. }, Vote::Released) => tell.as_ref(),
@@ -169,7 +169,7 @@ pub enum Vote {
 
 impl Vote {
     /// The name in metrics and traces; a failure has the name of its reason.
-    pub fn word(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             Self::Granted => "granted",
             Self::Yours(_) => "yours",

@@ -59,7 +59,7 @@ impl Master {
         clock: &dyn Clock,
         entropy: &dyn Entropy,
     ) -> Result<Probe, LinkError> {
-        let (ProbeReply { facts, marker, .. }, clock_offset_micros) = self.look(clock).await?;
+        let (ProbeReply { facts, marker, .. }, clock_offset_micros) = self.probe_with_offset(clock).await?;
         let verdict = self.verdict(
             &facts,
             marker.clone(),
@@ -72,13 +72,13 @@ impl Master {
     }
 
     /// Probes the master. Also returns its clock minus ours, in microseconds.
-    pub(crate) async fn look(&self, clock: &dyn Clock) -> Result<(ProbeReply, i64), LinkError> {
+    pub(crate) async fn probe_with_offset(&self, clock: &dyn Clock) -> Result<(ProbeReply, i64), LinkError> {
         self.in_time(async {
             let session = self.link.connect().await?;
-            let look = session.look().await?;
+            let reply = session.probe().await?;
             let before = clock.wall_micros() as i64;
             let node = session.time_micros().await?;
-            Ok((look, node - (before + clock.wall_micros() as i64) / 2))
+            Ok((reply, node - (before + clock.wall_micros() as i64) / 2))
         })
         .await
     }
@@ -110,7 +110,7 @@ impl Master {
             Eligibility::new(self.identity.clone(), quarantine, self.settings.max_clock_skew)
                 .returning_after(self.settings.returns_after());
         loop {
-            match eligibility.look(facts, marker.as_deref(), now, None, entropy) {
+            match eligibility.next_step(facts, marker.as_deref(), now, None, entropy) {
                 NextStep::Put { to, .. } => marker = Some(to),
                 NextStep::Admit { .. } => return Verdict::Admitted,
                 NextStep::Wait { until, diagnosis, .. } => {

@@ -47,14 +47,14 @@ pub(super) struct Reader {
 
 /// The state that a request holds while it runs: one request at a time.
 struct ReaderState {
-    open: Option<Open>,
+    open: Option<OpenConnection>,
     /// When the next request may be sent.
     next: Instant,
     /// The estimated number of keys that a scan reads in [`WORK`].
     count: u32,
 }
 
-struct Open {
+struct OpenConnection {
     /// Resolves when the connection has ended by itself.
     closed: BoxFuture<'static, String>,
     session: Box<dyn Session>,
@@ -149,10 +149,10 @@ impl Reader {
         Err(Failure::new(reason, Effect::None, status.detail.clone()))
     }
 
-    async fn open(&self, marker: &str) -> Result<Open, LinkError> {
+    async fn open(&self, marker: &str) -> Result<OpenConnection, LinkError> {
         let session = in_time(self.deadline, self.link.connect()).await?;
         let ProbeReply { facts, marker: stands, .. } =
-            in_time(self.deadline, session.look()).await?;
+            in_time(self.deadline, session.probe()).await?;
         if stands.as_deref() != Some(marker) {
             return Err(LinkError::broken(
                 "its marker was lost or changed: it must be admitted again",
@@ -160,7 +160,7 @@ impl Reader {
         }
         in_time(self.deadline, session.load(&facts.run_id, marker)).await?;
         let closed = session.closed();
-        Ok(Open {
+        Ok(OpenConnection {
             closed,
             session,
             marker: marker.to_owned(),

@@ -67,13 +67,13 @@ impl Record {
     }
 
     /// A record that keeps a lock free, see [`Owner::NOBODY`].
-    pub(crate) fn nobodys(t: FencingToken) -> Self {
+    pub(crate) fn placeholder(t: FencingToken) -> Self {
         let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, t);
         Self::new(&token, &Info::default())
     }
 
     /// Whether the record keeps a lock free, see [`Owner::NOBODY`].
-    pub(crate) fn is_nobodys(&self) -> bool {
+    pub(crate) fn is_placeholder(&self) -> bool {
         self.parse().is_some() && self.owner_text() == [b'0'; Owner::TEXT_LEN]
     }
 

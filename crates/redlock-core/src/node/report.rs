@@ -153,7 +153,7 @@ impl Reporter {
         // In one step: no watcher may see a new node as an old one, nor count a probe without its
         // result.
         self.status.send_modify(|status| {
-            status.looks += 1;
+            status.probes += 1;
             if has_changed {
                 status.enter(NodeState::Quarantined, diagnosis);
                 marker.clone_into(&mut status.marker);
@@ -212,7 +212,7 @@ impl Reporter {
         self.status.send_modify(|status| {
             status.refuses_writes = refuses;
             status.detail =
-                error.map_or_else(String::new, |error| format!("it takes no writes: {error}"));
+                error.map_or_else(String::new, |error| format!("it refuses writes: {error}"));
             status.remedy = error.and_then(remedy_of_write_error);
         });
         self.observe();

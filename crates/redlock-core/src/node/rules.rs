@@ -220,7 +220,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             }
             // A placeholder gives way. A majority of the other masters has this grant, so no other
             // grant that the placeholder stands for can have a majority.
-            if !holding.record.is_nobodys() {
+            if !holding.record.is_placeholder() {
                 return Ok(Vote::Held(holding));
             }
             // An earlier lease of this same grant may be longer than the repair's TTL.
@@ -485,7 +485,7 @@ pub struct NodeSettings {
 
 impl NodeSettings {
     /// Sets `max_clock_skew`, and the grace of watermarks that follows from it.
-    pub fn with_max_clock_offset(self, max_clock_skew: Duration) -> Self {
+    pub fn with_max_clock_skew(self, max_clock_skew: Duration) -> Self {
         Self { max_clock_skew, fence_grace: fence_grace(max_clock_skew), ..self }
     }
 

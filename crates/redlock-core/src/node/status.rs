@@ -87,7 +87,7 @@ pub struct NodeStatus {
     /// Whether the node refuses writes: then it grants no locks.
     pub refuses_writes: bool,
     /// How many times the node was probed in quarantine.
-    pub looks: u64,
+    pub probes: u64,
     /// How many restarts were seen.
     pub restarts: u64,
     /// Evicted keys, as last reported; above zero, locks may be lost.
@@ -121,7 +121,7 @@ impl NodeStatus {
             engine: None,
             clock_is_off: false,
             refuses_writes: false,
-            looks: 0,
+            probes: 0,
             restarts: 0,
             evicted_keys: 0,
             memory: None,

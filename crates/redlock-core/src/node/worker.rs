@@ -29,11 +29,11 @@ use super::{Listener, LockReader, Node, Reply, Task};
 
 /// How often the worker yields to all ready tasks before it sends. An idle process returns at once;
 /// a busy one fills the call, and the number of calls is the main cost.
-const GATHER: u32 = 2;
+const GATHER_YIELDS: u32 = 2;
 /// After this many calls in a row without a further operation, only one call in this many still
 /// yields. With one request at a time, or one lock that goes from holder to holder, yielding only
 /// costs time.
-const ALONE: u32 = 32;
+const LONE_CALLS: u32 = 32;
 
 /// A master behind a link. After a drop, the worker answers every submitted operation and ends.
 pub struct RemoteNode {
@@ -96,14 +96,14 @@ impl RemoteNode {
         let status = driver.status();
         let bootstrap = Arc::new(Notify::new());
         let reader = Reader::new(link.clone(), status.clone(), call_deadline);
-        let (recovered, told) = watch::channel(String::new());
+        let (recovered, recovered_receiver) = watch::channel(String::new());
         let worker = Worker {
             driver,
             link: link.clone(),
             jobs,
             bootstrap: bootstrap.clone(),
-            recovered: told,
-            alone: 0,
+            recovered: recovered_receiver,
+            lone_calls: 0,
         };
         let worker = tokio::spawn(worker.run()).abort_handle();
         Self { name, max_ttl, queue, status, bootstrap, recovered, link, reader, hints, worker }
@@ -119,11 +119,11 @@ impl RemoteNode {
     fn enqueue(&self, job: Job) {
         // Extensions and releases of held locks need room before acquires do. There is one queue,
         // because the order is promised.
-        let asks = matches!(*job.task.op, Op::Acquire { .. }) && job.next.is_none();
-        if asks && self.queue.capacity() <= self.queue.max_capacity() / 4 {
+        let is_acquire = matches!(*job.task.op, Op::Acquire { .. }) && job.next.is_none();
+        if is_acquire && self.queue.capacity() <= self.queue.max_capacity() / 4 {
             return job.fail(
                 Reason::Overloaded,
-                "the node's queue has no more room for what asks for locks",
+                "the node's queue has no more room for acquires",
             );
         }
         match self.queue.try_send(job) {
@@ -197,7 +197,7 @@ struct Worker {
     bootstrap: Arc<Notify>,
     recovered: watch::Receiver<String>,
     /// Calls in a row without a further operation, see `gather`.
-    alone: u32,
+    lone_calls: u32,
 }
 
 /// Everything under way between the worker and its master.
@@ -244,13 +244,13 @@ impl Worker {
                 biased;
                 () = self.bootstrap.notified(), if !self.driver.is_serving() => Event::BootstrapConfirmed,
                 Ok(()) = self.recovered.changed(), if !self.driver.is_serving() => {
-                    Event::RecoveryAnswer(self.recovered.borrow_and_update().clone())
+                    Event::Recovered(self.recovered.borrow_and_update().clone())
                 }
                 () = &mut timer => {
                     let now = Instant::now();
                     // An answer that has arrived counts, however late: after this process stood
                     // still, the timer is as late.
-                    match self.driver.is_overdue(now).then(|| connection.ready()).flatten() {
+                    match self.driver.is_overdue(now).then(|| connection.take_ready()).flatten() {
                         Some(event) => self.driver.handle(event, now),
                         None => self.driver.tick(now),
                     }
@@ -284,12 +284,12 @@ impl Worker {
     /// Gathers the operations of requests that are about to run. The first submission wakes the
     /// worker, which would otherwise run before all other requests of the same network poll.
     async fn gather(&mut self) {
-        if self.alone >= ALONE && !self.alone.is_multiple_of(ALONE) {
-            self.alone = self.alone.wrapping_add(1);
+        if self.lone_calls >= LONE_CALLS && !self.lone_calls.is_multiple_of(LONE_CALLS) {
+            self.lone_calls = self.lone_calls.wrapping_add(1);
             return;
         }
         let before = self.driver.waiting();
-        for _ in 0..GATHER {
+        for _ in 0..GATHER_YIELDS {
             tokio::task::yield_now().await;
         }
         while self.driver.waiting() < MAX_BATCH
@@ -297,7 +297,7 @@ impl Worker {
         {
             self.driver.submit(job.tasks());
         }
-        self.alone = if self.driver.waiting() == before { self.alone.wrapping_add(1) } else { 0 };
+        self.lone_calls = if self.driver.waiting() == before { self.lone_calls.wrapping_add(1) } else { 0 };
     }
 }
 
@@ -311,7 +311,7 @@ impl Connection {
     }
 
     /// An answer that has arrived and was not taken yet.
-    fn ready(&mut self) -> Option<Event> {
+    fn take_ready(&mut self) -> Option<Event> {
         if let Some(connected) = self.connecting.as_mut().and_then(FutureExt::now_or_never) {
             return Some(self.connected(connected));
         }
@@ -327,15 +327,15 @@ impl Connection {
             (Action::Connect, _) => self.connecting = Some(link.connect()),
             (Action::Follow, _) => {
                 // The session must live until its answer has come.
-                let look = |session: Box<dyn Session>| {
-                    let look = session.look();
-                    async move { look.await.inspect(|_| drop(session)) }
+                let probe = |session: Box<dyn Session>| {
+                    let reply = session.probe();
+                    async move { reply.await.inspect(|_| drop(session)) }
                 };
-                self.following = Some(link.connect().and_then(look).map(Event::Followed).boxed());
+                self.following = Some(link.connect().and_then(probe).map(Event::Followed).boxed());
             }
             (Action::Disconnect, _) => *self = Self::default(),
-            (Action::ProbeReply, Some(session)) => {
-                self.question = Some(session.look().map(Event::Looked).boxed())
+            (Action::Probe, Some(session)) => {
+                self.question = Some(session.probe().map(Event::Probed).boxed())
             }
             (Action::SwapMarker(swap), Some(session)) => {
                 self.question = Some(session.swap_marker(swap).map(Event::Swapped).boxed());
@@ -347,10 +347,10 @@ impl Connection {
                 self.calls.push_back(session.call(driver.newest_call()))
             }
             (
-                Action::ProbeReply | Action::SwapMarker(_) | Action::Load { .. } | Action::Call,
+                Action::Probe | Action::SwapMarker(_) | Action::Load { .. } | Action::Call,
                 None,
             ) => {
-                unreachable!("a driver asks nothing without a connection")
+                unreachable!("the driver sends no request without a connection")
             }
         }
     }

@@ -140,7 +140,7 @@ impl Facts {
 
     /// Whether nothing between the two reports makes the node's memory suspect, if its marker
     /// stands.
-    pub(crate) fn same_history(&self, later: &Self) -> bool {
+    pub(crate) fn has_same_history(&self, later: &Self) -> bool {
         self.run_id == later.run_id
             && self.role == later.role
             && self.replication_id == later.replication_id

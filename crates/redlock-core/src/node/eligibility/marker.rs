@@ -115,7 +115,7 @@ impl ClusterConfig {
             .unwrap_or_else(|| format!("{marker:?}, which is no marker of this program"));
         let ours = describe(&self.config).unwrap_or_default();
         let why = format!(
-            "its marker is of another configuration: it has {stands}, this gateway has {ours}"
+            "its marker is of another configuration: the marker has {stands}, this gateway has {ours}"
         );
         Diagnosis::new(why, Remedy::Reconfigure)
     }
@@ -178,11 +178,11 @@ fn describe(marker: &str) -> Option<String> {
     let config = ParsedConfig::parse(marker)?;
     if config.is_under_way {
         return Some(
-            "a change of configuration under way, which was started and has not ended".into(),
+            "a change of configuration under way that has not ended".into(),
         );
     }
     let skew = config.max_clock_skew.map_or_else(
-        || "no clock_skew (an older version has written it)".into(),
+        || "no clock_skew (written by an older version)".into(),
         |skew| format!("clock_skew {} ms", skew.as_millis()),
     );
     Some(format!("node set {}, max_ttl {} ms, {skew}", config.node_set, config.max_ttl.as_millis()))
@@ -311,7 +311,7 @@ impl Suspicion {
     pub(super) fn diagnosis(self, durability: &Durability) -> Diagnosis {
         let (reason, remedy) = match self {
             Self::New => (
-                "it has no marker, and an operator says that the cluster is new",
+                "it has no marker, and an operator declared the cluster new",
                 Remedy::ReachAllNodes,
             ),
             Self::Blank => {
@@ -330,7 +330,7 @@ impl Suspicion {
             Self::Copied => ("its data came from another node, or it was a replica", Remedy::Wait),
             Self::Evicted => ("it has evicted keys, perhaps locks", Remedy::WaitWithoutEvictions),
             Self::RanAhead => (
-                "its clock ran ahead of what was promised, so that locks ended early",
+                "its clock ran ahead by more than the drift factor allows, so locks ended early",
                 Remedy::WaitWithSteadyClock,
             ),
             Self::Contested => (

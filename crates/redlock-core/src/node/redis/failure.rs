@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_translated_io_error() {
+    fn failures_are_translated() {
         for (text, words) in [
             (
                 r#"Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }"#,

@@ -71,7 +71,7 @@ impl RedisLink {
             #[cfg(feature = "tls")]
             tls: if url.tls { Some(secured(settings, deadline).await?) } else { None },
             fail_fast: true,
-            // In RESP2 a subscribed connection cannot send requests, not even a ping.
+            // In RESP2 a subscribed connection cannot send requests such as PUBLISH.
             version: if is_subscriber { RespVersion::RESP3 } else { RespVersion::RESP2 },
             ..Config::default()
         };
@@ -245,7 +245,7 @@ impl RedisSession {
 }
 
 impl Session for RedisSession {
-    fn look(&self) -> Answering<ProbeReply> {
+    fn probe(&self) -> Answering<ProbeReply> {
         let client = self.client.clone();
         let key = marker_key(self.prefix());
         let caught_up_key = caught_up_key(self.prefix());
@@ -290,7 +290,7 @@ impl Session for RedisSession {
 
     fn swap_marker(
         &self,
-        MarkerSwap { run_id, from, to, looked_micros }: MarkerSwap,
+        MarkerSwap { run_id, from, to, probed_micros }: MarkerSwap,
     ) -> Answering<Swapped> {
         let client = self.client.clone();
         let key = marker_key(self.prefix());
@@ -298,7 +298,7 @@ impl Session for RedisSession {
         let database_key = database_key(self.prefix(), &to);
         async move {
             let keys = vec![key, database_key.clone()];
-            let arguments = vec![run_id, from.unwrap_or_default(), to, database.clone(), looked_micros.to_string()];
+            let arguments = vec![run_id, from.unwrap_or_default(), to, database.clone(), probed_micros.to_string()];
             match client.eval(scripts::SWAP_MARKER, keys, arguments).await? {
                 Value::Integer(1) => Ok(Swapped::Done),
                 Value::Integer(2) => Ok(Swapped::OtherMarker),

@@ -22,7 +22,7 @@ pub struct RedisSettings {
     pub(crate) node: NodeSettings,
     /// The prefix of all keys, including the marker's.
     pub(crate) key_prefix: String,
-    /// What the marker must say.
+    /// The configuration that the marker must have.
     pub(crate) cluster_config: ClusterConfig,
     /// How long rounds wait for the node.
     pub(crate) node_timeout: Duration,
@@ -50,7 +50,7 @@ impl RedisSettings {
     #[cfg(feature = "mutation-testing")]
     #[doc(hidden)]
     pub fn waiting_for_skew(mut self, max_clock_skew: Duration) -> Self {
-        self.node = self.node.with_max_clock_offset(max_clock_skew);
+        self.node = self.node.with_max_clock_skew(max_clock_skew);
         self
     }
 

@@ -27,16 +27,16 @@ const SKEW: Duration = Duration::from_secs(2);
 /// Answers everything at once, except probes while they are held back. A late answer wakes no task:
 /// as after a stop of the process, the timer wakes the worker first.
 #[derive(Clone, Default)]
-struct Submitted {
+struct ScriptedLink {
     sessions: Arc<AtomicU32>,
-    looks: Arc<AtomicU32>,
-    holds_back: Arc<AtomicBool>,
+    probes: Arc<AtomicU32>,
+    holds_probes: Arc<AtomicBool>,
     /// Ends the connection; calls get no answer any more.
     breaks: Arc<Notify>,
     is_broken: Arc<AtomicBool>,
 }
 
-impl Link for Submitted {
+impl Link for ScriptedLink {
     fn connect(&self) -> Answering<Box<dyn Session>> {
         ready(Ok(Box::new(self.clone()) as Box<dyn Session>)).boxed()
     }
@@ -46,14 +46,14 @@ impl Link for Submitted {
     }
 }
 
-impl Session for Submitted {
-    fn look(&self) -> Answering<ProbeReply> {
+impl Session for ScriptedLink {
+    fn probe(&self) -> Answering<ProbeReply> {
         let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW)
             .identity("a:1")
             .admitting(&Facts::volatile_master(), 7);
-        self.looks.fetch_add(1, Ordering::Relaxed);
-        let holds_back = self.holds_back.clone();
-        poll_fn(move |_| match holds_back.load(Ordering::Relaxed) {
+        self.probes.fetch_add(1, Ordering::Relaxed);
+        let holds_probes = self.holds_probes.clone();
+        poll_fn(move |_| match holds_probes.load(Ordering::Relaxed) {
             true => Poll::Pending,
             false => Poll::Ready(Ok(ProbeReply {
                 facts: Facts::volatile_master(),
@@ -81,7 +81,7 @@ impl Session for Submitted {
     }
 
     fn mark_caught_up(&self, _: &str) -> Answering<()> {
-        unreachable!("nobody catches up here")
+        unreachable!("no node catches up here")
     }
 
     fn time_micros(&self) -> Answering<i64> {
@@ -112,7 +112,7 @@ impl Session for Submitted {
     }
 }
 
-async fn admitted(link: &Submitted) -> RemoteNode {
+async fn admitted(link: &ScriptedLink) -> RemoteNode {
     let settings = DriverSettings {
         call_deadline: Duration::from_secs(1),
         question_deadline: Duration::from_secs(1),
@@ -147,7 +147,7 @@ impl Voter for Ballot {
 /// node that is down.
 #[tokio::test(start_paused = true)]
 async fn a_call_fails_at_once_when_the_connection_ends() {
-    let link = Submitted::default();
+    let link = ScriptedLink::default();
     let node = admitted(&link).await;
     link.is_broken.store(true, Ordering::Relaxed);
     let (sender, vote) = oneshot::channel();
@@ -164,16 +164,16 @@ async fn a_call_fails_at_once_when_the_connection_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn an_arrived_answer_counts_after_its_deadline() {
-    let link = Submitted::default();
+    let link = ScriptedLink::default();
     let node = admitted(&link).await;
-    let looks = link.looks.load(Ordering::Relaxed);
-    link.holds_back.store(true, Ordering::Relaxed);
-    while link.looks.load(Ordering::Relaxed) == looks {
+    let probes = link.probes.load(Ordering::Relaxed);
+    link.holds_probes.store(true, Ordering::Relaxed);
+    while link.probes.load(Ordering::Relaxed) == probes {
         tokio::time::advance(Duration::from_millis(100)).await;
     }
-    link.holds_back.store(false, Ordering::Relaxed);
+    link.holds_probes.store(false, Ordering::Relaxed);
     tokio::time::advance(Duration::from_secs(5)).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(link.sessions.load(Ordering::Relaxed), 1, "the session was dropped");
+    assert_eq!(link.sessions.load(Ordering::Relaxed), 1, "the session was kept");
     assert_eq!(node.status().borrow().state, NodeState::Admitted);
 }
