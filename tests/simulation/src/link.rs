@@ -248,7 +248,7 @@ impl Session for SimSession {
 
     /// A real session loads its script here; looking stands for that round trip.
     fn load(&self, _run_id: &str, marker: &str) -> Answering<Engine> {
-        let look = self.look();
+        let look = self.probe();
         let link = self.link.clone();
         let loaded = self.marker.clone();
         let connection = self.connection.clone();

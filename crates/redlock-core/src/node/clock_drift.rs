@@ -137,7 +137,10 @@ mod tests {
         assert_eq!(detected_at(0.01, |at| if at >= 50.0 { at + 0.05 } else { at }), Some(50));
         assert_eq!(detected_at(0.01, |at| at * 1.083), Some(1), "the fastest slew of chrony");
         assert!(detected_at(0.01, |at| at * 1.012).is_some_and(|at| at < 10));
-        assert!(detected_at(0.001, |at| at * 1.0012).is_some_and(|at| at < 300), "in the longest window");
+        assert!(
+            detected_at(0.001, |at| at * 1.0012).is_some_and(|at| at < 300),
+            "in the longest window"
+        );
     }
 
     #[test]

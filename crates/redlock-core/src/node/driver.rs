@@ -275,7 +275,10 @@ impl Driver {
             | Phase::Quarantined { until } => *until,
             Phase::Serving(Serving { heartbeat, follow, probe_until, .. }) => {
                 let call = self.calls.oldest_sent().map(|at| at + self.settings.call_deadline);
-                [*probe_until, call].into_iter().flatten().fold(*heartbeat.min(follow), Instant::min)
+                [*probe_until, call]
+                    .into_iter()
+                    .flatten()
+                    .fold(*heartbeat.min(follow), Instant::min)
             }
         }
     }
@@ -511,7 +514,13 @@ impl Driver {
         serving.probe_until = None;
         self.report.evictions(facts.evicted_keys);
         let seen = Moment::of(self.report.env.clock.as_ref());
-        match self.eligibility.next_step(facts, marker, seen, None, self.report.env.entropy.as_ref()) {
+        match self.eligibility.next_step(
+            facts,
+            marker,
+            seen,
+            None,
+            self.report.env.entropy.as_ref(),
+        ) {
             NextStep::Admit { marker } if marker == serving.marker => {
                 if is_caught_up {
                     self.report.caught_up();
@@ -535,7 +544,8 @@ impl Driver {
         let name = &self.report.name;
         let asked = self.probe_sent;
         let answered = self.report.env.clock.monotonic();
-        let ran_ahead = self.clock_drift.read(Reading { asked, answered, node_micros: facts.time_micros });
+        let ran_ahead =
+            self.clock_drift.read(Reading { asked, answered, node_micros: facts.time_micros });
         self.settings.node_registry.note_clock(name, answered, ran_ahead);
         if let Some((ran, stood)) = self.ran_ahead.take() {
             if self.settings.node_registry.ran_alike(name, ran) {

@@ -428,10 +428,7 @@ mod tests {
             for _ in 0..4 {
                 match self.next_step(facts, at) {
                     NextStep::Put { from, to } => {
-                        assert_eq!(
-                            from, self.marker,
-                            "a marker replaces only the probed one"
-                        );
+                        assert_eq!(from, self.marker, "a marker replaces only the probed one");
                         self.marker = Some(to);
                     }
                     step => return step,
@@ -856,7 +853,8 @@ mod tests {
         let node = ours.identity("a:1").admitting(&volatile(), 0);
         let node = node.strip_prefix(ours.marker_prefix()).expect("its beginning");
         let older = format!("v1:{}:{}:{node}", ours.node_set(), MAX_TTL.as_millis());
-        let NextStep::Refuse(why) = Bench::new(Some(older.clone())).next_step(&volatile(), 0) else {
+        let NextStep::Refuse(why) = Bench::new(Some(older.clone())).next_step(&volatile(), 0)
+        else {
             panic!("{older}")
         };
         assert!(

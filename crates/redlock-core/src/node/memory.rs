@@ -165,7 +165,9 @@ impl MemoryNode {
             if !last.is_none_or(passes)
                 && !current.is_some_and(|current| current.is_grant_of(record))
             {
-                return store.set(&keys.lock, Record::placeholder(t).as_bytes().clone(), life).is_ok();
+                return store
+                    .set(&keys.lock, Record::placeholder(t).as_bytes().clone(), life)
+                    .is_ok();
             }
             let set = store.set(&keys.lock, record.as_bytes().clone(), life);
             let fenced = Expiry::In(millis(*expires_in + grace));

@@ -65,8 +65,9 @@ impl NodeRegistry {
             *other != name && was_read_before && entry.read + RECENT >= ran.to
         };
         let alike = |other: &RanAhead| other.to.abs_diff(ran.to) <= ALIKE && other.by * 2 >= ran.by;
-        let agrees =
-            |entry: &NodeEntry| entry.read >= ran.to && entry.ran_ahead.is_some_and(|ran| alike(&ran));
+        let agrees = |entry: &NodeEntry| {
+            entry.read >= ran.to && entry.ran_ahead.is_some_and(|ran| alike(&ran))
+        };
         let mut others =
             node_registry.iter().filter(counts).map(|(_, entry)| agrees(entry)).peekable();
         others.peek().is_some() && others.all(|agrees| agrees)
@@ -120,7 +121,10 @@ mod tests {
             "the third node is away"
         );
         node_registry.note_clock(&c, seconds(5), None);
-        assert!(!node_registry.ran_alike(&a, ran(10)), "the third was not read since, and is not away");
+        assert!(
+            !node_registry.ran_alike(&a, ran(10)),
+            "the third was not read since, and is not away"
+        );
         node_registry.note_clock(&c, seconds(12), None);
         assert!(!node_registry.ran_alike(&a, ran(10)), "the third did not run ahead");
         node_registry.note_clock(&c, seconds(40), Some(ran(40)));

@@ -59,7 +59,8 @@ impl Master {
         clock: &dyn Clock,
         entropy: &dyn Entropy,
     ) -> Result<Probe, LinkError> {
-        let (ProbeReply { facts, marker, .. }, clock_offset_micros) = self.probe_with_offset(clock).await?;
+        let (ProbeReply { facts, marker, .. }, clock_offset_micros) =
+            self.probe_with_offset(clock).await?;
         let verdict = self.verdict(
             &facts,
             marker.clone(),
@@ -72,7 +73,10 @@ impl Master {
     }
 
     /// Probes the master. Also returns its clock minus ours, in microseconds.
-    pub(crate) async fn probe_with_offset(&self, clock: &dyn Clock) -> Result<(ProbeReply, i64), LinkError> {
+    pub(crate) async fn probe_with_offset(
+        &self,
+        clock: &dyn Clock,
+    ) -> Result<(ProbeReply, i64), LinkError> {
         self.in_time(async {
             let session = self.link.connect().await?;
             let reply = session.probe().await?;

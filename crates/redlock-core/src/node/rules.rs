@@ -105,7 +105,9 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
     fn acquire(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
-        if rules.clock_is_checked && t.get().abs_diff(self.space.now_micros()) > self.max_skew_micros() {
+        if rules.clock_is_checked
+            && t.get().abs_diff(self.space.now_micros()) > self.max_skew_micros()
+        {
             return Ok(clock_refusal());
         }
         let last = self.space.get(&keys.fence)?;
@@ -185,7 +187,11 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         life: u64,
     ) -> Result<(), KeyError> {
         self.space.set(&keys.lock, stored.extended().as_bytes().clone(), Expiry::Keep)?;
-        if self.space.get(&keys.fence)?.is_none_or(|watermark| watermark_token(&watermark) == Some(t)) {
+        if self
+            .space
+            .get(&keys.fence)?
+            .is_none_or(|watermark| watermark_token(&watermark) == Some(t))
+        {
             self.set_watermark(keys, extended_watermark(t), life)?;
         }
         Ok(())
@@ -237,7 +243,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
                 return Ok(Vote::Stale { fence: watermark });
             }
         }
-        let watermark = if record.is_extended() { extended_watermark(t) } else { watermark_text(t) };
+        let watermark =
+            if record.is_extended() { extended_watermark(t) } else { watermark_text(t) };
         self.set_watermark(keys, watermark, life)?;
         self.space.set(&keys.lock, record.as_bytes().clone(), Expiry::In(life))?;
         Ok(Vote::Granted)
@@ -279,7 +286,9 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             }
         }
         if rules.release_leaves_a_tombstone {
-            if !is_same && t.get().saturating_sub(self.space.now_micros()) > self.max_skew_micros() / 2 {
+            if !is_same
+                && t.get().saturating_sub(self.space.now_micros()) > self.max_skew_micros() / 2
+            {
                 return Ok(clock_refusal());
             }
             match self.set_tombstone(keys, t, is_same, is_exact_undo) {
@@ -307,7 +316,9 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
     ) -> Result<(), KeyError> {
         let stands = self.space.get(&keys.fence)?;
         let watermark = match stands.as_ref().and_then(|text| watermark_token(text)) {
-            Some(watermark) if watermark >= t && (keeps_mark || stands != Some(extended_watermark(t))) => {
+            Some(watermark)
+                if watermark >= t && (keeps_mark || stands != Some(extended_watermark(t))) =>
+            {
                 let is_provisional = stands
                     .as_ref()
                     .is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));

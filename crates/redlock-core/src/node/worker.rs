@@ -121,10 +121,7 @@ impl RemoteNode {
         // because the order is promised.
         let is_acquire = matches!(*job.task.op, Op::Acquire { .. }) && job.next.is_none();
         if is_acquire && self.queue.capacity() <= self.queue.max_capacity() / 4 {
-            return job.fail(
-                Reason::Overloaded,
-                "the node's queue has no more room for acquires",
-            );
+            return job.fail(Reason::Overloaded, "the node's queue has no more room for acquires");
         }
         match self.queue.try_send(job) {
             Ok(()) => {}
@@ -297,7 +294,8 @@ impl Worker {
         {
             self.driver.submit(job.tasks());
         }
-        self.lone_calls = if self.driver.waiting() == before { self.lone_calls.wrapping_add(1) } else { 0 };
+        self.lone_calls =
+            if self.driver.waiting() == before { self.lone_calls.wrapping_add(1) } else { 0 };
     }
 }
 
@@ -346,10 +344,7 @@ impl Connection {
             (Action::Call, Some(session)) => {
                 self.calls.push_back(session.call(driver.newest_call()))
             }
-            (
-                Action::Probe | Action::SwapMarker(_) | Action::Load { .. } | Action::Call,
-                None,
-            ) => {
+            (Action::Probe | Action::SwapMarker(_) | Action::Load { .. } | Action::Call, None) => {
                 unreachable!("the driver sends no request without a connection")
             }
         }

@@ -477,10 +477,7 @@ fn a_node_that_refuses_writes_cannot_vote_until_they_work() {
     let votes = |bench: &Bench| bench.driver.status().borrow().votes();
     let mut heartbeat = |error: Option<&str>| {
         let actions = bench.at_deadline();
-        assert!(
-            actions.contains(&Action::Call) && actions.contains(&Action::Probe),
-            "{actions:?}"
-        );
+        assert!(actions.contains(&Action::Call) && actions.contains(&Action::Probe), "{actions:?}");
         bench.on(Event::Answered(Ok(Answer {
             write_error: error.map(str::to_owned),
             ..answer(Vec::new())

@@ -177,9 +177,7 @@ const UNDER_WAY: &str = "leaving-";
 fn describe(marker: &str) -> Option<String> {
     let config = ParsedConfig::parse(marker)?;
     if config.is_under_way {
-        return Some(
-            "a change of configuration under way that has not ended".into(),
-        );
+        return Some("a change of configuration under way that has not ended".into());
     }
     let skew = config.max_clock_skew.map_or_else(
         || "no clock_skew (written by an older version)".into(),
